@@ -1,0 +1,61 @@
+"""From outputs or from keys to privacy losses `L = ln P/Q`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate, randomness, scores
+from jaxacct.mechanism import Mechanism
+from jaxacct.schemes import Scheme
+from jaxacct.toeplitz import BandedToeplitz
+
+DIRECTIONS = ("remove", "add")
+
+
+def privacy_loss(mechanism: Mechanism, outputs):
+    """ln P/Q of given outputs of the mechanism.
+
+    P is the law of `C x + sigma z` when one example takes part by the scheme, Q the law with x = 0.
+
+    Args:
+      mechanism: the mechanism.
+      outputs: (batch, iterations) or (iterations,) float32 or float64, per unit of clip norm.
+
+    Returns:
+      (batch,) or () of the same dtype, natural log. Exact up to rounding for the n x n matrix C.
+
+    Raises:
+      ValueError: when the last axis is not the number of iterations.
+
+    Source: seed 003, theorem 5.1 and its corollary for the warm start.
+    """
+    outputs = jnp.asarray(outputs)
+    iterations = mechanism.scheme.iterations
+    if outputs.ndim not in (1, 2) or outputs.shape[-1] != iterations:
+        raise ValueError(
+            f"outputs must have shape (batch, {iterations}) or ({iterations},), was {outputs.shape}"
+        )
+    if not jnp.issubdtype(outputs.dtype, jnp.floating):
+        outputs = outputs.astype(float)
+    losses = _loss_of_outputs(
+        mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier, jnp.atleast_2d(outputs)
+    )
+    return losses if outputs.ndim == 2 else losses[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _loss_of_outputs(scheme: Scheme, strategy: BandedToeplitz, sigma, outputs):
+    half_norms = scores.truncated_square_norms(strategy, scheme.iterations) / 2
+    excess = scores.output_scores(outputs, strategy) - jnp.asarray(half_norms, outputs.dtype)
+    return jax.vmap(scheme.log_likelihood_ratio)(excess / jnp.asarray(sigma, outputs.dtype) ** 2)
+
+
+def loss_of_scores(scheme: Scheme, noise, signal, sigma):
+    """L from the two parts of the scores on the extended horizon, each (num_samples, iterations).
+
+    `r = noise / sigma + (signal - 1/2) / sigma^2`, all columns having norm 1 there.
+    """
+    sigma = jnp.asarray(sigma, noise.dtype)
+    return jax.vmap(scheme.log_likelihood_ratio)(noise / sigma + (signal - 0.5) / sigma**2)

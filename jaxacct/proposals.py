@@ -1,0 +1,114 @@
+"""Proposals: what to draw so that few samples resolve a small hockey-stick divergence.
+
+With `t = epsilon - L` in the remove direction (P against Q) and `t = epsilon + L` in the add direction
+(Q against P), both divergences are `E_target[(1 - e^t)_+]`, the target being P or Q. A proposal draws from
+another law R, with a density ratio `w = dTarget / dR` such that
+
+    w (1 - e^t)_+ <= M     for every output,
+
+so the divergence is `M` times the mean of a term in [0, 1] (MATH.md section 9). Every concentration bound
+for means of such terms then applies with its threshold divided by M. Plain sampling is R = target, M = 1.
+
+The verifier knows of a proposal only what `Proposal` holds.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import randomness, scores
+from jaxacct.mechanism import Mechanism
+from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores
+
+
+class Draws(NamedTuple):
+    """Samples of a proposal: natural logs, shape (num_samples,) each."""
+
+    loss: Any
+    """L = ln P/Q at the drawn output."""
+    log_weight: Any
+    """ln of the density of the target law (P or Q) over that of the proposal."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A law to draw from in place of the target, and the bound on its weighted terms.
+
+    Attributes:
+      name: for people and for evidence: "plain", "2 replicas", ...
+      direction: "remove" or "add".
+      mechanism: what is accounted for.
+      log_scale: ln M for the epsilon (and direction) it was built for; 0 for plain sampling.
+      draw_block: `(key, scheme, strategy, sigma, tables, dtype) -> Draws` of `BLOCK_SIZE` samples; a module
+        level function, jittable, `scheme`, `strategy` and `dtype` static.
+      tables: pytree of arrays that `draw_block` needs, so that another noise multiplier does not recompile.
+      relative_error: bound on the relative error of the drawn law's density (rounded tables, the 2^-32
+        grid of uniforms); thresholds are divided by 1 + this.
+    """
+
+    name: str
+    direction: str
+    mechanism: Mechanism
+    log_scale: float
+    draw_block: Callable[..., Draws]
+    tables: Any = ()
+    relative_error: float = 0.0
+
+    def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:
+        """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
+        keys = randomness.block_keys(key, first_block, num_blocks)
+        mechanism = self.mechanism
+        draws = _draw_blocks(
+            self.draw_block,
+            mechanism.scheme,
+            mechanism.strategy,
+            jnp.dtype(dtype),
+            mechanism.noise_multiplier,
+            self.tables,
+            keys,
+        )
+        return Draws(*(np.asarray(part, np.float64).reshape(-1) for part in draws))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
+    return jax.vmap(lambda key: draw_block(key, scheme, strategy, sigma, tables, dtype))(keys)
+
+
+def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts) -> jax.Array:
+    """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)`.
+
+    The shared body of every proposal that shifts the outputs by a drawn participation count vector.
+    """
+    noise_key, signal_key = jax.random.split(key)
+    size = randomness.BLOCK_SIZE
+    noise = scores.noise_scores(noise_key, strategy, scheme.iterations, size, dtype)
+    signal = scores.signal_scores(draw_counts(signal_key, size).astype(dtype), strategy)
+    return loss_of_scores(scheme, noise, signal, sigma)
+
+
+def plain(mechanism: Mechanism, direction: str) -> Proposal:
+    """Draw from the target itself: weight 1, scale 1."""
+    draw_block = {"remove": _plain_remove, "add": _plain_add}[direction]
+    return Proposal("plain", direction, mechanism, 0.0, draw_block)
+
+
+def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    loss = draw_block_at(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    noise_key, _ = jax.random.split(key)
+    size = randomness.BLOCK_SIZE
+    noise = scores.noise_scores(noise_key, strategy, scheme.iterations, size, dtype)
+    loss = loss_of_scores(scheme, noise, jnp.zeros_like(noise), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+__all__ = ["DIRECTIONS", "Draws", "Proposal", "draw_block_at", "plain"]

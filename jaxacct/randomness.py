@@ -1,0 +1,58 @@
+"""Keys: from the operating system by default, one per fixed block of samples.
+
+A block of `BLOCK_SIZE` samples has the key `fold_in(fold_in(run, stream), block index)`. What a block
+draws does not depend on how many blocks share a batch, on the number of devices or on the other shards,
+and any block can be drawn again alone.
+"""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BLOCK_SIZE = 256
+
+
+def fresh_key():
+    """A threefry key of 64 bits from the operating system's generator."""
+    return key_from_words(np.frombuffer(os.urandom(8), np.uint32).tolist())
+
+
+def key_from_words(words):
+    """The threefry key of two 32-bit words, as stored in evidence so that draws can be repeated."""
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl="threefry2x32")
+
+
+def key_words(key) -> list[int]:
+    """The two 32-bit words of a key."""
+    return [int(word) for word in np.asarray(jax.random.key_data(key))]
+
+
+def stream_key(key, stream: int):
+    """The key of one independent stream of a run (a direction, a pilot, ...)."""
+    return jax.random.fold_in(key, stream)
+
+
+def block_keys(key, first_block: int, num_blocks: int):
+    """(num_blocks,) keys of consecutive blocks of one stream."""
+    indices = jnp.arange(num_blocks, dtype=jnp.uint32) + jnp.uint32(first_block)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+
+
+def uniform_32(key, shape, dtype=jnp.float32):
+    """Uniform on (0, 1] with steps of 2^-32, as exact near zero as `dtype` allows.
+
+    `jax.random.uniform` in float32 has steps of 2^-23, which would bias a sampling probability of 1e-4
+    by up to a thousandth of itself.
+    """
+    bits = jax.random.bits(key, shape, jnp.uint32)
+    return (bits.astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
+
+
+def bernoulli_32(key, probability: float, shape):
+    """Bernoulli draws whose probability is exact to 2^-33; `probability` 1 is always true."""
+    threshold = round(probability * 2**32)
+    if threshold >= 2**32:
+        return jnp.ones(shape, bool)
+    return jax.random.bits(key, shape, jnp.uint32) < jnp.uint32(threshold)

@@ -1,0 +1,131 @@
+"""b-min-sep sampling (seed 003, algorithms 1 and 2): Poisson, but sit out b - 1 steps after each batch."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.randomness import bernoulli_32, uniform_32
+from jaxacct.recurrence import blocked_log_recurrence
+from jaxacct.schemes._batch_size import participation_rate
+from jaxacct.schemes.poisson import log_probabilities
+
+
+@dataclass(frozen=True)
+class BMinSep:
+    """b-min-sep sampling.
+
+    Each example that took part in none of the last `min_separation` - 1 batches joins the next one with
+    `sampling_probability`, independently.
+
+    Attributes:
+      iterations: number of steps n.
+      min_separation: b >= 1; 1 is Poisson sampling.
+      sampling_probability: p in (0, 1] for an eligible example; 1 with a warm start is balls-in-bins.
+      warm_start: start every example from the stationary law (algorithm 2), so that the expected batch
+        size is the same at every step; otherwise all are eligible at the first (algorithm 1).
+    """
+
+    iterations: int
+    min_separation: int
+    sampling_probability: float
+    warm_start: bool = True
+    name: ClassVar[str] = "b-min-sep"
+
+    def __post_init__(self):
+        set_ = object.__setattr__
+        set_(self, "iterations", _validate.positive_integer("iterations", self.iterations))
+        set_(self, "min_separation", _validate.positive_integer("min_separation", self.min_separation))
+        p = _validate.probability("sampling_probability", self.sampling_probability)
+        set_(self, "sampling_probability", p)
+        if not isinstance(self.warm_start, bool):
+            raise ValueError(f"warm_start must be True or False, was {self.warm_start!r}")
+
+    @classmethod
+    def from_batch_size(
+        cls,
+        *,
+        dataset_size: int,
+        batch_size: float,
+        iterations: int,
+        min_separation: int,
+        warm_start: bool = True,
+    ) -> "BMinSep":
+        """Long-run expected batch size `batch_size`: p = p0 / (1 - p0 (b-1)) with p0 = B / |D|."""
+        b = _validate.positive_integer("min_separation", min_separation)
+        participation_rate(dataset_size, batch_size, separation=b)
+        probability = batch_size / (dataset_size - batch_size * (b - 1))
+        return cls(iterations, b, min(1.0, probability), warm_start)
+
+    @property
+    def max_participations(self) -> int:
+        return -(-self.iterations // self.min_separation)
+
+    @property
+    def participation_rate(self) -> float:
+        p = self.sampling_probability
+        return p / (1 + (self.min_separation - 1) * p)
+
+    @property
+    def eligible_probability(self) -> float:
+        """The stationary probability of being eligible, 1 / (1 + (b-1) p)."""
+        return 1 / (1 + (self.min_separation - 1) * self.sampling_probability)
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the probability of taking part at each step, by renewal."""
+        if self.warm_start:
+            return np.full(self.iterations, self.participation_rate)
+        p, b = self.sampling_probability, self.min_separation
+        taking_part = np.zeros(self.iterations)
+        recent = 0.0  # probability of having taken part in one of the last b - 1 steps
+        for i in range(self.iterations):
+            taking_part[i] = p * (1 - recent)
+            recent += taking_part[i] - (taking_part[i - b + 1] if i >= b - 1 else 0.0)
+        return taking_part
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 of 0 and 1, by jumping from one participation to the next."""
+        n, b = self.iterations, self.min_separation
+        if b == 1:
+            shape = (num_samples, n)
+            return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
+        gap_key, start_key = jax.random.split(key)
+        _, log_q = log_probabilities(self.sampling_probability)
+        # -log1p(-u) rather than -log(u): short gaps need the resolution of u near zero.
+        exponential = -jnp.log1p(-uniform_32(gap_key, (num_samples, self.max_participations)))
+        waiting = jnp.minimum(jnp.floor(exponential / -log_q), n).astype(jnp.int32)
+        released = draw_barred_steps(start_key, self, num_samples)
+        # Every later wait begins b steps after the last participation; past the end it stays there.
+        position = released[:, None] + jnp.cumsum(waiting, axis=1)
+        position = position + b * jnp.arange(self.max_participations)
+        rows = jnp.arange(num_samples)[:, None]
+        return jnp.zeros((num_samples, n), jnp.float32).at[rows, position].set(1, mode="drop")
+
+    def log_likelihood_ratio(self, log_ratios):
+        """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
+        log_p, log_q = log_probabilities(self.sampling_probability)
+        first = blocked_log_recurrence(
+            log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation
+        )
+        if not self.warm_start:
+            return first[0]
+        return jax.nn.logsumexp(first + jnp.asarray(self.start_log_weights(), first.dtype))
+
+    def start_log_weights(self) -> np.ndarray:
+        """(b,) float64: ln probability that an example becomes eligible at step 1, 2, .., b."""
+        weights = np.full(self.min_separation, self.sampling_probability)
+        weights[0] = 1.0
+        return np.log(weights * self.eligible_probability)
+
+
+def draw_barred_steps(key, scheme: BMinSep, num_samples: int):
+    """(num_samples,) int32: for how many first steps each sample is barred, 0 under a cold start."""
+    b = scheme.min_separation
+    if not scheme.warm_start or b == 1:
+        return jnp.zeros(num_samples, jnp.int32)
+    free_key, which_key = jax.random.split(key)
+    free = bernoulli_32(free_key, scheme.eligible_probability, (num_samples,))
+    return jnp.where(free, 0, jax.random.randint(which_key, (num_samples,), 1, b))

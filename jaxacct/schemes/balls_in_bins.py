@@ -1,0 +1,60 @@
+"""Balls-in-bins sampling: each example lands in one batch of the epoch and stays there."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.recurrence import phase_log_mean
+from jaxacct.schemes._batch_size import participation_rate
+from jaxacct.schemes.cyclic_poisson import draw_phase, repeat_phase
+
+
+@dataclass(frozen=True)
+class BallsInBins:
+    """Each example picks one of `cycle_length` batches uniformly and takes part in it every epoch."""
+
+    iterations: int
+    cycle_length: int
+    name: ClassVar[str] = "balls-in-bins"
+
+    def __post_init__(self):
+        set_ = object.__setattr__
+        set_(self, "iterations", _validate.positive_integer("iterations", self.iterations))
+        set_(self, "cycle_length", _validate.positive_integer("cycle_length", self.cycle_length))
+
+    @classmethod
+    def from_batch_size(
+        cls, *, dataset_size: int, batch_size: float, iterations: int
+    ) -> "BallsInBins":
+        """An epoch of ceil(|D| / B) batches: the expected batch size is at most `batch_size`."""
+        rate = participation_rate(dataset_size, batch_size)
+        return cls(iterations, int(np.ceil(round(1 / rate, 9))))
+
+    @property
+    def min_separation(self) -> int:
+        return self.cycle_length
+
+    @property
+    def max_participations(self) -> int:
+        return -(-self.iterations // self.cycle_length)
+
+    @property
+    def participation_rate(self) -> float:
+        return 1 / self.cycle_length
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the probability of taking part at each step."""
+        return np.full(self.iterations, self.participation_rate)
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 of 0 and 1."""
+        mine = draw_phase(key, num_samples, self.cycle_length)
+        always = jnp.ones((num_samples, self.max_participations), bool)
+        return repeat_phase(mine, always, self.iterations)
+
+    def log_likelihood_ratio(self, log_ratios):
+        """`ln (1/b) sum_phase exp( sum_k r_{phase + k b} )`, cyclic Poisson at p = 1."""
+        return phase_log_mean(log_ratios, cycle_length=self.cycle_length)

@@ -1,0 +1,89 @@
+"""Cyclic Poisson sampling: the data set is split into b parts that take turns (Choquette-Choo et al.)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.randomness import bernoulli_32
+from jaxacct.recurrence import phase_log_mean
+from jaxacct.schemes._batch_size import participation_rate
+from jaxacct.schemes.poisson import log_bernoulli_mixture
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Cyclic Poisson sampling with a random phase.
+
+    Each example picks one of `cycle_length` phases uniformly and independently, and joins each batch of
+    its phase (steps phase, phase + b, ...) with `sampling_probability`. The adversary does not see the
+    phase: that is more private than the usual analysis, which reveals it.
+    """
+
+    iterations: int
+    cycle_length: int
+    sampling_probability: float
+    name: ClassVar[str] = "cyclic-poisson"
+
+    def __post_init__(self):
+        set_ = object.__setattr__
+        set_(self, "iterations", _validate.positive_integer("iterations", self.iterations))
+        set_(self, "cycle_length", _validate.positive_integer("cycle_length", self.cycle_length))
+        p = _validate.probability("sampling_probability", self.sampling_probability)
+        set_(self, "sampling_probability", p)
+
+    @classmethod
+    def from_batch_size(
+        cls, *, dataset_size: int, batch_size: float, iterations: int, cycle_length: int
+    ) -> "CyclicPoisson":
+        """Expected batch size `batch_size` from parts of |D| / b examples: p = b B / |D|."""
+        cycle_length = _validate.positive_integer("cycle_length", cycle_length)
+        rate = participation_rate(dataset_size, batch_size, separation=cycle_length)
+        return cls(iterations, cycle_length, min(1.0, rate * cycle_length))
+
+    @property
+    def min_separation(self) -> int:
+        return self.cycle_length
+
+    @property
+    def max_participations(self) -> int:
+        return -(-self.iterations // self.cycle_length)
+
+    @property
+    def participation_rate(self) -> float:
+        return self.sampling_probability / self.cycle_length
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the probability of taking part at each step."""
+        return np.full(self.iterations, self.participation_rate)
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 of 0 and 1."""
+        phase_key, join_key = jax.random.split(key)
+        rounds = self.max_participations
+        mine = draw_phase(phase_key, num_samples, self.cycle_length)
+        joins = bernoulli_32(join_key, self.sampling_probability, (num_samples, rounds))
+        return repeat_phase(mine, joins, self.iterations)
+
+    def log_likelihood_ratio(self, log_ratios):
+        """`ln (1/b) sum_phase prod_k (1 - p + p e^r)`."""
+        terms = log_bernoulli_mixture(log_ratios, self.sampling_probability)
+        return phase_log_mean(terms, cycle_length=self.cycle_length)
+
+
+def draw_phase(key, num_samples: int, cycle_length: int):
+    """(num_samples, cycle_length) bool, one true entry a row: a uniform phase."""
+    phase = jax.random.randint(key, (num_samples, 1), 0, cycle_length)
+    return phase == jnp.arange(cycle_length)
+
+
+def repeat_phase(mine, joins, iterations: int):
+    """Lay (num, b) phases and (num, rounds) round indicators out as (num, iterations) float32."""
+    return (
+        (joins[:, :, None] & mine[:, None, :])
+        .reshape(mine.shape[0], -1)[:, :iterations]
+        .astype(jnp.float32)
+    )

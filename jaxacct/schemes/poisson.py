@@ -1,0 +1,74 @@
+"""Poisson sampling: every example joins every batch independently."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.randomness import bernoulli_32
+from jaxacct.recurrence import log_add_exp
+from jaxacct.schemes._batch_size import participation_rate
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Poisson sampling over `iterations` steps, each with `sampling_probability` in (0, 1].
+
+    Example:
+      >>> Poisson.from_batch_size(dataset_size=1000, batch_size=10, iterations=5)
+      Poisson(iterations=5, sampling_probability=0.01)
+    """
+
+    iterations: int
+    sampling_probability: float
+    name: ClassVar[str] = "poisson"
+
+    def __post_init__(self):
+        set_ = object.__setattr__
+        set_(self, "iterations", _validate.positive_integer("iterations", self.iterations))
+        p = _validate.probability("sampling_probability", self.sampling_probability)
+        set_(self, "sampling_probability", p)
+
+    @classmethod
+    def from_batch_size(cls, *, dataset_size: int, batch_size: float, iterations: int) -> "Poisson":
+        """Poisson sampling with expected batch size `batch_size`: p = B / |D|."""
+        return cls(iterations, participation_rate(dataset_size, batch_size))
+
+    @property
+    def min_separation(self) -> int:
+        return 1
+
+    @property
+    def max_participations(self) -> int:
+        return self.iterations
+
+    @property
+    def participation_rate(self) -> float:
+        return self.sampling_probability
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the probability of taking part at each step."""
+        return np.full(self.iterations, self.sampling_probability)
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 of 0 and 1."""
+        shape = (num_samples, self.iterations)
+        return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
+
+    def log_likelihood_ratio(self, log_ratios):
+        """`sum_i ln(1 - p + p e^{r_i})`, the recurrence of b-min-sep at b = 1."""
+        return log_bernoulli_mixture(log_ratios, self.sampling_probability).sum()
+
+
+def log_bernoulli_mixture(log_ratios, probability: float):
+    """`ln(1 - p + p e^r)` elementwise; exact at p = 1."""
+    log_p, log_q = log_probabilities(probability)
+    return log_add_exp(jnp.full_like(log_ratios, log_q), log_p + log_ratios)
+
+
+def log_probabilities(probability: float) -> tuple[float, float]:
+    """(ln p, ln(1 - p)) in float64, the second -inf at p = 1."""
+    with np.errstate(divide="ignore"):
+        return float(np.log(probability)), float(np.log1p(-probability))

@@ -1,0 +1,87 @@
+"""Scores `s = C^T y`: all that the privacy loss of a banded Toeplitz mechanism sees of the outputs.
+
+Sampling never forms `y`. On a circulant of length N >= n + bands - 1 white noise has a white spectrum, so
+the noise part of the scores is drawn in the frequency domain (a stationary Gaussian process whose
+spectrum is |c_hat|^2) and costs one inverse FFT; the signal part is the autocorrelation of `c` around
+each participation. These are the scores of the mechanism that also releases the bands - 1 rows after
+step n. The real mechanism is a post-processing of that one, so an upper bound on the privacy loss of one
+holds for the other, and the column norm is 1 for every step (MATH.md section 2).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import fft as scipy_fft
+
+from jaxacct.toeplitz import BandedToeplitz
+
+# Each score mixes all N frequencies. A float32 normal from `jax.random.normal` ends at 5.4 standard
+# deviations; the mixture of 128 of them has the Gaussian tail to a relative 1e-4 at 6.
+_MINIMUM_LENGTH = 128
+
+
+@functools.lru_cache(maxsize=64)
+def circulant_length(iterations: int, bands: int) -> int:
+    """The smallest even FFT-friendly length on which no score wraps around."""
+    need = max(iterations + bands - 1, _MINIMUM_LENGTH)
+    return 2 * scipy_fft.next_fast_len((need + 1) // 2, real=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _amplitude(strategy: BandedToeplitz, length: int) -> np.ndarray:
+    """|c_hat| on the half spectrum, (length / 2 + 1,) float64."""
+    return np.abs(np.fft.rfft(strategy.array, length))
+
+
+def noise_scores(key, strategy: BandedToeplitz, iterations: int, num_samples: int, dtype):
+    """Draw `C^T z` for white z of unit variance on the extended horizon.
+
+    Returns (num_samples, iterations) of `dtype`; each score has unit variance, and the covariance of
+    scores d steps apart is the autocorrelation of the coefficients at d.
+    """
+    length = circulant_length(iterations, strategy.bands)
+    half = length // 2
+    scale = _amplitude(strategy, length) * np.sqrt(length / 2)
+    scale[[0, half]] *= np.sqrt(2)  # the zero and the Nyquist frequency are real, all variance in one part
+    normals = jax.random.normal(key, (num_samples, length), dtype)
+    imaginary = jnp.pad(normals[:, half + 1 :], ((0, 0), (1, 1)))
+    spectrum = jax.lax.complex(normals[:, : half + 1], imaginary) * jnp.asarray(scale, dtype)
+    return jnp.fft.irfft(spectrum, length)[:, :iterations]
+
+
+def signal_scores(participation, strategy: BandedToeplitz):
+    """`C^T C x` on the extended horizon, for (..., iterations) participation counts or weights.
+
+    Returns the same shape and dtype: the autocorrelation of the coefficients around each participation.
+    """
+    if strategy.bands == 1:
+        return participation
+    iterations = participation.shape[-1]
+    length = circulant_length(iterations, strategy.bands)
+    power = jnp.asarray(_amplitude(strategy, length) ** 2, participation.dtype)
+    return jnp.fft.irfft(jnp.fft.rfft(participation, length) * power, length)[..., :iterations]
+
+
+def output_scores(outputs, strategy: BandedToeplitz):
+    """Sliding dot products `s_i = <c, y_i .. y_{i+bands-1}>` of given outputs, y being zero past n.
+
+    Args:
+      outputs: (..., iterations) float, the released `C x + sigma z`.
+
+    Returns the same shape and dtype.
+    """
+    iterations = outputs.shape[-1]
+    length = circulant_length(iterations, strategy.bands)
+    spectrum = jnp.asarray(np.conj(np.fft.rfft(strategy.array, length)))
+    return jnp.fft.irfft(jnp.fft.rfft(outputs, length) * spectrum, length)[..., :iterations].astype(
+        outputs.dtype
+    )
+
+
+def truncated_square_norms(strategy: BandedToeplitz, iterations: int) -> np.ndarray:
+    """`||c_i||^2` of each column of the n x n strategy matrix, (iterations,) float64."""
+    cumulative = np.cumsum(strategy.array**2)
+    remaining = np.minimum(iterations - np.arange(iterations), strategy.bands)
+    return cumulative[remaining - 1]

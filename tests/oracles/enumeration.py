@@ -1,0 +1,91 @@
+"""Enumeration over all participation vectors, in plain float64 NumPy. Imports no kernel of ours."""
+
+import itertools
+
+import numpy as np
+
+
+def pattern_law(scheme) -> dict[tuple[int, ...], float]:
+    """Probability of every participation vector, walking each scheme's definition step by step."""
+    return {
+        "poisson": _poisson,
+        "cyclic-poisson": _cyclic,
+        "balls-in-bins": _balls_in_bins,
+        "b-min-sep": _b_min_sep,
+    }[scheme.name](scheme)
+
+
+def _poisson(scheme):
+    p, n = scheme.sampling_probability, scheme.iterations
+    law = {x: p ** sum(x) * (1 - p) ** (n - sum(x)) for x in itertools.product((0, 1), repeat=n)}
+    return {x: w for x, w in law.items() if w > 0}
+
+
+def _cyclic(scheme):
+    p, n, b = scheme.sampling_probability, scheme.iterations, scheme.cycle_length
+    law: dict[tuple[int, ...], float] = {}
+    for phase in range(b):
+        steps = list(range(phase, n, b))
+        for joins in itertools.product((0, 1), repeat=len(steps)):
+            x = [0] * n
+            for step, join in zip(steps, joins, strict=True):
+                x[step] = join
+            weight = p ** sum(joins) * (1 - p) ** (len(joins) - sum(joins)) / b
+            if weight > 0:
+                law[tuple(x)] = law.get(tuple(x), 0.0) + weight
+    return law
+
+
+def _balls_in_bins(scheme):
+    n, b = scheme.iterations, scheme.cycle_length
+    law: dict[tuple[int, ...], float] = {}
+    for phase in range(b):
+        x = tuple(int(i % b == phase) for i in range(n))
+        law[x] = law.get(x, 0.0) + 1 / b
+    return law
+
+
+def _b_min_sep(scheme):
+    p, n, b = scheme.sampling_probability, scheme.iterations, scheme.min_separation
+    starts = {0: 1.0}
+    if scheme.warm_start:
+        free = 1 / (1 + (b - 1) * p)
+        starts = {0: free} | {s: (1 - free) / (b - 1) for s in range(1, b)}
+    law: dict[tuple[int, ...], float] = {}
+
+    def walk(x, barred, weight):
+        if weight == 0:
+            return
+        if len(x) == n:
+            law[tuple(x)] = law.get(tuple(x), 0.0) + weight
+        elif barred:
+            walk([*x, 0], barred - 1, weight)
+        else:
+            walk([*x, 1], b - 1, weight * p)
+            walk([*x, 0], 0, weight * (1 - p))
+
+    for barred, weight in starts.items():
+        walk([], barred, weight)
+    return law
+
+
+def strategy_matrix(coefficients, rows: int, columns: int) -> np.ndarray:
+    """Dense lower-triangular Toeplitz C, (rows, columns)."""
+    dense = np.zeros((rows, columns))
+    for j in range(columns):
+        for k, value in enumerate(coefficients):
+            if j + k < rows:
+                dense[j + k, j] = value
+    return dense
+
+
+def log_ratio(scheme, coefficients, sigma: float, outputs: np.ndarray) -> np.ndarray:
+    """ln P/Q of (batch, rows) outputs by summing over every participation vector."""
+    law = pattern_law(scheme)
+    patterns = np.array(list(law), float)
+    log_weights = np.log(np.array(list(law.values())))
+    dense = strategy_matrix(coefficients, outputs.shape[1], scheme.iterations)
+    means = patterns @ dense.T
+    exponents = (outputs @ means.T - (means**2).sum(1) / 2) / sigma**2 + log_weights
+    high = exponents.max(axis=1, keepdims=True)
+    return (high + np.log(np.exp(exponents - high).sum(axis=1, keepdims=True)))[:, 0]
