@@ -19,6 +19,14 @@ def positive_number(name: str, value) -> float:
     return number
 
 
+def nonnegative_number(name: str, value) -> float:
+    """Return `value` as a finite float of at least zero, or raise ValueError."""
+    number = _number(name, value, "a finite number of at least 0")
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{name} must be a finite number of at least 0, was {value!r}")
+    return number
+
+
 def probability(name: str, value) -> float:
     """Return `value` as a float in (0, 1], or raise ValueError."""
     number = _number(name, value, "in (0, 1]")

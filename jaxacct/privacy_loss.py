@@ -52,10 +52,7 @@ def _loss_of_outputs(scheme: Scheme, strategy: BandedToeplitz, sigma, outputs):
     return jax.vmap(scheme.log_likelihood_ratio)(excess / jnp.asarray(sigma, outputs.dtype) ** 2)
 
 
-def loss_of_scores(scheme: Scheme, noise, signal, sigma):
-    """L from the two parts of the scores on the extended horizon, each (num_samples, iterations).
-
-    `r = noise / sigma + (signal - 1/2) / sigma^2`, all columns having norm 1 there.
-    """
-    sigma = jnp.asarray(sigma, noise.dtype)
-    return jax.vmap(scheme.log_likelihood_ratio)(noise / sigma + (signal - 0.5) / sigma**2)
+def loss_of_scores(scheme: Scheme, scores_, sigma):
+    """L of (num_samples, iterations) scores on the extended horizon, all columns having norm 1 there."""
+    sigma = jnp.asarray(sigma, scores_.dtype)
+    return jax.vmap(scheme.log_likelihood_ratio)((scores_ - 0.5) / sigma**2)

@@ -26,6 +26,10 @@ from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores
 
 
+# Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
+_CACHE_NUMBERS = 4 * 128 * 1024
+
+
 class Draws(NamedTuple):
     """Samples of a proposal: natural logs, shape (num_samples,) each."""
 
@@ -47,6 +51,8 @@ class Proposal:
       draw_block: `(key, scheme, strategy, sigma, tables, dtype) -> Draws` of `BLOCK_SIZE` samples; a module
         level function, jittable, `scheme`, `strategy` and `dtype` static.
       tables: pytree of arrays that `draw_block` needs, so that another noise multiplier does not recompile.
+      replicas: participation vectors added up in the drawn outputs, 0 in the add direction; the weight
+        is proportional to e^{(1 - replicas) L} in the remove direction.
       relative_error: bound on the relative error of the drawn law's density (rounded tables, the 2^-32
         grid of uniforms); thresholds are divided by 1 + this.
     """
@@ -58,6 +64,11 @@ class Proposal:
     draw_block: Callable[..., Draws]
     tables: Any = ()
     relative_error: float = 0.0
+    replicas: int = 1
+
+    def weight_error(self, loss_error: float) -> float:
+        """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log."""
+        return (self.replicas - 1) * loss_error if self.direction == "remove" else 0.0
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:
         """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
@@ -77,19 +88,28 @@ class Proposal:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
-    return jax.vmap(lambda key: draw_block(key, scheme, strategy, sigma, tables, dtype))(keys)
+    def one_block(key):
+        return draw_block(key, scheme, strategy, sigma, tables, dtype)
+
+    # A CPU runs out of cache when blocks run side by side, an accelerator out of work when they do not.
+    if jax.default_backend() == "cpu":
+        side_by_side = max(1, _CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
+        return jax.lax.map(one_block, keys, batch_size=side_by_side)
+    return jax.vmap(one_block)(keys)
 
 
 def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts) -> jax.Array:
-    """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)`.
+    """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
     The shared body of every proposal that shifts the outputs by a drawn participation count vector.
     """
-    noise_key, signal_key = jax.random.split(key)
-    size = randomness.BLOCK_SIZE
-    noise = scores.noise_scores(noise_key, strategy, scheme.iterations, size, dtype)
-    signal = scores.signal_scores(draw_counts(signal_key, size).astype(dtype), strategy)
-    return loss_of_scores(scheme, noise, signal, sigma)
+    normals_key, counts_key = jax.random.split(key)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = scores.draw_normals(normals_key, strategy, n, size, dtype)
+    counts = None if draw_counts is None else draw_counts(counts_key, size).astype(dtype)
+    return loss_of_scores(
+        scheme, scores.scores_from_normals(normals, strategy, n, sigma, counts), sigma
+    )
 
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
@@ -104,10 +124,7 @@ def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    noise_key, _ = jax.random.split(key)
-    size = randomness.BLOCK_SIZE
-    noise = scores.noise_scores(noise_key, strategy, scheme.iterations, size, dtype)
-    loss = loss_of_scores(scheme, noise, jnp.zeros_like(noise), sigma)
+    loss = draw_block_at(key, scheme, strategy, sigma, dtype, None)
     return Draws(loss, jnp.zeros_like(loss))
 
 

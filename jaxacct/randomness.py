@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-BLOCK_SIZE = 256
+BLOCK_SIZE = 128
 
 
 def fresh_key():

@@ -1,5 +1,9 @@
 """Draws of the privacy loss in bulk."""
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,12 +36,9 @@ def sample_privacy_loss(
         raise ValueError("dtype float64 needs jax_enable_x64, which is off")
     proposal = proposals.plain(mechanism, direction)
     stream = direction_key(key, direction)
-    at_once = blocks_at_once(mechanism, dtype)
     num_blocks = -(-num_samples // randomness.BLOCK_SIZE)
-    parts = [
-        proposal.draw(stream, first, at_once, dtype).loss for first in range(0, num_blocks, at_once)
-    ]
-    return jnp.asarray(np.concatenate(parts)[:num_samples], dtype)
+    batches = draw_in_batches(proposal, stream, 0, num_blocks, dtype)
+    return jnp.asarray(np.concatenate([b.loss for b in batches])[:num_samples], dtype)
 
 
 def direction_key(key, direction: str):
@@ -45,12 +46,50 @@ def direction_key(key, direction: str):
     return randomness.stream_key(key, DIRECTIONS.index(direction))
 
 
-def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32, memory_bytes: float = 1e9) -> int:
-    """How many blocks of samples fit in `memory_bytes` of working memory, between 1 and 16.
+def draw_in_batches(
+    proposal: proposals.Proposal, stream, first_block: int, num_blocks: int, dtype=jnp.float32
+) -> Iterator[proposals.Draws]:
+    """Yield the draws of consecutive blocks, in order, with every core of a CPU busy.
 
-    A batch holds about twelve arrays of the length of the circulant at once; more than 16 blocks do not
-    run faster on a CPU.
+    Memory is set by the blocks drawn at once, never by `num_blocks`.
     """
+    at_once = blocks_at_once(proposal.mechanism, dtype)
+    starts = range(first_block, first_block + num_blocks, at_once)
+
+    def draw(start):
+        wanted = min(at_once, first_block + num_blocks - start)
+        # Always the same shape, so that a short last batch does not compile anew.
+        draws = proposal.draw(stream, start, at_once, dtype)
+        keep = wanted * randomness.BLOCK_SIZE
+        return proposals.Draws(*(part[:keep] for part in draws))
+
+    workers = _workers()
+    if workers == 1 or len(starts) == 1:
+        yield from map(draw, starts)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = []
+        for start in starts:
+            waiting.append(pool.submit(draw, start))
+            if len(waiting) > workers:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()
+
+
+def _workers() -> int:
+    """Threads that dispatch work: XLA leaves cores idle inside one CPU computation, not on a GPU."""
+    return min(8, os.cpu_count() or 1) if jax.default_backend() == "cpu" else 2
+
+
+def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32) -> int:
+    """How many blocks go to the device in one call.
+
+    A CPU works through them one after the other, so few are enough to hide the call; an accelerator draws
+    them side by side, in about twelve arrays of the length of the circulant.
+    """
+    if jax.default_backend() == "cpu":
+        return 8
     length = scores.circulant_length(mechanism.scheme.iterations, mechanism.strategy.bands)
     per_block = 12 * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
-    return int(min(16, max(1, memory_bytes // per_block)))
+    return int(min(512, max(1, 2e10 // per_block)))

@@ -35,20 +35,46 @@ def _amplitude(strategy: BandedToeplitz, length: int) -> np.ndarray:
     return np.abs(np.fft.rfft(strategy.array, length))
 
 
-def noise_scores(key, strategy: BandedToeplitz, iterations: int, num_samples: int, dtype):
-    """Draw `C^T z` for white z of unit variance on the extended horizon.
+def draw_normals(key, strategy: BandedToeplitz, iterations: int, num_samples: int, dtype):
+    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays."""
+    shape = (num_samples, circulant_length(iterations, strategy.bands) // 2 + 1)
+    return tuple(jax.random.normal(part, shape, dtype) for part in jax.random.split(key))
 
-    Returns (num_samples, iterations) of `dtype`; each score has unit variance, and the covariance of
-    scores d steps apart is the autocorrelation of the coefficients at d.
+
+def scores_from_normals(normals, strategy: BandedToeplitz, iterations: int, sigma, participation=None):
+    """Scores of `C x + sigma z`: `C^T C x + sigma C^T z` on the extended horizon, one inverse FFT.
+
+    Args:
+      normals: what `draw_normals` returned.
+      sigma: noise multiplier, scalar.
+      participation: (num_samples, iterations) counts or weights x of the normals' dtype; None is x = 0.
+
+    Returns:
+      (num_samples, iterations). At sigma = 1 and x = 0 each has unit variance, and the covariance of
+      scores d steps apart is the autocorrelation of the coefficients at d.
     """
+    real, imaginary = normals
     length = circulant_length(iterations, strategy.bands)
-    half = length // 2
     scale = _amplitude(strategy, length) * np.sqrt(length / 2)
-    scale[[0, half]] *= np.sqrt(2)  # the zero and the Nyquist frequency are real, all variance in one part
-    normals = jax.random.normal(key, (num_samples, length), dtype)
-    imaginary = jnp.pad(normals[:, half + 1 :], ((0, 0), (1, 1)))
-    spectrum = jax.lax.complex(normals[:, : half + 1], imaginary) * jnp.asarray(scale, dtype)
+    # The zero and the Nyquist frequency are real: all their variance is in the real part.
+    real_scale, imaginary_scale = scale.copy(), scale.copy()
+    real_scale[[0, -1]] *= np.sqrt(2)
+    imaginary_scale[[0, -1]] = 0
+    sigma = jnp.asarray(sigma, real.dtype)
+    spectrum = jax.lax.complex(
+        real * (sigma * jnp.asarray(real_scale, real.dtype)),
+        imaginary * (sigma * jnp.asarray(imaginary_scale, real.dtype)),
+    )
+    if participation is not None:
+        power = jnp.asarray(_amplitude(strategy, length) ** 2, real.dtype)
+        spectrum = spectrum + jnp.fft.rfft(participation, length) * power
     return jnp.fft.irfft(spectrum, length)[:, :iterations]
+
+
+def noise_scores(key, strategy: BandedToeplitz, iterations: int, num_samples: int, dtype):
+    """Draw `C^T z`, (num_samples, iterations) of `dtype`, for white z of unit variance."""
+    normals = draw_normals(key, strategy, iterations, num_samples, dtype)
+    return scores_from_normals(normals, strategy, iterations, 1.0)
 
 
 def signal_scores(participation, strategy: BandedToeplitz):

@@ -1,0 +1,79 @@
+"""Analytic guarantees: the fallback candidate that needs no sampling.
+
+Two mechanisms bound ours from above. With the participation pattern revealed, at most k disjoint columns of
+norm 1 are hit: a Gaussian mechanism of sensitivity sqrt(k). And when the pattern is Poisson (b = 1) or the
+phase of a cyclic scheme is revealed, the outputs are independent Poisson-sampled Gaussians, for which
+dp-accounting's privacy loss distribution is an upper bound.
+"""
+
+import math
+
+import dp_accounting
+import numpy as np
+from dp_accounting import pld
+from scipy import optimize, special
+
+from jaxacct.schemes import BMinSep, CyclicPoisson, Poisson, Scheme
+
+
+def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
+    """Exact delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
+    mu = sensitivity / noise_multiplier
+    near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    # In logarithms: far out both terms underflow long before their difference matters.
+    log_first, log_second = special.log_ndtr(-near), epsilon + special.log_ndtr(-far)
+    return float(-np.exp(log_first) * np.expm1(min(log_second - log_first, 0.0)))
+
+
+def independent_event(scheme: Scheme, noise_multiplier: float):
+    """The Poisson-sampled event that dominates the scheme, or None where there is none."""
+    if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
+        rounds = scheme.iterations
+    elif isinstance(scheme, CyclicPoisson):
+        rounds = scheme.max_participations
+    else:
+        return None
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    sampled = dp_accounting.PoissonSampledDpEvent(scheme.sampling_probability, gaussian)
+    return dp_accounting.SelfComposedDpEvent(sampled, rounds)
+
+
+def unamplified_event(scheme: Scheme, noise_multiplier: float):
+    """The Gaussian event with the participation pattern revealed."""
+    return dp_accounting.GaussianDpEvent(noise_multiplier / math.sqrt(scheme.max_participations))
+
+
+def analytic_delta(scheme: Scheme, noise_multiplier: float, epsilon: float, compose_with=None) -> float:
+    """The best analytic upper bound on delta(epsilon); natural log epsilon.
+
+    Args:
+      compose_with: a `DpEvent` to compose with, or None.
+    """
+    event = independent_event(scheme, noise_multiplier)
+    if compose_with is None:
+        k = scheme.max_participations
+        bounds = [gaussian_delta(epsilon, noise_multiplier, math.sqrt(k))]
+        events = [event] if event is not None else []
+    else:
+        bounds = []
+        events = [event if event is not None else unamplified_event(scheme, noise_multiplier)]
+    for event in events:
+        accountant = pld.PLDAccountant()
+        accountant.compose(event)
+        if compose_with is not None:
+            accountant.compose(compose_with)
+        bounds.append(accountant.get_delta(epsilon))
+    return float(min(bounds))
+
+
+def unamplified_noise_multiplier(scheme: Scheme, epsilon: float, delta: float) -> float:
+    """The noise multiplier at which the pattern may be revealed: an upper end for any search."""
+    k = math.sqrt(scheme.max_participations)
+
+    def excess(log_sigma):
+        return gaussian_delta(epsilon, math.exp(log_sigma), k) - delta
+
+    low, high = math.log(1e-3), math.log(1e-3)
+    while excess(high) > 0:
+        high += 1.0
+    return math.exp(optimize.brentq(excess, low, high)) if high > low else math.exp(low)

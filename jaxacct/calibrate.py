@@ -1,0 +1,339 @@
+"""Estimate, verify, release: the smallest noise multiplier that can be certified (seed 003, algorithm 5)."""
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import stats
+
+from jaxacct import _validate, analytic, bounds, hockey_stick, randomness, sampling
+from jaxacct.bounds import Budget
+from jaxacct.candidates import candidates, threshold
+from jaxacct.composition import event_profile
+from jaxacct.files import Checkpoint
+from jaxacct.mechanism import Mechanism, check_bands
+from jaxacct.plan import Plan
+from jaxacct.proposals import DIRECTIONS
+from jaxacct.schemes import Scheme
+from jaxacct.toeplitz import BandedToeplitz
+from jaxacct.verify import Evidence, Progress, verify
+
+SEARCH_BLOCKS = 32
+# Grid steps above the smallest promising noise multiplier that are verified as well, largest first.
+LADDER = (5, 2, 0)
+
+
+class NotCertifiedError(Exception):
+    """The verification of a given noise multiplier did not accept; `evidence` says what it saw."""
+
+    def __init__(self, message: str, evidence: Evidence):
+        super().__init__(message)
+        self.evidence = evidence
+
+
+def calibrate(
+    scheme: Scheme,
+    strategy: BandedToeplitz,
+    *,
+    epsilon: float,
+    delta: float,
+    dataset_size: int | None = None,
+    noise_multiplier: float | None = None,
+    grid_ratio: float = 1.01,
+    failure_fraction: float = 0.01,
+    rule: str = "anytime",
+    max_samples: int | None = None,
+    proposal: str | None = None,
+    compose_with=None,
+    checkpoint_dir=None,
+    progress: Progress | None = None,
+    key=None,
+) -> Plan:
+    """Find and certify a noise multiplier for an (epsilon, delta) target.
+
+    A cheap estimate with randomness of its own picks a few candidates on the grid; they are verified from
+    the largest down, and the smallest one for which it and all larger ones were accepted is released.
+    When none is, an analytic candidate is. By theorem A.1 of seed 003 the whole procedure, calibration and
+    training together, is (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
+
+    Args:
+      scheme, strategy: who takes part when, and how noise is correlated.
+      epsilon: target, natural log, above 0.
+      delta: target, in (0, 1).
+      dataset_size: number of examples, for the plan's batch sizes.
+      noise_multiplier: certify this value only.
+      grid_ratio: candidates are powers of this, above 1.
+      failure_fraction: share of delta spent on the verifier's failure probability q.
+      rule: "anytime" or "fixed" (see `verify`).
+      max_samples: draws a direction and candidate; by default half a million, or what the target needs.
+      proposal: insist on this proposal ("plain"); by default the cheapest.
+      compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
+      checkpoint_dir: keeps finished batches; the same call then resumes.
+      progress: called with (what, samples done, samples expected).
+      key: JAX key, from the operating system by default. Only tests should fix it.
+
+    Returns:
+      A certified `Plan`.
+
+    Raises:
+      ValueError: bad arguments, or too few samples for the target.
+      NotCertifiedError: a given `noise_multiplier` could not be certified.
+    """
+    epsilon = _validate.positive_number("epsilon", epsilon)
+    delta = _validate.open_probability("delta", delta)
+    if not _validate.positive_number("grid_ratio", grid_ratio) > 1:
+        raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
+    if max_samples is not None:
+        _validate.positive_integer("max_samples", max_samples)
+    if dataset_size is not None:
+        _validate.positive_integer("dataset_size", dataset_size)
+    _validate.one_of("rule", rule, ("anytime", "fixed"))
+    check_bands(scheme, strategy)
+    budget = Budget.split(delta, failure_fraction)
+    run_key = randomness.fresh_key() if key is None else key
+    search = _Search(scheme, strategy, epsilon, budget, proposal, compose_with, run_key, progress)
+    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
+    try:
+        options = dict(
+            budget=budget,
+            rule=rule,
+            proposal=proposal,
+            compose_with=compose_with,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+        if noise_multiplier is not None:
+            return _certify(search, noise_multiplier, delta, dataset_size, max_samples, options, key)
+        return _release(search, delta, dataset_size, grid_ratio, max_samples, options, key)
+    finally:
+        if checkpoint:
+            checkpoint.close()
+
+
+def _certify(search, noise_multiplier, delta, dataset_size, max_samples, options, key) -> Plan:
+    mechanism = Mechanism(search.scheme, search.strategy, noise_multiplier)
+    cost = search.best_case(mechanism)
+    limit = max(500_000, math.ceil(8 * cost)) if max_samples is None else max_samples
+    if limit < cost:
+        raise ValueError(
+            f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
+        )
+    evidence = verify(
+        mechanism,
+        search.epsilon,
+        delta,
+        max_samples=limit,
+        key=_candidate_key(key, 0),
+        **options,
+    )
+    if not evidence.accepted:
+        bad = evidence.add if evidence.remove.accepted else evidence.remove
+        raise NotCertifiedError(
+            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {search.epsilon:g}, "
+            f"delta {delta:g}: {bad.direction} direction: {bad.reason} after {bad.num_samples} samples; "
+            f"delta there is about {bad.estimate:.3g} (an estimate)",
+            evidence,
+        )
+    return make_plan(mechanism, search.epsilon, delta, evidence, dataset_size, search.compose_with)
+
+
+def _release(search, delta, dataset_size, ratio, max_samples, options, key) -> Plan:
+    fallback = analytic_exponent(
+        search.scheme, search.epsilon, delta, ratio, search.compose_with
+    )
+    state = options["checkpoint"].load("search") if options["checkpoint"] else None
+    if state is None or state.get("target") != search.describe(delta, ratio, max_samples):
+        smallest, limit = search.smallest_exponent(fallback, ratio, max_samples)
+        state = {
+            "target": search.describe(delta, ratio, max_samples),
+            "smallest": smallest,
+            "limit": limit,
+        }
+        if options["checkpoint"]:
+            options["checkpoint"].save("search", state)
+    released, evidence = None, None
+    for step in LADDER:
+        exponent = state["smallest"] + step
+        if exponent >= fallback:
+            continue
+        mechanism = Mechanism(search.scheme, search.strategy, ratio**exponent)
+        seen = verify(
+            mechanism,
+            search.epsilon,
+            delta,
+            max_samples=state["limit"],
+            key=_candidate_key(key, exponent),
+            **options,
+        )
+        if not seen.accepted:
+            break
+        released, evidence = mechanism, seen
+    if released is None:
+        released = Mechanism(search.scheme, search.strategy, ratio**fallback)
+    return make_plan(released, search.epsilon, delta, evidence, dataset_size, search.compose_with)
+
+
+def _candidate_key(key, index: int):
+    """Independent randomness for every candidate; from the operating system unless a test fixed it."""
+    return None if key is None else randomness.stream_key(key, 1_000_000 + index)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+    """The estimates that pick candidates; nothing here is a guarantee."""
+
+    scheme: Scheme
+    strategy: BandedToeplitz
+    epsilon: float
+    budget: Budget
+    proposal: str | None
+    compose_with: object
+    key: object
+    progress: Progress | None
+
+    def describe(self, delta, ratio, max_samples) -> str:
+        return repr(
+            (self.scheme, self.strategy, self.epsilon, delta, ratio, max_samples, self.compose_with)
+        )
+
+    def smallest_exponent(self, fallback: int, ratio: float, max_samples) -> tuple[int, int]:
+        """The smallest grid exponent whose predicted cost fits, and the limit on samples to use."""
+        cost = self.cost(ratio**fallback)
+        limit = max_samples
+        if limit is None:
+            limit = max(500_000, math.ceil(8 * cost)) if math.isfinite(cost) else 500_000
+        elif limit < cost < math.inf and self.best_case(self._at(ratio**fallback)) > limit:
+            raise ValueError(
+                f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
+            )
+        high, step = fallback, 64
+        while True:
+            low = high - step
+            if self.cost(ratio**low) > limit / 2:
+                break
+            high = low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.cost(ratio**middle) > limit / 2 else (low, middle)
+        return high, int(limit)
+
+    def _at(self, noise_multiplier: float) -> Mechanism:
+        return Mechanism(self.scheme, self.strategy, noise_multiplier)
+
+    def best_case(self, mechanism: Mechanism) -> float:
+        """Samples that even a verification without a single hit needs, the worse direction."""
+        return max(
+            _fewest(threshold(self.choose(mechanism, d), self.budget.delta_v), self.budget)
+            for d in DIRECTIONS
+        )
+
+    def choose(self, mechanism: Mechanism, direction: str):
+        found = candidates(
+            mechanism,
+            self.epsilon,
+            direction,
+            self.budget,
+            composed=self.compose_with is not None,
+        )
+        named = [c for c in found if c.proposal.name == self.proposal]
+        if self.proposal is not None and not named and direction == "remove":
+            allowed = ", ".join(c.proposal.name for c in found)
+            raise ValueError(f"proposal must be one of {allowed}, was {self.proposal!r}")
+        return (named or found)[0].proposal
+
+    def cost(self, noise_multiplier: float) -> float:
+        """Predicted samples to certify, both directions together; infinite when it looks impossible."""
+        mechanism = self._at(noise_multiplier)
+        if self.progress:
+            self.progress(f"search {noise_multiplier:.4g}", 0, 0)
+        # A part in a thousand of a grid step keeps streams of different candidates apart.
+        stream = randomness.stream_key(self.key, 500_000 + round(1e4 * math.log(noise_multiplier)) % 400_000)
+        total = 0.0
+        for direction in DIRECTIONS:
+            chosen = self.choose(mechanism, direction)
+            theta = threshold(chosen, self.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
+            if theta >= 1:
+                continue
+            counts = self.pilot(chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)))
+            total += bounds.predicted_samples(theta, counts, self.budget.failure_probability)
+            if total == math.inf:
+                break
+        return total
+
+    def pilot(self, chosen, stream) -> np.ndarray:
+        scale = math.exp(chosen.log_scale)
+        profile = (
+            hockey_stick.hockey_stick
+            if self.compose_with is None
+            else event_profile(self.compose_with)
+        )
+        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        for draws in sampling.draw_in_batches(chosen, stream, 0, SEARCH_BLOCKS):
+            weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.epsilon, profile)
+            counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
+        return counts
+
+
+def _fewest(theta: float, budget: Budget) -> float:
+    return 0.0 if theta >= 1 else math.log(1 / budget.failure_probability) / -math.log1p(-theta)
+
+
+def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None) -> int:
+    """The smallest grid exponent at which an analytic accountant already gives (epsilon, delta).
+
+    Raises:
+      ValueError: when the composed event alone exceeds the target.
+    """
+
+    def private(exponent):
+        return analytic.analytic_delta(scheme, ratio**exponent, epsilon, compose_with) <= delta
+
+    top = analytic.unamplified_noise_multiplier(scheme, epsilon, delta)
+    high = math.ceil(math.log(top) / math.log(ratio)) + 1
+    while not private(high):
+        high += 64
+        if ratio**high > 1e4 * top:
+            raise ValueError(
+                f"compose_with must leave room for the mechanism at epsilon {epsilon:g}, delta {delta:g}; "
+                "it alone exceeds the target"
+            )
+    step = 1
+    while private(high - step):
+        step *= 2
+    low, high = high - step, high - step // 2 if step > 1 else high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if private(middle) else (middle, high)
+    return high
+
+
+def make_plan(mechanism, epsilon, delta, evidence, dataset_size, compose_with) -> Plan:
+    """Assemble a plan; without evidence it is the analytic guarantee that certifies it."""
+    bound = None
+    if evidence is None:
+        bound = analytic.analytic_delta(
+            mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with
+        )
+    expected = largest = None
+    if dataset_size is not None:
+        rates = mechanism.scheme.participation_probabilities()
+        expected = float(dataset_size * rates.mean())
+        largest = max_batch_size(dataset_size, float(rates.max()), mechanism.scheme.iterations)
+    return Plan(
+        mechanism=mechanism,
+        epsilon=epsilon,
+        delta=delta,
+        evidence=evidence,
+        analytic_delta=bound,
+        compose_with=compose_with,
+        dataset_size=dataset_size,
+        expected_batch_size=expected,
+        max_batch_size=largest,
+    )
+
+
+def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = 1e-9) -> int:
+    """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
+    return int(min(dataset_size, stats.binom.isf(overflow / iterations, dataset_size, rate) + 1))
+
+

@@ -1,0 +1,57 @@
+"""Which proposals a direction may be verified with, and what each would cost."""
+
+import math
+from dataclasses import dataclass
+
+from jaxacct import bounds, proposals
+from jaxacct.add_direction import add_candidates
+from jaxacct.mechanism import Mechanism
+from jaxacct.proposals import Proposal
+from jaxacct.replicas import replica_candidates
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A proposal and the number of samples predicted before anything is drawn."""
+
+    proposal: Proposal
+    predicted_samples: float
+
+
+def threshold(proposal: Proposal, delta_v: float) -> float:
+    """The mean of terms to stay below: `delta_v` in the proposal's units, its own error spent."""
+    return delta_v / (math.exp(proposal.log_scale) * (1 + proposal.relative_error))
+
+
+def candidates(
+    mechanism: Mechanism,
+    epsilon: float,
+    direction: str,
+    budget: bounds.Budget,
+    *,
+    composed: bool = False,
+) -> list[Candidate]:
+    """Every proposal for one direction, cheapest first.
+
+    The prediction is what the anytime rule needs when the truth is half of the threshold and terms are
+    coin flips: an upper guess, the same for all, so that only the scales decide.
+
+    Args:
+      composed: another mechanism is composed in; only plain sampling has a known scale then.
+    """
+    found = [proposals.plain(mechanism, direction)]
+    if not composed:
+        more = replica_candidates if direction == "remove" else add_candidates
+        found += more(mechanism, epsilon)
+    priced = [
+        Candidate(p, _predict(threshold(p, budget.delta_v), budget.failure_probability))
+        for p in found
+    ]
+    # Among equals the earlier, simpler one: `sorted` is stable and plain comes first.
+    return sorted(priced, key=lambda candidate: candidate.predicted_samples)
+
+
+def _predict(theta: float, failure_probability: float) -> float:
+    if theta >= 1:
+        return 0.0
+    return math.log(1 / failure_probability) / bounds.kl(theta / 2, theta)

@@ -1,0 +1,402 @@
+"""The `jaxacct` command: calibrate, verify, estimate, strategy, show, bench.
+
+With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
+1 not certified, 2 bad input, 130 interrupted.
+"""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Mechanism,
+    NotCertifiedError,
+    Plan,
+    Poisson,
+    _validate,
+    calibrate,
+    estimate_delta,
+    estimate_epsilon,
+    prefix_sum_error,
+)
+from jaxacct.hockey_stick import NonFiniteLossError
+from jaxacct.progress import watch
+
+SchemeName = Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Who takes part when, and how noise is correlated."""
+
+    iterations: int
+    """Number of training steps."""
+    scheme: SchemeName = "b-min-sep"
+    """Sampling scheme."""
+    dataset_size: int | None = None
+    """Number of examples."""
+    batch_size: float | None = None
+    """Expected batch size."""
+    sampling_probability: float | None = None
+    """Per eligible step, in place of --dataset-size and --batch-size."""
+    bands: int = 1
+    """Bands of the strategy matrix; 1 is DP-SGD."""
+    min_separation: int | None = None
+    """Steps between participations (b-min-sep), or the cycle length; the number of bands by default."""
+    cold_start: bool = False
+    """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
+    strategy: str = "optimal"
+    """"optimal", "square-root", or a file of coefficients."""
+
+    def build_scheme(self):
+        """The scheme; ValueError in one line for what cannot be."""
+        separation = self.bands if self.min_separation is None else self.min_separation
+        fixed = self.sampling_probability
+        if fixed is not None:
+            if self.scheme == "balls-in-bins":
+                raise ValueError("sampling_probability does not apply to balls-in-bins; give min_separation")
+            return {
+                "poisson": lambda: Poisson(self.iterations, fixed),
+                "cyclic-poisson": lambda: CyclicPoisson(self.iterations, separation, fixed),
+                "b-min-sep": lambda: BMinSep(self.iterations, separation, fixed, not self.cold_start),
+            }[self.scheme]()
+        if self.scheme == "balls-in-bins" and self.dataset_size is None:
+            return BallsInBins(self.iterations, separation)
+        if self.dataset_size is None or self.batch_size is None:
+            raise ValueError(
+                "dataset_size and batch_size must both be given, or sampling_probability instead"
+            )
+        sizes = dict(
+            dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations
+        )
+        return {
+            "poisson": lambda: Poisson.from_batch_size(**sizes),
+            "cyclic-poisson": lambda: CyclicPoisson.from_batch_size(**sizes, cycle_length=separation),
+            "balls-in-bins": lambda: BallsInBins.from_batch_size(**sizes),
+            "b-min-sep": lambda: BMinSep.from_batch_size(
+                **sizes, min_separation=separation, warm_start=not self.cold_start
+            ),
+        }[self.scheme]()
+
+    def build_strategy(self, scheme) -> BandedToeplitz:
+        """The strategy matrix."""
+        return build_strategy(self.strategy, self.bands, scheme)
+
+
+def build_strategy(name: str, bands: int, scheme) -> BandedToeplitz:
+    """A strategy by name, or from the file of that name."""
+    _validate.positive_integer("bands", bands)
+    if name == "square-root":
+        return BandedToeplitz.square_root(bands)
+    if name == "optimal":
+        return BandedToeplitz.optimal(
+            iterations=scheme.iterations,
+            bands=bands,
+            min_separation=scheme.min_separation,
+            participations=scheme.max_participations,
+        )
+    if not Path(name).exists():
+        raise ValueError(f"strategy must be optimal, square-root or a file of coefficients, was {name!r}")
+    return BandedToeplitz.from_file(name)
+
+
+Flat = tyro.conf.arg(name="")
+
+
+def calibrate_command(
+    problem: Annotated[Problem, Flat],
+    epsilon: float,
+    delta: float,
+    out: str | None = None,
+    noise_multiplier: float | None = None,
+    checkpoint_dir: str | None = None,
+    max_samples: int | None = None,
+    rule: Literal["anytime", "fixed"] = "anytime",
+    proposal: str | None = None,
+    json: bool = False,
+) -> int:
+    """Find and certify the noise multiplier of a run, or certify the one given.
+
+    Args:
+      problem: the mechanism.
+      epsilon: privacy target, natural log.
+      delta: privacy target.
+      out: write the plan to this file.
+      noise_multiplier: certify this value only, or say why it could not be.
+      checkpoint_dir: keep finished batches here; the same command then resumes.
+      max_samples: draws a direction and candidate before giving up.
+      rule: stop as soon as the evidence suffices, or draw a fixed number.
+      proposal: insist on a law to draw from, such as plain.
+      json: print the plan as one JSON object.
+    """
+    scheme = problem.build_scheme()
+    strategy = problem.build_strategy(scheme)
+    _writable(out)
+    with watch() as progress:
+        plan = calibrate(
+            scheme,
+            strategy,
+            epsilon=epsilon,
+            delta=delta,
+            dataset_size=problem.dataset_size,
+            noise_multiplier=noise_multiplier,
+            checkpoint_dir=checkpoint_dir,
+            max_samples=max_samples,
+            rule=rule,
+            proposal=proposal,
+            progress=progress,
+        )
+    if out:
+        plan.save(out)
+    _print(plan.to_json() if json else describe(plan), json)
+    if out and not json:
+        print(f"\nwritten to {out}")
+    return 0
+
+
+def verify_command(
+    plan: Annotated[str, tyro.conf.Positional],
+    checkpoint_dir: str | None = None,
+    max_samples: int = 2_000_000,
+    rule: Literal["anytime", "fixed"] = "anytime",
+    proposal: str | None = None,
+    json: bool = False,
+) -> int:
+    """Verify a plan again with fresh randomness.
+
+    Args:
+      plan: file written by calibrate.
+      checkpoint_dir: keep finished batches here; the same command then resumes.
+      max_samples: draws a direction before giving up.
+      rule: stop as soon as the evidence suffices, or draw a fixed number.
+      proposal: insist on a law to draw from, such as plain.
+      json: print the evidence as one JSON object.
+    """
+    from jaxacct.files import Checkpoint
+
+    loaded = Plan.load(plan)
+    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
+    with watch() as progress:
+        evidence = loaded.verify(
+            rule=rule,
+            max_samples=max_samples,
+            proposal=proposal,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+    if json:
+        _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
+    else:
+        print("\n".join(_evidence_lines(evidence)))
+        print("verified" if evidence.accepted else "NOT verified")
+    return 0 if evidence.accepted else 1
+
+
+def estimate_command(
+    problem: Annotated[Problem, Flat],
+    noise_multiplier: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    samples: int = 100_000,
+    confidence: float = 0.95,
+    json: bool = False,
+) -> int:
+    """Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.
+
+    Args:
+      problem: the mechanism.
+      noise_multiplier: noise per unit of clip norm.
+      epsilon: estimate delta here.
+      delta: estimate epsilon here.
+      samples: draws a direction.
+      confidence: of the interval.
+      json: print one JSON object.
+    """
+    if (epsilon is None) == (delta is None):
+        raise ValueError("epsilon or delta must be given, and not both")
+    scheme = problem.build_scheme()
+    mechanism = Mechanism(scheme, problem.build_strategy(scheme), noise_multiplier)
+    options = dict(num_samples=samples, confidence=confidence)
+    if epsilon is not None:
+        found = estimate_delta(mechanism, epsilon, **options)
+        given = {"epsilon": epsilon}
+    else:
+        found = estimate_epsilon(mechanism, delta, **options)
+        given = {"delta": delta}
+    if json:
+        _print({"kind": "estimate", **given, **dataclasses.asdict(found)}, True)
+    else:
+        parts = ", ".join(f"{d} {found.directions[d]:.4g} ({found.proposals[d]})" for d in found.directions)
+        print(
+            f"estimate, not a guarantee: {found.quantity} = {found.value:.4g}, "
+            f"{100 * found.confidence:g}% interval [{found.low:.4g}, {found.high:.4g}]\n"
+            f"from {found.num_samples:,} draws a direction: {parts}"
+        )
+    return 0
+
+
+def strategy_command(
+    iterations: int,
+    bands: int,
+    min_separation: int | None = None,
+    strategy: str = "optimal",
+    noise_multiplier: float = 1.0,
+    out: str | None = None,
+    json: bool = False,
+) -> int:
+    """Make a strategy matrix, print its prefix-sum error, write its coefficients.
+
+    Args:
+      iterations: number of training steps.
+      bands: bands of the matrix.
+      min_separation: steps between participations; the number of bands by default.
+      strategy: optimal, square-root, or a file of coefficients.
+      noise_multiplier: for the error.
+      out: write the coefficients to this file, one a line.
+      json: print one JSON object.
+    """
+    _validate.positive_number("noise_multiplier", noise_multiplier)
+    scheme = BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
+    _writable(out)
+    matrix = build_strategy(strategy, bands, scheme)
+    error = prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
+    if out:
+        matrix.save(out)
+    if json:
+        _print({"coefficients": list(matrix.coefficients), "prefix_sum_error": error}, True)
+    else:
+        print(f"{matrix.bands} bands, mean squared prefix-sum error {error:.6g} over {iterations} steps")
+        if not out:
+            print(" ".join(f"{c:.6g}" for c in matrix.coefficients))
+    return 0
+
+
+def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
+    """Print a plan after checking it.
+
+    Args:
+      plan: file written by calibrate.
+      json: print it as one JSON object.
+    """
+    loaded = Plan.load(plan)
+    _print(loaded.to_json() if json else describe(loaded), json)
+    return 0
+
+
+def bench_command(samples: int = 8192, json: bool = False) -> int:
+    """Measure draws of the privacy loss per second on this machine.
+
+    Args:
+      samples: draws a setting, after a first pass that compiles.
+      json: print one JSON object.
+    """
+    from jaxacct.bench import measure
+
+    found = measure(samples)
+    if json:
+        _print(found, True)
+    else:
+        for row in found["settings"]:
+            print(
+                f"n={row['iterations']} b={row['bands']} {row['proposal']}: "
+                f"{row['samples_per_second']:,.0f} samples/s (compile {row['compile_seconds']:.1f} s)"
+            )
+        print(f"{found['device']}, peak memory {found['peak_memory_mb']:.0f} MB")
+    return 0
+
+
+def describe(plan: Plan) -> str:
+    """A plan for a person to read."""
+    mechanism = plan.mechanism
+    lines = [
+        plan.statement(),
+        "",
+        f"noise multiplier      {mechanism.noise_multiplier:.6g}   (noise std per unit of clip norm)",
+        f"epsilon, delta        {plan.epsilon:g}, {plan.delta:g}",
+        f"scheme                {mechanism.scheme}",
+        f"strategy              banded Toeplitz, {mechanism.strategy.bands} bands, column norm 1; training "
+        f"keeps {mechanism.strategy.bands - 1} more noise copies of the parameters",
+        f"prefix-sum error      {plan.prefix_sum_error:.6g}",
+    ]
+    if plan.expected_batch_size is not None:
+        lines.append(
+            f"batch size            {plan.expected_batch_size:.6g} expected, {plan.max_batch_size} at most"
+        )
+    if plan.evidence is None:
+        lines.append(f"evidence              analytic: delta({plan.epsilon:g}) <= {plan.analytic_delta:.6g}")
+    else:
+        lines += _evidence_lines(plan.evidence)
+    return "\n".join(lines)
+
+
+def _evidence_lines(evidence) -> list[str]:
+    budget = evidence.budget
+    lines = [
+        f"budget                delta_v {budget.delta_v:.6g} + failure probability "
+        f"{budget.failure_probability:.3g} = {budget.delta:.6g} ({evidence.rule} rule, "
+        f"{evidence.seconds:.1f} s)"
+    ]
+    for seen in (evidence.remove, evidence.add):
+        verdict = "accepted" if seen.accepted else "not accepted"
+        lines.append(
+            f"{seen.direction:<22}{verdict}: {seen.reason}; {seen.proposal}, {seen.num_samples:,} samples, "
+            f"scale {seen.scale:.3g}, estimate {seen.estimate:.3g}, rounding margin {seen.margin:.2g}"
+        )
+    return lines
+
+
+def _writable(out: str | None) -> None:
+    if out is not None and not Path(out).resolve().parent.is_dir():
+        raise ValueError(f"out must be in a folder that exists, was {out!r}")
+
+
+def _print(value, as_json: bool) -> None:
+    print(json.dumps(value) if as_json else value)
+
+
+COMMANDS = {
+    "calibrate": calibrate_command,
+    "verify": verify_command,
+    "estimate": estimate_command,
+    "strategy": strategy_command,
+    "show": show_command,
+    "bench": bench_command,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exits with the codes in the module's docstring."""
+    try:
+        code = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="jaxacct",
+            description=__doc__,
+            args=argv,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except NotCertifiedError as error:
+        print(f"jaxacct: not certified: {error}", file=sys.stderr)
+        code = 1
+    except (ValueError, NonFiniteLossError) as error:
+        print(f"jaxacct: {error}", file=sys.stderr)
+        code = 2
+    except OSError as error:
+        print(f"jaxacct: {error.strerror}: {error.filename}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given", file=sys.stderr)
+        code = 130
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A progress line with a rate and a time left; silent when nobody watches."""
+
+import contextlib
+import sys
+import time
+
+
+@contextlib.contextmanager
+def watch(enabled: bool | None = None):
+    """Yield a `progress(what, done, expected)` callback, or None when the output is not watched.
+
+    Draws on standard error of a terminal, or in the cell of a notebook.
+
+    Args:
+      enabled: force it on or off; by default on in a terminal or a notebook.
+    """
+    if enabled is None:
+        enabled = sys.stderr.isatty() or _in_notebook()
+    if not enabled:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=not _in_notebook())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None, detail="")
+        state = {"what": None, "done": 0, "since": time.monotonic()}
+
+        def progress(what: str, done: int, expected: float) -> None:
+            now = time.monotonic()
+            if what != state["what"]:
+                state.update(what=what, done=done, since=now)
+            rate = (done - state["done"]) / max(now - state["since"], 1e-9)
+            known = 0 < expected < float("inf")
+            bar.update(
+                task,
+                description=what,
+                completed=done,
+                total=max(expected, done) if known else None,
+                detail=describe(done, expected, rate),
+            )
+
+        yield progress
+
+
+def describe(done: int, expected: float, rate: float) -> str:
+    """"12,288 samples, 11,300/s, about 0:42 left"; empty before the first sample."""
+    if done == 0:
+        return ""
+    text = f"{done:,} samples"
+    if rate > 0:
+        text += f", {rate:,.0f}/s"
+        if done < expected < float("inf"):
+            minutes, seconds = divmod(round((expected - done) / rate), 60)
+            text += f", about {minutes}:{seconds:02d} left"
+    return text
+
+
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")
+    instance = shell.get_ipython() if shell else None
+    return instance is not None and "IPKernelApp" in getattr(instance, "config", {})

@@ -1,0 +1,28 @@
+"""Small mechanisms that cover every scheme and edge, for tests against enumeration."""
+
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
+
+# (scheme, bands): cold and warm, n not a multiple of b, n < b, b = 1, p = 1, n = 1.
+SMALL = [
+    (Poisson(8, 0.2), 1),
+    (Poisson(5, 1.0), 1),
+    (Poisson(1, 0.5), 1),
+    (CyclicPoisson(11, 4, 0.3), 3),
+    (CyclicPoisson(12, 3, 1.0), 3),
+    (CyclicPoisson(3, 5, 0.7), 5),
+    (CyclicPoisson(7, 1, 0.4), 1),
+    (BallsInBins(10, 4), 4),
+    (BallsInBins(3, 5), 2),
+    (BMinSep(12, 3, 0.3), 3),
+    (BMinSep(10, 4, 0.25, False), 2),
+    (BMinSep(9, 1, 0.4), 1),
+    (BMinSep(9, 1, 0.4, False), 1),
+    (BMinSep(7, 3, 1.0), 3),
+    (BMinSep(7, 3, 1.0, False), 3),
+    (BMinSep(5, 8, 0.4), 8),
+    (BMinSep(5, 8, 0.4, False), 5),
+    (BMinSep(1, 1, 0.5), 1),
+    (BMinSep(12, 2, 0.01), 2),
+]
+
+IDS = [f"{s}-{b}" for s, b in SMALL]

@@ -1,0 +1,141 @@
+"""Schemes: the law of drawn participation against enumeration, construction, bad input, JSON."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson
+from jaxacct.schemes import scheme_from_json, scheme_to_json
+from tests.oracles import enumeration
+from tests.oracles.settings import IDS, SMALL
+
+FALSE_ALARM = 1e-6
+
+
+def chi_square_p_value(drawn, law) -> float:
+    """P-value of drawn 0/1 vectors under `law`; rare patterns are pooled to expect five each."""
+    patterns, counts = np.unique(drawn.astype(int), axis=0, return_counts=True)
+    seen = {tuple(p): c for p, c in zip(patterns.tolist(), counts, strict=True)}
+    assert set(seen) <= set(law), "a pattern that the scheme cannot produce was drawn"
+    expected = np.array([w * len(drawn) for w in law.values()])
+    observed = np.array([seen.get(x, 0) for x in law], float)
+    rare = expected < 5
+    if rare.any():
+        expected = np.append(expected[~rare], expected[rare].sum())
+        observed = np.append(observed[~rare], observed[rare].sum())
+    if expected[-1] < 1e-9 or len(expected) < 2:
+        return 1.0
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return float(stats.chi2.sf(statistic, len(expected) - 1))
+
+
+@pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
+def test_drawn_law_is_the_enumerated_one(scheme, _bands, key):
+    drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 40_000))(key))
+    assert drawn.shape == (40_000, scheme.iterations)
+    assert drawn.dtype == np.float32
+    assert chi_square_p_value(drawn, enumeration.pattern_law(scheme)) > FALSE_ALARM
+
+
+def test_the_law_test_rejects_a_wrong_law(key):
+    drawn = np.asarray(BMinSep(8, 3, 0.3).draw_participation(key, 40_000))
+    wrong = enumeration.pattern_law(BMinSep(8, 3, 0.28))
+    assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
+    cold = enumeration.pattern_law(BMinSep(8, 3, 0.3, warm_start=False))
+    assert chi_square_p_value(drawn, cold) < FALSE_ALARM
+
+
+@pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
+def test_participation_probabilities(scheme, _bands):
+    law = enumeration.pattern_law(scheme)
+    exact = sum(w * np.array(x, float) for x, w in law.items())
+    np.testing.assert_allclose(scheme.participation_probabilities(), exact, atol=1e-12)
+    assert max(sum(x) for x in law) <= scheme.max_participations
+
+
+def test_counts_of_the_production_setting(key):
+    """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081 (MATH.md, 7)."""
+    scheme = BMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+    )
+    num = 20_000
+    draw = jax.jit(lambda k: scheme.draw_participation(k, 2000).sum(axis=1))
+    counts = np.concatenate([np.asarray(draw(k)) for k in jax.random.split(key, num // 2000)])
+    observed = np.bincount(counts.astype(int), minlength=5)
+    observed = np.append(observed[:5], observed[5:].sum())
+    law = np.array([0.4053, 0.3777, 0.1637, 0.0438, 0.0081])
+    law = np.append(law, 1 - law.sum())
+    p_value = stats.chi2.sf(((observed - law * num) ** 2 / (law * num)).sum(), 5)
+    assert p_value > FALSE_ALARM
+
+
+def test_from_batch_size():
+    p0 = 200 / 51_200
+    scheme = BMinSep.from_batch_size(
+        dataset_size=51_200, batch_size=200, iterations=1024, min_separation=16
+    )
+    assert scheme.sampling_probability == pytest.approx(p0 / (1 - 15 * p0), rel=1e-14)
+    assert scheme.participation_rate == pytest.approx(p0, rel=1e-14)
+    assert scheme.warm_start
+    full = BMinSep.from_batch_size(dataset_size=160, batch_size=10, iterations=5, min_separation=16)
+    assert full.sampling_probability == 1.0
+    assert Poisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3) == Poisson(3, 0.05)
+    cyclic = CyclicPoisson.from_batch_size(
+        dataset_size=100, batch_size=5, iterations=3, cycle_length=4
+    )
+    assert cyclic == CyclicPoisson(3, 4, 0.2)
+    bins = BallsInBins.from_batch_size(dataset_size=100, batch_size=5, iterations=3)
+    assert bins == BallsInBins(3, 20)
+    # Never a larger batch than asked for.
+    assert BallsInBins.from_batch_size(dataset_size=101, batch_size=5, iterations=3).cycle_length == 21
+
+
+@pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
+def test_json_round_trip(scheme, _bands):
+    assert scheme_from_json(scheme_to_json(scheme)) == scheme
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Poisson(0, 0.1), "iterations must be an integer of at least 1, was 0"),
+        (lambda: Poisson(5.5, 0.1), "iterations must be an integer"),
+        (lambda: Poisson(True, 0.1), "iterations must be an integer"),
+        (lambda: Poisson(5, 0.0), r"sampling_probability must be in \(0, 1\], was 0.0"),
+        (lambda: Poisson(5, 1.5), "sampling_probability must be in"),
+        (lambda: Poisson(5, float("nan")), "sampling_probability must be in"),
+        (lambda: BMinSep(5, 0, 0.1), "min_separation must be an integer of at least 1"),
+        (lambda: BMinSep(5, 2, 0.1, 1), "warm_start must be True or False"),
+        (lambda: CyclicPoisson(5, -1, 0.1), "cycle_length must be"),
+        (lambda: BallsInBins(5, 0), "cycle_length must be"),
+        (
+            lambda: BMinSep.from_batch_size(
+                dataset_size=100, batch_size=10, iterations=5, min_separation=11
+            ),
+            "batch_size must be at most dataset_size / 11",
+        ),
+        (
+            lambda: Poisson.from_batch_size(dataset_size=10, batch_size=11, iterations=5),
+            "batch_size must be at most dataset_size",
+        ),
+        (
+            lambda: Mechanism(BMinSep(5, 2, 0.1), BandedToeplitz.square_root(3), 1.0),
+            "bands must be at most the minimum separation 2 of the scheme, was 3",
+        ),
+        (
+            lambda: Mechanism(Poisson(5, 0.1), BandedToeplitz((1.0,)), -1.0),
+            "noise_multiplier must be a finite number above 0, was -1.0",
+        ),
+        (
+            lambda: Mechanism(Poisson(5, 0.1), BandedToeplitz((1.0,)), float("nan")),
+            "noise_multiplier must be",
+        ),
+        (lambda: scheme_from_json({"name": "nope"}), "scheme must be one of"),
+        (lambda: scheme_from_json({"name": "poisson", "p": 1}), "scheme poisson must have the fields"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
