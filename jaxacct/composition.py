@@ -47,7 +47,7 @@ def event_to_json(event) -> dict | None:
         field.name: _value_to_json(getattr(event, field.name))
         for field in attrs.fields(type(event))
     }
-    return {"event": type(event).__name__, **fields}
+    return {"kind": type(event).__name__, **fields}
 
 
 def event_from_json(data: dict | None):
@@ -55,13 +55,13 @@ def event_from_json(data: dict | None):
     if data is None:
         return None
     fields = dict(data)
-    kind = getattr(dp_event, str(fields.pop("event", None)), None)
+    kind = getattr(dp_event, str(fields.pop("kind", None)), None)
     if not (isinstance(kind, type) and issubclass(kind, dp_event.DpEvent)):
-        raise ValueError(f"compose_with must be an event of dp-accounting, was {data.get('event')!r}")
+        raise ValueError(f"compose_with must be an event of dp-accounting, was {data.get('kind')!r}")
     try:
         return kind(**{name: _value_from_json(value) for name, value in fields.items()})
     except TypeError as error:
-        raise ValueError(f"compose_with {data['event']} has wrong fields: {error}") from None
+        raise ValueError(f"compose_with {data['kind']} has wrong fields: {error}") from None
 
 
 def _value_to_json(value):

@@ -23,6 +23,7 @@ SAFETY_FACTOR = 8
 _FLOOR_ULPS = 16 * 2.0**-24
 
 
+@functools.lru_cache(maxsize=256)
 def loss_margin(mechanism: Mechanism, epsilon: float, replicas: int = 1) -> float:
     """Margin on epsilon (natural log) for losses computed in float32; deterministic.
 

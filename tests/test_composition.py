@@ -1,0 +1,58 @@
+"""Composition with a dp-accounting event."""
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from jaxacct import BandedToeplitz, Mechanism, Poisson, analytic, estimate_delta
+from jaxacct.composition import event_from_json, event_profile, event_to_json
+
+Z = stats.norm.isf(1e-6 / 2)
+
+
+def test_profile_of_a_gaussian_is_an_upper_bound_and_tight():
+    profile = event_profile(dp.GaussianDpEvent(2.0))
+    t = np.linspace(-3, 3, 501)
+    exact = np.array([analytic.gaussian_delta(x, 2.0, 1.0) for x in t])
+    assert np.all(profile(t) >= exact)
+    np.testing.assert_allclose(profile(t), exact, atol=2e-4)
+    assert profile(np.array([-1000.0]))[0] == 1.0
+
+
+def test_composing_equals_the_accountant(key):
+    """Poisson sampled Gaussians composed with a Gaussian, both by dp-accounting and by sampling."""
+    sampled = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.0)), 20)
+    other = dp.GaussianDpEvent(3.0)
+    accountant = PLDAccountant().compose(sampled).compose(other)
+    mechanism = Mechanism(Poisson(20, 0.1), BandedToeplitz((1.0,)), 1.0)
+    found = estimate_delta(mechanism, 1.0, num_samples=100_000, key=key, compose_with=other)
+    error = np.sqrt(found.value / found.num_samples)  # terms are in [0, 1]: variance <= mean
+    assert abs(found.value - accountant.get_delta(1.0)) < Z * error + 2e-4
+    alone = estimate_delta(mechanism, 1.0, num_samples=100_000, key=key)
+    assert found.value > alone.value + Z * error
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        None,
+        dp.GaussianDpEvent(2.0),
+        dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.0)), 20),
+        dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.LaplaceDpEvent(2.0)]),
+    ],
+)
+def test_json_round_trip(event):
+    assert event_from_json(event_to_json(event)) == event
+
+
+@pytest.mark.parametrize("data", [{"kind": "os"}, {"kind": "GaussianDpEvent", "nope": 1}, {"kind": 3}])
+def test_bad_json(data):
+    with pytest.raises(ValueError, match="compose_with"):
+        event_from_json(data)
+
+
+def test_unsupported_event():
+    with pytest.raises(ValueError, match="compose_with must be an event"):
+        event_profile(dp.UnsupportedDpEvent())

@@ -1,0 +1,47 @@
+"""The rounding margin against float32 errors measured with draws other than its own."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, rounding
+
+GRID = [
+    (BMinSep(16, 4, 0.1), 4),
+    (BMinSep(1024, 16, 1 / 240), 16),
+    (BMinSep(1024, 64, 0.5), 64),
+    (BMinSep(7200, 256, 1.255e-4), 256),
+    (BMinSep(3000, 300, 1e-6), 100),
+    (CyclicPoisson(1024, 16, 0.06), 16),
+    (Poisson(1024, 0.01), 1),
+    (BMinSep(1000, 8, 1.0), 8),
+]
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 100.0])
+@pytest.mark.parametrize(("scheme", "bands"), GRID)
+def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    error = rounding.measured_error(jax.random.key(99), mechanism)
+    margin = rounding.loss_margin(mechanism, epsilon=1.0)
+    assert 0 < error < margin / 2
+
+
+def test_typical_margins_are_small():
+    """A kernel change that loses digits fails here: the bound is twice what was measured in 2026-11."""
+    production = Mechanism(BMinSep(7200, 256, 1.255e-4), BandedToeplitz.square_root(256), 0.47)
+    assert rounding.loss_margin(production, 10.0) < 2e-3
+    small = Mechanism(BMinSep(1024, 16, 1 / 240), BandedToeplitz.square_root(16), 1.0)
+    assert rounding.loss_margin(small, 4.0) < 6e-4
+
+
+def test_the_margin_is_deterministic():
+    mechanism = Mechanism(BMinSep(100, 4, 0.1), BandedToeplitz.square_root(4), 1.0)
+    assert rounding.loss_margin(mechanism, 1.0) == rounding.loss_margin(mechanism, 1.0)
+
+
+def test_measuring_leaves_the_precision_alone():
+    mechanism = Mechanism(BMinSep(10, 4, 0.1), BandedToeplitz.square_root(4), 1.0)
+    rounding.measured_error(jax.random.key(0), mechanism)
+    assert not jax.config.read("jax_enable_x64")
+    assert np.asarray(jax.numpy.zeros(1)).dtype == np.float32

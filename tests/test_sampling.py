@@ -1,0 +1,141 @@
+"""Draws of the privacy loss: batching, both directions, known deltas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, proposals, sample_privacy_loss, sampling
+from jaxacct.randomness import BLOCK_SIZE
+from tests.oracles import enumeration
+from tests.oracles.settings import IDS, SMALL
+
+FALSE_ALARM = 1e-6
+Z = stats.norm.isf(FALSE_ALARM / 2)
+
+
+def hockey_stick_terms(losses, direction, epsilon):
+    sign = 1 if direction == "remove" else -1
+    return np.maximum(0, -np.expm1(epsilon - sign * np.asarray(losses, float)))
+
+
+def pld_delta(sigma, p, n, epsilon, direction):
+    """dp-accounting's delta of Poisson-sampled Gaussians in one direction."""
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(
+        SelfComposedDpEvent(PoissonSampledDpEvent(p, GaussianDpEvent(sigma)), n)
+    )
+    pmf = {"remove": accountant._pld._pmf_remove, "add": accountant._pld._pmf_add}[direction]
+    return float(pmf.get_delta_for_epsilon(epsilon))
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("sigma", "p", "n", "epsilon"), [(1.0, 0.1, 40, 1.0), (0.8, 0.02, 100, 0.5)])
+def test_poisson_against_pld(sigma, p, n, epsilon, direction, key):
+    mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
+    terms = hockey_stick_terms(sample_privacy_loss(key, mechanism, 200_000, direction), direction, epsilon)
+    error = terms.std() / np.sqrt(terms.size)
+    # PLD rounds losses up by its interval a step at most: far below the Monte Carlo error here.
+    assert abs(terms.mean() - pld_delta(sigma, p, n, epsilon, direction)) < Z * error + 1e-5
+    assert abs(terms.mean() - pld_delta(sigma * 1.1, p, n, epsilon, direction)) > Z * error
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_law_of_the_loss_against_outputs(scheme, bands, direction, key):
+    """Spectral draws against outputs drawn in the time domain and scored by enumeration.
+
+    Two-sample Kolmogorov-Smirnov at a false alarm of 1e-6. Both on the extended horizon.
+    """
+    strategy, sigma, num = BandedToeplitz.square_root(bands), 0.7, 20_000
+    ours = np.asarray(sample_privacy_loss(key, Mechanism(scheme, strategy, sigma), num, direction))
+    rng = np.random.default_rng(7)
+    rows = scheme.iterations + bands - 1
+    outputs = sigma * rng.normal(size=(num, rows))
+    if direction == "remove":
+        law = enumeration.pattern_law(scheme)
+        patterns = np.array(list(law), float)[rng.choice(len(law), size=num, p=list(law.values()))]
+        outputs += patterns @ enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations).T
+    exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+    assert stats.ks_2samp(ours, exact).pvalue > FALSE_ALARM
+
+
+def test_the_production_deltas(key):
+    """delta(1) = 5.97e-3 and delta(2) = 3.2e-4 at sigma 0.47 (MATH.md, 7; 245,760 samples of a peer)."""
+    scheme = BMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+    )
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(256), 0.47)
+    losses = np.asarray(sample_privacy_loss(key, mechanism, 60_000), float)
+    assert np.all(np.isfinite(losses))
+    for epsilon, published in ((1.0, 5.97e-3), (2.0, 3.2e-4)):
+        terms = hockey_stick_terms(losses, "remove", epsilon)
+        ours, theirs = terms.std() / np.sqrt(terms.size), terms.std() / np.sqrt(245_760)
+        assert abs(terms.mean() - published) < Z * np.hypot(ours, theirs)
+    assert losses.mean() == pytest.approx(0.05, abs=Z * 0.37 / np.sqrt(losses.size) + 0.01)
+    assert losses.std() == pytest.approx(0.37, abs=0.02)
+
+
+def test_batches_do_not_matter(key):
+    mechanism = Mechanism(BMinSep(50, 5, 0.1), BandedToeplitz.square_root(5), 0.8)
+    proposal = proposals.plain(mechanism, "remove")
+    stream = sampling.direction_key(key, "remove")
+    whole = proposal.draw(stream, 0, 6).loss
+    parts = np.concatenate([proposal.draw(stream, first, 1).loss for first in range(6)])
+    # Same draws; XLA may round differently for another batch shape.
+    np.testing.assert_allclose(parts, whole, atol=2e-6)
+    batches = list(sampling.draw_in_batches(proposal, stream, 2, 4))
+    np.testing.assert_allclose(np.concatenate([b.loss for b in batches]), whole[2 * BLOCK_SIZE :], atol=2e-6)
+    few = sample_privacy_loss(key, mechanism, 100)
+    np.testing.assert_allclose(few, whole[:100].astype(np.float32), atol=2e-6)
+
+
+def test_blocks_and_directions_are_independent(key):
+    mechanism = Mechanism(BMinSep(20, 5, 0.3), BandedToeplitz.square_root(5), 0.8)
+    remove = np.asarray(sample_privacy_loss(key, mechanism, 4 * BLOCK_SIZE))
+    add = np.asarray(sample_privacy_loss(key, mechanism, 4 * BLOCK_SIZE, "add"))
+    blocks = [*remove.reshape(4, -1), *add.reshape(4, -1)]
+    bound = stats.norm.isf(FALSE_ALARM / 56) / np.sqrt(BLOCK_SIZE)
+    correlation = np.corrcoef(np.array(blocks))[~np.eye(8, dtype=bool)]
+    assert np.abs(correlation).max() < bound
+
+
+@pytest.mark.parametrize("sigma", [0.05, 100.0])
+def test_finite_at_extreme_noise(sigma, key):
+    for scheme, bands in ((BMinSep(700, 32, 0.9), 32), (Poisson(300, 1e-6), 1), (BMinSep(700, 32, 1e-6), 32)):
+        mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+        for direction in ("remove", "add"):
+            losses = np.asarray(sample_privacy_loss(key, mechanism, 256, direction))
+            assert np.all(np.isfinite(losses))
+
+
+def test_float64(x64, key):
+    mechanism = Mechanism(BMinSep(30, 5, 0.3), BandedToeplitz.square_root(5), 0.8)
+    assert sample_privacy_loss(key, mechanism, 10, dtype=jnp.float64).dtype == jnp.float64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_samples": 0}, "num_samples must be an integer of at least 1, was 0"),
+        ({"direction": "both"}, "direction must be one of remove, add, was 'both'"),
+        ({"dtype": jnp.float64}, "dtype float64 needs jax_enable_x64"),
+    ],
+)
+def test_bad_input(change, message, key):
+    mechanism = Mechanism(BMinSep(30, 5, 0.3), BandedToeplitz.square_root(5), 0.8)
+    with pytest.raises(ValueError, match=message):
+        sample_privacy_loss(key, mechanism, **({"num_samples": 5} | change))
+
+
+def test_memory_does_not_grow_with_the_number_of_samples(key):
+    """Nothing is kept but the losses asked for: the generator yields batch by batch."""
+    mechanism = Mechanism(BMinSep(64, 4, 0.1), BandedToeplitz.square_root(4), 0.8)
+    stream = jax.random.fold_in(key, 1)
+    generator = sampling.draw_in_batches(proposals.plain(mechanism, "remove"), stream, 0, 10**9)
+    first = next(generator)
+    assert first.loss.size <= BLOCK_SIZE * sampling.blocks_at_once(mechanism)
+    generator.close()

@@ -1,0 +1,238 @@
+"""The whole verifier: soundness just above the line, power below it, resume, evidence."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson, analytic, verify
+from jaxacct.files import Checkpoint
+from jaxacct.hockey_stick import NonFiniteLossError
+from jaxacct.verify import next_check, recheck
+
+FALSE_ALARM = 1e-6
+IDENTITY = BandedToeplitz((1.0,))
+EPSILON = 0.5
+
+
+def gaussian_with(delta: float) -> Mechanism:
+    """One step, always taking part: a Gaussian mechanism with exactly this delta at EPSILON."""
+    sigma = optimize.brentq(lambda s: analytic.gaussian_delta(EPSILON, s, 1.0) - delta, 0.2, 20)
+    return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
+
+
+def acceptances(mechanism, budget, runs, **options) -> dict[str, int]:
+    """How often each direction was accepted in `runs` runs with different keys."""
+    counts = {"remove": 0, "add": 0}
+    for run in range(runs):
+        for direction in counts:
+            seen = verify_direction(mechanism, budget, jax.random.key(run), direction, **options)
+            counts[direction] += seen
+    return counts
+
+
+def verify_direction(mechanism, budget, key, direction, **options) -> bool:
+    evidence = verify(mechanism, EPSILON, budget.delta, budget=budget, key=key, **options)
+    return getattr(evidence, direction).accepted
+
+
+def loose_budget(delta_v=0.1, q=0.05) -> Budget:
+    """A budget whose failures are frequent enough to count."""
+    return Budget(delta_v + q * (1 - delta_v), delta_v, q)
+
+
+@pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 30_000), ("fixed", 4096)])
+def test_false_acceptances_stay_within_q(rule, max_samples):
+    """At delta_v exactly, acceptances of a direction are Binomial(runs, <= q); false alarm 1e-6.
+
+    The test is sharp: a verifier that forgot the budget and accepted when the mean is below the threshold
+    would accept about half of the runs, ten times the bound.
+    """
+    budget, runs = loose_budget(), 120
+    mechanism = gaussian_with(budget.delta_v)
+    accepted = sum(
+        verify(
+            mechanism,
+            EPSILON,
+            budget.delta,
+            budget=budget,
+            key=jax.random.key(run),
+            rule=rule,
+            max_samples=max_samples,
+            proposal="plain",
+        ).remove.accepted
+        for run in range(runs)
+    )
+    limit = stats.binom.isf(FALSE_ALARM, runs, budget.failure_probability)
+    assert accepted <= limit < runs / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proposal", [None, "plain"])
+@pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 100_000), ("fixed", 8192)])
+def test_false_acceptances_at_length(rule, max_samples, proposal):
+    budget, runs = loose_budget(), 1500
+    mechanism = gaussian_with(budget.delta_v * 1.0001)
+    counts = acceptances(mechanism, budget, runs, rule=rule, max_samples=max_samples, proposal=proposal)
+    limit = stats.binom.isf(FALSE_ALARM, runs, budget.failure_probability)
+    assert counts["remove"] <= limit
+    assert counts["add"] <= limit
+
+
+@pytest.mark.parametrize("rule", ["anytime", "fixed"])
+def test_accepts_below_the_line(rule):
+    """At 70 % of delta_v: the rate of acceptance is far from q."""
+    budget = loose_budget()
+    mechanism = gaussian_with(0.7 * budget.delta_v)
+    evidence = [
+        verify(
+            mechanism,
+            EPSILON,
+            budget.delta,
+            budget=budget,
+            key=jax.random.key(run),
+            rule=rule,
+            max_samples=20_000,
+        )
+        for run in range(10)
+    ]
+    assert sum(e.accepted for e in evidence) >= 9
+    for seen in evidence:
+        for direction in (seen.remove, seen.add):
+            if direction.num_samples:
+                exact = analytic.gaussian_delta(EPSILON, mechanism.noise_multiplier, 1.0)
+                error = math.sqrt(exact / direction.num_samples)
+                assert abs(direction.estimate - exact) < 6 * error + 0.006 * exact
+
+
+def test_far_above_the_line_is_hopeless_early():
+    budget = Budget.split(1e-2)
+    evidence = verify(gaussian_with(0.3), EPSILON, 1e-2, key=jax.random.key(1), max_samples=10**7)
+    assert not evidence.accepted
+    assert evidence.num_samples < 100_000
+    assert "not below" in evidence.remove.reason
+    assert evidence.add.proposal == "not run"
+    assert budget.delta_v + budget.failure_probability * (1 - budget.delta_v) == pytest.approx(1e-2)
+
+
+def test_undecided_is_rejected():
+    evidence = verify(gaussian_with(0.01), EPSILON, 0.0101, key=jax.random.key(1), max_samples=5000)
+    assert not evidence.remove.accepted
+    assert "not decided after" in evidence.remove.reason
+
+
+def test_evidence_supports_its_verdict_and_tampering_shows():
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.5)
+    evidence = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3))
+    assert evidence.accepted
+    for seen in (evidence.remove, evidence.add):
+        assert recheck(seen, evidence.rule, evidence.budget)
+    drawn = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3), proposal="plain").remove
+    assert drawn.num_samples > 0
+    budget = Budget.split(1e-2)
+    assert recheck(drawn, "anytime", budget)
+    top = drawn.term_counts[-1][0]
+    worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
+    zeros = dict(drawn.term_counts).get(0, 0)
+    moved = dataclasses.replace(
+        drawn, term_counts=((0, zeros // 2), *worse, (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse)))
+    )
+    assert not recheck(moved, "anytime", budget)
+    assert not recheck(dataclasses.replace(drawn, num_samples=1), "anytime", budget)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_resumes_where_it_was(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    options = dict(proposal="plain", max_samples=60_000)
+    calls = []
+
+    def stop_at_third(what, done, expected):
+        calls.append(done)
+        if len(calls) == 3:
+            raise Interrupted
+
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
+        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
+    resumed_at = []
+    with Checkpoint(tmp_path) as checkpoint:
+        resumed = verify(
+            mechanism,
+            2.0,
+            1e-3,
+            checkpoint=checkpoint,
+            progress=lambda what, done, expected: resumed_at.append(done),
+            **options,
+        )
+        stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
+    assert resumed_at[0] > calls[-1]
+    from jaxacct.randomness import key_from_words
+
+    whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
+    assert dataclasses.replace(resumed, seconds=0) == dataclasses.replace(whole, seconds=0)
+
+
+def test_another_job_does_not_share_a_checkpoint(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    with Checkpoint(tmp_path) as checkpoint:
+        one = verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, proposal="plain")
+        two = verify(mechanism, 2.1, 1e-3, checkpoint=checkpoint, proposal="plain")
+    assert one.remove.key != two.remove.key
+
+
+def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    with Checkpoint(tmp_path) as checkpoint:
+        with pytest.raises(ValueError, match="in use by another process"):
+            Checkpoint(tmp_path)
+        verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        for path in tmp_path.glob("remove-*.json"):
+            path.write_text(path.read_text()[:-5])
+        with pytest.raises(ValueError, match="not valid JSON"):
+            verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+    Checkpoint(tmp_path).close()
+
+
+def test_checks_are_a_function_of_the_blocks_alone():
+    blocks, seen = 0, []
+    while blocks < 10_000:
+        blocks = next_check(blocks)
+        seen.append(blocks)
+    assert seen[:4] == [16, 32, 48, 64]
+    assert len(seen) < 120
+
+
+def test_fresh_randomness_by_default():
+    mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
+    one, two = (verify(mechanism, 2.0, 1e-2, proposal="plain") for _ in range(2))
+    assert one.remove.key != two.remove.key
+
+
+def test_a_non_finite_loss_stops_the_run(monkeypatch):
+    from jaxacct import proposals
+
+    def broken(self, *args):
+        draws = original(self, *args)
+        draws.loss[5] = np.nan
+        return draws
+
+    original = proposals.Proposal.draw
+    monkeypatch.setattr(proposals.Proposal, "draw", broken)
+    mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
+    with pytest.raises(NonFiniteLossError, match="privacy losses are not finite"):
+        verify(mechanism, 2.0, 1e-2, proposal="plain")
+
+
+def test_bad_arguments():
+    mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
+    with pytest.raises(ValueError, match="rule must be one of anytime, fixed, was 'hope'"):
+        verify(mechanism, 2.0, 1e-2, rule="hope")
+    with pytest.raises(ValueError, match="proposal must be one of plain"):
+        verify(mechanism, 2.0, 1e-2, proposal="magic")
