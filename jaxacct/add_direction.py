@@ -1,2 +1,5 @@
 """TEMPORARY stand-in until the real module lands."""
-def add_candidates(mechanism, epsilon): return []
+
+
+def add_candidates(mechanism, epsilon):
+    return []

@@ -19,9 +19,7 @@ def measure(samples: int) -> dict:
     """Samples per second of plain and two-replica draws in both settings, compile time and peak memory."""
     rows = []
     for n, b, size, batch, sigma, epsilon in SETTINGS:
-        scheme = BMinSep.from_batch_size(
-            dataset_size=size, batch_size=batch, iterations=n, min_separation=b
-        )
+        scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), sigma)
         for proposal in (
             proposals.plain(mechanism, "remove"),

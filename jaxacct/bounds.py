@@ -1,44 +1,419 @@
-"""TEMPORARY stand-in until the real module lands."""
+"""Concentration bounds: from terms in [0, 1] to a certified hockey-stick divergence.
+
+The certified quantity is `H = scale * mean`, the mean of independent terms X in [0, 1]. A test of
+"H > delta_v" that accepts wrongly with probability at most q makes estimate-verify-release
+(eps, delta_v + q (1 - delta_v))-DP (seed 003, Theorem A.1). Everywhere `theta = delta_v / scale` is the
+mean to be excluded; `theta >= 1` needs no samples, since H never exceeds `scale`.
+
+The evidence is an exact integer histogram of terms rounded *up*, so that all that is accepted on it
+would be accepted on larger terms still. Lower bounds use the lower ends of the same bins.
+"""
+
 import math
 from dataclasses import dataclass
+
 import numpy as np
-from scipy import optimize
-RESOLUTION = 128
-TERM_EDGES = np.concatenate([[0.0], 2.0 ** (-np.arange(40 * RESOLUTION, -1, -1) / RESOLUTION)])
-def bin_terms(terms):
-    terms = np.asarray(terms)
-    if np.isnan(terms).any() or (terms < 0).any() or (terms > 1).any():
-        raise ValueError("terms must be in [0, 1]")
-    return np.bincount(np.searchsorted(TERM_EDGES, terms, side="left"), minlength=len(TERM_EDGES))
-def mean_upper(counts): return float(np.dot(counts, TERM_EDGES) / max(1, counts.sum()))
-def kl(a, b):
-    if a == 0: return -math.log1p(-b)
-    return a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b))
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+
+from jaxacct import _validate
+
+RESOLUTION = 128  # bins an octave: rounding up costs less than 2^(1/128) - 1 = 0.543 %
+OCTAVES = 40  # the smallest positive edge is 2^-40
+TERM_EDGES = np.concatenate([[0.0], np.exp2(-np.arange(OCTAVES * RESOLUTION, -1, -1) / RESOLUTION)])
+TERM_EDGES.setflags(write=False)
+_LOWER_EDGES = np.concatenate([[0.0], TERM_EDGES[:-1]])
+_ROUNDING = 2.0**-40  # allowance, relative to the sum of absolute logs, for float64 in the wealth
+
+
+def bin_terms(terms) -> np.ndarray:
+    """Count terms by bin: int64 counts, `TERM_EDGES[k-1] < term <= TERM_EDGES[k]`; zeros in bin 0.
+
+    Raises:
+      ValueError: for a term that is not a number or is outside [0, 1].
+    """
+    terms = np.asarray(terms).ravel()
+    counts = np.zeros(len(TERM_EDGES), np.int64)
+    if terms.size == 0:
+        return counts
+    if not (terms.min() >= 0 and terms.max() <= 1):  # false for nan as well
+        raise ValueError(f"terms must be in [0, 1], were in [{terms.min()}, {terms.max()}]")
+    positive = terms[terms > 0].astype(np.float64)
+    index = np.log2(positive)
+    index *= RESOLUTION
+    index = np.maximum(np.ceil(index, out=index).astype(np.int32) + (len(TERM_EDGES) - 1), 1)
+    index += TERM_EDGES[index] < positive  # log2 may be off by a rounding, hence by one bin
+    index -= _LOWER_EDGES[index] >= positive
+    counts += np.bincount(index, minlength=len(TERM_EDGES))
+    counts[0] = terms.size - positive.size
+    return counts
+
+
+def mean_upper(counts) -> float:
+    """Mean of the rounded-up terms: at least the mean of the terms, and at most 0.55 % above it."""
+    values, counts = _occupied(counts, TERM_EDGES)
+    if not counts.size:
+        raise ValueError("counts must hold at least one term, was empty")
+    return min(math.fsum(values * counts) / math.fsum(counts), 1.0)
+
+
+def kl(a: float, b: float) -> float:
+    """Divergence KL(Bernoulli(a) || Bernoulli(b)) in nats, a sum of two terms that cannot cancel."""
+    if not (0 <= a <= 1 and 0 <= b <= 1):
+        raise ValueError(f"a and b must be in [0, 1], were {a!r} and {b!r}")
+    if a == b:
+        return 0.0
+    if b in (0, 1):
+        return math.inf
+    if a == 0:
+        return -math.log1p(-b)
+    if a == 1:
+        return -math.log(b)
+    return a * _excess((b - a) / a) + (1 - a) * _excess((a - b) / (1 - a))
+
+
+# --- The budget and the fixed-sample rule -----------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Budget:
-    delta: float; delta_v: float; failure_probability: float
+    """How a target delta is spent: `delta_v + failure_probability * (1 - delta_v) <= delta`.
+
+    Attributes:
+      delta: the delta of the guarantee, in (0, 1).
+      delta_v: what each direction is verified against, in (0, 1).
+      failure_probability: of accepting a mechanism whose divergence exceeds `delta_v`, in (0, 1).
+    """
+
+    delta: float
+    delta_v: float
+    failure_probability: float
+
+    def __post_init__(self):
+        for name in ("delta", "delta_v", "failure_probability"):
+            value = _validate.open_probability(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+        if self.total > self.delta:
+            raise ValueError(f"delta must be at least {self.total!r}, was {self.delta!r}")
+
+    @property
+    def total(self) -> float:
+        """The delta that is guaranteed: `delta_v + failure_probability (1 - delta_v)`."""
+        return self.delta_v + self.failure_probability * (1 - self.delta_v)
+
     @classmethod
-    def split(cls, delta, failure_fraction=0.01):
-        q = failure_fraction * delta
-        return cls(delta, (delta - q) / (1 - q), q)
-def log_wealth(counts, theta, bets, weights):
-    nz = np.flatnonzero(counts)
-    lw = [math.log(w) + float(np.dot(counts[nz], np.log1p(b * (theta - TERM_EDGES[nz])))) for b, w in zip(bets, weights)]
-    return float(np.logaddexp.reduce(lw))
-def default_bets(theta, pilot_counts=None):
-    b = np.array([.02, .05, .1, .2, .4, .6, .8, .9]) / (1 - theta)
-    return b, np.full(8, 1 / 8)
-def hopeless(counts, theta, q=1e-3):
-    return counts.sum() > 1000 and mean_upper(counts) > 1.5 * theta
-def predicted_samples(theta, counts, q):
-    nz = np.flatnonzero(counts); w = counts[nz] / counts.sum()
-    if mean_upper(counts) >= theta: return math.inf
-    f = lambda l: -float(np.dot(w, np.log1p(l * (theta - TERM_EDGES[nz]))))
-    r = optimize.minimize_scalar(f, bounds=(0, .99 / (1 - theta)), method="bounded")
-    return math.log(1 / q) / max(-r.fun, 1e-300)
-def fixed_failure_probability(counts, theta):
-    m = mean_upper(counts)
-    return 1.0 if m >= theta else math.exp(-counts.sum() * kl(m, theta))
-def mean_interval(counts, confidence):
-    m = mean_upper(counts); s = math.sqrt(max(0, np.dot(counts, TERM_EDGES**2) / counts.sum() - m * m) / counts.sum())
-    return max(0, m - 2 * s), min(1, m + 2 * s + 3 / counts.sum())
+    def split(cls, delta: float, failure_fraction: float = 0.01) -> "Budget":
+        """Spend `failure_fraction * delta` on wrong acceptance and all the rest on `delta_v`."""
+        delta = _validate.open_probability("delta", delta)
+        q = delta * _validate.open_probability("failure_fraction", failure_fraction)
+        delta_v = (delta - q) / (1 - q)
+        while delta_v + q * (1 - delta_v) > delta:
+            delta_v = math.nextafter(delta_v, 0)
+        return cls(delta, delta_v, q)
+
+
+def failure_probability(*, delta_v, delta_prime, samples, scale=1.0) -> float:
+    """Bound `exp(-samples KL(delta_prime/scale || delta_v/scale))` on wrong acceptance (Chernoff).
+
+    The rule accepts when `scale * mean of samples terms <= delta_prime`; accepting is wrong when
+    H > delta_v. 0 where delta_v >= scale, 1 where delta_prime >= delta_v. The number of samples is
+    fixed beforehand. Source: seed 003, appendix A (Fact 4.2 of arXiv 2412.16802), with `scale` ours.
+    """
+    start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
+    samples = _validate.positive_integer("samples", samples, minimum=0)
+    if theta >= 1:
+        return 0.0
+    return 1.0 if start >= theta else math.exp(-samples * kl(start, theta))
+
+
+def samples_needed(*, delta_v, delta_prime, failure_probability, scale=1.0) -> int:
+    """Fewest samples for which the fixed-sample rule fails with at most `failure_probability`."""
+    start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
+    needed = -math.log(_validate.open_probability("failure_probability", failure_probability))
+    if theta >= 1:
+        return 0
+    if start >= theta:
+        raise ValueError(f"delta_prime must be below delta_v = {delta_v!r}, was {delta_prime!r}")
+    samples = math.ceil(needed / kl(start, theta))
+    return samples if samples * kl(start, theta) >= needed else samples + 1
+
+
+def threshold(*, delta_v, samples, failure_probability, scale=1.0) -> float:
+    """Largest delta_prime at which the fixed-sample rule fails with at most `failure_probability`.
+
+    `-inf` (nothing is accepted) where even all-zero terms are too few; `scale` where delta_v >= scale.
+    """
+    theta = _mean("delta_v", delta_v, scale)
+    samples = _validate.positive_integer("samples", samples, minimum=0)
+    needed = -math.log(_validate.open_probability("failure_probability", failure_probability))
+    if theta >= 1:
+        return float(scale)
+    if samples * kl(0.0, theta) < needed:
+        return -math.inf
+    low, _ = _bisect(lambda start: samples * kl(start, theta) < needed, 0.0, theta)
+    return scale * low * (1 - 1e-14)
+
+
+def best_delta_v(*, delta_prime, samples, scale=1.0) -> float:
+    """The delta_v that minimises `delta_v + q (1 - delta_v)` for the fixed-sample rule.
+
+    It depends on no data, so that choosing it costs nothing; any delta_v is valid, the best is tightest.
+    """
+    start, end = _mean("delta_prime", delta_prime, scale), min(1.0, 1 / scale)
+    if start >= end:
+        return scale * end
+
+    def overall(theta):
+        return _overall(scale * theta, delta_prime, samples, scale)
+
+    theta, value = _minimise(overall, start, end)
+    return scale * (theta if value < overall(end) else end)
+
+
+def overall_delta(*, delta_prime, samples, scale=1.0) -> float:
+    """The delta guaranteed when the fixed-sample rule with threshold `delta_prime` accepts; <= 1."""
+    delta_v = best_delta_v(delta_prime=delta_prime, samples=samples, scale=scale)
+    return min(_overall(delta_v, delta_prime, samples, scale), 1.0)
+
+
+def minimum_samples(*, delta_prime, delta, scale=1.0) -> int:
+    """Fewest samples with `overall_delta <= delta`; 0 where `scale <= delta`."""
+    start, end = _mean("delta_prime", delta_prime, scale), _mean("delta", delta, scale)
+    _validate.open_probability("delta", delta)
+    if end >= 1:
+        return 0
+    if start >= end:
+        raise ValueError(f"delta_prime must be below delta = {delta!r}, was {delta_prime!r}")
+
+    def needed(theta):
+        spare, divergence = delta - scale * theta, kl(start, theta)
+        return math.log((1 - scale * theta) / spare) / divergence if spare > 0 < divergence else math.inf
+
+    samples = math.ceil(_minimise(needed, start, end)[1])
+    while overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) > delta:
+        samples += max(1, samples >> 40)
+    return samples
+
+
+def largest_threshold(*, delta, samples, scale=1.0) -> float:
+    """Largest delta_prime with `overall_delta <= delta`; `-inf` where there is none."""
+    end = _mean("delta", delta, scale)
+    _validate.open_probability("delta", delta)
+    if end >= 1:
+        return float(scale)
+
+    def reachable(theta):
+        q = (delta - scale * theta) / (1 - scale * theta)
+        if q <= 0:
+            return math.inf
+        kind = dict(samples=samples, failure_probability=q, scale=scale)
+        return -threshold(delta_v=scale * theta, **kind)
+
+    best = -_minimise(reachable, 0.0, end)[1]
+    while best > 0 and overall_delta(delta_prime=best, samples=samples, scale=scale) > delta:
+        best *= 1 - 1e-12
+    return best
+
+
+# --- The anytime-valid rule -------------------------------------------------------------------------
+
+
+def default_bets(theta=None, pilot_counts=None) -> tuple[np.ndarray, np.ndarray]:
+    """Bets and weights for `log_wealth`: a log grid, half replaced by one tuned bet given a pilot.
+
+    A bet is a fraction f in [0, 1] of the largest lambda allowed, `lambda = f / (1 - theta)`; the last
+    one is all-in (`f = 1`, lost at the first term of 1). The tuned bet comes first: it maximises the
+    log growth on the pilot plus 1/theta imagined terms of mean theta/2, which keeps it below 1.
+
+    Bets must be fixed before the data: `pilot_counts` has to be **independent** of the counts that are
+    tested, drawn with randomness of its own. A poor pilot costs power, never validity.
+    """
+    odds = np.exp2(np.arange(-20, 15) / 2)
+    bets = np.append(odds / (1 + odds), 1.0)
+    weights = np.full(bets.size, 1 / bets.size)
+    if pilot_counts is None:
+        return bets, weights
+    theta = _validate.positive_number("theta", theta)
+    if theta >= 1:
+        return bets, weights
+    values, counts = _occupied(pilot_counts, TERM_EDGES)
+    values, counts = np.append(values, [0.0, 1.0]), np.append(counts, [1 / theta - 0.5, 0.5])
+    tuned = _best_bet(values, counts, theta)
+    return np.insert(bets, 0, tuned), np.insert(weights / 2, 0, 0.5)
+
+
+def log_wealth(counts, theta, bets, weights) -> float:
+    """Log of the weighted wealth `sum_j w_j prod_i (1 + f_j (theta - X_i) / (1 - theta))`, rounded down.
+
+    If the mean is at least theta each factor is >= 0 and has expectation <= 1, so each product is a
+    non-negative supermartingale; so is a mixture with fixed weights, and Ville's inequality bounds by q
+    the probability that it *ever* reaches 1/q. Non-decreasing in theta: the derivative of a factor is
+    `f (1 - X) / (1 - theta)^2`. `inf` for theta >= 1, 0 without terms (when the weights sum to 1).
+    """
+    theta = _nonnegative("theta", theta)
+    bets, weights = np.atleast_1d(bets).astype(float), np.atleast_1d(weights).astype(float)
+    if not (np.all((bets >= 0) & (bets <= 1)) and bets.shape == weights.shape):
+        raise ValueError("bets must be in [0, 1], one for each weight")
+    if not (np.all(weights >= 0) and weights.sum() <= 1 + 1e-12):
+        raise ValueError(f"weights must be non-negative and sum to at most 1, sum was {weights.sum()}")
+    values, counts = _occupied(counts, TERM_EDGES)
+    if theta >= 1:
+        return math.inf
+    return _log_mixture((theta - values) / (1 - theta), counts, bets, weights)
+
+
+def accepts(counts, theta, q, bets, weights) -> bool:
+    """Whether the terms so far prove `mean < theta`, at any stopping time, wrongly at most q of the time."""
+    q = _validate.open_probability("q", q)
+    return log_wealth(counts, theta, bets, weights) >= -math.log(q)
+
+
+def hopeless(counts, theta, q=1e-3) -> bool:
+    """Whether the terms so far prove `mean > theta`, so that one may give up; giving up is always safe."""
+    return _log_wealth_above(counts, theta) >= -math.log(_validate.open_probability("q", q))
+
+
+def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
+    """Bound above the mean, at all times at once with probability 1 - q; 1 without evidence.
+
+    The least theta that `accepts` (the wealth is monotone in theta for fixed fractions), rounded up.
+    """
+    if bets is None:
+        bets, weights = default_bets()
+    values, occupied = _occupied(counts, TERM_EDGES)
+    if not occupied.size:
+        return 1.0
+    mean = (values @ occupied) / occupied.sum()  # not accepted: log is concave, the wealth at most 1
+    low = max(min(mean, 1.0), 2.0**-60 / occupied.sum())
+    return _bisect(lambda theta: theta >= 1 or accepts(counts, theta, q, bets, weights), low, 1.0)[1]
+
+
+def lower_confidence_bound(counts, q) -> float:
+    """Bound below the mean, at all times at once with probability 1 - q; 0 without evidence."""
+    values, occupied = _occupied(counts, _LOWER_EDGES)
+    mean = (values @ occupied) / occupied.sum() if occupied.size else 0.0
+    if mean == 0 or not hopeless(counts, mean * 2.0**-60, q):
+        return 0.0
+    return _bisect(lambda theta: not hopeless(counts, theta, q), mean * 2.0**-60, mean)[0]
+
+
+def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
+    """Interval that holds the mean with probability at least `confidence`, at all times at once."""
+    q = (1 - _validate.open_probability("confidence", confidence)) / 2
+    return lower_confidence_bound(counts, q), upper_confidence_bound(counts, q)
+
+
+def predicted_samples(theta, pilot_counts, q) -> float:
+    """Terms the anytime rule will need if the truth is as the pilot: `ln(2/q) / best log growth`.
+
+    The 2 is the weight of the tuned bet. A prediction only; 0 for theta >= 1, inf for a mean >= theta.
+    """
+    theta, q = _validate.positive_number("theta", theta), _validate.open_probability("q", q)
+    values, counts = _occupied(pilot_counts, TERM_EDGES)
+    if theta >= 1:
+        return 0.0
+    if not counts.size:
+        raise ValueError("pilot_counts must hold at least one term, was empty")
+    payoffs, bet = (theta - values) / (1 - theta), _best_bet(values, counts, theta)
+    growth = _log_mixture(payoffs, counts, np.array([bet]), np.ones(1)) / counts.sum()
+    return math.log(2 / q) / growth if growth > 0 else math.inf
+
+
+def empirical_bernstein_upper(counts, q) -> float:
+    """Upper bound on the mean of a fixed number of terms (Maurer and Pontil 2009, Theorem 4)."""
+    log_term = math.log(2 / _validate.open_probability("q", q))
+    values, counts = _occupied(counts, TERM_EDGES)
+    total = counts.sum()
+    if total < 2:
+        return 1.0
+    mean = (values @ counts) / total
+    variance = ((values - mean) ** 2 @ counts) / (total - 1)
+    return min(mean + math.sqrt(2 * variance * log_term / total) + 7 * log_term / (3 * (total - 1)), 1.0)
+
+
+# --- Helpers ----------------------------------------------------------------------------------------
+
+
+def _log_wealth_above(counts, theta):
+    """As `log_wealth`, against "mean <= theta": factors `1 + lambda (X - theta)` with X rounded down.
+
+    `lambda = min(2^j, 1/theta)`: with the cap a factor is X/theta, so it never increases with theta.
+    """
+    theta = _nonnegative("theta", theta)
+    values, counts = _occupied(counts, _LOWER_EDGES)
+    if theta >= 1 or not counts.size:
+        return -math.inf if theta >= 1 else 0.0
+    rates = np.exp2(np.arange(-10, 25))
+    rates = np.minimum(rates, 1 / theta if theta > 0 else math.inf)
+    return _log_mixture(values - theta, counts, rates, np.full(rates.size, 1 / rates.size))
+
+
+def _log_mixture(payoffs, counts, bets, weights):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log1p(np.maximum(np.outer(bets, payoffs), -1.0))
+        wealth = logs @ counts - _ROUNDING * (np.abs(logs) @ counts)
+    wealth = np.where(np.isnan(wealth), -math.inf, wealth)
+    return float(logsumexp(wealth, b=weights))
+
+
+def _best_bet(values, counts, theta):
+    """The f in [0, 1] that maximises `sum counts log(1 + f (theta - values) / (1 - theta))`, concave."""
+    payoffs = (theta - values) / (1 - theta)
+
+    def past(bet):
+        with np.errstate(divide="ignore"):
+            return counts @ (payoffs / np.maximum(1 + bet * payoffs, 0.0)) < 0
+
+    return _bisect(past, 0.0, 1.0)[0] if past(1.0) else 1.0
+
+
+def _occupied(counts, edges):
+    counts = np.asarray(counts)
+    if counts.shape != edges.shape or not np.issubdtype(counts.dtype, np.integer) or counts.min() < 0:
+        raise ValueError(f"counts must be {len(edges)} non-negative integers, was {counts!r}")
+    held = counts > 0
+    return edges[held], counts[held].astype(np.float64)
+
+
+def _excess(u):
+    """`u - log(1 + u)`, by its series where the two nearly cancel."""
+    if abs(u) > 0.01:
+        return u - math.log1p(u)
+    return sum((-u) ** n / n for n in range(8, 1, -1))
+
+
+def _overall(delta_v, delta_prime, samples, scale):
+    kind = dict(delta_prime=delta_prime, samples=samples, scale=scale)
+    return delta_v + failure_probability(delta_v=delta_v, **kind) * (1 - delta_v)
+
+
+def _minimise(function, low, high):
+    """Least value found on (low, high], and where: a grid in log(x - low), then a bounded refinement."""
+    grid = np.linspace(math.log(1e-18 * (high - low)), math.log(high - low), 241)
+
+    def shifted(u):
+        return function(min(low + math.exp(u), high))
+
+    values = [shifted(u) for u in grid]
+    best = int(np.argmin(values))
+    bounds = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
+    found = minimize_scalar(shifted, bounds=bounds, method="bounded", options={"xatol": 1e-10})
+    u = found.x if found.fun < values[best] else grid[best]
+    return min(low + math.exp(u), high), min(found.fun, values[best])
+
+
+def _bisect(predicate, low, high):
+    """Ends of a short interval where a monotone predicate turns true, known false at low, true at high."""
+    while True:
+        middle = math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
+        if not low < middle < high or high - low <= 1e-14 * high:
+            return low, high
+        low, high = (low, middle) if predicate(middle) else (middle, high)
+
+
+def _mean(name, value, scale):
+    return _nonnegative(name, value) / _validate.positive_number("scale", scale)
+
+
+def _nonnegative(name, value):
+    return 0.0 if value == 0 else _validate.positive_number(name, value)

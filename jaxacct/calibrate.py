@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy import stats
@@ -14,6 +15,7 @@ from jaxacct.files import Checkpoint
 from jaxacct.mechanism import Mechanism, check_bands
 from jaxacct.plan import Plan
 from jaxacct.proposals import DIRECTIONS
+from jaxacct.randomness import BLOCK_SIZE
 from jaxacct.schemes import Scheme
 from jaxacct.toeplitz import BandedToeplitz
 from jaxacct.verify import Evidence, Progress, verify
@@ -91,7 +93,8 @@ def calibrate(
     check_bands(scheme, strategy)
     budget = Budget.split(delta, failure_fraction)
     run_key = randomness.fresh_key() if key is None else key
-    search = _Search(scheme, strategy, epsilon, budget, proposal, compose_with, run_key, progress)
+    profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
+    search = _Search(scheme, strategy, epsilon, budget, proposal, compose_with, profile, run_key, progress)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     try:
         options = dict(
@@ -115,9 +118,7 @@ def _certify(search, noise_multiplier, delta, dataset_size, max_samples, options
     cost = search.best_case(mechanism)
     limit = max(500_000, math.ceil(8 * cost)) if max_samples is None else max_samples
     if limit < cost:
-        raise ValueError(
-            f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
-        )
+        raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}")
     evidence = verify(
         mechanism,
         search.epsilon,
@@ -138,9 +139,7 @@ def _certify(search, noise_multiplier, delta, dataset_size, max_samples, options
 
 
 def _release(search, delta, dataset_size, ratio, max_samples, options, key) -> Plan:
-    fallback = analytic_exponent(
-        search.scheme, search.epsilon, delta, ratio, search.compose_with
-    )
+    fallback = analytic_exponent(search.scheme, search.epsilon, delta, ratio, search.compose_with)
     state = options["checkpoint"].load("search") if options["checkpoint"] else None
     if state is None or state.get("target") != search.describe(delta, ratio, max_samples):
         smallest, limit = search.smallest_exponent(fallback, ratio, max_samples)
@@ -188,17 +187,16 @@ class _Search:
     budget: Budget
     proposal: str | None
     compose_with: object
+    profile: Callable
     key: object
     progress: Progress | None
 
     def describe(self, delta, ratio, max_samples) -> str:
-        return repr(
-            (self.scheme, self.strategy, self.epsilon, delta, ratio, max_samples, self.compose_with)
-        )
+        return repr((self.scheme, self.strategy, self.epsilon, delta, ratio, max_samples, self.compose_with))
 
     def smallest_exponent(self, fallback: int, ratio: float, max_samples) -> tuple[int, int]:
         """The smallest grid exponent whose predicted cost fits, and the limit on samples to use."""
-        cost = self.cost(ratio**fallback)
+        cost = self.cost(ratio**fallback, max_samples or 500_000)
         limit = max_samples
         if limit is None:
             limit = max(500_000, math.ceil(8 * cost)) if math.isfinite(cost) else 500_000
@@ -209,12 +207,12 @@ class _Search:
         high, step = fallback, 64
         while True:
             low = high - step
-            if self.cost(ratio**low) > limit / 2:
+            if self.cost(ratio**low, limit) > limit / 2:
                 break
             high = low
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.cost(ratio**middle) > limit / 2 else (low, middle)
+            low, high = (middle, high) if self.cost(ratio**middle, limit) > limit / 2 else (low, middle)
         return high, int(limit)
 
     def _at(self, noise_multiplier: float) -> Mechanism:
@@ -241,7 +239,7 @@ class _Search:
             raise ValueError(f"proposal must be one of {allowed}, was {self.proposal!r}")
         return (named or found)[0].proposal
 
-    def cost(self, noise_multiplier: float) -> float:
+    def cost(self, noise_multiplier: float, limit: float) -> float:
         """Predicted samples to certify, both directions together; infinite when it looks impossible."""
         mechanism = self._at(noise_multiplier)
         if self.progress:
@@ -254,23 +252,26 @@ class _Search:
             theta = threshold(chosen, self.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:
                 continue
-            counts = self.pilot(chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)))
+            counts = self.pilot(
+                chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)), theta, limit
+            )
             total += bounds.predicted_samples(theta, counts, self.budget.failure_probability)
             if total == math.inf:
                 break
         return total
 
-    def pilot(self, chosen, stream) -> np.ndarray:
+    def pilot(self, chosen, stream, theta: float, limit: float) -> np.ndarray:
+        """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above."""
         scale = math.exp(chosen.log_scale)
-        profile = (
-            hockey_stick.hockey_stick
-            if self.compose_with is None
-            else event_profile(self.compose_with)
-        )
         counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
-        for draws in sampling.draw_in_batches(chosen, stream, 0, SEARCH_BLOCKS):
-            weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.epsilon, profile)
-            counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
+        wanted = min(10 / theta, limit / 4)
+        blocks = 0
+        while blocks == 0 or (blocks * BLOCK_SIZE < wanted and bounds.mean_upper(counts) * counts.sum() < 30):
+            step = max(SEARCH_BLOCKS, blocks // 2)
+            for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
+                weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.epsilon, self.profile)
+                counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
+            blocks += step
         return counts
 
 
@@ -311,9 +312,7 @@ def make_plan(mechanism, epsilon, delta, evidence, dataset_size, compose_with) -
     """Assemble a plan; without evidence it is the analytic guarantee that certifies it."""
     bound = None
     if evidence is None:
-        bound = analytic.analytic_delta(
-            mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with
-        )
+        bound = analytic.analytic_delta(mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with)
     expected = largest = None
     if dataset_size is not None:
         rates = mechanism.scheme.participation_probabilities()
@@ -335,5 +334,3 @@ def make_plan(mechanism, epsilon, delta, evidence, dataset_size, compose_with) -
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = 1e-9) -> int:
     """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
     return int(min(dataset_size, stats.binom.isf(overflow / iterations, dataset_size, rate) + 1))
-
-

@@ -43,10 +43,7 @@ def candidates(
     if not composed:
         more = replica_candidates if direction == "remove" else add_candidates
         found += more(mechanism, epsilon)
-    priced = [
-        Candidate(p, _predict(threshold(p, budget.delta_v), budget.failure_probability))
-        for p in found
-    ]
+    priced = [Candidate(p, _predict(threshold(p, budget.delta_v), budget.failure_probability)) for p in found]
     # Among equals the earlier, simpler one: `sorted` is stable and plain comes first.
     return sorted(priced, key=lambda candidate: candidate.predicted_samples)
 

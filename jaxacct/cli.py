@@ -75,9 +75,7 @@ class Problem:
             raise ValueError(
                 "dataset_size and batch_size must both be given, or sampling_probability instead"
             )
-        sizes = dict(
-            dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations
-        )
+        sizes = dict(dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations)
         return {
             "poisson": lambda: Poisson.from_batch_size(**sizes),
             "cyclic-poisson": lambda: CyclicPoisson.from_batch_size(**sizes, cycle_length=separation),
@@ -265,6 +263,7 @@ def strategy_command(
       json: print one JSON object.
     """
     _validate.positive_number("noise_multiplier", noise_multiplier)
+    _validate.positive_integer("bands", bands)
     scheme = BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
     _writable(out)
     matrix = build_strategy(strategy, bands, scheme)
@@ -393,7 +392,10 @@ def main(argv: list[str] | None = None) -> None:
         print(f"jaxacct: {error.strerror}: {error.filename}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given", file=sys.stderr)
+        print(
+            "jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given",
+            file=sys.stderr,
+        )
         code = 130
     raise SystemExit(code)
 

@@ -5,6 +5,9 @@ For independent mechanisms with pairs (P1, Q1) and (P2, Q2),
 So composing replaces the term `(1 - e^t)_+` by a tabulated profile, and everything else stays.
 """
 
+import functools
+import json
+
 import attrs
 import numpy as np
 from dp_accounting import dp_event, pld
@@ -23,12 +26,16 @@ def event_profile(event):
     Raises:
       ValueError: when dp-accounting's PLD accountant does not support the event.
     """
-    accountant = pld.PLDAccountant()
-    if not accountant.supports(event):
+    if not pld.PLDAccountant().supports(event):
         raise ValueError(
             f"compose_with must be an event that dp-accounting's PLD accountant supports, was {event!r}"
         )
-    accountant.compose(event)
+    return _tabulate(json.dumps(event_to_json(event)))
+
+
+@functools.lru_cache(maxsize=8)
+def _tabulate(event: str):
+    accountant = pld.PLDAccountant().compose(event_from_json(json.loads(event)))
     values = np.array([accountant.get_delta(float(t)) for t in _GRID])
     values = np.minimum(np.maximum.accumulate(values[::-1])[::-1], 1.0)
     alphas = np.exp(_GRID)
@@ -43,10 +50,7 @@ def event_to_json(event) -> dict | None:
     """A `DpEvent` as JSON values by its fields, None for None; ValueError where it has other values."""
     if event is None:
         return None
-    fields = {
-        field.name: _value_to_json(getattr(event, field.name))
-        for field in attrs.fields(type(event))
-    }
+    fields = {field.name: _value_to_json(getattr(event, field.name)) for field in attrs.fields(type(event))}
     return {"kind": type(event).__name__, **fields}
 
 

@@ -16,7 +16,7 @@ def exponent(loss: np.ndarray, direction: str, epsilon: float) -> np.ndarray:
     """`t` of float64 losses (num,), natural log. Raises NonFiniteLossError."""
     if not np.all(np.isfinite(loss)):
         raise NonFiniteLossError(
-            f"{np.sum(~np.isfinite(loss))} of {loss.size} privacy losses are not finite; nothing was certified"
+            f"{np.sum(~np.isfinite(loss))} of {loss.size} privacy losses are not finite: nothing certified"
         )
     return epsilon - loss if direction == "remove" else epsilon + loss
 

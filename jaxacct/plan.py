@@ -1,4 +1,4 @@
-"""A plan: what was certified, with its evidence, as JSON that a person can read and anyone can verify again."""
+"""A plan: what was certified, with its evidence, as JSON to read and to verify again."""
 
 import dataclasses
 import datetime
@@ -131,7 +131,9 @@ class Plan:
         epsilons = np.asarray(epsilons, float)
         if self.evidence is None:
             return np.full(epsilons.shape, np.nan)
-        curves = [_profile(e, epsilons) for e in (self.evidence.remove, self.evidence.add)]
+        curves = [
+            _profile(seen, self.epsilon, epsilons) for seen in (self.evidence.remove, self.evidence.add)
+        ]
         return np.fmax(*curves)
 
     def to_json(self) -> dict:
@@ -252,19 +254,20 @@ def _flaws(plan: Plan) -> list[str]:
     return flaws
 
 
-def _profile(seen: DirectionEvidence, epsilons: np.ndarray) -> np.ndarray:
-    if not seen.num_samples:
-        return np.full(epsilons.shape, 0.0 if seen.scale == 0 else np.nan)
+def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np.ndarray:
+    """The curve of one direction; NaN where its draws have no weights that losses alone determine."""
+    weights_known = seen.proposal == "plain" or seen.direction == "remove"
+    if not seen.num_samples or not weights_known:
+        return np.full(epsilons.shape, np.nan)
     losses = hockey_stick.loss_bounds(seen.direction)
     counts = dense_counts(seen.loss_counts, losses.size)
-    keep = counts > 0
-    weights = seen.profile_weights(losses[keep]) * counts[keep] / seen.num_samples
+    losses, counts = losses[counts > 0], counts[counts > 0]
+    # M = Z (1/(m-1)) ((m-1)/m)^m e^{(1-m) target} gives Z back; the weight of a draw is Z e^{(1-m) L}.
+    m, log_weights = seen.replicas, np.zeros(losses.size)
+    if seen.direction == "remove" and m > 1:
+        log_normalizer = np.log(seen.scale) + np.log(m - 1) - m * np.log((m - 1) / m) + (m - 1) * target
+        # Weights fall with L, so a binned loss weighs as its bin's lower edge: pessimistic again.
+        log_weights = log_normalizer + (1 - m) * (losses - hockey_stick.LOSS_BIN_WIDTH)
+    weights = np.exp(log_weights) * counts / seen.num_samples
     sign = 1 if seen.direction == "remove" else -1
-    with np.errstate(over="ignore"):
-        return np.array(
-            [
-                float(np.sum(weights * hockey_stick.hockey_stick(e - sign * losses[keep])))
-                for e in epsilons
-            ]
-        )
-
+    return np.array([float(np.sum(weights * hockey_stick.hockey_stick(e - sign * losses))) for e in epsilons])

@@ -4,9 +4,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxacct import _validate, randomness, scores
+from jaxacct import scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.schemes import Scheme
 from jaxacct.toeplitz import BandedToeplitz

@@ -51,7 +51,7 @@ def watch(enabled: bool | None = None):
 
 
 def describe(done: int, expected: float, rate: float) -> str:
-    """"12,288 samples, 11,300/s, about 0:42 left"; empty before the first sample."""
+    """ "12,288 samples, 11,300/s, about 0:42 left"; empty before the first sample."""
     if done == 0:
         return ""
     text = f"{done:,} samples"

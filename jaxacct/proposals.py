@@ -25,7 +25,6 @@ from jaxacct import randomness, scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores
 
-
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 _CACHE_NUMBERS = 4 * 128 * 1024
 
@@ -107,9 +106,7 @@ def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts) -> jax.Array
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, n, size, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, size).astype(dtype)
-    return loss_of_scores(
-        scheme, scores.scores_from_normals(normals, strategy, n, sigma, counts), sigma
-    )
+    return loss_of_scores(scheme, scores.scores_from_normals(normals, strategy, n, sigma, counts), sigma)
 
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:

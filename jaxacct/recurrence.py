@@ -57,9 +57,7 @@ def _solve_block(log_next, log_inputs, log_q: float):
     """Solve `f_k = q f_{k+1} + e^{u_k}` inside one block, `f` after the block being `e^log_next`."""
     if log_q == -jnp.inf:
         return log_inputs
-    return lax.platform_dependent(
-        log_next, log_inputs, cpu=_sequential(log_q), default=_associative(log_q)
-    )
+    return lax.platform_dependent(log_next, log_inputs, cpu=_sequential(log_q), default=_associative(log_q))
 
 
 def _sequential(log_q: float):

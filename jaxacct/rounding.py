@@ -48,14 +48,10 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
     normals_key, counts_key = jax.random.split(key)
     size = randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, scheme.iterations, size, jnp.float32)
-    counts = sum(
-        scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)
-    )
+    counts = sum(scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas))
     worst = 0.0
     for participation in (counts, jnp.zeros_like(counts)):
-        single = np.asarray(
-            _losses(scheme, strategy, mechanism.noise_multiplier, normals, participation)
-        )
+        single = np.asarray(_losses(scheme, strategy, mechanism.noise_multiplier, normals, participation))
         with jax.enable_x64(True):
             exact = _losses(
                 scheme,

@@ -43,8 +43,10 @@ class DirectionEvidence:
       num_samples: verification draws; none when `threshold >= 1` or the divergence is exactly zero.
       key: two 32-bit words; the draws of block i have the key `fold_in(key, i)`.
       term_counts: (edge index, count) of terms rounded up to `bounds.TERM_EDGES`.
+      replicas: of the proposal: draws have weight proportional to e^{(1 - replicas) L} (remove direction).
       loss_counts: (bin, count) of the privacy losses drawn, for the profile of a plain proposal.
-      bets, bet_weights: of the anytime rule, fixed from an independent pilot; empty for the fixed rule.
+      bets, bet_weights: of the anytime rule, as fractions of the largest bet `1 / (1 - theta)`, fixed from
+        an independent pilot; empty for the fixed rule.
       estimate: M times the mean rounded-up term: an estimate, not a bound.
       accepted: the verdict.
       reason: one line for people.
@@ -53,6 +55,7 @@ class DirectionEvidence:
     direction: str
     proposal: str
     scale: float
+    replicas: int
     relative_error: float
     margin: float
     threshold: float
@@ -115,10 +118,14 @@ def recheck(direction: DirectionEvidence, rule: str, budget: Budget) -> bool:
 
 
 def _accepts(counts, theta: float, rule: str, budget: Budget, bets, weights) -> bool:
+    q = budget.failure_probability
     if rule == "anytime":
-        needed = math.log(1 / budget.failure_probability)
-        return bounds.log_wealth(counts, theta, np.array(bets), np.array(weights)) >= needed
-    return bounds.fixed_failure_probability(counts, theta) <= budget.failure_probability
+        return bounds.accepts(counts, theta, q, np.array(bets), np.array(weights))
+    # In the units of the terms: scale 1, delta_v = theta, delta' the mean that was seen.
+    bound = bounds.failure_probability(
+        delta_v=theta, delta_prime=bounds.mean_upper(counts), samples=int(counts.sum())
+    )
+    return bound <= q
 
 
 def verify(
@@ -220,16 +227,22 @@ def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvid
     state = checkpoint.load(name) if checkpoint else None
     if state is None:
         bets, weights = ((), ()) if run.rule == "fixed" else _pilot(run, run_key, margin, theta)
-        state = {"bets": list(bets), "weights": list(weights), "blocks": 0, "terms": [], "losses": []}
+        state = {
+            "bets": list(bets),
+            "weights": list(weights),
+            "blocks": 0,
+            "terms": [],
+            "losses": [],
+        }
     bets, weights = tuple(state["bets"]), tuple(state["weights"])
     terms = dense_counts(state["terms"], len(bounds.TERM_EDGES))
     losses = dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction)))
     blocks = state["blocks"]
     stream = sampling.direction_key(run_key, direction)
     limit = -(-run.max_samples // randomness.BLOCK_SIZE)
-    reason, accepted = "", False
-    while not reason:
-        target = min(limit, next_check(blocks)) if run.rule == "anytime" else min(limit, blocks + 256)
+    # The verdict is looked for before drawing, so that a resumed run ends where the whole one did.
+    while not (verdict := _verdict(run, terms, blocks, limit, theta, bets, weights)):
+        target = min(limit, next_check(blocks))
         for draws in sampling.draw_in_batches(proposal, stream, blocks, target - blocks):
             terms += bounds.bin_terms(_terms(run, draws, margin))
             losses += hockey_stick.bin_losses(draws.loss)
@@ -244,16 +257,22 @@ def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvid
         if progress:
             expected = run.predicted[proposal.name] if run.rule == "anytime" else run.max_samples
             progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, expected)
-        finished = blocks >= limit
-        if run.rule == "fixed" and not finished:
-            continue
-        if _accepts(terms, theta, run.rule, run.budget, bets, weights):
-            accepted, reason = True, "the mean term is below the threshold"
-        elif run.rule == "anytime" and bounds.hopeless(terms, theta):
-            reason = "the mean term is not below the threshold"
-        elif finished:
-            reason = f"not decided after {blocks * randomness.BLOCK_SIZE} samples"
+    accepted, reason = verdict
     return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
+
+
+def _verdict(run: _Run, terms, blocks: int, limit: int, theta, bets, weights):
+    """(accepted, reason) when the draws so far settle it, else None; the fixed rule looks at the end only."""
+    finished = blocks >= limit
+    if blocks == 0 or (run.rule == "fixed" and not finished):
+        return None
+    if _accepts(terms, theta, run.rule, run.budget, bets, weights):
+        return True, "the mean term is below the threshold"
+    if run.rule == "anytime" and bounds.hopeless(terms, theta):
+        return False, "the mean term is not below the threshold"
+    if finished:
+        return False, f"not decided after {blocks * randomness.BLOCK_SIZE} samples"
+    return None
 
 
 def next_check(blocks: int) -> int:
@@ -263,9 +282,7 @@ def next_check(blocks: int) -> int:
 
 
 def _terms(run: _Run, draws, margin: float) -> np.ndarray:
-    weighted = hockey_stick.weighted_terms(
-        draws, run.proposal.direction, run.epsilon - margin, run.profile
-    )
+    weighted = hockey_stick.weighted_terms(draws, run.proposal.direction, run.epsilon - margin, run.profile)
     slack = run.proposal.weight_error(margin)
     return np.minimum(1.0, weighted * math.exp(slack - run.proposal.log_scale))
 
@@ -289,6 +306,7 @@ def _evidence(run, margin, theta, bets, weights, counts, stream, accepted, reaso
         direction=proposal.direction,
         proposal=proposal.name,
         scale=scale,
+        replicas=proposal.replicas,
         relative_error=proposal.relative_error,
         margin=margin,
         threshold=theta,

@@ -13,9 +13,7 @@ from jaxacct import BallsInBins, BMinSep, CyclicPoisson, Poisson, analytic
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
 def test_gaussian_delta(epsilon, sensitivity):
     mu = sensitivity / 2.0
-    exact = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(
-        -mu / 2 - epsilon / mu
-    )
+    exact = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
     assert analytic.gaussian_delta(epsilon, 2.0, sensitivity) == pytest.approx(exact, rel=1e-9, abs=1e-15)
 
 

@@ -6,7 +6,15 @@ import pytest
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation
 
-from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, privacy_loss
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Mechanism,
+    Poisson,
+    privacy_loss,
+)
 from tests.oracles import enumeration
 from tests.oracles.settings import IDS, SMALL
 
@@ -51,9 +59,7 @@ def peer_losses(scheme, strategy, sigma, outputs):
         iterations=scheme.iterations,
         min_sep=scheme.min_separation,
     )
-    losses = [
-        sample_generation.compute_privacy_loss(peer, row, sigma, strategy.array) for row in outputs
-    ]
+    losses = [sample_generation.compute_privacy_loss(peer, row, sigma, strategy.array) for row in outputs]
     return np.asarray(losses, float).reshape(-1)
 
 

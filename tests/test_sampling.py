@@ -8,7 +8,15 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, proposals, sample_privacy_loss, sampling
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Mechanism,
+    Poisson,
+    proposals,
+    sample_privacy_loss,
+    sampling,
+)
 from jaxacct.randomness import BLOCK_SIZE
 from tests.oracles import enumeration
 from tests.oracles.settings import IDS, SMALL
@@ -25,9 +33,7 @@ def hockey_stick_terms(losses, direction, epsilon):
 def pld_delta(sigma, p, n, epsilon, direction):
     """dp-accounting's delta of Poisson-sampled Gaussians in one direction."""
     accountant = PLDAccountant(value_discretization_interval=1e-4)
-    accountant.compose(
-        SelfComposedDpEvent(PoissonSampledDpEvent(p, GaussianDpEvent(sigma)), n)
-    )
+    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(p, GaussianDpEvent(sigma)), n))
     pmf = {"remove": accountant._pld._pmf_remove, "add": accountant._pld._pmf_add}[direction]
     return float(pmf.get_delta_for_epsilon(epsilon))
 
@@ -105,7 +111,11 @@ def test_blocks_and_directions_are_independent(key):
 
 @pytest.mark.parametrize("sigma", [0.05, 100.0])
 def test_finite_at_extreme_noise(sigma, key):
-    for scheme, bands in ((BMinSep(700, 32, 0.9), 32), (Poisson(300, 1e-6), 1), (BMinSep(700, 32, 1e-6), 32)):
+    for scheme, bands in (
+        (BMinSep(700, 32, 0.9), 32),
+        (Poisson(300, 1e-6), 1),
+        (BMinSep(700, 32, 1e-6), 32),
+    ):
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
         for direction in ("remove", "add"):
             losses = np.asarray(sample_privacy_loss(key, mechanism, 256, direction))

@@ -139,7 +139,12 @@ def test_evidence_supports_its_verdict_and_tampering_shows():
     worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
     zeros = dict(drawn.term_counts).get(0, 0)
     moved = dataclasses.replace(
-        drawn, term_counts=((0, zeros // 2), *worse, (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse)))
+        drawn,
+        term_counts=(
+            (0, zeros // 2),
+            *worse,
+            (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse)),
+        ),
     )
     assert not recheck(moved, "anytime", budget)
     assert not recheck(dataclasses.replace(drawn, num_samples=1), "anytime", budget)

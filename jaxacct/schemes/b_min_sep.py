@@ -38,7 +38,11 @@ class BMinSep:
     def __post_init__(self):
         set_ = object.__setattr__
         set_(self, "iterations", _validate.positive_integer("iterations", self.iterations))
-        set_(self, "min_separation", _validate.positive_integer("min_separation", self.min_separation))
+        set_(
+            self,
+            "min_separation",
+            _validate.positive_integer("min_separation", self.min_separation),
+        )
         p = _validate.probability("sampling_probability", self.sampling_probability)
         set_(self, "sampling_probability", p)
         if not isinstance(self.warm_start, bool):
@@ -107,9 +111,7 @@ class BMinSep:
     def log_likelihood_ratio(self, log_ratios):
         """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
         log_p, log_q = log_probabilities(self.sampling_probability)
-        first = blocked_log_recurrence(
-            log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation
-        )
+        first = blocked_log_recurrence(log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation)
         if not self.warm_start:
             return first[0]
         return jax.nn.logsumexp(first + jnp.asarray(self.start_log_weights(), first.dtype))

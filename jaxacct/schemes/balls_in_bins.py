@@ -26,9 +26,7 @@ class BallsInBins:
         set_(self, "cycle_length", _validate.positive_integer("cycle_length", self.cycle_length))
 
     @classmethod
-    def from_batch_size(
-        cls, *, dataset_size: int, batch_size: float, iterations: int
-    ) -> "BallsInBins":
+    def from_batch_size(cls, *, dataset_size: int, batch_size: float, iterations: int) -> "BallsInBins":
         """An epoch of ceil(|D| / B) batches: the expected batch size is at most `batch_size`."""
         rate = participation_rate(dataset_size, batch_size)
         return cls(iterations, int(np.ceil(round(1 / rate, 9))))

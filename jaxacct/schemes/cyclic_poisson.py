@@ -83,7 +83,5 @@ def draw_phase(key, num_samples: int, cycle_length: int):
 def repeat_phase(mine, joins, iterations: int):
     """Lay (num, b) phases and (num, rounds) round indicators out as (num, iterations) float32."""
     return (
-        (joins[:, :, None] & mine[:, None, :])
-        .reshape(mine.shape[0], -1)[:, :iterations]
-        .astype(jnp.float32)
+        (joins[:, :, None] & mine[:, None, :]).reshape(mine.shape[0], -1)[:, :iterations].astype(jnp.float32)
     )

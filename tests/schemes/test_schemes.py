@@ -72,18 +72,14 @@ def test_counts_of_the_production_setting(key):
 
 def test_from_batch_size():
     p0 = 200 / 51_200
-    scheme = BMinSep.from_batch_size(
-        dataset_size=51_200, batch_size=200, iterations=1024, min_separation=16
-    )
+    scheme = BMinSep.from_batch_size(dataset_size=51_200, batch_size=200, iterations=1024, min_separation=16)
     assert scheme.sampling_probability == pytest.approx(p0 / (1 - 15 * p0), rel=1e-14)
     assert scheme.participation_rate == pytest.approx(p0, rel=1e-14)
     assert scheme.warm_start
     full = BMinSep.from_batch_size(dataset_size=160, batch_size=10, iterations=5, min_separation=16)
     assert full.sampling_probability == 1.0
     assert Poisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3) == Poisson(3, 0.05)
-    cyclic = CyclicPoisson.from_batch_size(
-        dataset_size=100, batch_size=5, iterations=3, cycle_length=4
-    )
+    cyclic = CyclicPoisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3, cycle_length=4)
     assert cyclic == CyclicPoisson(3, 4, 0.2)
     bins = BallsInBins.from_batch_size(dataset_size=100, batch_size=5, iterations=3)
     assert bins == BallsInBins(3, 20)
@@ -110,9 +106,7 @@ def test_json_round_trip(scheme, _bands):
         (lambda: CyclicPoisson(5, -1, 0.1), "cycle_length must be"),
         (lambda: BallsInBins(5, 0), "cycle_length must be"),
         (
-            lambda: BMinSep.from_batch_size(
-                dataset_size=100, batch_size=10, iterations=5, min_separation=11
-            ),
+            lambda: BMinSep.from_batch_size(dataset_size=100, batch_size=10, iterations=5, min_separation=11),
             "batch_size must be at most dataset_size / 11",
         ),
         (
@@ -132,7 +126,10 @@ def test_json_round_trip(scheme, _bands):
             "noise_multiplier must be",
         ),
         (lambda: scheme_from_json({"name": "nope"}), "scheme must be one of"),
-        (lambda: scheme_from_json({"name": "poisson", "p": 1}), "scheme poisson must have the fields"),
+        (
+            lambda: scheme_from_json({"name": "poisson", "p": 1}),
+            "scheme poisson must have the fields",
+        ),
     ],
 )
 def test_bad_input(make, message):

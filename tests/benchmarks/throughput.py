@@ -1,0 +1,56 @@
+"""Privacy-loss draws per second against jax-privacy, in one run on the same machine.
+
+    python tests/benchmarks/throughput.py
+"""
+
+import os
+import time
+
+import jax
+import numpy as np
+from jax_privacy import batch_selection
+from jax_privacy.experimental.monte_carlo import sample_generation
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, sample_privacy_loss
+
+# (iterations, bands and separation, data set size, batch size, our samples, peer's samples)
+SETTINGS = ((7200, 256, 14_745_600, 1793, 32_768, 2048), (1024, 16, 51_200, 200, 262_144, 32_768))
+REPEATS = 5
+
+
+def rate(draw, samples: int) -> float:
+    """Best samples per second of `REPEATS` runs after one that compiles."""
+    draw(samples)
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        draw(samples)
+        seconds.append(time.perf_counter() - started)
+    return samples / min(seconds)
+
+
+def main() -> None:
+    print(f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}")
+    print("| n | b | jaxacct samples/s | jax-privacy samples/s | ratio |")
+    print("|---|---|---|---|---|")
+    for n, b, size, batch, ours, theirs in SETTINGS:
+        scheme = BMinSep.from_batch_size(
+            dataset_size=size, batch_size=batch, iterations=n, min_separation=b
+        )
+        mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), 0.47)
+        peer = batch_selection.BMinSepSampling(
+            sampling_prob=scheme.sampling_probability, iterations=n, min_sep=b
+        )
+        key = jax.random.key(0)
+        mine = rate(lambda s, m=mechanism: np.asarray(sample_privacy_loss(key, m, s)), ours)
+        other = rate(
+            lambda s, p=peer, m=mechanism: sample_generation.get_privacy_loss_sample(
+                p, 0.47, m.strategy.array, seed=0, num_samples=s
+            ),
+            theirs,
+        )
+        print(f"| {n} | {b} | {mine:,.0f} | {other:,.0f} | {mine / other:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

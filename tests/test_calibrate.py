@@ -1,0 +1,205 @@
+"""Calibration end to end, and plans."""
+
+import dataclasses
+import json
+
+import dp_accounting as dp
+import jax
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Mechanism,
+    NotCertifiedError,
+    Plan,
+    Poisson,
+    analytic,
+    calibrate,
+    estimate_delta,
+)
+from jaxacct.calibrate import analytic_exponent, max_batch_size
+
+SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
+STRATEGY = BandedToeplitz.square_root(6)
+TARGET = dict(epsilon=2.0, delta=1e-3)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(5))
+
+
+def test_the_plan_is_certified_and_near_the_truth(plan):
+    assert plan.certified
+    assert plan.evidence.accepted
+    assert "is (2, 0.001)-differentially private" in plan.statement()
+    sigma = plan.mechanism.noise_multiplier
+    assert sigma == pytest.approx(1.01 ** round(np.log(sigma) / np.log(1.01)), rel=1e-12)
+    assert sigma < analytic.unamplified_noise_multiplier(SMALL, 2.0, 1e-3) / 1.5
+    # 5 % less noise is not private: an interval at 99.9999 % clears delta.
+    less = Mechanism(SMALL, STRATEGY, 0.95 * sigma)
+    found = estimate_delta(less, 2.0, num_samples=400_000, key=jax.random.key(1), confidence=1 - 1e-6)
+    assert found.low > 1e-3
+    at = estimate_delta(plan.mechanism, 2.0, num_samples=400_000, key=jax.random.key(1), confidence=1 - 1e-6)
+    assert at.low < 1e-3
+
+
+def test_batch_sizes(plan):
+    assert plan.expected_batch_size == pytest.approx(50, rel=1e-12)
+    assert plan.max_batch_size == max_batch_size(3000, 50 / 3000, 60)
+    assert 80 < plan.max_batch_size < 120
+
+
+def test_save_load_and_verify_again(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    loaded = Plan.load(path)
+    assert loaded == plan
+    again = loaded.verify(max_samples=2_000_000)
+    assert again.accepted
+    assert again.remove.key != plan.evidence.remove.key or again.num_samples == 0
+
+
+def test_profile_is_an_estimate_of_the_curve():
+    """A plain plan's histogram against a fresh estimate, a bin's width of epsilon apart at most."""
+    plan = calibrate(SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain")
+    for epsilon in (0.5, 1.0, 2.0):
+        upper = estimate_delta(plan.mechanism, epsilon - 1 / 32, num_samples=200_000, key=jax.random.key(2))
+        lower = estimate_delta(plan.mechanism, epsilon, num_samples=200_000, key=jax.random.key(2))
+        value = float(plan.profile([epsilon])[0])
+        noise = 6 * np.sqrt(value / plan.evidence.remove.num_samples) + 6 * np.sqrt(value / 200_000)
+        assert lower.value - noise <= value <= upper.value + noise
+    curve = plan.profile(np.linspace(0, 3, 31))
+    assert np.all(np.diff(curve) <= 0)
+
+
+def test_one_noise_multiplier(plan):
+    good = calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
+    assert good.certified
+    assert good.mechanism.noise_multiplier == 2.0
+    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.5 could not be certified .* remove"):
+        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.5, key=jax.random.key(1))
+
+
+def test_low_rate_poisson_falls_back_to_pld():
+    """b = 1: the PLD accountant is exact, so nothing smaller than its value may be released."""
+    scheme = Poisson(30, 0.05)
+    plan = calibrate(scheme, BandedToeplitz((1.0,)), epsilon=1.0, delta=1e-3, key=jax.random.key(3))
+    assert plan.certified
+    event = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(plan.mechanism.noise_multiplier))
+    accountant = PLDAccountant().compose(event, 30)
+    # PLD is an upper bound to a relative 1e-3 here, and a certified sigma may exploit no more than that.
+    assert accountant.get_delta(1.0) < 1e-3 * 1.01
+
+
+def test_certified_noise_beats_the_revealed_phase():
+    """Random phase hides what the usual cyclic analysis reveals: never more noise than that analysis."""
+    scheme = CyclicPoisson(64, 8, 0.3)
+    exponent = analytic_exponent(scheme, 4.0, 1e-3, 1.01)
+    plan = calibrate(scheme, BandedToeplitz.square_root(8), epsilon=4.0, delta=1e-3, key=jax.random.key(3))
+    assert plan.mechanism.noise_multiplier <= 1.01**exponent * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("scheme", [BallsInBins(40, 10), BMinSep(40, 10, 0.2, False)])
+def test_other_schemes(scheme):
+    plan = calibrate(scheme, BandedToeplitz.square_root(4), epsilon=3.0, delta=1e-2, key=jax.random.key(2))
+    assert plan.certified
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_composition_needs_more_noise():
+    alone = calibrate(SMALL, STRATEGY, epsilon=2.0, delta=1e-2, key=jax.random.key(4))
+    other = dp.GaussianDpEvent(4.0)
+    both = calibrate(SMALL, STRATEGY, epsilon=2.0, delta=1e-2, key=jax.random.key(4), compose_with=other)
+    assert both.certified
+    assert both.mechanism.noise_multiplier > alone.mechanism.noise_multiplier
+    assert "composed with" in both.statement()
+    assert Plan.from_json(json.loads(json.dumps(both.to_json()))) == both
+    with pytest.raises(ValueError, match="compose_with must leave room"):
+        calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=dp.GaussianDpEvent(1.0))
+
+
+def test_resumes_from_a_folder(tmp_path):
+    first = calibrate(SMALL, STRATEGY, **TARGET, checkpoint_dir=tmp_path)
+    calls = []
+    again = calibrate(
+        SMALL,
+        STRATEGY,
+        **TARGET,
+        checkpoint_dir=tmp_path,
+        progress=lambda what, done, expected: calls.append(what),
+    )
+    assert again.mechanism == first.mechanism
+    # The same evidence, from the same keys, with no search and hardly a draw.
+    assert dataclasses.replace(again.evidence, seconds=0) == dataclasses.replace(first.evidence, seconds=0)
+    assert not [c for c in calls if c.startswith("search")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be a finite number above 0, was 0.0"),
+        ({"epsilon": float("inf")}, "epsilon must be"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), was 0.0"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\)"),
+        ({"grid_ratio": 1.0}, "grid_ratio must be above 1"),
+        ({"max_samples": 0}, "max_samples must be an integer of at least 1"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be a finite number above 0"),
+        (
+            {"noise_multiplier": 2.0, "proposal": "plain", "max_samples": 10},
+            "max_samples must be at least",
+        ),
+        ({"rule": "x"}, "rule must be one of"),
+        ({"failure_fraction": 1.0}, "failure_fraction"),
+        ({"dataset_size": 0}, "dataset_size must be"),
+    ],
+)
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        calibrate(SMALL, STRATEGY, **(TARGET | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_plan_is_refused(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    text = path.read_text()
+    cases = {
+        text[: len(text) // 2]: "not valid JSON",
+        "[]": "must hold a JSON object",
+        json.dumps({"schema": "other"}): "plan must have the schema",
+        json.dumps(json.loads(text) | {"schema_version": 99}): "schema_version must be 1, was 99",
+        json.dumps({k: v for k, v in json.loads(text).items() if k != "evidence"}): "field 'evidence'",
+        json.dumps(json.loads(text) | {"delta": 1e-4}): "the budget spends",
+        json.dumps(json.loads(text) | {"noise_multiplier": -1}): "noise_multiplier must be",
+        json.dumps(json.loads(text) | {"evidence": None}): "neither evidence nor",
+    }
+    for content, message in cases.items():
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message) as caught:
+            Plan.load(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        Plan.load(tmp_path / "absent.json")
+
+
+def test_forged_evidence_is_refused():
+    plan = calibrate(SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain")
+    data = plan.to_json()
+    seen = data["evidence"]["remove"]
+    seen["threshold"] *= 2
+    with pytest.raises(ValueError, match="remove: threshold"):
+        Plan.from_json(data)
+    data = plan.to_json()
+    counts = [list(pair) for pair in data["evidence"]["remove"]["term_counts"]]
+    counts[-1][1] += counts[0][1] // 2
+    counts[0][1] -= counts[0][1] // 2
+    data["evidence"]["remove"]["term_counts"] = counts
+    with pytest.raises(ValueError, match="does not support the verdict"):
+        Plan.from_json(data)

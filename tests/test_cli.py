@@ -1,0 +1,201 @@
+"""The command line: outputs, exit codes, one line for bad input, no file left half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxacct import cli
+
+COMMON = [
+    "--scheme",
+    "b-min-sep",
+    "--dataset-size",
+    "3000",
+    "--batch-size",
+    "50",
+    "--iterations",
+    "60",
+]
+BANDS = ["--bands", "6", "--min-separation", "6"]
+TARGET = ["--epsilon", "2", "--delta", "1e-2"]
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(a) for a in arguments])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def plan_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--out", path) == 0
+    return path
+
+
+def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
+    assert run("show", plan_path) == 0
+    shown = capsys.readouterr().out
+    assert "is (2, 0.01)-differentially private" in shown
+    assert "noise multiplier" in shown
+    assert run("verify", plan_path, "--json") == 0
+    out = capsys.readouterr()
+    assert json.loads(out.out)["accepted"] is True
+    assert out.err == ""
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["noise_multiplier"] == 3.0
+    command = [
+        "estimate",
+        *COMMON,
+        *BANDS,
+        "--strategy",
+        "square-root",
+        "--noise-multiplier",
+        "1.5",
+    ]
+    assert run(*command, "--epsilon", "1", "--samples", "2000", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "estimate"
+    assert found["low"] <= found["value"] <= found["high"]
+    assert run(*command, "--delta", "1e-2", "--samples", "2000", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["quantity"] == "epsilon"
+    assert run("strategy", "--iterations", "100", "--bands", "4", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["coefficients"]) == 4
+
+
+def test_an_estimate_says_so(capsys):
+    assert (
+        run(
+            "estimate",
+            *COMMON,
+            *BANDS,
+            "--noise-multiplier",
+            "1.5",
+            "--epsilon",
+            "1",
+            "--samples",
+            "500",
+        )
+        == 0
+    )
+    assert "estimate, not a guarantee" in capsys.readouterr().out
+
+
+def test_strategy_file_round_trip(tmp_path, capsys):
+    path = tmp_path / "c.txt"
+    assert run("strategy", "--iterations", "100", "--bands", "4", "--out", path) == 0
+    command = ["strategy", "--iterations", "100", "--bands", "4", "--json"]
+    capsys.readouterr()
+    assert run(*command) == 0
+    direct = json.loads(capsys.readouterr().out)
+    assert run(*command, "--strategy", path) == 0
+    assert json.loads(capsys.readouterr().out) == direct
+
+
+def test_not_certified_exits_1_and_says_why(capsys):
+    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.3") == 1
+    message = capsys.readouterr().err
+    assert "could not be certified" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["calibrate", *COMMON, *BANDS, "--epsilon", "0", "--delta", "1e-5"], "epsilon must be"),
+        (
+            ["calibrate", *COMMON, *BANDS, "--epsilon", "1", "--delta", "2"],
+            "delta must be in (0, 1)",
+        ),
+        (
+            ["calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "-1"],
+            "noise_multiplier must be",
+        ),
+        (
+            ["calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "nan"],
+            "noise_multiplier must be",
+        ),
+        (
+            ["calibrate", *COMMON, "--bands", "7", "--min-separation", "6", *TARGET],
+            "bands must be at most",
+        ),
+        (
+            ["calibrate", *COMMON, "--bands", "6", "--min-separation", "61", *TARGET],
+            "batch_size must be at most",
+        ),
+        (
+            ["calibrate", *COMMON, *BANDS, *TARGET, "--max-samples", "10", "--proposal", "plain"],
+            "max_samples",
+        ),
+        (["calibrate", *COMMON, *BANDS, *TARGET, "--strategy", "nope"], "strategy must be"),
+        (["calibrate", *COMMON, *BANDS, *TARGET, "--out", "/no/such/folder/x.json"], "out must be"),
+        (
+            ["calibrate", "--iterations", "0", *BANDS, *TARGET, "--sampling-probability", "0.1"],
+            "iterations must be",
+        ),
+        (["calibrate", "--iterations", "10", *BANDS, *TARGET], "dataset_size and batch_size"),
+        (
+            ["estimate", *COMMON, *BANDS, "--noise-multiplier", "1"],
+            "epsilon or delta must be given",
+        ),
+        (["show", "/no/such/plan.json"], "plan /no/such/plan.json cannot be read"),
+        (["strategy", "--iterations", "10", "--bands", "0"], "bands must be"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("coefficients", ["", "1\n-0.5\n", "1\nx\n", "nan\n"])
+def test_bad_coefficients(coefficients, tmp_path, capsys):
+    path = tmp_path / "c.txt"
+    path.write_text(coefficients)
+    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--strategy", path) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_unknown_option_exits_2():
+    assert run("calibrate", "--nonsense") == 2
+
+
+def test_interrupt_and_resume(tmp_path):
+    """Ctrl-C, then the same command goes on: a real process and a real signal."""
+    folder, out = tmp_path / "check", tmp_path / "plan.json"
+    command = [sys.executable, "-m", "jaxacct.cli", "calibrate", *COMMON, *BANDS]
+    command += [
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-4",
+        "--proposal",
+        "plain",
+        "--noise-multiplier",
+        "1.9",
+    ]
+    command += ["--checkpoint-dir", str(folder), "--out", str(out), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("remove-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode in (0, 130), err
+    interrupted = process.returncode == 130
+    assert out.exists() != interrupted
+    done = subprocess.run(command, capture_output=True, check=True, timeout=300)
+    assert json.loads(done.stdout)["noise_multiplier"] == 1.9
+    assert out.exists()
