@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -75,7 +75,7 @@ class Problem:
             raise ValueError(
                 "dataset_size and batch_size must both be given, or sampling_probability instead"
             )
-        sizes = dict(dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations)
+        sizes: dict[str, Any] = dict(dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations)
         return {
             "poisson": lambda: Poisson.from_batch_size(**sizes),
             "cyclic-poisson": lambda: CyclicPoisson.from_batch_size(**sizes, cycle_length=separation),
@@ -219,17 +219,17 @@ def estimate_command(
       confidence: of the interval.
       json: print one JSON object.
     """
-    if (epsilon is None) == (delta is None):
-        raise ValueError("epsilon or delta must be given, and not both")
     scheme = problem.build_scheme()
     mechanism = Mechanism(scheme, problem.build_strategy(scheme), noise_multiplier)
-    options = dict(num_samples=samples, confidence=confidence)
-    if epsilon is not None:
+    options: dict[str, Any] = dict(num_samples=samples, confidence=confidence)
+    if epsilon is not None and delta is None:
         found = estimate_delta(mechanism, epsilon, **options)
         given = {"epsilon": epsilon}
-    else:
+    elif delta is not None and epsilon is None:
         found = estimate_epsilon(mechanism, delta, **options)
         given = {"delta": delta}
+    else:
+        raise ValueError("epsilon or delta must be given, and not both")
     if json:
         _print({"kind": "estimate", **given, **dataclasses.asdict(found)}, True)
     else:

@@ -6,6 +6,7 @@ import json
 import platform
 from dataclasses import dataclass, field
 from importlib import metadata
+from typing import Any
 
 import jax
 import numpy as np
@@ -218,7 +219,7 @@ def _evidence_to_json(evidence: Evidence) -> dict:
 
 def _evidence_from_json(data: dict) -> Evidence:
     def direction(fields: dict) -> DirectionEvidence:
-        values = {
+        values: dict[str, Any] = {
             name: tuple(tuple(v) if isinstance(v, list) else v for v in value)
             if isinstance(value, list)
             else value

@@ -26,7 +26,7 @@ _MINIMUM_LENGTH = 128
 def circulant_length(iterations: int, bands: int) -> int:
     """The smallest even FFT-friendly length on which no score wraps around."""
     need = max(iterations + bands - 1, _MINIMUM_LENGTH)
-    return 2 * scipy_fft.next_fast_len((need + 1) // 2, real=False)
+    return 2 * int(scipy_fft.next_fast_len((need + 1) // 2, real=False) or 0)
 
 
 @functools.lru_cache(maxsize=64)

@@ -139,7 +139,7 @@ def inverse_coefficients(strategy: BandedToeplitz, iterations: int) -> np.ndarra
     """(iterations,) float64: the first column of `C^-1`."""
     impulse = np.zeros(_validate.positive_integer("iterations", iterations))
     impulse[0] = 1.0
-    return signal.lfilter([1.0], strategy.array, impulse)
+    return np.asarray(signal.lfilter([1.0], strategy.array, impulse))
 
 
 def prefix_sum_error(strategy: BandedToeplitz, *, iterations: int, noise_multiplier: float) -> float:
@@ -153,7 +153,7 @@ def prefix_sum_error(strategy: BandedToeplitz, *, iterations: int, noise_multipl
       Squared noise per unit of clip norm squared (seed 003, section 7.1).
     """
     n = _validate.positive_integer("iterations", iterations)
-    sums = signal.lfilter([1.0], strategy.array, np.ones(n))
+    sums = np.asarray(signal.lfilter([1.0], strategy.array, np.ones(n)))
     return float(np.dot(n - np.arange(n), sums**2) / n * noise_multiplier**2)
 
 
