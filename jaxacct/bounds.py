@@ -2,14 +2,15 @@
 
 The certified quantity is `H = scale * mean`, the mean of independent terms X in [0, 1]. A test of
 "H > delta_v" that accepts wrongly with probability at most q makes estimate-verify-release
-(eps, delta_v + q (1 - delta_v))-DP (seed 003, Theorem A.1). Everywhere `theta = delta_v / scale` is the
-mean to be excluded; `theta >= 1` needs no samples, since H never exceeds `scale`.
+(eps, delta_v + q (1 - delta_v))-DP (seed 003, Theorem A.1). Everywhere `theta = delta_v / scale` is
+the mean to be excluded; `theta >= 1` needs no samples, since H never exceeds `scale`.
 
-The evidence is an exact integer histogram of terms rounded *up*, so that all that is accepted on it
-would be accepted on larger terms still. Lower bounds use the lower ends of the same bins.
+The evidence is an exact integer histogram of terms rounded *up*: what it proves small is smaller
+still. Lower bounds use the lower ends of the same bins.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ OCTAVES = 40  # the smallest positive edge is 2^-40
 TERM_EDGES = np.concatenate([[0.0], np.exp2(-np.arange(OCTAVES * RESOLUTION, -1, -1) / RESOLUTION)])
 TERM_EDGES.setflags(write=False)
 _LOWER_EDGES = np.concatenate([[0.0], TERM_EDGES[:-1]])
-_ROUNDING = 2.0**-40  # allowance, relative to the sum of absolute logs, for float64 in the wealth
+_ROUNDING = 2.0**-40  # allowance for float64 in the wealth, times 1 + the sum of absolute logs
 
 
 def bin_terms(terms) -> np.ndarray:
@@ -58,7 +59,7 @@ def mean_upper(counts) -> float:
 
 
 def kl(a: float, b: float) -> float:
-    """Divergence KL(Bernoulli(a) || Bernoulli(b)) in nats, a sum of two terms that cannot cancel."""
+    """Divergence KL(Bernoulli(a) || Bernoulli(b)) in nats, free of cancellation."""
     if not (0 <= a <= 1 and 0 <= b <= 1):
         raise ValueError(f"a and b must be in [0, 1], were {a!r} and {b!r}")
     if a == b:
@@ -72,17 +73,15 @@ def kl(a: float, b: float) -> float:
     return a * _excess((b - a) / a) + (1 - a) * _excess((a - b) / (1 - a))
 
 
-# --- The budget and the fixed-sample rule -----------------------------------------------------------
+# --- The budget and the fixed-sample rule ---
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How a target delta is spent: `delta_v + failure_probability * (1 - delta_v) <= delta`.
+    """How delta is spent: `delta_v + failure_probability * (1 - delta_v) <= delta`, all in (0, 1).
 
-    Attributes:
-      delta: the delta of the guarantee, in (0, 1).
-      delta_v: what each direction is verified against, in (0, 1).
-      failure_probability: of accepting a mechanism whose divergence exceeds `delta_v`, in (0, 1).
+    Each direction is verified against `delta_v`, and a mechanism whose divergence exceeds it is
+    accepted with probability at most `failure_probability`.
     """
 
     delta: float
@@ -91,14 +90,13 @@ class Budget:
 
     def __post_init__(self):
         for name in ("delta", "delta_v", "failure_probability"):
-            value = _validate.open_probability(name, getattr(self, name))
-            object.__setattr__(self, name, value)
+            _validate.open_probability(name, getattr(self, name))
         if self.total > self.delta:
             raise ValueError(f"delta must be at least {self.total!r}, was {self.delta!r}")
 
     @property
     def total(self) -> float:
-        """The delta that is guaranteed: `delta_v + failure_probability (1 - delta_v)`."""
+        """The delta that is guaranteed."""
         return self.delta_v + self.failure_probability * (1 - self.delta_v)
 
     @classmethod
@@ -117,7 +115,7 @@ def failure_probability(*, delta_v, delta_prime, samples, scale=1.0) -> float:
 
     The rule accepts when `scale * mean of samples terms <= delta_prime`; accepting is wrong when
     H > delta_v. 0 where delta_v >= scale, 1 where delta_prime >= delta_v. The number of samples is
-    fixed beforehand. Source: seed 003, appendix A (Fact 4.2 of arXiv 2412.16802), with `scale` ours.
+    fixed beforehand. Source: seed 003, appendix A (Fact 4.2 of arXiv 2412.16802); `scale` is ours.
     """
     start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
     samples = _validate.positive_integer("samples", samples, minimum=0)
@@ -129,7 +127,7 @@ def failure_probability(*, delta_v, delta_prime, samples, scale=1.0) -> float:
 def samples_needed(*, delta_v, delta_prime, failure_probability, scale=1.0) -> int:
     """Fewest samples for which the fixed-sample rule fails with at most `failure_probability`."""
     start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
-    needed = -math.log(_validate.open_probability("failure_probability", failure_probability))
+    needed = _log_inverse("failure_probability", failure_probability)
     if theta >= 1:
         return 0
     if start >= theta:
@@ -141,23 +139,23 @@ def samples_needed(*, delta_v, delta_prime, failure_probability, scale=1.0) -> i
 def threshold(*, delta_v, samples, failure_probability, scale=1.0) -> float:
     """Largest delta_prime at which the fixed-sample rule fails with at most `failure_probability`.
 
-    `-inf` (nothing is accepted) where even all-zero terms are too few; `scale` where delta_v >= scale.
+    `-inf` (nothing is accepted) where even all-zero terms are too few; `scale` if delta_v >= scale.
     """
     theta = _mean("delta_v", delta_v, scale)
     samples = _validate.positive_integer("samples", samples, minimum=0)
-    needed = -math.log(_validate.open_probability("failure_probability", failure_probability))
+    needed = _log_inverse("failure_probability", failure_probability)
     if theta >= 1:
         return float(scale)
     if samples * kl(0.0, theta) < needed:
         return -math.inf
-    low, _ = _bisect(lambda start: samples * kl(start, theta) < needed, 0.0, theta)
-    return scale * low * (1 - 1e-14)
+    start, _ = _bisect(lambda start: samples * kl(start, theta) < needed, 0.0, theta)
+    return scale * start * (1 - 1e-14)
 
 
 def best_delta_v(*, delta_prime, samples, scale=1.0) -> float:
     """The delta_v that minimises `delta_v + q (1 - delta_v)` for the fixed-sample rule.
 
-    It depends on no data, so that choosing it costs nothing; any delta_v is valid, the best is tightest.
+    It depends on no data, so choosing it costs nothing: any is valid, the best is the tightest.
     """
     start, end = _mean("delta_prime", delta_prime, scale), min(1.0, 1 / scale)
     if start >= end:
@@ -166,75 +164,64 @@ def best_delta_v(*, delta_prime, samples, scale=1.0) -> float:
     def overall(theta):
         return _overall(scale * theta, delta_prime, samples, scale)
 
-    theta, value = _minimise(overall, start, end)
-    return scale * (theta if value < overall(end) else end)
+    grid = np.minimum(start + (end - start) * np.exp(np.linspace(-40, 0, 241)), end)
+    best = int(np.argmin([overall(theta) for theta in grid]))
+    ends = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
+    precision = {"xatol": 1e-8 * (ends[1] - ends[0])}
+    refined = minimize_scalar(overall, bounds=ends, method="bounded", options=precision).x
+    return float(scale * min((refined, grid[best], end), key=overall))
 
 
 def overall_delta(*, delta_prime, samples, scale=1.0) -> float:
-    """The delta guaranteed when the fixed-sample rule with threshold `delta_prime` accepts; <= 1."""
+    """The delta guaranteed when the fixed-sample rule with threshold `delta_prime` accepts."""
     delta_v = best_delta_v(delta_prime=delta_prime, samples=samples, scale=scale)
     return min(_overall(delta_v, delta_prime, samples, scale), 1.0)
 
 
 def minimum_samples(*, delta_prime, delta, scale=1.0) -> int:
     """Fewest samples with `overall_delta <= delta`; 0 where `scale <= delta`."""
-    start, end = _mean("delta_prime", delta_prime, scale), _mean("delta", delta, scale)
-    _validate.open_probability("delta", delta)
-    if end >= 1:
-        return 0
-    if start >= end:
+
+    def enough(samples):
+        return overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) <= delta
+
+    delta = _validate.open_probability("delta", delta)
+    if _nonnegative("delta_prime", delta_prime) >= delta:
         raise ValueError(f"delta_prime must be below delta = {delta!r}, was {delta_prime!r}")
-
-    def needed(theta):
-        spare, divergence = delta - scale * theta, kl(start, theta)
-        return math.log((1 - scale * theta) / spare) / divergence if spare > 0 < divergence else math.inf
-
-    samples = math.ceil(_minimise(needed, start, end)[1])
-    while overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) > delta:
-        samples += max(1, samples >> 40)
-    return samples
+    most = 1
+    while not enough(most):
+        most *= 2
+    return bisect_left(range(most), True, key=enough)
 
 
 def largest_threshold(*, delta, samples, scale=1.0) -> float:
     """Largest delta_prime with `overall_delta <= delta`; `-inf` where there is none."""
-    end = _mean("delta", delta, scale)
-    _validate.open_probability("delta", delta)
-    if end >= 1:
+
+    def too_large(delta_prime):
+        return overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) > delta
+
+    delta = _validate.open_probability("delta", delta)
+    if scale <= delta:
         return float(scale)
-
-    def reachable(theta):
-        q = (delta - scale * theta) / (1 - scale * theta)
-        if q <= 0:
-            return math.inf
-        kind = dict(samples=samples, failure_probability=q, scale=scale)
-        return -threshold(delta_v=scale * theta, **kind)
-
-    best = -_minimise(reachable, 0.0, end)[1]
-    while best > 0 and overall_delta(delta_prime=best, samples=samples, scale=scale) > delta:
-        best *= 1 - 1e-12
-    return best
+    return -math.inf if too_large(0.0) else _bisect(too_large, 0.0, delta)[0]
 
 
-# --- The anytime-valid rule -------------------------------------------------------------------------
+# --- The anytime-valid rule ---
 
 
 def default_bets(theta=None, pilot_counts=None) -> tuple[np.ndarray, np.ndarray]:
     """Bets and weights for `log_wealth`: a log grid, half replaced by one tuned bet given a pilot.
 
-    A bet is a fraction f in [0, 1] of the largest lambda allowed, `lambda = f / (1 - theta)`; the last
-    one is all-in (`f = 1`, lost at the first term of 1). The tuned bet comes first: it maximises the
-    log growth on the pilot plus 1/theta imagined terms of mean theta/2, which keeps it below 1.
+    A bet is a fraction f in [0, 1] of the largest lambda allowed, `lambda = f / (1 - theta)`; the
+    last is all-in (`f = 1`, lost at the first term of 1). The tuned bet comes first: it maximises
+    the log growth on the pilot plus 1/theta imagined coins of mean theta/2, which keeps it below 1.
 
-    Bets must be fixed before the data: `pilot_counts` has to be **independent** of the counts that are
-    tested, drawn with randomness of its own. A poor pilot costs power, never validity.
+    Bets must be fixed before the data: `pilot_counts` has to be **independent** of the counts that
+    are tested, drawn with randomness of its own. A poor pilot costs power, never validity.
     """
     odds = np.exp2(np.arange(-20, 15) / 2)
     bets = np.append(odds / (1 + odds), 1.0)
     weights = np.full(bets.size, 1 / bets.size)
-    if pilot_counts is None:
-        return bets, weights
-    theta = _validate.positive_number("theta", theta)
-    if theta >= 1:
+    if pilot_counts is None or _validate.positive_number("theta", theta) >= 1:
         return bets, weights
     values, counts = _occupied(pilot_counts, TERM_EDGES)
     values, counts = np.append(values, [0.0, 1.0]), np.append(counts, [1 / theta - 0.5, 0.5])
@@ -243,19 +230,19 @@ def default_bets(theta=None, pilot_counts=None) -> tuple[np.ndarray, np.ndarray]
 
 
 def log_wealth(counts, theta, bets, weights) -> float:
-    """Log of the weighted wealth `sum_j w_j prod_i (1 + f_j (theta - X_i) / (1 - theta))`, rounded down.
+    """Log of the wealth `sum_j w_j prod_i (1 + f_j (theta - X_i) / (1 - theta))`, rounded down.
 
-    If the mean is at least theta each factor is >= 0 and has expectation <= 1, so each product is a
-    non-negative supermartingale; so is a mixture with fixed weights, and Ville's inequality bounds by q
-    the probability that it *ever* reaches 1/q. Non-decreasing in theta: the derivative of a factor is
-    `f (1 - X) / (1 - theta)^2`. `inf` for theta >= 1, 0 without terms (when the weights sum to 1).
+    If the mean is at least theta, each factor is >= 0 with expectation <= 1, so each product is a
+    non-negative supermartingale, and so is a mixture with fixed weights: by Ville's inequality it
+    *ever* reaches 1/q with probability at most q. Non-decreasing in theta, as a factor's derivative
+    is `f (1 - X) / (1 - theta)^2`. `inf` for theta >= 1; 0 without terms, for weights of sum 1.
     """
     theta = _nonnegative("theta", theta)
-    bets, weights = np.atleast_1d(bets).astype(float), np.atleast_1d(weights).astype(float)
-    if not (np.all((bets >= 0) & (bets <= 1)) and bets.shape == weights.shape):
-        raise ValueError("bets must be in [0, 1], one for each weight")
-    if not (np.all(weights >= 0) and weights.sum() <= 1 + 1e-12):
-        raise ValueError(f"weights must be non-negative and sum to at most 1, sum was {weights.sum()}")
+    bets, weights = np.asarray(bets, float), np.asarray(weights, float)
+    if not np.all((bets >= 0) & (bets <= 1)):
+        raise ValueError(f"bets must be in [0, 1], was {bets!r}")
+    if bets.shape != weights.shape or not (np.all(weights >= 0) and weights.sum() <= 1 + 1e-12):
+        raise ValueError(f"weights must be >= 0, one a bet, of sum at most 1, was {weights!r}")
     values, counts = _occupied(counts, TERM_EDGES)
     if theta >= 1:
         return math.inf
@@ -263,38 +250,34 @@ def log_wealth(counts, theta, bets, weights) -> float:
 
 
 def accepts(counts, theta, q, bets, weights) -> bool:
-    """Whether the terms so far prove `mean < theta`, at any stopping time, wrongly at most q of the time."""
-    q = _validate.open_probability("q", q)
-    return log_wealth(counts, theta, bets, weights) >= -math.log(q)
+    """Whether the terms prove `mean < theta`; wrong with probability <= q at any stopping time."""
+    return log_wealth(counts, theta, bets, weights) >= _log_inverse("q", q)
 
 
 def hopeless(counts, theta, q=1e-3) -> bool:
-    """Whether the terms so far prove `mean > theta`, so that one may give up; giving up is always safe."""
-    return _log_wealth_above(counts, theta) >= -math.log(_validate.open_probability("q", q))
+    """Whether the terms prove `mean > theta` at level q; giving up then is always safe."""
+    return _log_wealth_above(counts, theta) >= _log_inverse("q", q)
 
 
 def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
     """Bound above the mean, at all times at once with probability 1 - q; 1 without evidence.
 
-    The least theta that `accepts` (the wealth is monotone in theta for fixed fractions), rounded up.
+    The least theta that `accepts`, rounded up: for fixed fractions the wealth is monotone in theta.
     """
     if bets is None:
         bets, weights = default_bets()
-    values, occupied = _occupied(counts, TERM_EDGES)
-    if not occupied.size:
-        return 1.0
-    mean = (values @ occupied) / occupied.sum()  # not accepted: log is concave, the wealth at most 1
-    low = max(min(mean, 1.0), 2.0**-60 / occupied.sum())
-    return _bisect(lambda theta: theta >= 1 or accepts(counts, theta, q, bets, weights), low, 1.0)[1]
+
+    def accepted(theta):
+        return theta >= 1 or accepts(counts, theta, q, bets, weights)
+
+    return _bisect(accepted, 1e-300, 1.0)[1]
 
 
 def lower_confidence_bound(counts, q) -> float:
     """Bound below the mean, at all times at once with probability 1 - q; 0 without evidence."""
-    values, occupied = _occupied(counts, _LOWER_EDGES)
-    mean = (values @ occupied) / occupied.sum() if occupied.size else 0.0
-    if mean == 0 or not hopeless(counts, mean * 2.0**-60, q):
+    if not hopeless(counts, 1e-300, q):
         return 0.0
-    return _bisect(lambda theta: not hopeless(counts, theta, q), mean * 2.0**-60, mean)[0]
+    return _bisect(lambda theta: not hopeless(counts, theta, q), 1e-300, 1.0)[0]
 
 
 def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
@@ -306,16 +289,14 @@ def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
 def predicted_samples(theta, pilot_counts, q) -> float:
     """Terms the anytime rule will need if the truth is as the pilot: `ln(2/q) / best log growth`.
 
-    The 2 is the weight of the tuned bet. A prediction only; 0 for theta >= 1, inf for a mean >= theta.
+    The 2 is for the weight of the tuned bet. 0 for theta >= 1, inf for a mean of theta or more.
     """
     theta, q = _validate.positive_number("theta", theta), _validate.open_probability("q", q)
     values, counts = _occupied(pilot_counts, TERM_EDGES)
     if theta >= 1:
         return 0.0
-    if not counts.size:
-        raise ValueError("pilot_counts must hold at least one term, was empty")
     payoffs, bet = (theta - values) / (1 - theta), _best_bet(values, counts, theta)
-    growth = _log_mixture(payoffs, counts, np.array([bet]), np.ones(1)) / counts.sum()
+    growth = float(counts @ np.log1p(bet * payoffs)) / max(counts.sum(), 1)
     return math.log(2 / q) / growth if growth > 0 else math.inf
 
 
@@ -328,16 +309,14 @@ def empirical_bernstein_upper(counts, q) -> float:
         return 1.0
     mean = (values @ counts) / total
     variance = ((values - mean) ** 2 @ counts) / (total - 1)
-    return min(mean + math.sqrt(2 * variance * log_term / total) + 7 * log_term / (3 * (total - 1)), 1.0)
-
-
-# --- Helpers ----------------------------------------------------------------------------------------
+    width = math.sqrt(2 * variance * log_term / total) + 7 * log_term / (3 * (total - 1))
+    return min(mean + width, 1.0)
 
 
 def _log_wealth_above(counts, theta):
-    """As `log_wealth`, against "mean <= theta": factors `1 + lambda (X - theta)` with X rounded down.
+    """As `log_wealth`, against "mean <= theta": factors `1 + lambda (X - theta)`, X rounded down.
 
-    `lambda = min(2^j, 1/theta)`: with the cap a factor is X/theta, so it never increases with theta.
+    `lambda = min(2^j, 1/theta)`; where capped a factor is X/theta, so none increases with theta.
     """
     theta = _nonnegative("theta", theta)
     values, counts = _occupied(counts, _LOWER_EDGES)
@@ -351,14 +330,16 @@ def _log_wealth_above(counts, theta):
 def _log_mixture(payoffs, counts, bets, weights):
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log1p(np.maximum(np.outer(bets, payoffs), -1.0))
-        wealth = logs @ counts - _ROUNDING * (np.abs(logs) @ counts)
+        wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts)
     wealth = np.where(np.isnan(wealth), -math.inf, wealth)
     return float(logsumexp(wealth, b=weights))
 
 
 def _best_bet(values, counts, theta):
-    """The f in [0, 1] that maximises `sum counts log(1 + f (theta - values) / (1 - theta))`, concave."""
+    """The f in [0, 1] that maximises the concave `sum counts log(1 + f payoffs)`."""
     payoffs = (theta - values) / (1 - theta)
+    if payoffs @ counts <= 0:
+        return 0.0
 
     def past(bet):
         with np.errstate(divide="ignore"):
@@ -369,7 +350,8 @@ def _best_bet(values, counts, theta):
 
 def _occupied(counts, edges):
     counts = np.asarray(counts)
-    if counts.shape != edges.shape or not np.issubdtype(counts.dtype, np.integer) or counts.min() < 0:
+    integers = counts.shape == edges.shape and np.issubdtype(counts.dtype, np.integer)
+    if not integers or counts.min() < 0:
         raise ValueError(f"counts must be {len(edges)} non-negative integers, was {counts!r}")
     held = counts > 0
     return edges[held], counts[held].astype(np.float64)
@@ -383,27 +365,12 @@ def _excess(u):
 
 
 def _overall(delta_v, delta_prime, samples, scale):
-    kind = dict(delta_prime=delta_prime, samples=samples, scale=scale)
-    return delta_v + failure_probability(delta_v=delta_v, **kind) * (1 - delta_v)
-
-
-def _minimise(function, low, high):
-    """Least value found on (low, high], and where: a grid in log(x - low), then a bounded refinement."""
-    grid = np.linspace(math.log(1e-18 * (high - low)), math.log(high - low), 241)
-
-    def shifted(u):
-        return function(min(low + math.exp(u), high))
-
-    values = [shifted(u) for u in grid]
-    best = int(np.argmin(values))
-    bounds = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
-    found = minimize_scalar(shifted, bounds=bounds, method="bounded", options={"xatol": 1e-10})
-    u = found.x if found.fun < values[best] else grid[best]
-    return min(low + math.exp(u), high), min(found.fun, values[best])
+    evidence = dict(delta_prime=delta_prime, samples=samples, scale=scale)
+    return delta_v + failure_probability(delta_v=delta_v, **evidence) * (1 - delta_v)
 
 
 def _bisect(predicate, low, high):
-    """Ends of a short interval where a monotone predicate turns true, known false at low, true at high."""
+    """Ends of the short interval in which a predicate, false at low, true at high, turns true."""
     while True:
         middle = math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
         if not low < middle < high or high - low <= 1e-14 * high:
@@ -413,6 +380,10 @@ def _bisect(predicate, low, high):
 
 def _mean(name, value, scale):
     return _nonnegative(name, value) / _validate.positive_number("scale", scale)
+
+
+def _log_inverse(name, q):
+    return -math.log(_validate.open_probability(name, q))
 
 
 def _nonnegative(name, value):

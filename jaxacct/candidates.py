@@ -20,7 +20,10 @@ class Candidate:
 
 def threshold(proposal: Proposal, delta_v: float) -> float:
     """The mean of terms to stay below: `delta_v` in the proposal's units, its own error spent."""
-    return delta_v / (math.exp(proposal.log_scale) * (1 + proposal.relative_error))
+    if proposal.log_scale == -math.inf:
+        return math.inf
+    intended = math.exp(math.log(delta_v) - proposal.log_scale) / (1 + proposal.relative_error)
+    return intended - proposal.total_variation
 
 
 def candidates(
@@ -43,7 +46,10 @@ def candidates(
     if not composed:
         more = replica_candidates if direction == "remove" else add_candidates
         found += more(mechanism, epsilon)
-    priced = [Candidate(p, _predict(threshold(p, budget.delta_v), budget.failure_probability)) for p in found]
+    thresholds = [(p, threshold(p, budget.delta_v)) for p in found]
+    priced = [
+        Candidate(p, _predict(theta, budget.failure_probability)) for p, theta in thresholds if theta > 0
+    ]
     # Among equals the earlier, simpler one: `sorted` is stable and plain comes first.
     return sorted(priced, key=lambda candidate: candidate.predicted_samples)
 

@@ -75,7 +75,9 @@ class Problem:
             raise ValueError(
                 "dataset_size and batch_size must both be given, or sampling_probability instead"
             )
-        sizes: dict[str, Any] = dict(dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations)
+        sizes: dict[str, Any] = dict(
+            dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations
+        )
         return {
             "poisson": lambda: Poisson.from_batch_size(**sizes),
             "cyclic-poisson": lambda: CyclicPoisson.from_batch_size(**sizes, cycle_length=separation),

@@ -247,7 +247,7 @@ def _flaws(plan: Plan) -> list[str]:
         if seen.direction != name:
             flaws.append(f"the {name} evidence is of direction {seen.direction!r}")
         if seen.scale > 0:
-            allowed = budget.delta_v / (seen.scale * (1 + seen.relative_error))
+            allowed = budget.delta_v / (seen.scale * (1 + seen.relative_error)) - seen.total_variation
             if seen.threshold > allowed * (1 + 1e-12):
                 flaws.append(f"{name}: threshold {seen.threshold:g} is above {allowed:g}")
         if seen.accepted and not recheck(seen, evidence.rule, budget):

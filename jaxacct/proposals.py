@@ -54,6 +54,8 @@ class Proposal:
         is proportional to e^{(1 - replicas) L} in the remove direction.
       relative_error: bound on the relative error of the drawn law's density (rounded tables, the 2^-32
         grid of uniforms); thresholds are divided by 1 + this.
+      total_variation: further distance between the drawn law and the intended one; subtracted from
+        thresholds.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Proposal:
     draw_block: Callable[..., Draws]
     tables: Any = ()
     relative_error: float = 0.0
+    total_variation: float = 0.0
     replicas: int = 1
 
     def weight_error(self, loss_error: float) -> float:
@@ -112,7 +115,8 @@ def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts) -> jax.Array
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Draw from the target itself: weight 1, scale 1."""
     draw_block = {"remove": _plain_remove, "add": _plain_add}[direction]
-    return Proposal("plain", direction, mechanism, 0.0, draw_block)
+    error = mechanism.scheme.draw_error() if direction == "remove" else 0.0
+    return Proposal("plain", direction, mechanism, 0.0, draw_block, relative_error=error)
 
 
 def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:

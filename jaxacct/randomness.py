@@ -50,6 +50,33 @@ def uniform_32(key, shape, dtype=jnp.float32):
     return (bits.astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
 
 
+def exponential_32(key, shape, dtype=jnp.float32):
+    """Unit exponential draws with full relative precision at both ends.
+
+    One bit says whether the draw is below the median; `-log(u)` loses the short waits and `-log1p(-u)` the
+    long ones, so each serves the half it resolves.
+    """
+    bits = jax.random.bits(key, shape, jnp.uint32)
+    u = ((bits >> 1).astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
+    return jnp.where(bits & 1, -jnp.log1p(-u), -jnp.log(u))
+
+
+def bernoulli_error(probability: float, trials: int) -> float:
+    """Relative error of the density of `trials` draws of `bernoulli_32`.
+
+    Each success is off by `2^-33 / p` of itself and each failure by `2^-33 / (1 - p)`; more than
+    `np + 10 sqrt(np) + 20` successes have a probability below 1e-20.
+    """
+    if round(probability * 2**32) >= 2**32:
+        return trials * (1 - probability)
+
+    def part(p):
+        mean = trials * p
+        return min(trials, mean + 10 * mean**0.5 + 20) * 2.0**-33 / p
+
+    return float(np.expm1(min(1.0, part(probability) + part(1 - probability))))
+
+
 def bernoulli_32(key, probability: float, shape):
     """Bernoulli draws whose probability is exact to 2^-33; `probability` 1 is always true."""
     threshold = round(probability * 2**32)

@@ -1,9 +1,105 @@
-"""TEMPORARY stand-in until the real module lands."""
+"""Replica proposals for the remove direction (PROPOSALS.md): draw m participation vectors that attract.
+
+`R_m` has density `Q f^m / Z_m`, `f = P/Q`. It is a mixture: pick `x_1 .. x_m` with probability proportional
+to `prod p(x_i) exp( sum_{i<j} <C x_i, C x_j> / sigma^2 )`, then `y ~ N(C (x_1 + .. + x_m), sigma^2 I)`. A
+draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
+`M_m = Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxacct.mechanism import Mechanism
+from jaxacct.proposals import Draws, Proposal, draw_block_at
+from jaxacct.schemes import (
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    Poisson,
+    b_min_sep_replicas,
+    cyclic_replicas,
+    poisson_replicas,
+)
 
 
-def replica_candidates(mechanism, epsilon, max_table_bytes=1e9):
-    return []
+def _module(mechanism: Mechanism):
+    scheme = mechanism.scheme
+    if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
+        return poisson_replicas
+    if isinstance(scheme, BMinSep):
+        return b_min_sep_replicas
+    if isinstance(scheme, (CyclicPoisson, BallsInBins)):
+        return cyclic_replicas
+    raise TypeError(f"no replicas for {type(scheme).__name__}")
 
 
-def replica_proposal(mechanism, m, epsilon):
-    raise NotImplementedError
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_m = ln E_Q f^m on the extended horizon, float64; inf where it overflows."""
+    return _module(mechanism).tables(mechanism, m)[0]
+
+
+def log_scale(log_normalizer: float, m: int, epsilon: float) -> float:
+    """ln M_m: the Renyi bound on ln delta(epsilon) of order m, natural logs."""
+    return log_normalizer - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
+
+
+def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
+    """The proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
+
+    Raises:
+      ValueError: for a number of replicas that the scheme has no tables for, or whose Z_m overflows.
+    """
+    module = _module(mechanism)
+    if not 2 <= m <= module.most_replicas(mechanism):
+        raise ValueError(f"m must be in 2..{module.most_replicas(mechanism)} for this scheme, was {m}")
+    log_z, arrays, (relative_error, total_variation) = module.tables(mechanism, m)
+    if not math.isfinite(log_z):
+        raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
+    return Proposal(
+        name=f"{m} replicas",
+        direction="remove",
+        mechanism=mechanism,
+        log_scale=log_scale(log_z, m, epsilon),
+        draw_block=_DRAW[module],
+        tables={"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays},
+        relative_error=relative_error,
+        total_variation=total_variation,
+        replicas=m,
+    )
+
+
+def replica_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
+    """The replica proposals worth considering: the orders around the one with the smallest scale.
+
+    Every order whose tables fit and whose Z_m is finite is looked at; the scale is log-convex in m, so the
+    first increase ends the search.
+    """
+    module = _module(mechanism)
+    found: list[Proposal] = []
+    for m in range(2, module.most_replicas(mechanism) + 1):
+        if not math.isfinite(module.tables(mechanism, m)[0]):
+            break
+        found.append(replica_proposal(mechanism, m, epsilon))
+        if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
+            break
+    return found
+
+
+def _drawer(module) -> Callable[..., Draws]:
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        loss = draw_block_at(
+            key,
+            scheme,
+            strategy,
+            sigma,
+            dtype,
+            lambda counts_key, size: module.draw_counts(counts_key, scheme, tables["arrays"], size),
+        )
+        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
+
+    return draw_block
+
+
+_DRAW = {module: _drawer(module) for module in (poisson_replicas, b_min_sep_replicas, cyclic_replicas)}

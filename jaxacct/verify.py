@@ -36,9 +36,9 @@ class DirectionEvidence:
       direction: "remove" or "add".
       proposal: name of the law the draws came from.
       scale: M; the divergence is M times the mean term.
-      relative_error: of the drawn law's density; spent in `threshold`.
+      relative_error, total_variation: of the drawn law; spent in `threshold`.
       margin: subtracted from epsilon for float32 arithmetic, natural log.
-      threshold: the mean term to stay below, `delta_v / (M (1 + relative_error))`.
+      threshold: the mean term to stay below, `delta_v / (M (1 + relative_error)) - total_variation`.
       predicted_samples: by proposal name, computed before anything was drawn.
       num_samples: verification draws; none when `threshold >= 1` or the divergence is exactly zero.
       key: two 32-bit words; the draws of block i have the key `fold_in(key, i)`.
@@ -57,6 +57,7 @@ class DirectionEvidence:
     scale: float
     replicas: int
     relative_error: float
+    total_variation: float
     margin: float
     threshold: float
     predicted_samples: dict[str, float]
@@ -308,6 +309,7 @@ def _evidence(run, margin, theta, bets, weights, counts, stream, accepted, reaso
         scale=scale,
         replicas=proposal.replicas,
         relative_error=proposal.relative_error,
+        total_variation=proposal.total_variation,
         margin=margin,
         threshold=theta,
         predicted_samples=run.predicted,

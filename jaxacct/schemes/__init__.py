@@ -6,6 +6,7 @@ A scheme is a frozen dataclass of public numbers with
 * `iterations`, `min_separation`, `max_participations`, `participation_rate`: what every stage may ask;
 * `from_batch_size(...)`: the same scheme from a data set size and an expected batch size;
 * `draw_participation(key, num_samples)`: participation vectors, (num_samples, iterations) float32;
+* `draw_error()`: a bound on the relative error of the density they are drawn from;
 * `log_likelihood_ratio(log_ratios)`: ln P/Q of one sample from the (iterations,) log-likelihood ratios of
   a single participation at each step; unbatched, jittable;
 * `participation_probabilities()`: the exact probability of taking part at each step.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.randomness import bernoulli_32, uniform_32
+from jaxacct.randomness import bernoulli_32, bernoulli_error, exponential_32
 from jaxacct.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.poisson import log_probabilities
@@ -90,6 +90,17 @@ class BMinSep:
             recent += taking_part[i] - (taking_part[i - b + 1] if i >= b - 1 else 0.0)
         return taking_part
 
+    def draw_error(self) -> float:
+        """Bound on the relative error of the density that `draw_participation` draws from.
+
+        A wait of k steps is a float32 exponential between two neighbouring multiples of -ln(1-p): each
+        end is off by three units in its last place at most, which moves the probability of the wait by
+        `6 (k + 1) 2^-24` of itself, and the waits of one sample add up to n steps.
+        """
+        if self.min_separation == 1:
+            return bernoulli_error(self.sampling_probability, self.iterations)
+        return float(np.expm1(6 * 2.0**-24 * (self.iterations + self.max_participations)))
+
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1, by jumping from one participation to the next."""
         n, b = self.iterations, self.min_separation
@@ -98,8 +109,7 @@ class BMinSep:
             return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
         gap_key, start_key = jax.random.split(key)
         _, log_q = log_probabilities(self.sampling_probability)
-        # -log1p(-u) rather than -log(u): short gaps need the resolution of u near zero.
-        exponential = -jnp.log1p(-uniform_32(gap_key, (num_samples, self.max_participations)))
+        exponential = exponential_32(gap_key, (num_samples, self.max_participations))
         waiting = jnp.minimum(jnp.floor(exponential / -log_q), n).astype(jnp.int32)
         released = draw_barred_steps(start_key, self, num_samples)
         # Every later wait begins b steps after the last participation; past the end it stays there.

@@ -47,6 +47,10 @@ class BallsInBins:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.participation_rate)
 
+    def draw_error(self) -> float:
+        """Bound on the relative error of the drawn phases' law: 64 random bits spread over the phases."""
+        return self.cycle_length * 2.0**-32
+
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1."""
         mine = draw_phase(key, num_samples, self.cycle_length)

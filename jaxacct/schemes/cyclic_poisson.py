@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.randomness import bernoulli_32
+from jaxacct.randomness import bernoulli_32, bernoulli_error
 from jaxacct.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_mixture
@@ -59,6 +59,10 @@ class CyclicPoisson:
     def participation_probabilities(self) -> np.ndarray:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.participation_rate)
+
+    def draw_error(self) -> float:
+        """Bound on the relative error of the density that `draw_participation` draws from."""
+        return bernoulli_error(self.sampling_probability, self.max_participations)
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.randomness import bernoulli_32
+from jaxacct.randomness import bernoulli_32, bernoulli_error
 from jaxacct.recurrence import log_add_exp
 from jaxacct.schemes._batch_size import participation_rate
 
@@ -51,6 +51,10 @@ class Poisson:
     def participation_probabilities(self) -> np.ndarray:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.sampling_probability)
+
+    def draw_error(self) -> float:
+        """Bound on the relative error of the density that `draw_participation` draws from."""
+        return bernoulli_error(self.sampling_probability, self.iterations)
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1."""

@@ -1,6 +1,6 @@
 """Privacy-loss draws per second against jax-privacy, in one run on the same machine.
 
-    python tests/benchmarks/throughput.py
+python tests/benchmarks/throughput.py
 """
 
 import os
@@ -34,9 +34,7 @@ def main() -> None:
     print("| n | b | jaxacct samples/s | jax-privacy samples/s | ratio |")
     print("|---|---|---|---|---|")
     for n, b, size, batch, ours, theirs in SETTINGS:
-        scheme = BMinSep.from_batch_size(
-            dataset_size=size, batch_size=batch, iterations=n, min_separation=b
-        )
+        scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), 0.47)
         peer = batch_selection.BMinSepSampling(
             sampling_prob=scheme.sampling_probability, iterations=n, min_sep=b

@@ -1,0 +1,107 @@
+"""Two replicas of random-phase cyclic Poisson participation, balls-in-bins being p = 1.
+
+Given two phases d apart, the possible participations in order of time are a chain that alternates between
+the replicas, each touching only its neighbours: d steps apart within a round, b - d across rounds. So the
+weight is a product of 2 x 2 transfer matrices, and draws are made forward with the weight of what remains.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.mechanism import Mechanism
+from jaxacct.randomness import uniform_32
+from jaxacct.schemes.b_min_sep_replicas import _draw_index, _start_tables, attractions
+
+
+def most_replicas(mechanism: Mechanism) -> int:
+    """2."""
+    return 2
+
+
+@functools.lru_cache(maxsize=8)
+def tables(mechanism: Mechanism, m: int):
+    """(ln Z_2, arrays for `draw_counts`, (relative, total variation) errors of the drawn law)."""
+    if m != 2:
+        raise ValueError(f"m must be 2 for cyclic schemes, was {m}")
+    scheme = mechanism.scheme
+    b, n = scheme.cycle_length, scheme.iterations
+    p = getattr(scheme, "sampling_probability", 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        attraction = attractions(mechanism)
+        most = 2 * scheme.max_participations
+        remaining = chain_weights(b, most, p, attraction)
+        rounds = np.maximum(0, -(-(n - np.arange(b)) // b))
+        sites = rounds[:, None] + rounds[None, :]
+        gap = np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
+        law = np.array([1 - p, p])
+        after = remaining[gap, np.maximum(sites - 1, 0), 0]
+        start = np.where(sites > 0, after @ law, 1.0) / b**2
+        log_z = float(np.log(start.sum()))
+        if not np.isfinite(log_z):
+            return np.inf, None, (0.0, 0.0)
+        # P(next site takes part | this one's value): (gap, sites left after it, edge kind, value).
+        edge = np.stack([attraction[: b + 1][np.arange(b)], attraction[b - np.arange(b)]], axis=1)
+        take = np.zeros((b, most, 2, 2))
+        for value in (0, 1):
+            for left in range(most):
+                pull = p * (edge if value else np.ones_like(edge)) * remaining[:, left, ::-1, 1]
+                stay = (1 - p) * remaining[:, left, ::-1, 0]
+                take[:, left, :, value] = pull / (pull + stay)
+        first_take = p * remaining[:, :, 0, 1] / (p * remaining[:, :, 0, 1] + (1 - p) * remaining[:, :, 0, 0])
+    arrays = _start_tables(start) | {
+        "take": jnp.asarray(take, jnp.float32),
+        "first_take": jnp.asarray(first_take[:, :most], jnp.float32),
+        "rounds": jnp.asarray(rounds, jnp.int32),
+    }
+    # A float32 probability against a uniform of 2^-32 steps at each site, and the two phases' thresholds.
+    return log_z, arrays, (0.0, most * 2.0**-23 + 2 * b * 2.0**-32)
+
+
+def chain_weights(b: int, most: int, p: float, attraction: np.ndarray) -> np.ndarray:
+    """(b, most + 1, 2, 2) float64: weight of the sites after this one.
+
+    Indexed by the phases' distance, the number of sites left, the kind of the next edge (0 within a round,
+    1 across) and this site's value.
+    """
+    gaps = np.arange(b)
+    edge = np.stack([attraction[gaps], attraction[b - gaps]], axis=1)
+    weights = np.ones((b, most + 1, 2, 2))
+    for left in range(1, most + 1):
+        for kind in (0, 1):
+            after = weights[:, left - 1, 1 - kind]
+            weights[:, left, kind, 0] = (1 - p) * after[:, 0] + p * after[:, 1]
+            weights[:, left, kind, 1] = (1 - p) * after[:, 0] + p * edge[:, kind] * after[:, 1]
+    return weights
+
+
+def draw_counts(key, scheme, arrays, num_samples: int):
+    """Sums of two replicas' participation vectors, (num_samples, iterations) float32 of 0, 1, 2."""
+    b, n = scheme.cycle_length, scheme.iterations
+    first_key, second_key, chain_key = jax.random.split(key, 3)
+    one = _draw_index(first_key, arrays["first"], num_samples)
+    two = _draw_index(second_key, arrays["second"][one], num_samples)
+    early, late = jnp.minimum(one, two), jnp.maximum(one, two)
+    gap = late - early
+    sites = arrays["rounds"][early] + arrays["rounds"][late]
+    most = arrays["take"].shape[1]
+    uniforms = uniform_32(chain_key, (most, num_samples))
+
+    def site(previous, inputs):
+        index, u = inputs
+        left = jnp.clip(sites - 1 - index, 0, most - 1)
+        across = jnp.where(index % 2 == 1, 0, 1)  # the edge that leads to this site
+        probability = jnp.where(
+            index == 0, arrays["first_take"][gap, left], arrays["take"][gap, left, across, previous]
+        )
+        value = ((u <= probability) & (index < sites)).astype(jnp.int32)
+        return value, value
+
+    _, values = jax.lax.scan(site, jnp.zeros(num_samples, jnp.int32), (jnp.arange(most), uniforms))
+    index = jnp.arange(most)[:, None]
+    position = jnp.where(index % 2 == 0, early, late) + b * (index // 2)
+    rows = jnp.arange(num_samples)
+    counts = jnp.zeros((num_samples, n), jnp.float32)
+    return counts.at[rows, position].add(values.astype(jnp.float32), mode="drop")
