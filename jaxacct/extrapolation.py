@@ -1,0 +1,225 @@
+"""Add direction with many participations: certify a small H(Q, P) by concavity from two common events.
+
+Where noise of size 0 already has L <= -epsilon, no half-space excludes it and no bound M is known. Write
+`H(Q, P) = M_0 E X(zeta)`, `X = (1 - e^{epsilon - ln M_0} (f - P0))_+` in [0, 1] (`add_direction`). Pushing
+the noise down, along a fixed non-negative direction, makes the event common, and
+
+    G(t) = Phi^{-1}( E X(zeta - t d) )  is concave in t                       (PROPOSALS_ADD.md, theorem 4).
+
+So for 0 < t_1 < t_2 the line through t_2 and t_1 lies above G at 0: an upper confidence bound at t_1 and a
+lower one at t_2 bound H(Q, P) with no further assumption, whatever its size. The price is looseness where G
+bends, never validity.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from jaxacct import bounds, randomness, rounding, sampling, scores
+from jaxacct.add_direction import gram, log_remainder_scale
+from jaxacct.hockey_stick import exponent, hockey_stick
+from jaxacct.mechanism import Mechanism
+from jaxacct.privacy_loss import loss_of_scores
+from jaxacct.proposals import Draws, Proposal
+
+_PILOT_BLOCKS = 16
+_PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
+_PLANNED_SAMPLES = 100_000  # at each distance; only a guide for the choice of the distances
+
+
+@dataclass(frozen=True, eq=False)
+class Extrapolation:
+    """Two shifted laws and the line through them.
+
+    Attributes:
+      near, far: laws of the outputs under Q, pushed down by `near_distance < far_distance` standard
+        deviations along C m. **Not** proposals for H(Q, P): their means are E X at two points of G.
+      log_scale: ln M_0.
+    """
+
+    epsilon: float
+    near: Proposal
+    far: Proposal
+    near_distance: float
+    far_distance: float
+    log_scale: float
+
+    def log_bound(self, near_upper: float, far_lower: float) -> float:
+        """ln of the bound on H(Q, P) from bounds on the two means of X (MATH.md section 9, mended).
+
+        Args:
+          near_upper: at least E X at `near_distance`.
+          far_lower: at most E X at `far_distance`.
+        """
+        if near_upper >= 1 or far_lower <= 0:
+            return self.log_scale
+        ratio = self.near_distance / self.far_distance
+        at_zero = (ndtri(near_upper) - ratio * ndtri(min(far_lower, 1 - 1e-16))) / (1 - ratio)
+        # The relative 1e-9 covers the two special functions and the ratio in float64.
+        return self.log_scale + float(log_ndtr(at_zero + 1e-9 * (1 + abs(at_zero))))
+
+    def terms(self, draws: Draws, margin: float) -> np.ndarray:
+        """X in [0, 1] of draws, float64: rounded up for `margin > 0`, down for `margin < 0`."""
+        t = exponent(draws.loss, "add", self.epsilon - margin)
+        return np.minimum(1.0, hockey_stick(t) * math.exp(-self.log_scale))
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What two samplings say about H(Q, P).
+
+    Attributes:
+      bound: at least H(Q, P), unless an event of probability at most q happened.
+      q: failure probability spent, both confidence bounds together; valid at any stopping time.
+      near_distance, far_distance: where the two laws stood.
+      near_counts, far_counts: (index, count) of terms in the bins of `bounds.TERM_EDGES`.
+      near_upper, far_lower: confidence bounds on the two means of X.
+      num_samples: draws, both laws together.
+      margin: put aside for float32 losses, natural log.
+    """
+
+    bound: float
+    q: float
+    near_distance: float
+    far_distance: float
+    near_counts: tuple[tuple[int, int], ...]
+    far_counts: tuple[tuple[int, int], ...]
+    near_upper: float
+    far_lower: float
+    num_samples: int
+    margin: float
+
+
+def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: float) -> Proposal:
+    """Q with its noise pushed down by `distance` standard deviations along C mu, mu the mean participation.
+
+    `guard` changes the distance by a relative 2^-20, up for a mean that may only come out larger and down
+    for one that may only come out smaller: that covers the rounding of the shift to float32.
+    """
+    weights = mechanism.scheme.participation_probabilities()
+    signal = gram(mechanism, weights)
+    along = signal / math.sqrt(weights @ signal)
+    tables = {"shift": jnp.asarray((1 + guard * 2.0**-20) * distance * along, jnp.float32)}
+    return Proposal(f"shifted by {distance:.4g}", "add", mechanism, log_scale, _shifted, tables)
+
+
+def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    noise = scores.noise_scores(key, strategy, scheme.iterations, randomness.BLOCK_SIZE, dtype)
+    loss = loss_of_scores(scheme, sigma * (noise - tables["shift"].astype(dtype)), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def at_distances(mechanism: Mechanism, epsilon: float, near: float, far: float) -> Extrapolation:
+    """The extrapolation through two given distances, 0 < near < far, in standard deviations.
+
+    Raises:
+      ValueError: for other distances, or where H(Q, P) is exactly zero.
+    """
+    log_scale = log_remainder_scale(mechanism, epsilon)
+    if not 0 < near < far < math.inf:
+        raise ValueError(f"distances must be 0 < near < far, were {near!r} and {far!r}")
+    if log_scale == -math.inf:
+        raise ValueError("H(Q, P) is exactly zero for this epsilon: nothing to extrapolate")
+    laws = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)
+    return Extrapolation(epsilon, *laws, near, far, log_scale)
+
+
+def plan_extrapolation(mechanism: Mechanism, epsilon: float, key) -> Extrapolation | None:
+    """Choose the two distances from pilot draws: the pair with the smallest bound expected after sampling.
+
+    None where the event does not become common within 40 standard deviations. The pilot, and the parabola
+    drawn through it, only choose: the bound is valid for any distances that do not depend on the draws that
+    are certified with.
+    """
+    log_scale = log_remainder_scale(mechanism, epsilon)
+    if log_scale == -math.inf:
+        return None
+    seen, heights, precisions = [], [], []
+    for index, distance in enumerate(_PILOT_DISTANCES):
+        guess = at_distances(mechanism, epsilon, distance, 2 * distance)
+        stream = randomness.stream_key(key, index)
+        draws = sampling.draw_in_batches(guess.near, stream, 0, _PILOT_BLOCKS)
+        mean = float(np.mean(np.concatenate([guess.terms(d, 0.0) for d in draws])))
+        if 0.005 < mean < 0.98:
+            seen.append(distance)
+            heights.append(ndtri(mean))
+            precisions.append(1 / _height_error(ndtri(mean)))
+        if mean > 0.9 and len(seen) > 2:
+            break
+    if len(seen) < 3:
+        return None
+    curve = np.polynomial.Polynomial.fit(seen, heights, 2, w=precisions)
+    grid = np.linspace(seen[-1] / 60, seen[-1], 60)
+    pairs = [(near, far) for near in grid for far in grid if near < far and -4 < curve(near) < curve(far)]
+    if not pairs:
+        return None
+    near, far = min(pairs, key=lambda pair: _expected(pair, curve))
+    return at_distances(mechanism, epsilon, float(near), float(far))
+
+
+def _height_error(height: float) -> float:
+    """Standard error of `Phi^{-1}` of a mean estimated from `_PLANNED_SAMPLES` coin flips."""
+    deviation = math.sqrt(ndtr(height) * ndtr(-height) / _PLANNED_SAMPLES)
+    return deviation * math.sqrt(2 * math.pi) * math.exp(height**2 / 2)
+
+
+def _expected(pair, curve) -> float:
+    """Phi^{-1} of the bound expected from a pair, with about six standard errors at either end."""
+    near, far = (float(curve(distance)) for distance in pair)
+    mean = float(ndtr(near))
+    # With q = 1e-9 even a mean of 0 is only seen to be below ln(1 / q) / n.
+    near = float(ndtri(min(mean + (6 * math.sqrt(mean * _PLANNED_SAMPLES) + 20) / _PLANNED_SAMPLES, 0.999)))
+    ratio = pair[0] / pair[1]
+    return (near - ratio * (far - 6 * _height_error(far))) / (1 - ratio)
+
+
+def certify(
+    extrapolation: Extrapolation, delta_v: float, q: float, key, max_samples: int = 2_000_000
+) -> Certificate:
+    """Draw from both laws until H(Q, P) <= delta_v is certified, or `max_samples` in all are drawn.
+
+    If H(Q, P) > delta_v, then `bound <= delta_v` has probability at most q: one of two confidence bounds,
+    each valid at all times with probability 1 - q / 2, would have to be wrong.
+
+    Args:
+      delta_v: what H(Q, P) has to stay below.
+      q: failure probability.
+      key: JAX key of its own, independent of the one the distances were planned with.
+    """
+    laws = (extrapolation.near, extrapolation.far)
+    mechanism = extrapolation.near.mechanism
+    # Rounded up at the near point and down at the far one: each the safe way.
+    margin = rounding.loss_margin(mechanism, extrapolation.epsilon)
+    margins = (margin, -margin)
+    counts = [np.zeros(len(bounds.TERM_EDGES), np.int64) for _ in laws]
+    limit = max(1, max_samples // (2 * randomness.BLOCK_SIZE))
+    done, bound, near_upper, far_lower = 0, math.inf, 1.0, 0.0
+    while done < limit and bound > delta_v:
+        more = min(limit - done, max(32, done // 2))
+        for index, law in enumerate(laws):
+            stream = randomness.stream_key(key, index)
+            for draws in sampling.draw_in_batches(law, stream, done, more):
+                counts[index] += bounds.bin_terms(extrapolation.terms(draws, margins[index]))
+        done += more
+        near_upper = bounds.upper_confidence_bound(counts[0], q / 2)
+        far_lower = bounds.lower_confidence_bound(counts[1], q / 2)
+        bound = math.exp(extrapolation.log_bound(near_upper, far_lower))
+    return Certificate(
+        bound=bound,
+        q=q,
+        near_distance=extrapolation.near_distance,
+        far_distance=extrapolation.far_distance,
+        near_counts=_sparse(counts[0]),
+        far_counts=_sparse(counts[1]),
+        near_upper=near_upper,
+        far_lower=far_lower,
+        num_samples=2 * done * randomness.BLOCK_SIZE,
+        margin=margin,
+    )
+
+
+def _sparse(counts) -> tuple[tuple[int, int], ...]:
+    return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))

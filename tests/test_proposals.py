@@ -1,0 +1,230 @@
+"""Bounded-weight proposals, both directions: constants, drawn laws, terms and deltas against oracles."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
+from jaxacct.add_direction import add_candidates, log_probability_of_none
+from jaxacct.hockey_stick import weighted_terms
+from jaxacct.proposals import plain
+from jaxacct.replicas import _module, log_normalizer, replica_candidates, replica_proposal
+from jaxacct.sampling import direction_key, draw_in_batches
+from tests.oracles import enumeration, tuples
+from tests.oracles.settings import IDS, SMALL
+from tests.schemes.test_schemes import chi_square_p_value
+from tests.test_sampling import pld_delta
+
+FALSE_ALARM = 1e-6
+Z = stats.norm.isf(FALSE_ALARM / 2)
+PRODUCTION = BMinSep.from_batch_size(
+    dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+)
+
+
+def draw(proposal, num_blocks: int, key):
+    """Losses and log-weights of `num_blocks` blocks."""
+    parts = list(draw_in_batches(proposal, direction_key(key, proposal.direction), 0, num_blocks))
+    return type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def orders(scheme) -> range:
+    return range(2, 4 if scheme.min_separation == 1 and not isinstance(scheme, CyclicPoisson) else 3)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 20.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_normalizer_against_all_tuples(scheme, bands, sigma):
+    strategy = BandedToeplitz.square_root(bands)
+    for m in orders(scheme):
+        if m == 3 and scheme.iterations > 5:
+            continue
+        exact, _ = tuples.count_law(scheme, strategy.coefficients, sigma, m)
+        ours = log_normalizer(Mechanism(scheme, strategy, sigma), m)
+        assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
+
+
+@pytest.mark.parametrize("sigma", [0.45, 2.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_drawn_counts_follow_the_enumerated_law(scheme, bands, sigma, key):
+    """Chi-square over all count vectors, false alarm 1e-6; the plain law of counts must be told apart."""
+    strategy = BandedToeplitz.square_root(bands)
+    mechanism = Mechanism(scheme, strategy, sigma)
+    _, law = tuples.count_law(scheme, strategy.coefficients, sigma, 2)
+    module = _module(mechanism)
+    arrays = module.tables(mechanism, 2)[1]
+    counts = np.asarray(jax.jit(lambda k: module.draw_counts(k, scheme, arrays, 40_000))(key))
+    assert chi_square_p_value(counts, law) > FALSE_ALARM
+    _, plain_law = tuples.count_law(scheme, strategy.coefficients, 1e6, 2)
+    if sigma == 0.45 and len(law) > 1:
+        assert chi_square_p_value(counts, plain_law) < FALSE_ALARM
+
+
+# (setting, sigma, Z_2): the outside prototype of MATH.md, section 9.
+PROTOTYPE = [
+    (PRODUCTION, 256, 0.47, 1.15441),
+    (PRODUCTION, 256, 0.40, 1.42628),
+    (PRODUCTION, 256, 0.38, 1.68228),
+    (BMinSep(1500, 64, (1 / 300) / (1 - 63 / 300)), 64, 0.6, 14.7),
+    (BMinSep(1500, 64, (1 / 300) / (1 - 63 / 300)), 64, 1.0, 1.95),
+    (BMinSep(1024, 32, (1 / 256) / (1 - 31 / 256)), 8, 0.4, 5386),
+    (BMinSep(1024, 32, (1 / 256) / (1 - 31 / 256)), 8, 2.0, 1.024),
+]
+
+
+@pytest.mark.parametrize(("scheme", "bands", "sigma", "published"), PROTOTYPE)
+def test_normalizers_of_the_prototype(scheme, bands, sigma, published):
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    assert math.exp(log_normalizer(mechanism, 2)) == pytest.approx(published, rel=4e-3)
+
+
+def test_production_deltas_of_the_prototype(key):
+    """delta(1), (4), (6) at sigma 0.40 from 81,920 draws of the prototype (0.6, 2 and 5 % errors)."""
+    mechanism = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.40)
+    draws = draw(replica_proposal(mechanism, 2, 4.0), 128, key)
+    weights = np.exp(draws.log_weight)
+    assert abs(weights.mean() - 1) < Z * weights.std() / math.sqrt(weights.size)
+    for epsilon, published, error in ((1.0, 2.33e-2, 0.006), (4.0, 1.29e-4, 0.02), (6.0, 3.5e-6, 0.05)):
+        terms = weighted_terms(draws, "remove", epsilon)
+        ours = terms.std() / math.sqrt(terms.size)
+        assert abs(terms.mean() - published) < Z * np.hypot(ours, error * published)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
+    found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+    for proposal in found:
+        if proposal.log_scale == -math.inf:
+            continue
+        draws = draw(proposal, 8, key)
+        terms = weighted_terms(draws, direction, epsilon) / math.exp(proposal.log_scale)
+        assert terms.max() < 1 + 2e-5
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("sigma", "p"), [(0.6, 0.05), (1.0, 0.5), (2.0, 1.0)])
+def test_one_step_against_quadrature(sigma, p, direction, key):
+    """Mean of every proposal at one step; false alarm 1e-6 each."""
+    mechanism = Mechanism(Poisson(1, p), BandedToeplitz((1.0,)), sigma)
+    for epsilon in (0.02, 0.3, 1.5):
+        exact = tuples.one_step_delta(sigma, p, epsilon, direction)
+        found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+        for proposal in [plain(mechanism, direction), *found]:
+            if proposal.log_scale == -math.inf:
+                assert exact == 0
+                continue
+            terms = weighted_terms(draw(proposal, 200, key), direction, epsilon)
+            error = terms.std() / math.sqrt(terms.size)
+            assert abs(terms.mean() - exact) < Z * error + 1e-4 * exact + 1e-12
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    ("scheme", "bands"),
+    [
+        (BMinSep(2, 2, 0.3), 2),
+        (BMinSep(2, 2, 0.3, False), 2),
+        (CyclicPoisson(2, 2, 0.6), 2),
+        (BMinSep(2, 3, 0.5), 1),
+        (Poisson(2, 0.2), 1),
+    ],
+)
+def test_two_steps_against_integration(scheme, bands, direction, key):
+    strategy, sigma = BandedToeplitz((2.0, 1.0)[:bands]), 0.7
+    mechanism = Mechanism(scheme, strategy, sigma)
+    for epsilon in (0.1, 0.6):
+        exact = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
+        found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+        for proposal in found:
+            if proposal.log_scale == -math.inf:
+                assert exact < 1e-9
+                continue
+            terms = weighted_terms(draw(proposal, 200, key), direction, epsilon)
+            error = terms.std() / math.sqrt(terms.size)
+            assert abs(terms.mean() - exact) < Z * error + 2e-3 * exact
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("delta", [1e-4, 1e-8, 1e-12])
+def test_poisson_against_pld_to_1e_12(direction, delta, key):
+    """The best proposal against the PLD accountant where plain sampling would see nothing.
+
+    The epsilon is the one at which PLD says `delta`; agreement within the Monte Carlo error, the 2e-3 that
+    PLD's rounding may cost, and no vacuity: the error is below a fifth of delta.
+    """
+    n, p, sigma = (200, 0.1, 1.0) if direction == "remove" else (60, 0.3, 1.0)
+    mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
+    low, high = 0.0, 60.0
+    for _ in range(60):
+        epsilon = (low + high) / 2
+        low, high = (epsilon, high) if pld_delta(sigma, p, n, epsilon, direction) > delta else (low, epsilon)
+    found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+    best = min(found, key=lambda proposal: proposal.log_scale)
+    assert best.log_scale > -math.inf
+    exact = pld_delta(sigma, p, n, epsilon, direction)
+    terms = weighted_terms(draw(best, 400, key), direction, epsilon)
+    error = terms.std() / math.sqrt(terms.size)
+    assert abs(terms.mean() - exact) < Z * error + 5e-3 * exact
+    if direction == "remove":
+        assert error < exact / 5
+
+
+@pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
+def test_probability_of_none(scheme, _bands):
+    law = enumeration.pattern_law(scheme)
+    exact = law.get((0,) * scheme.iterations, 0.0)
+    ours = log_probability_of_none(scheme)
+    assert ours == pytest.approx(math.log(exact), rel=1e-12) if exact else ours == -math.inf
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(6, 3, 0.2), CyclicPoisson(6, 3, 0.2), Poisson(4, 0.1)])
+def test_add_is_zero_exactly_beyond_the_probability_of_none(scheme, key):
+    bands = min(scheme.min_separation, 2)
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)
+    edge = -log_probability_of_none(scheme)
+    assert add_candidates(mechanism, edge)[0].log_scale == -math.inf
+    found = estimate_delta(mechanism, 0.9 * edge, num_samples=20_000, key=key)
+    assert found.directions["add"] > 0
+    losses = draw(plain(mechanism, "add"), 100, key).loss
+    assert losses.min() > -edge - 1e-5
+
+
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_jensen_minorant(scheme, bands):
+    """`ln f >= <C mu, y>/sigma^2 - E|Cx|^2 / 2 sigma^2` on random outputs, by enumeration."""
+    strategy, sigma = BandedToeplitz.square_root(bands), 0.7
+    rows = scheme.iterations + bands - 1
+    outputs = np.random.default_rng(0).normal(size=(300, rows)) * 2
+    dense = enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations)
+    mean = scheme.participation_probabilities()
+    minorant = outputs @ dense @ mean / sigma**2 - mean.sum() / 2 / sigma**2
+    exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+    assert np.all(exact >= minorant - 1e-9)
+
+
+def test_agreement_with_plain_sampling_in_the_production_setting(key):
+    """eps 1 and 2 at sigma 0.47, plain against two replicas."""
+    mechanism = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.47)
+    bounded = draw(replica_proposal(mechanism, 2, 2.0), 128, key)
+    direct = draw(plain(mechanism, "remove"), 256, key)
+    for epsilon in (1.0, 2.0):
+        ours, theirs = (weighted_terms(d, "remove", epsilon) for d in (bounded, direct))
+        error = np.hypot(ours.std() / math.sqrt(ours.size), theirs.std() / math.sqrt(theirs.size))
+        assert abs(ours.mean() - theirs.mean()) < Z * error
+        assert ours.std() < theirs.std()
+
+
+def test_overflowing_tables_are_not_offered():
+    mechanism = Mechanism(BMinSep(3000, 4, 0.5), BandedToeplitz.square_root(4), 0.05)
+    assert replica_candidates(mechanism, 1.0) == []
+    with pytest.raises(ValueError, match="overflow"):
+        replica_proposal(mechanism, 2, 1.0)
+    bins = Mechanism(BallsInBins(40, 10), BandedToeplitz.square_root(4), 1.0)
+    with pytest.raises(ValueError, match=r"m must be in 2\.\.2"):
+        replica_proposal(bins, 3, 1.0)
