@@ -147,7 +147,7 @@ def plan_extrapolation(mechanism: Mechanism, epsilon: float, key) -> Extrapolati
             seen.append(distance)
             heights.append(ndtri(mean))
             precisions.append(1 / _height_error(ndtri(mean)))
-        if mean > 0.9 and len(seen) > 2:
+        if len(seen) == 8 or (mean > 0.5 and len(seen) > 2):
             break
     if len(seen) < 3:
         return None

@@ -145,7 +145,7 @@ def test_two_steps_against_integration(scheme, bands, direction, key):
             if proposal.log_scale == -math.inf:
                 assert exact < 1e-9
                 continue
-            terms = weighted_terms(draw(proposal, 200, key), direction, epsilon)
+            terms = weighted_terms(draw(proposal, 100, key), direction, epsilon)
             error = terms.std() / math.sqrt(terms.size)
             assert abs(terms.mean() - exact) < Z * error + 2e-3 * exact
 
@@ -158,7 +158,7 @@ def test_poisson_against_pld_to_1e_12(direction, delta, key):
     The epsilon is the one at which PLD says `delta`; agreement within the Monte Carlo error, the 2e-3 that
     PLD's rounding may cost, and no vacuity: the error is below a fifth of delta.
     """
-    n, p, sigma = (200, 0.1, 1.0) if direction == "remove" else (60, 0.3, 1.0)
+    n, p, sigma = (200, 0.1, 1.0) if direction == "remove" else (4, 0.5, 1.0)
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
     low, high = 0.0, 60.0
     for _ in range(60):
@@ -188,7 +188,7 @@ def test_add_is_zero_exactly_beyond_the_probability_of_none(scheme, key):
     bands = min(scheme.min_separation, 2)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)
     edge = -log_probability_of_none(scheme)
-    assert add_candidates(mechanism, edge)[0].log_scale == -math.inf
+    assert add_candidates(mechanism, edge * (1 + 1e-9))[0].log_scale == -math.inf
     found = estimate_delta(mechanism, 0.9 * edge, num_samples=20_000, key=key)
     assert found.directions["add"] > 0
     losses = draw(plain(mechanism, "add"), 100, key).loss

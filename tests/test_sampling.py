@@ -1,5 +1,7 @@
 """Draws of the privacy loss: batching, both directions, known deltas."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,11 +32,15 @@ def hockey_stick_terms(losses, direction, epsilon):
     return np.maximum(0, -np.expm1(epsilon - sign * np.asarray(losses, float)))
 
 
+@functools.lru_cache
+def _pld(sigma, p, n):
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    return accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(p, GaussianDpEvent(sigma)), n))._pld
+
+
 def pld_delta(sigma, p, n, epsilon, direction):
     """dp-accounting's delta of Poisson-sampled Gaussians in one direction."""
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
-    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(p, GaussianDpEvent(sigma)), n))
-    pmf = {"remove": accountant._pld._pmf_remove, "add": accountant._pld._pmf_add}[direction]
+    pmf = {"remove": _pld(sigma, p, n)._pmf_remove, "add": _pld(sigma, p, n)._pmf_add}[direction]
     return float(pmf.get_delta_for_epsilon(epsilon))
 
 
