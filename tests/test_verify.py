@@ -239,5 +239,5 @@ def test_bad_arguments():
     mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
     with pytest.raises(ValueError, match="rule must be one of anytime, fixed, was 'hope'"):
         verify(mechanism, 2.0, 1e-2, rule="hope")
-    with pytest.raises(ValueError, match="proposal must be one of .*plain"):
+    with pytest.raises(ValueError, match=r"proposal must be one of .*plain"):
         verify(mechanism, 2.0, 1e-2, proposal="magic")

@@ -36,6 +36,11 @@ class BallsInBins:
         return self.cycle_length
 
     @property
+    def sampling_probability(self) -> float:
+        """1: an example never skips a batch of its phase."""
+        return 1.0
+
+    @property
     def max_participations(self) -> int:
         return -(-self.iterations // self.cycle_length)
 

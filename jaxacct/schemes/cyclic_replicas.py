@@ -27,8 +27,8 @@ def tables(mechanism: Mechanism, m: int):
     if m != 2:
         raise ValueError(f"m must be 2 for cyclic schemes, was {m}")
     scheme = mechanism.scheme
-    b, n = scheme.cycle_length, scheme.iterations
-    p = getattr(scheme, "sampling_probability", 1.0)
+    b, n = scheme.min_separation, scheme.iterations
+    p = scheme.sampling_probability
     with np.errstate(over="ignore", invalid="ignore"):
         attraction = attractions(mechanism)
         most = 2 * scheme.max_participations
@@ -79,7 +79,7 @@ def chain_weights(b: int, most: int, p: float, attraction: np.ndarray) -> np.nda
 
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of two replicas' participation vectors, (num_samples, iterations) float32 of 0, 1, 2."""
-    b, n = scheme.cycle_length, scheme.iterations
+    b, n = scheme.min_separation, scheme.iterations
     first_key, second_key, chain_key = jax.random.split(key, 3)
     one = _draw_index(first_key, arrays["first"], num_samples)
     two = _draw_index(second_key, arrays["second"][one], num_samples)

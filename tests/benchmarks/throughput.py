@@ -40,7 +40,7 @@ def main() -> None:
             sampling_prob=scheme.sampling_probability, iterations=n, min_sep=b
         )
         key = jax.random.key(0)
-        mine = rate(lambda s, m=mechanism: np.asarray(sample_privacy_loss(key, m, s)), ours)
+        mine = rate(lambda s, m=mechanism, k=key: np.asarray(sample_privacy_loss(k, m, s)), ours)
         other = rate(
             lambda s, p=peer, m=mechanism: sample_generation.get_privacy_loss_sample(
                 p, 0.47, m.strategy.array, seed=0, num_samples=s
