@@ -113,7 +113,8 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     if norm == 0:
         return None
     parts = (loss, math.log(remainder), -(weights @ excess), -weights.sum() / (2 * sigma**2))
-    return Minorant(sum(parts) - _LOWERED * (1 + sum(map(abs, parts))), weights, norm)
+    constant = float(sum(parts) - _LOWERED * (1 + sum(map(abs, parts))))
+    return Minorant(constant, weights, norm)
 
 
 @functools.partial(jax.jit, static_argnums=0)

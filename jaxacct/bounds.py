@@ -221,7 +221,10 @@ def default_bets(theta=None, pilot_counts=None) -> tuple[np.ndarray, np.ndarray]
     odds = np.exp2(np.arange(-20, 15) / 2)
     bets = np.append(odds / (1 + odds), 1.0)
     weights = np.full(bets.size, 1 / bets.size)
-    if pilot_counts is None or _validate.positive_number("theta", theta) >= 1:
+    if pilot_counts is None:
+        return bets, weights
+    theta = _validate.positive_number("theta", theta)
+    if theta >= 1:
         return bets, weights
     values, counts = _occupied(pilot_counts, TERM_EDGES)
     values, counts = np.append(values, [0.0, 1.0]), np.append(counts, [1 / theta - 0.5, 0.5])

@@ -168,6 +168,8 @@ def verify(
     """
     started = time.monotonic()
     budget = Budget.split(delta) if budget is None else budget
+    if budget.delta > delta:
+        raise ValueError(f"budget must spend at most delta {delta!r}, spends {budget.delta!r}")
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, was {rule!r}")
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
@@ -220,9 +222,11 @@ def _choose(mechanism, epsilon, direction, budget, name, compose_with):
 def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvidence:
     proposal, direction = run.proposal, run.proposal.direction
     scale = math.exp(proposal.log_scale)
-    if scale == 0 or (theta := threshold(proposal, run.budget.delta_v)) >= 1:
-        reason = "exactly zero" if scale == 0 else "the proposal's scale is below delta_v: no draw needed"
-        return _evidence(run, 0.0, math.inf if scale == 0 else theta, (), (), None, None, True, reason)
+    # A mean of terms in [0, 1] never exceeds 1: a larger threshold is met without a draw.
+    theta = min(1.0, threshold(proposal, run.budget.delta_v))
+    if theta == 1:
+        reason = "exactly zero" if scale == 0 else "the scale is below delta_v: no draw needed"
+        return _evidence(run, 0.0, theta, (), (), None, None, True, reason)
     margin = rounding.loss_margin(proposal.mechanism, run.epsilon, proposal.replicas)
     name = f"{direction}-{run.job[:16]}"
     state = checkpoint.load(name) if checkpoint else None

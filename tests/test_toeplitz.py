@@ -1,0 +1,154 @@
+"""Strategy matrices against dense linear algebra, published optima and the peer's optimiser."""
+
+import json
+
+import numpy as np
+import pytest
+from jax_privacy.matrix_factorization import toeplitz as peer
+
+from jaxacct.toeplitz import (
+    BandedToeplitz,
+    _log_error,
+    inverse_coefficients,
+    prefix_sum_error,
+    sensitivity,
+)
+from tests.oracles.enumeration import strategy_matrix
+
+
+def optimal(n, bands, separation=None, participations=1):
+    return BandedToeplitz.optimal(
+        iterations=n, bands=bands, min_separation=separation or bands, participations=participations
+    )
+
+
+def dense_error(strategy, n, sigma=1.0):
+    sums = np.tril(np.ones((n, n))) @ np.linalg.inv(strategy_matrix(strategy.coefficients, n, n))
+    return (sums**2).sum() / n * sigma**2
+
+
+@pytest.mark.parametrize(("n", "bands"), [(1, 1), (5, 3), (64, 8), (7, 20), (64, 64)])
+def test_error_and_inverse_against_dense(n, bands):
+    strategy = BandedToeplitz.square_root(bands)
+    assert prefix_sum_error(strategy, iterations=n, noise_multiplier=1.7) == pytest.approx(
+        dense_error(strategy, n, 1.7), rel=1e-10
+    )
+    inverse = np.linalg.inv(strategy_matrix(strategy.coefficients, n, n))
+    np.testing.assert_allclose(inverse_coefficients(strategy, n), inverse[:, 0], atol=1e-12)
+
+
+def test_square_root_coefficients():
+    exact = np.array([1, 1 / 2, 3 / 8, 5 / 16, 35 / 128, 63 / 256])
+    np.testing.assert_allclose(BandedToeplitz.square_root(6).array, exact / np.linalg.norm(exact), rtol=1e-14)
+
+
+# Mean squared error x sensitivity^2 by the peer's optimiser in float64 (design/PEERS.md, 3g).
+@pytest.mark.parametrize(
+    ("n", "bands", "published"),
+    [
+        (16, 1, 8.5),
+        (16, 4, 3.754024),
+        (16, 16, 3.063999),
+        (64, 8, 7.096762),
+        (256, 16, 13.231943),
+        (1000, 1, 500.5),
+        (1000, 32, 24.115187),
+    ],
+)
+def test_optimum_is_the_published_one(n, bands, published):
+    ours = prefix_sum_error(optimal(n, bands), iterations=n, noise_multiplier=1.0)
+    assert ours == pytest.approx(published, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n", "bands"), [(100, 7), (333, 20)])
+def test_not_worse_than_the_peers_optimiser(n, bands, x64):
+    theirs = BandedToeplitz(tuple(np.asarray(peer.optimize_banded_toeplitz(n, bands)).tolist()))
+    ours = prefix_sum_error(optimal(n, bands), iterations=n, noise_multiplier=1.0)
+    assert ours <= prefix_sum_error(theirs, iterations=n, noise_multiplier=1.0) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("n", "bands"), [(50, 5), (1024, 32), (7200, 256), (100_000, 64)])
+def test_not_worse_than_the_square_root(n, bands):
+    ours = prefix_sum_error(optimal(n, bands), iterations=n, noise_multiplier=1.0)
+    root = prefix_sum_error(BandedToeplitz.square_root(bands), iterations=n, noise_multiplier=1.0)
+    assert ours < root
+
+
+def test_gradient_against_differences():
+    n, rng = 40, np.random.default_rng(0)
+    point = np.append(1.0, rng.random(5))
+    _, gradient = _log_error(point, n)
+    for k in range(5):
+        step = np.zeros(6)
+        step[k + 1] = 1e-6
+        slope = (_log_error(point + step, n)[0] - _log_error(point - step, n)[0]) / 2e-6
+        assert gradient[k] == pytest.approx(slope, rel=1e-5)
+
+
+def test_the_optimum_does_not_depend_on_participations():
+    assert optimal(64, 4, 16, 1) == optimal(64, 4, 8, 8)
+
+
+def test_scale_equality_and_hash():
+    one, two = BandedToeplitz((2.0, 1.0)), BandedToeplitz(np.array([4, 2]))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert np.linalg.norm(one.array) == pytest.approx(1, rel=1e-15)
+    assert BandedToeplitz(one.coefficients) == one
+    assert BandedToeplitz((1.0, 0.5, 0.0)).bands == 2
+    assert BandedToeplitz.identity().bands == 1
+
+
+def test_sensitivity_against_dense():
+    strategy = BandedToeplitz.square_root(4)
+    dense = strategy_matrix(strategy.coefficients, 30, 20)
+    x = np.zeros(20)
+    x[[0, 4, 9, 15]] = 1
+    assert sensitivity(strategy, participations=4) == pytest.approx(np.linalg.norm(dense @ x), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "message"),
+    [
+        ((), "non-empty"),
+        ((0.0, 1.0), "must begin with a number above 0"),
+        ((1.0, -0.5), "at least 0, one was"),
+        ((1.0, float("nan")), "finite"),
+        ((float("inf"),), "finite"),
+        (((1.0, 2.0), (3.0, 4.0)), "shape"),
+        (("a",), "list of numbers"),
+    ],
+)
+def test_bad_coefficients(coefficients, message):
+    with pytest.raises(ValueError, match=message):
+        BandedToeplitz(coefficients)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"iterations": 0}, "iterations must be"),
+        ({"bands": 9}, "bands must be at most min_separation 8, was 9"),
+        ({"participations": 9}, "participations must be at most 8, was 9"),
+    ],
+)
+def test_bad_schedule(change, message):
+    arguments = dict(iterations=64, bands=4, min_separation=8, participations=2) | change
+    with pytest.raises(ValueError, match=message):
+        BandedToeplitz.optimal(**arguments)
+
+
+def test_files(tmp_path):
+    strategy = BandedToeplitz.square_root(5)
+    path = tmp_path / "c.txt"
+    strategy.save(path)
+    assert BandedToeplitz.from_file(path) == strategy
+    (tmp_path / "c.json").write_text(json.dumps(list(strategy.coefficients)))
+    assert BandedToeplitz.from_file(tmp_path / "c.json") == strategy
+    np.save(tmp_path / "c.npy", strategy.array)
+    assert BandedToeplitz.from_file(tmp_path / "c.npy") == strategy
+    (tmp_path / "c.json").write_text("[1.0, 0.5")
+    with pytest.raises(ValueError, match=r"strategy file .*c\.json"):
+        BandedToeplitz.from_file(tmp_path / "c.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        BandedToeplitz.from_file(tmp_path / "absent.txt")
