@@ -42,13 +42,17 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
     """The largest |float32 loss - float64 loss| of one block of draws from the same normals.
 
     Runs in float64 for a moment whatever the JAX configuration. Measured under P (the
-    sum of `replicas` participation vectors) and under Q.
+    sum of `replicas` participation vectors, at least one participation each) and under Q.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
-    normals_key, counts_key = jax.random.split(key)
+    normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
     size = randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, scheme.iterations, size, jnp.float32)
     counts = sum(scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas))
+    # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
+    somewhere = jax.random.randint(somewhere_key, (size, 1), 0, scheme.iterations)
+    one = (jnp.arange(scheme.iterations) == somewhere).astype(jnp.float32)
+    counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
     worst = 0.0
     for participation in (counts, jnp.zeros_like(counts)):
         single = np.asarray(_losses(scheme, strategy, mechanism.noise_multiplier, normals, participation))

@@ -5,22 +5,13 @@ import math
 import jax
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import log_ndtr, ndtr
 
-from jaxacct import add_direction, extrapolation, hockey_stick, scores
-from jaxacct.mechanism import Mechanism
+from jaxacct import add_direction, hockey_stick, scores
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
-from jaxacct.toeplitz import BandedToeplitz
 from tests.oracles import enumeration, settings
-
-FALSE_ALARM = 1e-6  # of every statistical assertion below; keys are fixed
-
-
-def make(scheme, bands, sigma):
-    coefficients = 0.8 ** np.arange(bands)
-    return Mechanism(scheme, BandedToeplitz(tuple(coefficients / np.linalg.norm(coefficients))), sigma)
+from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
 
 def noise_and_log_ratio(mechanism, outputs):
@@ -36,31 +27,11 @@ def random_outputs(mechanism, num, scale, seed=0):
     return mechanism.noise_multiplier * scale * generator.standard_normal((num, rows))
 
 
-def width(mean, num):
-    """Bernstein: a mean of `num` terms in [0, 1] is further off than this with probability FALSE_ALARM."""
-    log_term = math.log(2 / FALSE_ALARM)
-    return math.sqrt(2 * log_term * mean * (1 - mean) / num) + 2 * log_term / (3 * num)
-
-
 def draw_terms(proposal, epsilon, blocks, seed=0):
     draws = proposal.draw(jax.random.key(seed), 0, blocks)
     raw = hockey_stick.weighted_terms(draws, "add", epsilon) * math.exp(-proposal.log_scale)
     assert raw.max() <= 1 + 1e-5
     return raw, draws
-
-
-def pld_add(n, p, sigma, epsilon, interval):
-    """(optimistic, pessimistic) H(Q, P) of Poisson sampling."""
-    both = []
-    for pessimistic in (False, True):
-        one = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=p,
-            value_discretization_interval=interval,
-            pessimistic_estimate=pessimistic,
-        )
-        both.append(one.self_compose(n)._pmf_add.get_delta_for_epsilon(epsilon))
-    return tuple(both)
 
 
 # --- Exact zero ---
@@ -116,7 +87,7 @@ def test_no_term_exceeds_the_remainder_scale():
 # --- Minorants ---
 
 
-@pytest.mark.parametrize("sigma", [0.4, 1.0, 4.0])
+@pytest.mark.parametrize("sigma", [0.4, 2.0])
 @pytest.mark.parametrize(("scheme", "bands"), settings.SMALL, ids=settings.IDS)
 def test_tangents_are_minorants(scheme, bands, sigma):
     mechanism = make(scheme, bands, sigma)
@@ -207,36 +178,21 @@ def test_weights_average_to_the_probability_of_the_half_space():
     minorant = add_direction.best_minorant(mechanism, epsilon)
     edge, slope = add_direction.edge_and_slope(mechanism, epsilon, minorant)
     proposal = add_direction.half_space_proposal(mechanism, epsilon, minorant)
-    _, draws = draw_terms(proposal, epsilon, 800)
+    _, draws = draw_terms(proposal, epsilon, 400)
     weights = np.exp(draws.log_weight)
     # Every draw lies in the half-space. Weights are bounded by their largest value in any cell.
     cells = add_direction.coordinate_table(edge, slope)[2]
-    most = math.exp(float(np.max(np.asarray(cells["log_weight"])))) * 1.01
-    mean = ndtr(edge)
+    probability = np.diff(np.asarray(cells["last"], np.float64) + 1, prepend=0.0) * 2.0**-32
+    largest = np.exp(np.asarray(cells["log_weight"], np.float64) + 3 * float(cells["width"]))
+    second_moment, most, mean = probability @ largest**2, largest.max(), ndtr(edge)
     assert weights.max() <= most
-    second_moment = 4 * mean * math.log(2048)  # of w / M, as r >= phi (1 - e^{slope (t - edge)}) / M
     log_term = math.log(2 / FALSE_ALARM)
     allowed = math.sqrt(2 * log_term * second_moment / weights.size) + 2 * log_term * most / weights.size
     assert abs(weights.mean() - mean) <= allowed
-    assert allowed < 0.5 * mean
+    assert allowed < 0.2 * mean
 
 
 # --- Deltas ---
-
-
-def exact_two_steps(mechanism, epsilon, shift=(0.0, 0.0)):
-    """H(Q, P) for two steps by the trapezoid rule over the two scores; Q pushed down by `shift`."""
-    scheme, c, sigma = mechanism.scheme, mechanism.strategy.array, mechanism.noise_multiplier
-    rho = float(np.dot(c[:-1], c[1:]))
-    grid = np.linspace(-8, 8, 1601)
-    u, v = np.meshgrid(grid, grid, indexing="ij")
-    noise = (u - shift[0], rho * u + math.sqrt(1 - rho**2) * v - shift[1])
-    ratio = sum(
-        weight * np.exp(sum(x * (z / sigma - 0.5 / sigma**2) for x, z in zip(pattern, noise, strict=True)))
-        for pattern, weight in enumeration.pattern_law(scheme).items()
-    )
-    density = np.exp(-(u**2 + v**2) / 2) / (2 * math.pi) * (grid[1] - grid[0]) ** 2
-    return float(np.sum(density * np.maximum(1 - math.exp(epsilon) * ratio, 0)))
 
 
 @pytest.mark.parametrize(
@@ -257,9 +213,9 @@ def test_two_steps_against_quadrature(scheme, bands, sigma, epsilon):
     exact = exact_two_steps(mechanism, epsilon)
     found = add_direction.add_candidates(mechanism, epsilon)
     assert found[-1].name == "half-space"
-    for proposal in found:
+    for proposal in found if isinstance(scheme, Poisson) else found[-1:]:
         scale = math.exp(proposal.log_scale)
-        terms, _ = draw_terms(proposal, epsilon, 800)
+        terms, _ = draw_terms(proposal, epsilon, 400)
         assert exact <= scale
         assert abs(terms.mean() - exact / scale) <= width(exact / scale, terms.size) + 1e-4
 
@@ -282,7 +238,6 @@ def test_one_step_is_known_exactly(epsilon):
 
 
 PLD = [
-    (30, 0.5, 5.0, 2.0, 5e-4),
     (30, 0.5, 5.0, 3.0, 5e-4),
     (30, 0.5, 5.0, 3.5, 5e-4),
     (8, 0.8, 4.0, 3.7, 5e-4),
@@ -292,12 +247,12 @@ PLD = [
 
 @pytest.mark.parametrize(("n", "p", "sigma", "epsilon", "interval"), PLD)
 def test_poisson_against_the_pld_accountant(n, p, sigma, epsilon, interval):
-    """Down to deltas of 2e-12 and 4e-13 from a hundred thousand draws."""
+    """Down to deltas of 2e-12 and 4e-13 from fifty thousand draws."""
     optimistic, pessimistic = pld_add(n, p, sigma, epsilon, interval)
     mechanism = make(Poisson(n, p), 1, sigma)
     proposal = add_direction.add_candidates(mechanism, epsilon)[-1]
     assert proposal.name == "half-space"
-    terms, _ = draw_terms(proposal, epsilon, 800)
+    terms, _ = draw_terms(proposal, epsilon, 400)
     low, high = (d / math.exp(proposal.log_scale) for d in (optimistic, pessimistic))
     slack = 1e-15 / math.exp(proposal.log_scale)  # the PLD accountant truncates its tails
     assert terms.mean() <= high + width(min(high, 1.0), terms.size) + slack
@@ -305,13 +260,13 @@ def test_poisson_against_the_pld_accountant(n, p, sigma, epsilon, interval):
 
 
 def test_several_bands_against_plain_sampling():
-    mechanism, epsilon = make(BMinSep(40, 4, 0.2), 4, 3.0), 0.5
+    mechanism, epsilon = make(BMinSep(24, 4, 0.2), 4, 2.0), 0.5
     proposal = add_direction.add_candidates(mechanism, epsilon)[-1]
     terms, _ = draw_terms(proposal, epsilon, 400)
     base = add_direction.plain(mechanism, "add")
-    reference, _ = draw_terms(base, epsilon, 1500, seed=9)
+    reference, _ = draw_terms(base, epsilon, 400, seed=9)
     scale = math.exp(proposal.log_scale)
-    assert scale < 0.1
+    assert scale < 0.3
     allowed = scale * width(terms.mean(), terms.size) + width(reference.mean(), reference.size)
     assert abs(scale * terms.mean() - reference.mean()) <= 2 * allowed
 
@@ -331,7 +286,7 @@ def test_one_compilation_for_every_noise_multiplier(scheme):
 
 def test_the_coordinate_is_replaced_to_within_its_stated_rounding():
     """The float32 coordinate `<m, zeta> / |C m|` against float64: the slack of `_half_space` covers it."""
-    for n, bands in ((1500, 16), (7200, 4), (3, 1)):
+    for n, bands in ((1500, 16), (3, 1)):
         mechanism = make(BMinSep(n, bands, 0.01), bands, 2.0)
         minorant = add_direction.tangent(mechanism, np.full(n, 0.25))
         noise = scores.noise_scores(jax.random.key(4), mechanism.strategy, n, 256, np.float32)
@@ -340,82 +295,3 @@ def test_the_coordinate_is_replaced_to_within_its_stated_rounding():
         exact = np.asarray(noise, np.float64) @ (minorant.weights / minorant.norm)
         size = np.abs(np.asarray(noise, np.float64) * weights).sum(1)
         assert np.all(np.abs(computed - exact) <= (math.ceil(math.log2(n)) + 6) * 2.0**-24 * size)
-
-
-# --- Extrapolation by concavity ---
-
-
-def test_height_of_a_term_is_concave_in_the_loss():
-    """Theorem 4 needs `v -> Phi^{-1}(1 - e^v)` concave and decreasing for v < 0."""
-    v = np.linspace(-30, -1e-3, 20001)
-    heights = -ndtri(np.exp(v))
-    assert np.all(np.diff(heights) < 0)
-    assert np.all(np.diff(heights, 2) <= 1e-9)
-
-
-@pytest.mark.parametrize("scheme", [Poisson(2, 0.3), BMinSep(2, 2, 0.4), BallsInBins(2, 2)])
-def test_height_of_the_mean_is_concave_and_extrapolates_above(scheme):
-    mechanism, epsilon = make(scheme, scheme.min_separation, 0.8), 0.35
-    log_scale = add_direction.log_remainder_scale(mechanism, epsilon)
-    mu = scheme.participation_probabilities()
-    signal = add_direction.gram(mechanism, mu)
-    along = signal / math.sqrt(mu @ signal)
-    distances = np.linspace(0, 3, 7)
-    means = [exact_two_steps(mechanism, epsilon, d * along) for d in distances]
-    heights = ndtri(np.array(means) * math.exp(-log_scale))
-    assert np.all(np.diff(heights, 2) <= 1e-6)
-    for i in range(1, 6):
-        line = extrapolation.at_distances(mechanism, epsilon, distances[i], distances[i + 1])
-        x = [means[j] * math.exp(-log_scale) for j in (i, i + 1)]
-        assert math.exp(line.log_bound(*x)) >= means[0] * (1 - 1e-6)
-
-
-def test_shifted_laws_against_quadrature():
-    mechanism, epsilon = make(BMinSep(2, 2, 0.4), 2, 0.8), 0.35
-    mu = mechanism.scheme.participation_probabilities()
-    signal = add_direction.gram(mechanism, mu)
-    along = signal / math.sqrt(mu @ signal)
-    line = extrapolation.at_distances(mechanism, epsilon, 0.7, 1.9)
-    for law, distance in ((line.near, 0.7), (line.far, 1.9)):
-        exact = exact_two_steps(mechanism, epsilon, distance * along) * math.exp(-line.log_scale)
-        terms = line.terms(law.draw(jax.random.key(3), 0, 800), 0.0)
-        assert abs(terms.mean() - exact) <= width(exact, terms.size) + 1e-5
-
-
-@pytest.mark.parametrize(
-    ("n", "p", "sigma", "epsilon", "most"),
-    [(1500, 1 / 300, 1.248, 0.5, 1.2e-5), (1500, 1 / 300, 0.891, 1.0, 5e-7), (200, 0.02, 0.7, 1.5, 1e-3)],
-)
-def test_many_participations_against_the_pld_accountant(n, p, sigma, epsilon, most):
-    """No half-space helps here; the certificate stays above the truth and resolves small deltas."""
-    mechanism = make(Poisson(n, p), 1, sigma)
-    # The optimistic accountant says 0 here; the pessimistic one is right to a few percent at this interval.
-    _, pessimistic = pld_add(n, p, sigma, epsilon, 1e-3)
-    line = extrapolation.plan_extrapolation(mechanism, epsilon, jax.random.key(1))
-    found = extrapolation.certify(line, 0.0, FALSE_ALARM, jax.random.key(2), max_samples=100_000)
-    assert found.num_samples <= 100_000
-    assert pessimistic / 2 <= found.bound <= most
-
-
-def test_extrapolation_refuses_what_it_cannot_do():
-    mechanism = make(Poisson(10, 0.1), 1, 1.0)
-    with pytest.raises(ValueError, match="exactly zero"):
-        extrapolation.at_distances(mechanism, 5.0, 1.0, 2.0)
-    with pytest.raises(ValueError, match="0 < near < far"):
-        extrapolation.at_distances(mechanism, 0.5, 2.0, 1.0)
-    assert extrapolation.plan_extrapolation(mechanism, 5.0, jax.random.key(0)) is None
-    line = extrapolation.at_distances(mechanism, 0.5, 1.0, 2.0)
-    assert line.log_bound(1.0, 0.5) == line.log_bound(0.5, 0.0) == line.log_scale
-
-
-@pytest.mark.slow
-def test_certificates_are_rarely_wrong():
-    """At q = 0.2 and a truth just above delta_v, 100 runs: more than 45 wrong ones has probability 1e-7."""
-    mechanism, epsilon = make(Poisson(2, 0.3), 1, 1.0), 0.4
-    exact = exact_two_steps(mechanism, epsilon)
-    wrong = 0
-    for seed in range(100):
-        line = extrapolation.at_distances(mechanism, epsilon, 0.2, 2.0)
-        found = extrapolation.certify(line, exact * (1 - 1e-6), 0.2, jax.random.key(seed), 20_000)
-        wrong += found.bound <= exact * (1 - 1e-6)
-    assert wrong <= 45

@@ -1,0 +1,52 @@
+"""H(Q, P) by quadrature and by the PLD accountant, and the width of a statistical assertion."""
+
+import math
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution
+
+from jaxacct.mechanism import Mechanism
+from jaxacct.toeplitz import BandedToeplitz
+from tests.oracles import enumeration
+
+FALSE_ALARM = 1e-6  # of every statistical assertion; keys are fixed
+
+
+def make(scheme, bands, sigma):
+    coefficients = 0.8 ** np.arange(bands)
+    return Mechanism(scheme, BandedToeplitz(tuple(coefficients / np.linalg.norm(coefficients))), sigma)
+
+
+def width(mean, num):
+    """Bernstein: a mean of `num` terms in [0, 1] is further off than this with probability FALSE_ALARM."""
+    log_term = math.log(2 / FALSE_ALARM)
+    return math.sqrt(2 * log_term * mean * (1 - mean) / num) + 2 * log_term / (3 * num)
+
+
+def pld_add(n, p, sigma, epsilon, interval):
+    """(optimistic, pessimistic) H(Q, P) of Poisson sampling."""
+    both = []
+    for pessimistic in (False, True):
+        one = privacy_loss_distribution.from_gaussian_mechanism(
+            sigma,
+            sampling_prob=p,
+            value_discretization_interval=interval,
+            pessimistic_estimate=pessimistic,
+        )
+        both.append(one.self_compose(n)._pmf_add.get_delta_for_epsilon(epsilon))
+    return tuple(both)
+
+
+def exact_two_steps(mechanism, epsilon, shift=(0.0, 0.0)):
+    """H(Q, P) for two steps by the trapezoid rule over the two scores; Q pushed down by `shift`."""
+    scheme, c, sigma = mechanism.scheme, mechanism.strategy.array, mechanism.noise_multiplier
+    rho = float(np.dot(c[:-1], c[1:]))
+    grid = np.linspace(-8, 8, 1001)
+    u, v = np.meshgrid(grid, grid, indexing="ij")
+    noise = (u - shift[0], rho * u + math.sqrt(1 - rho**2) * v - shift[1])
+    ratio = sum(
+        weight * np.exp(sum(x * (z / sigma - 0.5 / sigma**2) for x, z in zip(pattern, noise, strict=True)))
+        for pattern, weight in enumeration.pattern_law(scheme).items()
+    )
+    density = np.exp(-(u**2 + v**2) / 2) / (2 * math.pi) * (grid[1] - grid[0]) ** 2
+    return float(np.sum(density * np.maximum(1 - math.exp(epsilon) * ratio, 0)))
