@@ -48,7 +48,8 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
     normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
     size = randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, scheme.iterations, size, jnp.float32)
-    counts = sum(scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas))
+    drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
+    counts = jnp.stack(drawn).sum(axis=0)
     # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
     somewhere = jax.random.randint(somewhere_key, (size, 1), 0, scheme.iterations)
     one = (jnp.arange(scheme.iterations) == somewhere).astype(jnp.float32)

@@ -35,22 +35,30 @@ class BandedToeplitz:
 
     def __post_init__(self):
         try:
-            values = np.array(self.coefficients, np.float64)
-        except (TypeError, ValueError):
+            given = np.asarray(self.coefficients)
+            if given.dtype.kind not in "iufO":  # no text, truth values or complex numbers
+                raise TypeError
+            values = given.astype(np.float64)
+        except (TypeError, ValueError, OverflowError):
             raise ValueError("coefficients must be a list of numbers") from None
         if values.ndim != 1 or values.size == 0:
             raise ValueError(f"coefficients must be a non-empty list, had shape {values.shape}")
         bad = ~(np.isfinite(values) & (values >= 0))
         if bad.any():
-            worst = values[bad][0]
+            worst = float(values[bad][0])
             raise ValueError(f"coefficients must be finite and at least 0, one was {worst!r}")
         if values[0] <= 0:
             raise ValueError("coefficients must begin with a number above 0, began with 0.0")
-        values = np.trim_zeros(values, "b")
+        peak = values.max()
+        if not 1e-100 < peak < 1e100:  # squares would over- or underflow
+            values = values / peak
         norm = np.linalg.norm(values)
         # Dividing again by a norm of one ulp off 1 would change what was read back from a plan.
         if abs(norm - 1) > 1e-14:
             values = values / norm
+        if values[0] <= 0:
+            raise ValueError(f"coefficients must begin above 1e-308 times the largest, {peak!r}")
+        values = np.trim_zeros(values, "b")
         object.__setattr__(self, "coefficients", tuple(values.tolist()))
 
     @property
@@ -59,8 +67,10 @@ class BandedToeplitz:
 
     @property
     def array(self) -> np.ndarray:
-        """(bands,) float64."""
-        return np.array(self.coefficients)
+        """(bands,) float64, read-only; a copy each time."""
+        values = np.array(self.coefficients)
+        values.setflags(write=False)
+        return values
 
     @classmethod
     def identity(cls) -> "BandedToeplitz":
@@ -83,6 +93,15 @@ class BandedToeplitz:
         times the column norm and the minimiser depends on `iterations` and `bands` alone; the other two are
         checked, because a matrix for a schedule that cannot be is a mistake.
 
+        Args:
+          iterations: n, at least `bands`: otherwise no column of C would have its full norm.
+          bands: at most `min_separation`.
+          min_separation: fewest steps between two participations of one example.
+          participations: at most `ceil(iterations / min_separation)`.
+
+        Raises:
+          ValueError: for a schedule that cannot be.
+
         Source: seed 003, section 7.1; Choquette-Choo et al. 2023. Found by L-BFGS from the square root.
         """
         n = _validate.positive_integer("iterations", iterations)
@@ -91,10 +110,11 @@ class BandedToeplitz:
         _validate.positive_integer("participations", participations)
         if bands > separation:
             raise ValueError(f"bands must be at most min_separation {separation}, was {bands}")
+        if bands > n:
+            raise ValueError(f"bands must be at most iterations {n}, was {bands}")
         most = -(-n // separation)
         if participations > most:
             raise ValueError(f"participations must be at most {most}, was {participations}")
-        bands = min(bands, n)
         if bands == 1:
             return cls.identity()
         start = _square_root(bands)
@@ -111,14 +131,20 @@ class BandedToeplitz:
 
     @classmethod
     def from_file(cls, path) -> "BandedToeplitz":
-        """Coefficients from a text file (one number a line), a JSON list or an .npy array."""
+        """Coefficients from a text file (one number a line), a JSON list or an .npy array.
+
+        A JSON list or .npy array cut short is refused. Text has no end mark, so text cut short reads as
+        fewer bands.
+        """
         path = Path(path)
         try:
             if path.suffix == ".npy":
-                return cls(tuple(np.load(path, allow_pickle=False)))
+                with path.open("rb") as file:
+                    return cls(np.lib.format.read_array(file, allow_pickle=False).tolist())
             text = path.read_text(encoding="utf-8")
-            values = json.loads(text) if text.lstrip().startswith("[") else text.split()
-            return cls(tuple(float(value) for value in values))
+            if text.lstrip().startswith("["):
+                return cls(json.loads(text))
+            return cls(tuple(float(value) for value in text.split()))
         except OSError as error:
             raise ValueError(f"strategy file {path} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError, EOFError) as error:
@@ -147,14 +173,15 @@ def prefix_sum_error(strategy: BandedToeplitz, *, iterations: int, noise_multipl
 
     Args:
       iterations: n; any size, in O(n bands) time and O(n) memory.
-      noise_multiplier: sigma per unit of clip norm.
+      noise_multiplier: sigma per unit of clip norm, above 0.
 
     Returns:
       Squared noise per unit of clip norm squared (seed 003, section 7.1).
     """
     n = _validate.positive_integer("iterations", iterations)
+    sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
     sums = np.asarray(signal.lfilter([1.0], strategy.array, np.ones(n)))
-    return float(np.dot(n - np.arange(n), sums**2) / n * noise_multiplier**2)
+    return float(np.dot(n - np.arange(n), sums**2) / n * sigma**2)
 
 
 def _square_root(bands: int) -> np.ndarray:

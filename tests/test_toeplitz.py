@@ -37,6 +37,14 @@ def test_error_and_inverse_against_dense(n, bands):
     np.testing.assert_allclose(inverse_coefficients(strategy, n), inverse[:, 0], atol=1e-12)
 
 
+@pytest.mark.parametrize(("n", "bands"), [(16, 16), (64, 8)])
+def test_error_of_optima_against_dense_and_peer(n, bands, x64):
+    strategy = optimal(n, bands)
+    ours = prefix_sum_error(strategy, iterations=n, noise_multiplier=1.0)
+    assert ours == pytest.approx(dense_error(strategy, n), rel=1e-10)
+    assert ours == pytest.approx(float(peer.loss(strategy.array, n)), rel=1e-10)
+
+
 def test_square_root_coefficients():
     exact = np.array([1, 1 / 2, 3 / 8, 5 / 16, 35 / 128, 63 / 256])
     np.testing.assert_allclose(BandedToeplitz.square_root(6).array, exact / np.linalg.norm(exact), rtol=1e-14)
@@ -99,6 +107,20 @@ def test_scale_equality_and_hash():
     assert BandedToeplitz.identity().bands == 1
 
 
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-160, 1e-3, 3.0, 1e160, 1e307])
+def test_any_scale(scale):
+    scaled = BandedToeplitz((4 * scale, 3 * scale))
+    np.testing.assert_allclose(scaled.coefficients, (0.8, 0.6), rtol=1e-15)
+
+
+def test_array_is_a_read_only_copy():
+    strategy = BandedToeplitz.square_root(3)
+    assert strategy.array.dtype == np.float64
+    assert strategy.array is not strategy.array
+    with pytest.raises(ValueError, match="read-only"):
+        strategy.array[0] = 2.0
+
+
 def test_sensitivity_against_dense():
     strategy = BandedToeplitz.square_root(4)
     dense = strategy_matrix(strategy.coefficients, 30, 20)
@@ -112,11 +134,17 @@ def test_sensitivity_against_dense():
     [
         ((), "non-empty"),
         ((0.0, 1.0), "must begin with a number above 0"),
-        ((1.0, -0.5), "at least 0, one was"),
+        ((1.0, -0.5), r"at least 0, one was -0\.5$"),
         ((1.0, float("nan")), "finite"),
         ((float("inf"),), "finite"),
         (((1.0, 2.0), (3.0, 4.0)), "shape"),
+        (5.0, "shape"),
+        ((1e-320, 1e10), "must begin above"),
         (("a",), "list of numbers"),
+        (("1.0",), "list of numbers"),
+        ((True,), "list of numbers"),
+        ((1.0, 1j), "list of numbers"),
+        ((1.0, (2.0,)), "list of numbers"),
     ],
 )
 def test_bad_coefficients(coefficients, message):
@@ -128,7 +156,11 @@ def test_bad_coefficients(coefficients, message):
     ("change", "message"),
     [
         ({"iterations": 0}, "iterations must be"),
+        ({"bands": 0}, "bands must be"),
+        ({"min_separation": 1.5}, "min_separation must be"),
+        ({"participations": 0}, "participations must be"),
         ({"bands": 9}, "bands must be at most min_separation 8, was 9"),
+        ({"bands": 65, "min_separation": 65}, "bands must be at most iterations 64, was 65"),
         ({"participations": 9}, "participations must be at most 8, was 9"),
     ],
 )
@@ -136,6 +168,21 @@ def test_bad_schedule(change, message):
     arguments = dict(iterations=64, bands=4, min_separation=8, participations=2) | change
     with pytest.raises(ValueError, match=message):
         BandedToeplitz.optimal(**arguments)
+
+
+@pytest.mark.parametrize("sigma", [0.0, -1.0, float("nan"), float("inf"), "x", None])
+def test_bad_noise_multiplier(sigma):
+    with pytest.raises(ValueError, match="noise_multiplier must be"):
+        prefix_sum_error(BandedToeplitz.identity(), iterations=3, noise_multiplier=sigma)
+
+
+def test_bad_sizes():
+    with pytest.raises(ValueError, match="bands must be"):
+        BandedToeplitz.square_root(0)
+    with pytest.raises(ValueError, match="participations must be"):
+        sensitivity(BandedToeplitz.identity(), participations=0)
+    with pytest.raises(ValueError, match="iterations must be"):
+        inverse_coefficients(BandedToeplitz.identity(), 0)
 
 
 def test_files(tmp_path):
@@ -147,8 +194,51 @@ def test_files(tmp_path):
     assert BandedToeplitz.from_file(tmp_path / "c.json") == strategy
     np.save(tmp_path / "c.npy", strategy.array)
     assert BandedToeplitz.from_file(tmp_path / "c.npy") == strategy
-    (tmp_path / "c.json").write_text("[1.0, 0.5")
-    with pytest.raises(ValueError, match=r"strategy file .*c\.json"):
-        BandedToeplitz.from_file(tmp_path / "c.json")
-    with pytest.raises(ValueError, match="cannot be read"):
-        BandedToeplitz.from_file(tmp_path / "absent.txt")
+    assert {file.name for file in tmp_path.iterdir()} == {"c.txt", "c.json", "c.npy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("c.txt", b"", "non-empty"),
+        ("c.txt", b"1\n-0.5\n", r"one was -0\.5$"),
+        ("c.txt", b"1\nnan\n", "one was nan"),
+        ("c.txt", b"1\nhalf\n", "half"),
+        ("c.txt", b"\xff\xfe\x00", "decode"),
+        ("c.json", b"[]", "non-empty"),
+        ("c.json", b"[1.0, 0.5", "delimiter"),
+        ("c.json", b"[[1.0]]", "shape"),
+        ("c.json", b"[true]", "list of numbers"),
+        ("c.npy", b"", "EOF"),
+        ("c.npy", b"not an array", "magic"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        BandedToeplitz.from_file(path)
+    assert str(caught.value).startswith(f"strategy file {path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [5, 40, 130, 160])
+def test_truncated_array(tmp_path, kept):
+    path = tmp_path / "c.npy"
+    np.save(path, BandedToeplitz.square_root(5).array)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"strategy file .*c\.npy"):
+        BandedToeplitz.from_file(path)
+
+
+@pytest.mark.parametrize("array", [np.float64(1.0), np.eye(2), np.array([1.0, 1j])])
+def test_wrong_array(tmp_path, array):
+    np.save(tmp_path / "c.npy", array)
+    with pytest.raises(ValueError, match=r"c\.npy: coefficients must be"):
+        BandedToeplitz.from_file(tmp_path / "c.npy")
+
+
+def test_unreadable_file(tmp_path):
+    for path in (tmp_path / "absent.txt", tmp_path):
+        with pytest.raises(ValueError, match="cannot be read"):
+            BandedToeplitz.from_file(path)
