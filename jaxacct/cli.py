@@ -352,6 +352,9 @@ def _evidence_lines(evidence) -> list[str]:
             f"{seen.direction:<22}{verdict}: {seen.reason}; {seen.proposal}, {seen.num_samples:,} samples, "
             f"scale {seen.scale:.3g}, estimate {seen.estimate:.3g}, rounding margin {seen.margin:.2g}"
         )
+        if seen.num_samples:
+            prices = ", ".join(f"{name} {count:,.0f}" for name, count in seen.predicted_samples.items())
+            lines.append(f"{'':<22}predicted samples before drawing: {prices}")
     return lines
 
 

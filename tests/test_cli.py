@@ -43,6 +43,7 @@ def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
     shown = capsys.readouterr().out
     assert "is (2, 0.01)-differentially private" in shown
     assert "noise multiplier" in shown
+    assert "delta_v" in shown
     assert run("verify", plan_path, "--json") == 0
     out = capsys.readouterr()
     assert json.loads(out.out)["accepted"] is True
@@ -166,6 +167,15 @@ def test_bad_coefficients(coefficients, tmp_path, capsys):
     path.write_text(coefficients)
     assert run("calibrate", *COMMON, *BANDS, *TARGET, "--strategy", path) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_bench_reports_rates(capsys):
+    assert run("bench", "--samples", "256", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["settings"]) == 4
+    assert all(row["samples_per_second"] > 0 for row in found["settings"])
+    # The memory promised on a CPU; nothing larger was run in this process.
+    assert found["peak_memory_mb"] < 4096
 
 
 def test_unknown_option_exits_2():
