@@ -22,7 +22,8 @@ def threshold(proposal: Proposal, delta_v: float) -> float:
     """The mean of terms to stay below: `delta_v` in the proposal's units, its own error spent."""
     if proposal.log_scale == -math.inf:
         return math.inf
-    intended = math.exp(math.log(delta_v) - proposal.log_scale) / (1 + proposal.relative_error)
+    # Beyond 1 all thresholds mean the same, so a scale too small for float64 need not overflow.
+    intended = math.exp(min(100.0, math.log(delta_v) - proposal.log_scale)) / (1 + proposal.relative_error)
     return intended - proposal.total_variation
 
 

@@ -221,11 +221,14 @@ def _choose(mechanism, epsilon, direction, budget, name, compose_with):
 
 def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvidence:
     proposal, direction = run.proposal, run.proposal.direction
-    scale = math.exp(proposal.log_scale)
     # A mean of terms in [0, 1] never exceeds 1: a larger threshold is met without a draw.
     theta = min(1.0, threshold(proposal, run.budget.delta_v))
     if theta == 1:
-        reason = "exactly zero" if scale == 0 else "the scale is below delta_v: no draw needed"
+        reason = (
+            "exactly zero"
+            if proposal.log_scale == -math.inf
+            else "the scale is below delta_v: no draw needed"
+        )
         return _evidence(run, 0.0, theta, (), (), None, None, True, reason)
     margin = rounding.loss_margin(proposal.mechanism, run.epsilon, proposal.replicas)
     name = f"{direction}-{run.job[:16]}"

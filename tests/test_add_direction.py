@@ -259,6 +259,7 @@ def test_poisson_against_the_pld_accountant(n, p, sigma, epsilon, interval):
     assert terms.mean() >= low - width(min(low, 1.0), terms.size) - slack
 
 
+@pytest.mark.slow
 def test_several_bands_against_plain_sampling():
     mechanism, epsilon = make(BMinSep(24, 4, 0.2), 4, 2.0), 0.5
     proposal = add_direction.add_candidates(mechanism, epsilon)[-1]

@@ -214,6 +214,15 @@ def test_checks_are_a_function_of_the_blocks_alone():
     assert len(seen) < 120
 
 
+def test_overwhelming_noise_needs_no_draw():
+    """A Renyi bound below delta_v certifies alone, however small: no overflow on the way."""
+    for sigma in (30.0, 1e4):
+        mechanism = Mechanism(BMinSep(200, 20, 0.05), BandedToeplitz.square_root(8), sigma)
+        evidence = verify(mechanism, 30.0, 1e-3)
+        assert evidence.accepted
+        assert evidence.num_samples == 0
+
+
 def test_fresh_randomness_by_default():
     mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
     one, two = (verify(mechanism, 2.0, 1e-2, proposal="plain") for _ in range(2))
