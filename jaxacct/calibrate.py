@@ -20,9 +20,9 @@ from jaxacct.schemes import Scheme
 from jaxacct.toeplitz import BandedToeplitz
 from jaxacct.verify import Evidence, Progress, verify
 
-SEARCH_BLOCKS = 32
+SEARCH_BLOCKS = 64
 # Grid steps above the smallest promising noise multiplier that are verified as well, largest first.
-LADDER = (5, 2, 0)
+LADDER = (5, 3, 2, 1, 0)
 
 
 class NotCertifiedError(Exception):
