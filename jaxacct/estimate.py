@@ -82,7 +82,7 @@ def estimate_delta(
             total += math.fsum(weighted)
             counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
         values[direction] = total / num_samples
-        low, high = bounds.mean_interval(counts, confidence)
+        low, high = bounds.mean_interval(counts, 1 - (1 - confidence) / 2)  # two directions share it
         lows.append(scale * low)
         highs.append(min(1.0, scale * high))
     value = max(values.values())

@@ -28,11 +28,11 @@ def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
 
 
 def test_typical_margins_are_small():
-    """A kernel change that loses digits fails here: the bound is twice what was measured in 2026-11."""
+    """A kernel change that loses digits fails here: 1.22e-3 and 2.3e-4 were measured, 2026-11."""
     production = Mechanism(BMinSep(7200, 256, 1.255e-4), BandedToeplitz.square_root(256), 0.47)
     assert rounding.loss_margin(production, 10.0) < 2e-3
     small = Mechanism(BMinSep(1024, 16, 1 / 240), BandedToeplitz.square_root(16), 1.0)
-    assert rounding.loss_margin(small, 4.0) < 6e-4
+    assert rounding.loss_margin(small, 4.0) < 4.6e-4
 
 
 def test_the_margin_is_deterministic():
