@@ -180,18 +180,18 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
     n = mechanism.scheme.iterations
     # Rounding of the coordinate: a tree of log2(n) additions, products, weights and the shift itself.
     roundings = (math.ceil(math.log2(n)) if n > 1 else 0) + 6
+    tables = cells | {
+        "weights": jnp.asarray(minorant.weights / minorant.norm, jnp.float32),
+        "along": jnp.asarray(gram(mechanism, minorant.weights) / minorant.norm, jnp.float32),
+        "rounding": jnp.float32(roundings * 2.0**-24),
+    }
     return Proposal(
         name="half-space",
         direction="add",
         mechanism=mechanism,
         log_scale=log_remainder_scale(mechanism, epsilon) + log_scale,
         draw_block=_half_space,
-        tables=cells
-        | {
-            "weights": jnp.asarray(minorant.weights / minorant.norm, jnp.float32),
-            "along": jnp.asarray(gram(mechanism, minorant.weights) / minorant.norm, jnp.float32),
-            "rounding": jnp.float32(roundings * 2.0**-24),
-        },
+        tables=lambda: tables,
         relative_error=2.0**-20,
         total_variation=tail,
     )

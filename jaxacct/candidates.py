@@ -9,6 +9,9 @@ from jaxacct.mechanism import Mechanism
 from jaxacct.proposals import Proposal
 from jaxacct.replicas import replica_candidates
 
+# A scale of so many delta_v costs about 60,000 samples: seconds, as do the tables of one more replica.
+_ENOUGH = 500
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
@@ -45,8 +48,11 @@ def candidates(
     """
     found = [proposals.plain(mechanism, direction)]
     if not composed:
-        more = replica_candidates if direction == "remove" else add_candidates
-        found += more(mechanism, epsilon)
+        if direction == "remove":
+            enough = math.log(_ENOUGH * budget.delta_v)
+            found += replica_candidates(mechanism, epsilon, enough)
+        else:
+            found += add_candidates(mechanism, epsilon)
     thresholds = [(p, threshold(p, budget.delta_v)) for p in found]
     priced = [
         Candidate(p, _predict(theta, budget.failure_probability)) for p, theta in thresholds if theta > 0

@@ -103,7 +103,7 @@ def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: floa
     signal = gram(mechanism, weights)
     along = signal / math.sqrt(weights @ signal)
     tables = {"shift": jnp.asarray((1 + guard * 2.0**-20) * distance * along, jnp.float32)}
-    return Proposal(f"shifted by {distance:.4g}", "add", mechanism, log_scale, _shifted, tables)
+    return Proposal(f"shifted by {distance:.4g}", "add", mechanism, log_scale, _shifted, lambda: tables)
 
 
 def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:

@@ -49,7 +49,8 @@ class Proposal:
       log_scale: ln M for the epsilon (and direction) it was built for; 0 for plain sampling.
       draw_block: `(key, scheme, strategy, sigma, tables, dtype) -> Draws` of `BLOCK_SIZE` samples; a module
         level function, jittable, `scheme`, `strategy` and `dtype` static.
-      tables: pytree of arrays that `draw_block` needs, so that another noise multiplier does not recompile.
+      tables: makes the pytree of arrays that `draw_block` needs, so that another noise multiplier does not
+        recompile; called when drawing, as large tables are made for the chosen proposal only.
       replicas: participation vectors added up in the drawn outputs, 0 in the add direction; the weight
         is proportional to e^{(1 - replicas) L} in the remove direction.
       relative_error: bound on the relative error of the drawn law's density (rounded tables, the 2^-32
@@ -63,7 +64,7 @@ class Proposal:
     mechanism: Mechanism
     log_scale: float
     draw_block: Callable[..., Draws]
-    tables: Any = ()
+    tables: Callable[[], Any] = tuple
     relative_error: float = 0.0
     total_variation: float = 0.0
     replicas: int = 1
@@ -82,7 +83,7 @@ class Proposal:
             mechanism.strategy,
             jnp.dtype(dtype),
             mechanism.noise_multiplier,
-            self.tables,
+            self.tables(),
             keys,
         )
         return Draws(*(np.asarray(part, np.float64).reshape(-1) for part in draws))

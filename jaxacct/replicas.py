@@ -28,16 +28,21 @@ def _module(mechanism: Mechanism):
     scheme = mechanism.scheme
     if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
         return poisson_replicas
-    if isinstance(scheme, BMinSep):
+    if isinstance(scheme, (BMinSep, BallsInBins)) and scheme.min_separation > 1:
         return b_min_sep_replicas
     if isinstance(scheme, (CyclicPoisson, BallsInBins)):
         return cyclic_replicas
     raise TypeError(f"no replicas for {type(scheme).__name__}")
 
 
+def most_replicas(mechanism: Mechanism) -> int:
+    """The largest number of replicas that there are tables for."""
+    return _module(mechanism).most_replicas(mechanism)
+
+
 def log_normalizer(mechanism: Mechanism, m: int) -> float:
     """ln Z_m = ln E_Q f^m on the extended horizon, float64; inf where it overflows."""
-    return _module(mechanism).tables(mechanism, m)[0]
+    return _module(mechanism).log_normalizer(mechanism, m)
 
 
 def log_scale(log_normalizer: float, m: int, epsilon: float) -> float:
@@ -52,37 +57,44 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
       ValueError: for a number of replicas that the scheme has no tables for, or whose Z_m overflows.
     """
     module = _module(mechanism)
-    if not 2 <= m <= module.most_replicas(mechanism):
-        raise ValueError(f"m must be in 2..{module.most_replicas(mechanism)} for this scheme, was {m}")
-    log_z, arrays, (relative_error, total_variation) = module.tables(mechanism, m)
+    if not 2 <= m <= most_replicas(mechanism):
+        raise ValueError(f"m must be in 2..{most_replicas(mechanism)} for this scheme, was {m}")
+    log_z = module.log_normalizer(mechanism, m)
     if not math.isfinite(log_z):
         raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
+    relative_error, total_variation = module.errors(mechanism, m)
+
+    def tables():
+        arrays = module.tables(mechanism, m)
+        return {"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays}
+
     return Proposal(
         name=f"{m} replicas",
         direction="remove",
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, epsilon),
         draw_block=_DRAW[module],
-        tables={"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays},
+        tables=tables,
         relative_error=relative_error,
         total_variation=total_variation,
         replicas=m,
     )
 
 
-def replica_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
+def replica_candidates(mechanism: Mechanism, epsilon: float, enough: float = -math.inf) -> list[Proposal]:
     """The replica proposals worth considering: the orders around the one with the smallest scale.
 
-    Every order whose tables fit and whose Z_m is finite is looked at; the scale is log-convex in m, so the
-    first increase ends the search.
+    Orders are looked at from m = 2 on while their tables fit and Z_m is finite. The scale is log-convex in
+    m, so the first increase ends the search; so does a `log_scale` of `enough`, as larger tables cost time.
     """
-    module = _module(mechanism)
     found: list[Proposal] = []
-    for m in range(2, module.most_replicas(mechanism) + 1):
-        if not math.isfinite(module.tables(mechanism, m)[0]):
+    for m in range(2, most_replicas(mechanism) + 1):
+        if not math.isfinite(log_normalizer(mechanism, m)):
             break
         found.append(replica_proposal(mechanism, m, epsilon))
         if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
+            break
+        if found[-1].log_scale <= enough:
             break
     return found
 

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
+from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
 from jaxacct.add_direction import add_candidates, log_probability_of_none
 from jaxacct.hockey_stick import weighted_terms
 from jaxacct.proposals import plain
-from jaxacct.replicas import _module, log_normalizer, replica_candidates, replica_proposal
+from jaxacct.replicas import (
+    _module,
+    log_normalizer,
+    most_replicas,
+    replica_candidates,
+    replica_proposal,
+)
 from jaxacct.sampling import direction_key, draw_in_batches
 from tests.oracles import enumeration, tuples
 from tests.oracles.settings import IDS, SMALL
@@ -31,19 +37,20 @@ def draw(proposal, num_blocks: int, key):
     return type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def orders(scheme) -> range:
-    return range(2, 4 if scheme.min_separation == 1 and not isinstance(scheme, CyclicPoisson) else 3)
+def orders(mechanism) -> list[int]:
+    """The orders there are tables for, as far as enumeration over all tuples is quick."""
+    patterns = len(enumeration.pattern_law(mechanism.scheme))
+    return [m for m in (2, 3, 4) if m <= most_replicas(mechanism) and patterns**m <= 200_000]
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 20.0])
 @pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
 def test_normalizer_against_all_tuples(scheme, bands, sigma):
     strategy = BandedToeplitz.square_root(bands)
-    for m in orders(scheme):
-        if m == 3 and scheme.iterations > 5:
-            continue
+    mechanism = Mechanism(scheme, strategy, sigma)
+    for m in orders(mechanism):
         exact, _ = tuples.count_law(scheme, strategy.coefficients, sigma, m)
-        ours = log_normalizer(Mechanism(scheme, strategy, sigma), m)
+        ours = log_normalizer(mechanism, m)
         assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
 
 
@@ -53,14 +60,15 @@ def test_drawn_counts_follow_the_enumerated_law(scheme, bands, sigma, key):
     """Chi-square over all count vectors, false alarm 1e-6; the plain law of counts must be told apart."""
     strategy = BandedToeplitz.square_root(bands)
     mechanism = Mechanism(scheme, strategy, sigma)
-    _, law = tuples.count_law(scheme, strategy.coefficients, sigma, 2)
     module = _module(mechanism)
-    arrays = module.tables(mechanism, 2)[1]
-    counts = np.asarray(jax.jit(lambda k: module.draw_counts(k, scheme, arrays, 40_000))(key))
-    assert chi_square_p_value(counts, law) > FALSE_ALARM
-    _, plain_law = tuples.count_law(scheme, strategy.coefficients, 1e6, 2)
-    if sigma == 0.45 and len(law) > 1:
-        assert chi_square_p_value(counts, plain_law) < FALSE_ALARM
+    for m in orders(mechanism):
+        _, law = tuples.count_law(scheme, strategy.coefficients, sigma, m)
+        arrays = module.tables(mechanism, m)
+        counts = np.asarray(jax.jit(lambda k: module.draw_counts(k, scheme, arrays, 40_000))(key))  # noqa: B023
+        assert chi_square_p_value(counts, law) > FALSE_ALARM, m
+        _, plain_law = tuples.count_law(scheme, strategy.coefficients, 1e6, m)
+        if sigma == 0.45 and len(law) > 1:
+            assert chi_square_p_value(counts, plain_law) < FALSE_ALARM, m
 
 
 # (setting, sigma, Z_2): the outside prototype of MATH.md, section 9.
@@ -225,6 +233,6 @@ def test_overflowing_tables_are_not_offered():
     assert replica_candidates(mechanism, 1.0) == []
     with pytest.raises(ValueError, match="overflow"):
         replica_proposal(mechanism, 2, 1.0)
-    bins = Mechanism(BallsInBins(40, 10), BandedToeplitz.square_root(4), 1.0)
+    cyclic = Mechanism(CyclicPoisson(40, 10, 0.5), BandedToeplitz.square_root(4), 1.0)
     with pytest.raises(ValueError, match=r"m must be in 2\.\.2"):
-        replica_proposal(bins, 3, 1.0)
+        replica_proposal(cyclic, 3, 1.0)

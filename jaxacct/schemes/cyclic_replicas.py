@@ -1,4 +1,4 @@
-"""Two replicas of random-phase cyclic Poisson participation, balls-in-bins being p = 1.
+"""Two replicas of random-phase cyclic Poisson participation.
 
 Given two phases d apart, the possible participations in order of time are a chain that alternates between
 the replicas, each touching only its neighbours: d steps apart within a round, b - d across rounds. So the
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct.mechanism import Mechanism
 from jaxacct.randomness import uniform_32
-from jaxacct.schemes.b_min_sep_replicas import _draw_index, _start_tables, attractions
+from jaxacct.schemes.b_min_sep_replicas import attractions, draw_index, thresholds_of
 
 
 def most_replicas(mechanism: Mechanism) -> int:
@@ -21,43 +21,62 @@ def most_replicas(mechanism: Mechanism) -> int:
     return 2
 
 
-@functools.lru_cache(maxsize=8)
-def tables(mechanism: Mechanism, m: int):
-    """(ln Z_2, arrays for `draw_counts`, (relative, total variation) errors of the drawn law)."""
-    if m != 2:
-        raise ValueError(f"m must be 2 for cyclic schemes, was {m}")
+def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_counts` draws from.
+
+    A float32 probability against a uniform of 2^-32 steps at each site, and the two phases' thresholds.
+    """
     scheme = mechanism.scheme
-    b, n = scheme.min_separation, scheme.iterations
-    p = scheme.sampling_probability
+    return 0.0, 2 * scheme.max_participations * 2.0**-23 + 2 * scheme.min_separation * 2.0**-32
+
+
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_2, float64; inf where it overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(_chains(mechanism)[-1].sum())
+    return float(np.log(total)) if np.isfinite(total) else np.inf
+
+
+@functools.lru_cache(maxsize=4)
+def _chains(mechanism: Mechanism):
+    """(attraction, rounds of each phase, `chain_weights`, joint weights of the two phases)."""
+    scheme = mechanism.scheme
+    b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
     with np.errstate(over="ignore", invalid="ignore"):
         attraction = attractions(mechanism)
-        most = 2 * scheme.max_participations
-        remaining = chain_weights(b, most, p, attraction)
+        remaining = chain_weights(b, 2 * scheme.max_participations, p, attraction)
         rounds = np.maximum(0, -(-(n - np.arange(b)) // b))
         sites = rounds[:, None] + rounds[None, :]
         gap = np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
-        law = np.array([1 - p, p])
         after = remaining[gap, np.maximum(sites - 1, 0), 0]
-        start = np.where(sites > 0, after @ law, 1.0) / b**2
-        log_z = float(np.log(start.sum()))
-        if not np.isfinite(log_z):
-            return np.inf, None, (0.0, 0.0)
-        # P(next site takes part | this one's value): (gap, sites left after it, edge kind, value).
-        edge = np.stack([attraction[: b + 1][np.arange(b)], attraction[b - np.arange(b)]], axis=1)
-        take = np.zeros((b, most, 2, 2))
-        for value in (0, 1):
-            for left in range(most):
-                pull = p * (edge if value else np.ones_like(edge)) * remaining[:, left, ::-1, 1]
-                stay = (1 - p) * remaining[:, left, ::-1, 0]
-                take[:, left, :, value] = pull / (pull + stay)
-        first_take = p * remaining[:, :, 0, 1] / (p * remaining[:, :, 0, 1] + (1 - p) * remaining[:, :, 0, 0])
-    arrays = _start_tables(start) | {
+        start = np.where(sites > 0, after @ np.array([1 - p, p]), 1.0) / b**2
+    return attraction, rounds, remaining, start
+
+
+@functools.lru_cache(maxsize=4)
+def tables(mechanism: Mechanism, m: int) -> dict:
+    """The arrays that `draw_counts` needs."""
+    scheme = mechanism.scheme
+    b, p = scheme.min_separation, scheme.sampling_probability
+    most = 2 * scheme.max_participations
+    attraction, rounds, remaining, start = _chains(mechanism)
+    # P(next site takes part | this one's value): (gap, sites left after it, edge kind, value).
+    edge = np.stack([attraction[: b + 1][np.arange(b)], attraction[b - np.arange(b)]], axis=1)
+    take = np.zeros((b, most, 2, 2))
+    for value in (0, 1):
+        for left in range(most):
+            pull = p * (edge if value else np.ones_like(edge)) * remaining[:, left, ::-1, 1]
+            stay = (1 - p) * remaining[:, left, ::-1, 0]
+            take[:, left, :, value] = pull / (pull + stay)
+    first_take = p * remaining[:, :, 0, 1] / (p * remaining[:, :, 0, 1] + (1 - p) * remaining[:, :, 0, 0])
+    first = start.sum(axis=1, keepdims=True)
+    return {
+        "first": thresholds_of(first[:, 0] / first.sum()),
+        "second": thresholds_of(start / np.where(first > 0, first, 1.0)),
         "take": jnp.asarray(take, jnp.float32),
         "first_take": jnp.asarray(first_take[:, :most], jnp.float32),
         "rounds": jnp.asarray(rounds, jnp.int32),
     }
-    # A float32 probability against a uniform of 2^-32 steps at each site, and the two phases' thresholds.
-    return log_z, arrays, (0.0, most * 2.0**-23 + 2 * b * 2.0**-32)
 
 
 def chain_weights(b: int, most: int, p: float, attraction: np.ndarray) -> np.ndarray:
@@ -81,8 +100,8 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of two replicas' participation vectors, (num_samples, iterations) float32 of 0, 1, 2."""
     b, n = scheme.min_separation, scheme.iterations
     first_key, second_key, chain_key = jax.random.split(key, 3)
-    one = _draw_index(first_key, arrays["first"], num_samples)
-    two = _draw_index(second_key, arrays["second"][one], num_samples)
+    one = draw_index(first_key, arrays["first"], num_samples)
+    two = draw_index(second_key, arrays["second"][one], num_samples)
     early, late = jnp.minimum(one, two), jnp.maximum(one, two)
     gap = late - early
     sites = arrays["rounds"][early] + arrays["rounds"][late]

@@ -4,8 +4,6 @@ At each step the number k of replicas that take part is Binomial(m, p) reweighte
 `e^{k (k-1) / 2 sigma^2}`, and `Z_m` is the n-th power of the total weight (b-min-sep with b = 1 alike).
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,21 +17,32 @@ def most_replicas(mechanism: Mechanism) -> int:
     return 64
 
 
-@functools.lru_cache(maxsize=128)
-def tables(mechanism: Mechanism, m: int):
-    """(ln Z_m, arrays for `draw_counts`, (relative, total variation) errors of the drawn law)."""
-    scheme = mechanism.scheme
+def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_counts` draws from.
+
+    Each of m thresholds is off by half a step of 2^-32, at each of n iterations.
+    """
+    return 0.0, mechanism.scheme.iterations * m * 2.0**-33
+
+
+def _law(mechanism: Mechanism, m: int):
     k = np.arange(m + 1)
-    log_weights = stats.binom.logpmf(k, m, scheme.sampling_probability)
+    log_weights = stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
     log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2
     log_total = special.logsumexp(log_weights)
-    law = np.exp(log_weights - log_total)
+    return log_total, np.exp(log_weights - log_total)
+
+
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_m, float64."""
+    return float(mechanism.scheme.iterations * _law(mechanism, m)[0])
+
+
+def tables(mechanism: Mechanism, m: int) -> dict:
+    """The arrays that `draw_counts` needs."""
     # The probability of at least k, k = 1..m, against 32 random bits; rare counts round to 2^-32 steps.
-    tail = np.cumsum(law[::-1])[::-1][1:]
-    arrays = {"tail": jnp.asarray(np.minimum(np.round(tail * 2.0**32), 2.0**32 - 1), jnp.uint32)}
-    # Each of m thresholds is off by half a step of 2^-32, at each of n iterations.
-    moved = scheme.iterations * m * 2.0**-33
-    return float(scheme.iterations * log_total), arrays, (0.0, moved)
+    tail = np.cumsum(_law(mechanism, m)[1][::-1])[::-1][1:]
+    return {"tail": jnp.asarray(np.minimum(np.round(tail * 2.0**32), 2.0**32 - 1), jnp.uint32)}
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
