@@ -9,8 +9,9 @@ from scipy import stats
 
 from jaxacct import _validate, analytic, bounds, hockey_stick, randomness, sampling
 from jaxacct.bounds import Budget
-from jaxacct.candidates import candidates, threshold
+from jaxacct.candidates import candidates, predicted_samples, threshold
 from jaxacct.composition import event_profile
+from jaxacct.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
 from jaxacct.files import Checkpoint
 from jaxacct.mechanism import Mechanism, check_bands
 from jaxacct.plan import Plan
@@ -94,7 +95,9 @@ def calibrate(
     budget = Budget.split(delta, failure_fraction)
     run_key = randomness.fresh_key() if key is None else key
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
-    search = _Search(scheme, strategy, epsilon, budget, proposal, compose_with, profile, run_key, progress)
+    search = _Search(
+        scheme, strategy, epsilon, budget, rule, proposal, compose_with, profile, run_key, progress
+    )
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     try:
         options = dict(
@@ -185,6 +188,7 @@ class _Search:
     strategy: BandedToeplitz
     epsilon: float
     budget: Budget
+    rule: str
     proposal: str | None
     compose_with: object
     profile: Callable
@@ -220,10 +224,19 @@ class _Search:
 
     def best_case(self, mechanism: Mechanism) -> float:
         """Samples that even a verification without a single hit needs, the worse direction."""
-        return max(
-            _fewest(threshold(self.choose(mechanism, d), self.budget.delta_v), self.budget)
-            for d in DIRECTIONS
-        )
+
+        def fewest(direction):
+            theta = threshold(self.choose(mechanism, direction), self.budget.delta_v)
+            if direction == "add" and self.extrapolates(mechanism, theta, self.stream(mechanism)):
+                return 2.0 * PLANNED_SAMPLES
+            return _fewest(theta, self.budget)
+
+        return max(map(fewest, DIRECTIONS))
+
+    def stream(self, mechanism: Mechanism):
+        """The key of one candidate; a part in a thousand of a grid step keeps them apart."""
+        place = round(1e4 * math.log(mechanism.noise_multiplier)) % 400_000
+        return randomness.stream_key(self.key, 500_000 + place)
 
     def choose(self, mechanism: Mechanism, direction: str):
         found = candidates(
@@ -244,13 +257,15 @@ class _Search:
         mechanism = self._at(noise_multiplier)
         if self.progress:
             self.progress(f"search {noise_multiplier:.4g}", 0, 0)
-        # A part in a thousand of a grid step keeps streams of different candidates apart.
-        stream = randomness.stream_key(self.key, 500_000 + round(1e4 * math.log(noise_multiplier)) % 400_000)
+        stream = self.stream(mechanism)
         total = 0.0
         for direction in DIRECTIONS:
             chosen = self.choose(mechanism, direction)
             theta = threshold(chosen, self.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:
+                continue
+            if direction == "add" and self.extrapolates(mechanism, theta, stream):
+                total += 2 * PLANNED_SAMPLES
                 continue
             counts = self.pilot(
                 chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)), theta, limit
@@ -259,6 +274,15 @@ class _Search:
             if total == math.inf:
                 break
         return total
+
+    def extrapolates(self, mechanism: Mechanism, theta: float, stream) -> bool:
+        """Whether `verify` is expected to certify the add direction by extrapolation."""
+        if self.proposal is not None or self.compose_with is not None or self.rule != "anytime":
+            return False
+        otherwise = predicted_samples(theta, self.budget.failure_probability)
+        key = randomness.stream_key(stream, len(DIRECTIONS))
+        found = cheaper_extrapolation(mechanism, self.epsilon, self.budget.delta_v, otherwise, key)
+        return found is not None
 
     def pilot(self, chosen, stream, theta: float, limit: float) -> np.ndarray:
         """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above."""

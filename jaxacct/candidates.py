@@ -40,8 +40,8 @@ def candidates(
 ) -> list[Candidate]:
     """Every proposal for one direction, cheapest first.
 
-    The prediction is what the anytime rule needs when the truth is half of the threshold and terms are
-    coin flips: an upper guess, the same for all, so that only the scales decide.
+    The prediction takes terms for coin flips: an upper guess, the same for all, so that only the scales
+    decide.
 
     Args:
       composed: another mechanism is composed in; only plain sampling has a known scale then.
@@ -55,13 +55,16 @@ def candidates(
             found += add_candidates(mechanism, epsilon)
     thresholds = [(p, threshold(p, budget.delta_v)) for p in found]
     priced = [
-        Candidate(p, _predict(theta, budget.failure_probability)) for p, theta in thresholds if theta > 0
+        Candidate(p, predicted_samples(theta, budget.failure_probability))
+        for p, theta in thresholds
+        if theta > 0
     ]
     # Among equals the earlier, simpler one: `sorted` is stable and plain comes first.
     return sorted(priced, key=lambda candidate: candidate.predicted_samples)
 
 
-def _predict(theta: float, failure_probability: float) -> float:
+def predicted_samples(theta: float, failure_probability: float) -> float:
+    """Draws until the anytime rule accepts when the truth is half of the threshold `theta`."""
     if theta >= 1:
         return 0.0
     return math.log(1 / failure_probability) / bounds.kl(theta / 2, theta)

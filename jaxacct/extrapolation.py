@@ -11,7 +11,9 @@ lower one at t_2 bound H(Q, P) with no further assumption, whatever its size. Th
 bends, never validity.
 """
 
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -27,7 +29,7 @@ from jaxacct.proposals import Draws, Proposal
 
 _PILOT_BLOCKS = 16
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
-_PLANNED_SAMPLES = 100_000  # at each distance; only a guide for the choice of the distances
+PLANNED_SAMPLES = 100_000  # at each distance; only a guide for the choice of the distances
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class Extrapolation:
       near, far: laws of the outputs under Q, pushed down by `near_distance < far_distance` standard
         deviations along C m. **Not** proposals for H(Q, P): their means are E X at two points of G.
       log_scale: ln M_0.
+      log_expected: ln of the bound that the pilot expects after `PLANNED_SAMPLES` draws at each distance;
+        a guess, to choose with.
     """
 
     epsilon: float
@@ -46,25 +50,33 @@ class Extrapolation:
     near_distance: float
     far_distance: float
     log_scale: float
+    log_expected: float = math.inf
 
     def log_bound(self, near_upper: float, far_lower: float) -> float:
-        """ln of the bound on H(Q, P) from bounds on the two means of X (MATH.md section 9, mended).
-
-        Args:
-          near_upper: at least E X at `near_distance`.
-          far_lower: at most E X at `far_distance`.
-        """
-        if near_upper >= 1 or far_lower <= 0:
-            return self.log_scale
-        ratio = self.near_distance / self.far_distance
-        at_zero = (ndtri(near_upper) - ratio * ndtri(min(far_lower, 1 - 1e-16))) / (1 - ratio)
-        # The relative 1e-9 covers the two special functions and the ratio in float64.
-        return self.log_scale + float(log_ndtr(at_zero + 1e-9 * (1 + abs(at_zero))))
+        """`log_bound` of this extrapolation's distances and scale."""
+        return log_bound(self.near_distance, self.far_distance, self.log_scale, near_upper, far_lower)
 
     def terms(self, draws: Draws, margin: float) -> np.ndarray:
         """X in [0, 1] of draws, float64: rounded up for `margin > 0`, down for `margin < 0`."""
         t = exponent(draws.loss, "add", self.epsilon - margin)
         return np.minimum(1.0, hockey_stick(t) * math.exp(-self.log_scale))
+
+
+def log_bound(near: float, far: float, log_scale: float, near_upper: float, far_lower: float) -> float:
+    """ln of the bound on H(Q, P) from bounds on the two means of X (MATH.md section 9, mended).
+
+    Args:
+      near, far: distances of the two laws.
+      log_scale: ln M_0.
+      near_upper: at least E X at `near`.
+      far_lower: at most E X at `far`.
+    """
+    if near_upper >= 1 or far_lower <= 0:
+        return log_scale
+    ratio = near / far
+    at_zero = (ndtri(near_upper) - ratio * ndtri(min(far_lower, 1 - 1e-16))) / (1 - ratio)
+    # The relative 1e-9 covers the two special functions and the ratio in float64.
+    return log_scale + float(log_ndtr(at_zero + 1e-9 * (1 + abs(at_zero))))
 
 
 @dataclass(frozen=True)
@@ -78,11 +90,13 @@ class Certificate:
       near_counts, far_counts: (index, count) of terms in the bins of `bounds.TERM_EDGES`.
       near_upper, far_lower: confidence bounds on the two means of X.
       num_samples: draws, both laws together.
+      log_scale: ln M_0.
       margin: put aside for float32 losses, natural log.
     """
 
     bound: float
     q: float
+    log_scale: float
     near_distance: float
     far_distance: float
     near_counts: tuple[tuple[int, int], ...]
@@ -91,6 +105,19 @@ class Certificate:
     far_lower: float
     num_samples: int
     margin: float
+
+
+def certified_bound(certificate: Certificate) -> float:
+    """The bound computed again from the stored counts, distances and q alone."""
+    near, far = _dense(certificate.near_counts), _dense(certificate.far_counts)
+    if near.sum() + far.sum() != certificate.num_samples or not near.sum():
+        return math.inf
+    near_upper = bounds.upper_confidence_bound(near, certificate.q / 2)
+    far_lower = bounds.lower_confidence_bound(far, certificate.q / 2)
+    distances = certificate.near_distance, certificate.far_distance
+    if not 0 < distances[0] < distances[1]:
+        return math.inf
+    return math.exp(log_bound(*distances, certificate.log_scale, near_upper, far_lower))
 
 
 def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: float) -> Proposal:
@@ -157,12 +184,27 @@ def plan_extrapolation(mechanism: Mechanism, epsilon: float, key) -> Extrapolati
     if not pairs:
         return None
     near, far = min(pairs, key=lambda pair: _expected(pair, curve))
-    return at_distances(mechanism, epsilon, float(near), float(far))
+    chosen = at_distances(mechanism, epsilon, float(near), float(far))
+    expected = log_scale + float(log_ndtr(_expected((near, far), curve)))
+    return dataclasses.replace(chosen, log_expected=expected)
+
+
+def cheaper_extrapolation(
+    mechanism: Mechanism, epsilon: float, delta_v: float, samples_otherwise: float, key
+) -> Extrapolation | None:
+    """An extrapolation where it is expected to certify `delta_v` from fewer samples than otherwise.
+
+    The choice rests on pilot draws of `key` alone, so it is independent of the draws that certify.
+    """
+    if samples_otherwise <= 2 * PLANNED_SAMPLES:
+        return None
+    planned = plan_extrapolation(mechanism, epsilon, key)
+    return planned if planned and planned.log_expected < math.log(delta_v) else None
 
 
 def _height_error(height: float) -> float:
-    """Standard error of `Phi^{-1}` of a mean estimated from `_PLANNED_SAMPLES` coin flips."""
-    deviation = math.sqrt(ndtr(height) * ndtr(-height) / _PLANNED_SAMPLES)
+    """Standard error of `Phi^{-1}` of a mean estimated from `PLANNED_SAMPLES` coin flips."""
+    deviation = math.sqrt(ndtr(height) * ndtr(-height) / PLANNED_SAMPLES)
     return deviation * math.sqrt(2 * math.pi) * math.exp(height**2 / 2)
 
 
@@ -171,13 +213,20 @@ def _expected(pair, curve) -> float:
     near, far = (float(curve(distance)) for distance in pair)
     mean = float(ndtr(near))
     # With q = 1e-9 even a mean of 0 is only seen to be below ln(1 / q) / n.
-    near = float(ndtri(min(mean + (6 * math.sqrt(mean * _PLANNED_SAMPLES) + 20) / _PLANNED_SAMPLES, 0.999)))
+    near = float(ndtri(min(mean + (6 * math.sqrt(mean * PLANNED_SAMPLES) + 20) / PLANNED_SAMPLES, 0.999)))
     ratio = pair[0] / pair[1]
     return (near - ratio * (far - 6 * _height_error(far))) / (1 - ratio)
 
 
 def certify(
-    extrapolation: Extrapolation, delta_v: float, q: float, key, max_samples: int = 2_000_000
+    extrapolation: Extrapolation,
+    delta_v: float,
+    q: float,
+    key,
+    max_samples: int = 2_000_000,
+    *,
+    kept: dict | None = None,
+    keep: Callable[[dict], None] = lambda state: None,
 ) -> Certificate:
     """Draw from both laws until H(Q, P) <= delta_v is certified, or `max_samples` in all are drawn.
 
@@ -188,28 +237,37 @@ def certify(
       delta_v: what H(Q, P) has to stay below.
       q: failure probability.
       key: JAX key of its own, independent of the one the distances were planned with.
+      kept: what `keep` was last called with, to go on from there.
+      keep: called with the state after every batch, plain JSON values.
     """
     laws = (extrapolation.near, extrapolation.far)
     mechanism = extrapolation.near.mechanism
     # Rounded up at the near point and down at the far one: each the safe way.
-    margin = rounding.loss_margin(mechanism, extrapolation.epsilon)
+    shifts = tuple(law.tables()["shift"] for law in laws)
+    margin = rounding.loss_margin(mechanism, extrapolation.epsilon, shifts=shifts)
     margins = (margin, -margin)
-    counts = [np.zeros(len(bounds.TERM_EDGES), np.int64) for _ in laws]
+    state = kept or {"blocks": 0, "near": [], "far": []}
+    counts = [_dense(state["near"]), _dense(state["far"])]
     limit = max(1, max_samples // (2 * randomness.BLOCK_SIZE))
-    done, bound, near_upper, far_lower = 0, math.inf, 1.0, 0.0
-    while done < limit and bound > delta_v:
+    done, bound, near_upper, far_lower = state["blocks"], math.inf, 1.0, 0.0
+    while True:
+        if done:
+            near_upper = bounds.upper_confidence_bound(counts[0], q / 2)
+            far_lower = bounds.lower_confidence_bound(counts[1], q / 2)
+            bound = math.exp(extrapolation.log_bound(near_upper, far_lower))
+        if bound <= delta_v or done >= limit:
+            break
         more = min(limit - done, max(32, done // 2))
         for index, law in enumerate(laws):
             stream = randomness.stream_key(key, index)
             for draws in sampling.draw_in_batches(law, stream, done, more):
                 counts[index] += bounds.bin_terms(extrapolation.terms(draws, margins[index]))
         done += more
-        near_upper = bounds.upper_confidence_bound(counts[0], q / 2)
-        far_lower = bounds.lower_confidence_bound(counts[1], q / 2)
-        bound = math.exp(extrapolation.log_bound(near_upper, far_lower))
+        keep({"blocks": done, "near": _sparse(counts[0]), "far": _sparse(counts[1])})
     return Certificate(
         bound=bound,
         q=q,
+        log_scale=extrapolation.log_scale,
         near_distance=extrapolation.near_distance,
         far_distance=extrapolation.far_distance,
         near_counts=_sparse(counts[0]),
@@ -223,3 +281,10 @@ def certify(
 
 def _sparse(counts) -> tuple[tuple[int, int], ...]:
     return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
+
+
+def _dense(sparse) -> np.ndarray:
+    counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    for index, count in sparse:
+        counts[index] = count
+    return counts

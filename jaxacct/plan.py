@@ -13,8 +13,10 @@ import numpy as np
 
 from jaxacct import hockey_stick
 from jaxacct._validate import open_probability, positive_number
+from jaxacct.add_direction import log_remainder_scale
 from jaxacct.bounds import Budget
 from jaxacct.composition import event_from_json, event_to_json
+from jaxacct.extrapolation import Certificate
 from jaxacct.files import read_json, write_atomically
 from jaxacct.mechanism import Mechanism
 from jaxacct.schemes import scheme_from_json, scheme_to_json
@@ -225,6 +227,13 @@ def _evidence_from_json(data: dict) -> Evidence:
             else value
             for name, value in fields.items()
         }
+        if values.get("extrapolation") is not None:
+            values["extrapolation"] = Certificate(
+                **{
+                    k: tuple(map(tuple, v)) if isinstance(v, list) else v
+                    for k, v in fields["extrapolation"].items()
+                }
+            )
         return DirectionEvidence(**values)
 
     fields = dict(data)
@@ -246,7 +255,11 @@ def _flaws(plan: Plan) -> list[str]:
         seen = getattr(evidence, name)
         if seen.direction != name:
             flaws.append(f"the {name} evidence is of direction {seen.direction!r}")
-        if seen.scale > 0:
+        if seen.extrapolation is not None:
+            log_scale = log_remainder_scale(plan.mechanism, plan.epsilon)
+            if abs(seen.extrapolation.log_scale - log_scale) > 1e-9:
+                flaws.append(f"{name}: the scale is not that of the mechanism")
+        elif seen.scale > 0:
             allowed = budget.delta_v / (seen.scale * (1 + seen.relative_error)) - seen.total_variation
             if seen.threshold > allowed * (1 + 1e-12):
                 flaws.append(f"{name}: threshold {seen.threshold:g} is above {allowed:g}")

@@ -24,25 +24,40 @@ _FLOOR_ULPS = 16 * 2.0**-24
 
 
 @functools.lru_cache(maxsize=256)
-def loss_margin(mechanism: Mechanism, epsilon: float, replicas: int = 1) -> float:
+def _loss_margin(mechanism: Mechanism, epsilon: float, replicas: int) -> float:
+    return _margin(measured_error(_probe_key(), mechanism, replicas), epsilon)
+
+
+def _probe_key():
+    # The draws only probe arithmetic, so their key is fixed: the margin is a function of the mechanism.
+    return randomness.key_from_words([0, 0])
+
+
+def _margin(error: float, epsilon: float) -> float:
+    return SAFETY_FACTOR * error + _FLOOR_ULPS * (1 + abs(epsilon))
+
+
+def loss_margin(mechanism: Mechanism, epsilon: float, replicas: int = 1, shifts=()) -> float:
     """Margin on epsilon (natural log) for losses computed in float32; deterministic.
 
     Args:
       mechanism: the mechanism.
       epsilon: the target, for the floor.
       replicas: participation vectors added up in the drawn outputs, m >= 1.
+      shifts: (iterations,) arrays by which normalised scores are pushed down, of shifted laws drawn from too.
     """
-    # The draws only probe arithmetic, so their key is fixed: the margin is a function of the mechanism.
-    key = randomness.key_from_words([0, 0])
-    error = measured_error(key, mechanism, replicas)
-    return SAFETY_FACTOR * error + _FLOOR_ULPS * (1 + abs(epsilon))
+    margin = _loss_margin(mechanism, epsilon, replicas)
+    for shift in shifts:
+        margin = max(margin, _margin(measured_error(_probe_key(), mechanism, 1, shift), epsilon))
+    return margin
 
 
-def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
+def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:
     """The largest |float32 loss - float64 loss| of one block of draws from the same normals.
 
     Runs in float64 for a moment whatever the JAX configuration. Measured under P (the
-    sum of `replicas` participation vectors, at least one participation each) and under Q.
+    sum of `replicas` participation vectors, at least one participation each) and under Q; both with the
+    normalised scores pushed down by `shift`, (iterations,) float32.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
     normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
@@ -56,7 +71,8 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
     counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
     worst = 0.0
     for participation in (counts, jnp.zeros_like(counts)):
-        single = np.asarray(_losses(scheme, strategy, mechanism.noise_multiplier, normals, participation))
+        sigma = mechanism.noise_multiplier
+        single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift))
         with jax.enable_x64(True):
             exact = _losses(
                 scheme,
@@ -64,12 +80,14 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
                 np.float64(mechanism.noise_multiplier),
                 tuple(np.asarray(part, np.float64) for part in normals),
                 np.asarray(participation, np.float64),
+                None if shift is None else np.asarray(shift, np.float64),
             )
             worst = max(worst, float(np.max(np.abs(single - np.asarray(exact)))))
     return worst
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _losses(scheme, strategy, sigma, normals, participation):
+def _losses(scheme, strategy, sigma, normals, participation, shift):
     drawn = scores.scores_from_normals(normals, strategy, scheme.iterations, sigma, participation)
+    drawn = drawn if shift is None else drawn - sigma * shift
     return loss_of_scores(scheme, drawn, sigma)

@@ -18,12 +18,22 @@ from jaxacct import bounds, hockey_stick, randomness, rounding, sampling
 from jaxacct.bounds import Budget
 from jaxacct.candidates import candidates, threshold
 from jaxacct.composition import event_profile, event_to_json
+from jaxacct.extrapolation import (
+    PLANNED_SAMPLES,
+    Certificate,
+    Extrapolation,
+    certified_bound,
+    certify,
+    cheaper_extrapolation,
+)
 from jaxacct.files import Checkpoint
 from jaxacct.mechanism import Mechanism
 from jaxacct.proposals import DIRECTIONS, Proposal
 from jaxacct.schemes import scheme_to_json
 
 PILOT_BLOCKS = 16
+# Streams of a run: 0 and 1 verify the two directions, 2 and 3 are their pilots.
+_EXTRAPOLATION_PILOT, _EXTRAPOLATION = 4, 5
 RULES = ("anytime", "fixed")
 Progress = Callable[[str, int, float], None]  # what, samples done, samples expected
 
@@ -50,6 +60,8 @@ class DirectionEvidence:
       estimate: M times the mean rounded-up term: an estimate, not a bound.
       accepted: the verdict.
       reason: one line for people.
+      extrapolation: where the add direction was certified by concavity instead, what both of its laws saw;
+        `term_counts` is empty then.
     """
 
     direction: str
@@ -70,6 +82,7 @@ class DirectionEvidence:
     estimate: float
     accepted: bool
     reason: str
+    extrapolation: Certificate | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,10 @@ def recheck(direction: DirectionEvidence, rule: str, budget: Budget) -> bool:
     """The verdict computed again from the stored histogram alone."""
     if direction.scale == 0 or direction.threshold >= 1:
         return True
+    if direction.extrapolation is not None:
+        stored = direction.extrapolation
+        within = direction.direction == "add" and stored.q <= budget.failure_probability
+        return within and certified_bound(stored) <= budget.delta_v
     if direction.num_samples == 0:
         return False
     counts = dense_counts(direction.term_counts, len(bounds.TERM_EDGES))
@@ -179,7 +196,15 @@ def verify(
     for direction in DIRECTIONS:
         chosen, predicted = _choose(mechanism, epsilon, direction, budget, proposal, compose_with)
         run = _Run(chosen, epsilon, profile, budget, rule, max_samples, predicted, job)
-        verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
+        line = None
+        if direction == "add" and proposal is None and compose_with is None and rule == "anytime":
+            pilot = randomness.stream_key(run_key, _EXTRAPOLATION_PILOT)
+            otherwise = predicted[chosen.name]
+            line = cheaper_extrapolation(mechanism, epsilon, budget.delta_v, otherwise, pilot)
+        if line is None:
+            verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
+        else:
+            verdicts[direction] = _extrapolate(run, line, run_key, checkpoint, progress)
         if not verdicts[direction].accepted and direction == "remove":
             # One rejection settles it; the other direction is reported as not run.
             verdicts["add"] = dataclasses.replace(
@@ -267,6 +292,52 @@ def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvid
             progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, expected)
     accepted, reason = verdict
     return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
+
+
+def _extrapolate(run: _Run, line: Extrapolation, run_key, checkpoint, progress) -> DirectionEvidence:
+    """The add direction by concavity from two common events (`jaxacct.extrapolation`)."""
+    name = f"add-line-{run.job[:16]}"
+
+    def keep(state):
+        if checkpoint:
+            checkpoint.save(name, state)
+        if progress:
+            drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
+            progress("add (extrapolated)", drawn, max(drawn, 2 * PLANNED_SAMPLES))
+
+    stream = randomness.stream_key(run_key, _EXTRAPOLATION)
+    found = certify(
+        line,
+        run.budget.delta_v,
+        run.budget.failure_probability,
+        stream,
+        run.max_samples,
+        kept=checkpoint.load(name) if checkpoint else None,
+        keep=keep,
+    )
+    accepted = found.bound <= run.budget.delta_v
+    reason = "the line through two common events is below delta_v at 0"
+    evidence = _evidence(
+        run,
+        found.margin,
+        run.budget.delta_v / math.exp(line.log_scale),
+        (),
+        (),
+        None,
+        stream,
+        accepted,
+        reason if accepted else f"not decided after {found.num_samples} samples",
+    )
+    return dataclasses.replace(
+        evidence,
+        proposal="extrapolated",
+        scale=math.exp(line.log_scale),
+        relative_error=0.0,
+        total_variation=0.0,
+        num_samples=found.num_samples,
+        estimate=found.bound,
+        extrapolation=found,
+    )
 
 
 def _verdict(run: _Run, terms, blocks: int, limit: int, theta, bets, weights):

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson, analytic, verify
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, analytic, hockey_stick, verify
+from jaxacct.calibrate import make_plan
+from jaxacct.candidates import candidates
 from jaxacct.files import Checkpoint
 from jaxacct.hockey_stick import NonFiniteLossError
-from jaxacct.verify import next_check, recheck
+from jaxacct.verify import _Run, _verify_direction, next_check, recheck
+from tests.oracles import tuples
+from tests.test_sampling import pld_delta
 
 FALSE_ALARM = 1e-6
 IDENTITY = BandedToeplitz((1.0,))
@@ -250,3 +254,56 @@ def test_bad_arguments():
         verify(mechanism, 2.0, 1e-2, rule="hope")
     with pytest.raises(ValueError, match=r"proposal must be one of .*plain"):
         verify(mechanism, 2.0, 1e-2, proposal="magic")
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_false_acceptances_of_bounded_proposals(direction):
+    """The default, bounded-weight path on a mechanism just above the line; false alarm 1e-6.
+
+    One step of Poisson sampling, whose delta is known by quadrature; `delta_v` is a millionth below it. The
+    same verifier accepts every time when the line is a tenth higher, so the test is not passed by refusing.
+    """
+    sigma, p, q, runs = 1.0, 0.3, 0.05, 100
+    mechanism = Mechanism(Poisson(1, p), IDENTITY, sigma)
+    exact = tuples.one_step_delta(sigma, p, EPSILON / 4, direction)
+
+    def accepted(delta_v, run):
+        budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+        chosen = candidates(mechanism, EPSILON / 4, direction, budget)[0].proposal
+        assert chosen.name != "plain"
+        job = _Run(
+            chosen,
+            EPSILON / 4,
+            hockey_stick.hockey_stick,
+            budget,
+            "anytime",
+            20_000,
+            {chosen.name: 1.0},
+            "test",
+        )
+        return _verify_direction(job, jax.random.key(run), None, None).accepted
+
+    wrong = sum(accepted(exact * (1 - 1e-6), run) for run in range(runs))
+    assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
+    assert all(accepted(exact * 1.1, run) for run in range(5))
+
+
+def test_extrapolated_verdicts_are_stored_and_rechecked(tmp_path):
+    """Many participations: the add direction is certified by concavity, resumes, survives a round trip."""
+    mechanism, epsilon, delta = Mechanism(Poisson(300, 0.02), IDENTITY, 1.0), 2.5, 1e-5
+    checkpoint = Checkpoint(tmp_path)
+    evidence = verify(mechanism, epsilon, delta, checkpoint=checkpoint, key=jax.random.key(3))
+    checkpoint.close()
+    again = verify(mechanism, epsilon, delta, checkpoint=Checkpoint(tmp_path))
+    assert dataclasses.replace(again, seconds=evidence.seconds) == evidence
+    assert evidence.accepted
+    assert evidence.add.proposal == "extrapolated"
+    assert evidence.add.num_samples < evidence.add.predicted_samples["plain"] / 10
+    assert pld_delta(1.0, 0.02, 300, epsilon, "add") < evidence.add.estimate <= evidence.budget.delta_v
+    plan = make_plan(mechanism, epsilon, delta, evidence, None, None)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").evidence == evidence
+    data = json.loads(json.dumps(plan.to_json()))
+    data["evidence"]["add"]["extrapolation"]["near_counts"][0][1] += 1
+    with pytest.raises(ValueError, match="does not support"):
+        Plan.from_json(data)

@@ -170,10 +170,11 @@ def _real_weights(n: int, b: int, moves, with_hazards: bool):
     flat = weights.reshape(-1)
     offsets = [delta * size + after for _, _, delta, after in moves]
     hazards = [np.zeros((n, len(which)), np.float32) for which, *_ in moves[1:]] if with_hazards else None
+    reachable = [which for which, *_ in moves]
     for i in range(n - 1, -1, -1):
         ahead = flat[i * size :]
         parts = [weight * ahead.take(at) for (_, weight, _, _), at in zip(moves, offsets, strict=True)]
-        _add_up(weights[i], i, parts, moves, hazards)
+        _add_up(weights[i], i, parts, reachable, hazards)
     return weights, hazards
 
 
@@ -182,25 +183,32 @@ def _virtual_weights(n: int, b: int, moves, real, with_hazards: bool):
     size, real_size = len(moves[0][0]), real.shape[1]
     weights = np.ones((b, size))
     hazards = [np.zeros((b, len(which)), np.float32) for which, *_ in moves[1:]] if with_hazards else None
+    m = len(moves) - 1
     for i in range(min(b, n) - 1, -1, -1):
-        parts = []
-        for _, weight, delta, after in moves:
+        # At step i a virtual history bars for b - 1 - i steps at most: codes below this, states up to here.
+        codes, parts, reachable = 2 * b - 1 - i, [], []
+        for j, (which, weight, delta, after) in enumerate(moves):
+            others = m - max(1, j)
+            end = math.comb(codes + others - 1, others)
+            delta, after = delta[:end], after[:end]
             # Beyond b steps no virtual history is left, and such states are never reached.
             late = (i + delta >= b) | (after < real_size)
             later = real.reshape(-1).take((i + delta) * real_size + np.minimum(after, real_size - 1))
             early = weights.reshape(-1).take(np.minimum(i + delta, b - 1) * size + after)
-            parts.append(weight * np.where(late, later, early))
-        _add_up(weights[i], i, parts, moves, hazards)
+            parts.append(weight[:end] * np.where(late, later, early))
+            reachable.append(which[:end])
+        _add_up(weights[i], i, parts, reachable, hazards)
     return weights, hazards
 
 
-def _add_up(row, i: int, parts, moves, hazards) -> None:
-    row[:] = parts[0]
-    for (which, *_), part in zip(moves[1:], parts[1:], strict=True):
+def _add_up(row, i: int, parts, reachable, hazards) -> None:
+    """Row i of the weights, and of the hazards, from the parts of j = 0..m replicas taking part."""
+    row[reachable[0]] = parts[0]
+    for which, part in zip(reachable[1:], parts[1:], strict=True):
         row[which] += part
     if hazards is not None:
-        for hazard, (which, *_), part in zip(hazards, moves[1:], parts[1:], strict=True):
-            hazard[i] = part / row[which]
+        for hazard, which, part in zip(hazards, reachable[1:], parts[1:], strict=True):
+            hazard[i, : len(which)] = part / row[which]
 
 
 def _rates(b: int, m: int, moves, hazards, virtual_hazards) -> np.ndarray:
@@ -230,19 +238,26 @@ def _rates(b: int, m: int, moves, hazards, virtual_hazards) -> np.ndarray:
 def _starts(n: int, b: int, m: int, scheme, virtual, with_thresholds: bool):
     """(tables to draw the m initial bars one after the other, Z_m), the bars from the stationary law."""
     law = start_law(scheme)
-    bars = np.indices((b,) * (m - 1)).reshape(m - 1, -1).T
-    others = law[bars].prod(axis=1)
-    joint = np.zeros((b, len(bars)))
-    for first in range(b):
-        earliest = np.minimum(first, bars.min(axis=1))
-        left = np.column_stack([np.full(len(bars), first), bars]) - earliest[:, None]
-        codes = np.sort(np.where(left > 0, left + b - 1, 0), axis=1)[:, 1:]
-        reach = virtual[np.minimum(earliest, b - 1), rank(codes.astype(np.int64))]
-        joint[first] = law[first] * others * np.where(earliest < n, reach, 1.0)
-    total = float(joint.sum())
+    bars = states(b, m).astype(np.int64)
+    earliest = bars[:, 0]
+    left = bars[:, 1:] - earliest[:, None]
+    reach = virtual[earliest, rank(np.where(left > 0, left + b - 1, 0))]
+    reach = np.where(earliest < n, reach, 1.0)
+    # Ascending tuples stand for all their orders: m! over the factorials of the lengths of their runs.
+    orders = np.full(len(bars), float(math.factorial(m)))
+    run = np.ones(len(bars))
+    for place in range(1, m):
+        run = np.where(bars[:, place] == bars[:, place - 1], run + 1, 1)
+        orders /= run
+    total = float((orders * law[bars].prod(axis=1) * reach).sum())
     if not with_thresholds or not np.isfinite(total):
         return None, total
-    joint = joint.reshape((b,) * m)
+    joint = np.empty((b,) * m)
+    others = np.indices((b,) * (m - 1)).reshape(m - 1, -1).T
+    chance = law[others].prod(axis=1)
+    for first in range(b):
+        ordered = np.sort(np.column_stack([np.full(len(others), first), others]), axis=1)
+        joint[first] = (law[first] * chance * reach[rank(ordered)]).reshape((b,) * (m - 1))
     marginals = [joint.sum(axis=tuple(range(k, m))) for k in range(1, m + 1)]
     return [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in marginals], total
 
