@@ -6,13 +6,14 @@ import time
 
 
 @contextlib.contextmanager
-def watch(enabled: bool | None = None):
+def watch(enabled: bool | None = None, unit: str = "samples"):
     """Yield a `progress(what, done, expected)` callback, or None when the output is not watched.
 
     Draws on standard error of a terminal, or in the cell of a notebook.
 
     Args:
       enabled: force it on or off; by default on in a terminal or a notebook.
+      unit: what is counted.
     """
     if enabled is None:
         enabled = sys.stderr.isatty() or _in_notebook()
@@ -44,17 +45,17 @@ def watch(enabled: bool | None = None):
                 description=what,
                 completed=done,
                 total=max(expected, done) if known else None,
-                detail=describe(done, expected, rate),
+                detail=describe(done, expected, rate, unit),
             )
 
         yield progress
 
 
-def describe(done: int, expected: float, rate: float) -> str:
-    """ "12,288 samples, 11,300/s, about 0:42 left"; empty before the first sample."""
+def describe(done: int, expected: float, rate: float, unit: str = "samples") -> str:
+    """ "12,288 samples, 11,300/s, about 0:42 left"; empty before the first."""
     if done == 0:
         return ""
-    text = f"{done:,} samples"
+    text = f"{done:,} {unit}"
     if rate > 0:
         text += f", {rate:,.0f}/s"
         if done < expected < float("inf"):

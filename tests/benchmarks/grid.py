@@ -61,7 +61,7 @@ def cinic_10() -> list[Cell]:
 GRIDS = {"figures-2-3": figures_2_3, "cinic-10": cinic_10}
 
 
-def run(cell: Cell, max_samples: int) -> dict:
+def run(cell: Cell, max_samples: int | None) -> dict:
     """Calibrate one cell; cyclic Poisson by the usual analysis that reveals the phase."""
     started = time.monotonic()
     strategy = BandedToeplitz.optimal(
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("grid", choices=GRIDS)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--max-samples", type=int, default=400_000)
+    parser.add_argument("--max-samples", type=int, help="a direction; what the target needs by default")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)

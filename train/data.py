@@ -1,0 +1,260 @@
+"""Data sets: digits that need no download, CIFAR-10 and CINIC-10 from a local folder as published.
+
+Records are read through Grain when a batch asks for them, so a folder of images need not fit in memory.
+"""
+
+import hashlib
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grain
+import numpy as np
+
+_DIGITS_TRAIN = 1440
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Labelled images.
+
+    Attributes:
+      source: Grain data set of `{"inputs": (height, width, channels) uint8 or float32, "label": int}`.
+      shape: (height, width, channels).
+      scale: inputs are divided by this.
+      content: digest of the content, or of names and sizes where files are only read when needed.
+    """
+
+    source: Any
+    shape: tuple[int, int, int]
+    scale: float
+    content: str
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices, size: int) -> dict[str, np.ndarray]:
+        """Rows at `indices`: inputs (size, height, width, channels) float32 in [0, 1], labels (size,) int32.
+
+        Rows beyond `indices` are zero.
+        """
+        inputs = np.zeros((size, *self.shape), np.float32)
+        labels = np.zeros(size, np.int32)
+        for row, index in enumerate(indices):
+            record = self.source[int(index)]
+            inputs[row], labels[row] = record["inputs"], record["label"]
+        inputs /= np.float32(self.scale)
+        return {"inputs": inputs, "labels": labels}
+
+    def fingerprint(self) -> str:
+        """Digest of what is in the data set."""
+        return self.content
+
+
+@dataclass(frozen=True)
+class Split:
+    """A published training and test set."""
+
+    name: str
+    train: Dataset
+    test: Dataset
+    num_classes: int
+
+
+def load(name: str, folder=None) -> Split:
+    """A data set by name.
+
+    Args:
+      name: "digits" (1797 images of 8 x 8 that scikit-learn brings along; a fixed permutation puts 1440 in
+        the training set), "cifar-10" (a folder with cifar-10-batches-py or cifar-10-batches-bin) or
+        "cinic-10" (a folder with train, valid and test, each with a folder of PNG files a class).
+      folder: where the last two are.
+
+    Raises:
+      ValueError: an unknown name, or a folder that does not hold the published layout.
+    """
+    if name not in LOADERS:
+        raise ValueError(f"data must be one of {', '.join(LOADERS)}, was {name!r}")
+    if name == "digits":
+        return _digits()
+    if folder is None:
+        raise ValueError(f"data {name} needs its folder: data_folder must be given")
+    if not Path(folder).is_dir():
+        raise ValueError(f"data_folder must be a folder, was {str(folder)!r}")
+    return LOADERS[name](Path(folder))
+
+
+class _Rows:
+    """Images in memory as a Grain source."""
+
+    def __init__(self, inputs, labels):
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index) -> dict:
+        return {"inputs": self.inputs[index], "label": self.labels[index]}
+
+
+def from_arrays(inputs, labels, scale: float = 1.0) -> Dataset:
+    """A data set of images (rows, height, width, channels) and labels (rows,) in memory.
+
+    Raises:
+      ValueError: for other shapes, or inputs that are not finite.
+    """
+    inputs, labels = np.asarray(inputs), np.asarray(labels, np.int32)
+    if inputs.ndim != 4 or labels.shape != inputs.shape[:1]:
+        raise ValueError(
+            "inputs must be (rows, height, width, channels) with a label a row, were "
+            f"{inputs.shape} with labels {labels.shape}"
+        )
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        bad = int((~np.isfinite(inputs)).any(axis=(1, 2, 3)).sum())
+        raise ValueError(f"inputs must be finite, had NaN or infinity in {bad} of {len(inputs)} rows")
+    digest = hashlib.blake2b(np.ascontiguousarray(inputs).tobytes() + labels.tobytes(), digest_size=16)
+    source = grain.MapDataset.source(_Rows(inputs, labels))
+    return Dataset(source, inputs.shape[1:], scale, digest.hexdigest())
+
+
+def _digits() -> Split:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 8, 8, 1).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(labels))
+    parts = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
+    train, test = (from_arrays(images[part], labels[part], scale=16.0) for part in parts)
+    return Split("digits", train, test, 10)
+
+
+def _cifar_10(folder: Path) -> Split:
+    python, binary = folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"
+    if python.is_dir():
+        read, names, place = _read_pickled, [f"data_batch_{i}" for i in range(1, 6)], python
+        test_names = ["test_batch"]
+    elif binary.is_dir():
+        read, names, place = _read_binary, [f"data_batch_{i}.bin" for i in range(1, 6)], binary
+        test_names = ["test_batch.bin"]
+    else:
+        raise ValueError(
+            f"data_folder {folder} must hold cifar-10-batches-py or cifar-10-batches-bin, holds neither"
+        )
+    train, test = (_join([read(place / name) for name in part]) for part in (names, test_names))
+    return Split("cifar-10", from_arrays(*train, scale=255.0), from_arrays(*test, scale=255.0), 10)
+
+
+def _join(parts):
+    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+
+
+def _images(rows: np.ndarray) -> np.ndarray:
+    """(rows, 32, 32, 3) from rows of 3072 bytes, one colour after the other."""
+    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"data file {path} cannot be read: {error.strerror}") from None
+
+
+def _read_binary(path: Path):
+    content = np.frombuffer(_content(path), np.uint8)
+    if content.size == 0 or content.size % 3073:
+        raise ValueError(f"data file {path} must be records of 3073 bytes, has {content.size} bytes")
+    rows = content.reshape(-1, 3073)
+    return _images(rows[:, 1:]), _labels(rows[:, 0], path)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles containers and NumPy arrays and nothing that could run code."""
+
+    _ALLOWED = (
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+    )
+
+    def find_class(self, module, name):
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read_pickled(path: Path):
+    try:
+        found = _ArraysOnly(io.BytesIO(_content(path)), encoding="bytes").load()
+        rows, labels = np.asarray(found[b"data"], np.uint8), np.asarray(found[b"labels"])
+        if rows.ndim != 2 or rows.shape[1] != 3072 or labels.shape != rows.shape[:1]:
+            raise KeyError(f"shapes {rows.shape} and {labels.shape}")
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"data file {path} is not a CIFAR-10 batch: {error}") from None
+    return _images(rows), _labels(labels, path)
+
+
+def _labels(labels, path: Path):
+    if labels.size and not 0 <= labels.min() <= labels.max() <= 9:
+        raise ValueError(f"data file {path} must have labels 0..9, had {labels.min()}..{labels.max()}")
+    return labels.astype(np.int32)
+
+
+class _Images:
+    """PNG files as a Grain source; a file is read when its record is asked for."""
+
+    def __init__(self, paths, labels):
+        self.paths, self.labels = paths, labels
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index) -> dict:
+        from PIL import Image
+
+        try:
+            with Image.open(self.paths[index]) as image:
+                inputs = np.asarray(image.convert("RGB"))
+        except OSError:
+            raise ValueError(f"data file {self.paths[index]} is not an image") from None
+        if inputs.shape != (32, 32, 3):
+            raise ValueError(f"data file {self.paths[index]} must be 32 x 32, was {inputs.shape[:2]}")
+        return {"inputs": inputs, "label": self.labels[index]}
+
+
+def _cinic_10(folder: Path) -> Split:
+    """The 90,000 of train are trained on; valid is left alone, as in seed 003's data set size."""
+    classes = (
+        sorted(part.name for part in (folder / "train").iterdir()) if (folder / "train").is_dir() else []
+    )
+    if len(classes) != 10:
+        raise ValueError(
+            f"data_folder {folder} must hold train/ with 10 folders of PNG files, has {len(classes)}"
+        )
+    return Split(
+        "cinic-10", _png_folder(folder / "train", classes), _png_folder(folder / "test", classes), 10
+    )
+
+
+def _png_folder(folder: Path, classes: list[str]) -> Dataset:
+    paths, labels, digest = [], [], hashlib.blake2b(digest_size=16)
+    for label, name in enumerate(classes):
+        for path in sorted((folder / name).glob("*.png")):
+            paths.append(path)
+            labels.append(label)
+            digest.update(f"{name}/{path.name} {path.stat().st_size}\n".encode())
+    if not paths:
+        raise ValueError(
+            f"data_folder {folder} must hold PNG files in folders {', '.join(classes)}, has none"
+        )
+    source = grain.MapDataset.source(_Images(paths, labels))
+    return Dataset(source, (32, 32, 3), 255.0, digest.hexdigest())
+
+
+LOADERS = {"digits": _digits, "cifar-10": _cifar_10, "cinic-10": _cinic_10}

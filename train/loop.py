@@ -1,0 +1,260 @@
+"""Run a plan: real batches, private steps, checkpoints; and refuse whatever the plan does not cover."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+from jaxacct import _validate
+from jaxacct.plan import Plan
+from train import noise, sampler
+from train.optimizers import privatize
+from train.run_folder import RunFolder
+from train.sampler import Sampler, SamplerState
+from train.step import TrainState, make_step, nnx_loss
+
+_LOG_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+      params: pytree like the parameters that were given; of an nnx model, its `nnx.Param` state.
+      steps: how many were run.
+      evaluation: what `evaluate` returned at the end.
+      statement: the guarantee, in a sentence.
+    """
+
+    params: Any
+    steps: int
+    evaluation: dict[str, float]
+    statement: str
+
+
+def fit(
+    plan: Plan,
+    model,
+    loss: Callable[..., jax.Array],
+    data,
+    optimizer: optax.GradientTransformation,
+    *,
+    clip_norm: float = 1.0,
+    out=None,
+    steps: int | None = None,
+    microbatch_size: int | None = None,
+    normalize: bool = False,
+    evaluate: Callable[[Any], dict[str, float]] | None = None,
+    checkpoint_every: int = 100,
+    mesh: jax.sharding.Mesh | None = None,
+    progress: Callable[[str, int, float], None] | None = None,
+    keys: tuple | None = None,
+) -> Result:
+    """Train under a plan: its sampler, its strategy, its noise, at most its steps, on as many examples.
+
+    With `out`, everything is kept there; the same call goes on after an interruption and ends with the same
+    bits. The keys are stored before the first step, and a step's noise is a function of them, so it is never
+    drawn for another batch, program or data set: those are refused on resuming.
+
+    Args:
+      plan: certified, with a `dataset_size`.
+      model: an `nnx.Module`, or a pytree of parameters.
+      loss: `loss(model or params, example) -> scalar` of one example.
+      data: pytree of arrays (dataset_size, ...); or an object with `__len__`, `take(indices, size)`, which
+        returns such rows padded to `size`, and `fingerprint()`, a text that changes with the content.
+      optimizer: any; the noise is added before it.
+      clip_norm: norm that gradients are clipped to.
+      out: folder of the run.
+      steps: by default all of the plan's.
+      microbatch_size: examples whose gradients are in memory at a time.
+      normalize: automatic clipping.
+      evaluate: called with the parameters at checkpoints and at the end; must use public data only, as its
+        result is logged openly.
+      checkpoint_every: steps between checkpoints.
+      mesh: devices to spread a batch over, along the mesh's first axis; parameters stay as they are sharded.
+      progress: called with ("training", steps done, steps in all).
+      keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
+
+    Raises:
+      ValueError: what the plan does not cover, bad arguments, or a folder of another run.
+      BatchOverflowError: see `train.sampler`.
+    """
+    mechanism = plan.mechanism
+    steps = mechanism.scheme.iterations if steps is None else _validate.positive_integer("steps", steps)
+    rows = _check(plan, data, steps)
+    clip_norm = _validate.positive_number("clip_norm", clip_norm)
+    _validate.positive_integer("checkpoint_every", checkpoint_every)
+    if isinstance(model, nnx.Module):
+        loss, params = nnx_loss(model, loss)
+    else:
+        params = model
+    # The state is donated; what the caller gave stays theirs.
+    params = jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), params)
+    if mesh is not None:
+        # Axes left to the compiler: a model written for one device then runs as it is.
+        mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+        params = jax.tree.map(lambda leaf: _on(mesh, leaf), params)
+    sampler_key, noise_key = keys or (sampler.fresh_key(), noise.fresh_key())
+    private = privatize(
+        mechanism, clip_norm=clip_norm, expected_batch_size=plan.expected_batch_size, key=noise_key
+    )
+    chain = optax.chain(private, optimizer)
+    step = make_step(loss, chain, clip_norm=clip_norm, microbatch_size=microbatch_size, normalize=normalize)
+    state = TrainState(params, chain.init(params))
+    size = plan.max_batch_size if mesh is None else _round_up(plan.max_batch_size, mesh.devices.shape[0])
+    batch = _Rows(rows, size, mesh)
+    described = {
+        "plan": _digest(json.dumps(_lasting(plan), sort_keys=True).encode()),
+        "clip_norm": clip_norm,
+        "steps": steps,
+        "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
+        "versions": {"jax": jax.__version__, "numpy": np.__version__},
+        "device": jax.devices()[0].device_kind,
+    }
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(out)) if out is not None else None
+        source = Sampler.from_plan(plan, sampler_key)
+        if folder:
+            stored = folder.begin(described, source.state.key, rows.fingerprint())
+            state, drawn = folder.restore(state) or (state, None)
+            kept = SamplerState(tuple(stored), 0, source.state.digest) if drawn is None else drawn
+            scheme = mechanism.scheme
+            source = Sampler.resume(scheme, plan.dataset_size, plan.max_batch_size, kept)
+            if drawn is None:
+                folder.save(state, source.state)
+        state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
+        evaluation = evaluate(state.params) if evaluate else {}
+        result = Result(state.params, steps, evaluation, plan.statement())
+        if folder:
+            folder.save_model(state.params)
+            folder.finish({"steps": steps, "evaluation": evaluation, "guarantee": result.statement})
+        return result
+
+
+def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress) -> TrainState:
+    first, started, waiting = source.state.step, time.monotonic(), []
+    for index in range(first, steps):
+        drawn = source.next()
+        rows, mask = batch.take(drawn.indices[drawn.mask])
+        state, info = step(state, rows, mask)
+        done = index + 1
+        if folder:
+            waiting.append((done, info))
+            if done % _LOG_EVERY == 0 or done % checkpoint_every == 0 or done == steps:
+                rate = (done - first) / (time.monotonic() - started)
+                folder.log_private([{"step": at, **_floats(seen)} for at, seen in waiting])
+                folder.log({"step": done, "steps_per_second": round(rate, 2)})
+                waiting = []
+            if done % checkpoint_every == 0 or done == steps:
+                folder.save(state, source.state)
+                if evaluate and done < steps:
+                    folder.log({"step": done, "evaluation": evaluate(state.params)})
+        if progress:
+            progress("training", done, steps)
+    return state
+
+
+def _floats(info) -> dict[str, float]:
+    return {name: float(value) for name, value in info._asdict().items()}
+
+
+def _check(plan: Plan, data, steps: int):
+    """Refuse what the plan does not cover; the data as an object with `take`."""
+    if not plan.certified:
+        raise ValueError("plan must be certified; its evidence does not support the guarantee")
+    if plan.dataset_size is None:
+        raise ValueError("plan must state the dataset_size; calibrate with dataset_size=...")
+    if steps > plan.mechanism.scheme.iterations:
+        raise ValueError(
+            f"steps must be at most the plan's {plan.mechanism.scheme.iterations}, was {steps}: more are not "
+            "covered by the guarantee"
+        )
+    rows = data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
+    if len(rows) != plan.dataset_size:
+        raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
+    return rows
+
+
+class ArrayRows:
+    """A pytree of arrays (rows, ...) in memory as a data set."""
+
+    def __init__(self, arrays):
+        self.arrays = jax.tree.map(np.asarray, arrays)
+        lengths = {len(leaf) if leaf.ndim else 0 for leaf in jax.tree.leaves(self.arrays)}
+        if len(lengths) != 1:
+            raise ValueError(f"data must be arrays with the same number of rows, had {sorted(lengths)}")
+        self._length = lengths.pop()
+        for leaf in jax.tree.leaves(self.arrays):
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise ValueError("data must be finite, had NaN or infinity")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices, size: int):
+        """Rows at `indices`, padded with zeros to `size`."""
+
+        def rows(leaf):
+            found = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
+            found[: len(indices)] = leaf[indices]
+            return found
+
+        return jax.tree.map(rows, self.arrays)
+
+    def fingerprint(self) -> str:
+        """Digest of all content."""
+        content = hashlib.blake2b(digest_size=16)
+        for leaf in jax.tree.leaves(self.arrays):
+            content.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
+        return content.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Padded batches and their masks, spread over the mesh if there is one."""
+
+    rows: Any
+    size: int
+    mesh: jax.sharding.Mesh | None
+
+    def take(self, indices):
+        batch = self.rows.take(indices, self.size), np.arange(self.size) < len(indices)
+        if self.mesh is None:
+            return batch
+        along = jax.sharding.PartitionSpec(self.mesh.axis_names[0])
+        return jax.device_put(batch, jax.sharding.NamedSharding(self.mesh, along))
+
+
+def _on(mesh, leaf):
+    """A parameter sharded over the mesh as it was over one of the same devices, or else a copy on each."""
+    old = leaf.sharding
+    same = isinstance(old, jax.sharding.NamedSharding) and old.mesh.axis_names == mesh.axis_names
+    spec = old.spec if same else jax.sharding.PartitionSpec()
+    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec))
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _lasting(plan: Plan) -> dict:
+    """A plan without its evidence, which a re-verification may replace."""
+    fields = plan.to_json()
+    names = "scheme strategy noise_multiplier epsilon delta dataset_size expected_batch_size max_batch_size"
+    return {name: fields[name] for name in names.split()}
+
+
+__all__ = ["ArrayRows", "Result", "fit"]

@@ -1,0 +1,195 @@
+"""The folder of one training run: what it is, its secrets, its checkpoints, its logs.
+
+    run.json               what is run; a resumed call must describe the same (public)
+    secret.json            sampler key, keyed digest of the data (mode 600)
+    checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700)
+    metrics.jsonl          step, rate, evaluation on public data
+    private_metrics.jsonl  loss, clipped fraction, norms: no guarantee covers these (mode 600)
+    model/                 Orbax: the trained parameters, covered by the guarantee
+    result.json            the end of the run and its guarantee
+
+Whoever reads a secret can remove the noise. Nothing of secret.json or checkpoints/ may be published with
+the model.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from jaxacct.files import Checkpoint, read_json, write_atomically
+from train.sampler import SamplerState
+
+_KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written or read; the one before it still stands."""
+
+
+class RunFolder:
+    """The files of one run, locked against a second process; a context manager.
+
+    Raises:
+      ValueError: when the folder cannot be used, is in use or belongs to another run.
+    """
+
+    def __init__(self, folder):
+        self.folder = Path(folder).absolute()
+        self._lock = Checkpoint(self.folder)
+        checkpoints = self.folder / "checkpoints"
+        checkpoints.mkdir(mode=0o700, exist_ok=True)
+        options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(checkpoints, options=options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._manager.close()
+        self._lock.close()
+
+    def begin(self, described: dict, key, fingerprint: str) -> list[int]:
+        """Record a new run, or check that the stored one is the same; the sampler key that counts.
+
+        Raises:
+          ValueError: when another plan, clip norm, program, version, device or data set was begun with here.
+        """
+        run, secret = self.folder / "run.json", self.folder / "secret.json"
+        if not secret.exists():
+            key = [int(word) for word in key]
+            data = _keyed(key, fingerprint)
+            # The secret last: as long as it is missing, nothing was drawn.
+            write_atomically(run, json.dumps(described, indent=1) + "\n")
+            _write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
+            return key
+        stored = read_json(run, "run")
+        for name, value in described.items():
+            if stored.get(name) != value:
+                shown = "" if name in ("plan", "program") else f": {stored.get(name)!r}, now {value!r}"
+                raise ValueError(
+                    f"out {self.folder} holds a run with another {name}{shown}; "
+                    "its noise must not be used twice"
+                )
+        kept = read_json(secret, "secret")
+        if kept["data"] != _keyed(kept["sampler_key"], fingerprint):
+            raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
+        return kept["sampler_key"]
+
+    def save(self, state, drawn: SamplerState) -> None:
+        """Checkpoint the state after `drawn.step` steps; whole or not at all.
+
+        Raises:
+          CheckpointError: when it cannot be written (a full disk, say).
+        """
+        if drawn.step in self._manager.all_steps():
+            return
+        # Orbax refuses empty arrays (the noise buffer of one band); there is nothing to keep of them.
+        leaves = {f"{i:05d}": leaf for i, leaf in enumerate(jax.tree.leaves(state)) if leaf.size}
+        items = {
+            "state": ocp.args.StandardSave(leaves),
+            "sampler": ocp.args.JsonSave(
+                {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
+            ),
+        }
+        try:
+            self._manager.save(drawn.step, args=ocp.args.Composite(**items))
+            self._manager.wait_until_finished()
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint of step {drawn.step} in {self.folder} could not be written: "
+                f"{str(error).splitlines()[0]}; run the same command again once there is room"
+            ) from error
+
+    def restore(self, like):
+        """(state, sampler state) of the newest checkpoint, or None before the first; logs are cut to it.
+
+        Args:
+          like: a state of the same structure, shapes and shardings.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        leaves, structure = jax.tree.flatten(like)
+
+        def shape(leaf):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+        wanted = {f"{i:05d}": shape(leaf) for i, leaf in enumerate(leaves) if leaf.size}
+        items = {"state": ocp.args.StandardRestore(wanted), "sampler": ocp.args.JsonRestore()}
+        try:
+            found = self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:
+            raise CheckpointError(
+                f"checkpoint of step {step} in {self.folder} is damaged: {str(error).splitlines()[0]}; "
+                f"remove its folder {step} to go on from the one before it"
+            ) from error
+        kept = found["sampler"]
+        for name in ("metrics.jsonl", "private_metrics.jsonl"):
+            self._cut(self.folder / name, step)
+        kept_leaves = {name: _placed(leaf) for name, leaf in found["state"].items()}
+        leaves = [kept_leaves.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
+        state = jax.tree.unflatten(structure, leaves)
+        return state, SamplerState(tuple(kept["key"]), kept["step"], kept["digest"])
+
+    def _cut(self, path: Path, step: int) -> None:
+        """Drop log lines of steps after the checkpoint, and a last one that was cut short."""
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text().splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line)
+            except ValueError:
+                break
+        text = "".join(line + "\n" for line in kept)
+        _write_secret(path, text) if path.name.startswith("private") else write_atomically(path, text)
+
+    def log(self, line: dict) -> None:
+        """Append to metrics.jsonl: public values only."""
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def log_private(self, lines: list[dict]) -> None:
+        """Append to private_metrics.jsonl."""
+        path = self.folder / "private_metrics.jsonl"
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+    def save_model(self, params) -> None:
+        """Write the parameters alone to model/, as plain nested dictionaries where they are an nnx state."""
+        plain = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(self.folder / "model", plain, force=True)
+
+    def finish(self, result: dict) -> None:
+        """Write result.json."""
+        write_atomically(self.folder / "result.json", json.dumps(result, indent=1) + "\n")
+
+
+def _placed(leaf):
+    """Arrays of one device are left uncommitted, as they were, so that they mix with sharded ones."""
+    if isinstance(leaf.sharding, jax.sharding.NamedSharding):
+        return leaf
+    return jax.numpy.asarray(np.asarray(leaf))
+
+
+def _keyed(key: list[int], text: str) -> str:
+    """A digest that says nothing about the text to who does not have the key."""
+    return hashlib.blake2b(text.encode(), key=np.array(key, np.uint32).tobytes(), digest_size=16).hexdigest()
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Write whole or not at all, readable by the owner only from the first byte on."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
