@@ -227,13 +227,11 @@ def _evidence_from_json(data: dict) -> Evidence:
             else value
             for name, value in fields.items()
         }
-        if values.get("extrapolation") is not None:
-            values["extrapolation"] = Certificate(
-                **{
-                    k: tuple(map(tuple, v)) if isinstance(v, list) else v
-                    for k, v in fields["extrapolation"].items()
-                }
-            )
+        if fields.get("extrapolation") is not None:
+            stored: dict[str, Any] = dict(fields["extrapolation"])
+            for name in ("near_counts", "far_counts"):
+                stored[name] = tuple(map(tuple, stored[name]))
+            values["extrapolation"] = Certificate(**stored)
         return DirectionEvidence(**values)
 
     fields = dict(data)

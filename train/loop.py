@@ -18,7 +18,7 @@ from jaxacct.plan import Plan
 from train import noise, sampler
 from train.optimizers import privatize
 from train.run_folder import RunFolder
-from train.sampler import Sampler, SamplerState
+from train.sampler import Sampler, SamplerState, batch_sizes
 from train.step import TrainState, make_step, nnx_loss
 
 _LOG_EVERY = 10
@@ -90,6 +90,7 @@ def fit(
     """
     mechanism = plan.mechanism
     steps = mechanism.scheme.iterations if steps is None else _validate.positive_integer("steps", steps)
+    dataset_size, expected, largest = batch_sizes(plan)
     rows = _check(plan, data, steps)
     clip_norm = _validate.positive_number("clip_norm", clip_norm)
     _validate.positive_integer("checkpoint_every", checkpoint_every)
@@ -104,13 +105,11 @@ def fit(
         mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         params = jax.tree.map(lambda leaf: _on(mesh, leaf), params)
     sampler_key, noise_key = keys or (sampler.fresh_key(), noise.fresh_key())
-    private = privatize(
-        mechanism, clip_norm=clip_norm, expected_batch_size=plan.expected_batch_size, key=noise_key
-    )
+    private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
     chain = optax.chain(private, optimizer)
     step = make_step(loss, chain, clip_norm=clip_norm, microbatch_size=microbatch_size, normalize=normalize)
     state = TrainState(params, chain.init(params))
-    size = plan.max_batch_size if mesh is None else _round_up(plan.max_batch_size, mesh.devices.shape[0])
+    size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
     batch = _Rows(rows, size, mesh)
     described = {
         "plan": _digest(json.dumps(_lasting(plan), sort_keys=True).encode()),
@@ -128,7 +127,7 @@ def fit(
             state, drawn = folder.restore(state) or (state, None)
             kept = SamplerState(tuple(stored), 0, source.state.digest) if drawn is None else drawn
             scheme = mechanism.scheme
-            source = Sampler.resume(scheme, plan.dataset_size, plan.max_batch_size, kept)
+            source = Sampler.resume(scheme, dataset_size, largest, kept)
             if drawn is None:
                 folder.save(state, source.state)
         state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
@@ -171,8 +170,6 @@ def _check(plan: Plan, data, steps: int):
     """Refuse what the plan does not cover; the data as an object with `take`."""
     if not plan.certified:
         raise ValueError("plan must be certified; its evidence does not support the guarantee")
-    if plan.dataset_size is None:
-        raise ValueError("plan must state the dataset_size; calibrate with dataset_size=...")
     if steps > plan.mechanism.scheme.iterations:
         raise ValueError(
             f"steps must be at most the plan's {plan.mechanism.scheme.iterations}, was {steps}: more are not "

@@ -50,6 +50,14 @@ class SamplerState:
     digest: str
 
 
+def batch_sizes(plan: Plan) -> tuple[int, float, int]:
+    """(dataset_size, expected_batch_size, max_batch_size) of a plan; ValueError when it states none."""
+    sizes = plan.dataset_size, plan.expected_batch_size, plan.max_batch_size
+    if sizes[0] is None or sizes[1] is None or sizes[2] is None:
+        raise ValueError("plan must state the dataset_size to draw batches; calibrate with dataset_size=...")
+    return sizes  # pyright: ignore[reportReturnType]
+
+
 def fresh_key() -> tuple[int, ...]:
     """128 bits from the operating system's generator."""
     return tuple(int(word) for word in np.frombuffer(os.urandom(16), np.uint32))
@@ -88,11 +96,8 @@ class Sampler:
     @classmethod
     def from_plan(cls, plan: Plan, key=None) -> "Sampler":
         """The sampler of a plan; ValueError when the plan does not say how large the data set is."""
-        if plan.dataset_size is None or plan.max_batch_size is None:
-            raise ValueError(
-                "plan must state the dataset_size to draw batches; calibrate with dataset_size=..."
-            )
-        return cls(plan.mechanism.scheme, plan.dataset_size, plan.max_batch_size, key)
+        dataset_size, _, largest = batch_sizes(plan)
+        return cls(plan.mechanism.scheme, dataset_size, largest, key)
 
     def next(self) -> Batch:
         """The next batch.

@@ -63,7 +63,10 @@ def log_normalizer(mechanism: Mechanism, m: int) -> float:
 @functools.lru_cache(maxsize=2)
 def tables(mechanism: Mechanism, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
-    return _backward(mechanism, m, with_hazards=True)[1]
+    arrays = _backward(mechanism, m, with_hazards=True)[1]
+    if arrays is None:
+        raise OverflowError(f"the tables of {m} replicas overflow")
+    return arrays
 
 
 def _warm(scheme) -> bool:
