@@ -1,0 +1,40 @@
+"""Models: shapes, gradients, one example at a time or many, no batch statistics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from train.models import MODELS, cross_entropy
+from train.step import nnx_loss, refuse_batch_statistics
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3)])
+@pytest.mark.parametrize("name", MODELS)
+def test_examples_do_not_see_each_other(name, shape, key):
+    model = MODELS[name](shape, 10, nnx.Rngs(0))
+    inputs = jax.random.uniform(key, (3, *shape))
+    together = model(inputs)
+    assert together.shape == (3, 10)
+    for row in range(3):
+        np.testing.assert_allclose(model(inputs[row]), together[row], atol=1e-5)
+    refuse_batch_statistics(model)
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("cnn", 5_000, 30_000), ("vgg", 5e5, 6e5)])
+def test_sizes(name, least, most):
+    shape = (8, 8, 1) if name == "cnn" else (32, 32, 3)
+    params = nnx.state(MODELS[name](shape, 10, nnx.Rngs(0)), nnx.Param)
+    assert least < sum(leaf.size for leaf in jax.tree.leaves(params)) < most
+
+
+def test_cross_entropy_against_the_definition(key):
+    model = MODELS["cnn"]((8, 8, 1), 10, nnx.Rngs(0))
+    example = {"inputs": jax.random.uniform(key, (8, 8, 1)), "labels": jnp.int32(3)}
+    logits = np.asarray(model(example["inputs"]), np.float64)
+    assert cross_entropy(model, example) == pytest.approx(np.log(np.exp(logits).sum()) - logits[3], rel=1e-5)
+    loss, params = nnx_loss(model, cross_entropy)
+    assert loss(params, example) == pytest.approx(float(cross_entropy(model, example)), rel=1e-6)
+    gradients = jax.grad(loss)(params, example)
+    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
