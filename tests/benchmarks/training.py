@@ -1,0 +1,117 @@
+"""What a private step costs, as ratios in one run; sampler steps a second; noise by bands.
+
+PYTHONPATH=. python tests/benchmarks/training.py
+"""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import jax_privacy
+import numpy as np
+import optax
+from flax import nnx
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
+from train import noise
+from train.clipping import clipped_gradient_sum
+from train.data import load
+from train.models import SmallCNN, cross_entropy
+from train.optimizers import privatize
+from train.sampler import Sampler
+from train.step import TrainState, make_step, nnx_loss
+
+BATCH, MICRO, REPEATS = 256, 64, 15
+
+
+def seconds(run) -> float:
+    """Median of a few calls after one that compiles."""
+    jax.block_until_ready(run())
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - started)
+    return float(np.median(times))
+
+
+def steps() -> None:
+    split = load("digits")
+    model = SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(0))
+    loss, params = nnx_loss(model, cross_entropy)
+    rows, mask = split.train.take(np.arange(BATCH), BATCH), np.ones(BATCH, bool)
+    optimizer = optax.sgd(0.1, momentum=0.95)
+    mechanism = Mechanism(BMinSep(10_000, 16, 0.01), BandedToeplitz.square_root(16), 1.0)
+    chain = optax.chain(privatize(mechanism, clip_norm=1.0, expected_batch_size=BATCH), optimizer)
+    private = make_step(loss, chain, clip_norm=1.0, microbatch_size=MICRO)
+    copied = jax.tree.map(jnp.copy, params)
+    held = {"state": TrainState(copied, chain.init(copied))}
+
+    def private_step():
+        held["state"], info = private(held["state"], rows, mask)
+        return info
+
+    @jax.jit
+    def plain(params, state, rows):
+        gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, rows).mean())(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    ours = jax.jit(
+        lambda p, r, m: clipped_gradient_sum(loss, p, r, m, clip_norm=1.0, microbatch_size=MICRO).total
+    )
+    peer = jax.jit(
+        jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=MICRO)
+    )
+    taken = {
+        "step without privacy": seconds(lambda: plain(params, state, rows)),
+        "private step (16 bands)": seconds(private_step),
+        "clipped gradient sum": seconds(lambda: ours(params, rows, mask)),
+        "jax-privacy clipped_grad": seconds(lambda: peer(params, rows)),
+    }
+    a, b = ours(params, rows, mask), peer(params, rows)
+    worst = max(float(jnp.abs(x - y).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
+    print(f"batch {BATCH}, microbatch {MICRO}, small CNN on digits; largest difference of sums {worst:.1e}")
+    for name, value in taken.items():
+        print(f"| {name} | {1e3 * value:.1f} ms | {value / taken['step without privacy']:.2f} |")
+    print(f"ours / jax-privacy: {taken['clipped gradient sum'] / taken['jax-privacy clipped_grad']:.2f}")
+
+
+def samplers() -> None:
+    sizes = dict(dataset_size=14_745_600, batch_size=1793, iterations=7200)
+    for scheme in (BMinSep.from_batch_size(**sizes, min_separation=256), Poisson.from_batch_size(**sizes)):
+        started = time.perf_counter()
+        sampler = Sampler(scheme, 14_745_600, 2300)
+        ready = time.perf_counter() - started
+        started, count = time.perf_counter(), 1000
+        for _ in range(count):
+            sampler.next()
+        rate = count / (time.perf_counter() - started)
+        print(f"| {scheme.name}, 14,745,600 examples | {rate:,.0f} batches/s | set-up {ready:.2f} s |")
+
+
+def noises() -> None:
+    params = {"w": jnp.zeros(1_000_000)}
+    taken = {}
+    for bands in (1, 16, 64, 256):
+        strategy = BandedToeplitz.square_root(bands)
+        draw = jax.jit(lambda state, s=strategy: noise.draw(s, state, params), donate_argnums=0)
+        held = {"state": noise.init(strategy, params, noise.fresh_key())}
+
+        def one(draw=draw, held=held):
+            drawn, held["state"] = draw(held["state"])
+            return drawn
+
+        taken[bands] = seconds(one)
+    for bands, value in taken.items():
+        print(
+            f"| {bands} bands, 1,000,000 parameters | {1e3 * value:.1f} ms | {value / taken[1]:.2f} | "
+            f"buffer {4 * (bands - 1)} MB |"
+        )
+
+
+if __name__ == "__main__":
+    steps()
+    samplers()
+    noises()
