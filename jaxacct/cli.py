@@ -1,4 +1,4 @@
-"""The `jaxacct` command: calibrate, verify, estimate, strategy, show, bench.
+"""The `jaxacct` command: calibrate, verify, run-key, merge, estimate, strategy, show, bench.
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
 1 not certified, 2 bad input, 130 interrupted.
@@ -27,6 +27,7 @@ from jaxacct import (
     estimate_delta,
     estimate_epsilon,
     prefix_sum_error,
+    shards,
 )
 from jaxacct.hockey_stick import NonFiniteLossError
 from jaxacct.progress import watch
@@ -169,12 +170,20 @@ def verify_command(
     max_samples: int = 2_000_000,
     rule: Literal["anytime", "fixed"] = "anytime",
     proposal: str | None = None,
+    shard: str | None = None,
+    run_key: str | None = None,
+    samples: int | None = None,
+    out: str | None = None,
     json: bool = False,
 ) -> int:
-    """Verify a plan again with fresh randomness.
+    """Verify a plan again with fresh randomness, whole or one shard of many.
 
     Args:
       plan: file written by calibrate.
+      shard: "i/k", i from 0: draw this part only and write it to --out, for `jaxacct merge`.
+      run_key: file of `jaxacct run-key`, the same for all shards.
+      samples: draws a direction in all shards together.
+      out: where a shard's part is written.
       checkpoint_dir: keep finished batches here; the same command then resumes.
       max_samples: draws a direction before giving up.
       rule: stop as soon as the evidence suffices, or draw a fixed number.
@@ -185,6 +194,23 @@ def verify_command(
 
     loaded = Plan.load(plan)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
+    if shard is not None:
+        if run_key is None or samples is None or out is None:
+            raise ValueError("shard needs run_key, samples and out as well")
+        index, count = shards.parse_shard(shard)
+        _writable(out)
+        with watch() as progress:
+            part = shards.draw_part(
+                loaded,
+                shards.read_run_key(run_key),
+                index,
+                count,
+                samples,
+                checkpoint=checkpoint,
+                progress=progress,
+            )
+        part.save(out)
+        return 0
     with watch() as progress:
         evidence = loaded.verify(
             rule=rule,
@@ -193,6 +219,39 @@ def verify_command(
             checkpoint=checkpoint,
             progress=progress,
         )
+    if json:
+        _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
+    else:
+        print("\n".join(_evidence_lines(evidence)))
+        print("verified" if evidence.accepted else "NOT verified")
+    return 0 if evidence.accepted else 1
+
+
+def run_key_command(out: str) -> int:
+    """Write a fresh run key for the shards of one verification.
+
+    Args:
+      out: file to write.
+    """
+    _writable(out)
+    shards.write_run_key(out)
+    return 0
+
+
+def merge_command(
+    parts: Annotated[list[str], tyro.conf.Positional], out: str | None = None, json: bool = False
+) -> int:
+    """Merge the parts of a sharded verification into its verdict.
+
+    Args:
+      parts: files written by `jaxacct verify --shard`.
+      out: write the plan with the merged evidence here, if it is accepted.
+      json: print the evidence as one JSON object.
+    """
+    _writable(out)
+    plan, evidence = shards.merge([shards.Part.load(part) for part in parts])
+    if plan is not None and out:
+        plan.save(out)
     if json:
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
@@ -370,6 +429,8 @@ def _print(value, as_json: bool) -> None:
 COMMANDS = {
     "calibrate": calibrate_command,
     "verify": verify_command,
+    "run-key": run_key_command,
+    "merge": merge_command,
     "estimate": estimate_command,
     "strategy": strategy_command,
     "show": show_command,

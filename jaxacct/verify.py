@@ -195,34 +195,38 @@ def verify(
     verdicts = {}
     for direction in DIRECTIONS:
         chosen, predicted = _choose(mechanism, epsilon, direction, budget, proposal, compose_with)
-        run = _Run(chosen, epsilon, profile, budget, rule, max_samples, predicted, job)
-        line = None
-        if direction == "add" and proposal is None and compose_with is None and rule == "anytime":
-            pilot = randomness.stream_key(run_key, _EXTRAPOLATION_PILOT)
-            otherwise = predicted[chosen.name]
-            line = cheaper_extrapolation(mechanism, epsilon, budget.delta_v, otherwise, pilot)
+        run = Run(chosen, epsilon, profile, budget, rule, max_samples, predicted, job)
+        free = proposal is None and compose_with is None
+        line = line_of(run, run_key) if free else None
         if line is None:
             verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
         else:
-            verdicts[direction] = _extrapolate(run, line, run_key, checkpoint, progress)
+            verdicts[direction] = extrapolate(run, line, run_key, checkpoint, progress)
         if not verdicts[direction].accepted and direction == "remove":
             # One rejection settles it; the other direction is reported as not run.
-            verdicts["add"] = dataclasses.replace(
-                verdicts[direction],
-                direction="add",
-                proposal="not run",
-                num_samples=0,
-                term_counts=(),
-                loss_counts=(),
-                accepted=False,
-                reason="not run: the remove direction was not accepted",
-            )
+            verdicts["add"] = not_run(verdicts[direction])
             break
     return Evidence(rule, budget, verdicts["remove"], verdicts["add"], time.monotonic() - started)
 
 
+def not_run(remove: DirectionEvidence) -> DirectionEvidence:
+    """The add direction's evidence where the remove direction was not accepted."""
+    return dataclasses.replace(
+        remove,
+        direction="add",
+        proposal="not run",
+        num_samples=0,
+        term_counts=(),
+        loss_counts=(),
+        accepted=False,
+        reason="not run: the remove direction was not accepted",
+    )
+
+
 @dataclass(frozen=True, eq=False)
-class _Run:
+class Run:
+    """One direction's verification, before anything is drawn."""
+
     proposal: Proposal
     epsilon: float
     profile: Callable
@@ -244,18 +248,65 @@ def _choose(mechanism, epsilon, direction, budget, name, compose_with):
     raise ValueError(f"proposal must be one of {', '.join(predicted)}, was {name!r}")
 
 
-def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvidence:
+def direction_run(
+    mechanism: Mechanism, epsilon: float, direction: str, budget: Budget, max_samples: int
+) -> Run:
+    """One direction by the anytime rule with the cheapest proposal."""
+    chosen, predicted = _choose(mechanism, epsilon, direction, budget, None, None)
+    return Run(chosen, epsilon, hockey_stick.hockey_stick, budget, "anytime", max_samples, predicted, "parts")
+
+
+def line_of(run: Run, run_key) -> Extrapolation | None:
+    """The extrapolation to use in place of the run's proposal, if any: add direction, anytime rule."""
+    if run.proposal.direction != "add" or run.rule != "anytime":
+        return None
+    pilot = randomness.stream_key(run_key, _EXTRAPOLATION_PILOT)
+    otherwise = run.predicted[run.proposal.name]
+    return cheaper_extrapolation(run.proposal.mechanism, run.epsilon, run.budget.delta_v, otherwise, pilot)
+
+
+def trivial(run: Run) -> DirectionEvidence | None:
+    """The evidence where nothing needs to be drawn: a mean of terms in [0, 1] never exceeds 1."""
+    if threshold(run.proposal, run.budget.delta_v) < 1:
+        return None
+    zero = run.proposal.log_scale == -math.inf
+    reason = "exactly zero" if zero else "the scale is below delta_v: no draw needed"
+    return _evidence(run, 0.0, 1.0, (), (), None, None, True, reason)
+
+
+def margin_of(run: Run) -> float:
+    """What is put aside for float32 losses, natural log."""
+    return rounding.loss_margin(run.proposal.mechanism, run.epsilon, run.proposal.replicas)
+
+
+def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
+    """Histograms (terms, losses) of the blocks first..last-1 of a stream, int64."""
+    terms = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    losses = np.zeros(len(hockey_stick.loss_bounds(run.proposal.direction)), np.int64)
+    for draws in sampling.draw_in_batches(run.proposal, stream, first, last - first):
+        terms += bounds.bin_terms(_terms(run, draws, margin))
+        losses += hockey_stick.bin_losses(draws.loss)
+    return terms, losses
+
+
+def judge(run: Run, run_key, terms, losses) -> DirectionEvidence:
+    """The evidence of a fixed number of draws, its bets from the same pilot as `verify`'s."""
+    theta, margin = min(1.0, threshold(run.proposal, run.budget.delta_v)), margin_of(run)
+    bets, weights = _pilot(run, run_key, margin, theta)
+    accepted = _accepts(terms, theta, run.rule, run.budget, bets, weights)
+    stream = sampling.direction_key(run_key, run.proposal.direction)
+    reason = "the mean term is below the threshold"
+    if not accepted:
+        reason = f"not decided after {int(terms.sum())} samples"
+    return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
+
+
+def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvidence:
     proposal, direction = run.proposal, run.proposal.direction
-    # A mean of terms in [0, 1] never exceeds 1: a larger threshold is met without a draw.
-    theta = min(1.0, threshold(proposal, run.budget.delta_v))
-    if theta == 1:
-        reason = (
-            "exactly zero"
-            if proposal.log_scale == -math.inf
-            else "the scale is below delta_v: no draw needed"
-        )
-        return _evidence(run, 0.0, theta, (), (), None, None, True, reason)
-    margin = rounding.loss_margin(proposal.mechanism, run.epsilon, proposal.replicas)
+    nothing = trivial(run)
+    if nothing is not None:
+        return nothing
+    theta, margin = threshold(proposal, run.budget.delta_v), margin_of(run)
     name = f"{direction}-{run.job[:16]}"
     state = checkpoint.load(name) if checkpoint else None
     if state is None:
@@ -276,10 +327,8 @@ def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvid
     # The verdict is looked for before drawing, so that a resumed run ends where the whole one did.
     while not (verdict := _verdict(run, terms, blocks, limit, theta, bets, weights)):
         target = min(limit, next_check(blocks))
-        for draws in sampling.draw_in_batches(proposal, stream, blocks, target - blocks):
-            terms += bounds.bin_terms(_terms(run, draws, margin))
-            losses += hockey_stick.bin_losses(draws.loss)
-        blocks = target
+        more_terms, more_losses = count_terms(run, stream, blocks, target, margin)
+        terms, losses, blocks = terms + more_terms, losses + more_losses, target
         if checkpoint:
             state |= {
                 "blocks": blocks,
@@ -294,7 +343,7 @@ def _verify_direction(run: _Run, run_key, checkpoint, progress) -> DirectionEvid
     return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
 
 
-def _extrapolate(run: _Run, line: Extrapolation, run_key, checkpoint, progress) -> DirectionEvidence:
+def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) -> DirectionEvidence:
     """The add direction by concavity from two common events (`jaxacct.extrapolation`)."""
     name = f"add-line-{run.job[:16]}"
 
@@ -340,7 +389,7 @@ def _extrapolate(run: _Run, line: Extrapolation, run_key, checkpoint, progress) 
     )
 
 
-def _verdict(run: _Run, terms, blocks: int, limit: int, theta, bets, weights):
+def _verdict(run: Run, terms, blocks: int, limit: int, theta, bets, weights):
     """(accepted, reason) when the draws so far settle it, else None; the fixed rule looks at the end only."""
     finished = blocks >= limit
     if blocks == 0 or (run.rule == "fixed" and not finished):
@@ -360,13 +409,13 @@ def next_check(blocks: int) -> int:
     return blocks + step
 
 
-def _terms(run: _Run, draws, margin: float) -> np.ndarray:
+def _terms(run: Run, draws, margin: float) -> np.ndarray:
     weighted = hockey_stick.weighted_terms(draws, run.proposal.direction, run.epsilon - margin, run.profile)
     slack = run.proposal.weight_error(margin)
     return np.minimum(1.0, weighted * math.exp(slack - run.proposal.log_scale))
 
 
-def _pilot(run: _Run, run_key, margin, theta):
+def _pilot(run: Run, run_key, margin, theta):
     """Bets from draws of a stream of their own, so that they are fixed before the verification draws."""
     stream = randomness.stream_key(run_key, 2 + DIRECTIONS.index(run.proposal.direction))
     counts = np.zeros(len(bounds.TERM_EDGES), np.int64)

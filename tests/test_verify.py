@@ -14,7 +14,7 @@ from jaxacct.calibrate import make_plan
 from jaxacct.candidates import candidates
 from jaxacct.files import Checkpoint
 from jaxacct.hockey_stick import NonFiniteLossError
-from jaxacct.verify import _Run, _verify_direction, next_check, recheck
+from jaxacct.verify import Run, _verify_direction, next_check, recheck
 from tests.oracles import tuples
 from tests.test_sampling import pld_delta
 
@@ -271,7 +271,7 @@ def test_false_acceptances_of_bounded_proposals(direction):
         budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
         chosen = candidates(mechanism, EPSILON / 4, direction, budget)[0].proposal
         assert chosen.name != "plain"
-        job = _Run(
+        job = Run(
             chosen,
             EPSILON / 4,
             hockey_stick.hockey_stick,

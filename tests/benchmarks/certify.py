@@ -43,9 +43,7 @@ def timed(*args, **options):
 
 
 def main() -> None:
-    print(
-        "| n, epoch, bands, separation | eps, delta | noise | bounded | samples | s | plain samples | s | ratio |"
-    )
+    print("| n, epoch, bands, separation | eps, delta | noise | bounded | samples | s | plain | s | ratio |")
     print("|---" * 9 + "|")
     for n, epoch, bands, separation, epsilon, delta, sigma in CELLS:
         strategy = BandedToeplitz.optimal(
