@@ -91,14 +91,29 @@ class Proposal:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
-    def one_block(key):
+    def one_block(key, sigma, tables):
         return draw_block(key, scheme, strategy, sigma, tables, dtype)
 
-    # A CPU runs out of cache when blocks run side by side, an accelerator out of work when they do not.
-    if jax.default_backend() == "cpu":
-        side_by_side = max(1, _CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
-        return jax.lax.map(one_block, keys, batch_size=side_by_side)
-    return jax.vmap(one_block)(keys)
+    def one_device(keys, sigma, tables):
+        # A CPU runs out of cache when blocks run side by side, an accelerator out of work when they do not.
+        if jax.default_backend() == "cpu":
+            side_by_side = max(1, _CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
+            return jax.lax.map(lambda key: one_block(key, sigma, tables), keys, batch_size=side_by_side)
+        return jax.vmap(one_block, (0, None, None))(keys, sigma, tables)
+
+    devices = jax.local_devices()
+    if len(devices) == 1 or keys.shape[0] % len(devices):
+        return one_device(keys, sigma, tables)
+    # Blocks over all local devices; what a block draws depends on its key alone.
+    mesh = jax.sharding.Mesh(np.array(devices), ("blocks",))
+    spread, everywhere = jax.sharding.PartitionSpec("blocks"), jax.sharding.PartitionSpec()
+    return jax.shard_map(
+        one_device,
+        mesh=mesh,
+        in_specs=(spread, everywhere, everywhere),
+        out_specs=spread,
+        check_vma=False,
+    )(keys, sigma, tables)
 
 
 def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts) -> jax.Array:

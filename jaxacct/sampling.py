@@ -83,14 +83,15 @@ def _workers() -> int:
 
 
 def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32) -> int:
-    """How many blocks go to the device in one call.
+    """How many blocks go to the devices in one call, a multiple of their number.
 
     A CPU works through them one after the other, so few are enough to hide the call; an accelerator draws
     them side by side, in about twelve arrays of the length of the circulant, in a quarter of its memory.
     """
+    devices = len(jax.local_devices())
     if jax.default_backend() == "cpu":
-        return 8
+        return 8 * devices
     length = scores.circulant_length(mechanism.scheme.iterations, mechanism.strategy.bands)
     per_block = 12 * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 4e9)
-    return int(min(512, max(1, memory / 4 // per_block)))
+    return int(min(512, max(1, memory / 4 // per_block))) * devices

@@ -8,7 +8,9 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxacct import _validate, bounds, hockey_stick, randomness, sampling
 from jaxacct.bounds import Budget
@@ -203,6 +205,30 @@ def merge(parts: list[Part]) -> tuple[Plan | None, Evidence]:
     mechanism = _mechanism(target)
     plan = make_plan(mechanism, target["epsilon"], target["delta"], evidence, target["dataset_size"], None)
     return plan, evidence
+
+
+def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | None, Evidence]:
+    """Verify on all processes of `jax.distributed`, each drawing its part; every process gets the result.
+
+    Call it on every process after `jax.distributed.initialize`, with the same arguments.
+
+    Args:
+      plan, samples: as in `draw_part`.
+      run_key: from the operating system of process 0 by default. Only tests should fix it.
+    """
+    fresh = randomness.fresh_key() if run_key is None else run_key
+    words = multihost_utils.broadcast_one_to_all(np.array(randomness.key_words(fresh), np.uint32))
+    key = randomness.key_from_words(words.tolist())
+    part = draw_part(plan, key, jax.process_index(), jax.process_count(), samples)
+    text = np.frombuffer(json.dumps(dataclasses.asdict(part)).encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.array([text.size], np.int32)).reshape(-1)
+    padded = np.zeros(int(lengths.max()), np.uint8)
+    padded[: text.size] = text
+    gathered = multihost_utils.process_allgather(padded).reshape(len(lengths), -1)
+    found = [
+        json.loads(bytes(row[:length])) for row, length in zip(np.asarray(gathered), lengths, strict=True)
+    ]
+    return merge([Part(**fields | {"key": tuple(fields["key"])}) for fields in found])
 
 
 def _judged(run, direction: str, parts: list[Part], run_key):

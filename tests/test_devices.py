@@ -1,0 +1,84 @@
+"""Blocks spread over all local devices: the same evidence, to the last count, as on one."""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, shards
+
+SCRIPT = """
+import dataclasses, json, jax
+from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, verify
+print(len(jax.devices()))
+SETTINGS = (
+    (BMinSep(60, 4, 0.02), 4, 1.2), (CyclicPoisson(60, 4, 0.1), 4, 1.2), (Poisson(40, 0.05), 1, 1.0)
+)
+for scheme, bands, sigma in SETTINGS:
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    for proposal in (None, "plain"):
+        evidence = verify(mechanism, 1.0, 5e-3, key=jax.random.key(4), proposal=proposal, max_samples=20_000)
+        evidence = dataclasses.replace(evidence, seconds=0.0)
+        assert evidence.remove.num_samples
+        print(json.dumps(dataclasses.asdict(evidence), sort_keys=True))
+"""
+
+
+def evidence_on(devices: int) -> list[str]:
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert lines[0] == str(devices)
+    return lines[1:]
+
+
+@pytest.mark.parametrize("devices", [8, pytest.param(3, marks=pytest.mark.slow)])
+def test_more_devices_change_nothing(devices):
+    assert evidence_on(devices) == evidence_on(1)
+
+
+HOST = """
+import sys, dataclasses, json, jax
+jax.distributed.initialize("127.0.0.1:" + sys.argv[1], 2, int(sys.argv[2]))
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, shards
+mechanism = Mechanism(BMinSep(60, 4, 0.02), BandedToeplitz.square_root(4), 1.4)
+plan = Plan(mechanism, 1.0, 5e-3, analytic_delta=0.0)
+merged, evidence = shards.verify_distributed(plan, 10_000, jax.random.key(3))
+assert jax.process_count() == 2 and merged is not None
+print(json.dumps(dataclasses.asdict(evidence), sort_keys=True))
+"""
+
+
+def test_two_processes_over_loopback():
+    """The plan's bound is made up: only what is drawn and merged counts here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOST, port, str(index)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    done = [process.communicate(timeout=300) for process in processes]
+    assert all(process.returncode == 0 for process in processes), done[0][1][-1500:] + done[1][1][-1500:]
+    first, second = (out.splitlines()[-1] for out, _ in done)
+    plan = Plan(
+        Mechanism(BMinSep(60, 4, 0.02), BandedToeplitz.square_root(4), 1.4), 1.0, 5e-3, analytic_delta=0.0
+    )
+    _, alone = shards.merge([shards.draw_part(plan, jax.random.key(3), 0, 1, 10_000)])
+    assert first == second == json.dumps(dataclasses.asdict(alone), sort_keys=True)
