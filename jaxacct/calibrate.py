@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy import stats
 
-from jaxacct import _validate, analytic, bounds, hockey_stick, randomness, sampling
+from jaxacct import _validate, analytic, bounds, hockey_stick, randomness, sampling, truncation
 from jaxacct.bounds import Budget
 from jaxacct.candidates import candidates, predicted_samples, threshold
 from jaxacct.composition import event_profile
@@ -41,6 +41,7 @@ def calibrate(
     epsilon: float,
     delta: float,
     dataset_size: int | None = None,
+    max_batch_size: int | None = None,
     noise_multiplier: float | None = None,
     grid_ratio: float = 1.01,
     failure_fraction: float = 0.01,
@@ -64,6 +65,8 @@ def calibrate(
       epsilon: target, natural log, above 0.
       delta: target, in (0, 1).
       dataset_size: number of examples, for the plan's batch sizes.
+      max_batch_size: cut larger batches to this, and account for it (`jaxacct.truncation`); by default
+        batches are never cut, and the plan states a size that none exceeds.
       noise_multiplier: certify this value only.
       grid_ratio: candidates are powers of this, above 1.
       failure_fraction: share of delta spent on the verifier's failure probability q.
@@ -92,11 +95,13 @@ def calibrate(
         _validate.positive_integer("dataset_size", dataset_size)
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     check_bands(scheme, strategy)
-    budget = Budget.split(delta, failure_fraction)
+    cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
+    budget = Budget.split(delta - (cut or 0.0), failure_fraction)
+    sizes = _Sizes(dataset_size, max_batch_size, cut)
     run_key = randomness.fresh_key() if key is None else key
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
     search = _Search(
-        scheme, strategy, epsilon, budget, rule, proposal, compose_with, profile, run_key, progress
+        scheme, strategy, epsilon, budget, rule, proposal, compose_with, profile, run_key, progress, sizes
     )
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     try:
@@ -109,15 +114,17 @@ def calibrate(
             progress=progress,
         )
         if noise_multiplier is not None:
-            return _certify(search, noise_multiplier, delta, dataset_size, max_samples, options, key)
-        return _release(search, delta, dataset_size, grid_ratio, max_samples, options, key)
+            return _certify(search, noise_multiplier, delta, max_samples, options, key)
+        return _release(search, delta, grid_ratio, max_samples, options, key)
     finally:
         if checkpoint:
             checkpoint.close()
 
 
-def _certify(search, noise_multiplier, delta, dataset_size, max_samples, options, key) -> Plan:
+def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan:
     mechanism = Mechanism(search.scheme, search.strategy, noise_multiplier)
+    if not search.covered(mechanism):
+        raise ValueError(f"max_batch_size cannot be accounted for at noise multiplier {noise_multiplier:g}")
     cost = search.best_case(mechanism)
     limit = max(500_000, math.ceil(8 * cost)) if max_samples is None else max_samples
     if limit < cost:
@@ -138,11 +145,22 @@ def _certify(search, noise_multiplier, delta, dataset_size, max_samples, options
             f"delta there is about {bad.estimate:.3g} (an estimate)",
             evidence,
         )
-    return make_plan(mechanism, search.epsilon, delta, evidence, dataset_size, search.compose_with)
+    return make_plan(
+        mechanism,
+        search.epsilon,
+        delta,
+        evidence,
+        search.sizes.dataset_size,
+        search.compose_with,
+        search.sizes.max_batch_size,
+        search.sizes.truncation_delta,
+    )
 
 
-def _release(search, delta, dataset_size, ratio, max_samples, options, key) -> Plan:
-    fallback = analytic_exponent(search.scheme, search.epsilon, delta, ratio, search.compose_with)
+def _release(search, delta, ratio, max_samples, options, key) -> Plan:
+    fallback = analytic_exponent(
+        search.scheme, search.epsilon, search.budget.delta, ratio, search.compose_with
+    )
     state = options["checkpoint"].load("search") if options["checkpoint"] else None
     if state is None or state.get("target") != search.describe(delta, ratio, max_samples):
         smallest, limit = search.smallest_exponent(fallback, ratio, max_samples)
@@ -159,6 +177,8 @@ def _release(search, delta, dataset_size, ratio, max_samples, options, key) -> P
         if exponent >= fallback:
             continue
         mechanism = Mechanism(search.scheme, search.strategy, ratio**exponent)
+        if not search.covered(mechanism):
+            break
         seen = verify(
             mechanism,
             search.epsilon,
@@ -170,14 +190,49 @@ def _release(search, delta, dataset_size, ratio, max_samples, options, key) -> P
         if not seen.accepted:
             break
         released, evidence = mechanism, seen
+    if released is None and not search.covered(search._at(ratio**fallback)):
+        raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
     if released is None:
         released = Mechanism(search.scheme, search.strategy, ratio**fallback)
-    return make_plan(released, search.epsilon, delta, evidence, dataset_size, search.compose_with)
+    return make_plan(
+        released,
+        search.epsilon,
+        delta,
+        evidence,
+        search.sizes.dataset_size,
+        search.compose_with,
+        search.sizes.max_batch_size,
+        search.sizes.truncation_delta,
+    )
 
 
 def _candidate_key(key, index: int):
     """Independent randomness for every candidate; from the operating system unless a test fixed it."""
     return None if key is None else randomness.stream_key(key, 1_000_000 + index)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Of the data set and its batches; what cutting them costs, None where they are not cut."""
+
+    dataset_size: int | None
+    max_batch_size: int | None
+    truncation_delta: float | None
+
+
+def _truncation_delta(scheme, epsilon, delta, dataset_size, most, compose_with) -> float | None:
+    if most is None:
+        return None
+    if dataset_size is None:
+        raise ValueError("dataset_size must be given with max_batch_size")
+    if compose_with is not None:
+        raise ValueError("max_batch_size must not be given together with compose_with")
+    cut = truncation.reserve(scheme, epsilon, dataset_size, most)
+    if cut >= delta / 2:
+        raise ValueError(
+            f"max_batch_size must be larger: cutting batches to {most} may cost {cut:.3g} of delta {delta:g}"
+        )
+    return cut
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,9 +249,25 @@ class _Search:
     profile: Callable
     key: object
     progress: Progress | None
+    sizes: "_Sizes"
+
+    def covered(self, mechanism: Mechanism) -> bool:
+        """Whether the delta put aside for cut batches suffices for this noise."""
+        return self.sizes.truncation_delta is None or truncation.covers(mechanism, self.epsilon)
 
     def describe(self, delta, ratio, max_samples) -> str:
-        return repr((self.scheme, self.strategy, self.epsilon, delta, ratio, max_samples, self.compose_with))
+        return repr(
+            (
+                self.scheme,
+                self.strategy,
+                self.epsilon,
+                delta,
+                ratio,
+                max_samples,
+                self.compose_with,
+                self.sizes,
+            )
+        )
 
     def smallest_exponent(self, fallback: int, ratio: float, max_samples) -> tuple[int, int]:
         """The smallest grid exponent whose predicted cost fits, and the limit on samples to use."""
@@ -257,6 +328,8 @@ class _Search:
         mechanism = self._at(noise_multiplier)
         if self.progress:
             self.progress(f"search {noise_multiplier:.4g}", 0, 0)
+        if not self.covered(mechanism):
+            return math.inf
         stream = self.stream(mechanism)
         total = 0.0
         for direction in DIRECTIONS:
@@ -332,7 +405,16 @@ def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None) -> int:
     return high
 
 
-def make_plan(mechanism, epsilon, delta, evidence, dataset_size, compose_with) -> Plan:
+def make_plan(
+    mechanism,
+    epsilon,
+    delta,
+    evidence,
+    dataset_size,
+    compose_with,
+    cut_to: int | None = None,
+    truncation_delta: float | None = None,
+) -> Plan:
     """Assemble a plan; without evidence it is the analytic guarantee that certifies it."""
     bound = None
     if evidence is None:
@@ -341,7 +423,7 @@ def make_plan(mechanism, epsilon, delta, evidence, dataset_size, compose_with) -
     if dataset_size is not None:
         rates = mechanism.scheme.participation_probabilities()
         expected = float(dataset_size * rates.mean())
-        largest = max_batch_size(dataset_size, float(rates.max()), mechanism.scheme.iterations)
+        largest = cut_to or max_batch_size(dataset_size, float(rates.max()), mechanism.scheme.iterations)
     return Plan(
         mechanism=mechanism,
         epsilon=epsilon,
@@ -352,6 +434,7 @@ def make_plan(mechanism, epsilon, delta, evidence, dataset_size, compose_with) -
         dataset_size=dataset_size,
         expected_batch_size=expected,
         max_batch_size=largest,
+        truncation_delta=truncation_delta,
     )
 
 

@@ -119,6 +119,7 @@ def calibrate_command(
     delta: float,
     out: str | None = None,
     noise_multiplier: float | None = None,
+    max_batch_size: int | None = None,
     checkpoint_dir: str | None = None,
     max_samples: int | None = None,
     rule: Literal["anytime", "fixed"] = "anytime",
@@ -133,6 +134,7 @@ def calibrate_command(
       delta: privacy target.
       out: write the plan to this file.
       noise_multiplier: certify this value only, or say why it could not be.
+      max_batch_size: cut larger batches to this size, and account for it.
       checkpoint_dir: keep finished batches here; the same command then resumes.
       max_samples: draws a direction and candidate before giving up.
       rule: stop as soon as the evidence suffices, or draw a fixed number.
@@ -150,6 +152,7 @@ def calibrate_command(
             delta=delta,
             dataset_size=problem.dataset_size,
             noise_multiplier=noise_multiplier,
+            max_batch_size=max_batch_size,
             checkpoint_dir=checkpoint_dir,
             max_samples=max_samples,
             rule=rule,
@@ -390,6 +393,11 @@ def describe(plan: Plan) -> str:
     if plan.expected_batch_size is not None:
         lines.append(
             f"batch size            {plan.expected_batch_size:.6g} expected, {plan.max_batch_size} at most"
+            + (
+                ""
+                if plan.truncation_delta is None
+                else f", larger ones cut: {plan.truncation_delta:.3g} of delta"
+            )
         )
     if plan.evidence is None:
         lines.append(f"evidence              analytic: delta({plan.epsilon:g}) <= {plan.analytic_delta:.6g}")

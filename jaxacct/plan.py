@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct import hockey_stick
+from jaxacct import hockey_stick, truncation
 from jaxacct._validate import open_probability, positive_number
 from jaxacct.add_direction import log_remainder_scale
 from jaxacct.bounds import Budget
@@ -54,7 +54,10 @@ class Plan:
       compose_with: the dp-accounting `DpEvent` the guarantee also covers, or None.
       dataset_size: number of examples, None if not stated.
       expected_batch_size: mean batch size over the run, None without a data set size.
-      max_batch_size: exceeded in any step of a run with probability 1e-9 at most, None likewise.
+      max_batch_size: exceeded in any step of a run with probability 1e-9 at most, or what larger batches are
+        cut to where `truncation_delta` is not None; None likewise.
+      truncation_delta: the part of `delta` that cutting batches spends (`jaxacct.truncation`); None where
+        batches are never cut.
       created: time of certification, ISO 8601, UTC.
       device: the platform JAX drew on.
       versions: package versions.
@@ -69,6 +72,7 @@ class Plan:
     dataset_size: int | None = None
     expected_batch_size: float | None = None
     max_batch_size: int | None = None
+    truncation_delta: float | None = None
     created: str = field(default_factory=_now)
     device: str = field(default_factory=lambda: jax.devices()[0].device_kind)
     versions: dict[str, str] = field(default_factory=_versions)
@@ -81,7 +85,10 @@ class Plan:
     def certified(self) -> bool:
         """Whether the stored evidence, looked at again, supports the guarantee."""
         if self.evidence is None:
-            return self.analytic_delta is not None and self.analytic_delta <= self.delta
+            spent = self.truncation_delta or 0.0
+            if self.analytic_delta is None or self.analytic_delta + spent > self.delta:
+                return False
+            return not _truncation_flaws(self)
         return self.evidence.accepted and not _flaws(self)
 
     @property
@@ -110,7 +117,15 @@ class Plan:
             f"The training run is ({self.epsilon:g}, {self.delta:g})-differentially private for one "
             f"example under zero-out adjacency{together}, certified {how}. It assumes that batches are "
             f"drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's gradient "
-            "is clipped, and that only the noisy sums and what follows from them are released."
+            f"is clipped, {self._cuts()}and that only the noisy sums and what follows from them are released."
+        )
+
+    def _cuts(self) -> str:
+        if self.truncation_delta is None:
+            return ""
+        return (
+            f"batches above {self.max_batch_size} are cut to random subsets of that size (which spends "
+            f"{self.truncation_delta:.3g} of delta), "
         )
 
     def verify(self, **options) -> Evidence:
@@ -155,6 +170,7 @@ class Plan:
             "dataset_size": self.dataset_size,
             "expected_batch_size": self.expected_batch_size,
             "max_batch_size": self.max_batch_size,
+            "truncation_delta": self.truncation_delta,
             "prefix_sum_error": self.prefix_sum_error,
             "analytic_delta": self.analytic_delta,
             "compose_with": event_to_json(self.compose_with),
@@ -194,6 +210,7 @@ class Plan:
                 dataset_size=data["dataset_size"],
                 expected_batch_size=data["expected_batch_size"],
                 max_batch_size=data["max_batch_size"],
+                truncation_delta=data.get("truncation_delta"),
                 created=data["created"],
                 device=data["device"],
                 versions=data["versions"],
@@ -245,8 +262,9 @@ def _flaws(plan: Plan) -> list[str]:
     evidence = plan.evidence
     if evidence is None:
         return [] if plan.certified else ["neither evidence nor an analytic bound below delta"]
-    budget, flaws = evidence.budget, []
+    budget, flaws = evidence.budget, _truncation_flaws(plan)
     spent = budget.delta_v + budget.failure_probability * (1 - budget.delta_v)
+    spent += plan.truncation_delta or 0.0
     if spent > plan.delta * (1 + 1e-12):
         flaws.append(f"the budget spends {spent:g} of delta {plan.delta:g}")
     for name in ("remove", "add"):
@@ -264,6 +282,20 @@ def _flaws(plan: Plan) -> list[str]:
         if seen.accepted and not recheck(seen, evidence.rule, budget):
             flaws.append(f"{name}: the histogram does not support the verdict")
     return flaws
+
+
+def _truncation_flaws(plan: Plan) -> list[str]:
+    """What is wrong with the delta that cut batches spend."""
+    if plan.truncation_delta is None:
+        return []
+    if plan.dataset_size is None or plan.max_batch_size is None or plan.compose_with is not None:
+        return ["batches cannot be cut without a dataset_size and max_batch_size, or under composition"]
+    needed = truncation.reserve(plan.mechanism.scheme, plan.epsilon, plan.dataset_size, plan.max_batch_size)
+    if plan.truncation_delta < needed * (1 - 1e-12):
+        return [f"cutting batches needs {needed:g} of delta, {plan.truncation_delta:g} is put aside"]
+    if not truncation.covers(plan.mechanism, plan.epsilon):
+        return ["the delta put aside for cut batches does not cover this noise multiplier"]
+    return []
 
 
 def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ merged histograms are those of one machine that drew all of them, whatever the n
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -69,12 +70,13 @@ class Part:
     @classmethod
     def load(cls, path) -> "Part":
         """Read a part; ValueError in one line otherwise."""
-        fields = read_json(path, "part")
+        fields: dict[str, Any] = read_json(path, "part")
         if fields.pop("schema", None) != SCHEMA:
             raise ValueError(f"part {path} must have the schema {SCHEMA!r}")
         if set(fields) != {field.name for field in dataclasses.fields(cls)}:
             raise ValueError(f"part {path} has other fields than a part, or lacks some")
-        return cls(**fields | {"key": tuple(fields["key"])})
+        fields["key"] = tuple(fields["key"])
+        return cls(**fields)
 
 
 def write_run_key(path) -> None:

@@ -127,7 +127,8 @@ def fit(
             state, drawn = folder.restore(state) or (state, None)
             kept = SamplerState(tuple(stored), 0, source.state.digest) if drawn is None else drawn
             scheme = mechanism.scheme
-            source = Sampler.resume(scheme, dataset_size, largest, kept)
+            cut = plan.truncation_delta is not None
+            source = Sampler.resume(scheme, dataset_size, largest, kept, truncate=cut)
             if drawn is None:
                 folder.save(state, source.state)
         state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
@@ -250,7 +251,8 @@ def _digest(content: bytes) -> str:
 def _lasting(plan: Plan) -> dict:
     """A plan without its evidence, which a re-verification may replace."""
     fields = plan.to_json()
-    names = "scheme strategy noise_multiplier epsilon delta dataset_size expected_batch_size max_batch_size"
+    names = "scheme strategy noise_multiplier epsilon delta dataset_size expected_batch_size"
+    names += " max_batch_size truncation_delta"
     return {name: fields[name] for name in names.split()}
 
 

@@ -73,17 +73,21 @@ class Sampler:
       scheme: who takes part when.
       dataset_size: number of examples, at least 1.
       max_batch_size: length that batches are padded to.
+      truncate: cut larger batches to a uniformly random subset rather than stop; those left out stay barred.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
 
     Raises:
       ValueError: bad arguments.
     """
 
-    def __init__(self, scheme: Scheme, dataset_size: int, max_batch_size: int, key=None):
+    def __init__(
+        self, scheme: Scheme, dataset_size: int, max_batch_size: int, key=None, *, truncate: bool = False
+    ):
         self.scheme = scheme
         self.dataset_size = _validate.positive_integer("dataset_size", dataset_size)
         self.max_batch_size = _validate.positive_integer("max_batch_size", max_batch_size)
         self._key = fresh_key() if key is None else tuple(int(word) for word in key)
+        self.truncate = truncate
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()
         kind = type(scheme)
@@ -97,7 +101,9 @@ class Sampler:
     def from_plan(cls, plan: Plan, key=None) -> "Sampler":
         """The sampler of a plan; ValueError when the plan does not say how large the data set is."""
         dataset_size, _, largest = batch_sizes(plan)
-        return cls(plan.mechanism.scheme, dataset_size, largest, key)
+        return cls(
+            plan.mechanism.scheme, dataset_size, largest, key, truncate=plan.truncation_delta is not None
+        )
 
     def next(self) -> Batch:
         """The next batch.
@@ -108,7 +114,10 @@ class Sampler:
         """
         if self._step >= self.scheme.iterations:
             raise ValueError(f"the scheme has {self.scheme.iterations} steps, all drawn")
-        members = self._pool.draw(self._step, self._generator(self._step))
+        generator = self._generator(self._step)
+        members = self._pool.draw(self._step, generator)
+        if self.truncate and len(members) > self.max_batch_size:
+            members = members[_choose(generator, len(members), self.max_batch_size)]
         self._step += 1
         self._digest = hashlib.blake2b(
             self._digest.encode() + np.sort(members).astype(np.int64).tobytes(), digest_size=16
@@ -127,13 +136,21 @@ class Sampler:
         return SamplerState(self._key, self._step, self._digest)
 
     @classmethod
-    def resume(cls, scheme: Scheme, dataset_size: int, max_batch_size: int, state: SamplerState) -> "Sampler":
+    def resume(
+        cls,
+        scheme: Scheme,
+        dataset_size: int,
+        max_batch_size: int,
+        state: SamplerState,
+        *,
+        truncate: bool = False,
+    ) -> "Sampler":
         """The sampler as it was when `state` was taken, by drawing the earlier batches again.
 
         Raises:
           ValueError: when they come out differently (another NumPy version draws otherwise).
         """
-        sampler = cls(scheme, dataset_size, max_batch_size, state.key)
+        sampler = cls(scheme, dataset_size, max_batch_size, state.key, truncate=truncate)
         while sampler._step < state.step:
             sampler.next()
         if sampler._digest != state.digest:

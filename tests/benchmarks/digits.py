@@ -28,7 +28,7 @@ from train.optimizers import sgd
 
 ITERATIONS, EPOCH, BANDS, DELTA = 400, 20, 8, 1e-4
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
-RATES = (0.1, 0.3)
+RATES = (0.03, 0.1, 0.3)
 SIZES = dict(dataset_size=1440, batch_size=1440 / EPOCH, iterations=ITERATIONS)
 COLUMNS = "scheme epsilon noise_multiplier learning_rate seed accuracy seconds".split()
 
