@@ -14,6 +14,7 @@ from jaxacct.hockey_stick import NonFiniteLossError
 from jaxacct.mechanism import Mechanism
 from jaxacct.plan import Plan
 from jaxacct.privacy_loss import privacy_loss
+from jaxacct.profile import Profile, privacy_profile
 from jaxacct.sampling import sample_privacy_loss
 from jaxacct.schemes import SCHEMES, BallsInBins, BMinSep, CyclicPoisson, Poisson
 from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
@@ -33,11 +34,13 @@ __all__ = [
     "NotCertifiedError",
     "Plan",
     "Poisson",
+    "Profile",
     "calibrate",
     "estimate_delta",
     "estimate_epsilon",
     "prefix_sum_error",
     "privacy_loss",
+    "privacy_profile",
     "sample_privacy_loss",
     "verify",
 ]
