@@ -460,3 +460,20 @@ def test_bernstein_is_valid_and_looser_here():
     heads = np.arange(2001)
     missed = [bounds.empirical_bernstein_upper(coins(k, 2000 - k), 0.05) < 0.05 for k in heads]
     assert stats.binom.pmf(heads, 2000, 0.05) @ missed <= 0.05  # exactly, for coins
+
+
+def test_accumulators_are_exact_to_1e12_samples():
+    """Histograms are int64: one term among 1e12 is kept, and its bounds hold the mean."""
+    counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    counts[0], counts[-1] = 10**12 - 1, 1
+    assert counts.sum() == 10**12
+    assert bounds.mean_upper(counts) == pytest.approx(1e-12, rel=1e-9)
+    upper, lower = bounds.upper_confidence_bound(counts, 1e-6), bounds.lower_confidence_bound(counts, 1e-6)
+    assert lower <= 1e-12 < upper < 1e-10
+    thousandth = np.zeros_like(counts)
+    thousandth[0], thousandth[-1] = 10**6 - 1000, 1000
+    many = thousandth * 10**6
+    assert many.sum() == 10**12
+    for q in (1e-3, 1e-9):
+        assert bounds.lower_confidence_bound(many, q) <= 1e-3 <= bounds.upper_confidence_bound(many, q)
+        assert bounds.upper_confidence_bound(many, q) < 1e-3 * (1 + 1e-3)  # the bets are a fixed grid
