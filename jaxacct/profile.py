@@ -46,6 +46,9 @@ def privacy_profile(
     Rounding of float32 losses and errors of the drawn laws are in the bands (MATH.md section 5). They are
     confidence bounds on delta, not a plan: `calibrate` books its failure probability in delta.
 
+    The remove direction uses replicas and resolves small deltas; the add direction is drawn plainly, so its
+    upper band ends near 10 / num_samples until it is exactly zero.
+
     Args:
       epsilons: at least one, each at least 0, ascending.
       num_samples: draws a direction.

@@ -22,8 +22,8 @@ from jaxacct.mechanism import Mechanism
 from jaxacct.randomness import exponential_32, uniform_32
 from jaxacct.schemes.poisson import log_probabilities
 
-# Host memory while the tables are built; what the device keeps is about a third of it.
-MAX_TABLE_BYTES = 2e9
+# Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
+MAX_TABLE_BYTES = 2.5e9
 
 
 def table_bytes(mechanism: Mechanism, m: int) -> float:
@@ -60,7 +60,7 @@ def log_normalizer(mechanism: Mechanism, m: int) -> float:
     return _backward(mechanism, m, with_hazards=False)[0]
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=1)
 def tables(mechanism: Mechanism, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     arrays = _backward(mechanism, m, with_hazards=True)[1]
