@@ -324,29 +324,30 @@ class _Search:
         return (named or found)[0].proposal
 
     def cost(self, noise_multiplier: float, limit: float) -> float:
-        """Predicted samples to certify, both directions together; infinite when it looks impossible."""
+        """Predicted samples to certify the costlier direction; infinite when it looks impossible."""
         mechanism = self._at(noise_multiplier)
         if self.progress:
             self.progress(f"search {noise_multiplier:.4g}", 0, 0)
         if not self.covered(mechanism):
             return math.inf
         stream = self.stream(mechanism)
-        total = 0.0
+        most = 0.0
         for direction in DIRECTIONS:
             chosen = self.choose(mechanism, direction)
             theta = threshold(chosen, self.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:
                 continue
             if direction == "add" and self.extrapolates(mechanism, theta, stream):
-                total += 2 * PLANNED_SAMPLES
+                most = max(most, 2 * PLANNED_SAMPLES)
                 continue
             counts = self.pilot(
                 chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)), theta, limit
             )
-            total += bounds.predicted_samples(theta, counts, self.budget.failure_probability)
-            if total == math.inf:
+            needed = bounds.predicted_samples(theta, counts, self.budget.failure_probability)
+            most = max(most, needed)
+            if most == math.inf:
                 break
-        return total
+        return most
 
     def extrapolates(self, mechanism: Mechanism, theta: float, stream) -> bool:
         """Whether `verify` is expected to certify the add direction by extrapolation."""
