@@ -68,7 +68,7 @@ def main() -> None:
         print(
             f"| {n}, {epoch}, {bands}, {separation} | {epsilon:g}, {delta:g} | {sigma} | {names} | "
             f"{evidence.num_samples:,} | {seconds:.1f} | {shown:,.0f} ({how}) | {plain_seconds:,.0f} | "
-            f"{plain_seconds / seconds:,.0f} |",
+            f"{plain_seconds / seconds:,.1f} |",
             flush=True,
         )
 

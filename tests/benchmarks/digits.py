@@ -133,9 +133,8 @@ def summary(rows) -> dict:
     """(scheme, epsilon) to (mean, half-width of the 95 % t interval, noise multiplier) at the better rate."""
     best = {}
     for row in rows:
-        best.setdefault((row["scheme"], float(row["epsilon"])), {}).setdefault(
-            row["learning_rate"], []
-        ).append(row)
+        cell = best.setdefault((row["scheme"], float(row["epsilon"])), {})
+        cell.setdefault(float(row["learning_rate"]), []).append(row)
     found = {}
     for cell, by_rate in best.items():
         chosen = max(by_rate.values(), key=lambda part: np.mean([float(r["accuracy"]) for r in part]))
@@ -173,6 +172,7 @@ def draw(best: dict, path: Path) -> None:
     panel.axhline(best["not private", np.inf][0], color="grey", linestyle="--", label="not private")
     panel.set(xscale="log", xlabel="epsilon (delta = 1e-4)", ylabel="test accuracy, mean and 95 % interval")
     panel.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+    panel.minorticks_off()
     panel.grid(alpha=0.3)
     panel.legend()
     figure.tight_layout()
