@@ -9,8 +9,8 @@ from jaxacct.mechanism import Mechanism
 from jaxacct.proposals import Proposal
 from jaxacct.replicas import replica_candidates
 
-# A scale of so many delta_v costs about 60,000 samples: seconds, as do the tables of one more replica.
-_ENOUGH = 500
+# Seconds of sampling, below which one more replica is not worth a look.
+_FEW_SAMPLES = 60_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +46,16 @@ def candidates(
     Args:
       composed: another mechanism is composed in; only plain sampling has a known scale then.
     """
+
+    def samples_needed(proposal):
+        theta = threshold(proposal, budget.delta_v)
+        needed = predicted_samples(theta, budget.failure_probability) if theta > 0 else math.inf
+        return 0.0 if needed <= _FEW_SAMPLES else needed
+
     found = [proposals.plain(mechanism, direction)]
     if not composed:
         if direction == "remove":
-            enough = math.log(_ENOUGH * budget.delta_v)
-            found += replica_candidates(mechanism, epsilon, enough)
+            found += replica_candidates(mechanism, epsilon, samples_needed)
         else:
             found += add_candidates(mechanism, epsilon)
     thresholds = [(p, threshold(p, budget.delta_v)) for p in found]

@@ -40,6 +40,11 @@ def most_replicas(mechanism: Mechanism) -> int:
     return _module(mechanism).most_replicas(mechanism)
 
 
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """How many samples are drawn in the time that the tables of m replicas take, about."""
+    return _module(mechanism).table_samples(mechanism, m)
+
+
 def log_normalizer(mechanism: Mechanism, m: int) -> float:
     """ln Z_m = ln E_Q f^m on the extended horizon, float64; inf where it overflows."""
     return _module(mechanism).log_normalizer(mechanism, m)
@@ -81,20 +86,23 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     )
 
 
-def replica_candidates(mechanism: Mechanism, epsilon: float, enough: float = -math.inf) -> list[Proposal]:
+def replica_candidates(
+    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
+) -> list[Proposal]:
     """The replica proposals worth considering: the orders around the one with the smallest scale.
 
     Orders are looked at from m = 2 on while their tables fit and Z_m is finite. The scale is log-convex in
-    m, so the first increase ends the search; so does a `log_scale` of `enough`, as larger tables cost time.
+    m, so the first increase ends the search; so does a proposal for which all samples that it needs are
+    drawn sooner than the tables of one more replica are built.
     """
     found: list[Proposal] = []
     for m in range(2, most_replicas(mechanism) + 1):
+        if found and samples_needed and samples_needed(found[-1]) <= table_samples(mechanism, m):
+            break
         if not math.isfinite(log_normalizer(mechanism, m)):
             break
         found.append(replica_proposal(mechanism, m, epsilon))
         if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
-            break
-        if found[-1].log_scale <= enough:
             break
     return found
 

@@ -35,6 +35,14 @@ def table_bytes(mechanism: Mechanism, m: int) -> float:
     return real + 12.0 * b * math.comb(2 * b + m - 3, m - 1) + 16.0 * b**m
 
 
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """Samples drawn in the time the tables of m replicas take: a number of a table costs about five steps.
+
+    Measured on a CPU at n = 1500: 0.16 microseconds a number, 30 a sample.
+    """
+    return 5 * table_bytes(mechanism, m) / 12 / mechanism.scheme.iterations
+
+
 def most_replicas(mechanism: Mechanism) -> int:
     """The largest m up to 8 whose tables fit `MAX_TABLE_BYTES`; 1 where not even two replicas' do."""
     m = 1

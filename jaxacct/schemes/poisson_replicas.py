@@ -17,6 +17,11 @@ def most_replicas(mechanism: Mechanism) -> int:
     return 64
 
 
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """0: the tables are a few numbers."""
+    return 0.0
+
+
 def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
