@@ -16,7 +16,7 @@ from jaxacct.plan import Plan
 from jaxacct.privacy_loss import privacy_loss
 from jaxacct.profile import Profile, privacy_profile
 from jaxacct.sampling import sample_privacy_loss
-from jaxacct.schemes import SCHEMES, BallsInBins, BMinSep, CyclicPoisson, Poisson
+from jaxacct.schemes import SCHEMES, BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
 from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
 from jaxacct.verify import Evidence, verify
 
@@ -30,6 +30,7 @@ __all__ = [
     "Estimate",
     "Evidence",
     "Mechanism",
+    "MultiAttribution",
     "NonFiniteLossError",
     "NotCertifiedError",
     "Plan",

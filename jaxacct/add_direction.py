@@ -26,7 +26,7 @@ from jaxacct import randomness, scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import loss_of_scores
 from jaxacct.proposals import Draws, Proposal, plain
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
 from jaxacct.schemes.poisson import log_probabilities
 
 _CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
@@ -40,6 +40,8 @@ def log_probability_of_none(scheme) -> float:
     n = scheme.iterations
     if isinstance(scheme, Poisson):
         return n * log_probabilities(scheme.sampling_probability)[1]
+    if isinstance(scheme, MultiAttribution):
+        return log_probability_of_none(scheme.timing)
     if isinstance(scheme, BMinSep):
         log_q = log_probabilities(scheme.sampling_probability)[1]
         if not scheme.warm_start:
@@ -103,7 +105,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     sigma = mechanism.noise_multiplier
     excess = noise / sigma - 0.5 / sigma**2
     with jax.enable_x64(True):
-        loss, gradient = _loss_and_gradient(mechanism.scheme, excess)
+        loss, gradient = _loss_and_gradient(mechanism.scheme, excess, 0.5 / sigma**2)
         loss, gradient = float(loss), np.asarray(gradient, np.float64)
     remainder = -math.expm1(min(log_probability_of_none(mechanism.scheme) - loss, 0.0))
     if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _LEAST_REMAINDER):
@@ -118,8 +120,8 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _loss_and_gradient(scheme, excess):
-    return jax.value_and_grad(scheme.log_likelihood_ratio)(excess)
+def _loss_and_gradient(scheme, excess, half_square_norms):
+    return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, half_square_norms)
 
 
 def gram(mechanism: Mechanism, weights: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Analytic guarantees: the fallback candidate that needs no sampling.
 
 Two mechanisms bound ours from above. With the participation pattern revealed, at most k disjoint columns of
-norm 1 are hit: a Gaussian mechanism of sensitivity sqrt(k). And when the pattern is Poisson (b = 1) or the
-phase of a cyclic scheme is revealed, the outputs are independent Poisson-sampled Gaussians, for which
-dp-accounting's privacy loss distribution is an upper bound.
+norm 1 are hit, each by at most k_u examples: a Gaussian mechanism of sensitivity k_u sqrt(k). And when the
+pattern is Poisson (b = 1) or the phase of a cyclic scheme is revealed, the outputs are independent
+Poisson-sampled Gaussians, for which dp-accounting's privacy loss distribution is an upper bound.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import pld
 from scipy import optimize, special
 
-from jaxacct.schemes import BMinSep, CyclicPoisson, Poisson, Scheme
+from jaxacct.schemes import BMinSep, CyclicPoisson, MultiAttribution, Poisson, Scheme
 
 
 def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
@@ -38,9 +38,15 @@ def independent_event(scheme: Scheme, noise_multiplier: float):
     return dp_accounting.SelfComposedDpEvent(sampled, rounds)
 
 
+def unamplified_sensitivity(scheme: Scheme) -> float:
+    """Of the mechanism with the participation pattern revealed."""
+    examples = scheme.examples_per_user if isinstance(scheme, MultiAttribution) else 1
+    return examples * math.sqrt(scheme.max_participations)
+
+
 def unamplified_event(scheme: Scheme, noise_multiplier: float):
     """The Gaussian event with the participation pattern revealed."""
-    return dp_accounting.GaussianDpEvent(noise_multiplier / math.sqrt(scheme.max_participations))
+    return dp_accounting.GaussianDpEvent(noise_multiplier / unamplified_sensitivity(scheme))
 
 
 def analytic_delta(scheme: Scheme, noise_multiplier: float, epsilon: float, compose_with=None) -> float:
@@ -51,8 +57,7 @@ def analytic_delta(scheme: Scheme, noise_multiplier: float, epsilon: float, comp
     """
     event = independent_event(scheme, noise_multiplier)
     if compose_with is None:
-        k = scheme.max_participations
-        bounds = [gaussian_delta(epsilon, noise_multiplier, math.sqrt(k))]
+        bounds = [gaussian_delta(epsilon, noise_multiplier, unamplified_sensitivity(scheme))]
         events = [event] if event is not None else []
     else:
         bounds = []
@@ -68,10 +73,10 @@ def analytic_delta(scheme: Scheme, noise_multiplier: float, epsilon: float, comp
 
 def unamplified_noise_multiplier(scheme: Scheme, epsilon: float, delta: float) -> float:
     """The noise multiplier at which the pattern may be revealed: an upper end for any search."""
-    k = math.sqrt(scheme.max_participations)
+    sensitivity = unamplified_sensitivity(scheme)
 
     def excess(log_sigma):
-        return gaussian_delta(epsilon, math.exp(log_sigma), k) - delta
+        return gaussian_delta(epsilon, math.exp(log_sigma), sensitivity) - delta
 
     low, high = math.log(1e-3), math.log(1e-3)
     while excess(high) > 0:

@@ -17,7 +17,7 @@ from jaxacct.mechanism import Mechanism, check_bands
 from jaxacct.plan import Plan
 from jaxacct.proposals import DIRECTIONS
 from jaxacct.randomness import BLOCK_SIZE
-from jaxacct.schemes import Scheme
+from jaxacct.schemes import MultiAttribution, Scheme
 from jaxacct.toeplitz import BandedToeplitz
 from jaxacct.verify import Evidence, Progress, verify
 
@@ -422,9 +422,9 @@ def make_plan(
         bound = analytic.analytic_delta(mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with)
     expected = largest = None
     if dataset_size is not None:
-        rates = mechanism.scheme.participation_probabilities()
-        expected = float(dataset_size * rates.mean())
-        largest = cut_to or max_batch_size(dataset_size, float(rates.max()), mechanism.scheme.iterations)
+        scheme = mechanism.scheme
+        expected = float(scheme.expected_batch_sizes(dataset_size).mean())
+        largest = cut_to or max_batch_size(dataset_size, _largest_rate(scheme), scheme.iterations)
     return Plan(
         mechanism=mechanism,
         epsilon=epsilon,
@@ -437,6 +437,13 @@ def make_plan(
         max_batch_size=largest,
         truncation_delta=truncation_delta,
     )
+
+
+def _largest_rate(scheme) -> float:
+    """The largest probability with which examples, independently, could be in a batch."""
+    if isinstance(scheme, MultiAttribution):
+        return scheme.sampling_probability  # barring only takes away from what is sampled
+    return float(scheme.participation_probabilities().max())
 
 
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = 1e-9) -> int:

@@ -19,6 +19,7 @@ from jaxacct import (
     BMinSep,
     CyclicPoisson,
     Mechanism,
+    MultiAttribution,
     NotCertifiedError,
     Plan,
     Poisson,
@@ -32,7 +33,7 @@ from jaxacct import (
 from jaxacct.hockey_stick import NonFiniteLossError
 from jaxacct.progress import watch
 
-SchemeName = Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"]
+SchemeName = Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "multi-attribution"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Problem:
     """Steps between participations (b-min-sep), or the cycle length; the number of bands by default."""
     cold_start: bool = False
     """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
+    examples_per_user: int | None = None
+    """For multi-attribution: the most examples of one user (see `python -m train.attribution`)."""
     strategy: str = "optimal"
     """"optimal", "square-root", or a file of coefficients."""
 
@@ -62,6 +65,12 @@ class Problem:
         """The scheme; ValueError in one line for what cannot be."""
         separation = self.bands if self.min_separation is None else self.min_separation
         fixed = self.sampling_probability
+        if (self.scheme == "multi-attribution") != (self.examples_per_user is not None):
+            raise ValueError(
+                "examples_per_user must be given for multi-attribution and no other scheme, "
+                f"was {self.examples_per_user!r} for {self.scheme}"
+            )
+        per_user = 1 if self.examples_per_user is None else self.examples_per_user
         if fixed is not None:
             if self.scheme == "balls-in-bins":
                 raise ValueError("sampling_probability does not apply to balls-in-bins; give min_separation")
@@ -69,6 +78,9 @@ class Problem:
                 "poisson": lambda: Poisson(self.iterations, fixed),
                 "cyclic-poisson": lambda: CyclicPoisson(self.iterations, separation, fixed),
                 "b-min-sep": lambda: BMinSep(self.iterations, separation, fixed, not self.cold_start),
+                "multi-attribution": lambda: MultiAttribution(
+                    self.iterations, separation, fixed, per_user, not self.cold_start
+                ),
             }[self.scheme]()
         if self.scheme == "balls-in-bins" and self.dataset_size is None:
             return BallsInBins(self.iterations, separation)
@@ -85,6 +97,12 @@ class Problem:
             "balls-in-bins": lambda: BallsInBins.from_batch_size(**sizes),
             "b-min-sep": lambda: BMinSep.from_batch_size(
                 **sizes, min_separation=separation, warm_start=not self.cold_start
+            ),
+            "multi-attribution": lambda: MultiAttribution.from_batch_size(
+                **sizes,
+                min_separation=separation,
+                examples_per_user=per_user,
+                warm_start=not self.cold_start,
             ),
         }[self.scheme]()
 

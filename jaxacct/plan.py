@@ -19,7 +19,7 @@ from jaxacct.composition import event_from_json, event_to_json
 from jaxacct.extrapolation import Certificate
 from jaxacct.files import read_json, write_atomically
 from jaxacct.mechanism import Mechanism
-from jaxacct.schemes import scheme_from_json, scheme_to_json
+from jaxacct.schemes import MultiAttribution, scheme_from_json, scheme_to_json
 from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
 from jaxacct.verify import DirectionEvidence, Evidence, dense_counts, recheck, verify
 
@@ -115,10 +115,17 @@ class Plan:
         together = "" if self.compose_with is None else f", composed with {self.compose_with!r}"
         return (
             f"The training run is ({self.epsilon:g}, {self.delta:g})-differentially private for one "
-            f"example under zero-out adjacency{together}, certified {how}. It assumes that batches are "
-            f"drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's gradient "
-            f"is clipped, {self._cuts()}and that only the noisy sums and what follows from them are released."
+            f"{self._unit()} under zero-out adjacency{together}, certified {how}. It assumes that batches "
+            f"are drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's "
+            f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
+            "released."
         )
+
+    def _unit(self) -> str:
+        scheme = self.mechanism.scheme
+        if isinstance(scheme, MultiAttribution):
+            return f"user with up to {scheme.examples_per_user} examples (and phantoms up to that number)"
+        return "example"
 
     def _cuts(self) -> str:
         if self.truncation_delta is None:

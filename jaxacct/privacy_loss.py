@@ -47,11 +47,17 @@ def privacy_loss(mechanism: Mechanism, outputs):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _loss_of_outputs(scheme: Scheme, strategy: BandedToeplitz, sigma, outputs):
     half_norms = scores.truncated_square_norms(strategy, scheme.iterations) / 2
-    excess = scores.output_scores(outputs, strategy) - jnp.asarray(half_norms, outputs.dtype)
-    return jax.vmap(scheme.log_likelihood_ratio)(excess / jnp.asarray(sigma, outputs.dtype) ** 2)
+    halves = jnp.asarray(half_norms, outputs.dtype)
+    excess = scores.output_scores(outputs, strategy) - halves
+    variance = jnp.asarray(sigma, outputs.dtype) ** 2
+    return _losses(scheme, excess / variance, halves / variance)
 
 
 def loss_of_scores(scheme: Scheme, scores_, sigma):
     """L of (num_samples, iterations) scores on the extended horizon, all columns having norm 1 there."""
     sigma = jnp.asarray(sigma, scores_.dtype)
-    return jax.vmap(scheme.log_likelihood_ratio)((scores_ - 0.5) / sigma**2)
+    return _losses(scheme, (scores_ - 0.5) / sigma**2, 0.5 / sigma**2)
+
+
+def _losses(scheme, log_ratios, half_square_norms):
+    return jax.vmap(scheme.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)

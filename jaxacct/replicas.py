@@ -17,9 +17,11 @@ from jaxacct.schemes import (
     BallsInBins,
     BMinSep,
     CyclicPoisson,
+    MultiAttribution,
     Poisson,
     b_min_sep_replicas,
     cyclic_replicas,
+    multi_attribution_replicas,
     poisson_replicas,
 )
 
@@ -32,6 +34,8 @@ def _module(mechanism: Mechanism):
         return b_min_sep_replicas
     if isinstance(scheme, (CyclicPoisson, BallsInBins)):
         return cyclic_replicas
+    if isinstance(scheme, MultiAttribution):
+        return multi_attribution_replicas
     raise TypeError(f"no replicas for {type(scheme).__name__}")
 
 
@@ -122,4 +126,5 @@ def _drawer(module) -> Callable[..., Draws]:
     return draw_block
 
 
-_DRAW = {module: _drawer(module) for module in (poisson_replicas, b_min_sep_replicas, cyclic_replicas)}
+_MODULES = (poisson_replicas, b_min_sep_replicas, cyclic_replicas, multi_attribution_replicas)
+_DRAW = {module: _drawer(module) for module in _MODULES}

@@ -18,6 +18,7 @@ from jaxacct import _validate
 from jaxacct.add_direction import log_probability_of_none
 from jaxacct.mechanism import Mechanism
 from jaxacct.replicas import log_normalizer, most_replicas
+from jaxacct.schemes import MultiAttribution
 
 MOST_SECOND_MOMENT = 100.0  # of the likelihood ratio, that `reserve` allows for
 
@@ -32,8 +33,11 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
       max_batch_size: larger batches are cut to it by a uniformly random subset.
 
     Raises:
-      ValueError: a maximum that is not above the largest expected batch.
+      ValueError: multi-attribution, or a maximum that is not above the largest expected batch.
     """
+    if isinstance(scheme, MultiAttribution):
+        # The others' batch sizes are not independent of the user when examples are shared.
+        raise ValueError("max_batch_size must not be given for multi-attribution: cuts are not covered there")
     size = _validate.positive_integer("dataset_size", dataset_size)
     most = _validate.positive_integer("max_batch_size", max_batch_size)
     rates = scheme.participation_probabilities()

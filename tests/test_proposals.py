@@ -205,13 +205,15 @@ def test_add_is_zero_exactly_beyond_the_probability_of_none(scheme, key):
 
 @pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
 def test_jensen_minorant(scheme, bands):
-    """`ln f >= <C mu, y>/sigma^2 - E|Cx|^2 / 2 sigma^2` on random outputs, by enumeration."""
+    """`ln f >= <C E x, y>/sigma^2 - E|Cx|^2 / 2 sigma^2` on random outputs, by enumeration."""
     strategy, sigma = BandedToeplitz.square_root(bands), 0.7
     rows = scheme.iterations + bands - 1
     outputs = np.random.default_rng(0).normal(size=(300, rows)) * 2
     dense = enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations)
-    mean = scheme.participation_probabilities()
-    minorant = outputs @ dense @ mean / sigma**2 - mean.sum() / 2 / sigma**2
+    law = enumeration.pattern_law(scheme)
+    mean = sum(w * np.array(x, float) for x, w in law.items())
+    square = sum(w * np.square(x).sum() for x, w in law.items())
+    minorant = outputs @ dense @ mean / sigma**2 - square / 2 / sigma**2
     exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
     assert np.all(exact >= minorant - 1e-9)
 

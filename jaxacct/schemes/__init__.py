@@ -7,9 +7,11 @@ A scheme is a frozen dataclass of public numbers with
 * `from_batch_size(...)`: the same scheme from a data set size and an expected batch size;
 * `draw_participation(key, num_samples)`: participation vectors, (num_samples, iterations) float32;
 * `draw_error()`: a bound on the relative error of the density they are drawn from;
-* `log_likelihood_ratio(log_ratios)`: ln P/Q of one sample from the (iterations,) log-likelihood ratios of
-  a single participation at each step; unbatched, jittable;
-* `participation_probabilities()`: the exact probability of taking part at each step.
+* `log_likelihood_ratio(log_ratios, half_square_norms)`: ln P/Q of one sample from the (iterations,)
+  log-likelihood ratios `r_i` of a single participation at each step; unbatched, jittable. `j` examples at
+  once have `j r_i - j (j-1) h_i`, `h` the half square norms of the columns over sigma^2, () or (iterations,);
+* `participation_probabilities()`: the exact probability of taking part at each step;
+* `expected_batch_sizes(dataset_size)`: the mean batch size at each step.
 
 A new scheme is one new file and one line in `SCHEMES`.
 """
@@ -19,11 +21,13 @@ import dataclasses
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
+from jaxacct.schemes.multi_attribution import MultiAttribution
 from jaxacct.schemes.poisson import Poisson
 
-Scheme = Poisson | CyclicPoisson | BallsInBins | BMinSep
+Scheme = Poisson | CyclicPoisson | BallsInBins | BMinSep | MultiAttribution
 
-SCHEMES = {scheme.name: scheme for scheme in (Poisson, CyclicPoisson, BallsInBins, BMinSep)}
+_ALL = (Poisson, CyclicPoisson, BallsInBins, BMinSep, MultiAttribution)
+SCHEMES = {scheme.name: scheme for scheme in _ALL}
 
 
 def scheme_to_json(scheme: Scheme) -> dict:
@@ -48,6 +52,7 @@ __all__ = [
     "BMinSep",
     "BallsInBins",
     "CyclicPoisson",
+    "MultiAttribution",
     "Poisson",
     "Scheme",
     "scheme_from_json",

@@ -90,6 +90,10 @@ class BMinSep:
             recent += taking_part[i] - (taking_part[i - b + 1] if i >= b - 1 else 0.0)
         return taking_part
 
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: the mean batch size at each step."""
+        return dataset_size * self.participation_probabilities()
+
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from.
 
@@ -118,7 +122,7 @@ class BMinSep:
         rows = jnp.arange(num_samples)[:, None]
         return jnp.zeros((num_samples, n), jnp.float32).at[rows, position].set(1, mode="drop")
 
-    def log_likelihood_ratio(self, log_ratios):
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
         log_p, log_q = log_probabilities(self.sampling_probability)
         first = blocked_log_recurrence(log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation)

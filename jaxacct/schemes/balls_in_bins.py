@@ -52,6 +52,10 @@ class BallsInBins:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.participation_rate)
 
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: the mean batch size at each step."""
+        return dataset_size * self.participation_probabilities()
+
     def draw_error(self) -> float:
         """Bound on the relative error of the drawn phases' law: 64 random bits spread over the phases."""
         return self.cycle_length * 2.0**-32
@@ -62,6 +66,6 @@ class BallsInBins:
         always = jnp.ones((num_samples, self.max_participations), bool)
         return repeat_phase(mine, always, self.iterations)
 
-    def log_likelihood_ratio(self, log_ratios):
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln (1/b) sum_phase exp( sum_k r_{phase + k b} )`, cyclic Poisson at p = 1."""
         return phase_log_mean(log_ratios, cycle_length=self.cycle_length)

@@ -60,6 +60,10 @@ class CyclicPoisson:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.participation_rate)
 
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: the mean batch size at each step."""
+        return dataset_size * self.participation_probabilities()
+
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""
         return bernoulli_error(self.sampling_probability, self.max_participations)
@@ -72,7 +76,7 @@ class CyclicPoisson:
         joins = bernoulli_32(join_key, self.sampling_probability, (num_samples, rounds))
         return repeat_phase(mine, joins, self.iterations)
 
-    def log_likelihood_ratio(self, log_ratios):
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln (1/b) sum_phase prod_k (1 - p + p e^r)`."""
         terms = log_bernoulli_mixture(log_ratios, self.sampling_probability)
         return phase_log_mean(terms, cycle_length=self.cycle_length)

@@ -52,6 +52,10 @@ class Poisson:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.sampling_probability)
 
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: the mean batch size at each step."""
+        return dataset_size * self.participation_probabilities()
+
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""
         return bernoulli_error(self.sampling_probability, self.iterations)
@@ -61,7 +65,7 @@ class Poisson:
         shape = (num_samples, self.iterations)
         return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
 
-    def log_likelihood_ratio(self, log_ratios):
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`sum_i ln(1 - p + p e^{r_i})`, the recurrence of b-min-sep at b = 1."""
         return log_bernoulli_mixture(log_ratios, self.sampling_probability).sum()
 

@@ -1,6 +1,7 @@
 """Enumeration over all participation vectors, in plain float64 NumPy. Imports no kernel of ours."""
 
 import itertools
+import math
 
 import numpy as np
 
@@ -12,6 +13,7 @@ def pattern_law(scheme) -> dict[tuple[int, ...], float]:
         "cyclic-poisson": _cyclic,
         "balls-in-bins": _balls_in_bins,
         "b-min-sep": _b_min_sep,
+        "multi-attribution": _multi_attribution,
     }[scheme.name](scheme)
 
 
@@ -63,6 +65,35 @@ def _b_min_sep(scheme):
         else:
             walk([*x, 1], b - 1, weight * p)
             walk([*x, 0], 0, weight * (1 - p))
+
+    for barred, weight in starts.items():
+        walk([], barred, weight)
+    return law
+
+
+def _multi_attribution(scheme):
+    """Theorem 6.1: as b-min-sep, but taking part is with 1 .. k_u of k_u coins."""
+    p, n, b, k = (
+        scheme.sampling_probability,
+        scheme.iterations,
+        scheme.min_separation,
+        scheme.examples_per_user,
+    )
+    coins = [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
+    free = 1 / (1 + (b - 1) * (1 - coins[0]))
+    starts = {0: free} | {s: (1 - free) / (b - 1) for s in range(1, b)} if scheme.warm_start else {0: 1.0}
+    law: dict[tuple[int, ...], float] = {}
+
+    def walk(x, barred, weight):
+        if weight == 0:
+            return
+        if len(x) == n:
+            law[tuple(x)] = law.get(tuple(x), 0.0) + weight
+        elif barred:
+            walk([*x, 0], barred - 1, weight)
+        else:
+            for j in range(k + 1):
+                walk([*x, j], b - 1 if j else 0, weight * coins[j])
 
     for barred, weight in starts.items():
         walk([], barred, weight)

@@ -1,6 +1,6 @@
 """Small mechanisms that cover every scheme and edge, for tests against enumeration."""
 
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
 
 # (scheme, bands): cold and warm, n not a multiple of b, n < b, b = 1, p = 1, n = 1.
 SMALL = [
@@ -23,6 +23,12 @@ SMALL = [
     (BMinSep(5, 8, 0.4, False), 5),
     (BMinSep(1, 1, 0.5), 1),
     (BMinSep(12, 2, 0.01), 2),
+    (MultiAttribution(7, 3, 0.2, 2), 3),
+    (MultiAttribution(6, 3, 0.3, 3, False), 2),
+    (MultiAttribution(4, 1, 0.3, 2), 1),
+    (MultiAttribution(5, 2, 1.0, 3), 2),
+    (MultiAttribution(3, 5, 0.4, 2), 4),
+    (MultiAttribution(8, 3, 0.3, 1), 3),
 ]
 
 IDS = [f"{s}-{b}" for s, b in SMALL]

@@ -1,0 +1,232 @@
+"""Multi-attribution b-min-sep sampling (seed 003, section 6): privacy for users with several examples.
+
+An example may belong to several users. At each step every example is sampled with probability p, and a
+sampled one joins the batch unless an example that shares a user with it was sampled in one of the last
+b - 1 steps (algorithm 3, drawn by `train.attribution`). What is accounted for is the dominating pair of
+theorem 6.1: the counts x of one user alone, where x_i = 0 if any of x_{i-b+1} .. x_{i-1} is above 0, and
+x_i ~ Binomial(k_u, p) otherwise.
+
+Why it dominates, more simply than in the paper. Let s_i ~ Binomial(k_u, p) count the user's sampled
+examples, and let x' be the counts of the dominating pair driven by the same s. If algorithm 3 lets any of
+the user's examples in at step i, none of them was sampled in the b - 1 steps before: s is zero there, so x'
+is, and x'_i = s_i. So the counts of algorithm 3 are never above x', whoever else shares the examples, and a
+non-negative C keeps that order (the coupling lemma 4.3 that the paper cites). The argument may begin any
+number of steps before the first batch. As algorithm 3 remembers b - 1 draws and those are independent of
+everything else, b - 1 steps without training put it in its stationary law exactly, and the stationary x'
+dominates it: the warm start has an accountant of its own, which the paper leaves open.
+
+The argument is for a user with exactly k_u examples. For fewer the paper says that they are no worse ("having
+fewer examples only improves the privacy guarantee"), which is no proof: fewer examples also bar less often.
+So `train.attribution` gives every user phantom examples up to k_u, which bar as any other and never join.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize, stats
+
+from jaxacct import _validate
+from jaxacct.randomness import bernoulli_32, bernoulli_error
+from jaxacct.schemes.b_min_sep import BMinSep
+
+
+@dataclass(frozen=True)
+class MultiAttribution:
+    """Sampling of a user with `examples_per_user` examples, any number of which take part together.
+
+    Attributes:
+      iterations: number of steps n.
+      min_separation: b >= 1; a user takes part at most once in any b consecutive steps.
+      sampling_probability: p in (0, 1] for each example at each step.
+      examples_per_user: k_u >= 1, the most examples that any user has (after contribution bounding).
+      warm_start: the first batch comes after b - 1 steps of sampling without training, so that the expected
+        batch size is the same at every step.
+
+    `examples_per_user` = 1 is the law of `BMinSep` with the same other fields.
+
+    Source: seed 003, theorem 6.1; the stationary warm start is derived above.
+    """
+
+    iterations: int
+    min_separation: int
+    sampling_probability: float
+    examples_per_user: int
+    warm_start: bool = True
+    name: ClassVar[str] = "multi-attribution"
+
+    def __post_init__(self):
+        set_ = object.__setattr__
+        for field in ("iterations", "min_separation", "examples_per_user"):
+            set_(self, field, _validate.positive_integer(field, getattr(self, field)))
+        p = _validate.probability("sampling_probability", self.sampling_probability)
+        set_(self, "sampling_probability", p)
+        if not isinstance(self.warm_start, bool):
+            raise ValueError(f"warm_start must be True or False, was {self.warm_start!r}")
+
+    @classmethod
+    def from_batch_size(
+        cls,
+        *,
+        dataset_size: int,
+        batch_size: float,
+        iterations: int,
+        min_separation: int,
+        examples_per_user: int,
+        neighborhood_size: int | None = None,
+        warm_start: bool = True,
+    ) -> "MultiAttribution":
+        """The smallest p whose expected batch size under algorithm 3 is `batch_size`.
+
+        Every example shares a user with `neighborhood_size` examples, itself included (default: one user an
+        example, k_u examples a user), so B = |D| p (1-p)^((b-1) N), which is largest at
+        p = 1 / (1 + (b-1) N). For any other graph: `train.attribution.find_sampling_probability`.
+
+        Raises:
+          ValueError: when no p gives so large a batch.
+        """
+        size = _validate.positive_integer("dataset_size", dataset_size)
+        batch = _validate.positive_number("batch_size", batch_size)
+        b = _validate.positive_integer("min_separation", min_separation)
+        k_u = _validate.positive_integer("examples_per_user", examples_per_user)
+        number = k_u if neighborhood_size is None else neighborhood_size
+        barring = (b - 1) * _validate.positive_integer("neighborhood_size", number)
+        best = 1 / (1 + barring)
+
+        def expected(p):
+            return size * p * (math.exp(barring * math.log1p(-p)) if barring else 1.0)
+
+        if batch > expected(best):
+            raise ValueError(
+                f"batch_size must be at most {expected(best):g}, reached at sampling_probability {best:g}, "
+                f"was {batch_size!r}"
+            )
+        root = optimize.brentq(lambda p: expected(p) - batch, 0.0, best, xtol=1e-300, rtol=1e-14)
+        return cls(iterations, b, min(1.0, float(root)), k_u, warm_start)
+
+    @property
+    def timing(self) -> BMinSep:
+        """When the user takes part with any examples at all: b-min-sep at 1 - (1-p)^k_u."""
+        p = self.sampling_probability
+        if self.examples_per_user > 1:
+            p = -math.expm1(self.examples_per_user * math.log1p(-p)) if p < 1 else 1.0
+        return BMinSep(self.iterations, self.min_separation, p, self.warm_start)
+
+    @property
+    def max_participations(self) -> int:
+        """The most steps at which one user takes part, ceil(n / b), each with up to k_u examples."""
+        return self.timing.max_participations
+
+    @property
+    def participation_rate(self) -> float:
+        """Long-run rate of steps at which the user takes part."""
+        return self.timing.participation_rate
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the probability of taking part, with one example or more, at each step."""
+        return self.timing.participation_probabilities()
+
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: where every example has one user with k_u examples, and a warm start."""
+        p, barring = self.sampling_probability, (self.min_separation - 1) * self.examples_per_user
+        return np.full(self.iterations, dataset_size * p * (1 - p) ** barring)
+
+    def count_probabilities(self) -> np.ndarray:
+        """(k_u + 1,) float64: Binomial(k_u, p), how many of a user's examples are sampled at a step."""
+        counts = np.arange(self.examples_per_user + 1)
+        return stats.binom.pmf(counts, self.examples_per_user, self.sampling_probability)
+
+    def count_weights(self) -> np.ndarray:
+        """(k_u,) float64: the probabilities of the counts 1 .. k_u at a step at which the user takes part."""
+        counts = np.arange(1, self.examples_per_user + 1)
+        log_weights = stats.binom.logpmf(counts, self.examples_per_user, self.sampling_probability)
+        weights = np.exp(log_weights - log_weights.max())
+        return weights / weights.sum()
+
+    def draw_error(self) -> float:
+        """Bound on the relative error of the density that `draw_participation` draws from.
+
+        That of the times, and for each participation 2^-33 over the probability of every coin thrown for its
+        count.
+        """
+        error = math.log1p(self.timing.draw_error())
+        k, p = self.examples_per_user, self.sampling_probability
+        if k > 1 and p < 1:
+            most = self.max_participations
+            coins = self._first_probabilities()[:-1]
+            first = most * float((2.0**-33 / np.minimum(coins, 1 - coins)).sum())
+            error += min(1.0, first) + math.log1p(bernoulli_error(p, most * (k - 1)))
+        return math.expm1(error)
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 counts 0 .. k_u of the dominating pair."""
+        if self.examples_per_user == 1:
+            return self.timing.draw_participation(key, num_samples)
+        times_key, counts_key = jax.random.split(key)
+        taking_part = self.timing.draw_participation(times_key, num_samples)
+        counts = self._draw_counts(counts_key, (num_samples, self.max_participations))
+        # The k-th participation of a sample takes its k-th count.
+        order = jnp.cumsum(taking_part.astype(jnp.int32), axis=1) - 1
+        return taking_part * jnp.take_along_axis(counts, jnp.maximum(order, 0), axis=1)
+
+    def _first_probabilities(self) -> np.ndarray:
+        """(k_u,): the probability that example l is sampled, given that one of l .. k_u is, none before."""
+        with np.errstate(divide="ignore"):
+            log_q = np.log1p(-self.sampling_probability)
+        left = np.arange(self.examples_per_user, 0, -1)
+        return self.sampling_probability / -np.expm1(left * log_q)
+
+    def _draw_counts(self, key, shape):
+        """Binomial(k_u, p) given that it is not 0: coin by coin, so that rare counts are exact too."""
+        free = self.sampling_probability
+        total = jnp.zeros(shape, jnp.float32)
+        for forced, part in zip(
+            self._first_probabilities(), jax.random.split(key, self.examples_per_user), strict=True
+        ):
+            forced_key, free_key = jax.random.split(part)
+            heads = jnp.where(
+                total == 0,
+                bernoulli_32(forced_key, min(1.0, float(forced)), shape),
+                bernoulli_32(free_key, free, shape),
+            )
+            total = total + heads
+        return total
+
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
+        """ln P/Q of one sample; unbatched, jittable.
+
+        With `r_i = (s_i - ||c_i||^2 / 2) / sigma^2` for one example and `h_i = ||c_i||^2 / (2 sigma^2)`, `j`
+        examples have the log-ratio `(j s_i - j^2 ||c_i||^2 / 2) / sigma^2 = j r_i - j (j-1) h_i`.
+
+        Args:
+          log_ratios: (iterations,) float, `r_i`.
+          half_square_norms: () or (iterations,) of the same dtype, `h_i`: `0.5 / sigma**2` where the columns
+            have norm 1. May be None where k_u = 1, which does not need it.
+
+        Returns:
+          () of the dtype of `log_ratios`; exact up to rounding.
+
+        Raises:
+          ValueError: without `half_square_norms` where k_u > 1.
+
+        Source: seed 003, theorem 6.1 and the recursion before it, as b-min-sep at 1 - (1-p)^k_u with the
+        mixture over the counts 1 .. k_u in place of the ratio of one participation.
+        """
+        if self.examples_per_user == 1:
+            return self.timing.log_likelihood_ratio(log_ratios)
+        if half_square_norms is None:
+            raise ValueError(
+                "half_square_norms must be ||c_i||^2 / (2 sigma^2) for examples_per_user above 1, was None"
+            )
+        h = jnp.asarray(half_square_norms, log_ratios.dtype)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(self.count_weights())
+        terms = [
+            float(log_weight) + j * log_ratios - (j * (j - 1)) * h
+            for j, log_weight in enumerate(log_weights, 1)
+            if log_weight > -np.inf
+        ]
+        return self.timing.log_likelihood_ratio(jax.nn.logsumexp(jnp.stack(terms), axis=0))
