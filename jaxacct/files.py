@@ -5,16 +5,22 @@ import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
 def write_atomically(path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old content or the new, never a part."""
+    write_bytes_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_bytes_atomically(path, write: Callable) -> None:
+    """The same for what `write(file)` writes to a binary file."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

@@ -19,6 +19,7 @@ from flax import nnx
 from jaxacct import _validate
 from jaxacct.plan import Plan
 from jaxacct.progress import watch
+from train.attribution import Attribution
 from train.data import Dataset, load
 from train.loop import fit
 from train.models import MODELS, cross_entropy
@@ -60,6 +61,7 @@ def train(
     microbatch_size: int | None = None,
     checkpoint_every: int = 100,
     model_seed: int = 0,
+    graph: str | None = None,
     json_output: bool = False,
 ) -> int:
     """Train a model with DP-SGD or BandMF exactly as a plan says.
@@ -78,6 +80,7 @@ def train(
       microbatch_size: examples whose gradients are in memory at a time.
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public.
+      graph: from `python -m train.attribution`, for a multi-attribution plan.
       json_output: print one JSON object and nothing else.
     """
     covered = Plan.load(plan)
@@ -100,6 +103,7 @@ def train(
             evaluate=accuracy(network, split.test),
             checkpoint_every=checkpoint_every,
             progress=progress,
+            graph=None if graph is None else Attribution.load(graph),
         )
     if json_output:
         print(json.dumps({"steps": result.steps, **result.evaluation, "guarantee": result.statement}))

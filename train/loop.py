@@ -15,7 +15,9 @@ from flax import nnx
 
 from jaxacct import _validate
 from jaxacct.plan import Plan
+from jaxacct.schemes import MultiAttribution
 from train import noise, sampler
+from train.attribution import Attribution, expected_batch_sizes
 from train.optimizers import privatize
 from train.run_folder import RunFolder
 from train.sampler import Sampler, SamplerState, batch_sizes
@@ -58,6 +60,7 @@ def fit(
     mesh: jax.sharding.Mesh | None = None,
     progress: Callable[[str, int, float], None] | None = None,
     keys: tuple | None = None,
+    graph: Attribution | None = None,
 ) -> Result:
     """Train under a plan: its sampler, its strategy, its noise, at most its steps, on as many examples.
 
@@ -83,6 +86,8 @@ def fit(
       mesh: devices to spread a batch over, along the mesh's first axis; parameters stay as they are sharded.
       progress: called with ("training", steps done, steps in all).
       keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
+      graph: of users and examples, for a multi-attribution plan; its `rows` say which rows of `data` the
+        plan's examples are.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, or a folder of another run.
@@ -91,7 +96,9 @@ def fit(
     mechanism = plan.mechanism
     steps = mechanism.scheme.iterations if steps is None else _validate.positive_integer("steps", steps)
     dataset_size, expected, largest = batch_sizes(plan)
-    rows = _check(plan, data, steps)
+    if graph is not None and isinstance(mechanism.scheme, MultiAttribution):
+        expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
+    rows = _check(plan, data, steps, graph)
     clip_norm = _validate.positive_number("clip_norm", clip_norm)
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     if isinstance(model, nnx.Module):
@@ -121,14 +128,14 @@ def fit(
     }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out)) if out is not None else None
-        source = Sampler.from_plan(plan, sampler_key)
+        source = Sampler.from_plan(plan, sampler_key, graph)
         if folder:
             stored = folder.begin(described, source.state.key, rows.fingerprint())
             state, drawn = folder.restore(state) or (state, None)
             kept = SamplerState(tuple(stored), 0, source.state.digest) if drawn is None else drawn
             scheme = mechanism.scheme
             cut = plan.truncation_delta is not None
-            source = Sampler.resume(scheme, dataset_size, largest, kept, truncate=cut)
+            source = Sampler.resume(scheme, dataset_size, largest, kept, truncate=cut, graph=graph)
             if drawn is None:
                 folder.save(state, source.state)
         state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
@@ -167,7 +174,7 @@ def _floats(info) -> dict[str, float]:
     return {name: float(value) for name, value in info._asdict().items()}
 
 
-def _check(plan: Plan, data, steps: int):
+def _check(plan: Plan, data, steps: int, graph):
     """Refuse what the plan does not cover; the data as an object with `take`."""
     if not plan.certified:
         raise ValueError("plan must be certified; its evidence does not support the guarantee")
@@ -177,9 +184,32 @@ def _check(plan: Plan, data, steps: int):
             "covered by the guarantee"
         )
     rows = data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
+    if graph is not None:
+        if len(rows) != graph.dataset_size:
+            raise ValueError(f"data must have the graph's {graph.dataset_size} rows, had {len(rows)}")
+        return GraphRows(rows, graph)
     if len(rows) != plan.dataset_size:
         raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
     return rows
+
+
+@dataclass(frozen=True)
+class GraphRows:
+    """The examples of a graph as a data set: each is a row of another one."""
+
+    rows: Any
+    graph: Attribution
+
+    def __len__(self) -> int:
+        return self.graph.num_examples
+
+    def take(self, indices, size: int):
+        return self.rows.take(self.graph.rows[indices], size)
+
+    def fingerprint(self) -> str:
+        """Digest of the rows and of the graph."""
+        parts = (self.graph.rows, self.graph.first_user, self.graph.users)
+        return _digest(self.rows.fingerprint().encode() + b"".join(part.tobytes() for part in parts))
 
 
 class ArrayRows:

@@ -163,8 +163,13 @@ class RunFolder:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def save_model(self, params) -> None:
-        """Write the parameters alone to model/, as plain nested dictionaries where they are an nnx state."""
+        """Write the parameters alone to model/, as plain nested dictionaries where they are an nnx state.
+
+        A single array is the entry "params" of one: Orbax does not store it bare.
+        """
         plain = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+        if isinstance(plain, jax.Array):
+            plain = {"params": plain}
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(self.folder / "model", plain, force=True)
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.plan import Plan
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson, Scheme
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson, Scheme
+from train.attribution import Attribution, AttributionPool
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
 
@@ -75,13 +76,21 @@ class Sampler:
       max_batch_size: length that batches are padded to.
       truncate: cut larger batches to a uniformly random subset rather than stop; those left out stay barred.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
+      graph: of users and examples, for multi-attribution; a batch then holds numbers of its examples.
 
     Raises:
       ValueError: bad arguments.
     """
 
     def __init__(
-        self, scheme: Scheme, dataset_size: int, max_batch_size: int, key=None, *, truncate: bool = False
+        self,
+        scheme: Scheme,
+        dataset_size: int,
+        max_batch_size: int,
+        key=None,
+        *,
+        truncate: bool = False,
+        graph: Attribution | None = None,
     ):
         self.scheme = scheme
         self.dataset_size = _validate.positive_integer("dataset_size", dataset_size)
@@ -91,6 +100,15 @@ class Sampler:
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()
         kind = type(scheme)
+        if isinstance(scheme, MultiAttribution) != (graph is not None):
+            raise ValueError("graph must be given for multi-attribution, and for no other scheme")
+        if isinstance(scheme, MultiAttribution) and graph is not None:
+            if graph.num_examples != self.dataset_size:
+                raise ValueError(
+                    f"graph must have the {self.dataset_size} examples of the plan, had {graph.num_examples}"
+                )
+            self._pool = AttributionPool(scheme, graph, self._generator(_SETUP))
+            return
         if kind not in _POOLS:
             raise ValueError(
                 f"scheme must be one of {', '.join(k.name for k in _POOLS)}, was {kind.__name__}"
@@ -98,12 +116,11 @@ class Sampler:
         self._pool = _POOLS[kind](scheme, self.dataset_size, self._generator(_SETUP))
 
     @classmethod
-    def from_plan(cls, plan: Plan, key=None) -> "Sampler":
+    def from_plan(cls, plan: Plan, key=None, graph: Attribution | None = None) -> "Sampler":
         """The sampler of a plan; ValueError when the plan does not say how large the data set is."""
         dataset_size, _, largest = batch_sizes(plan)
-        return cls(
-            plan.mechanism.scheme, dataset_size, largest, key, truncate=plan.truncation_delta is not None
-        )
+        cut = plan.truncation_delta is not None
+        return cls(plan.mechanism.scheme, dataset_size, largest, key, truncate=cut, graph=graph)
 
     def next(self) -> Batch:
         """The next batch.
@@ -144,13 +161,14 @@ class Sampler:
         state: SamplerState,
         *,
         truncate: bool = False,
+        graph: Attribution | None = None,
     ) -> "Sampler":
         """The sampler as it was when `state` was taken, by drawing the earlier batches again.
 
         Raises:
           ValueError: when they come out differently (another NumPy version draws otherwise).
         """
-        sampler = cls(scheme, dataset_size, max_batch_size, state.key, truncate=truncate)
+        sampler = cls(scheme, dataset_size, max_batch_size, state.key, truncate=truncate, graph=graph)
         while sampler._step < state.step:
             sampler.next()
         if sampler._digest != state.digest:

@@ -1,0 +1,292 @@
+"""Users and examples: the graph, algorithm 3 against its text, bounded contributions, batch sizes."""
+
+import collections
+import itertools
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, Mechanism, MultiAttribution, Plan
+from tests.schemes.test_schemes import chi_square_p_value
+from train import attribution
+from train.attribution import Attribution, bound_contributions, from_edges
+from train.loop import fit
+from train.sampler import Sampler
+
+FALSE_ALARM = 1e-6
+
+
+def papers(num_examples=60, num_authors=40, seed=0) -> Attribution:
+    """A graph like co-authorship: one to three authors a paper, a few authors with many."""
+    generator = np.random.default_rng(seed)
+    popularity = generator.pareto(1.5, num_authors) + 0.1
+    users, rows = [], []
+    for row in range(num_examples):
+        authors = generator.choice(
+            num_authors, generator.integers(1, 4), replace=False, p=popularity / popularity.sum()
+        )
+        users += authors.tolist()
+        rows += [row] * len(authors)
+    return from_edges(users, rows, dataset_size=num_examples)
+
+
+def user_sets(graph: Attribution) -> list[set[int]]:
+    return [
+        set(graph.users[graph.first_user[e] : graph.first_user[e + 1]].tolist())
+        for e in range(graph.num_examples)
+    ]
+
+
+def batches(scheme, graph, key) -> list[set[int]]:
+    sampler = Sampler(scheme, graph.num_examples, graph.num_examples, key, graph=graph)
+    drawn = [sampler.next() for _ in range(scheme.iterations)]
+    return [set(batch.indices[batch.mask].tolist()) for batch in drawn]
+
+
+def naive_law(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
+    """Law of the membership vector (steps x examples) by algorithm 3 word for word, over all coins.
+
+    Phantoms are written out as examples of one user each.
+    """
+    b, p = scheme.min_separation, scheme.sampling_probability
+    sets = user_sets(graph)
+    real = len(sets)
+    for user, missing in enumerate(attribution.phantoms(graph, scheme.examples_per_user)):
+        sets += [{user}] * int(missing)
+    steps = burn_in + scheme.iterations
+    law = collections.defaultdict(float)
+    subsets = list(itertools.product((0, 1), repeat=len(sets)))
+    for coins in itertools.product(subsets, repeat=steps):
+        batches_ = []
+        for i in range(steps):
+            excluded = set()
+            for j in range(max(0, i - b + 1), i):
+                owners = set().union(*(sets[e] for e in range(len(sets)) if coins[j][e]), set())
+                excluded |= {e for e in range(len(sets)) if sets[e] & owners}
+            batches_.append([int(coins[i][e] and e not in excluded) for e in range(real)])
+        heads = sum(map(sum, coins))
+        law[tuple(itertools.chain(*batches_[burn_in:]))] += p**heads * (1 - p) ** (len(sets) * steps - heads)
+    return dict(law)
+
+
+# A shared paper between two authors of two; one author of one paper with a phantom.
+TINY = from_edges([0, 0, 1], [0, 1, 1], dataset_size=2)
+ONE = from_edges([7], [0], dataset_size=1)
+
+
+@pytest.mark.parametrize(
+    ("graph", "scheme", "burn_in"),
+    [
+        (TINY, MultiAttribution(3, 2, 0.4, 2, False), 0),
+        (TINY, MultiAttribution(2, 2, 0.3, 2, True), 1),
+        (ONE, MultiAttribution(4, 3, 0.4, 1, True), 2),
+        (ONE, MultiAttribution(3, 2, 0.4, 2, True), 1),
+        (TINY, MultiAttribution(2, 1, 0.4, 2, True), 0),
+    ],
+)
+def test_the_sampler_is_algorithm_3(graph, scheme, burn_in):
+    """The law of whole runs against all coins written out; chi-square, false alarm 1e-6."""
+    runs = []
+    for seed in range(6000):
+        drawn = batches(scheme, graph, (seed, 1, 2, 3))
+        runs.append([int(e in batch) for batch in drawn for e in range(graph.num_examples)])
+    assert chi_square_p_value(np.array(runs), naive_law(graph, scheme, burn_in)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("k_u", "b", "p"), [(3, 5, 0.05), (4, 2, 0.3), (2, 9, 0.03), (6, 1, 0.2)])
+def test_no_user_takes_part_twice_within_the_separation(k_u, b, p):
+    """Every batch of long runs on a co-authorship-like graph."""
+    graph = bound_contributions(papers(), k_u, seed=b)
+    sets, scheme = user_sets(graph), MultiAttribution(300, b, p, k_u)
+    drawn = batches(scheme, graph, (b, k_u, 0, 9))
+    assert sum(map(len, drawn)) > 0
+    last = {}
+    for step, batch in enumerate(drawn):
+        users = set().union(*(sets[e] for e in batch), set())
+        for user in users:
+            assert step - last.get(user, -b) >= b
+            assert sum(user in sets[e] for e in batch) <= k_u
+            last[user] = step
+
+
+def test_a_users_counts_have_no_larger_mean_than_accounted():
+    """Theorem 6.1's first step, for every user and step; Hoeffding and Bonferroni, false alarm 1e-6."""
+    graph, runs = bound_contributions(papers(30, 20), 2), 3000
+    scheme = MultiAttribution(8, 3, 0.2, 2)
+    mean_joined = np.zeros((8, graph.num_users))
+    for seed in range(runs):
+        for step, batch in enumerate(batches(scheme, graph, (seed, 5, 5, 5))):
+            for example in batch:
+                owners = graph.users[graph.first_user[example] : graph.first_user[example + 1]]
+                mean_joined[step, owners] += 1 / runs
+    counts = np.arange(1, 3)
+    accounted = scheme.participation_probabilities() * (scheme.count_weights() @ counts)
+    slack = 2 * np.sqrt(np.log(mean_joined.size / FALSE_ALARM) / (2 * runs))
+    assert (mean_joined <= accounted[:, None] + slack).all()
+    assert mean_joined.max() > accounted.max() / 3  # it has something to say
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_expected_batch_sizes(warm):
+    """Exact against 4,000 runs, at every step; sizes are bounded, so Hoeffding with false alarm 1e-6."""
+    graph = bound_contributions(papers(40, 30), 3)
+    scheme = MultiAttribution(10, 4, 0.04, 3, warm)
+    runs = 4000
+    sizes = np.zeros(10)
+    squares = np.zeros(10)
+    for seed in range(runs):
+        found = np.array([len(batch) for batch in batches(scheme, graph, (seed, 8, 8, 8))])
+        sizes += found
+        squares += found**2
+    exact = attribution.expected_batch_sizes(graph, scheme)
+    error = np.sqrt((squares / runs - (sizes / runs) ** 2) / runs)
+    assert np.all(np.abs(sizes / runs - exact) < stats.norm.isf(FALSE_ALARM / 20) * error)
+    if warm:
+        assert np.ptp(exact) == 0
+    else:
+        assert exact[0] > exact[-1]
+
+
+def test_neighborhoods_against_sets(monkeypatch):
+    monkeypatch.setattr(attribution, "_PAIRS_AT_ONCE", 50)  # many chunks
+    graph = papers(80, 30, seed=3)
+    sets = user_sets(graph)
+    exact = [sum(bool(a & b) for b in sets) for a in sets]
+    np.testing.assert_array_equal(attribution.neighborhood_sizes(graph), exact)
+
+
+@pytest.mark.parametrize("duplicates", [False, True])
+@pytest.mark.parametrize("k_u", [1, 2, 5])
+def test_bounded_contributions(k_u, duplicates):
+    graph = papers(100, 30, seed=1)
+    bounded = bound_contributions(graph, k_u, duplicates=duplicates)
+    assert bounded.examples_of_users().max() == k_u
+    sets, before = user_sets(bounded), user_sets(graph)
+    for row, owners in zip(bounded.rows, sets, strict=True):
+        assert owners == before[row]
+    numbers = bounded.examples_of_users()
+    # Nothing that was left out (or, with duplicates, nothing at all) would still fit.
+    left = set(range(100)) if duplicates else set(range(100)) - set(bounded.rows.tolist())
+    for row in left:
+        assert any(numbers[user] == k_u for user in before[row])
+    if not duplicates:
+        assert len(set(bounded.rows.tolist())) == bounded.num_examples
+    small = bound_contributions(graph, k_u, max_neighborhood=k_u, duplicates=duplicates)
+    assert attribution.neighborhood_sizes(small).max() <= k_u
+
+
+def test_find_sampling_probability():
+    graph = bound_contributions(papers(200, 150), 3)
+    p = attribution.find_sampling_probability(graph, batch_size=2.0, min_separation=4, examples_per_user=3)
+    scheme = MultiAttribution(5, 4, p, 3)
+    np.testing.assert_allclose(attribution.expected_batch_sizes(graph, scheme), 2.0, rtol=1e-9)
+    fewer = attribution.expected_batch_sizes(graph, MultiAttribution(5, 4, p * 0.99, 3))
+    assert fewer.max() < 2.0
+    with pytest.raises(ValueError, match=r"batch_size must be at most .* was 150"):
+        attribution.find_sampling_probability(graph, batch_size=150, min_separation=4, examples_per_user=3)
+
+
+def test_one_user_an_example_is_what_the_scheme_says():
+    """`from_batch_size` and the graph agree where every example has a user of its own, with phantoms."""
+    graph = from_edges(np.arange(500), np.arange(500), dataset_size=500)
+    sizes = dict(batch_size=7.0, min_separation=3, examples_per_user=2)
+    p = attribution.find_sampling_probability(graph, **sizes)
+    scheme = MultiAttribution.from_batch_size(dataset_size=500, iterations=9, **sizes)
+    np.testing.assert_allclose(p, scheme.sampling_probability, rtol=1e-9)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_files(tmp_path, suffix):
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    table = pyarrow.table({"user": ["ann", "bob", "ann", "cy", "ann"], "row": [0, 0, 1, 2, 1]})
+    path = tmp_path / f"edges.{suffix}"
+    (csv.write_csv if suffix == "csv" else parquet.write_table)(table, path)
+    graph = from_edges(*attribution.read_edges(path), dataset_size=3)
+    assert sorted(map(len, user_sets(graph))) == [1, 1, 2]
+    assert sorted(graph.examples_of_users()) == [1, 1, 2]
+    graph.save(tmp_path / "graph.npz")
+    again = Attribution.load(tmp_path / "graph.npz")
+    for name in Attribution.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(again, name), getattr(graph, name))
+
+
+def test_a_million_edges():
+    """Built whole, users as large integers; each example keeps exactly the users it was given."""
+    generator = np.random.default_rng(0)
+    users, rows = generator.integers(0, 10**12, 1_000_000), generator.integers(0, 200_000, 1_000_000)
+    rows[:200_000] = np.arange(200_000)
+    graph = from_edges(users, rows, dataset_size=200_000)
+    assert len(graph.users) == len(np.unique(np.column_stack([users, rows]), axis=0))
+    assert graph.num_users == len(np.unique(users))
+
+
+def test_bad_input(tmp_path, capsys):
+    with pytest.raises(ValueError, match="row 1 has none"):
+        from_edges([0, 1], [0, 2], dataset_size=3)
+    with pytest.raises(ValueError, match=r"rows must be in 0..2, one was 3"):
+        from_edges([0, 1], [0, 3], dataset_size=3)
+    with pytest.raises(ValueError, match="rows must be integers"):
+        from_edges([0, 1], [0.0, 1.0], dataset_size=2)
+    with pytest.raises(ValueError, match="examples_per_user must be an integer"):
+        bound_contributions(papers(), 0)
+    with pytest.raises(ValueError, match="examples_per_user must be at least"):
+        Sampler(MultiAttribution(5, 2, 0.1, 1), 60, 60, graph=papers())
+    with pytest.raises(ValueError, match="graph must be given"):
+        Sampler(MultiAttribution(5, 2, 0.1, 1), 60, 60)
+    (tmp_path / "edges.csv").write_text("who,what\n1,2\n")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "3", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "1", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main(arguments)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "graph.npz").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(ValueError, match="not a file that"):
+        Attribution.load(tmp_path / "graph.npz")
+
+
+def test_a_run_from_edges_to_a_model(tmp_path, capsys):
+    """The command prepares the graph, and `fit` trains on its examples, every batch by the rule."""
+    full = papers(120, 90, seed=5)
+    lines = ["user,row"]
+    for row, owners in enumerate(user_sets(full)):
+        lines += [f"u{user},{row}" for user in sorted(owners)]
+    (tmp_path / "edges.csv").write_text("\n".join(lines) + "\n")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "120", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "2.5", "--min-separation", "3", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main(arguments)
+    assert stop.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    graph = Attribution.load(tmp_path / "graph.npz")
+    scheme = MultiAttribution(12, 3, found["sampling_probability"], 2)
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
+    plan = Plan(
+        mechanism,
+        1e4,
+        1e-5,
+        analytic_delta=0.0,
+        dataset_size=graph.num_examples,
+        expected_batch_size=2.5,
+        max_batch_size=graph.num_examples,
+    )
+    assert "user with up to 2 examples" in plan.statement()
+    data = {"x": np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)}
+
+    def loss(params, example):
+        return ((params - example["x"]) ** 2).sum()
+
+    import optax
+
+    options = dict(clip_norm=1.0, graph=graph, checkpoint_every=4)
+    result = fit(plan, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), out=tmp_path / "run", **options)
+    assert np.isfinite(result.params).all()
+    with pytest.raises(ValueError, match="graph must be given"):
+        few = {"x": data["x"][: graph.num_examples]}
+        fit(plan, np.zeros(3, np.float32), loss, few, optax.sgd(0.1), clip_norm=1.0)
+    with pytest.raises(ValueError, match="graph's 120 rows"):
+        fit(plan, np.zeros(3, np.float32), loss, {"x": data["x"][:50]}, optax.sgd(0.1), **options)
