@@ -16,7 +16,15 @@ from jaxacct.plan import Plan
 from jaxacct.privacy_loss import privacy_loss
 from jaxacct.profile import Profile, privacy_profile
 from jaxacct.sampling import sample_privacy_loss
-from jaxacct.schemes import SCHEMES, BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
+from jaxacct.schemes import (
+    SCHEMES,
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    MultiAttribution,
+    Poisson,
+    TruncatedBMinSep,
+)
 from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
 from jaxacct.verify import Evidence, verify
 
@@ -36,6 +44,7 @@ __all__ = [
     "Plan",
     "Poisson",
     "Profile",
+    "TruncatedBMinSep",
     "calibrate",
     "estimate_delta",
     "estimate_epsilon",

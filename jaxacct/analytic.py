@@ -13,7 +13,7 @@ import numpy as np
 from dp_accounting import pld
 from scipy import optimize, special
 
-from jaxacct.schemes import BMinSep, CyclicPoisson, MultiAttribution, Poisson, Scheme
+from jaxacct.schemes import BMinSep, CyclicPoisson, MultiAttribution, Poisson, Scheme, TruncatedBMinSep
 
 
 def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
@@ -41,6 +41,8 @@ def independent_event(scheme: Scheme, noise_multiplier: float):
 def unamplified_sensitivity(scheme: Scheme) -> float:
     """Of the mechanism with the participation pattern revealed."""
     examples = scheme.examples_per_user if isinstance(scheme, MultiAttribution) else 1
+    if isinstance(scheme, TruncatedBMinSep) and scheme.can_cut:
+        examples = 2  # an example may take another one's place in the batch
     return examples * math.sqrt(scheme.max_participations)
 
 

@@ -17,7 +17,7 @@ from jaxacct.mechanism import Mechanism, check_bands
 from jaxacct.plan import Plan
 from jaxacct.proposals import DIRECTIONS
 from jaxacct.randomness import BLOCK_SIZE
-from jaxacct.schemes import MultiAttribution, Scheme
+from jaxacct.schemes import MultiAttribution, Scheme, TruncatedBMinSep
 from jaxacct.toeplitz import BandedToeplitz
 from jaxacct.verify import Evidence, Progress, verify
 
@@ -94,6 +94,8 @@ def calibrate(
     if dataset_size is not None:
         _validate.positive_integer("dataset_size", dataset_size)
     _validate.one_of("rule", rule, ("anytime", "fixed"))
+    if isinstance(scheme, TruncatedBMinSep) and dataset_size not in (None, scheme.dataset_size):
+        raise ValueError(f"dataset_size must be the scheme's {scheme.dataset_size}, was {dataset_size}")
     check_bands(scheme, strategy)
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
     budget = Budget.split(delta - (cut or 0.0), failure_fraction)
@@ -230,7 +232,8 @@ def _truncation_delta(scheme, epsilon, delta, dataset_size, most, compose_with) 
     cut = truncation.reserve(scheme, epsilon, dataset_size, most)
     if cut >= delta / 2:
         raise ValueError(
-            f"max_batch_size must be larger: cutting batches to {most} may cost {cut:.3g} of delta {delta:g}"
+            f"max_batch_size must be larger: cutting batches to {most} may cost {cut:.3g} of {delta:g}; "
+            "the scheme truncated-b-min-sep has likelihoods that know the cuts"
         )
     return cut
 
@@ -423,6 +426,8 @@ def make_plan(
     expected = largest = None
     if dataset_size is not None:
         scheme = mechanism.scheme
+        if isinstance(scheme, TruncatedBMinSep):
+            cut_to = scheme.max_batch_size
         expected = float(scheme.expected_batch_sizes(dataset_size).mean())
         largest = cut_to or max_batch_size(dataset_size, _largest_rate(scheme), scheme.iterations)
     return Plan(

@@ -8,6 +8,7 @@ from jaxacct.add_direction import add_candidates
 from jaxacct.mechanism import Mechanism
 from jaxacct.proposals import Proposal
 from jaxacct.replicas import replica_candidates
+from jaxacct.schemes import TruncatedBMinSep
 
 # Seconds of sampling, below which one more replica is not worth a look.
 _FEW_SAMPLES = 60_000
@@ -44,7 +45,8 @@ def candidates(
     decide.
 
     Args:
-      composed: another mechanism is composed in; only plain sampling has a known scale then.
+      composed: another mechanism is composed in; only plain sampling has a known scale then. So it is where
+        Q is a mixture (`TruncatedBMinSep`).
     """
 
     def samples_needed(proposal):
@@ -53,7 +55,7 @@ def candidates(
         return 0.0 if needed <= _FEW_SAMPLES else needed
 
     found = [proposals.plain(mechanism, direction)]
-    if not composed:
+    if not (composed or isinstance(mechanism.scheme, TruncatedBMinSep)):
         if direction == "remove":
             found += replica_candidates(mechanism, epsilon, samples_needed)
         else:

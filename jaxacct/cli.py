@@ -23,6 +23,7 @@ from jaxacct import (
     NotCertifiedError,
     Plan,
     Poisson,
+    TruncatedBMinSep,
     _validate,
     calibrate,
     estimate_delta,
@@ -33,7 +34,9 @@ from jaxacct import (
 from jaxacct.hockey_stick import NonFiniteLossError
 from jaxacct.progress import watch
 
-SchemeName = Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "multi-attribution"]
+SchemeName = Literal[
+    "poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "multi-attribution", "truncated-b-min-sep"
+]
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Problem:
     """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
     examples_per_user: int | None = None
     """For multi-attribution: the most examples of one user (see `python -m train.attribution`)."""
+    truncate_to: int | None = None
+    """For truncated-b-min-sep: larger batches are cut to this size, which may be as small as the mean one."""
     strategy: str = "optimal"
     """"optimal", "square-root", or a file of coefficients."""
 
@@ -65,12 +70,8 @@ class Problem:
         """The scheme; ValueError in one line for what cannot be."""
         separation = self.bands if self.min_separation is None else self.min_separation
         fixed = self.sampling_probability
-        if (self.scheme == "multi-attribution") != (self.examples_per_user is not None):
-            raise ValueError(
-                "examples_per_user must be given for multi-attribution and no other scheme, "
-                f"was {self.examples_per_user!r} for {self.scheme}"
-            )
-        per_user = 1 if self.examples_per_user is None else self.examples_per_user
+        per_user = self._own("multi-attribution", "examples_per_user")
+        most = self._own("truncated-b-min-sep", "truncate_to")
         if fixed is not None:
             if self.scheme == "balls-in-bins":
                 raise ValueError("sampling_probability does not apply to balls-in-bins; give min_separation")
@@ -80,6 +81,9 @@ class Problem:
                 "b-min-sep": lambda: BMinSep(self.iterations, separation, fixed, not self.cold_start),
                 "multi-attribution": lambda: MultiAttribution(
                     self.iterations, separation, fixed, per_user, not self.cold_start
+                ),
+                "truncated-b-min-sep": lambda: TruncatedBMinSep(
+                    self.iterations, separation, fixed, most, self.dataset_size or 0, not self.cold_start
                 ),
             }[self.scheme]()
         if self.scheme == "balls-in-bins" and self.dataset_size is None:
@@ -104,7 +108,22 @@ class Problem:
                 examples_per_user=per_user,
                 warm_start=not self.cold_start,
             ),
+            "truncated-b-min-sep": lambda: TruncatedBMinSep.from_batch_size(
+                **sizes,
+                min_separation=separation,
+                max_batch_size=most,
+                warm_start=not self.cold_start,
+            ),
         }[self.scheme]()
+
+    def _own(self, scheme: str, name: str) -> int:
+        """The argument `name`, which `scheme` needs and no other has; any number for the others."""
+        value = getattr(self, name)
+        if (self.scheme == scheme) != (value is not None):
+            raise ValueError(
+                f"{name} must be given for {scheme} and no other scheme, was {value!r} for {self.scheme}"
+            )
+        return 1 if value is None else value
 
     def build_strategy(self, scheme) -> BandedToeplitz:
         """The strategy matrix."""

@@ -26,6 +26,7 @@ from jaxacct.hockey_stick import exponent, hockey_stick
 from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import loss_of_scores
 from jaxacct.proposals import Draws, Proposal
+from jaxacct.schemes import TruncatedBMinSep
 
 _PILOT_BLOCKS = 16
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
@@ -196,7 +197,7 @@ def cheaper_extrapolation(
 
     The choice rests on pilot draws of `key` alone, so it is independent of the draws that certify.
     """
-    if samples_otherwise <= 2 * PLANNED_SAMPLES:
+    if samples_otherwise <= 2 * PLANNED_SAMPLES or isinstance(mechanism.scheme, TruncatedBMinSep):
         return None
     planned = plan_extrapolation(mechanism, epsilon, key)
     return planned if planned and planned.log_expected < math.log(delta_v) else None

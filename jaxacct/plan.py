@@ -19,7 +19,7 @@ from jaxacct.composition import event_from_json, event_to_json
 from jaxacct.extrapolation import Certificate
 from jaxacct.files import read_json, write_atomically
 from jaxacct.mechanism import Mechanism
-from jaxacct.schemes import MultiAttribution, scheme_from_json, scheme_to_json
+from jaxacct.schemes import MultiAttribution, TruncatedBMinSep, scheme_from_json, scheme_to_json
 from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
 from jaxacct.verify import DirectionEvidence, Evidence, dense_counts, recheck, verify
 
@@ -128,6 +128,9 @@ class Plan:
         return "example"
 
     def _cuts(self) -> str:
+        scheme = self.mechanism.scheme
+        if isinstance(scheme, TruncatedBMinSep):
+            return f"batches above {scheme.max_batch_size} are cut to uniformly random subsets of that size, "
         if self.truncation_delta is None:
             return ""
         return (

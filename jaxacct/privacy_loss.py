@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from jaxacct import scores
 from jaxacct.mechanism import Mechanism
-from jaxacct.schemes import Scheme
+from jaxacct.schemes import Scheme, TruncatedBMinSep
 from jaxacct.toeplitz import BandedToeplitz
 
 DIRECTIONS = ("remove", "add")
 
 
-def privacy_loss(mechanism: Mechanism, outputs):
+def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     """ln P/Q of given outputs of the mechanism.
 
     P is the law of `C x + sigma z` when one example takes part by the scheme, Q the law with x = 0.
@@ -21,12 +21,15 @@ def privacy_loss(mechanism: Mechanism, outputs):
     Args:
       mechanism: the mechanism.
       outputs: (batch, iterations) or (iterations,) float32 or float64, per unit of clip norm.
+      batch_sizes: of the shape of `outputs`, int32: how many other examples were sampled at each step; for
+        `TruncatedBMinSep` only, under whose adversary they are public.
 
     Returns:
       (batch,) or () of the same dtype, natural log. Exact up to rounding for the n x n matrix C.
 
     Raises:
-      ValueError: when the last axis is not the number of iterations.
+      ValueError: when the last axis is not the number of iterations, or for batch sizes that are missing or
+        not asked for.
 
     Source: seed 003, theorem 5.1 and its corollary for the warm start.
     """
@@ -38,26 +41,40 @@ def privacy_loss(mechanism: Mechanism, outputs):
         )
     if not jnp.issubdtype(outputs.dtype, jnp.floating):
         outputs = outputs.astype(float)
+    if isinstance(mechanism.scheme, TruncatedBMinSep) != (batch_sizes is not None):
+        raise ValueError("batch_sizes must be given for truncated-b-min-sep, and for no other scheme")
+    if batch_sizes is not None:
+        batch_sizes = jnp.asarray(batch_sizes, jnp.int32)
+        if batch_sizes.shape != outputs.shape:
+            raise ValueError(f"batch_sizes must have the shape {outputs.shape}, had {batch_sizes.shape}")
+        batch_sizes = jnp.atleast_2d(batch_sizes)
     losses = _loss_of_outputs(
-        mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier, jnp.atleast_2d(outputs)
+        mechanism.scheme,
+        mechanism.strategy,
+        mechanism.noise_multiplier,
+        jnp.atleast_2d(outputs),
+        batch_sizes,
     )
     return losses if outputs.ndim == 2 else losses[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _loss_of_outputs(scheme: Scheme, strategy: BandedToeplitz, sigma, outputs):
+def _loss_of_outputs(scheme: Scheme, strategy: BandedToeplitz, sigma, outputs, batch_sizes):
     half_norms = scores.truncated_square_norms(strategy, scheme.iterations) / 2
     halves = jnp.asarray(half_norms, outputs.dtype)
     excess = scores.output_scores(outputs, strategy) - halves
     variance = jnp.asarray(sigma, outputs.dtype) ** 2
-    return _losses(scheme, excess / variance, halves / variance)
+    return _losses(scheme, excess / variance, halves / variance, batch_sizes)
 
 
-def loss_of_scores(scheme: Scheme, scores_, sigma):
+def loss_of_scores(scheme: Scheme, scores_, sigma, batch_sizes=None):
     """L of (num_samples, iterations) scores on the extended horizon, all columns having norm 1 there."""
     sigma = jnp.asarray(sigma, scores_.dtype)
-    return _losses(scheme, (scores_ - 0.5) / sigma**2, 0.5 / sigma**2)
+    return _losses(scheme, (scores_ - 0.5) / sigma**2, 0.5 / sigma**2, batch_sizes)
 
 
-def _losses(scheme, log_ratios, half_square_norms):
+def _losses(scheme, log_ratios, half_square_norms, batch_sizes):
+    if isinstance(scheme, TruncatedBMinSep):
+        likelihood = jax.vmap(scheme.log_likelihood_ratio, (0, None, 0))
+        return likelihood(log_ratios, half_square_norms, batch_sizes)
     return jax.vmap(scheme.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)

@@ -10,6 +10,7 @@ from jaxacct.add_direction import log_probability_of_none
 from jaxacct.estimate import best_proposal, draw_samples
 from jaxacct.mechanism import Mechanism
 from jaxacct.proposals import DIRECTIONS, Proposal
+from jaxacct.schemes import TruncatedBMinSep
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ def _bands(chosen: Proposal, grid: np.ndarray, num_samples: int, q: float, key) 
     upper = scales * (1 + chosen.relative_error) * (upper + chosen.total_variation)
     lower = scales * np.maximum(0.0, lower - chosen.total_variation) / (1 + chosen.relative_error)
     estimate = totals / num_samples
-    if direction == "add":
+    if direction == "add" and not isinstance(mechanism.scheme, TruncatedBMinSep):
         # H(Q, P) is exactly zero there (PROPOSALS_ADD.md, theorem 1), and below 1 - alpha P0 before.
         none = log_probability_of_none(mechanism.scheme)
         upper = np.minimum(upper, np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12))

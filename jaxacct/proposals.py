@@ -24,6 +24,7 @@ import numpy as np
 from jaxacct import randomness, scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores
+from jaxacct.schemes import TruncatedBMinSep
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 _CACHE_NUMBERS = 4 * 128 * 1024
@@ -116,7 +117,7 @@ def _draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
     )(keys, sigma, tables)
 
 
-def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts) -> jax.Array:
+def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, batch_sizes=None) -> jax.Array:
     """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
     The shared body of every proposal that shifts the outputs by a drawn participation count vector.
@@ -125,13 +126,27 @@ def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts) -> jax.Array
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, n, size, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, size).astype(dtype)
-    return loss_of_scores(scheme, scores.scores_from_normals(normals, strategy, n, sigma, counts), sigma)
+    drawn = scores.scores_from_normals(normals, strategy, n, sigma, counts)
+    return loss_of_scores(scheme, drawn, sigma, batch_sizes)
 
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Draw from the target itself: weight 1, scale 1."""
+    scheme = mechanism.scheme
+    if isinstance(scheme, TruncatedBMinSep):
+        relative, variation = scheme.batch_size_error()
+        return Proposal(
+            "plain",
+            direction,
+            mechanism,
+            0.0,
+            {"remove": _cut_remove, "add": _cut_add}[direction],
+            tables=scheme.batch_size_tables,
+            relative_error=(1 + scheme.draw_error()) * (1 + relative) - 1,
+            total_variation=variation,
+        )
     draw_block = {"remove": _plain_remove, "add": _plain_add}[direction]
-    error = mechanism.scheme.draw_error() if direction == "remove" else 0.0
+    error = scheme.draw_error() if direction == "remove" else 0.0
     return Proposal("plain", direction, mechanism, 0.0, draw_block, relative_error=error)
 
 
@@ -142,6 +157,26 @@ def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     loss = draw_block_at(key, scheme, strategy, sigma, dtype, None)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def _cut_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    return _cut(key, scheme, strategy, sigma, tables, dtype, "remove")
+
+
+def _cut_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    return _cut(key, scheme, strategy, sigma, tables, dtype, "add")
+
+
+def _cut(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
+    """Batch sizes that the adversary sees, then outputs given them; Q is a mixture too."""
+    sizes_key, key = jax.random.split(key)
+    sizes = scheme.draw_batch_sizes(sizes_key, randomness.BLOCK_SIZE, tables)
+
+    def draw_counts(counts_key, size):
+        return scheme.draw_counts(counts_key, sizes, direction)
+
+    loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, sizes)
     return Draws(loss, jnp.zeros_like(loss))
 
 

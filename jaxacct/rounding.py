@@ -18,6 +18,7 @@ import numpy as np
 from jaxacct import randomness, scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import loss_of_scores
+from jaxacct.schemes import TruncatedBMinSep
 
 SAFETY_FACTOR = 8
 _FLOOR_ULPS = 16 * 2.0**-24
@@ -63,16 +64,21 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
     normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
     size = randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, scheme.iterations, size, jnp.float32)
+    batch_sizes = None
     drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
     counts = jnp.stack(drawn).sum(axis=0)
+    others = jnp.zeros_like(counts)
+    if isinstance(scheme, TruncatedBMinSep):
+        batch_sizes = scheme.draw_batch_sizes(jax.random.fold_in(key, 0), size)
+        counts, others = (scheme.draw_counts(counts_key, batch_sizes, side) for side in ("remove", "add"))
     # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
     somewhere = jax.random.randint(somewhere_key, (size, 1), 0, scheme.iterations)
     one = (jnp.arange(scheme.iterations) == somewhere).astype(jnp.float32)
     counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
     worst = 0.0
-    for participation in (counts, jnp.zeros_like(counts)):
+    for participation in (counts, others):
         sigma = mechanism.noise_multiplier
-        single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift))
+        single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
         with jax.enable_x64(True):
             exact = _losses(
                 scheme,
@@ -81,13 +87,14 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
                 tuple(np.asarray(part, np.float64) for part in normals),
                 np.asarray(participation, np.float64),
                 None if shift is None else np.asarray(shift, np.float64),
+                batch_sizes,
             )
             worst = max(worst, float(np.max(np.abs(single - np.asarray(exact)))))
     return worst
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _losses(scheme, strategy, sigma, normals, participation, shift):
+def _losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
     drawn = scores.scores_from_normals(normals, strategy, scheme.iterations, sigma, participation)
     drawn = drawn if shift is None else drawn - sigma * shift
-    return loss_of_scores(scheme, drawn, sigma)
+    return loss_of_scores(scheme, drawn, sigma, batch_sizes)

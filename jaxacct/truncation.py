@@ -18,7 +18,7 @@ from jaxacct import _validate
 from jaxacct.add_direction import log_probability_of_none
 from jaxacct.mechanism import Mechanism
 from jaxacct.replicas import log_normalizer, most_replicas
-from jaxacct.schemes import MultiAttribution
+from jaxacct.schemes import MultiAttribution, TruncatedBMinSep
 
 MOST_SECOND_MOMENT = 100.0  # of the likelihood ratio, that `reserve` allows for
 
@@ -38,6 +38,8 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
     if isinstance(scheme, MultiAttribution):
         # The others' batch sizes are not independent of the user when examples are shared.
         raise ValueError("max_batch_size must not be given for multi-attribution: cuts are not covered there")
+    if isinstance(scheme, TruncatedBMinSep):
+        raise ValueError("max_batch_size must not be given for truncated-b-min-sep, which has its own")
     size = _validate.positive_integer("dataset_size", dataset_size)
     most = _validate.positive_integer("max_batch_size", max_batch_size)
     rates = scheme.participation_probabilities()

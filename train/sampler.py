@@ -17,7 +17,15 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.plan import Plan
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson, Scheme
+from jaxacct.schemes import (
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    MultiAttribution,
+    Poisson,
+    Scheme,
+    TruncatedBMinSep,
+)
 from train.attribution import Attribution, AttributionPool
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
@@ -96,7 +104,15 @@ class Sampler:
         self.dataset_size = _validate.positive_integer("dataset_size", dataset_size)
         self.max_batch_size = _validate.positive_integer("max_batch_size", max_batch_size)
         self._key = fresh_key() if key is None else tuple(int(word) for word in key)
-        self.truncate = truncate
+        self.truncate = truncate or isinstance(scheme, TruncatedBMinSep)
+        if isinstance(scheme, TruncatedBMinSep):
+            wanted = scheme.dataset_size, scheme.max_batch_size
+            if (self.dataset_size, self.max_batch_size) != wanted:
+                raise ValueError(
+                    f"dataset_size and max_batch_size must be the scheme's {wanted}, were "
+                    f"{(self.dataset_size, self.max_batch_size)}"
+                )
+            scheme = scheme.uncut
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()
         kind = type(scheme)

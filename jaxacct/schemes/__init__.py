@@ -13,6 +13,9 @@ A scheme is a frozen dataclass of public numbers with
 * `participation_probabilities()`: the exact probability of taking part at each step;
 * `expected_batch_sizes(dataset_size)`: the mean batch size at each step.
 
+`TruncatedBMinSep` differs in that the adversary sees batch sizes: its likelihood takes them as a third
+argument, and both P and Q are mixtures.
+
 A new scheme is one new file and one line in `SCHEMES`.
 """
 
@@ -23,10 +26,11 @@ from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
 from jaxacct.schemes.multi_attribution import MultiAttribution
 from jaxacct.schemes.poisson import Poisson
+from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 
-Scheme = Poisson | CyclicPoisson | BallsInBins | BMinSep | MultiAttribution
+Scheme = Poisson | CyclicPoisson | BallsInBins | BMinSep | MultiAttribution | TruncatedBMinSep
 
-_ALL = (Poisson, CyclicPoisson, BallsInBins, BMinSep, MultiAttribution)
+_ALL = (Poisson, CyclicPoisson, BallsInBins, BMinSep, MultiAttribution, TruncatedBMinSep)
 SCHEMES = {scheme.name: scheme for scheme in _ALL}
 
 
@@ -55,6 +59,7 @@ __all__ = [
     "MultiAttribution",
     "Poisson",
     "Scheme",
+    "TruncatedBMinSep",
     "scheme_from_json",
     "scheme_to_json",
 ]

@@ -1,0 +1,317 @@
+"""Truncated and padded b-min-sep sampling (seed 003, section 7.4 and appendix D).
+
+Batches are drawn by b-min-sep; one of more than B_max examples is cut to a uniformly random subset of B_max,
+a smaller one is padded with zeros. An example that was sampled and cut stays barred as if it had taken part.
+
+**The pair.** Let r_i be the number of *other* examples sampled at step i before cutting. r has the same law
+on both data sets and does not depend on when the sensitive example is sampled, so it is shown to the
+adversary: `H = E_r H(P | r, Q | r)`, and the pair is `P = N(C x, sigma^2 I)`, `Q = N(C y, sigma^2 I)` with
+
+    x_i = 1, y_i = 0     sampled at step i, r_i < B_max (nothing is cut);
+    x_i = 2, y_i = -1    sampled at step i, r_i >= B_max, and kept, with probability B_max / (r_i + 1);
+    x_i = 0, y_i = 0     otherwise.
+
+**Why it dominates.** Fix r and the random subsets: at a step with r_i >= B_max let S be the sum of the B_max
+others kept when the example is not in the batch, and h that other one whose place it takes when it is. A
+random subset of B_max less a random member is a random subset of B_max - 1, so this couples the two cases.
+None of it depends on the example. Take S off the output, adaptively: what remains has mean `C X` with rows
+
+    D  (the example is there, gradient g):   g  (nothing cut),   g - h  (cut and kept),   0  (else);
+    D' (its gradient is zero):               0,                  -h or 0,                 0.
+
+In D', `-h` if the zeroed example still takes its place in the batch, `0` if it takes none: one pair serves
+both readings. Row norms are at most x_i and -y_i, and C >= 0, so those of `C X` are at most `C x`, `-C y`.
+That is all lemma D.1 needs, in short: for one row, unnormalised weights and a test phi with
+`E_N(0) phi = Phi(z)`, Neyman and Pearson give `E_N(v) phi <= Phi(z + |v|)` and `E_N(w) phi >= Phi(z - |w|)`.
+So `sum_k p_k E_N(v_k) phi - alpha sum_l q_l E_N(w_l) phi` is at most what a half-line gets from the scalar
+mixtures with means `a_k >= |v_k|` and `-b_l <= -|w_l|`; with the two swapped it is the other half-line, so
+both directions hold. Rows are replaced one at a time from the last, given all others: adaptivity only looks
+back, and a replaced row depends on nothing but k (or l). Averaging over the subsets is joint convexity.
+
+**Likelihoods.** Both sides are mixtures, so each is divided by the centred Gaussian and has the recurrence of
+plain b-min-sep with its own factor of a participation; a warm start is averaged before the two are divided.
+
+Where the maximum is some deviations above the mean batch, `jaxacct.truncation` costs next to nothing and
+keeps the bounded-weight proposals; the pair here is drawn plainly, but serves any maximum.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from scipy import stats
+
+from jaxacct import _validate
+from jaxacct.binomial import binomial_tables, draw_binomial
+from jaxacct.recurrence import log_add_exp
+from jaxacct.schemes.b_min_sep import BMinSep
+
+_DIRECTIONS = ("remove", "add")
+
+
+@dataclass(frozen=True)
+class TruncatedBMinSep:
+    """b-min-sep sampling whose batches are cut to `max_batch_size`, smaller ones padded with zeros.
+
+    Attributes:
+      iterations: number of steps n.
+      min_separation: b >= 1; 1 is truncated Poisson sampling.
+      sampling_probability: p in (0, 1] for an eligible example.
+      max_batch_size: B_max, at least the largest expected batch before cutting; from `dataset_size` on
+        nothing is ever cut and this is `BMinSep`.
+      dataset_size: number of examples |D|, the sensitive one included; below 2^31.
+      warm_start: as for `BMinSep`, for all examples.
+
+    Source: seed 003, appendix D.
+    """
+
+    iterations: int
+    min_separation: int
+    sampling_probability: float
+    max_batch_size: int
+    dataset_size: int
+    warm_start: bool = True
+    name: ClassVar[str] = "truncated-b-min-sep"
+
+    def __post_init__(self):
+        plain = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
+        most = _validate.positive_integer("max_batch_size", self.max_batch_size)
+        size = _validate.positive_integer("dataset_size", self.dataset_size)
+        if size >= 2**31:
+            raise ValueError(f"dataset_size must be below 2^31 = {2**31}, was {size}")
+        mean = size * float(plain.participation_probabilities().max())
+        if most < mean * (1 - 1e-12):
+            raise ValueError(
+                f"max_batch_size must be at least the largest expected batch size {mean:.6g}, was {most}"
+            )
+        checked = (plain.iterations, plain.min_separation, plain.sampling_probability, most, size)
+        names = "iterations min_separation sampling_probability max_batch_size dataset_size".split()
+        for field, value in zip(names, checked, strict=True):
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def from_batch_size(
+        cls,
+        *,
+        dataset_size: int,
+        batch_size: float,
+        iterations: int,
+        min_separation: int,
+        max_batch_size: int,
+        warm_start: bool = True,
+    ) -> "TruncatedBMinSep":
+        """Long-run expected batch size `batch_size` before cutting."""
+        plain = BMinSep.from_batch_size(
+            dataset_size=dataset_size,
+            batch_size=batch_size,
+            iterations=iterations,
+            min_separation=min_separation,
+            warm_start=warm_start,
+        )
+        p = plain.sampling_probability
+        return cls(iterations, min_separation, p, max_batch_size, dataset_size, warm_start)
+
+    @functools.cached_property
+    def uncut(self) -> BMinSep:
+        """The same sampling without a maximum: who is sampled when, which cuts do not change."""
+        return BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
+
+    @property
+    def max_participations(self) -> int:
+        return self.uncut.max_participations
+
+    @property
+    def participation_rate(self) -> float:
+        """The long-run rate of being sampled, before cutting."""
+        return self.uncut.participation_rate
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether any batch can exceed the maximum."""
+        return self.max_batch_size < self.dataset_size
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the probability of being sampled at each step, before cutting."""
+        return self.uncut.participation_probabilities()
+
+    # -- Drawing ------------------------------------------------------------------------------------------
+
+    def batch_size_tables(self) -> Any:
+        """The pytree of arrays that `draw_batch_sizes` looks up; made once per process, 12 bytes a cell."""
+        p, b, others = self.sampling_probability, self.min_separation, self.dataset_size - 1
+        joining = binomial_tables(others, (p,)).arrays if p < 1 else None
+        past = None
+        if self.warm_start and b > 1:
+            past = binomial_tables(others, self._past_probabilities()).arrays
+        return joining, past
+
+    def _past_probabilities(self) -> tuple[float, ...]:
+        """Of having taken part t - (b-1) steps before the first, given at none before that, t = 0 .. b-2.
+
+        The stationary law has p / (1 + (b-1) p) for each of these steps, so given none of t it is
+        `p / (1 + (b-1-t) p)`.
+        """
+        p, b = self.sampling_probability, self.min_separation
+        return tuple(p / (1 + (b - 1 - t) * p) for t in range(b - 1))
+
+    def draw_batch_sizes(self, key, num_samples: int, tables=None):
+        """Batch sizes of the other `dataset_size` - 1 examples before cutting.
+
+        Exact recurrence over counts: the pool at step i is everyone who was not sampled at steps
+        i-b+1 .. i-1, and each member joins with probability p. A warm start draws the counts of the b - 1
+        steps before the first as one multinomial of the stationary law.
+
+        Args:
+          key: a JAX key.
+          num_samples: independent runs; static.
+          tables: what `batch_size_tables` returns, to pass it through a jit boundary; by default built in.
+
+        Returns:
+          (num_samples, iterations) int32.
+
+        Source: seed 003, appendix D and algorithm 2. Error: `batch_size_error`.
+        """
+        joining, past = self.batch_size_tables() if tables is None else tables
+        n, b = self.iterations, self.min_separation
+        past_key, key = jax.random.split(key)
+        pool = jnp.full((num_samples,), self.dataset_size - 1, jnp.int32)
+        recent = jnp.zeros((b - 1, num_samples), jnp.int32)  # slot i mod (b-1): step i - (b-1)
+        if past is not None:
+            sets, cells = past
+
+            def past_step(pool, step):
+                t, one_set = step
+                size = draw_binomial(jax.random.fold_in(past_key, t), pool, one_set, cells)
+                return pool - size, size
+
+            pool, recent = lax.scan(past_step, pool, (jnp.arange(b - 1), sets))
+
+        def step(carry, i):
+            pool, recent = carry
+            if joining is None:
+                size = pool
+            else:
+                sets, cells = joining
+                one_set = jax.tree.map(lambda part: part[0], sets)
+                size = draw_binomial(jax.random.fold_in(key, i), pool, one_set, cells)
+            if b > 1:
+                slot = i % (b - 1)
+                pool = pool - size + recent[slot]
+                recent = recent.at[slot].set(size)
+            return (pool, recent), size
+
+        _, sizes = lax.scan(step, (pool, recent), jnp.arange(n))
+        return sizes.T
+
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: the mean size of the cut batches (padding is not counted)."""
+        rates, most = self.participation_probabilities(), np.arange(self.max_batch_size)
+        # E min(R, B) = sum_{k < B} P(R > k), R ~ Binomial(|D|, rate) as examples are independent.
+        values, where = np.unique(rates, return_inverse=True)
+        return np.array([stats.binom.sf(most, dataset_size, rate).sum() for rate in values])[where]
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 of 0 and 1: when the example is sampled, before cutting."""
+        return self.uncut.draw_participation(key, num_samples)
+
+    def draw_counts(self, key, batch_sizes, direction: str):
+        """Participation counts of the dominating pair, given the others' batch sizes.
+
+        Args:
+          key: a JAX key.
+          batch_sizes: (num_samples, iterations) int32, r.
+          direction: "remove" draws x (0, 1 and 2; the law P), "add" draws y (0 and -1; the law Q); static.
+
+        Returns:
+          (num_samples, iterations) float32.
+
+        Source: seed 003, corollary D.2.
+        """
+        _validate.one_of("direction", direction, _DIRECTIONS)
+        sampled_key, kept_key = jax.random.split(key)
+        sampled = self.draw_participation(sampled_key, batch_sizes.shape[0])
+        cut = batch_sizes >= self.max_batch_size
+        # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
+        bits = jax.random.bits(kept_key, batch_sizes.shape, jnp.uint32)
+        place = _multiply_high(bits, batch_sizes.astype(jnp.uint32) + 1)
+        kept = (place < self.max_batch_size).astype(jnp.float32)
+        when_cut, when_whole = (2 * kept, 1.0) if direction == "remove" else (-kept, 0.0)
+        return sampled * jnp.where(cut, when_cut, when_whole)
+
+    def draw_error(self) -> float:
+        """Bound on the relative error of the density of `draw_counts` given the batch sizes."""
+        kept = 0.0
+        if self.can_cut:
+            # Off by 2^-32 from B / (r+1) >= B / |D|, and from 1 - B / (r+1) >= 1 / (B+1).
+            rarest = max(self.dataset_size / self.max_batch_size, self.max_batch_size + 1)
+            kept = self.max_participations * 2.0**-32 * rarest
+        return float(np.expm1(np.log1p(self.uncut.draw_error()) + kept))
+
+    def batch_size_error(self) -> tuple[float, float]:
+        """How far the law of `draw_batch_sizes` is from the intended one: (relative error, total variation).
+
+        It is within that total variation of a law whose density is within that relative error. The first
+        is float64 rounding in the tables, the second their 62-bit grid and cut tails.
+        """
+        p, b, others = self.sampling_probability, self.min_separation, self.dataset_size - 1
+        relative = variation = 0.0
+        if p < 1:
+            tables = binomial_tables(others, (p,))
+            relative, variation = self.iterations * tables.relative, self.iterations * tables.variation
+        if self.warm_start and b > 1:
+            tables = binomial_tables(others, self._past_probabilities())
+            relative, variation = relative + (b - 1) * tables.relative, variation + (b - 1) * tables.variation
+        return float(np.expm1(relative)), variation
+
+    # -- Likelihoods --------------------------------------------------------------------------------------
+
+    def log_likelihoods(self, log_ratios, half_square_norms, batch_sizes):
+        """`(ln P/R, ln Q/R)` of one sample given the others' batch sizes, R the centred Gaussian.
+
+        Unbatched; map it over samples with `jax.vmap`.
+
+        Args:
+          log_ratios: (iterations,) float32 or float64; `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
+          half_square_norms: () or (iterations,); `||c_i||^2 / (2 sigma^2)`.
+          batch_sizes: (iterations,) int32, r.
+
+        Returns:
+          Two () arrays of the dtype of `log_ratios`, natural logs. The second is 0 exactly where no r_i
+          reaches the maximum, and the first is then that of `BMinSep`.
+
+        Source: seed 003, appendix D, the recurrences after corollary D.2. Exact up to rounding.
+        """
+        if not self.can_cut:
+            return self.uncut.log_likelihood_ratio(log_ratios), jnp.zeros((), log_ratios.dtype)
+        dtype, most = log_ratios.dtype, self.max_batch_size
+        cut = batch_sizes >= most
+        sampled = jnp.where(cut, batch_sizes, most) + 1
+        log_sampled = jnp.log(sampled.astype(dtype))
+        log_kept = jnp.asarray(math.log(most), dtype) - log_sampled
+        log_left_out = jnp.log((sampled - most).astype(dtype)) - log_sampled
+
+        def when_cut(count):
+            # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
+            kept = log_kept + count * log_ratios - (count**2 - count) * half_square_norms
+            return log_add_exp(kept, log_left_out)
+
+        log_p = self.uncut.log_likelihood_ratio(jnp.where(cut, when_cut(2), log_ratios))
+        log_q = self.uncut.log_likelihood_ratio(jnp.where(cut, when_cut(-1), jnp.zeros_like(log_ratios)))
+        return log_p, jnp.where(cut.any(), log_q, jnp.zeros_like(log_q))
+
+    def log_likelihood_ratio(self, log_ratios, half_square_norms, batch_sizes):
+        """`ln P/Q` of one sample given the others' batch sizes; see `log_likelihoods`."""
+        log_p, log_q = self.log_likelihoods(log_ratios, half_square_norms, batch_sizes)
+        return log_p - log_q
+
+
+def _multiply_high(a, b):
+    """The high 32 bits of the product of uint32 arrays: floor(a b / 2^32)."""
+    a_low, a_high, b_low, b_high = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
+    middle = a_high * b_low + (a_low * b_low >> 16)
+    return a_high * b_high + (middle >> 16) + (((middle & 0xFFFF) + a_low * b_high) >> 16)

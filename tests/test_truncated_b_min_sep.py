@@ -1,0 +1,353 @@
+"""Truncated b-min-sep: likelihoods and laws against enumeration, the peer, exact deltas; a run end to end."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax_privacy import batch_selection
+from jax_privacy.experimental.monte_carlo import sample_generation
+from scipy import integrate, stats
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Mechanism,
+    Plan,
+    TruncatedBMinSep,
+    calibrate,
+    estimate_delta,
+    privacy_loss,
+    privacy_profile,
+)
+from jaxacct.analytic import analytic_delta
+from jaxacct.binomial import binomial_tables, draw_binomial
+from jaxacct.cli import main
+from jaxacct.proposals import plain
+from jaxacct.rounding import loss_margin, measured_error
+from tests.oracles import enumeration
+from tests.schemes.test_schemes import chi_square_p_value
+from train.sampler import Sampler
+
+FALSE_ALARM = 1e-6
+
+# (scheme, bands): cold and warm, n < b, n not a multiple of b, b = 1, p = 1, mean at the maximum.
+SMALL = [
+    (TruncatedBMinSep(7, 3, 0.3, 3, 12), 3),
+    (TruncatedBMinSep(6, 2, 0.4, 5, 10, False), 2),
+    (TruncatedBMinSep(6, 1, 0.3, 3, 9), 1),
+    (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
+    (TruncatedBMinSep(5, 2, 1.0, 6, 11), 2),
+    (TruncatedBMinSep(1, 1, 0.5, 2, 4), 1),
+]
+IDS = [f"{s}-{b}" for s, b in SMALL]
+
+
+def count_law(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
+    """Corollary D.2 word for word, given batch sizes: the law of x (2, 1) or y (-1, 0)."""
+    law: dict[tuple[int, ...], float] = {}
+    for pattern, weight in enumeration.pattern_law(scheme.uncut).items():
+        cut = [i for i, x in enumerate(pattern) if x and batch_sizes[i] >= scheme.max_batch_size]
+        for kept in itertools.product((0, 1), repeat=len(cut)):
+            counts, chance = [when_whole * x for x in pattern], weight
+            for step, stays in zip(cut, kept, strict=True):
+                keep = scheme.max_batch_size / (batch_sizes[step] + 1)
+                counts[step], chance = when_cut * stays, chance * (keep if stays else 1 - keep)
+            law[tuple(counts)] = law.get(tuple(counts), 0.0) + chance
+    return law
+
+
+def exact_loss(scheme, coefficients, sigma, outputs, batch_sizes) -> float:
+    dense = enumeration.strategy_matrix(coefficients, len(outputs), scheme.iterations)
+
+    def log_density(law):
+        means = np.array(list(law), float) @ dense.T
+        exponents = (means @ outputs - (means**2).sum(axis=1) / 2) / sigma**2
+        return np.log((np.array(list(law.values())) * np.exp(exponents)).sum())
+
+    return log_density(count_law(scheme, batch_sizes, 2, 1)) - log_density(
+        count_law(scheme, batch_sizes, -1, 0)
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.5, 3.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_losses_against_enumeration(scheme, bands, sigma, x64):
+    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(3)
+    mechanism = Mechanism(scheme, strategy, sigma)
+    n = scheme.iterations
+    sizes = rng.integers(0, 2 * scheme.max_batch_size, (12, n)).astype(np.int32)
+    sizes[0], sizes[1] = 0, scheme.max_batch_size  # none cut, all cut
+    outputs = rng.normal(size=(12, n)) * (1 + sigma)
+    exact = [
+        exact_loss(scheme, strategy.coefficients, sigma, y, r) for y, r in zip(outputs, sizes, strict=True)
+    ]
+    np.testing.assert_allclose(privacy_loss(mechanism, outputs, sizes), exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "b", "bands"), [(64, 2, 2), (64, 8, 2), (30, 40, 1)])
+@pytest.mark.parametrize("warm", [True, False])
+def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
+    """At most two bands, where the peer's last columns are right (`test_the_peers_last_columns`)."""
+    scheme = TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
+    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(b)
+    outputs, sizes = rng.normal(size=(5, n)), rng.integers(40, 80, (5, n)).astype(np.int32)
+    peer = batch_selection.BMinSepSampling(
+        sampling_prob=0.05, iterations=n, min_sep=b, warm_start=warm, truncated_batch_size=60
+    )
+    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
+    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("most", [1, 7, 300, 70_001])
+@pytest.mark.parametrize("p", [0.003, 0.5, 0.97])
+def test_drawn_binomials(most, p, key):
+    """Digits of every kind; chi-square against SciPy, false alarm 1e-6."""
+    arrays = binomial_tables(most, (p,)).arrays
+    one_set = jax.tree.map(lambda part: part[0], arrays[0])
+    drawn = np.asarray(draw_binomial(key, jnp.full(200_000, most, jnp.int32), one_set, arrays[1]))
+    edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
+    expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
+    seen = np.bincount(np.searchsorted(edges, drawn), minlength=len(expected))
+    enough = expected > 0
+    assert seen[~enough].sum() == 0
+    if enough.sum() > 1:
+        assert stats.chisquare(seen[enough], 200_000 * expected[enough]).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("p", [0.07, 0.5, 0.25, 0.999])
+def test_tables_have_the_exact_law(p):
+    """The law of every table, added up from its cells, is the binomial's to the stated error.
+
+    p = 1/2 and 1/4 make cells that hold exactly their capacity.
+    """
+    (sets, cells), relative, variation = binomial_tables(1000, (p,))
+    first, log_cells, lowest = (np.asarray(part)[0] for part in sets)
+    limit = np.asarray(cells[0]).astype(np.int64) << 30 | np.asarray(cells[1]).astype(np.int64)
+    alias = np.asarray(cells[2])
+    counts = [digit << 8 * level for level in range(first.shape[0]) for digit in range(256)]
+    for place, count in enumerate(counts):
+        if not 0 < count <= 1000:
+            continue
+        level, digit = divmod(place, 256)
+        size, start = 1 << int(log_cells[level, digit]), first[level, digit]
+        capacity = 2**62 // size
+        law = np.zeros(size)
+        for cell in range(size):
+            law[cell] += limit[start + cell] / 2**62
+            law[alias[start + cell]] += (capacity - limit[start + cell]) / 2**62
+        values = lowest[level, digit] + np.arange(size)
+        exact = stats.binom.pmf(values, count, p)
+        assert np.all(np.abs(law - exact) <= exact * (relative + 1e-11) + variation)
+
+
+def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
+    """(runs, iterations): sizes of the others' batches, by sampling every example, step by step."""
+    rng = np.random.default_rng(seed)
+    others, b, p = scheme.dataset_size - 1, scheme.min_separation, scheme.sampling_probability
+    barred = np.zeros((runs, others), int)
+    if scheme.warm_start and b > 1:
+        busy = rng.random((runs, others)) < (b - 1) * p / (1 + (b - 1) * p)
+        barred = np.where(busy, rng.integers(1, b, (runs, others)), 0)
+    sizes = []
+    for _ in range(scheme.iterations):
+        joins = (barred == 0) & (rng.random((runs, others)) < p)
+        sizes.append(joins.sum(axis=1))
+        barred = np.where(joins, b - 1, np.maximum(barred - 1, 0))
+    return np.stack(sizes, axis=1)
+
+
+@pytest.mark.parametrize(
+    "scheme", [TruncatedBMinSep(4, 2, 0.4, 3, 5), TruncatedBMinSep(3, 3, 0.5, 3, 5, False)]
+)
+def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
+    """Two samples of whole runs: chi-square of homogeneity, false alarm 1e-6."""
+    ours = np.asarray(scheme.draw_batch_sizes(key, 60_000))
+    naive = batch_size_runs(scheme, 60_000, 1)
+    _, code = np.unique(np.concatenate([ours, naive]), axis=0, return_inverse=True)
+    table = np.stack([np.bincount(part, minlength=code.max() + 1) for part in np.split(code.reshape(-1), 2)])
+    table = table[:, table.sum(axis=0) > 20]
+    assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+def test_batch_sizes_of_the_production_case(key):
+    """Stationary mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=300, min_separation=256, max_batch_size=2048
+    )
+    sizes = np.asarray(scheme.draw_batch_sizes(key, 2048)).astype(float)
+    law = stats.binom(scheme.dataset_size - 1, scheme.participation_rate)
+    z = stats.norm.isf(FALSE_ALARM / 1200)
+    assert np.abs(sizes.mean(axis=0) - law.mean()).max() < z * law.std() / np.sqrt(2048)
+    spread = sizes.var(axis=0, ddof=1) * 2047 / law.var()
+    low, high = stats.chi2.ppf(FALSE_ALARM / 1200, 2047), stats.chi2.isf(FALSE_ALARM / 1200, 2047)
+    assert low < spread.min() <= spread.max() < high
+
+
+@pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_counts_given_batch_sizes(scheme, _bands, direction, key):
+    """Chi-square against corollary D.2, false alarm 1e-6."""
+    most = scheme.max_batch_size
+    sizes = np.arange(scheme.iterations) % 3 * 2 + most - 2  # some below the maximum, some above
+    drawn = scheme.draw_counts(key, jnp.tile(jnp.asarray(sizes, jnp.int32), (40_000, 1)), direction)
+    law = count_law(scheme, sizes, *((2, 1) if direction == "remove" else (-1, 0)))
+    assert chi_square_p_value(np.asarray(drawn).astype(int), law) > FALSE_ALARM
+
+
+def mixture_delta(p_law, q_law, sigma, epsilon) -> float:
+    """H_{e^epsilon} of two mixtures {mean: weight} in one dimension, by integration."""
+
+    def density(law, y):
+        return sum(w * stats.norm.pdf(y, mean, sigma) for mean, w in law.items())
+
+    def gain(y):
+        return np.maximum(0.0, density(p_law, y) - np.exp(epsilon) * density(q_law, y))
+
+    # Kinks and all: the rule converges like 1 / points^2, to 1e-7 here.
+    points = np.linspace(-8 * sigma - 4, 8 * sigma + 4, 20_001)
+    return float(integrate.trapezoid(gain(points), points))
+
+
+def pair_delta(others, p, most, sigma, epsilon, direction) -> float:
+    """Exact delta of the dominating pair at n = 1, the batch size seen."""
+    total = 0.0
+    for r in range(others + 1):
+        keep = most / (r + 1)
+        p_law, q_law = {1: p, 0: 1 - p}, {0: 1.0}
+        if r >= most:
+            p_law, q_law = {2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep}
+        pair = (p_law, q_law) if direction == "remove" else (q_law, p_law)
+        total += stats.binom.pmf(r, others, p) * mixture_delta(*pair, sigma, epsilon)
+    return total
+
+
+def real_law(gradient, others, p, most) -> dict[float, float]:
+    """Law of the cut gradient sum at n = 1: a sensitive example and others' gradients, all scalars."""
+    law: dict[float, float] = {}
+    everyone = [gradient, *others]
+    for joins in itertools.product((0, 1), repeat=len(everyone)):
+        batch = [g for g, join in zip(everyone, joins, strict=True) if join]
+        chance = np.prod([p if join else 1 - p for join in joins])
+        subsets = list(itertools.combinations(batch, min(most, len(batch))))
+        for subset in subsets:
+            law[sum(subset)] = law.get(sum(subset), 0.0) + chance / len(subsets)
+    return law
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("p", "most", "epsilon"), [(0.25, 1, 0.3), (0.5, 2, 1.0), (0.6, 3, 0.5)])
+def test_the_pair_dominates_the_real_mechanism(p, most, epsilon, direction):
+    """One step, three others, all their gradients: the real delta never exceeds the pair's."""
+    bound, worst = pair_delta(3, p, most, 0.8, epsilon, direction), 0.0
+    for others in itertools.product((-1.0, 0.5, 1.0), repeat=3):
+        with_it, without = (real_law(g, others, p, most) for g in (1.0, 0.0))
+        pair = (with_it, without) if direction == "remove" else (without, with_it)
+        worst = max(worst, mixture_delta(*pair, 0.8, epsilon))
+    assert 0 < worst <= bound + 1e-6
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_plain_draws_give_the_exact_delta(direction, key):
+    """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
+    scheme = TruncatedBMinSep(1, 1, 0.4, 4, 8)
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.7)
+    exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
+    draws = plain(mechanism, direction).draw(key, 0, 1500)
+    sign = 1 if direction == "remove" else -1
+    terms = np.maximum(0.0, -np.expm1(0.8 - sign * draws.loss))
+    error = terms.std() / np.sqrt(terms.size)
+    assert abs(terms.mean() - exact) < stats.norm.isf(FALSE_ALARM / 2) * error
+    assert plain(mechanism, direction).total_variation < 1e-15
+
+
+def test_without_cuts_it_is_b_min_sep(key, x64):
+    cut, whole = TruncatedBMinSep(20, 4, 0.1, 50, 50), BMinSep(20, 4, 0.1)
+    strategy, rng = BandedToeplitz.square_root(3), np.random.default_rng(0)
+    outputs, sizes = rng.normal(size=(9, 20)), rng.integers(0, 50, (9, 20))
+    ours = privacy_loss(Mechanism(cut, strategy, 0.8), outputs, sizes)
+    np.testing.assert_array_equal(ours, privacy_loss(Mechanism(whole, strategy, 0.8), outputs))
+    assert analytic_delta(cut, 2.0, 1.0) == analytic_delta(whole, 2.0, 1.0)
+    np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
+
+
+def test_rarely_cut_it_nears_b_min_sep(key):
+    """Far above the mean batch the estimates agree; each interval is wrong with probability 1e-6 at most."""
+    sizes = dict(dataset_size=2000, batch_size=40, iterations=60, min_separation=6)
+    cut = TruncatedBMinSep.from_batch_size(**sizes, max_batch_size=90)
+    options = dict(num_samples=40_000, key=key, confidence=1 - FALSE_ALARM, proposal="plain")
+    mechanisms = [
+        Mechanism(s, BandedToeplitz.square_root(4), 0.8) for s in (cut, BMinSep.from_batch_size(**sizes))
+    ]
+    first, second = (estimate_delta(m, 1.0, **options) for m in mechanisms)
+    assert first.low < second.high and second.low < first.high
+
+
+def test_float32_losses_are_within_the_margin(key):
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=100_000, batch_size=100, iterations=500, min_separation=32, max_batch_size=105
+    )
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(16), 0.6)
+    assert measured_error(key, mechanism) < loss_margin(mechanism, 2.0) / 2
+
+
+def test_from_calibration_to_batches(tmp_path, capsys, key):
+    """A maximum at the mean batch: certified, stored, profiled, and the trainer cuts to it."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=600, batch_size=30, iterations=24, min_separation=4, max_batch_size=30
+    )
+    strategy = BandedToeplitz.square_root(3)
+    plan = calibrate(scheme, strategy, epsilon=4.0, delta=1e-2, dataset_size=600, key=key)
+    whole = calibrate(scheme.uncut, strategy, epsilon=4.0, delta=1e-2, key=key)
+    assert plan.evidence is not None and plan.certified
+    assert plan.mechanism.noise_multiplier > whole.mechanism.noise_multiplier  # cuts cost something
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.mechanism == plan.mechanism and again.max_batch_size == 30
+    assert "cut to uniformly random subsets" in again.statement()
+    assert plan.expected_batch_size is not None and 25 < plan.expected_batch_size < 30
+    profile = privacy_profile(plan.mechanism, [4.0], num_samples=4000, key=key)
+    assert profile.upper[0] < 0.05
+    sampler = Sampler.from_plan(again)
+    sizes = [int(sampler.next().mask.sum()) for _ in range(24)]
+    assert max(sizes) == 30
+    arguments = "estimate --iterations 24 --scheme truncated-b-min-sep --truncate-to 30 --dataset-size 600"
+    arguments += " --batch-size 30 --bands 3 --min-separation 4 --epsilon 4 --noise-multiplier 1 --json"
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments.split(), "--samples", "2000"])
+    assert stop.value.code == 0
+    assert 0 < json.loads(capsys.readouterr().out)["value"] < 1
+
+
+def test_bad_input(capsys):
+    with pytest.raises(
+        ValueError, match="max_batch_size must be at least the largest expected batch size 50"
+    ):
+        TruncatedBMinSep(5, 1, 0.5, 49, 100)
+    with pytest.raises(ValueError, match="max_batch_size must be an integer"):
+        TruncatedBMinSep(5, 1, 0.5, 0, 100)
+    with pytest.raises(ValueError, match="dataset_size must be below"):
+        TruncatedBMinSep(5, 1, 1e-9, 100, 2**31)
+    scheme, identity = TruncatedBMinSep(5, 1, 0.1, 20, 100), BandedToeplitz.identity()
+    with pytest.raises(ValueError, match="batch_sizes must be given"):
+        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5))
+    with pytest.raises(ValueError, match=r"batch_sizes must have the shape \(5,\)"):
+        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.zeros(4))
+    with pytest.raises(ValueError, match="batch_sizes must be given"):
+        privacy_loss(Mechanism(scheme.uncut, identity, 1.0), np.zeros(5), np.zeros(5))
+    with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, was 99"):
+        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=99)
+    with pytest.raises(ValueError, match="max_batch_size must not be given"):
+        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=100, max_batch_size=20)
+    with pytest.raises(ValueError, match="must be the scheme's"):
+        Sampler(scheme, 100, 21)
+    arguments = (
+        "calibrate --iterations 9 --dataset-size 9 --batch-size 2 --epsilon 1 --delta .1 --truncate-to 3"
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.split())
+    assert stop.value.code == 2
+    assert "truncate_to must be given for truncated-b-min-sep" in capsys.readouterr().err
