@@ -12,6 +12,7 @@ from jaxacct.calibrate import NotCertifiedError, calibrate
 from jaxacct.estimate import Estimate, estimate_delta, estimate_epsilon
 from jaxacct.hockey_stick import NonFiniteLossError
 from jaxacct.mechanism import Mechanism
+from jaxacct.non_banded import BandedInverse, Dense, Toeplitz
 from jaxacct.plan import Plan
 from jaxacct.privacy_loss import privacy_loss
 from jaxacct.profile import Profile, privacy_profile
@@ -32,9 +33,11 @@ __all__ = [
     "SCHEMES",
     "BMinSep",
     "BallsInBins",
+    "BandedInverse",
     "BandedToeplitz",
     "Budget",
     "CyclicPoisson",
+    "Dense",
     "Estimate",
     "Evidence",
     "Mechanism",
@@ -44,6 +47,7 @@ __all__ = [
     "Plan",
     "Poisson",
     "Profile",
+    "Toeplitz",
     "TruncatedBMinSep",
     "calibrate",
     "estimate_delta",

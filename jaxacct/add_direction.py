@@ -24,6 +24,7 @@ from scipy.special import log_ndtr, logsumexp
 
 from jaxacct import randomness, scores
 from jaxacct.mechanism import Mechanism
+from jaxacct.non_banded import Dense
 from jaxacct.privacy_loss import loss_of_scores
 from jaxacct.proposals import Draws, Proposal, plain
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
@@ -103,7 +104,8 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     inequality. The constant is lowered by 1e-8 of the size of its parts, which covers float64 rounding.
     """
     sigma = mechanism.noise_multiplier
-    excess = noise / sigma - 0.5 / sigma**2
+    lowered = 0.5 + float(mechanism.cross_terms)  # ln f_1 of the lower bound where C is not banded
+    excess = noise / sigma - lowered / sigma**2
     with jax.enable_x64(True):
         loss, gradient = _loss_and_gradient(mechanism.scheme, excess, 0.5 / sigma**2)
         loss, gradient = float(loss), np.asarray(gradient, np.float64)
@@ -114,7 +116,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     norm = math.sqrt(max(weights @ gram(mechanism, weights), 0.0))
     if norm == 0:
         return None
-    parts = (loss, math.log(remainder), -(weights @ excess), -weights.sum() / (2 * sigma**2))
+    parts = (loss, math.log(remainder), -(weights @ excess), -weights.sum() * lowered / sigma**2)
     constant = float(sum(parts) - _LOWERED * (1 + sum(map(abs, parts))))
     return Minorant(constant, weights, norm)
 
@@ -126,8 +128,10 @@ def _loss_and_gradient(scheme, excess, half_square_norms):
 
 def gram(mechanism: Mechanism, weights: np.ndarray) -> np.ndarray:
     """`C^T C m` on the extended horizon, float64 NumPy."""
-    length = scores.circulant_length(weights.size, mechanism.strategy.bands)
-    power = np.abs(np.fft.rfft(mechanism.strategy.array, length)) ** 2
+    strategy = mechanism.strategy
+    assert not isinstance(strategy, Dense)  # `add_candidates` makes no tangents for it
+    length = scores.circulant_length(weights.size, strategy.bands)
+    power = np.abs(np.fft.rfft(strategy.array, length)) ** 2
     return np.fft.irfft(np.fft.rfft(weights, length) * power, length)[: weights.size]
 
 
@@ -253,7 +257,7 @@ def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     # L grows with every score, so an error of the coordinate is covered by lowering it by its bound.
     shift = upper - below - _tree_sum(products) - slack
     noise = noise + shift[:, None] * tables["along"].astype(dtype)
-    return Draws(loss_of_scores(scheme, sigma * noise, sigma), log_weight)
+    return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma, "add"), log_weight)
 
 
 def _tree_sum(values):
@@ -279,6 +283,8 @@ def add_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
     found = []
     if log_scale < -1e-3:
         found.append(Proposal("plain, less none", "add", mechanism, log_scale, base.draw_block))
+    if isinstance(mechanism.strategy, Dense):  # no tangents: its columns differ in norm
+        return found
     at_zero = tangent(mechanism, np.zeros(mechanism.scheme.iterations))
     if at_zero is not None and at_zero.constant + epsilon - log_scale > 0:
         minorant = best_minorant(mechanism, epsilon)

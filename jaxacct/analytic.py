@@ -1,7 +1,8 @@
 """Analytic guarantees: the fallback candidate that needs no sampling.
 
 Two mechanisms bound ours from above. With the participation pattern revealed, at most k disjoint columns of
-norm 1 are hit, each by at most k_u examples: a Gaussian mechanism of sensitivity k_u sqrt(k). And when the
+norm 1 are hit, each by at most k_u examples: a Gaussian mechanism of sensitivity k_u sqrt(k). Where columns
+overlap (C not banded) each participation adds at most 2 `cross` to the square of that, k_u = 1. And when the
 pattern is Poisson (b = 1) or the phase of a cyclic scheme is revealed, the outputs are independent
 Poisson-sampled Gaussians, for which dp-accounting's privacy loss distribution is an upper bound.
 """
@@ -25,8 +26,10 @@ def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) 
     return float(-np.exp(log_first) * np.expm1(min(log_second - log_first, 0.0)))
 
 
-def independent_event(scheme: Scheme, noise_multiplier: float):
+def independent_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.0):
     """The Poisson-sampled event that dominates the scheme, or None where there is none."""
+    if cross:
+        return None
     if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
         rounds = scheme.iterations
     elif isinstance(scheme, CyclicPoisson):
@@ -38,32 +41,35 @@ def independent_event(scheme: Scheme, noise_multiplier: float):
     return dp_accounting.SelfComposedDpEvent(sampled, rounds)
 
 
-def unamplified_sensitivity(scheme: Scheme) -> float:
+def unamplified_sensitivity(scheme: Scheme, cross: float = 0.0) -> float:
     """Of the mechanism with the participation pattern revealed."""
     examples = scheme.examples_per_user if isinstance(scheme, MultiAttribution) else 1
     if isinstance(scheme, TruncatedBMinSep) and scheme.can_cut:
         examples = 2  # an example may take another one's place in the batch
-    return examples * math.sqrt(scheme.max_participations)
+    return math.sqrt(examples * scheme.max_participations * (examples + 2 * cross))
 
 
-def unamplified_event(scheme: Scheme, noise_multiplier: float):
+def unamplified_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.0):
     """The Gaussian event with the participation pattern revealed."""
-    return dp_accounting.GaussianDpEvent(noise_multiplier / unamplified_sensitivity(scheme))
+    return dp_accounting.GaussianDpEvent(noise_multiplier / unamplified_sensitivity(scheme, cross))
 
 
-def analytic_delta(scheme: Scheme, noise_multiplier: float, epsilon: float, compose_with=None) -> float:
+def analytic_delta(
+    scheme: Scheme, noise_multiplier: float, epsilon: float, compose_with=None, cross: float = 0.0
+) -> float:
     """The best analytic upper bound on delta(epsilon); natural log epsilon.
 
     Args:
       compose_with: a `DpEvent` to compose with, or None.
+      cross: the largest of `Mechanism.cross_terms`.
     """
-    event = independent_event(scheme, noise_multiplier)
+    event = independent_event(scheme, noise_multiplier, cross)
     if compose_with is None:
-        bounds = [gaussian_delta(epsilon, noise_multiplier, unamplified_sensitivity(scheme))]
+        bounds = [gaussian_delta(epsilon, noise_multiplier, unamplified_sensitivity(scheme, cross))]
         events = [event] if event is not None else []
     else:
         bounds = []
-        events = [event if event is not None else unamplified_event(scheme, noise_multiplier)]
+        events = [event if event is not None else unamplified_event(scheme, noise_multiplier, cross)]
     for event in events:
         accountant = pld.PLDAccountant()
         accountant.compose(event)
@@ -73,9 +79,9 @@ def analytic_delta(scheme: Scheme, noise_multiplier: float, epsilon: float, comp
     return float(min(bounds))
 
 
-def unamplified_noise_multiplier(scheme: Scheme, epsilon: float, delta: float) -> float:
+def unamplified_noise_multiplier(scheme: Scheme, epsilon: float, delta: float, cross: float = 0.0) -> float:
     """The noise multiplier at which the pattern may be revealed: an upper end for any search."""
-    sensitivity = unamplified_sensitivity(scheme)
+    sensitivity = unamplified_sensitivity(scheme, cross)
 
     def excess(log_sigma):
         return gaussian_delta(epsilon, math.exp(log_sigma), sensitivity) - delta

@@ -14,11 +14,11 @@ from jaxacct.composition import event_profile
 from jaxacct.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
 from jaxacct.files import Checkpoint
 from jaxacct.mechanism import Mechanism, check_bands
+from jaxacct.non_banded import Strategy
 from jaxacct.plan import Plan
 from jaxacct.proposals import DIRECTIONS
 from jaxacct.randomness import BLOCK_SIZE
 from jaxacct.schemes import MultiAttribution, Scheme, TruncatedBMinSep
-from jaxacct.toeplitz import BandedToeplitz
 from jaxacct.verify import Evidence, Progress, verify
 
 SEARCH_BLOCKS = 64
@@ -36,7 +36,7 @@ class NotCertifiedError(Exception):
 
 def calibrate(
     scheme: Scheme,
-    strategy: BandedToeplitz,
+    strategy: Strategy,
     *,
     epsilon: float,
     delta: float,
@@ -160,8 +160,9 @@ def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan
 
 
 def _release(search, delta, ratio, max_samples, options, key) -> Plan:
+    cross = float(search._at(1.0).cross_terms.max())
     fallback = analytic_exponent(
-        search.scheme, search.epsilon, search.budget.delta, ratio, search.compose_with
+        search.scheme, search.epsilon, search.budget.delta, ratio, search.compose_with, cross
     )
     state = options["checkpoint"].load("search") if options["checkpoint"] else None
     if state is None or state.get("target") != search.describe(delta, ratio, max_samples):
@@ -243,7 +244,7 @@ class _Search:
     """The estimates that pick candidates; nothing here is a guarantee."""
 
     scheme: Scheme
-    strategy: BandedToeplitz
+    strategy: Strategy
     epsilon: float
     budget: Budget
     rule: str
@@ -380,7 +381,7 @@ def _fewest(theta: float, budget: Budget) -> float:
     return 0.0 if theta >= 1 else math.log(1 / budget.failure_probability) / -math.log1p(-theta)
 
 
-def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None) -> int:
+def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None, cross: float = 0.0) -> int:
     """The smallest grid exponent at which an analytic accountant already gives (epsilon, delta).
 
     Raises:
@@ -388,9 +389,9 @@ def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None) -> int:
     """
 
     def private(exponent):
-        return analytic.analytic_delta(scheme, ratio**exponent, epsilon, compose_with) <= delta
+        return analytic.analytic_delta(scheme, ratio**exponent, epsilon, compose_with, cross) <= delta
 
-    top = analytic.unamplified_noise_multiplier(scheme, epsilon, delta)
+    top = analytic.unamplified_noise_multiplier(scheme, epsilon, delta, cross)
     high = math.ceil(math.log(top) / math.log(ratio)) + 1
     while not private(high):
         high += 64
@@ -422,7 +423,10 @@ def make_plan(
     """Assemble a plan; without evidence it is the analytic guarantee that certifies it."""
     bound = None
     if evidence is None:
-        bound = analytic.analytic_delta(mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with)
+        cross = float(mechanism.cross_terms.max())
+        bound = analytic.analytic_delta(
+            mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with, cross
+        )
     expected = largest = None
     if dataset_size is not None:
         scheme = mechanism.scheme

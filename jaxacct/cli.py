@@ -32,6 +32,7 @@ from jaxacct import (
     shards,
 )
 from jaxacct.hockey_stick import NonFiniteLossError
+from jaxacct.non_banded import BandedInverse, Dense, Strategy, noise_copies
 from jaxacct.progress import watch
 
 SchemeName = Literal[
@@ -64,7 +65,8 @@ class Problem:
     truncate_to: int | None = None
     """For truncated-b-min-sep: larger batches are cut to this size, which may be as small as the mean one."""
     strategy: str = "optimal"
-    """"optimal", "square-root", or a file of coefficients."""
+    """"optimal", "square-root", or a file of coefficients; "bisr" and "optimal-inverse" are Toeplitz with an
+    inverse of --bands bands, for which the noise is an upper bound."""
 
     def build_scheme(self):
         """The scheme; ValueError in one line for what cannot be."""
@@ -125,14 +127,21 @@ class Problem:
             )
         return 1 if value is None else value
 
-    def build_strategy(self, scheme) -> BandedToeplitz:
+    def build_strategy(self, scheme) -> Strategy:
         """The strategy matrix."""
         return build_strategy(self.strategy, self.bands, scheme)
 
 
-def build_strategy(name: str, bands: int, scheme) -> BandedToeplitz:
+STRATEGIES = ("optimal", "square-root", "bisr", "optimal-inverse")
+
+
+def build_strategy(name: str, bands: int, scheme) -> BandedToeplitz | BandedInverse:
     """A strategy by name, or from the file of that name."""
     _validate.positive_integer("bands", bands)
+    if name == "bisr":
+        return BandedInverse.bisr(iterations=scheme.iterations, bands=bands)
+    if name == "optimal-inverse":
+        return BandedInverse.optimal(iterations=scheme.iterations, bands=bands)
     if name == "square-root":
         return BandedToeplitz.square_root(bands)
     if name == "optimal":
@@ -143,7 +152,7 @@ def build_strategy(name: str, bands: int, scheme) -> BandedToeplitz:
             participations=scheme.max_participations,
         )
     if not Path(name).exists():
-        raise ValueError(f"strategy must be optimal, square-root or a file of coefficients, was {name!r}")
+        raise ValueError(f"strategy must be {', '.join(STRATEGIES)} or a file of coefficients, was {name!r}")
     return BandedToeplitz.from_file(name)
 
 
@@ -358,7 +367,7 @@ def strategy_command(
       iterations: number of training steps.
       bands: bands of the matrix.
       min_separation: steps between participations; the number of bands by default.
-      strategy: optimal, square-root, or a file of coefficients.
+      strategy: optimal, square-root, bisr, optimal-inverse, or a file of coefficients.
       noise_multiplier: for the error.
       out: write the coefficients to this file, one a line.
       json: print one JSON object.
@@ -370,13 +379,15 @@ def strategy_command(
     matrix = build_strategy(strategy, bands, scheme)
     error = prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
     if out:
+        if not isinstance(matrix, BandedToeplitz):
+            raise ValueError(f"out must not be given for {strategy}: it is made again from its bands")
         matrix.save(out)
     if json:
-        _print({"coefficients": list(matrix.coefficients), "prefix_sum_error": error}, True)
+        _print({"coefficients": matrix.array.tolist(), "prefix_sum_error": error}, True)
     else:
         print(f"{matrix.bands} bands, mean squared prefix-sum error {error:.6g} over {iterations} steps")
         if not out:
-            print(" ".join(f"{c:.6g}" for c in matrix.coefficients))
+            print(" ".join(f"{c:.6g}" for c in matrix.array))
     return 0
 
 
@@ -423,8 +434,7 @@ def describe(plan: Plan) -> str:
         f"noise multiplier      {mechanism.noise_multiplier:.6g}   (noise std per unit of clip norm)",
         f"epsilon, delta        {plan.epsilon:g}, {plan.delta:g}",
         f"scheme                {mechanism.scheme}",
-        f"strategy              banded Toeplitz, {mechanism.strategy.bands} bands, column norm 1; training "
-        f"keeps {mechanism.strategy.bands - 1} more noise copies of the parameters",
+        f"strategy              {_strategy_line(mechanism)}",
         f"prefix-sum error      {plan.prefix_sum_error:.6g}",
     ]
     if plan.expected_batch_size is not None:
@@ -441,6 +451,17 @@ def describe(plan: Plan) -> str:
     else:
         lines += _evidence_lines(plan.evidence)
     return "\n".join(lines)
+
+
+def _strategy_line(mechanism: Mechanism) -> str:
+    strategy = mechanism.strategy
+    if isinstance(strategy, Dense):
+        return "dense, largest column norm 1; the noise multiplier is an upper bound; not for training"
+    inverse = isinstance(strategy, BandedInverse)
+    bands = noise_copies(strategy) + 1
+    kind = f"Toeplitz, its inverse of {bands} bands" if inverse else f"banded Toeplitz, {bands} bands"
+    bound = "; the noise multiplier is an upper bound" if mechanism.is_upper_bound else ""
+    return f"{kind}, column norm 1; training keeps {bands - 1} more noise copies of the parameters{bound}"
 
 
 def _evidence_lines(evidence) -> list[str]:

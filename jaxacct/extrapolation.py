@@ -27,6 +27,7 @@ from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import loss_of_scores
 from jaxacct.proposals import Draws, Proposal
 from jaxacct.schemes import TruncatedBMinSep
+from jaxacct.toeplitz import BandedToeplitz
 
 _PILOT_BLOCKS = 16
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
@@ -136,7 +137,8 @@ def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: floa
 
 def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     noise = scores.noise_scores(key, strategy, scheme.iterations, randomness.BLOCK_SIZE, dtype)
-    loss = loss_of_scores(scheme, sigma * (noise - tables["shift"].astype(dtype)), sigma)
+    pushed = sigma * (noise - tables["shift"].astype(dtype))
+    loss = loss_of_scores(scheme, strategy, pushed, sigma, "add")
     return Draws(loss, jnp.zeros_like(loss))
 
 
@@ -198,6 +200,8 @@ def cheaper_extrapolation(
     The choice rests on pilot draws of `key` alone, so it is independent of the draws that certify.
     """
     if samples_otherwise <= 2 * PLANNED_SAMPLES or isinstance(mechanism.scheme, TruncatedBMinSep):
+        return None
+    if not isinstance(mechanism.strategy, BandedToeplitz):
         return None
     planned = plan_extrapolation(mechanism, epsilon, key)
     return planned if planned and planned.log_expected < math.log(delta_v) else None

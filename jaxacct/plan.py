@@ -19,8 +19,9 @@ from jaxacct.composition import event_from_json, event_to_json
 from jaxacct.extrapolation import Certificate
 from jaxacct.files import read_json, write_atomically
 from jaxacct.mechanism import Mechanism
+from jaxacct.non_banded import strategy_from_json, strategy_to_json
 from jaxacct.schemes import MultiAttribution, TruncatedBMinSep, scheme_from_json, scheme_to_json
-from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
+from jaxacct.toeplitz import prefix_sum_error
 from jaxacct.verify import DirectionEvidence, Evidence, dense_counts, recheck, verify
 
 SCHEMA = "jaxacct-plan"
@@ -118,8 +119,13 @@ class Plan:
             f"{self._unit()} under zero-out adjacency{together}, certified {how}. It assumes that batches "
             f"are drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's "
             f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
-            "released."
+            f"released.{self._bound()}"
         )
+
+    def _bound(self) -> str:
+        if not self.mechanism.is_upper_bound:
+            return ""
+        return " It is an upper bound: the strategy matrix is not banded and its cross terms were bounded."
 
     def _unit(self) -> str:
         scheme = self.mechanism.scheme
@@ -175,7 +181,7 @@ class Plan:
             "delta": self.delta,
             "adjacency": "zero-out",
             "scheme": scheme_to_json(mechanism.scheme),
-            "strategy": {"coefficients": list(mechanism.strategy.coefficients)},
+            "strategy": strategy_to_json(mechanism.strategy),
             "noise_multiplier": mechanism.noise_multiplier,
             "dataset_size": self.dataset_size,
             "expected_batch_size": self.expected_batch_size,
@@ -206,7 +212,7 @@ class Plan:
         try:
             mechanism = Mechanism(
                 scheme_from_json(data["scheme"]),
-                BandedToeplitz(tuple(data["strategy"]["coefficients"])),
+                strategy_from_json(data["strategy"]),
                 data["noise_multiplier"],
             )
             evidence = data["evidence"]

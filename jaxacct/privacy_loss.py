@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxacct import scores
 from jaxacct.mechanism import Mechanism
+from jaxacct.non_banded import Strategy
 from jaxacct.schemes import Scheme, TruncatedBMinSep
-from jaxacct.toeplitz import BandedToeplitz
 
 DIRECTIONS = ("remove", "add")
 
@@ -25,7 +25,8 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
         `TruncatedBMinSep` only, under whose adversary they are public.
 
     Returns:
-      (batch,) or () of the same dtype, natural log. Exact up to rounding for the n x n matrix C.
+      (batch,) or () of the same dtype, natural log. Exact up to rounding for the n x n matrix C; an upper
+      bound where C is not banded within the minimum separation (`Mechanism.is_upper_bound`).
 
     Raises:
       ValueError: when the last axis is not the number of iterations, or for batch sizes that are missing or
@@ -59,7 +60,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _loss_of_outputs(scheme: Scheme, strategy: BandedToeplitz, sigma, outputs, batch_sizes):
+def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes):
     half_norms = scores.truncated_square_norms(strategy, scheme.iterations) / 2
     halves = jnp.asarray(half_norms, outputs.dtype)
     excess = scores.output_scores(outputs, strategy) - halves
@@ -67,10 +68,21 @@ def _loss_of_outputs(scheme: Scheme, strategy: BandedToeplitz, sigma, outputs, b
     return _losses(scheme, excess / variance, halves / variance, batch_sizes)
 
 
-def loss_of_scores(scheme: Scheme, scores_, sigma, batch_sizes=None):
-    """L of (num_samples, iterations) scores on the extended horizon, all columns having norm 1 there."""
+def loss_of_scores(
+    scheme: Scheme, strategy: Strategy, scores_, sigma, direction: str = "remove", batch_sizes=None
+):
+    """L of (num_samples, iterations) scores, on the horizon of `jaxacct.scores`.
+
+    Where C is not banded within the separation, a bound on L: from above for `direction` "remove" and from
+    below for "add", so that both divergences come out too large (NON_BANDED.md).
+    """
     sigma = jnp.asarray(sigma, scores_.dtype)
-    return _losses(scheme, (scores_ - 0.5) / sigma**2, 0.5 / sigma**2, batch_sizes)
+    halves = jnp.asarray(scores.half_square_norms(strategy), scores_.dtype)
+    lowered = halves
+    if direction == "add":
+        mechanism = Mechanism(scheme, strategy, 1.0)
+        lowered = halves + jnp.asarray(mechanism.cross_terms, scores_.dtype)
+    return _losses(scheme, (scores_ - lowered) / sigma**2, halves / sigma**2, batch_sizes)
 
 
 def _losses(scheme, log_ratios, half_square_norms, batch_sizes):

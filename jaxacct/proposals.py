@@ -117,7 +117,9 @@ def _draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
     )(keys, sigma, tables)
 
 
-def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, batch_sizes=None) -> jax.Array:
+def draw_block_at(
+    key, scheme, strategy, sigma, dtype, draw_counts, direction="remove", batch_sizes=None
+) -> jax.Array:
     """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
     The shared body of every proposal that shifts the outputs by a drawn participation count vector.
@@ -127,7 +129,7 @@ def draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, batch_sizes=
     normals = scores.draw_normals(normals_key, strategy, n, size, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, size).astype(dtype)
     drawn = scores.scores_from_normals(normals, strategy, n, sigma, counts)
-    return loss_of_scores(scheme, drawn, sigma, batch_sizes)
+    return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes)
 
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
@@ -156,7 +158,7 @@ def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    loss = draw_block_at(key, scheme, strategy, sigma, dtype, None)
+    loss = draw_block_at(key, scheme, strategy, sigma, dtype, None, "add")
     return Draws(loss, jnp.zeros_like(loss))
 
 
@@ -176,7 +178,7 @@ def _cut(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
     def draw_counts(counts_key, size):
         return scheme.draw_counts(counts_key, sizes, direction)
 
-    loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, sizes)
+    loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, direction, sizes)
     return Draws(loss, jnp.zeros_like(loss))
 
 

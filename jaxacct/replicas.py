@@ -24,6 +24,7 @@ from jaxacct.schemes import (
     multi_attribution_replicas,
     poisson_replicas,
 )
+from jaxacct.toeplitz import BandedToeplitz
 
 
 def _module(mechanism: Mechanism):
@@ -40,7 +41,9 @@ def _module(mechanism: Mechanism):
 
 
 def most_replicas(mechanism: Mechanism) -> int:
-    """The largest number of replicas that there are tables for."""
+    """The largest number of replicas that there are tables for; 1 where C is not banded (NON_BANDED.md)."""
+    if not isinstance(mechanism.strategy, BandedToeplitz):
+        return 1
     return _module(mechanism).most_replicas(mechanism)
 
 

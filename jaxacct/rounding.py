@@ -97,4 +97,4 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
 def _losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
     drawn = scores.scores_from_normals(normals, strategy, scheme.iterations, sigma, participation)
     drawn = drawn if shift is None else drawn - sigma * shift
-    return loss_of_scores(scheme, drawn, sigma, batch_sizes)
+    return loss_of_scores(scheme, strategy, drawn, sigma, "remove", batch_sizes)

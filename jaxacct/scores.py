@@ -5,7 +5,8 @@ the noise part of the scores is drawn in the frequency domain (a stationary Gaus
 spectrum is |c_hat|^2) and costs one inverse FFT; the signal part is the autocorrelation of `c` around
 each participation. These are the scores of the mechanism that also releases the bands - 1 rows after
 step n. The real mechanism is a post-processing of that one, so an upper bound on the privacy loss of one
-holds for the other, and the column norm is 1 for every step (MATH.md section 2).
+holds for the other, and the column norm is 1 for every step (MATH.md section 2). A dense C has no such
+horizon: its scores are matrix products on its own rows.
 """
 
 import functools
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import fft as scipy_fft
 
-from jaxacct.toeplitz import BandedToeplitz
+from jaxacct.non_banded import Dense, Strategy
 
 # Each score mixes all N frequencies. A float32 normal from `jax.random.normal` ends at 5.4 standard
 # deviations; the mixture of 128 of them has the Gaussian tail to a relative 1e-4 at 6.
@@ -30,18 +31,24 @@ def circulant_length(iterations: int, bands: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _amplitude(strategy: BandedToeplitz, length: int) -> np.ndarray:
+def _amplitude(strategy: Strategy, length: int) -> np.ndarray:
     """|c_hat| on the half spectrum, (length / 2 + 1,) float64."""
+    assert not isinstance(strategy, Dense)  # has no spectrum
     return np.abs(np.fft.rfft(strategy.array, length))
 
 
-def draw_normals(key, strategy: BandedToeplitz, iterations: int, num_samples: int, dtype):
-    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays."""
+def draw_normals(key, strategy: Strategy, iterations: int, num_samples: int, dtype):
+    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays.
+
+    For a dense C one (num_samples, iterations) array: its noise itself.
+    """
+    if isinstance(strategy, Dense):
+        return (jax.random.normal(key, (num_samples, iterations), dtype),)
     shape = (num_samples, circulant_length(iterations, strategy.bands) // 2 + 1)
     return tuple(jax.random.normal(part, shape, dtype) for part in jax.random.split(key))
 
 
-def scores_from_normals(normals, strategy: BandedToeplitz, iterations: int, sigma, participation=None):
+def scores_from_normals(normals, strategy: Strategy, iterations: int, sigma, participation=None):
     """Scores of `C x + sigma z`: `C^T C x + sigma C^T z` on the extended horizon, one inverse FFT.
 
     Args:
@@ -53,6 +60,8 @@ def scores_from_normals(normals, strategy: BandedToeplitz, iterations: int, sigm
       (num_samples, iterations). At sigma = 1 and x = 0 each has unit variance, and the covariance of
       scores d steps apart is the autocorrelation of the coefficients at d.
     """
+    if isinstance(strategy, Dense):
+        return _dense_scores(normals[0], strategy, sigma, participation)
     real, imaginary = normals
     length = circulant_length(iterations, strategy.bands)
     scale = _amplitude(strategy, length) * np.sqrt(length / 2)
@@ -71,26 +80,37 @@ def scores_from_normals(normals, strategy: BandedToeplitz, iterations: int, sigm
     return jnp.fft.irfft(spectrum, length)[:, :iterations]
 
 
-def noise_scores(key, strategy: BandedToeplitz, iterations: int, num_samples: int, dtype):
+def _dense_scores(normals, strategy: Dense, sigma, participation):
+    """`C^T (C x + sigma z)` on the n rows that there are, at the full accuracy of the dtype."""
+    matrix = jnp.asarray(strategy.matrix, normals.dtype)
+    outputs = jnp.asarray(sigma, normals.dtype) * normals
+    if participation is not None:
+        outputs = outputs + jnp.dot(participation, matrix.T, precision="highest")
+    return jnp.dot(outputs, matrix, precision="highest")
+
+
+def noise_scores(key, strategy: Strategy, iterations: int, num_samples: int, dtype):
     """Draw `C^T z`, (num_samples, iterations) of `dtype`, for white z of unit variance."""
     normals = draw_normals(key, strategy, iterations, num_samples, dtype)
     return scores_from_normals(normals, strategy, iterations, 1.0)
 
 
-def signal_scores(participation, strategy: BandedToeplitz):
+def signal_scores(participation, strategy: Strategy):
     """`C^T C x` on the extended horizon, for (..., iterations) participation counts or weights.
 
     Returns the same shape and dtype: the autocorrelation of the coefficients around each participation.
     """
-    if strategy.bands == 1:
+    if strategy.bands == 1 and not isinstance(strategy, Dense):
         return participation
+    if isinstance(strategy, Dense):
+        return _dense_scores(jnp.zeros_like(participation), strategy, 1.0, participation)
     iterations = participation.shape[-1]
     length = circulant_length(iterations, strategy.bands)
     power = jnp.asarray(_amplitude(strategy, length) ** 2, participation.dtype)
     return jnp.fft.irfft(jnp.fft.rfft(participation, length) * power, length)[..., :iterations]
 
 
-def output_scores(outputs, strategy: BandedToeplitz):
+def output_scores(outputs, strategy: Strategy):
     """Sliding dot products `s_i = <c, y_i .. y_{i+bands-1}>` of given outputs, y being zero past n.
 
     Args:
@@ -98,6 +118,8 @@ def output_scores(outputs, strategy: BandedToeplitz):
 
     Returns the same shape and dtype.
     """
+    if isinstance(strategy, Dense):
+        return jnp.dot(outputs, jnp.asarray(strategy.matrix, outputs.dtype), precision="highest")
     iterations = outputs.shape[-1]
     length = circulant_length(iterations, strategy.bands)
     spectrum = jnp.asarray(np.conj(np.fft.rfft(strategy.array, length)))
@@ -106,8 +128,17 @@ def output_scores(outputs, strategy: BandedToeplitz):
     )
 
 
-def truncated_square_norms(strategy: BandedToeplitz, iterations: int) -> np.ndarray:
+def truncated_square_norms(strategy: Strategy, iterations: int) -> np.ndarray:
     """`||c_i||^2` of each column of the n x n strategy matrix, (iterations,) float64."""
+    if isinstance(strategy, Dense):
+        return np.square(strategy.matrix).sum(axis=0)
     cumulative = np.cumsum(strategy.array**2)
     remaining = np.minimum(iterations - np.arange(iterations), strategy.bands)
     return cumulative[remaining - 1]
+
+
+def half_square_norms(strategy: Strategy) -> np.ndarray:
+    """`||c_i||^2 / 2` on the horizon of `scores_from_normals`: () 1/2, or (iterations,) for a dense C."""
+    if isinstance(strategy, Dense):
+        return truncated_square_norms(strategy, len(strategy.matrix)) / 2
+    return np.asarray(0.5)

@@ -18,10 +18,10 @@ from jaxacct.bounds import Budget
 from jaxacct.calibrate import make_plan
 from jaxacct.files import Checkpoint, read_json, write_atomically
 from jaxacct.mechanism import Mechanism
+from jaxacct.non_banded import strategy_from_json
 from jaxacct.plan import Plan
 from jaxacct.proposals import DIRECTIONS
 from jaxacct.schemes import scheme_from_json
-from jaxacct.toeplitz import BandedToeplitz
 from jaxacct.verify import (
     Evidence,
     Progress,
@@ -275,7 +275,7 @@ def target_of(plan: Plan) -> dict:
 
 
 def _mechanism(target: dict) -> Mechanism:
-    strategy = BandedToeplitz(tuple(target["strategy"]["coefficients"]))
+    strategy = strategy_from_json(target["strategy"])
     return Mechanism(scheme_from_json(target["scheme"]), strategy, target["noise_multiplier"])
 
 

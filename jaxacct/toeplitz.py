@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy import optimize, signal
+from scipy import linalg, optimize, signal
 
 from jaxacct import _validate
 from jaxacct.files import write_atomically
@@ -168,11 +168,12 @@ def inverse_coefficients(strategy: BandedToeplitz, iterations: int) -> np.ndarra
     return np.asarray(signal.lfilter([1.0], strategy.array, impulse))
 
 
-def prefix_sum_error(strategy: BandedToeplitz, *, iterations: int, noise_multiplier: float) -> float:
+def prefix_sum_error(strategy, *, iterations: int, noise_multiplier: float) -> float:
     """Mean squared error of prefix sums, `(1/n) ||A C^-1||_F^2 sigma^2`.
 
     Args:
-      iterations: n; any size, in O(n bands) time and O(n) memory.
+      strategy: a `BandedToeplitz`, or one of `jaxacct.non_banded`.
+      iterations: n; any size, in O(n bands) time and O(n) memory (dense: O(n^3) and O(n^2)).
       noise_multiplier: sigma per unit of clip norm, above 0.
 
     Returns:
@@ -180,6 +181,10 @@ def prefix_sum_error(strategy: BandedToeplitz, *, iterations: int, noise_multipl
     """
     n = _validate.positive_integer("iterations", iterations)
     sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
+    matrix = getattr(strategy, "matrix", None)
+    if matrix is not None:  # dense
+        sums = np.cumsum(linalg.solve_triangular(matrix, np.eye(n), lower=True), axis=0)
+        return float(np.square(sums).sum() / n * sigma**2)
     sums = np.asarray(signal.lfilter([1.0], strategy.array, np.ones(n)))
     return float(np.dot(n - np.arange(n), sums**2) / n * sigma**2)
 

@@ -28,6 +28,7 @@ from jaxacct.extrapolation import (
 )
 from jaxacct.files import Checkpoint
 from jaxacct.mechanism import Mechanism
+from jaxacct.non_banded import strategy_to_json
 from jaxacct.proposals import DIRECTIONS, Proposal
 from jaxacct.schemes import scheme_to_json
 
@@ -467,7 +468,7 @@ def _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_sa
     """A name for exactly this verification: another target, rule or limit is another job."""
     described = {
         "scheme": scheme_to_json(mechanism.scheme),
-        "coefficients": list(mechanism.strategy.coefficients),
+        "strategy": strategy_to_json(mechanism.strategy),
         "noise_multiplier": mechanism.noise_multiplier,
         "epsilon": epsilon,
         "budget": dataclasses.asdict(budget),

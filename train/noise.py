@@ -1,8 +1,9 @@
 """Correlated noise `C^{-1} z`, streamed: the last bands - 1 noise vectors are all that is kept.
 
-With C banded Toeplitz, `w = C^{-1} z` obeys `c_0 w_t = z_t - c_1 w_{t-1} - .. - c_{b-1} w_{t-b+1}`. Adding
+With C Toeplitz, `w = C^{-1} z` obeys `c_0 w_t = z_t - c_1 w_{t-1} - .. - c_{b-1} w_{t-b+1}`. Adding
 `clip_norm sigma w_t` to the sum of clipped gradients of step t releases `C^{-1} (C x + sigma z)`, which is
-what was accounted for (seed 003, section 2). One band is plain DP-SGD.
+what was accounted for (seed 003, section 2). One band is plain DP-SGD. Where the inverse h is banded, the
+last vectors z are kept instead: `w_t = h_0 z_t + .. + h_{b-1} z_{t-b+1}`.
 
 The buffer is kept in float32. Rounding it (to bfloat16, say) would make the released noise a rounded
 function of itself rather than the Gaussian of the guarantee, so that is not offered.
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxacct import BandedToeplitz
+from jaxacct.non_banded import BandedInverse, Strategy, noise_copies
 
 
 class NoiseState(NamedTuple):
@@ -25,7 +26,7 @@ class NoiseState(NamedTuple):
     step: jax.Array
     """() int32: vectors drawn so far."""
     recent: Any
-    """Pytree like the parameters with a leading axis of bands - 1: the last vectors `w`, a ring."""
+    """Pytree like the parameters with a leading axis: the last vectors `w` (or `z`), a ring."""
     key: jax.Array
     """(2, 2) uint32: two threefry keys; the draws of a step depend on them and the step alone."""
 
@@ -35,7 +36,7 @@ def fresh_key() -> np.ndarray:
     return np.frombuffer(os.urandom(16), np.uint32).reshape(2, 2)
 
 
-def init(strategy: BandedToeplitz, params, key) -> NoiseState:
+def init(strategy: Strategy, params, key) -> NoiseState:
     """The state before the first step; the buffer is sharded like the parameters.
 
     Args:
@@ -45,7 +46,7 @@ def init(strategy: BandedToeplitz, params, key) -> NoiseState:
     """
 
     def zeros(leaf):
-        shape = (strategy.bands - 1, *jnp.shape(leaf))
+        shape = (noise_copies(strategy), *jnp.shape(leaf))
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
@@ -56,23 +57,29 @@ def init(strategy: BandedToeplitz, params, key) -> NoiseState:
     return NoiseState(jnp.zeros((), jnp.int32), jax.tree.map(zeros, params), words)
 
 
-def draw(strategy: BandedToeplitz, state: NoiseState, params) -> tuple[Any, NoiseState]:
+def draw(strategy: Strategy, state: NoiseState, params) -> tuple[Any, NoiseState]:
     """`w_t` for unit noise, a pytree like `params` in float32, and the state after it. Jittable."""
-    c = strategy.array
+    kept = noise_copies(strategy)
+    inverse = isinstance(strategy, BandedInverse)
+    c = np.array(strategy.inverse) if inverse else strategy.array  # pyright: ignore
     fresh = standard_normals(state.key, state.step, params)
-    if c.size == 1:
+    if kept == 0:
         return fresh, state._replace(step=state.step + 1)
-    place = state.step % (c.size - 1)
+    place = state.step % kept
     # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
-    ages = 1 + (place - 1 - jnp.arange(c.size - 1)) % (c.size - 1)
+    ages = 1 + (place - 1 - jnp.arange(kept)) % kept
     weights = jnp.asarray(c, jnp.float32)[ages]
 
     def solve(z, recent):
-        return (z - jnp.tensordot(weights, recent, axes=1)) / jnp.float32(c[0])
+        earlier = jnp.tensordot(weights, recent, axes=1)
+        first = jnp.float32(c[0])
+        return first * z + earlier if inverse else (z - earlier) / first
 
     drawn = jax.tree.map(solve, fresh, state.recent)
     recent = jax.tree.map(
-        lambda ring, w: jax.lax.dynamic_update_index_in_dim(ring, w, place, 0), state.recent, drawn
+        lambda ring, w: jax.lax.dynamic_update_index_in_dim(ring, w, place, 0),
+        state.recent,
+        fresh if inverse else drawn,
     )
     return drawn, NoiseState(state.step + 1, recent, state.key)
 

@@ -21,6 +21,7 @@ import numpy as np
 from jaxacct.mechanism import Mechanism
 from jaxacct.randomness import exponential_32, uniform_32
 from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.toeplitz import BandedToeplitz
 
 # Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
 MAX_TABLE_BYTES = 2.5e9
@@ -83,6 +84,8 @@ def _warm(scheme) -> bool:
 
 def attractions(mechanism: Mechanism) -> np.ndarray:
     """(b + 1,) float64: `E_d = exp(a_d / sigma^2)` for participations d = 0..b steps apart."""
+    if not isinstance(mechanism.strategy, BandedToeplitz):
+        raise TypeError("replicas need a banded Toeplitz strategy")
     c, b = mechanism.strategy.array, mechanism.scheme.min_separation
     autocorrelation = np.zeros(b + 1)
     autocorrelation[: c.size] = np.correlate(c, c, "full")[c.size - 1 :]
