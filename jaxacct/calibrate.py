@@ -49,6 +49,7 @@ def calibrate(
     max_samples: int | None = None,
     proposal: str | None = None,
     compose_with=None,
+    adjacency: str = "zero-out",
     checkpoint_dir=None,
     progress: Progress | None = None,
     key=None,
@@ -74,6 +75,8 @@ def calibrate(
       max_samples: draws a direction and candidate; by default half a million, or what the target needs.
       proposal: insist on this proposal ("plain"); by default the cheapest.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
+      adjacency: "zero-out" only. Seed 003 has its pairs for it alone; of replace-one it says that one can be
+        derived (footnote to corollary D.2), and gives none.
       checkpoint_dir: keeps finished batches; the same call then resumes.
       progress: called with (what, samples done, samples expected).
       key: JAX key, from the operating system by default. Only tests should fix it.
@@ -94,6 +97,7 @@ def calibrate(
     if dataset_size is not None:
         _validate.positive_integer("dataset_size", dataset_size)
     _validate.one_of("rule", rule, ("anytime", "fixed"))
+    _validate.one_of("adjacency", adjacency, ("zero-out",))
     if isinstance(scheme, TruncatedBMinSep) and dataset_size not in (None, scheme.dataset_size):
         raise ValueError(f"dataset_size must be the scheme's {scheme.dataset_size}, was {dataset_size}")
     check_bands(scheme, strategy)

@@ -209,6 +209,8 @@ class Plan:
             raise ValueError(
                 f"plan schema_version must be {SCHEMA_VERSION}, was {data.get('schema_version')!r}"
             )
+        if data.get("adjacency") != "zero-out":
+            raise ValueError(f"plan adjacency must be 'zero-out', was {data.get('adjacency')!r}")
         try:
             mechanism = Mechanism(
                 scheme_from_json(data["scheme"]),
