@@ -131,29 +131,39 @@ def main() -> None:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Prefix-sum error against epsilon, a line for each (scheme, bands, separation, epoch length)."""
+    """Prefix-sum error against epsilon: a panel for each epoch length or separation, a line a setting."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     epochs = sorted({int(row["epoch_length"]) for row in rows})
-    figure, panels = pyplot.subplots(1, len(epochs), figsize=(6 * len(epochs), 4.5), squeeze=False)
-    for panel, epoch in zip(panels[0], epochs, strict=True):
-        lines: dict[str, list] = {}
-        for row in rows:
-            if int(row["epoch_length"]) == epoch:
-                label = f"{row['scheme']}, {row['bands']} bands, separation {row['separation']}"
-                lines.setdefault(label, []).append((float(row["epsilon"]), float(row["prefix_sum_error"])))
-        for number, (label, points) in enumerate(lines.items()):
+    panels: dict[str, dict[str, list]] = {}
+    for row in rows:
+        bands, separation = row["bands"], str(row["separation"])
+        separation = "= bands" if separation == str(bands) else separation
+        if len(epochs) > 1:
+            title = f"epoch length {row['epoch_length']}"
+            label = f"{row['scheme']}, {bands} bands, separation {separation}"
+        else:
+            title, label = f"separation {separation}", f"{bands} bands"
+        point = float(row["epsilon"]), float(row["prefix_sum_error"])
+        panels.setdefault(title, {}).setdefault(label, []).append(point)
+    size = (4.6 * len(panels), 4.2)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True)
+    for panel, title in zip(axes[0], sorted(panels), strict=True):
+        for label, points in panels[title].items():
             x, y = zip(*sorted(points), strict=True)
-            style = "--" if label.startswith("cyclic") else "-"
-            panel.loglog(x, y, style, marker=".", label=label, color=f"C{number % 10}")
-        panel.set(title=f"epoch length {epoch}", xlabel="epsilon", ylabel="mean squared prefix-sum error")
+            panel.loglog(x, y, "--" if label.startswith("cyclic") else "-", marker=".", label=label)
+        ticks = sorted({float(row["epsilon"]) for row in rows})
+        panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        panel.minorticks_off()
+        panel.set(title=title, xlabel="epsilon")
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=6)
+        panel.legend(fontsize=7)
+    axes[0][0].set_ylabel("mean squared prefix-sum error")
     figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
