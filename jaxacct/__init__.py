@@ -26,6 +26,7 @@ from jaxacct.schemes import (
     Poisson,
     TruncatedBMinSep,
 )
+from jaxacct.shared_draws import delta_curve, sample_privacy_losses
 from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
 from jaxacct.verify import Evidence, verify
 
@@ -50,11 +51,13 @@ __all__ = [
     "Toeplitz",
     "TruncatedBMinSep",
     "calibrate",
+    "delta_curve",
     "estimate_delta",
     "estimate_epsilon",
     "prefix_sum_error",
     "privacy_loss",
     "privacy_profile",
     "sample_privacy_loss",
+    "sample_privacy_losses",
     "verify",
 ]

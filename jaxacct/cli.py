@@ -419,7 +419,13 @@ def bench_command(samples: int = 8192, json: bool = False) -> int:
         for row in found["settings"]:
             print(
                 f"n={row['iterations']} b={row['bands']} {row['proposal']}: "
-                f"{row['samples_per_second']:,.0f} samples/s (compile {row['compile_seconds']:.1f} s)"
+                f"{row['samples_per_second']:,.0f} samples/s"
+                + (
+                    f", {row['noise_multipliers']} noise multipliers for "
+                    f"{row['ratio_to_one_noise_multiplier']:.1f} times the time of one"
+                    if "noise_multipliers" in row
+                    else f" (compile {row['compile_seconds']:.1f} s)"
+                )
             )
         print(f"{found['device']}, peak memory {found['peak_memory_mb']:.0f} MB")
     return 0

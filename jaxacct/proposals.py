@@ -27,7 +27,7 @@ from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores
 from jaxacct.schemes import TruncatedBMinSep
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
-_CACHE_NUMBERS = 4 * 128 * 1024
+CACHE_NUMBERS = 4 * 128 * 1024
 
 
 class Draws(NamedTuple):
@@ -78,7 +78,7 @@ class Proposal:
         """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
         keys = randomness.block_keys(key, first_block, num_blocks)
         mechanism = self.mechanism
-        draws = _draw_blocks(
+        draws = draw_blocks(
             self.draw_block,
             mechanism.scheme,
             mechanism.strategy,
@@ -91,14 +91,16 @@ class Proposal:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
+def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
+    """The draws of the blocks `keys` over all local devices; see `Proposal`."""
+
     def one_block(key, sigma, tables):
         return draw_block(key, scheme, strategy, sigma, tables, dtype)
 
     def one_device(keys, sigma, tables):
         # A CPU runs out of cache when blocks run side by side, an accelerator out of work when they do not.
         if jax.default_backend() == "cpu":
-            side_by_side = max(1, _CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
+            side_by_side = max(1, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
             return jax.lax.map(lambda key: one_block(key, sigma, tables), keys, batch_size=side_by_side)
         return jax.vmap(one_block, (0, None, None))(keys, sigma, tables)
 

@@ -63,21 +63,21 @@ def draw_in_batches(
         keep = wanted * randomness.BLOCK_SIZE
         return proposals.Draws(*(part[:keep] for part in draws))
 
-    workers = _workers()
-    if workers == 1 or len(starts) == 1:
+    threads = workers()
+    if threads == 1 or len(starts) == 1:
         yield from map(draw, starts)
         return
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         waiting = []
         for start in starts:
             waiting.append(pool.submit(draw, start))
-            if len(waiting) > workers:
+            if len(waiting) > threads:
                 yield waiting.pop(0).result()
         for future in waiting:
             yield future.result()
 
 
-def _workers() -> int:
+def workers() -> int:
     """Threads that dispatch work: XLA leaves cores idle inside one CPU computation, not on a GPU."""
     return min(8, os.cpu_count() or 1) if jax.default_backend() == "cpu" else 2
 

@@ -274,15 +274,15 @@ def test_several_bands_against_plain_sampling():
 
 @pytest.mark.parametrize("scheme", [Poisson(500, 0.02), BMinSep(500, 8, 0.03), BallsInBins(500, 100)])
 def test_one_compilation_for_every_noise_multiplier(scheme):
-    from jaxacct.proposals import _draw_blocks
+    from jaxacct.proposals import draw_blocks
 
     before = None
     for sigma in (4.0, 5.0, 6.0):
         mechanism = make(scheme, 1, sigma)
         minorant = add_direction.best_minorant(mechanism, 0.4)
         add_direction.half_space_proposal(mechanism, 0.4, minorant).draw(jax.random.key(0), 0, 1)
-        before = before or _draw_blocks._cache_size()
-    assert _draw_blocks._cache_size() == before
+        before = before or draw_blocks._cache_size()
+    assert draw_blocks._cache_size() == before
 
 
 def test_the_coordinate_is_replaced_to_within_its_stated_rounding():

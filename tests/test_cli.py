@@ -172,7 +172,11 @@ def test_bad_coefficients(coefficients, tmp_path, capsys):
 def test_bench_reports_rates(capsys):
     assert run("bench", "--samples", "256", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["settings"]) == 4
+    assert len(found["settings"]) == 6
+    for row in found["settings"]:
+        if row["proposal"] != "plain, shared draws":
+            # A sample of n steps is read and written several times, not hundreds of times.
+            assert 10 < row["bytes_per_sample"] / (4 * row["iterations"]) < 100
     assert all(row["samples_per_second"] > 0 for row in found["settings"])
     # The memory promised on a CPU; nothing larger was run in this process.
     assert found["peak_memory_mb"] < 4096

@@ -1,0 +1,51 @@
+"""Many noise multipliers from the same draws: the same losses as one at a time, and sound estimates."""
+
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, TruncatedBMinSep, sample_privacy_loss
+from jaxacct.analytic import gaussian_delta
+from jaxacct.shared_draws import delta_curve, sample_privacy_losses
+from tests.oracles.settings import IDS, SMALL
+
+FALSE_ALARM = 1e-6
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_the_same_losses_as_one_at_a_time(scheme, bands, direction, key):
+    strategy, sigmas = BandedToeplitz.square_root(bands), [0.4, 1.0, 7.0]
+    together = sample_privacy_losses(key, scheme, strategy, sigmas, 300, direction)
+    assert together.shape == (3, 300)
+    for row, sigma in zip(together, sigmas, strict=True):
+        alone = sample_privacy_loss(key, Mechanism(scheme, strategy, sigma), 300, direction)
+        np.testing.assert_allclose(row, alone, rtol=1e-4, atol=2e-3 / min(1, sigma))
+
+
+def test_the_curve_holds_the_exact_deltas(key):
+    """One participation for certain: a Gaussian. 10 intervals, each wrong with probability 1e-7."""
+    sigmas = np.geomspace(0.5, 3, 10)
+    curve = delta_curve(
+        Poisson(1, 1.0),
+        BandedToeplitz.identity(),
+        sigmas,
+        1.0,
+        num_samples=50_000,
+        confidence=1 - FALSE_ALARM / 10,
+        key=key,
+    )
+    exact = np.array([gaussian_delta(1.0, sigma, 1.0) for sigma in sigmas])
+    assert np.all(curve.low <= exact) and np.all(exact <= curve.high)
+    assert np.all(np.diff(curve.value) < 0)  # shared draws: no noise between neighbours
+
+
+def test_bad_input(key):
+    scheme, strategy = BMinSep(8, 3, 0.2), BandedToeplitz.square_root(2)
+    for sigmas in ([], [0.0, 1.0], [np.inf], 1.0, [[1.0]]):
+        with pytest.raises(ValueError, match="noise_multipliers must be a list of numbers above 0"):
+            sample_privacy_losses(key, scheme, strategy, sigmas, 10)
+    with pytest.raises(ValueError, match="must not be truncated"):
+        sample_privacy_losses(key, TruncatedBMinSep(8, 3, 0.1, 20, 50), strategy, [1.0], 10)
+    with pytest.raises(ValueError, match="bands must be at most"):
+        sample_privacy_losses(key, scheme, BandedToeplitz.square_root(4), [1.0], 10)
+    assert np.all(np.isfinite(delta_curve(scheme, strategy, [1.0], 0.5, num_samples=200).high))
