@@ -1,0 +1,99 @@
+"""Random words and normals: quality, tails, independence, and no dependence on how blocks are batched."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import randomness
+from jaxacct.recurrence import log_add_exp
+
+FALSE_ALARM = 1e-6
+SHAPE = (1000, 2000)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tuple(
+        np.asarray(part, np.float64)
+        for part in randomness.normal_pairs(jax.random.key(7), SHAPE, jnp.float32)
+    )
+
+
+def test_each_normal_is_normal(pair):
+    """Kolmogorov-Smirnov on two million draws each; false alarm 1e-6."""
+    for part in pair:
+        assert stats.kstest(part.reshape(-1), "norm").pvalue > FALSE_ALARM
+
+
+def test_tails_beyond_jax(pair):
+    """Counts above 2, 3, 4 and 5 are binomial; the largest number there can be is 6.7."""
+    values = np.abs(np.concatenate(pair).reshape(-1))
+    for edge in (2, 3, 4, 5):
+        seen, p = int((values > edge).sum()), 2 * stats.norm.sf(edge)
+        assert (
+            min(stats.binom.cdf(seen, values.size, p), stats.binom.sf(seen - 1, values.size, p))
+            > FALSE_ALARM / 8
+        )
+    extreme = float(np.sqrt(-2 * np.log(2.0**-33)))
+    assert 6.7 < extreme < 6.8
+    assert values.max() <= extreme
+
+
+def test_the_two_are_independent(pair):
+    """A 16 by 16 table of quantiles, and angles of neighbours: chi-square, false alarm 1e-6."""
+    x, y = (stats.norm.cdf(part.reshape(-1)) for part in pair)
+    for first, second in ((x, y), (x[:-1], x[1:]), (x[:-1], y[1:])):
+        table = np.histogram2d(first, second, bins=16, range=[[0, 1], [0, 1]])[0]
+        assert stats.chisquare(table.reshape(-1)).pvalue > FALSE_ALARM
+    radius = np.hypot(*pair).reshape(-1)
+    angle = np.arctan2(pair[1], pair[0]).reshape(-1)
+    assert stats.kstest(radius**2 / 2, "expon").pvalue > FALSE_ALARM
+    assert stats.kstest(angle, "uniform", (-np.pi, 2 * np.pi)).pvalue > FALSE_ALARM
+    table = np.histogram2d(stats.expon.cdf(radius**2 / 2), angle, bins=16, range=[[0, 1], [-np.pi, np.pi]])[0]
+    assert stats.chisquare(table.reshape(-1)).pvalue > FALSE_ALARM
+
+
+def test_bits_are_fair():
+    """Each of the 32 places of both arrays, and each pair of neighbouring places; false alarm 1e-6 in all."""
+    for words in randomness.words_32(jax.random.key(3), (1 << 20,)):
+        bits = (np.asarray(words)[:, None] >> np.arange(32, dtype=np.uint32)) & 1
+        bound = stats.norm.isf(FALSE_ALARM / 256) * np.sqrt(0.25 / len(bits))
+        assert np.abs(bits.mean(axis=0) - 0.5).max() < bound
+        assert np.abs((bits[:, 1:] ^ bits[:, :-1]).mean(axis=0) - 0.5).max() < bound
+
+
+def test_streams_of_neighbouring_keys_do_not_meet():
+    """Words of 64 keys made by fold_in repeat as often as independent words; Poisson, false alarm 1e-6."""
+    keys = randomness.block_keys(jax.random.key(0), 0, 64)
+    pairs = jax.vmap(lambda key: randomness.words_32(key, (1 << 14,)))(keys)
+    words = np.stack([np.asarray(part) for part in pairs])
+    words = words.reshape(-1)
+    repeats = words.size - len(np.unique(words))
+    expected = words.size**2 / 2 / 2**32
+    assert stats.poisson.ppf(FALSE_ALARM, expected) <= repeats <= stats.poisson.isf(FALSE_ALARM, expected)
+
+
+def test_batching_changes_nothing():
+    """A key's normals are the same alone, jitted and mapped with others, to the last bit."""
+    keys = randomness.block_keys(jax.random.key(5), 3, 4)
+
+    def draw(key):
+        return randomness.normal_pairs(key, (8, 33), jnp.float32)
+
+    together = jax.jit(jax.vmap(draw))(keys)
+    for i, key in enumerate(keys):
+        for one, many in zip(jax.jit(draw)(key), together, strict=True):
+            np.testing.assert_array_equal(one, many[i])
+
+
+def test_float32_log_add_exp():
+    """Within four units in the last place of the larger of the result and ln 2, everywhere."""
+    rng = np.random.default_rng(0)
+    a = np.concatenate([rng.normal(size=200_000) * scale for scale in (1e-3, 1, 30, 1000)]).astype(np.float32)
+    b = a + np.concatenate([rng.normal(size=400_000) * 0.3, rng.normal(size=400_000) * 20]).astype(np.float32)
+    exact = np.logaddexp(a.astype(np.float64), b.astype(np.float64))
+    found = np.asarray(log_add_exp(jnp.asarray(a), jnp.asarray(b)), np.float64)
+    assert np.max(np.abs(found - exact) / np.maximum(np.abs(exact), np.log(2))) < 4 * 2.0**-24
+    assert float(log_add_exp(jnp.float32(-np.inf), jnp.float32(1.5))) == 1.5
