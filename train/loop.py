@@ -183,6 +183,8 @@ def _check(plan: Plan, data, steps: int, graph):
             f"steps must be at most the plan's {plan.mechanism.scheme.iterations}, was {steps}: more are not "
             "covered by the guarantee"
         )
+    if isinstance(plan.mechanism.scheme, MultiAttribution) != (graph is not None):
+        raise ValueError("graph must be given for multi-attribution, and for no other scheme")
     rows = data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
     if graph is not None:
         if len(rows) != graph.dataset_size:
