@@ -20,6 +20,7 @@ from jaxacct.schemes import (
     MultiAttribution,
     Poisson,
     b_min_sep_replicas,
+    balls_in_bins_replicas,
     cyclic_replicas,
     multi_attribution_replicas,
     poisson_replicas,
@@ -31,9 +32,12 @@ def _module(mechanism: Mechanism):
     scheme = mechanism.scheme
     if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
         return poisson_replicas
-    if isinstance(scheme, (BMinSep, BallsInBins)) and scheme.min_separation > 1:
-        return b_min_sep_replicas
-    if isinstance(scheme, (CyclicPoisson, BallsInBins)):
+    if isinstance(scheme, BallsInBins):
+        return balls_in_bins_replicas
+    if isinstance(scheme, BMinSep):
+        phases_only = scheme.sampling_probability == 1 and scheme.warm_start
+        return balls_in_bins_replicas if phases_only else b_min_sep_replicas
+    if isinstance(scheme, CyclicPoisson):
         return cyclic_replicas
     if isinstance(scheme, MultiAttribution):
         return multi_attribution_replicas
@@ -129,5 +133,11 @@ def _drawer(module) -> Callable[..., Draws]:
     return draw_block
 
 
-_MODULES = (poisson_replicas, b_min_sep_replicas, cyclic_replicas, multi_attribution_replicas)
+_MODULES = (
+    poisson_replicas,
+    b_min_sep_replicas,
+    balls_in_bins_replicas,
+    cyclic_replicas,
+    multi_attribution_replicas,
+)
 _DRAW = {module: _drawer(module) for module in _MODULES}
