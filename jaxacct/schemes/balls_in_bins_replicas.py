@@ -1,8 +1,8 @@
 """Replicas of balls-in-bins participation (b-min-sep at p = 1 alike): all that is random is m phases.
 
-Two replicas with phases f and f' = f + d meet at lag d, as often as f' takes part, and at lag b - d, once less
-than f does. So the weight of m phases is a product over pairs, `Z_m` a mean over b^m tuples, and a draw picks the
-phases one after the other from its marginals (PROPOSALS.md, section 2.3).
+Two replicas with phases f and f' = f + d meet at lag d, as often as f' takes part, and at lag b - d, once
+less than f does. So the weight of m phases is a product over pairs, `Z_m` a mean over b^m tuples, and a draw
+picks the phases one after the other from its marginals (PROPOSALS.md, section 2.3).
 """
 
 import functools
