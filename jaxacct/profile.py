@@ -22,7 +22,8 @@ class Profile:
 
     Attributes:
       epsilons: (points,) float64, ascending, natural logs.
-      lower, estimate, upper: (points,) float64, of the larger of both directions.
+      lower, estimate, upper: (points,) float64, of the larger of both directions; `lower` is 0 where losses
+        are upper bounds themselves (`Mechanism.is_upper_bound`).
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
       confidence: of both directions and all points together.
       num_samples: draws a direction.
@@ -76,6 +77,10 @@ def privacy_profile(
         chosen = _chosen(mechanism, direction, float(grid[-1]))
         names[direction] = chosen.name
         found[direction] = _bands(chosen, grid, num_samples, q, key)
+    if mechanism.is_upper_bound:
+        # Losses are bounds themselves there: nothing is known from below (NON_BANDED.md).
+        for bands in found.values():
+            bands[0] = 0.0
     lower, estimate, upper = np.maximum(found["remove"], found["add"])
     return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
 

@@ -28,6 +28,7 @@ from jaxacct import (
     non_banded,
     prefix_sum_error,
     privacy_loss,
+    privacy_profile,
     sample_privacy_loss,
     scores,
 )
@@ -288,6 +289,8 @@ def test_certified_and_stored(tmp_path, capsys):
         for direction in ("remove", "add")
     }
     assert names["remove"] == {"plain"}
+    profile = privacy_profile(plan.mechanism, [1.0, 2.0], num_samples=4000, key=jax.random.key(2))
+    assert not profile.lower.any() and np.all(profile.upper > 0)
     for kind in (long_tail(60), some_dense(60)):
         other = dataclasses.replace(plan, mechanism=Mechanism(scheme, kind, 3.0))
         stored = json.loads(json.dumps(other.to_json()))["strategy"]
