@@ -149,7 +149,7 @@ def draw(rows: list[dict], path: Path) -> None:
             title, label = f"separation {separation}", f"{bands} bands"
         point = float(row["epsilon"]), float(row["prefix_sum_error"])
         panels.setdefault(title, {}).setdefault(label, []).append(point)
-    size = (4.6 * len(panels), 4.9)
+    size = (4.6 * len(panels), 4.9 if len(epochs) == 1 else 6.0)
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True)
     for panel, title in zip(axes[0], sorted(panels), strict=True):
         for label, points in panels[title].items():
@@ -160,7 +160,8 @@ def draw(rows: list[dict], path: Path) -> None:
         panel.minorticks_off()
         panel.set(title=title, xlabel="epsilon")
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
+        columns = 1 if max(map(len, panels[title])) > 12 else 3
+        panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=columns)
     axes[0][0].set_ylabel("mean squared prefix-sum error")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
