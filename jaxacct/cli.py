@@ -31,6 +31,7 @@ from jaxacct import (
     prefix_sum_error,
     shards,
 )
+from jaxacct._interrupted import leave
 from jaxacct.hockey_stick import NonFiniteLossError
 from jaxacct.non_banded import BandedInverse, Dense, Strategy, noise_copies
 from jaxacct.progress import watch
@@ -530,11 +531,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"jaxacct: {error.strerror}: {error.filename}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print(
-            "jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given",
-            file=sys.stderr,
-        )
-        code = 130
+        leave("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given")
     raise SystemExit(code)
 
 

@@ -1,5 +1,6 @@
 """Truncated b-min-sep: likelihoods and laws against enumeration, the peer, exact deltas; a run end to end."""
 
+import dataclasses
 import itertools
 import json
 
@@ -23,7 +24,7 @@ from jaxacct import (
     privacy_profile,
 )
 from jaxacct.analytic import analytic_delta
-from jaxacct.binomial import binomial_tables, draw_binomial
+from jaxacct.binomial import _alias_table, binomial_tables, draw_binomial
 from jaxacct.cli import main
 from jaxacct.proposals import plain
 from jaxacct.rounding import loss_margin, measured_error
@@ -59,17 +60,22 @@ def count_law(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple
     return law
 
 
-def exact_loss(scheme, coefficients, sigma, outputs, batch_sizes) -> float:
-    dense = enumeration.strategy_matrix(coefficients, len(outputs), scheme.iterations)
+def exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes) -> tuple[float, float]:
+    """(ln P/R, ln Q/R) of one sample by summing over all counts, R the centred Gaussian."""
 
     def log_density(law):
         means = np.array(list(law), float) @ dense.T
         exponents = (means @ outputs - (means**2).sum(axis=1) / 2) / sigma**2
-        return np.log((np.array(list(law.values())) * np.exp(exponents)).sum())
+        return float(np.log((np.array(list(law.values())) * np.exp(exponents)).sum()))
 
-    return log_density(count_law(scheme, batch_sizes, 2, 1)) - log_density(
-        count_law(scheme, batch_sizes, -1, 0)
-    )
+    laws = count_law(scheme, batch_sizes, 2, 1), count_law(scheme, batch_sizes, -1, 0)
+    return log_density(laws[0]), log_density(laws[1])
+
+
+def exact_loss(scheme, coefficients, sigma, outputs, batch_sizes) -> float:
+    dense = enumeration.strategy_matrix(coefficients, len(outputs), scheme.iterations)
+    log_p, log_q = exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes)
+    return log_p - log_q
 
 
 @pytest.mark.parametrize("sigma", [0.5, 3.0])
@@ -87,6 +93,30 @@ def test_losses_against_enumeration(scheme, bands, sigma, x64):
     np.testing.assert_allclose(privacy_loss(mechanism, outputs, sizes), exact, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("p", [0.2, 1.0])
+@pytest.mark.parametrize("b", [1, 2, 3, 4])
+def test_both_likelihoods_against_enumeration(b, p, warm, x64):
+    """P/R and Q/R each, so that no error cancels in their ratio; n = 8 and n = 3, below b = 4."""
+    rng, sigma = np.random.default_rng(b), 0.7
+    for n in (8, 3):
+        # From a cold start p = 1 puts everyone into the first batch: nothing can be cut.
+        everyone = p == 1 and not (warm and b > 1)
+        scheme = TruncatedBMinSep(n, b, p, 10, 10 if everyone else 15, warm)
+        dense = enumeration.strategy_matrix(rng.random(b) + 0.1, n, n)
+        norms = (dense**2).sum(axis=0)
+        sizes = rng.integers(0, 20, (6, n)).astype(np.int32)
+        sizes[0], sizes[1] = 0, 19
+        for y, r in zip(rng.normal(size=(6, n)), sizes, strict=True):
+            ratios, half = (y @ dense - norms / 2) / sigma**2, norms / (2 * sigma**2)
+            ours = scheme.log_likelihoods(jnp.asarray(ratios), jnp.asarray(half), jnp.asarray(r))
+            if scheme.can_cut:
+                exact = exact_log_likelihoods(scheme, dense, sigma, y, r)
+                np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
+            if (r < 10).all() or not scheme.can_cut:
+                assert ours[1] == 0
+
+
 @pytest.mark.parametrize(("n", "b", "bands"), [(64, 2, 2), (64, 8, 2), (30, 40, 1)])
 @pytest.mark.parametrize("warm", [True, False])
 def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
@@ -100,6 +130,21 @@ def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64)
     theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
     ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_the_peers_last_columns_with_cuts(x64):
+    """On three or more bands enumeration sides with us, not with jax-privacy 2.0.0."""
+    scheme, strategy = TruncatedBMinSep(6, 4, 0.3, 5, 20), BandedToeplitz.square_root(4)
+    rng = np.random.default_rng(4)
+    outputs, sizes = rng.normal(size=(5, 6)), rng.integers(0, 12, (5, 6)).astype(np.int32)
+    peer = batch_selection.BMinSepSampling(sampling_prob=0.3, iterations=6, min_sep=4, truncated_batch_size=5)
+    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
+    exact = [
+        exact_loss(scheme, strategy.coefficients, 0.8, y, r) for y, r in zip(outputs, sizes, strict=True)
+    ]
+    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
+    np.testing.assert_allclose(ours, exact, rtol=1e-11)
+    assert np.abs(np.asarray(theirs) - exact).max() > 1e-3
 
 
 @pytest.mark.parametrize("most", [1, 7, 300, 70_001])
@@ -144,6 +189,28 @@ def test_tables_have_the_exact_law(p):
         assert np.all(np.abs(law - exact) <= exact * (relative + 1e-11) + variation)
 
 
+@pytest.mark.parametrize("kind", ["even", "dyadic", "geometric", "rough"])
+def test_alias_tables_are_exact(kind):
+    """Added up in integers, the cells give back every weight; dyadic ones fill cells exactly."""
+    rng = np.random.default_rng(7)
+    for width in range(1, 60):
+        law = {
+            "even": np.ones(width),
+            "dyadic": 2.0 ** -rng.integers(0, 6, width),
+            "geometric": 0.3 ** np.arange(width),
+            "rough": rng.random(width) ** 20,
+        }[kind]
+        weights = np.floor(law / law.sum() * 2**61).astype(np.int64)
+        weights[np.argmax(law)] += 2**62 - int(weights.sum())
+        limits, alias = _alias_table(weights)
+        capacity, law_back = 2**62 // len(limits), [0] * len(limits)
+        for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
+            assert 0 <= limit <= capacity
+            law_back[cell] += limit
+            law_back[other] += capacity - limit
+        assert law_back == weights.tolist() + [0] * (len(limits) - width)
+
+
 def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
     """(runs, iterations): sizes of the others' batches, by sampling every example, step by step."""
     rng = np.random.default_rng(seed)
@@ -173,15 +240,24 @@ def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
-def test_batch_sizes_of_the_production_case(key):
-    """Stationary mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all."""
+@pytest.mark.parametrize("warm", [True, False])
+def test_batch_sizes_of_the_production_case(warm, key):
+    """Mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all.
+
+    The others are independent, so that is the law of every single batch size, from a cold start too.
+    """
     scheme = TruncatedBMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=300, min_separation=256, max_batch_size=2048
+        dataset_size=14_745_600,
+        batch_size=1793,
+        iterations=300,
+        min_separation=256,
+        max_batch_size=2048,
+        warm_start=warm,
     )
     sizes = np.asarray(scheme.draw_batch_sizes(key, 2048)).astype(float)
-    law = stats.binom(scheme.dataset_size - 1, scheme.participation_rate)
+    law = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
     z = stats.norm.isf(FALSE_ALARM / 1200)
-    assert np.abs(sizes.mean(axis=0) - law.mean()).max() < z * law.std() / np.sqrt(2048)
+    assert (np.abs(sizes.mean(axis=0) - law.mean()) / law.std()).max() < z / np.sqrt(2048)
     spread = sizes.var(axis=0, ddof=1) * 2047 / law.var()
     low, high = stats.chi2.ppf(FALSE_ALARM / 1200, 2047), stats.chi2.isf(FALSE_ALARM / 1200, 2047)
     assert low < spread.min() <= spread.max() < high
@@ -250,6 +326,61 @@ def test_the_pair_dominates_the_real_mechanism(p, most, epsilon, direction):
     assert 0 < worst <= bound + 1e-6
 
 
+def plane_delta(p_law, q_law, sigma, epsilon) -> float:
+    """H_{e^epsilon} of two mixtures {mean: weight} in the plane, by integration."""
+    points = np.arange(-5 * sigma - 4, 5 * sigma + 4, 0.05)
+
+    def density(law):
+        means, weights = np.array(list(law)), np.array(list(law.values()))
+        first, second = (stats.norm.pdf(points, mean[:, None], sigma) for mean in means.T)
+        return (weights[:, None] * first).T @ second
+
+    return float(np.maximum(0.0, density(p_law) - np.exp(epsilon) * density(q_law)).sum() * 0.05**2)
+
+
+def cut_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
+    """Law of the cut gradient sums of all steps; `gradients[k][i]` of example k at step i."""
+    patterns, law = enumeration.pattern_law(scheme.uncut), {}
+    for sampled in itertools.product(patterns.items(), repeat=len(gradients)):
+        chance = np.prod([weight for _, weight in sampled])
+        per_step = []
+        for i in range(scheme.iterations):
+            batch = [g[i] for g, (x, _) in zip(gradients, sampled, strict=True) if x[i]]
+            cuts = list(itertools.combinations(batch, min(scheme.max_batch_size, len(batch))))
+            per_step.append([(sum(cut), 1 / len(cuts)) for cut in cuts])
+        for choice in itertools.product(*per_step):
+            sums = tuple(float(total) for total, _ in choice)
+            law[sums] = law.get(sums, 0.0) + chance * np.prod([weight for _, weight in choice])
+    return law
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_pair_dominates_two_correlated_steps(warm, direction):
+    """Two steps, two bands, two others, gradients of +-1 a step; D' has the example zeroed or absent."""
+    scheme, sigma, epsilon = TruncatedBMinSep(2, 2, 0.5 if warm else 0.33, 1, 3, warm), 0.8, 0.4
+    dense = enumeration.strategy_matrix(BandedToeplitz.square_root(2).coefficients, 2, 2)
+
+    def delta(with_it, without):
+        pair = (with_it, without) if direction == "remove" else (without, with_it)
+        first, second = ({tuple(dense @ x): w for x, w in law.items()} for law in pair)
+        return plane_delta(first, second, sigma, epsilon)
+
+    patterns, sizes = enumeration.pattern_law(scheme.uncut), {}
+    for (x, one), (y, other) in itertools.product(patterns.items(), repeat=2):
+        total = tuple(np.add(x, y).tolist())
+        sizes[total] = sizes.get(total, 0.0) + one * other
+    bound = sum(w * delta(count_law(scheme, r, 2, 1), count_law(scheme, r, -1, 0)) for r, w in sizes.items())
+    worst, signs = 0.0, list(itertools.product((-1.0, 1.0), repeat=2))
+    for others in itertools.combinations_with_replacement(signs, 2):
+        zeroed, absent = cut_sums(scheme, [(0.0, 0.0), *others]), cut_sums(scheme, others)
+        # The first gradient is 1 without loss, by symmetry.
+        for gradient in ((1.0, 1.0), (1.0, -1.0)):
+            with_it = cut_sums(scheme, [gradient, *others])
+            worst = max(worst, delta(with_it, zeroed), delta(with_it, absent))
+    assert 0 < worst <= bound + 1e-5
+
+
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_plain_draws_give_the_exact_delta(direction, key):
     """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
@@ -272,6 +403,10 @@ def test_without_cuts_it_is_b_min_sep(key, x64):
     np.testing.assert_array_equal(ours, privacy_loss(Mechanism(whole, strategy, 0.8), outputs))
     assert analytic_delta(cut, 2.0, 1.0) == analytic_delta(whole, 2.0, 1.0)
     np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
+    unbounded = dataclasses.replace(cut, max_batch_size=2**40)  # more than an array of sizes can hold
+    counts = unbounded.draw_counts(key, jnp.asarray(sizes, jnp.int32), "remove")
+    assert set(np.unique(counts)) <= {0, 1} and counts.any()
+    assert not unbounded.draw_counts(key, jnp.asarray(sizes, jnp.int32), "add").any()
 
 
 def test_rarely_cut_it_nears_b_min_sep(key):

@@ -17,6 +17,7 @@ import tyro
 from flax import nnx
 
 from jaxacct import _validate
+from jaxacct._interrupted import leave
 from jaxacct.plan import Plan
 from jaxacct.progress import watch
 from train.attribution import Attribution
@@ -125,8 +126,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"train: {error}", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
-        print("train: interrupted; the same command goes on", file=sys.stderr)
-        code = 130
+        leave("train: interrupted; the same command goes on")
     sys.exit(code)
 
 

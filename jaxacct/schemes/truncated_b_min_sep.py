@@ -235,6 +235,8 @@ class TruncatedBMinSep:
         _validate.one_of("direction", direction, _DIRECTIONS)
         sampled_key, kept_key = jax.random.split(key)
         sampled = self.draw_participation(sampled_key, batch_sizes.shape[0])
+        if not self.can_cut:  # the maximum may then be beyond 32 bits
+            return sampled if direction == "remove" else jnp.zeros_like(sampled)
         cut = batch_sizes >= self.max_batch_size
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
         bits = jax.random.bits(kept_key, batch_sizes.shape, jnp.uint32)
