@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxacct import scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.non_banded import Strategy
-from jaxacct.schemes import Scheme, TruncatedBMinSep
+from jaxacct.schemes import BMinSep, Scheme, TruncatedBMinSep
 
 DIRECTIONS = ("remove", "add")
 
@@ -69,9 +69,17 @@ def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_s
 
 
 def loss_of_scores(
-    scheme: Scheme, strategy: Strategy, scores_, sigma, direction: str = "remove", batch_sizes=None
+    scheme: Scheme,
+    strategy: Strategy,
+    scores_,
+    sigma,
+    direction: str = "remove",
+    batch_sizes=None,
+    positions=None,
 ):
     """L of (num_samples, iterations) scores, on the horizon of `jaxacct.scores`.
+
+    Participations at `positions` are added to the scores first (`scores.add_signal_windows`).
 
     Where C is not banded within the separation, a bound on L: from above for `direction` "remove" and from
     below for "add", so that both divergences come out too large (NON_BANDED.md).
@@ -82,11 +90,16 @@ def loss_of_scores(
     if direction == "add":
         mechanism = Mechanism(scheme, strategy, 1.0)
         lowered = halves + jnp.asarray(mechanism.cross_terms, scores_.dtype)
-    return _losses(scheme, (scores_ - lowered) / sigma**2, halves / sigma**2, batch_sizes)
+    log_ratios = (scores_ - lowered) / sigma**2
+    if positions is not None:
+        log_ratios = scores.add_signal_windows(log_ratios, positions, strategy, 1 / sigma**2)
+    return _losses(scheme, log_ratios, halves / sigma**2, batch_sizes)
 
 
 def _losses(scheme, log_ratios, half_square_norms, batch_sizes):
     if isinstance(scheme, TruncatedBMinSep):
         likelihood = jax.vmap(scheme.log_likelihood_ratio, (0, None, 0))
         return likelihood(log_ratios, half_square_norms, batch_sizes)
+    if isinstance(scheme, BMinSep):
+        return scheme.log_likelihood_ratios(log_ratios)
     return jax.vmap(scheme.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)

@@ -24,7 +24,8 @@ import numpy as np
 from jaxacct import randomness, scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores
-from jaxacct.schemes import TruncatedBMinSep
+from jaxacct.schemes import BMinSep, TruncatedBMinSep
+from jaxacct.toeplitz import BandedToeplitz
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 CACHE_NUMBERS = 4 * 128 * 1024
@@ -120,18 +121,28 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
 
 
 def draw_block_at(
-    key, scheme, strategy, sigma, dtype, draw_counts, direction="remove", batch_sizes=None
+    key,
+    scheme,
+    strategy,
+    sigma,
+    dtype,
+    draw_counts=None,
+    direction="remove",
+    batch_sizes=None,
+    draw_positions=None,
 ) -> jax.Array:
     """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
-    The shared body of every proposal that shifts the outputs by a drawn participation count vector.
+    The shared body of every proposal that shifts the outputs by a drawn participation count vector; one of
+    zeros and ones may be given by `draw_positions(key, size)` instead (`scores.add_signal_windows`).
     """
     normals_key, counts_key = jax.random.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, n, size, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, size).astype(dtype)
     drawn = scores.scores_from_normals(normals, strategy, n, sigma, counts)
-    return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes)
+    positions = None if draw_positions is None else draw_positions(counts_key, size)
+    return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes, positions)
 
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
@@ -155,12 +166,25 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
 
 
 def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    loss = draw_block_at(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
+    if _few_windows(scheme, strategy):
+        loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=scheme.draw_positions)
+    else:
+        loss = draw_block_at(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
     return Draws(loss, jnp.zeros_like(loss))
 
 
+def _few_windows(scheme, strategy) -> bool:
+    """Whether participations are added as windows: an FFT is faster on a CPU."""
+    return (
+        jax.default_backend() != "cpu"
+        and isinstance(scheme, BMinSep)
+        and 1 < scheme.min_separation
+        and isinstance(strategy, BandedToeplitz)
+    )
+
+
 def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    loss = draw_block_at(key, scheme, strategy, sigma, dtype, None, "add")
+    loss = draw_block_at(key, scheme, strategy, sigma, dtype, direction="add")
     return Draws(loss, jnp.zeros_like(loss))
 
 

@@ -111,6 +111,29 @@ def signal_scores(participation, strategy: Strategy):
     return jnp.fft.irfft(jnp.fft.rfft(participation, length) * power, length)[..., :iterations]
 
 
+def add_signal_windows(scores, positions, strategy: Strategy, scale):
+    """`scores + scale C^T C x` for few participations at known steps, each a window of 2 bands - 1 numbers.
+
+    What `signal_scores` does by two FFTs; without passes over whole rows, and so better on a GPU.
+
+    Args:
+      scores: (num_samples, iterations).
+      positions: (num_samples, slots) int32, ascending and at least `bands` apart; iterations and above is no
+        participation.
+      strategy: not a dense C, whose columns differ.
+    """
+    assert not isinstance(strategy, Dense)
+    n, reach = scores.shape[1], strategy.bands - 1
+    window = scale * jnp.asarray(np.correlate(strategy.array, strategy.array, "full"), scores.dtype)
+    rows = jnp.arange(scores.shape[0])[:, None, None]
+    # Windows of every other participation are disjoint: no two are added to one place at once.
+    for some in (positions[:, 0::2, None], positions[:, 1::2, None]):
+        steps = some + jnp.arange(-reach, reach + 1)
+        steps = jnp.where((some < n) & (steps >= 0), steps, n)  # n and above is dropped
+        scores = scores.at[rows, steps].add(window, mode="drop")
+    return scores
+
+
 def output_scores(outputs, strategy: Strategy):
     """Sliding dot products `s_i = <c, y_i .. y_{i+bands-1}>` of given outputs, y being zero past n.
 

@@ -16,6 +16,9 @@ A scheme is a frozen dataclass of public numbers with
 `TruncatedBMinSep` differs in that the adversary sees batch sizes: its likelihood takes them as a third
 argument, and both P and Q are mixtures.
 
+`BMinSep` also gives what a GPU does better in another way: `log_likelihood_ratios` of many samples at once,
+and `draw_positions`, the same draws as steps taken part in.
+
 A new scheme is one new file and one line in `SCHEMES`.
 """
 

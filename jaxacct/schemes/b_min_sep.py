@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct import _validate, gpu_recurrence
 from jaxacct.randomness import bernoulli_32, bernoulli_error, exponential_32
 from jaxacct.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
@@ -107,10 +107,20 @@ class BMinSep:
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1, by jumping from one participation to the next."""
-        n, b = self.iterations, self.min_separation
-        if b == 1:
+        n = self.iterations
+        if self.min_separation == 1:
             shape = (num_samples, n)
             return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
+        rows = jnp.arange(num_samples)[:, None]
+        position = self.draw_positions(key, num_samples)
+        return jnp.zeros((num_samples, n), jnp.float32).at[rows, position].set(1, mode="drop")
+
+    def draw_positions(self, key, num_samples: int):
+        """(num_samples, max_participations) int32: the steps taken part in, ascending; n and above is none.
+
+        For a separation of 2 at least. The same draws as those of `draw_participation`.
+        """
+        n, b = self.iterations, self.min_separation
         gap_key, start_key = jax.random.split(key)
         _, log_q = log_probabilities(self.sampling_probability)
         exponential = exponential_32(gap_key, (num_samples, self.max_participations))
@@ -118,14 +128,31 @@ class BMinSep:
         released = draw_barred_steps(start_key, self, num_samples)
         # Every later wait begins b steps after the last participation; past the end it stays there.
         position = released[:, None] + jnp.cumsum(waiting, axis=1)
-        position = position + b * jnp.arange(self.max_participations)
-        rows = jnp.arange(num_samples)[:, None]
-        return jnp.zeros((num_samples, n), jnp.float32).at[rows, position].set(1, mode="drop")
+        return position + b * jnp.arange(self.max_participations)
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
         log_p, log_q = log_probabilities(self.sampling_probability)
         first = blocked_log_recurrence(log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation)
+        return self._log_start_mean(first)
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
+        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: on a GPU by one kernel."""
+        log_p, log_q = log_probabilities(self.sampling_probability)
+        one_by_one = jax.vmap(self.log_likelihood_ratio)
+        if not gpu_recurrence.serves(log_ratios, log_q):
+            return one_by_one(log_ratios)
+
+        def together(log_ratios):
+            first = gpu_recurrence.first_blocks(
+                log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation
+            )
+            return jax.vmap(self._log_start_mean)(first)
+
+        # A machine with a GPU may still run this on its CPU.
+        return jax.lax.platform_dependent(log_ratios, cuda=together, default=one_by_one)
+
+    def _log_start_mean(self, first):
         if not self.warm_start:
             return first[0]
         return jax.nn.logsumexp(first + jnp.asarray(self.start_log_weights(), first.dtype))

@@ -1,0 +1,113 @@
+"""The GPU's kernel by Pallas' interpreter, and signals added as windows; neither needs a GPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, gpu_recurrence, proposals, scores
+from jaxacct.randomness import BLOCK_SIZE
+from jaxacct.recurrence import blocked_log_recurrence
+from jaxacct.schemes.poisson import log_probabilities
+
+
+@pytest.mark.parametrize(("p", "scale"), [(1e-6, 300.0), (0.1, 3.0), (0.999, 0.1)])
+@pytest.mark.parametrize(
+    ("n", "b", "num_samples"),
+    [(1, 1, 1), (30, 1, 130), (31, 2, 5), (64, 16, 128), (65, 16, 3), (5, 9, 7), (100, 33, 257)],
+)
+def test_kernel_against_the_scan_in_float64(n, b, num_samples, p, scale):
+    """Every block size, samples that fill no program, ratios to 1000; within the scan's own float32 error."""
+    log_p, log_q = log_probabilities(p)
+    options = dict(log_p=log_p, log_q=log_q, block=b)
+    ratios = (scale * np.random.default_rng(n * b).normal(size=(num_samples, n))).astype(np.float32)
+    scan = jax.vmap(functools.partial(blocked_log_recurrence, **options))
+    ours = gpu_recurrence.first_blocks(jnp.asarray(ratios), **options, interpret=True)
+    single = np.asarray(scan(jnp.asarray(ratios)), float)
+    with jax.enable_x64(True):
+        exact = np.asarray(scan(jnp.asarray(ratios, jnp.float64)))
+    size = np.abs(exact).max() + np.abs(ratios).max() + 1
+    assert np.abs(ours - exact).max() <= 2 * np.abs(single - exact).max() + 4 * 2.0**-24 * size
+    assert np.abs(ours - exact).max() <= (n + 8) * 2.0**-23 * size
+
+
+def test_kernel_over_blocks_of_samples():
+    """`vmap` over blocks is one more axis of the grid."""
+    log_p, log_q = log_probabilities(0.2)
+    run = functools.partial(gpu_recurrence.first_blocks, log_p=log_p, log_q=log_q, block=5, interpret=True)
+    ratios = jnp.asarray(np.random.default_rng(1).normal(size=(3, 128, 22)), jnp.float32)
+    together = jax.jit(jax.vmap(run))(ratios)
+    for part, alone in zip(together, ratios, strict=True):
+        np.testing.assert_array_equal(part, run(alone))
+
+
+def test_the_probe_compares_with_the_scan(monkeypatch):
+    """While another program is traced too; without a GPU, and with a kernel that is wrong, it says no."""
+    probe = gpu_recurrence._works.__wrapped__
+    assert not probe()  # there is no GPU to compile for
+    real = gpu_recurrence.first_blocks
+    monkeypatch.setattr(gpu_recurrence, "first_blocks", functools.partial(real, interpret=True))
+    seen = []
+    jax.jit(lambda x: (seen.append(probe()), x)[1])(1.0)
+    assert seen == [True]
+    monkeypatch.setattr(gpu_recurrence, "first_blocks", lambda *a, **k: real(*a, **k, interpret=True) + 1e-3)
+    assert not probe()
+
+
+def test_a_gpu_is_served_in_float32_only(monkeypatch, x64):
+    single, double = jnp.zeros((2, 3), jnp.float32), jnp.zeros((2, 3), jnp.float64)
+    assert not gpu_recurrence.serves(single, -0.1)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu_recurrence, "_works", lambda: True)
+    assert gpu_recurrence.serves(single, -0.1)
+    assert not gpu_recurrence.serves(double, -0.1)
+    assert not gpu_recurrence.serves(single, -np.inf)
+
+
+def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
+    scheme = BMinSep(20, 4, 0.2, warm_start=True)
+    ratios = jax.random.normal(key, (6, 20))
+    expected = jax.vmap(scheme.log_likelihood_ratio)(ratios)
+    monkeypatch.setattr(gpu_recurrence, "serves", lambda *_: True)
+    np.testing.assert_array_equal(scheme.log_likelihood_ratios(ratios), expected)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(
+    ("n", "b", "bands", "p"),
+    [(1, 2, 2, 0.5), (5, 9, 4, 0.9), (40, 3, 3, 1.0), (41, 6, 6, 0.3), (64, 8, 1, 0.2)],
+)
+def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
+    """Same positions as participation vectors; the windows' sum is what two FFTs give."""
+    scheme, strategy = BMinSep(n, b, p, warm), BandedToeplitz.square_root(bands)
+    participation = np.asarray(scheme.draw_participation(key, 200), float)
+    positions = np.asarray(scheme.draw_positions(key, 200))
+    assert positions.shape == (200, scheme.max_participations)
+    assert np.all(np.diff(positions, axis=1) >= b)
+    for row, steps in zip(participation, positions, strict=True):
+        np.testing.assert_array_equal(np.flatnonzero(row), steps[steps < n])
+    before = np.random.default_rng(0).normal(size=(200, n))
+    ours = scores.add_signal_windows(jnp.asarray(before), jnp.asarray(positions), strategy, 0.7)
+    expected = before + 0.7 * np.asarray(scores.signal_scores(jnp.asarray(participation), strategy))
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_a_block_drawn_by_windows_is_the_same_block(monkeypatch, key):
+    mechanism = Mechanism(BMinSep(90, 7, 0.05, True), BandedToeplitz.square_root(6), 0.8)
+    draw = functools.partial(
+        proposals.plain(mechanism, "remove").draw_block,
+        key,
+        mechanism.scheme,
+        mechanism.strategy,
+        0.8,
+        (),
+        jnp.float32,
+    )
+    by_fft = draw()
+    monkeypatch.setattr(proposals, "_few_windows", lambda *_: True)
+    by_windows = draw()
+    assert by_windows.loss.shape == (BLOCK_SIZE,)
+    np.testing.assert_allclose(by_windows.loss, by_fft.loss, rtol=1e-4, atol=1e-5)
+    assert np.ptp(by_fft.loss) > 1
