@@ -5,7 +5,8 @@
 Needs the `cuda` extra, whose XLA compiles for a described Hopper chip. Three programs for plain draws:
 signals by FFT and the recurrence as a scan over blocks; signals as windows; and the recurrence as one kernel.
 The last column is the rate if all of it ran at the full bandwidth of an H200: a ceiling, no measurement.
-Windows count as if every participation that is possible took place.
+Windows count as if every participation that is possible took place. Then 30 noise multipliers from the same
+draws (`sample_privacy_losses`) beside one by the same code, with the kernel.
 """
 
 import itertools
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from jaxacct import gpu_recurrence, proposals, randomness
+from jaxacct import gpu_recurrence, proposals, randomness, shared_draws
 from jaxacct.bench import SETTINGS
 from jaxacct.mechanism import Mechanism
 from jaxacct.memory_traffic import bytes_moved
@@ -55,22 +56,38 @@ device_description_str: "NVIDIA H200"
 """
 
 
-def compiled_text(mechanism: Mechanism, device, windows: bool, kernel: bool) -> str:
-    proposal = proposals.plain(mechanism, "remove")
+def compiled_text(draw, sigma_shape, device, windows: bool, kernel: bool) -> str:
+    """The program of `draw(keys, sigma)` for `BLOCKS` keys."""
 
-    def draw(key_words, sigma):
-        keys = jax.random.wrap_key_data(key_words, impl="threefry2x32")
-        options = mechanism.scheme, mechanism.strategy, sigma, (), jnp.dtype(jnp.float32)
-        return jax.vmap(lambda key: proposal.draw_block(key, *options))(keys)
+    def from_words(key_words, sigma):
+        return draw(jax.random.wrap_key_data(key_words, impl="threefry2x32"), sigma)
 
-    arguments = jax.ShapeDtypeStruct((BLOCKS, 2), jnp.uint32), jax.ShapeDtypeStruct((), jnp.float32)
+    words = jax.ShapeDtypeStruct((BLOCKS, 2), jnp.uint32)
+    sigma = jax.ShapeDtypeStruct(sigma_shape, jnp.float32)
     with (
         mock.patch.object(jax, "default_backend", lambda: "gpu"),
         mock.patch.object(proposals, "_few_windows", lambda *_: windows),
         mock.patch.object(gpu_recurrence, "_works", lambda: kernel),
     ):
-        program = jax.jit(draw, in_shardings=(device, device), out_shardings=device)
-        return program.lower(*arguments).compile().as_text()
+        program = jax.jit(from_words, in_shardings=(device, device), out_shardings=device)
+        return program.lower(words, sigma).compile().as_text()
+
+
+def plain_draws(mechanism: Mechanism):
+    proposal = proposals.plain(mechanism, "remove")
+
+    def draw(keys, sigma):
+        options = mechanism.scheme, mechanism.strategy, sigma, (), jnp.dtype(jnp.float32)
+        return jax.vmap(lambda key: proposal.draw_block(key, *options))(keys)
+
+    return draw
+
+
+def moved_by_shared_draws(mechanism: Mechanism, count: int, device) -> float:
+    def draw(keys, sigmas):
+        return shared_draws._blocks(mechanism.scheme, mechanism.strategy, "remove", sigmas, keys)
+
+    return bytes_moved(compiled_text(draw, (count,), device, True, True))
 
 
 def main() -> None:
@@ -78,16 +95,24 @@ def main() -> None:
 
     topology = topologies.get_topology_desc(platform="cuda", target_config=CHIP, topology="1x1x1")
     device = SingleDeviceSharding(topology.devices[0])
+    mechanisms = []
+    for n, b, size, batch, sigma, _ in SETTINGS:
+        scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
+        mechanisms.append(Mechanism(scheme, BandedToeplitz.square_root(b), sigma))
     print("| n | b | program | kB a sample | passes over n float32 | ceiling, million samples/s |")
     print("|---|---|---|---|---|---|")
     names = {(False, False): "FFT, scan", (True, False): "windows, scan", (True, True): "windows, kernel"}
-    for (n, b, size, batch, sigma, _), how in itertools.product(SETTINGS, names):
-        scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
-        text = compiled_text(Mechanism(scheme, BandedToeplitz.square_root(b), sigma), device, *how)
+    for mechanism, how in itertools.product(mechanisms, names):
+        n, b = mechanism.scheme.iterations, mechanism.strategy.bands
+        text = compiled_text(plain_draws(mechanism), (), device, *how)
         assert ("triton" in text) == how[1]
         moved = bytes_moved(text) / (BLOCKS * randomness.BLOCK_SIZE)
         passes, rate = moved / (4 * n), BANDWIDTH / moved / 1e6
         print(f"| {n} | {b} | {names[how]} | {moved / 1000:.0f} | {passes:.1f} | {rate:.1f} |")
+    for mechanism in mechanisms:
+        one, many = (moved_by_shared_draws(mechanism, count, device) for count in (1, 30))
+        n = mechanism.scheme.iterations
+        print(f"30 noise multipliers, n = {n}: {many / one:.2f} times the traffic of one")
 
 
 if __name__ == "__main__":
