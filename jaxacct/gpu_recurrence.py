@@ -24,9 +24,9 @@ _SAMPLES = 128
 _UNROLL = 8
 
 
-def serves(log_ratios, log_q: float) -> bool:
-    """Whether `first_blocks` is to be used for these log-ratios on this machine."""
-    return jax.default_backend() == "gpu" and log_ratios.dtype == jnp.float32 and log_q > -np.inf and _works()
+def serves(log_ratios) -> bool:
+    """Whether `first_block` can take the place of the scan for these log-ratios on this machine."""
+    return jax.default_backend() == "gpu" and log_ratios.dtype == jnp.float32 and _works()
 
 
 @functools.cache
@@ -35,11 +35,10 @@ def _works() -> bool:
     options: dict[str, Any] = dict(log_p=float(np.log(0.1)), log_q=float(np.log(0.9)), block=7)
 
     def difference(ratios):
-        scan = jax.vmap(functools.partial(blocked_log_recurrence, **options))
-        return jnp.abs(first_blocks(ratios, **options) - scan(ratios)).max()
+        return jnp.abs(first_block(ratios, **options) - blocked_log_recurrence(ratios, **options)).max()
 
     def check():
-        ratios = np.random.default_rng(0).normal(size=(130, 40)).astype(np.float32)
+        ratios = np.random.default_rng(0).normal(size=(40, 130)).astype(np.float32)
         try:
             return bool(jax.jit(difference)(ratios) < 1e-4)
         except Exception:  # whatever the compiler raises: the scan needs none of it
@@ -50,23 +49,24 @@ def _works() -> bool:
         return pool.submit(check).result()
 
 
-def first_blocks(log_ratios, *, log_p: float, log_q: float, block: int, interpret: bool = False):
+def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret: bool = False):
     """`blocked_log_recurrence` of many samples.
 
     Args:
-      log_ratios: (num_samples, n) float32.
-      log_p, log_q, block: as there; `log_q` above -inf.
+      log_ratios: (n, num_samples) float32.
+      log_p, log_q, block: as there.
       interpret: run the kernel's program without a GPU, for tests.
 
     Returns:
-      (num_samples, block) float32.
+      (block, num_samples) float32.
     """
-    num_samples, n = log_ratios.shape
+    if log_q == -np.inf:  # then nothing is added up inside a block
+        return blocked_log_recurrence(log_ratios, log_p=log_p, log_q=log_q, block=block)
+    n, num_samples = log_ratios.shape
     unroll = min(_UNROLL, 1 << (block.bit_length() - 1))  # a ring of `block` must hold them all
     steps = -(-n // unroll) * unroll
-    # A padded step has r = 0 and looks at f = 1, so it gives (1-p) + p = 1. Neighbouring threads read
-    # neighbouring samples.
-    ratios = jnp.pad(log_ratios, ((0, -num_samples % _SAMPLES), (0, steps - n))).T
+    # A padded step has r = 0 and looks at f = 1, so it gives (1-p) + p = 1.
+    ratios = jnp.pad(log_ratios, ((0, steps - n), (0, -num_samples % _SAMPLES)))
     body = functools.partial(
         _kernel, log_p=log_p, log_q=log_q, block=block, unroll=unroll, interpret=interpret
     )
@@ -80,7 +80,7 @@ def first_blocks(log_ratios, *, log_p: float, log_q: float, block: int, interpre
         interpret=interpret,
         name="blocked_log_recurrence",
     )(ratios)
-    return first.T[:num_samples]
+    return first[:, :num_samples]
 
 
 def _kernel(ratios, ring, *, log_p, log_q, block, unroll, interpret):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxacct import scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.non_banded import Strategy
-from jaxacct.schemes import BMinSep, Scheme, TruncatedBMinSep
+from jaxacct.schemes import BMinSep, MultiAttribution, Scheme, TruncatedBMinSep
 
 DIRECTIONS = ("remove", "add")
 
@@ -100,6 +100,6 @@ def _losses(scheme, log_ratios, half_square_norms, batch_sizes):
     if isinstance(scheme, TruncatedBMinSep):
         likelihood = jax.vmap(scheme.log_likelihood_ratio, (0, None, 0))
         return likelihood(log_ratios, half_square_norms, batch_sizes)
-    if isinstance(scheme, BMinSep):
-        return scheme.log_likelihood_ratios(log_ratios)
+    if isinstance(scheme, BMinSep | MultiAttribution):
+        return scheme.log_likelihood_ratios(log_ratios, half_square_norms)
     return jax.vmap(scheme.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)

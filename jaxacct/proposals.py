@@ -28,7 +28,7 @@ from jaxacct.schemes import BMinSep, TruncatedBMinSep
 from jaxacct.toeplitz import BandedToeplitz
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
-CACHE_NUMBERS = 4 * 128 * 1024
+CACHE_NUMBERS = 8 * 128 * 1024
 
 
 class Draws(NamedTuple):

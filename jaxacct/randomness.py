@@ -10,7 +10,6 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import threefry_2x32
 
 BLOCK_SIZE = 128
 
@@ -41,15 +40,30 @@ def block_keys(key, first_block: int, num_blocks: int):
     return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
 def words_32(key, shape):
     """Two independent arrays of `shape` of uniform uint32 words, from one key of threefry.
 
-    Both words that threefry makes of a counter are used; `jax.random.bits` keeps one of them, and is half as
-    fast.
+    The words of `jax.extend.random.threefry_2x32`, with its twenty rounds written out, so that XLA makes them
+    where they are used. JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65 microseconds a
+    sample at n = 7200. Both words of a counter are used; `jax.random.bits` keeps one of them.
+
+    Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), Threefry-2x32-20.
     """
+    first, second = jax.random.key_data(key)
+    keys = (first, second, first ^ second ^ jnp.uint32(0x1BD11BDA))
     size = int(np.prod(shape))
-    words = threefry_2x32(jax.random.key_data(key), jnp.arange(2 * size, dtype=jnp.uint32))
-    return words[:size].reshape(shape), words[size:].reshape(shape)
+    counters = jnp.arange(2 * size, dtype=jnp.uint32)
+    x, y = counters[:size].reshape(shape) + keys[0], counters[size:].reshape(shape) + keys[1]
+    for injection in range(5):
+        for rotation in _ROTATIONS[injection % 2]:
+            x = x + y
+            y = ((y << rotation) | (y >> (32 - rotation))) ^ x
+        x = x + keys[(injection + 1) % 3]
+        y = y + keys[(injection + 2) % 3] + jnp.uint32(injection + 1)
+    return x, y
 
 
 def normal_pairs(key, shape, dtype):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import threefry_2x32
 from scipy import stats
 
 from jaxacct import randomness
@@ -53,6 +54,20 @@ def test_the_two_are_independent(pair):
     assert stats.kstest(angle, "uniform", (-np.pi, 2 * np.pi)).pvalue > FALSE_ALARM
     table = np.histogram2d(stats.expon.cdf(radius**2 / 2), angle, bins=16, range=[[0, 1], [-np.pi, np.pi]])[0]
     assert stats.chisquare(table.reshape(-1)).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (128, 3751)])
+def test_words_are_those_of_jax(shape):
+    """Bit for bit, one key at a time and mapped over keys."""
+    keys = jax.random.split(jax.random.key(11), 3)
+    mapped = jax.vmap(lambda key: randomness.words_32(key, shape))(keys)
+    size = int(np.prod(shape))
+    for index, key in enumerate(keys):
+        theirs = threefry_2x32(jax.random.key_data(key), jnp.arange(2 * size, dtype=jnp.uint32))
+        ours = randomness.words_32(key, shape)
+        for part, whole, expected in zip(ours, mapped, (theirs[:size], theirs[size:]), strict=True):
+            np.testing.assert_array_equal(np.asarray(part).reshape(-1), expected)
+            np.testing.assert_array_equal(whole[index], part)
 
 
 def test_bits_are_fair():

@@ -16,8 +16,8 @@ A scheme is a frozen dataclass of public numbers with
 `TruncatedBMinSep` differs in that the adversary sees batch sizes: its likelihood takes them as a third
 argument, and both P and Q are mixtures.
 
-`BMinSep` also gives what a GPU does better in another way: `log_likelihood_ratios` of many samples at once,
-and `draw_positions`, the same draws as steps taken part in.
+`BMinSep` and `MultiAttribution` also have `log_likelihood_ratios` of (num_samples, iterations) log-ratios,
+faster together than one by one. `BMinSep.draw_positions` is `draw_participation` as the steps taken part in.
 
 A new scheme is one new file and one line in `SCHEMES`.
 """

@@ -1,5 +1,6 @@
 """b-min-sep sampling (seed 003, algorithms 1 and 2): Poisson, but sit out b - 1 steps after each batch."""
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -132,30 +133,23 @@ class BMinSep:
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
-        log_p, log_q = log_probabilities(self.sampling_probability)
-        first = blocked_log_recurrence(log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation)
-        return self._log_start_mean(first)
+        return self._time_first(log_ratios)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
         """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: on a GPU by one kernel."""
-        log_p, log_q = log_probabilities(self.sampling_probability)
-        one_by_one = jax.vmap(self.log_likelihood_ratio)
-        if not gpu_recurrence.serves(log_ratios, log_q):
-            return one_by_one(log_ratios)
-
-        def together(log_ratios):
-            first = gpu_recurrence.first_blocks(
-                log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation
-            )
-            return jax.vmap(self._log_start_mean)(first)
-
+        if not gpu_recurrence.serves(log_ratios):
+            return self._time_first(log_ratios.T)
+        by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
         # A machine with a GPU may still run this on its CPU.
-        return jax.lax.platform_dependent(log_ratios, cuda=together, default=one_by_one)
+        return jax.lax.platform_dependent(log_ratios.T, cuda=by_kernel, default=self._time_first)
 
-    def _log_start_mean(self, first):
+    def _time_first(self, log_ratios, recurrence=blocked_log_recurrence):
+        log_p, log_q = log_probabilities(self.sampling_probability)
+        first = recurrence(log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation)
         if not self.warm_start:
             return first[0]
-        return jax.nn.logsumexp(first + jnp.asarray(self.start_log_weights(), first.dtype))
+        weights = jnp.asarray(self.start_log_weights(), first.dtype)
+        return jax.nn.logsumexp(first + weights.reshape(-1, *[1] * (first.ndim - 1)), axis=0)
 
     def start_log_weights(self) -> np.ndarray:
         """(b,) float64: ln probability that an example becomes eligible at step 1, 2, .., b."""

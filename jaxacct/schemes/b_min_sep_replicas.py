@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.loops import any_left
 from jaxacct.mechanism import Mechanism
 from jaxacct.randomness import exponential_32, uniform_32
 from jaxacct.schemes.poisson import log_probabilities
@@ -330,7 +331,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     rows = jnp.arange(num_samples)
 
     def unfinished(state):
-        return jnp.any(state[1] < n)
+        return any_left(state[1] < n)
 
     def advance(state):
         turn, step, codes, counts = state

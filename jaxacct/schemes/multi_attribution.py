@@ -215,8 +215,16 @@ class MultiAttribution:
         Source: seed 003, theorem 6.1 and the recursion before it, as b-min-sep at 1 - (1-p)^k_u with the
         mixture over the counts 1 .. k_u in place of the ratio of one participation.
         """
+        return self.timing.log_likelihood_ratio(self._any_count(log_ratios, half_square_norms))
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
+        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios at once."""
+        return self.timing.log_likelihood_ratios(self._any_count(log_ratios, half_square_norms))
+
+    def _any_count(self, log_ratios, half_square_norms):
+        """(..., iterations) log-likelihood ratio of some count at each step, given that it is not zero."""
         if self.examples_per_user == 1:
-            return self.timing.log_likelihood_ratio(log_ratios)
+            return log_ratios
         if half_square_norms is None:
             raise ValueError(
                 "half_square_norms must be ||c_i||^2 / (2 sigma^2) for examples_per_user above 1, was None"
@@ -229,4 +237,4 @@ class MultiAttribution:
             for j, log_weight in enumerate(log_weights, 1)
             if log_weight > -np.inf
         ]
-        return self.timing.log_likelihood_ratio(jax.nn.logsumexp(jnp.stack(terms), axis=0))
+        return jax.nn.logsumexp(jnp.stack(terms), axis=0)
