@@ -20,6 +20,7 @@ fewer examples only improves the privacy guarantee"), which is no proof: fewer e
 So `train.attribution` gives every user phantom examples up to k_u, which bar as any other and never join.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,6 +32,7 @@ from scipy import optimize, stats
 
 from jaxacct import _validate
 from jaxacct.randomness import bernoulli_32, bernoulli_error
+from jaxacct.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 
 
@@ -166,9 +168,14 @@ class MultiAttribution:
         if self.examples_per_user == 1:
             return self.timing.draw_participation(key, num_samples)
         times_key, counts_key = jax.random.split(key)
-        taking_part = self.timing.draw_participation(times_key, num_samples)
         counts = self._draw_counts(counts_key, (num_samples, self.max_participations))
         # The k-th participation of a sample takes its k-th count.
+        if self.min_separation > 1:
+            positions = self.timing.draw_positions(times_key, num_samples)
+            rows = jnp.arange(num_samples)[:, None]
+            nowhere = jnp.zeros((num_samples, self.iterations), jnp.float32)
+            return nowhere.at[rows, positions].set(counts, mode="drop")
+        taking_part = self.timing.draw_participation(times_key, num_samples)
         order = jnp.cumsum(taking_part.astype(jnp.int32), axis=1) - 1
         return taking_part * jnp.take_along_axis(counts, jnp.maximum(order, 0), axis=1)
 
@@ -237,4 +244,4 @@ class MultiAttribution:
             for j, log_weight in enumerate(log_weights, 1)
             if log_weight > -np.inf
         ]
-        return jax.nn.logsumexp(jnp.stack(terms), axis=0)
+        return functools.reduce(log_add_exp, terms)
