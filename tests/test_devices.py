@@ -41,7 +41,7 @@ def evidence_on(devices: int) -> list[str]:
     return lines[1:]
 
 
-@pytest.mark.parametrize("devices", [8, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [4, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 8))])
 def test_more_devices_change_nothing(devices):
     assert evidence_on(devices) == evidence_on(1)
 

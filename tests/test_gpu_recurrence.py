@@ -13,7 +13,7 @@ from jaxacct.recurrence import blocked_log_recurrence
 from jaxacct.schemes.poisson import log_probabilities
 
 
-@pytest.mark.parametrize(("p", "scale"), [(1e-6, 300.0), (0.1, 3.0), (0.999, 0.1), (1.0, 2.0)])
+@pytest.mark.parametrize(("p", "scale"), [(1e-6, 300.0), (0.3, 3.0), (1.0, 2.0)])
 @pytest.mark.parametrize(
     ("n", "b", "num_samples"),
     [(1, 1, 1), (30, 1, 130), (31, 2, 5), (64, 16, 128), (65, 16, 3), (5, 9, 7), (100, 33, 257)],

@@ -102,7 +102,7 @@ def test_production_deltas_of_the_prototype(key):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("epsilon", [1.0, *(pytest.param(e, marks=pytest.mark.slow) for e in (0.2, 3.0))])
 @pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
 def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
