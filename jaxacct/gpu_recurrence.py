@@ -59,6 +59,8 @@ def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret
 
     Returns:
       (block, num_samples) float32.
+
+    Source: seed 003, eq. (1) and theorem 5.1. Raises what Pallas raises where there is no GPU.
     """
     if log_q == -np.inf:  # then nothing is added up inside a block
         return blocked_log_recurrence(log_ratios, log_p=log_p, log_q=log_q, block=block)

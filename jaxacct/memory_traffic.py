@@ -63,7 +63,7 @@ def _computation(computations, instructions) -> float:
         elif operation in _IN_PLACE:
             total += 2 * sizes[operands[_IN_PLACE[operation]]]
         elif operation not in _FREE:
-            total += sizes[result] + sum(sizes[o] for o in operands)
+            total += sizes[result] + sum(sizes.get(o, 0) for o in operands)
     return total
 
 

@@ -117,10 +117,14 @@ def add_signal_windows(scores, positions, strategy: Strategy, scale):
     What `signal_scores` does by two FFTs; without passes over whole rows, and so better on a GPU.
 
     Args:
-      scores: (num_samples, iterations).
+      scores: (num_samples, iterations) float.
       positions: (num_samples, slots) int32, ascending and at least `bands` apart; iterations and above is no
         participation.
       strategy: not a dense C, whose columns differ.
+      scale: scalar.
+
+    Returns:
+      The shape and dtype of `scores`. The autocorrelation is that of `signal_scores`, on the same horizon.
     """
     assert not isinstance(strategy, Dense)
     n, reach = scores.shape[1], strategy.bands - 1

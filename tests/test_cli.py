@@ -169,11 +169,14 @@ def test_bad_coefficients(coefficients, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_bench_reports_rates(capsys, monkeypatch):
-    monkeypatch.setattr(bench, "SETTINGS", bench.SETTINGS[1:])  # the quick one
+@pytest.mark.parametrize(
+    "settings", [bench.SETTINGS[1:], pytest.param(bench.SETTINGS, marks=pytest.mark.slow)]
+)
+def test_bench_reports_rates(settings, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "SETTINGS", settings)  # the quick one in CI
     assert run("bench", "--samples", "256", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["settings"]) == 3
+    assert len(found["settings"]) == 3 * len(settings)
     for row in found["settings"]:
         if row["proposal"] != "plain, shared draws":
             # A sample of n steps is read and written several times, not hundreds of times.

@@ -32,8 +32,9 @@ def lasting(path: Path) -> dict:
     return data
 
 
-def test_killed_again_and_again_the_evidence_is_the_same(tmp_path):
-    """SIGKILL after each new checkpoint, twice; the twin starts from a copy of the first."""
+@pytest.mark.parametrize("times", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_killed_again_and_again_the_evidence_is_the_same(times, tmp_path):
+    """SIGKILL after each new checkpoint, two or four times; the twin starts from a copy of the first."""
     part, whole = tmp_path / "part", tmp_path / "whole"
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
 
@@ -57,7 +58,7 @@ def test_killed_again_and_again_the_evidence_is_the_same(tmp_path):
         return "".join(p.read_text() for p in sorted(part.glob("remove-*.json")))
 
     kills = 0
-    for _ in range(2):
+    for _ in range(times):
         before, process = written(), start(part, tmp_path / "part.json")
         deadline = time.monotonic() + 120
         while written() == before and process.poll() is None and time.monotonic() < deadline:

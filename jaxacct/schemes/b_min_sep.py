@@ -136,7 +136,10 @@ class BMinSep:
         return self._time_first(log_ratios)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
-        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: on a GPU by one kernel."""
+        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios, (num_samples,) of the same dtype.
+
+        On a GPU in float32 by one kernel (`jaxacct.gpu_recurrence`), the same up to rounding.
+        """
         if not gpu_recurrence.serves(log_ratios):
             return self._time_first(log_ratios.T)
         by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
