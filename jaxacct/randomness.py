@@ -46,7 +46,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 def words_32(key, shape):
     """Two independent arrays of `shape` of uniform uint32 words, from one key of threefry.
 
-    They are those of `jax.extend.random.threefry_2x32`, with its twenty rounds written out, so that XLA makes them
+    Those of `jax.extend.random.threefry_2x32`, with its twenty rounds written out, so that XLA makes them
     where they are used. JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65 microseconds a
     sample at n = 7200. Both words of a counter are used; `jax.random.bits` keeps one of them.
 
