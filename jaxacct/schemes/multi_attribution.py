@@ -225,7 +225,7 @@ class MultiAttribution:
         return self.timing.log_likelihood_ratio(self._any_count(log_ratios, half_square_norms))
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
-        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,) of the same dtype."""
+        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,), same dtype."""
         return self.timing.log_likelihood_ratios(self._any_count(log_ratios, half_square_norms))
 
     def _any_count(self, log_ratios, half_square_norms):
