@@ -55,13 +55,20 @@ def unamplified_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.
 
 
 def analytic_delta(
-    scheme: Scheme, noise_multiplier: float, epsilon: float, compose_with=None, cross: float = 0.0
+    scheme: Scheme,
+    noise_multiplier: float,
+    epsilon: float,
+    compose_with=None,
+    cross: float = 0.0,
+    interval: float = 1e-4,
 ) -> float:
     """The best analytic upper bound on delta(epsilon); natural log epsilon.
 
     Args:
       compose_with: a `DpEvent` to compose with, or None.
       cross: the largest of `Mechanism.cross_terms`.
+      interval: to whose multiples privacy losses are rounded up where a privacy loss distribution is needed;
+        the bound holds for any, and its time goes as one over it.
     """
     event = independent_event(scheme, noise_multiplier, cross)
     if compose_with is None:
@@ -71,7 +78,7 @@ def analytic_delta(
         bounds = []
         events = [event if event is not None else unamplified_event(scheme, noise_multiplier, cross)]
     for event in events:
-        accountant = pld.PLDAccountant()
+        accountant = pld.PLDAccountant(value_discretization_interval=interval)
         accountant.compose(event)
         if compose_with is not None:
             accountant.compose(compose_with)

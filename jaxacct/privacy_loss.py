@@ -86,14 +86,21 @@ def loss_of_scores(
     """
     sigma = jnp.asarray(sigma, scores_.dtype)
     halves = jnp.asarray(scores.half_square_norms(strategy), scores_.dtype)
-    lowered = halves
-    if direction == "add":
-        mechanism = Mechanism(scheme, strategy, 1.0)
-        lowered = halves + jnp.asarray(mechanism.cross_terms, scores_.dtype)
-    log_ratios = (scores_ - lowered) / sigma**2
+    log_ratios = (scores_ - lowered_norms(scheme, strategy, direction, scores_.dtype)) / sigma**2
     if positions is not None:
         log_ratios = scores.add_signal_windows(log_ratios, positions, strategy, 1 / sigma**2)
     return _losses(scheme, log_ratios, halves / sigma**2, batch_sizes)
+
+
+def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
+    """What a score is lowered by for its log-ratio, () or (iterations,) in the unit of the scores.
+
+    `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
+    """
+    halves = jnp.asarray(scores.half_square_norms(strategy), dtype)
+    if direction == "remove":
+        return halves
+    return halves + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)
 
 
 def _losses(scheme, log_ratios, half_square_norms, batch_sizes):

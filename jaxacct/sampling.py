@@ -82,16 +82,17 @@ def workers() -> int:
     return min(8, os.cpu_count() or 1) if jax.default_backend() == "cpu" else 2
 
 
-def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32) -> int:
+def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32, arrays: int = 12) -> int:
     """How many blocks go to the devices in one call, a multiple of their number.
 
     A CPU works through them one after the other, so few are enough to hide the call; an accelerator draws
-    them side by side, in about twelve arrays of the length of the circulant, in a quarter of its memory.
+    them side by side, in about `arrays` arrays of the length of the circulant, in a quarter of its memory.
     """
     devices = len(jax.local_devices())
     if jax.default_backend() == "cpu":
         return 8 * devices
     length = scores.circulant_length(mechanism.scheme.iterations, mechanism.strategy.bands)
-    per_block = 12 * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
+    per_block = arrays * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 4e9)
-    return int(min(512, max(1, memory / 4 // per_block))) * devices
+    # No more than have their rings in a GPU's L2 cache at b = 256 (`gpu_recurrence`).
+    return int(min(256, max(1, memory / 4 // per_block))) * devices

@@ -14,15 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate, bounds, hockey_stick, randomness, scores
+from jaxacct import _validate, bounds, gpu_recurrence, hockey_stick, randomness, scores
 from jaxacct.mechanism import Mechanism
 from jaxacct.non_banded import Strategy
-from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores
+from jaxacct.privacy_loss import DIRECTIONS, loss_of_scores, lowered_norms
 from jaxacct.proposals import CACHE_NUMBERS
-from jaxacct.sampling import direction_key, workers
-from jaxacct.schemes import Scheme, TruncatedBMinSep
-
-_BLOCKS_AT_ONCE = 4
+from jaxacct.sampling import blocks_at_once, direction_key, workers
+from jaxacct.schemes import BMinSep, Scheme, TruncatedBMinSep
 
 
 class DeltaCurve(NamedTuple):
@@ -62,18 +60,20 @@ def sample_privacy_losses(
     Raises:
       ValueError: bad arguments; `TruncatedBMinSep`, whose Q is no Gaussian.
     """
-    sigmas = _checked(scheme, strategy, noise_multipliers)
+    sigmas, mechanism = _checked(scheme, strategy, noise_multipliers)
     num_samples = _validate.positive_integer("num_samples", num_samples)
     _validate.one_of("direction", direction, DIRECTIONS)
     stream = direction_key(key, direction)
+    num_blocks = -(-num_samples // randomness.BLOCK_SIZE)
+    # An accelerator holds the log-ratios of all noise multipliers, and what the recurrence makes of them.
+    at_once = min(num_blocks, blocks_at_once(mechanism, arrays=12 + 2 * len(sigmas)))
 
     def draw(first):
-        keys = randomness.block_keys(stream, first, _BLOCKS_AT_ONCE)
+        keys = randomness.block_keys(stream, first, at_once)
         return np.asarray(_blocks(scheme, strategy, direction, sigmas, keys))
 
-    starts = range(0, -(-num_samples // randomness.BLOCK_SIZE), _BLOCKS_AT_ONCE)
     with ThreadPoolExecutor(workers()) as pool:
-        return np.concatenate(list(pool.map(draw, starts)), axis=1)[:, :num_samples]
+        return np.concatenate(list(pool.map(draw, range(0, num_blocks, at_once))), axis=1)[:, :num_samples]
 
 
 def delta_curve(
@@ -105,14 +105,14 @@ def delta_curve(
     return DeltaCurve(np.asarray(noise_multipliers, np.float64), low, value, high)
 
 
-def _checked(scheme, strategy, noise_multipliers) -> jnp.ndarray:
+def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]:
     given = np.asarray(noise_multipliers, np.float64)
     if given.ndim != 1 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
         raise ValueError(f"noise_multipliers must be a list of numbers above 0, was {noise_multipliers!r}")
     if isinstance(scheme, TruncatedBMinSep):
         raise ValueError("scheme must not be truncated-b-min-sep: its draws are not signal plus noise alone")
-    Mechanism(scheme, strategy, float(given[0]))  # refuses what does not go together
-    return jnp.asarray(given, jnp.float32)
+    # The mechanism refuses what does not go together.
+    return jnp.asarray(given, jnp.float32), Mechanism(scheme, strategy, float(given[0]))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -125,6 +125,12 @@ def _blocks(scheme, strategy, direction, sigmas, keys):
         signal = jnp.zeros(())
         if direction == "remove":
             signal = scores.signal_scores(scheme.draw_participation(counts_key, size), strategy)
+
+        if isinstance(scheme, BMinSep) and gpu_recurrence.serves(noise.dtype):
+            # The log-ratios are (signal - lowered) / sigma^2 + noise / sigma.
+            lowered = signal - lowered_norms(scheme, strategy, direction, noise.dtype)
+            arrays = jnp.broadcast_to(lowered, noise.shape), noise
+            return scheme.log_likelihood_ratios_of_sums(arrays, jnp.stack([sigmas**-2, 1 / sigmas], axis=1))
 
         def at(sigma):
             return loss_of_scores(scheme, strategy, signal + sigma * noise, sigma, direction)

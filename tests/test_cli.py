@@ -211,9 +211,9 @@ def test_interrupt_and_resume(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
+    # A signal that lands in the callback of a weak reference is lost: Python's affair, and rare.
     assert process.returncode in (0, 130), err
-    interrupted = process.returncode == 130
-    assert out.exists() != interrupted
+    assert out.exists() != (process.returncode == 130)
     done = subprocess.run(command, capture_output=True, check=True, timeout=300)
     assert json.loads(done.stdout)["noise_multiplier"] == 1.9
     assert out.exists()

@@ -13,10 +13,18 @@ from jaxacct.recurrence import blocked_log_recurrence
 from jaxacct.schemes.poisson import log_probabilities
 
 
-@pytest.mark.parametrize(("p", "scale"), [(1e-6, 300.0), (0.3, 3.0), (1.0, 2.0)])
 @pytest.mark.parametrize(
-    ("n", "b", "num_samples"),
-    [(1, 1, 1), (30, 1, 130), (31, 2, 5), (64, 16, 128), (65, 16, 3), (5, 9, 7), (100, 33, 257)],
+    ("n", "b", "num_samples", "p", "scale"),
+    [
+        (1, 1, 1, 0.3, 3.0),
+        (30, 1, 130, 0.3, 3.0),
+        (31, 2, 5, 1e-6, 300.0),
+        (64, 16, 128, 0.3, 3.0),
+        (65, 16, 3, 0.3, 300.0),
+        (65, 16, 3, 1.0, 2.0),
+        (5, 9, 7, 0.3, 3.0),
+        (100, 33, 257, 1e-6, 300.0),
+    ],
 )
 def test_kernel_against_the_scan_in_float64(n, b, num_samples, p, scale):
     """Every block size, samples that fill no program, ratios to 1000; within the scan's own float32 error."""
@@ -43,26 +51,55 @@ def test_kernel_over_blocks_of_samples():
         np.testing.assert_array_equal(part, run(alone))
 
 
+@pytest.mark.parametrize(("n", "b", "count"), [(1, 1, 1), (22, 5, 30), (23, 3, 6), (50, 16, 7), (40, 9, 2)])
+def test_sums_in_the_kernel_are_those_outside(n, b, count):
+    """More noise multipliers than one thread takes, counts that are no multiple of it, odd steps."""
+    log_p, log_q = log_probabilities(0.2)
+    rng = np.random.default_rng(n)
+    arrays = [jnp.asarray(rng.normal(size=(n, 131)), jnp.float32) for _ in range(2)]
+    factors = jnp.asarray(rng.normal(size=(count, 2)), jnp.float32)
+    options = dict(log_p=log_p, log_q=log_q, block=b)
+    ours = gpu_recurrence.first_block_of_sums(arrays, factors, **options, interpret=True)
+    with jax.enable_x64(True):
+        ratios = np.einsum("vk,kns->nvs", np.asarray(factors, float), np.asarray(arrays, float))
+        exact = np.asarray(blocked_log_recurrence(jnp.asarray(ratios), **options))
+    assert ours.shape == exact.shape == (b, count, 131)
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=(n + 8) * 2.0**-23 * (np.abs(exact).max() + 1))
+
+
+def test_sums_where_every_step_takes_part():
+    """p = 1 has no kernel."""
+    arrays = [jnp.ones((7, 3), jnp.float32), jnp.full((7, 3), 0.5, jnp.float32)]
+    factors = jnp.asarray([[1.0, 2.0], [0.0, -1.0]], jnp.float32)
+    ours = gpu_recurrence.first_block_of_sums(arrays, factors, log_p=0.0, log_q=-np.inf, block=3)
+    # Steps 1, 4, 7 from the first; 2, 5 and 3, 6 from the others.
+    np.testing.assert_allclose(ours[:, :, 0], np.outer([3, 2, 2], [2, -0.5]), rtol=1e-6)
+
+
 def test_the_probe_compares_with_the_scan(monkeypatch):
     """While another program is traced too; without a GPU, and with a kernel that is wrong, it says no."""
     probe = gpu_recurrence._works.__wrapped__
     assert not probe()  # there is no GPU to compile for
-    real = gpu_recurrence.first_block
-    monkeypatch.setattr(gpu_recurrence, "first_block", functools.partial(real, interpret=True))
+    names = ("first_block", "first_block_of_sums")
+    real = {name: getattr(gpu_recurrence, name) for name in names}
+    for name in names:
+        monkeypatch.setattr(gpu_recurrence, name, functools.partial(real[name], interpret=True))
     seen = []
     jax.jit(lambda x: (seen.append(probe()), x)[1])(1.0)
     assert seen == [True]
-    monkeypatch.setattr(gpu_recurrence, "first_block", lambda *a, **k: real(*a, **k, interpret=True) + 1e-3)
-    assert not probe()
+    for name in names:
+        with monkeypatch.context() as wrong:
+            by_name = functools.partial(real[name], interpret=True)
+            wrong.setattr(gpu_recurrence, name, lambda *a, f=by_name, **k: f(*a, **k) + 1e-3)
+            assert not probe()
 
 
 def test_a_gpu_is_served_in_float32_only(monkeypatch, x64):
-    single, double = jnp.zeros((2, 3), jnp.float32), jnp.zeros((2, 3), jnp.float64)
-    assert not gpu_recurrence.serves(single)
+    assert not gpu_recurrence.serves(jnp.float32)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(gpu_recurrence, "_works", lambda: True)
-    assert gpu_recurrence.serves(single)
-    assert not gpu_recurrence.serves(double)
+    assert gpu_recurrence.serves(jnp.float32)
+    assert not gpu_recurrence.serves(jnp.float64)
 
 
 def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
@@ -73,10 +110,15 @@ def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
     np.testing.assert_array_equal(scheme.log_likelihood_ratios(ratios), expected)
 
 
-@pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
-    ("n", "b", "bands", "p"),
-    [(1, 2, 2, 0.5), (5, 9, 4, 0.9), (40, 3, 3, 1.0), (41, 6, 6, 0.3), (64, 8, 1, 0.2)],
+    ("n", "b", "bands", "p", "warm"),
+    [
+        (1, 2, 2, 0.5, True),
+        (5, 9, 4, 0.9, False),
+        (40, 3, 3, 1.0, True),
+        (41, 6, 6, 0.3, True),
+        (64, 8, 1, 0.2, False),
+    ],
 )
 def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
     """Same positions as participation vectors; the windows' sum is what two FFTs give."""

@@ -21,7 +21,7 @@ from jaxacct import (
 )
 from jaxacct.randomness import BLOCK_SIZE
 from tests.oracles import enumeration
-from tests.oracles.settings import IDS, SMALL
+from tests.oracles.settings import SOME_IN_CI
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)
@@ -56,7 +56,7 @@ def test_poisson_against_pld(sigma, p, n, epsilon, direction, key):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+@pytest.mark.parametrize(("scheme", "bands"), SOME_IN_CI)
 def test_law_of_the_loss_against_outputs(scheme, bands, direction, key):
     """Spectral draws against outputs drawn in the time domain and scored by enumeration.
 

@@ -1,9 +1,21 @@
 """Many noise multipliers from the same draws: the same losses as one at a time, and sound estimates."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, TruncatedBMinSep, sample_privacy_loss
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Mechanism,
+    Poisson,
+    TruncatedBMinSep,
+    gpu_recurrence,
+    sample_privacy_loss,
+    shared_draws,
+)
 from jaxacct.analytic import gaussian_delta
 from jaxacct.shared_draws import delta_curve, sample_privacy_losses
 from tests.oracles.settings import IDS, SMALL
@@ -21,6 +33,22 @@ def test_the_same_losses_as_one_at_a_time(scheme, bands, direction, key):
     for row, sigma in zip(together, sigmas, strict=True):
         alone = sample_privacy_loss(key, Mechanism(scheme, strategy, sigma), 300, direction)
         np.testing.assert_allclose(row, alone, rtol=1e-4, atol=2e-3 / min(1, sigma))
+
+
+@pytest.mark.parametrize(("warm", "direction"), [(True, "remove"), (False, "add")])
+def test_the_same_losses_by_the_kernel_of_a_gpu(warm, direction, monkeypatch, key):
+    """By Pallas' interpreter."""
+    setting = BMinSep(40, 4, 0.1, warm), BandedToeplitz.square_root(3), [0.4, 1.0, 7.0], 300, direction
+    expected = sample_privacy_losses(key, *setting)
+    kernel = gpu_recurrence.first_block_of_sums
+    monkeypatch.setattr(gpu_recurrence, "serves", lambda _: True)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+    monkeypatch.setattr(gpu_recurrence, "first_block_of_sums", functools.partial(kernel, interpret=True))
+    shared_draws._blocks.clear_cache()
+    ours = sample_privacy_losses(key, *setting)
+    shared_draws._blocks.clear_cache()
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+    assert np.ptp(expected[1]) > 0.1
 
 
 def test_the_curve_holds_the_exact_deltas(key):

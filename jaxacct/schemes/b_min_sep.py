@@ -140,11 +140,28 @@ class BMinSep:
 
         On a GPU in float32 by one kernel (`jaxacct.gpu_recurrence`), the same up to rounding.
         """
-        if not gpu_recurrence.serves(log_ratios):
+        if not gpu_recurrence.serves(log_ratios.dtype):
             return self._time_first(log_ratios.T)
         by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
         # A machine with a GPU may still run this on its CPU.
         return jax.lax.platform_dependent(log_ratios.T, cuda=by_kernel, default=self._time_first)
+
+    def log_likelihood_ratios_of_sums(self, arrays, factors):
+        """`log_likelihood_ratio` of the log-ratios `sum_k factors[v, k] arrays[k]`, for a GPU.
+
+        Args:
+          arrays: a few of (num_samples, iterations) float32.
+          factors: (count, number of arrays) float32.
+
+        Returns:
+          (count, num_samples) float32. On a GPU by one kernel, which makes the sums as it goes.
+        """
+        by_kernel = functools.partial(gpu_recurrence.first_block_of_sums, factors=factors)
+        return jax.lax.platform_dependent(
+            [array.T for array in arrays],
+            cuda=functools.partial(self._time_first, recurrence=by_kernel),
+            default=lambda arrays: self._time_first(gpu_recurrence.weighted_sums(arrays, factors)),
+        )
 
     def _time_first(self, log_ratios, recurrence=blocked_log_recurrence):
         log_p, log_q = log_probabilities(self.sampling_probability)

@@ -110,9 +110,12 @@ def main() -> None:
         passes, rate = moved / (4 * n), BANDWIDTH / moved / 1e6
         print(f"| {n} | {b} | {names[how]} | {moved / 1000:.0f} | {passes:.1f} | {rate:.1f} |")
     for mechanism in mechanisms:
-        one, many = (moved_by_shared_draws(mechanism, count, device) for count in (1, 30))
-        n = mechanism.scheme.iterations
-        print(f"30 noise multipliers, n = {n}: {many / one:.2f} times the traffic of one")
+        samples = BLOCKS * randomness.BLOCK_SIZE
+        one, many = (moved_by_shared_draws(mechanism, count, device) / samples for count in (1, 30))
+        print(
+            f"30 noise multipliers, n = {mechanism.scheme.iterations}: {many / 1000:.0f} kB a sample, "
+            f"{one / 1000:.0f} for one: {many / one:.2f} times"
+        )
 
 
 if __name__ == "__main__":

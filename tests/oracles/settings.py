@@ -1,5 +1,7 @@
 """Small mechanisms that cover every scheme and edge, for tests against enumeration."""
 
+import pytest
+
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
 
 # (scheme, bands): cold and warm, n not a multiple of b, n < b, b = 1, p = 1, n = 1.
@@ -32,3 +34,10 @@ SMALL = [
 ]
 
 IDS = [f"{s}-{b}" for s, b in SMALL]
+
+_IN_CI = {0, 2, 3, 7, 9, 10, 11, 13, 15, 19, 20}
+# For tests that compile programs for each: every scheme, start and edge once; the others are slow.
+SOME_IN_CI = [
+    pytest.param(*setting, id=name, marks=() if i in _IN_CI else pytest.mark.slow)
+    for i, (setting, name) in enumerate(zip(SMALL, IDS, strict=True))
+]

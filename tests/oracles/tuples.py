@@ -1,9 +1,11 @@
 """Enumeration over tuples of participation vectors, and exact deltas, in float64 NumPy; no kernel of ours."""
 
+import functools
 import itertools
+import math
 
 import numpy as np
-from scipy import integrate, stats
+from scipy import integrate
 
 from tests.oracles.enumeration import pattern_law, strategy_matrix
 
@@ -36,15 +38,20 @@ def count_law(scheme, coefficients, sigma: float, m: int) -> tuple[float, dict[t
 
 def one_step_delta(sigma: float, p: float, epsilon: float, direction: str) -> float:
     """delta(epsilon) of one Poisson-sampled Gaussian step by quadrature."""
-    q_density = stats.norm(0, sigma).pdf
+
+    def normal(y, mean):
+        return math.exp(-((y - mean) ** 2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
+
+    def q_density(y):
+        return normal(y, 0)
 
     def p_density(y):
-        return (1 - p) * q_density(y) + p * stats.norm(1, sigma).pdf(y)
+        return (1 - p) * normal(y, 0) + p * normal(y, 1)
 
     first, second = (p_density, q_density) if direction == "remove" else (q_density, p_density)
 
     def integrand(y):
-        return max(0.0, first(y) - np.exp(epsilon) * second(y))
+        return max(0.0, first(y) - math.exp(epsilon) * second(y))
 
     grid = np.linspace(-15 * sigma, 1 + 15 * sigma, 4001)
     return sum(
@@ -65,11 +72,11 @@ def two_step_delta(scheme, coefficients, sigma: float, epsilon: float, direction
     dense = strategy_matrix(coefficients, rows, scheme.iterations)
     means = np.array(list(law), float) @ dense.T
     axis = np.linspace(-7 * sigma, 7 * sigma + 1.2, 260 if rows == 3 else 1200)
-    mesh = np.stack(np.meshgrid(*[axis] * rows, indexing="ij"), axis=-1).reshape(-1, rows)
     spacing = (axis[1] - axis[0]) ** rows
 
     def density(mean):
-        return np.exp(-((mesh - mean) ** 2).sum(axis=1) / 2 / sigma**2) / (2 * np.pi * sigma**2) ** (rows / 2)
+        factors = np.exp(-((axis - mean[:, None]) ** 2) / 2 / sigma**2) / np.sqrt(2 * np.pi * sigma**2)
+        return functools.reduce(np.multiply.outer, factors)
 
     p_density = sum(w * density(mean) for w, mean in zip(law.values(), means, strict=True))
     q_density = density(np.zeros(rows))
