@@ -61,22 +61,10 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
     normalised scores pushed down by `shift`, (iterations,) float32.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
-    normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
-    size = randomness.BLOCK_SIZE
-    normals = scores.draw_normals(normals_key, strategy, scheme.iterations, size, jnp.float32)
-    batch_sizes = None
-    drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
-    counts = jnp.stack(drawn).sum(axis=0)
-    others = jnp.zeros_like(counts)
-    if isinstance(scheme, TruncatedBMinSep):
-        batch_sizes = scheme.draw_batch_sizes(jax.random.fold_in(key, 0), size)
-        counts, others = (scheme.draw_counts(counts_key, batch_sizes, side) for side in ("remove", "add"))
-    # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
-    somewhere = jax.random.randint(somewhere_key, (size, 1), 0, scheme.iterations)
-    one = (jnp.arange(scheme.iterations) == somewhere).astype(jnp.float32)
-    counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
+    tables = scheme.batch_size_tables() if isinstance(scheme, TruncatedBMinSep) else None
+    normals, participations, batch_sizes = _probe(key, tables, scheme, strategy, replicas)
     worst = 0.0
-    for participation in (counts, others):
+    for participation in participations:
         sigma = mechanism.noise_multiplier
         single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
         with jax.enable_x64(True):
@@ -91,6 +79,27 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
             )
             worst = max(worst, float(np.max(np.abs(single - np.asarray(exact)))))
     return worst
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _probe(key, tables, scheme, strategy, replicas):
+    """Normals, the participations under P and under Q, and batch sizes where there are any."""
+    normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = scores.draw_normals(normals_key, strategy, n, size, jnp.float32)
+    if tables is None:
+        batch_sizes = None
+        drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
+        counts = jnp.stack(drawn).sum(axis=0)
+        others = jnp.zeros_like(counts)
+    else:
+        batch_sizes = scheme.draw_batch_sizes(jax.random.fold_in(key, 0), size, tables)
+        counts, others = (scheme.draw_counts(counts_key, batch_sizes, side) for side in ("remove", "add"))
+    # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
+    somewhere = jax.random.randint(somewhere_key, (size, 1), 0, n)
+    one = (jnp.arange(n) == somewhere).astype(jnp.float32)
+    counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
+    return normals, (counts, others), batch_sizes
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

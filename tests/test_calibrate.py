@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import dp_accounting as dp
 import jax
@@ -22,7 +23,7 @@ from jaxacct import (
     calibrate,
     estimate_delta,
 )
-from jaxacct.calibrate import analytic_exponent, max_batch_size
+from jaxacct.calibrate import _smallest_where, analytic_exponent, max_batch_size
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
 STRATEGY = BandedToeplitz.square_root(6)
@@ -69,11 +70,12 @@ def test_save_load_and_verify_again(plan, tmp_path):
 def test_profile_is_an_estimate_of_the_curve():
     """A plain plan's histogram against a fresh estimate, a bin's width of epsilon apart at most."""
     plan = calibrate(SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain")
+    draws = 60_000
     for epsilon in (0.5, 1.0, 2.0):
-        upper = estimate_delta(plan.mechanism, epsilon - 1 / 32, num_samples=200_000, key=jax.random.key(2))
-        lower = estimate_delta(plan.mechanism, epsilon, num_samples=200_000, key=jax.random.key(2))
+        upper = estimate_delta(plan.mechanism, epsilon - 1 / 32, num_samples=draws, key=jax.random.key(2))
+        lower = estimate_delta(plan.mechanism, epsilon, num_samples=draws, key=jax.random.key(2))
         value = float(plan.profile([epsilon])[0])
-        noise = 6 * np.sqrt(value / plan.evidence.remove.num_samples) + 6 * np.sqrt(value / 200_000)
+        noise = 6 * np.sqrt(value / plan.evidence.remove.num_samples) + 6 * np.sqrt(value / draws)
         assert lower.value - noise <= value <= upper.value + noise
     curve = plan.profile(np.linspace(0, 3, 31))
     assert np.all(np.diff(curve) <= 0)
@@ -96,6 +98,22 @@ def test_low_rate_poisson_falls_back_to_pld():
     accountant = PLDAccountant().compose(event, 30)
     # PLD is an upper bound to a relative 1e-3 here, and a certified sigma may exploit no more than that.
     assert accountant.get_delta(1.0) < 1e-3 * 1.01
+
+
+@pytest.mark.parametrize("start", [-300, 0, 36, 37, 38, 500])
+def test_the_smallest_integer_where_something_holds(start):
+    asked = []
+    assert _smallest_where(lambda i: asked.append(i) or i >= 37, start, 1000) == 37
+    assert len(asked) <= 2 * math.log2(abs(start - 37) + 2) + 3
+    assert _smallest_where(lambda i: False, start, 1000) is None
+
+
+def test_the_analytic_search_ends_at_the_boundary():
+    """Whatever the coarse grid of losses said first."""
+    scheme, epsilon, delta = Poisson(300, 0.01), 2.0, 1e-5
+    exponent = analytic_exponent(scheme, epsilon, delta, 1.01)
+    at, below = (analytic.analytic_delta(scheme, 1.01**e, epsilon) for e in (exponent, exponent - 1))
+    assert at <= delta < below
 
 
 def test_certified_noise_beats_the_revealed_phase():
