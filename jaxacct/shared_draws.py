@@ -66,7 +66,9 @@ def sample_privacy_losses(
     stream = direction_key(key, direction)
     num_blocks = -(-num_samples // randomness.BLOCK_SIZE)
     # An accelerator holds the log-ratios of all noise multipliers, and what the recurrence makes of them.
-    at_once = min(num_blocks, blocks_at_once(mechanism, arrays=12 + 2 * len(sigmas)))
+    batches = -(-num_blocks // blocks_at_once(mechanism, arrays=12 + 2 * len(sigmas)))
+    # The same number for every thread.
+    at_once = -(-num_blocks // (batches + -batches % workers()))
 
     def draw(first):
         keys = randomness.block_keys(stream, first, at_once)
