@@ -67,8 +67,8 @@ def analytic_delta(
     Args:
       compose_with: a `DpEvent` to compose with, or None.
       cross: the largest of `Mechanism.cross_terms`.
-      interval: to whose multiples privacy losses are rounded up where a privacy loss distribution is needed;
-        the bound holds for any, and its time goes as one over it.
+      interval: natural log; the grid of losses where dp-accounting makes a privacy loss distribution. Its
+        distributions are pessimistic on any grid, so the bound holds for any; its time goes as one over it.
     """
     event = independent_event(scheme, noise_multiplier, cross)
     if compose_with is None:
