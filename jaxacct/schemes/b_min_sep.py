@@ -112,9 +112,7 @@ class BMinSep:
         if self.min_separation == 1:
             shape = (num_samples, n)
             return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
-        rows = jnp.arange(num_samples)[:, None]
-        position = self.draw_positions(key, num_samples)
-        return jnp.zeros((num_samples, n), jnp.float32).at[rows, position].set(1, mode="drop")
+        return counts_at(self.draw_positions(key, num_samples), 1, n)
 
     def draw_positions(self, key, num_samples: int):
         """(num_samples, max_participations) int32: the steps taken part in, ascending; n and above is none.
@@ -176,6 +174,18 @@ class BMinSep:
         weights = np.full(self.min_separation, self.sampling_probability)
         weights[0] = 1.0
         return np.log(weights * self.eligible_probability)
+
+
+def counts_at(positions, counts, iterations: int):
+    """(num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
+
+    Args:
+      positions: (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
+      counts: scalar, or of the shape of `positions`.
+    """
+    rows = jnp.arange(positions.shape[0])[:, None]
+    nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)
+    return nowhere.at[rows, positions].set(counts, mode="drop")
 
 
 def draw_barred_steps(key, scheme: BMinSep, num_samples: int):

@@ -33,7 +33,7 @@ from scipy import optimize, stats
 from jaxacct import _validate
 from jaxacct.randomness import bernoulli_32, bernoulli_error
 from jaxacct.recurrence import log_add_exp
-from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.b_min_sep import BMinSep, counts_at
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,7 @@ class MultiAttribution:
         counts = self._draw_counts(counts_key, (num_samples, self.max_participations))
         # The k-th participation of a sample takes its k-th count.
         if self.min_separation > 1:
-            positions = self.timing.draw_positions(times_key, num_samples)
-            rows = jnp.arange(num_samples)[:, None]
-            nowhere = jnp.zeros((num_samples, self.iterations), jnp.float32)
-            return nowhere.at[rows, positions].set(counts, mode="drop")
+            return counts_at(self.timing.draw_positions(times_key, num_samples), counts, self.iterations)
         taking_part = self.timing.draw_participation(times_key, num_samples)
         order = jnp.cumsum(taking_part.astype(jnp.int32), axis=1) - 1
         return taking_part * jnp.take_along_axis(counts, jnp.maximum(order, 0), axis=1)
