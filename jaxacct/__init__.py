@@ -7,16 +7,14 @@ delta. Estimates (`estimate_delta`, `estimate_epsilon`) are other functions with
 
 __version__ = "0.1.0"
 
-from jaxacct.bounds import Budget
-from jaxacct.calibrate import NotCertifiedError, calibrate
-from jaxacct.estimate import Estimate, estimate_delta, estimate_epsilon
-from jaxacct.hockey_stick import NonFiniteLossError
-from jaxacct.mechanism import Mechanism
-from jaxacct.non_banded import BandedInverse, Dense, Toeplitz
+from jaxacct.calibration import NotCertifiedError, calibrate
+from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
+from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
+from jaxacct.likelihood.loss import privacy_loss
+from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
-from jaxacct.privacy_loss import privacy_loss
-from jaxacct.profile import Profile, privacy_profile
-from jaxacct.sampling import sample_privacy_loss
+from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.schemes import (
     SCHEMES,
     BallsInBins,
@@ -26,9 +24,11 @@ from jaxacct.schemes import (
     Poisson,
     TruncatedBMinSep,
 )
-from jaxacct.shared_draws import delta_curve, sample_privacy_losses
-from jaxacct.toeplitz import BandedToeplitz, prefix_sum_error
-from jaxacct.verify import Evidence, verify
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.strategies.non_banded import BandedInverse, Dense, Toeplitz
+from jaxacct.strategies.toeplitz import BandedToeplitz, prefix_sum_error
+from jaxacct.verification.run import Evidence, verify
 
 __all__ = [
     "SCHEMES",

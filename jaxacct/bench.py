@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import proposals, randomness, sampling
-from jaxacct.mechanism import Mechanism
-from jaxacct.memory_traffic import bytes_moved
-from jaxacct.replicas import replica_proposal
+from jaxacct.estimates.shared_draws import sample_privacy_losses
+from jaxacct.kernels import randomness
+from jaxacct.kernels.memory_traffic import bytes_moved
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals import base as proposals
+from jaxacct.proposals import sampling
+from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.schemes import BMinSep
-from jaxacct.shared_draws import sample_privacy_losses
-from jaxacct.toeplitz import BandedToeplitz
+from jaxacct.strategies.toeplitz import BandedToeplitz
 
 # (iterations, bands and separation, data set size, batch size, noise multiplier, epsilon)
 SETTINGS = ((7200, 256, 14_745_600, 1793, 0.47, 10.0), (1024, 16, 51_200, 200, 1.0, 4.0))
@@ -22,9 +24,9 @@ SETTINGS = ((7200, 256, 14_745_600, 1793, 0.47, 10.0), (1024, 16, 51_200, 200, 1
 def measure(samples: int) -> dict:
     """Samples per second of plain and two-replica draws in both settings, compile time and peak memory.
 
-    `bytes_per_sample` is counted from the compiled program (`jaxacct.memory_traffic`), `flops_per_sample` by
-    XLA; `share_of_bandwidth` is the bytes moved a second over what a copy of a large array moves here. It is
-    above 1 where most of the traffic stays in cache.
+    `bytes_per_sample` is counted from the compiled program (`jaxacct.kernels.memory_traffic`),
+    `flops_per_sample` by XLA; `share_of_bandwidth` is the bytes moved a second over what a copy of a large
+    array moves here. It is above 1 where most of the traffic stays in cache.
     """
     rows, bandwidth = [], _copy_bandwidth()
     for n, b, size, batch, sigma, epsilon in SETTINGS:

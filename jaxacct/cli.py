@@ -32,9 +32,9 @@ from jaxacct import (
     shards,
 )
 from jaxacct._interrupted import leave
-from jaxacct.hockey_stick import NonFiniteLossError
-from jaxacct.non_banded import BandedInverse, Dense, Strategy, noise_copies
 from jaxacct.progress import watch
+from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.strategies.non_banded import BandedInverse, Dense, Strategy, noise_copies
 
 SchemeName = Literal[
     "poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "multi-attribution", "truncated-b-min-sep"

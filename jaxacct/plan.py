@@ -11,18 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxacct import hockey_stick, truncation
 from jaxacct._validate import open_probability, positive_number
-from jaxacct.add_direction import log_remainder_scale
-from jaxacct.bounds import Budget
-from jaxacct.composition import event_from_json, event_to_json
-from jaxacct.extrapolation import Certificate
+from jaxacct.accountants import truncation
+from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.files import read_json, write_atomically
-from jaxacct.mechanism import Mechanism
-from jaxacct.non_banded import strategy_from_json, strategy_to_json
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.schemes import MultiAttribution, TruncatedBMinSep, scheme_from_json, scheme_to_json
-from jaxacct.toeplitz import prefix_sum_error
-from jaxacct.verify import DirectionEvidence, Evidence, dense_counts, recheck, verify
+from jaxacct.statistics import hockey_stick
+from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies.non_banded import strategy_from_json, strategy_to_json
+from jaxacct.strategies.toeplitz import prefix_sum_error
+from jaxacct.verification.extrapolation import Certificate
+from jaxacct.verification.run import DirectionEvidence, Evidence, dense_counts, recheck, verify
 
 SCHEMA = "jaxacct-plan"
 SCHEMA_VERSION = 1
@@ -57,7 +58,7 @@ class Plan:
       expected_batch_size: mean batch size over the run, None without a data set size.
       max_batch_size: exceeded in any step of a run with probability 1e-9 at most, or what larger batches are
         cut to where `truncation_delta` is not None; None likewise.
-      truncation_delta: the part of `delta` that cutting batches spends (`jaxacct.truncation`); None where
+      truncation_delta: the part of `delta` that cutting batches spends (`accountants.truncation`); None where
         batches are never cut.
       created: time of certification, ISO 8601, UTC.
       device: the platform JAX drew on.
@@ -94,7 +95,9 @@ class Plan:
 
     @property
     def prefix_sum_error(self) -> float:
-        """`(1/n) ||A C^-1||_F^2 sigma^2`, squared noise per unit clip norm squared (seed 003, 7.1)."""
+        """`(1/n) ||A C^-1||_F^2 sigma^2`, squared noise per unit clip norm squared (arXiv 2602.09338,
+        7.1).
+        """
         return prefix_sum_error(
             self.mechanism.strategy,
             iterations=self.mechanism.scheme.iterations,
@@ -145,7 +148,7 @@ class Plan:
         )
 
     def verify(self, **options) -> Evidence:
-        """Repeat the verification with fresh randomness; see `jaxacct.verify.verify` for the options.
+        """Repeat the verification with fresh randomness; see `verification.run.verify` for the options.
 
         Raises:
           ValueError: for a plan whose guarantee is analytic: there is nothing to draw.

@@ -13,16 +13,19 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxacct import _validate, bounds, hockey_stick, randomness, sampling
-from jaxacct.bounds import Budget
-from jaxacct.calibrate import make_plan
+from jaxacct import _validate
+from jaxacct.calibration import make_plan
 from jaxacct.files import Checkpoint, read_json, write_atomically
-from jaxacct.mechanism import Mechanism
-from jaxacct.non_banded import strategy_from_json
+from jaxacct.kernels import randomness
+from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
-from jaxacct.proposals import DIRECTIONS
+from jaxacct.proposals import sampling
+from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.schemes import scheme_from_json
-from jaxacct.verify import (
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies.non_banded import strategy_from_json
+from jaxacct.verification.run import (
     Evidence,
     Progress,
     count_terms,

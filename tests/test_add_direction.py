@@ -1,4 +1,4 @@
-"""The add direction against enumeration, quadrature and the PLD accountant (PROPOSALS_ADD.md)."""
+"""The add direction against enumeration, quadrature and the PLD accountant (proofs/add_direction.md)."""
 
 import math
 
@@ -8,8 +8,10 @@ import pytest
 from scipy import integrate
 from scipy.special import log_ndtr, ndtr
 
-from jaxacct import add_direction, hockey_stick, scores
+from jaxacct.likelihood import scores
+from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
+from jaxacct.statistics import hockey_stick
 from tests.oracles import enumeration, settings
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
@@ -274,7 +276,7 @@ def test_several_bands_against_plain_sampling():
 
 @pytest.mark.parametrize("scheme", [Poisson(500, 0.02), BMinSep(500, 8, 0.03), BallsInBins(500, 100)])
 def test_one_compilation_for_every_noise_multiplier(scheme):
-    from jaxacct.proposals import draw_blocks
+    from jaxacct.proposals.base import draw_blocks
 
     before = None
     for sigma in (4.0, 5.0, 6.0):

@@ -6,7 +6,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from jaxacct import BallsInBins, BMinSep, CyclicPoisson, Poisson, analytic
+from jaxacct import BallsInBins, BMinSep, CyclicPoisson, Poisson
+from jaxacct.accountants import analytic
 
 
 @pytest.mark.parametrize("sensitivity", [0.1, 1.0, 5.0])

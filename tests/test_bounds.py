@@ -9,8 +9,8 @@ import pytest
 from jax_privacy.experimental.monte_carlo import delta_calculation as peer
 from scipy import stats
 
-from jaxacct import bounds
-from jaxacct.bounds import TERM_EDGES, Budget, bin_terms
+from jaxacct.statistics import bounds
+from jaxacct.statistics.bounds import TERM_EDGES, Budget, bin_terms
 
 FALSE_ALARM = 1e-6  # of each simulated check, over the choice of its (fixed) seed
 

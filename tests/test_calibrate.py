@@ -19,12 +19,12 @@ from jaxacct import (
     NotCertifiedError,
     Plan,
     Poisson,
-    analytic,
     calibrate,
     estimate_delta,
     sample_privacy_loss,
 )
-from jaxacct.calibrate import _smallest_where, analytic_exponent, max_batch_size
+from jaxacct.accountants import analytic
+from jaxacct.calibration import _smallest_where, analytic_exponent, max_batch_size
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
 STRATEGY = BandedToeplitz.square_root(6)

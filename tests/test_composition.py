@@ -6,8 +6,9 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson, analytic, estimate_delta
-from jaxacct.composition import event_from_json, event_profile, event_to_json
+from jaxacct import BandedToeplitz, Mechanism, Poisson, estimate_delta
+from jaxacct.accountants import analytic
+from jaxacct.accountants.composition import event_from_json, event_profile, event_to_json
 
 Z = stats.norm.isf(1e-6 / 2)
 

@@ -1,4 +1,5 @@
-"""Extrapolation by concavity (PROPOSALS_ADD.md, theorem 4) against quadrature and the PLD accountant."""
+"""Extrapolation by concavity (proofs/add_direction.md, theorem 4) against quadrature and the PLD
+accountant."""
 
 import math
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from jaxacct import add_direction, extrapolation
+from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
+from jaxacct.verification import extrapolation
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
 

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, gpu_recurrence, proposals, scores
-from jaxacct.randomness import BLOCK_SIZE
-from jaxacct.recurrence import blocked_log_recurrence
+from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from jaxacct.kernels import gpu_recurrence
+from jaxacct.kernels.randomness import BLOCK_SIZE
+from jaxacct.kernels.recurrence import blocked_log_recurrence
+from jaxacct.likelihood import scores
+from jaxacct.proposals import base as proposals
 from jaxacct.schemes.poisson import log_probabilities
 
 

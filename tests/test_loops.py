@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from jaxacct.loops import any_left
-from jaxacct.replicas import replica_proposal
+from jaxacct.kernels.loops import any_left
+from jaxacct.proposals.replicas import replica_proposal
 
 
 def halve(counts):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxacct.memory_traffic import bytes_moved
+from jaxacct.kernels.memory_traffic import bytes_moved
 
 
 def counted(function, *shapes) -> float:

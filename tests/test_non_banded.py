@@ -25,19 +25,19 @@ from jaxacct import (
     TruncatedBMinSep,
     calibrate,
     estimate_delta,
-    non_banded,
     prefix_sum_error,
     privacy_loss,
     privacy_profile,
     sample_privacy_loss,
-    scores,
 )
-from jaxacct.analytic import analytic_delta
-from jaxacct.bounds import Budget
-from jaxacct.candidates import candidates
+from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli import main
-from jaxacct.privacy_loss import loss_of_scores
-from jaxacct.rounding import loss_margin, measured_error
+from jaxacct.likelihood import scores
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.rounding import loss_margin, measured_error
+from jaxacct.proposals.candidates import candidates
+from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies import non_banded
 from tests.oracles import enumeration
 from train import noise
 

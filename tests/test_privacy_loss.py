@@ -6,15 +6,7 @@ import pytest
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CyclicPoisson,
-    Mechanism,
-    Poisson,
-    privacy_loss,
-)
+from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, privacy_loss
 from tests.oracles import enumeration
 from tests.oracles.settings import IDS, SMALL
 

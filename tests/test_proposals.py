@@ -8,17 +8,17 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
-from jaxacct.add_direction import add_candidates, log_probability_of_none
-from jaxacct.hockey_stick import weighted_terms
-from jaxacct.proposals import plain
-from jaxacct.replicas import (
+from jaxacct.proposals.base import plain
+from jaxacct.proposals.half_space import add_candidates, log_probability_of_none
+from jaxacct.proposals.replicas import (
     _module,
     log_normalizer,
     most_replicas,
     replica_candidates,
     replica_proposal,
 )
-from jaxacct.sampling import direction_key, draw_in_batches
+from jaxacct.proposals.sampling import direction_key, draw_in_batches
+from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.oracles import enumeration, tuples
 from tests.oracles.settings import IDS, SMALL, SOME_IN_CI
 from tests.schemes.test_schemes import chi_square_p_value
@@ -72,7 +72,7 @@ def test_drawn_counts_follow_the_enumerated_law(scheme, bands, key):
                 assert chi_square_p_value(counts, plain_law) < FALSE_ALARM, m
 
 
-# (setting, sigma, Z_2): the outside prototype of MATH.md, section 9.
+# (setting, sigma, Z_2): the outside prototype of proofs/derivations.md, section 9.
 PROTOTYPE = [
     (PRODUCTION, 256, 0.47, 1.15441),
     (PRODUCTION, 256, 0.40, 1.42628),

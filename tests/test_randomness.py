@@ -7,8 +7,8 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
-from jaxacct import randomness
-from jaxacct.recurrence import log_add_exp
+from jaxacct.kernels import randomness
+from jaxacct.kernels.recurrence import log_add_exp
 
 FALSE_ALARM = 1e-6
 SHAPE = (1000, 2000)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import recurrence
+from jaxacct.kernels import recurrence
 from jaxacct.schemes.poisson import log_probabilities
 
 
@@ -49,7 +49,7 @@ def test_log_add_exp_in_float32():
 
 def test_one_trace_for_many_noise_levels():
     from jaxacct import BandedToeplitz, BMinSep, Mechanism, privacy_loss
-    from jaxacct.privacy_loss import _loss_of_outputs
+    from jaxacct.likelihood.loss import _loss_of_outputs
 
     before = _loss_of_outputs._cache_size()
     outputs = np.zeros((3, 17), np.float32)
@@ -59,7 +59,9 @@ def test_one_trace_for_many_noise_levels():
 
 
 def test_gradients_flow(x64):
-    """Tangents of L are minorants (MATH.md, 9), so the recurrence must differentiate, p = 1 included."""
+    """Tangents of L are minorants (proofs/derivations.md, 9), so the recurrence must differentiate, p = 1
+    included.
+    """
     for p in (0.2, 1.0):
         log_p, log_q = log_probabilities(p)
 

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, rounding
+from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson
+from jaxacct.likelihood import rounding
 
 GRID = [
     (BMinSep(16, 4, 0.1), 4),

@@ -10,16 +10,10 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    Mechanism,
-    Poisson,
-    proposals,
-    sample_privacy_loss,
-    sampling,
-)
-from jaxacct.randomness import BLOCK_SIZE
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, sample_privacy_loss
+from jaxacct.kernels.randomness import BLOCK_SIZE
+from jaxacct.proposals import base as proposals
+from jaxacct.proposals import sampling
 from tests.oracles import enumeration
 from tests.oracles.settings import SOME_IN_CI
 
@@ -76,7 +70,9 @@ def test_law_of_the_loss_against_outputs(scheme, bands, direction, key):
 
 
 def test_the_production_deltas(key):
-    """delta(1) = 5.97e-3 and delta(2) = 3.2e-4 at sigma 0.47 (MATH.md, 7; 245,760 samples of a peer)."""
+    """delta(1) = 5.97e-3 and delta(2) = 3.2e-4 at sigma 0.47 (proofs/derivations.md, 7; 245,760 samples of a
+    peer).
+    """
     scheme = BMinSep.from_batch_size(
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
     )

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, shards, verify
-from jaxacct.calibrate import make_plan
+from jaxacct.calibration import make_plan
 from jaxacct.cli import main
 from jaxacct.files import Checkpoint
 from jaxacct.shards import Part, draw_part, merge, parse_shard

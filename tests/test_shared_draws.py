@@ -6,18 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    Mechanism,
-    Poisson,
-    TruncatedBMinSep,
-    gpu_recurrence,
-    sample_privacy_loss,
-    shared_draws,
-)
-from jaxacct.analytic import gaussian_delta
-from jaxacct.shared_draws import delta_curve, sample_privacy_losses
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, TruncatedBMinSep, sample_privacy_loss
+from jaxacct.accountants.analytic import gaussian_delta
+from jaxacct.estimates import shared_draws
+from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
+from jaxacct.kernels import gpu_recurrence
 from tests.oracles.settings import IDS, SMALL
 
 FALSE_ALARM = 1e-6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax_privacy.matrix_factorization import toeplitz as peer
 
-from jaxacct.toeplitz import (
+from jaxacct.strategies.toeplitz import (
     BandedToeplitz,
     _log_error,
     inverse_coefficients,

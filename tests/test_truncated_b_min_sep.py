@@ -23,11 +23,11 @@ from jaxacct import (
     privacy_loss,
     privacy_profile,
 )
-from jaxacct.analytic import analytic_delta
-from jaxacct.binomial import _alias_table, binomial_tables, draw_binomial
+from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli import main
-from jaxacct.proposals import plain
-from jaxacct.rounding import loss_margin, measured_error
+from jaxacct.kernels.binomial import _alias_table, binomial_tables, draw_binomial
+from jaxacct.likelihood.rounding import loss_margin, measured_error
+from jaxacct.proposals.base import plain
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import chi_square_p_value
 from train.sampler import Sampler

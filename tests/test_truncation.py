@@ -1,4 +1,5 @@
-"""Batches cut to a maximum: the reserve against the exact pair of seed 003, appendix D; the trainer."""
+"""Batches cut to a maximum: the reserve against the exact pair of arXiv 2602.09338, appendix D; the
+trainer."""
 
 import functools
 import itertools
@@ -11,8 +12,8 @@ import pytest
 from scipy import stats
 
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, Poisson, calibrate
-from jaxacct.truncation import MOST_SECOND_MOMENT, covers, reserve
-from tests.train.test_sampler import participation
+from jaxacct.accountants.truncation import MOST_SECOND_MOMENT, covers, reserve
+from tests.training.test_sampler import participation
 from train.sampler import Sampler
 
 FALSE_ALARM = 1e-6

@@ -21,7 +21,7 @@ from jaxacct import (
 )
 from tests.oracles import enumeration
 from tests.test_truncated_b_min_sep import mixture_delta, pair_delta
-from tests.train.plans import plan as some_plan
+from tests.training.plans import plan as some_plan
 
 FALSE_ALARM = 1e-6
 EPSILON = 0.7

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, analytic, hockey_stick, verify
-from jaxacct.calibrate import make_plan
-from jaxacct.candidates import candidates
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
+from jaxacct.accountants import analytic
+from jaxacct.calibration import make_plan
 from jaxacct.files import Checkpoint
-from jaxacct.hockey_stick import NonFiniteLossError
-from jaxacct.verify import Run, _verify_direction, next_check, recheck
+from jaxacct.proposals.candidates import candidates
+from jaxacct.statistics import hockey_stick
+from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.verification.run import Run, _verify_direction, next_check, recheck
 from tests.oracles import tuples
 from tests.test_sampling import pld_delta
 
@@ -181,7 +183,7 @@ def test_resumes_where_it_was(tmp_path):
         )
         stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
     assert resumed_at[0] > calls[-1]
-    from jaxacct.randomness import key_from_words
+    from jaxacct.kernels.randomness import key_from_words
 
     whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
     assert dataclasses.replace(resumed, seconds=0) == dataclasses.replace(whole, seconds=0)
@@ -233,7 +235,7 @@ def test_fresh_randomness_by_default():
 
 
 def test_a_non_finite_loss_stops_the_run(monkeypatch):
-    from jaxacct import proposals
+    from jaxacct.proposals import base as proposals
 
     def broken(self, *args):
         draws = original(self, *args)

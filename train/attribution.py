@@ -5,8 +5,8 @@
 
 bounds every user's contributions, finds the sampling probability and keeps the graph for the training run.
 
-The graph is public: privacy is for what the examples contain, not for whose they are (seed 003, appendix C),
-so nothing here spends any of the guarantee.
+The graph is public: privacy is for what the examples contain, not for whose they are (arXiv 2602.09338,
+appendix C), so nothing here spends any of the guarantee.
 """
 
 import json
@@ -182,7 +182,7 @@ def bound_contributions(
     Args:
       examples_per_user: k_u >= 1.
       max_neighborhood: k_e: examples that share a user with more than this many (themselves included) are
-        dropped afterwards. Worth it where `barring(...)` is above 1 (seed 003, appendix C).
+        dropped afterwards. Worth it where `barring(...)` is above 1 (arXiv 2602.09338, appendix C).
       duplicates: go round again and keep further copies of examples while all their users have room.
       seed: of the order.
 
@@ -274,7 +274,7 @@ def phantoms(graph: Attribution, examples_per_user: int) -> np.ndarray:
 def barring(min_separation: int, sampling_probability: float, max_neighborhood: int) -> float:
     """The rule of thumb `b p k_e`: an example with such a neighbourhood is worth keeping below 1.
 
-    Source: seed 003, appendix C; a rough guide about batch sizes, not about privacy.
+    Source: arXiv 2602.09338, appendix C; a rough guide about batch sizes, not about privacy.
     """
     return min_separation * sampling_probability * max_neighborhood
 

@@ -229,7 +229,7 @@ class _Images:
 
 
 def _cinic_10(folder: Path) -> Split:
-    """The 90,000 of train are trained on; valid is left alone, as in seed 003's data set size."""
+    """The 90,000 of train are trained on; valid is left alone, as in arXiv 2602.09338's data set size."""
     classes = (
         sorted(part.name for part in (folder / "train").iterdir()) if (folder / "train").is_dir() else []
     )

@@ -28,7 +28,8 @@ class SmallCNN(nnx.Module):
 
 
 class VGG(nnx.Module):
-    """The VGG of DP-FTRL's CIFAR-10 experiments (Kairouz et al. 2021), which seed 003, 7.2, calls standard.
+    """The VGG of DP-FTRL's CIFAR-10 experiments (Kairouz et al. 2021), which arXiv 2602.09338, 7.2, calls
+    standard.
 
     Convolutions of 32, 32, 64, 64, 128, 128 channels with ReLU, pooled by 2 after every second, a dense layer
     of 128 and a linear one: 0.55 million parameters at 32 x 32 x 3. The seed gives no widths.

@@ -2,7 +2,8 @@
 
 With C Toeplitz, `w = C^{-1} z` obeys `c_0 w_t = z_t - c_1 w_{t-1} - .. - c_{b-1} w_{t-b+1}`. Adding
 `clip_norm sigma w_t` to the sum of clipped gradients of step t releases `C^{-1} (C x + sigma z)`, which is
-what was accounted for (seed 003, section 2). One band is plain DP-SGD. Where the inverse h is banded, the
+what was accounted for (arXiv 2602.09338, section 2). One band is plain DP-SGD. Where the inverse h is banded,
+the
 last vectors z are kept instead: `w_t = h_0 z_t + .. + h_{b-1} z_{t-b+1}`.
 
 The buffer is kept in float32. Rounding it (to bfloat16, say) would make the released noise a rounded
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxacct.non_banded import BandedInverse, Strategy, noise_copies
+from jaxacct.strategies.non_banded import BandedInverse, Strategy, noise_copies
 
 
 class NoiseState(NamedTuple):

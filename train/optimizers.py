@@ -46,12 +46,12 @@ def privatize(
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:
-    """From `base` to `base` / 20 over steps n/4 to 3n/4, constant elsewhere (seed 003, 7.2)."""
+    """From `base` to `base` / 20 over steps n/4 to 3n/4, constant elsewhere (arXiv 2602.09338, 7.2)."""
     return optax.linear_schedule(base, base / 20, max(1, steps // 2), steps // 4)
 
 
 def sgd(learning_rate: float, steps: int) -> optax.GradientTransformation:
-    """SGD with momentum 0.95 and `linear_decay` (seed 003, 7.2)."""
+    """SGD with momentum 0.95 and `linear_decay` (arXiv 2602.09338, 7.2)."""
     return optax.sgd(linear_decay(learning_rate, steps), momentum=0.95)
 
 

@@ -1,4 +1,5 @@
-"""b-min-sep sampling (seed 003, algorithms 1 and 2): Poisson, but sit out b - 1 steps after each batch."""
+"""b-min-sep sampling (arXiv 2602.09338, algorithms 1 and 2): Poisson, but sit out b - 1 steps after each
+batch."""
 
 import functools
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate, gpu_recurrence
-from jaxacct.randomness import bernoulli_32, bernoulli_error, exponential_32
-from jaxacct.recurrence import blocked_log_recurrence
+from jaxacct import _validate
+from jaxacct.kernels import gpu_recurrence
+from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error, exponential_32
+from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.poisson import log_probabilities
 
@@ -136,7 +138,7 @@ class BMinSep:
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
         """`log_likelihood_ratio` of (num_samples, iterations) log-ratios, (num_samples,) of the same dtype.
 
-        On a GPU in float32 by one kernel (`jaxacct.gpu_recurrence`), the same up to rounding.
+        On a GPU in float32 by one kernel (`jaxacct.kernels.gpu_recurrence`), the same up to rounding.
         """
         if not gpu_recurrence.serves(log_ratios.dtype):
             return self._time_first(log_ratios.T)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.recurrence import phase_log_mean
+from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.cyclic_poisson import draw_phase, repeat_phase
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.randomness import bernoulli_32, bernoulli_error
-from jaxacct.recurrence import phase_log_mean
+from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
+from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_mixture
 

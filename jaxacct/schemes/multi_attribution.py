@@ -1,4 +1,5 @@
-"""Multi-attribution b-min-sep sampling (seed 003, section 6): privacy for users with several examples.
+"""Multi-attribution b-min-sep sampling (arXiv 2602.09338, section 6): privacy for users with several
+examples.
 
 An example may belong to several users. At each step every example is sampled with probability p, and a
 sampled one joins the batch unless an example that shares a user with it was sampled in one of the last
@@ -31,8 +32,8 @@ import numpy as np
 from scipy import optimize, stats
 
 from jaxacct import _validate
-from jaxacct.randomness import bernoulli_32, bernoulli_error
-from jaxacct.recurrence import log_add_exp
+from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
+from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep, counts_at
 
 
@@ -50,7 +51,7 @@ class MultiAttribution:
 
     `examples_per_user` = 1 is the law of `BMinSep` with the same other fields.
 
-    Source: seed 003, theorem 6.1; the stationary warm start is derived above.
+    Source: arXiv 2602.09338, theorem 6.1; the stationary warm start is derived above.
     """
 
     iterations: int
@@ -216,8 +217,8 @@ class MultiAttribution:
         Raises:
           ValueError: without `half_square_norms` where k_u > 1.
 
-        Source: seed 003, theorem 6.1 and the recursion before it, as b-min-sep at 1 - (1-p)^k_u with the
-        mixture over the counts 1 .. k_u in place of the ratio of one participation.
+        Source: arXiv 2602.09338, theorem 6.1 and the recursion before it, as b-min-sep at 1 - (1-p)^k_u with
+        the mixture over the counts 1 .. k_u in place of the ratio of one participation.
         """
         return self.timing.log_likelihood_ratio(self._any_count(log_ratios, half_square_norms))
 

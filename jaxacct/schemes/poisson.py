@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.randomness import bernoulli_32, bernoulli_error
-from jaxacct.recurrence import log_add_exp
+from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
+from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes._batch_size import participation_rate
 
 

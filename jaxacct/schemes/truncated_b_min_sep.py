@@ -1,4 +1,4 @@
-"""Truncated and padded b-min-sep sampling (seed 003, section 7.4 and appendix D).
+"""Truncated and padded b-min-sep sampling (arXiv 2602.09338, section 7.4 and appendix D).
 
 Batches are drawn by b-min-sep; one of more than B_max examples is cut to a uniformly random subset of B_max,
 a smaller one is padded with zeros. An example that was sampled and cut stays barred as if it had taken part.
@@ -31,7 +31,7 @@ back, and a replaced row depends on nothing but k (or l). Averaging over the sub
 **Likelihoods.** Both sides are mixtures, so each is divided by the centred Gaussian and has the recurrence of
 plain b-min-sep with its own factor of a participation; a warm start is averaged before the two are divided.
 
-Where the maximum is some deviations above the mean batch, `jaxacct.truncation` costs next to nothing and
+Where the maximum is some deviations above the mean batch, `accountants.truncation` costs next to nothing and
 keeps the bounded-weight proposals; the pair here is drawn plainly, but serves any maximum.
 """
 
@@ -47,8 +47,8 @@ from jax import lax
 from scipy import stats
 
 from jaxacct import _validate
-from jaxacct.binomial import binomial_tables, draw_binomial
-from jaxacct.recurrence import log_add_exp
+from jaxacct.kernels.binomial import binomial_tables, draw_binomial
+from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 
 _DIRECTIONS = ("remove", "add")
@@ -67,7 +67,7 @@ class TruncatedBMinSep:
       dataset_size: number of examples |D|, the sensitive one included; below 2^31.
       warm_start: as for `BMinSep`, for all examples.
 
-    Source: seed 003, appendix D.
+    Source: arXiv 2602.09338, appendix D.
     """
 
     iterations: int
@@ -174,7 +174,7 @@ class TruncatedBMinSep:
         Returns:
           (num_samples, iterations) int32.
 
-        Source: seed 003, appendix D and algorithm 2. Error: `batch_size_error`.
+        Source: arXiv 2602.09338, appendix D and algorithm 2. Error: `batch_size_error`.
         """
         joining, past = self.batch_size_tables() if tables is None else tables
         n, b = self.iterations, self.min_separation
@@ -230,7 +230,7 @@ class TruncatedBMinSep:
         Returns:
           (num_samples, iterations) float32.
 
-        Source: seed 003, corollary D.2.
+        Source: arXiv 2602.09338, corollary D.2.
         """
         _validate.one_of("direction", direction, _DIRECTIONS)
         sampled_key, kept_key = jax.random.split(key)
@@ -286,7 +286,7 @@ class TruncatedBMinSep:
           Two () arrays of the dtype of `log_ratios`, natural logs. The second is 0 exactly where no r_i
           reaches the maximum, and the first is then that of `BMinSep`.
 
-        Source: seed 003, appendix D, the recurrences after corollary D.2. Exact up to rounding.
+        Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """
         if not self.can_cut:
             return self.uncut.log_likelihood_ratio(log_ratios), jnp.zeros((), log_ratios.dtype)

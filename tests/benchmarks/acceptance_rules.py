@@ -9,7 +9,7 @@ import math
 import numpy as np
 from scipy import optimize, stats
 
-from jaxacct import bounds
+from jaxacct.statistics import bounds
 
 Q, RUNS, BLOCKS_PER_ORACLE = 1e-10, 41, 100
 CAPTION = f"""\

@@ -11,8 +11,8 @@ import time
 import jax
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, verify
-from jaxacct.proposals import plain
-from jaxacct.sampling import draw_in_batches
+from jaxacct.proposals.base import plain
+from jaxacct.proposals.sampling import draw_in_batches
 
 # (iterations, epoch, bands, separation, epsilon, delta, noise multiplier)
 CELLS = [

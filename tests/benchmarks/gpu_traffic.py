@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from jaxacct import gpu_recurrence, proposals, randomness, shared_draws
 from jaxacct.bench import SETTINGS
-from jaxacct.mechanism import Mechanism
-from jaxacct.memory_traffic import bytes_moved
+from jaxacct.estimates import shared_draws
+from jaxacct.kernels import gpu_recurrence, randomness
+from jaxacct.kernels.memory_traffic import bytes_moved
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals import base as proposals
 from jaxacct.schemes import BMinSep
-from jaxacct.toeplitz import BandedToeplitz
+from jaxacct.strategies.toeplitz import BandedToeplitz
 
 BANDWIDTH = 4.8e12  # bytes a second, the vendor's figure for an H200
 BLOCKS = 8

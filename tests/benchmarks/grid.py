@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, CyclicPoisson, Mechanism, calibrate, prefix_sum_error
-from jaxacct.calibrate import analytic_exponent
-from jaxacct.candidates import candidates
+from jaxacct.calibration import analytic_exponent
 from jaxacct.files import write_atomically
+from jaxacct.proposals.candidates import candidates
 
 COLUMNS = (
     "scheme iterations epoch_length bands separation epsilon delta noise_multiplier prefix_sum_error "
@@ -38,7 +38,9 @@ class Cell:
 
 
 def figures_2_3() -> list[Cell]:
-    """n = 1024, delta = 1e-3 (seed 003, section 7.1): b-min-sep beside cyclic Poisson and balls-in-bins."""
+    """n = 1024, delta = 1e-3 (arXiv 2602.09338, section 7.1): b-min-sep beside cyclic Poisson and
+    balls-in-bins.
+    """
     cells = []
     for bands, epoch, epsilon in itertools.product((8, 32), (128, 512), (1.0, 4.0, 16.0)):
         for separation in (bands, 64):
@@ -49,7 +51,7 @@ def figures_2_3() -> list[Cell]:
 
 
 def cinic_10() -> list[Cell]:
-    """n = 1500, |D| / B = 300, delta = 2.8e-6 (seed 003, section 7.2)."""
+    """n = 1500, |D| / B = 300, delta = 2.8e-6 (arXiv 2602.09338, section 7.2)."""
     return [
         Cell("b-min-sep", 1500, 300, bands, separation, epsilon, 2.8e-6)
         for epsilon in (8.0, 4.0, 2.0, 1.0, 0.5)  # the cheap ones first

@@ -18,10 +18,10 @@ from jaxacct import (
     MultiAttribution,
     TruncatedBMinSep,
 )
-from jaxacct.proposals import plain
-from jaxacct.randomness import BLOCK_SIZE
-from jaxacct.replicas import replica_proposal
-from jaxacct.sampling import draw_in_batches
+from jaxacct.kernels.randomness import BLOCK_SIZE
+from jaxacct.proposals.base import plain
+from jaxacct.proposals.replicas import replica_proposal
+from jaxacct.proposals.sampling import draw_in_batches
 
 ITERATIONS, BANDS, SEPARATION, SAMPLES = 1024, 16, 64, 32_768
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
-from jaxacct.mechanism import Mechanism
-from jaxacct.toeplitz import BandedToeplitz
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.strategies.toeplitz import BandedToeplitz
 from tests.oracles import enumeration
 
 FALSE_ALARM = 1e-6  # of every statistical assertion; keys are fixed

@@ -55,7 +55,9 @@ def test_participation_probabilities(scheme, _bands):
 
 
 def test_counts_of_the_production_setting(key):
-    """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081 (MATH.md, 7)."""
+    """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081
+    (proofs/derivations.md, 7).
+    """
     scheme = BMinSep.from_batch_size(
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
     )

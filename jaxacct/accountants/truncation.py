@@ -1,0 +1,72 @@
+"""Batches cut to a maximum size: what that adds to delta (proofs/truncation.md has statement and proof).
+
+A cut matters only if the example at hand is sampled into a step that has to be cut. Given the others' batch
+sizes r, which the adversary may see, that event E has a probability pi(r) that does not depend on the noise,
+and outside E the mechanism is the one without cuts. So delta grows by little more than E pi(r), and all else
+- likelihoods, proposals, verification - is that of the mechanism without cuts.
+
+This pays where the maximum is a few standard deviations above the mean batch; at the mean it is useless, and
+arXiv 2602.09338, appendix D, whose likelihoods know the cuts, would be needed.
+"""
+
+import math
+
+import numpy as np
+from scipy import stats
+
+from jaxacct import _validate
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.half_space import log_probability_of_none
+from jaxacct.proposals.replicas import log_normalizer, most_replicas
+from jaxacct.schemes import MultiAttribution, TruncatedBMinSep
+
+MOST_SECOND_MOMENT = 100.0  # of the likelihood ratio, that `reserve` allows for
+
+
+def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> float:
+    """Upper bound on what cutting batches adds to delta(epsilon), for a mechanism that `covers` accepts.
+
+    Args:
+      scheme: who is sampled when; a cut example stays barred.
+      epsilon: natural log.
+      dataset_size: number of examples |D|.
+      max_batch_size: larger batches are cut to it by a uniformly random subset.
+
+    Raises:
+      ValueError: multi-attribution, or a maximum that is not above the largest expected batch.
+    """
+    if isinstance(scheme, MultiAttribution):
+        # The others' batch sizes are not independent of the user when examples are shared.
+        raise ValueError("max_batch_size must not be given for multi-attribution: cuts are not covered there")
+    if isinstance(scheme, TruncatedBMinSep):
+        raise ValueError("max_batch_size must not be given for truncated-b-min-sep, which has its own")
+    size = _validate.positive_integer("dataset_size", dataset_size)
+    most = _validate.positive_integer("max_batch_size", max_batch_size)
+    rates = scheme.participation_probabilities()
+    if most <= size * rates.max():
+        raise ValueError(
+            f"max_batch_size must be above the expected batch size {size * rates.max():.6g}, was {most}"
+        )
+    # Others sampled, r ~ Binomial(|D| - 1, rate), independent of the example; a cut is due when r >= maximum.
+    due = stats.binom.sf(most - 1, size - 1, rates)
+    sampled, any_step = float(rates @ due), float(due.sum())
+    none = math.exp(log_probability_of_none(scheme))
+    remove = any_step
+    if none > 0:
+        remove = min(remove, sampled * (1 + tail_bound(scheme, epsilon) / none))
+    add = sampled if epsilon >= -math.log(none or 5e-324) else any_step
+    return min(1.0, max(remove, add) * (1 + 1e-9))  # the last factor: float64 binomial tails
+
+
+def tail_bound(scheme, epsilon: float) -> float:
+    """What `reserve` takes for P(f > e^epsilon (1 - pi)), f = P/Q without cuts, by Markov's inequality."""
+    return math.exp(min(0.0, math.log(MOST_SECOND_MOMENT) - epsilon - log_probability_of_none(scheme)))
+
+
+def covers(mechanism: Mechanism, epsilon: float) -> bool:
+    """Whether `reserve` holds for this noise: its E_P f = Z_2 is at most what was allowed for."""
+    if log_probability_of_none(mechanism.scheme) == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
+        return True
+    if most_replicas(mechanism) < 2:
+        return False
+    return bool(log_normalizer(mechanism, 2) <= np.log(MOST_SECOND_MOMENT))

@@ -1,0 +1,486 @@
+"""Estimate, verify, release: the smallest noise multiplier that can be certified (arXiv 2602.09338, algorithm
+5)."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy import stats
+
+from jaxacct import _validate
+from jaxacct.accountants import analytic, truncation
+from jaxacct.accountants.composition import event_profile
+from jaxacct.files import Checkpoint
+from jaxacct.kernels import randomness
+from jaxacct.kernels.randomness import BLOCK_SIZE
+from jaxacct.mechanisms.mechanism import Mechanism, check_bands
+from jaxacct.plan import Plan
+from jaxacct.proposals import sampling
+from jaxacct.proposals.base import DIRECTIONS
+from jaxacct.proposals.candidates import candidates, predicted_samples, threshold
+from jaxacct.schemes import MultiAttribution, Scheme, TruncatedBMinSep
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies.non_banded import Strategy
+from jaxacct.verification.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
+from jaxacct.verification.run import Evidence, Progress, verify
+
+SEARCH_BLOCKS = 64
+# Grid steps above the smallest promising noise multiplier that are verified as well, largest first.
+LADDER = (5, 3, 2, 1, 0)
+
+
+class NotCertifiedError(Exception):
+    """The verification of a given noise multiplier did not accept; `evidence` says what it saw."""
+
+    def __init__(self, message: str, evidence: Evidence):
+        super().__init__(message)
+        self.evidence = evidence
+
+
+def calibrate(
+    scheme: Scheme,
+    strategy: Strategy,
+    *,
+    epsilon: float,
+    delta: float,
+    dataset_size: int | None = None,
+    max_batch_size: int | None = None,
+    noise_multiplier: float | None = None,
+    grid_ratio: float = 1.01,
+    failure_fraction: float = 0.01,
+    rule: str = "anytime",
+    max_samples: int | None = None,
+    proposal: str | None = None,
+    compose_with=None,
+    adjacency: str = "zero-out",
+    checkpoint_dir=None,
+    progress: Progress | None = None,
+    key=None,
+) -> Plan:
+    """Find and certify a noise multiplier for an (epsilon, delta) target.
+
+    A cheap estimate with randomness of its own picks a few candidates on the grid; they are verified from
+    the largest down, and the smallest one for which it and all larger ones were accepted is released.
+    When none is, an analytic candidate is. By theorem A.1 of arXiv 2602.09338 the whole procedure,
+    calibration and training together, is (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
+
+    Args:
+      scheme, strategy: who takes part when, and how noise is correlated.
+      epsilon: target, natural log, above 0.
+      delta: target, in (0, 1).
+      dataset_size: number of examples, for the plan's batch sizes.
+      max_batch_size: cut larger batches to this, and account for it (`jaxacct.accountants.truncation`); by
+        default batches are never cut, and the plan states a size that none exceeds.
+      noise_multiplier: certify this value only.
+      grid_ratio: candidates are powers of this, above 1.
+      failure_fraction: share of delta spent on the verifier's failure probability q.
+      rule: "anytime" or "fixed" (see `verify`).
+      max_samples: draws a direction and candidate; by default half a million, or what the target needs.
+      proposal: insist on this proposal ("plain"); by default the cheapest.
+      compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
+      adjacency: "zero-out" only. arXiv 2602.09338 has its pairs for it alone; of replace-one it says that one
+        can be derived (footnote to corollary D.2), and gives none.
+      checkpoint_dir: keeps finished batches; the same call then resumes.
+      progress: called with (what, samples done, samples expected).
+      key: JAX key, from the operating system by default. Only tests should fix it.
+
+    Returns:
+      A certified `Plan`.
+
+    Raises:
+      ValueError: bad arguments, or too few samples for the target.
+      NotCertifiedError: a given `noise_multiplier` could not be certified.
+    """
+    epsilon = _validate.positive_number("epsilon", epsilon)
+    delta = _validate.open_probability("delta", delta)
+    if not _validate.positive_number("grid_ratio", grid_ratio) > 1:
+        raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
+    if max_samples is not None:
+        _validate.positive_integer("max_samples", max_samples)
+    if dataset_size is not None:
+        _validate.positive_integer("dataset_size", dataset_size)
+    _validate.one_of("rule", rule, ("anytime", "fixed"))
+    _validate.one_of("adjacency", adjacency, ("zero-out",))
+    if isinstance(scheme, TruncatedBMinSep) and dataset_size not in (None, scheme.dataset_size):
+        raise ValueError(f"dataset_size must be the scheme's {scheme.dataset_size}, was {dataset_size}")
+    check_bands(scheme, strategy)
+    cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
+    budget = Budget.split(delta - (cut or 0.0), failure_fraction)
+    sizes = _Sizes(dataset_size, max_batch_size, cut)
+    run_key = randomness.fresh_key() if key is None else key
+    profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
+    search = _Search(
+        scheme, strategy, epsilon, budget, rule, proposal, compose_with, profile, run_key, progress, sizes
+    )
+    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
+    try:
+        options = dict(
+            budget=budget,
+            rule=rule,
+            proposal=proposal,
+            compose_with=compose_with,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
+        if noise_multiplier is not None:
+            return _certify(search, noise_multiplier, delta, max_samples, options, key)
+        return _release(search, delta, grid_ratio, max_samples, options, key)
+    finally:
+        if checkpoint:
+            checkpoint.close()
+
+
+def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan:
+    mechanism = Mechanism(search.scheme, search.strategy, noise_multiplier)
+    if not search.covered(mechanism):
+        raise ValueError(f"max_batch_size cannot be accounted for at noise multiplier {noise_multiplier:g}")
+    cost = search.best_case(mechanism)
+    limit = max(500_000, math.ceil(8 * cost)) if max_samples is None else max_samples
+    if limit < cost:
+        raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}")
+    evidence = verify(
+        mechanism,
+        search.epsilon,
+        delta,
+        max_samples=limit,
+        key=_candidate_key(key, 0),
+        **options,
+    )
+    if not evidence.accepted:
+        bad = evidence.add if evidence.remove.accepted else evidence.remove
+        raise NotCertifiedError(
+            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {search.epsilon:g}, "
+            f"delta {delta:g}: {bad.direction} direction: {bad.reason} after {bad.num_samples} samples; "
+            f"delta there is about {bad.estimate:.3g} (an estimate)",
+            evidence,
+        )
+    return make_plan(
+        mechanism,
+        search.epsilon,
+        delta,
+        evidence,
+        search.sizes.dataset_size,
+        search.compose_with,
+        search.sizes.max_batch_size,
+        search.sizes.truncation_delta,
+    )
+
+
+def _release(search, delta, ratio, max_samples, options, key) -> Plan:
+    cross = float(search._at(1.0).cross_terms.max())
+    fallback = analytic_exponent(
+        search.scheme, search.epsilon, search.budget.delta, ratio, search.compose_with, cross
+    )
+    state = options["checkpoint"].load("search") if options["checkpoint"] else None
+    if state is None or state.get("target") != search.describe(delta, ratio, max_samples):
+        smallest, limit = search.smallest_exponent(fallback, ratio, max_samples)
+        state = {
+            "target": search.describe(delta, ratio, max_samples),
+            "smallest": smallest,
+            "limit": limit,
+        }
+        if options["checkpoint"]:
+            options["checkpoint"].save("search", state)
+    released, evidence = None, None
+    for step in LADDER:
+        exponent = state["smallest"] + step
+        if exponent >= fallback:
+            continue
+        mechanism = Mechanism(search.scheme, search.strategy, ratio**exponent)
+        if not search.covered(mechanism):
+            break
+        seen = verify(
+            mechanism,
+            search.epsilon,
+            delta,
+            max_samples=state["limit"],
+            key=_candidate_key(key, exponent),
+            **options,
+        )
+        if not seen.accepted:
+            break
+        released, evidence = mechanism, seen
+    if released is None and not search.covered(search._at(ratio**fallback)):
+        raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
+    if released is None:
+        released = Mechanism(search.scheme, search.strategy, ratio**fallback)
+    return make_plan(
+        released,
+        search.epsilon,
+        delta,
+        evidence,
+        search.sizes.dataset_size,
+        search.compose_with,
+        search.sizes.max_batch_size,
+        search.sizes.truncation_delta,
+    )
+
+
+def _candidate_key(key, index: int):
+    """Independent randomness for every candidate; from the operating system unless a test fixed it."""
+    return None if key is None else randomness.stream_key(key, 1_000_000 + index)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Of the data set and its batches; what cutting them costs, None where they are not cut."""
+
+    dataset_size: int | None
+    max_batch_size: int | None
+    truncation_delta: float | None
+
+
+def _truncation_delta(scheme, epsilon, delta, dataset_size, most, compose_with) -> float | None:
+    if most is None:
+        return None
+    if dataset_size is None:
+        raise ValueError("dataset_size must be given with max_batch_size")
+    if compose_with is not None:
+        raise ValueError("max_batch_size must not be given together with compose_with")
+    cut = truncation.reserve(scheme, epsilon, dataset_size, most)
+    if cut >= delta / 2:
+        raise ValueError(
+            f"max_batch_size must be larger: cutting batches to {most} may cost {cut:.3g} of {delta:g}; "
+            "the scheme truncated-b-min-sep has likelihoods that know the cuts"
+        )
+    return cut
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+    """The estimates that pick candidates; nothing here is a guarantee."""
+
+    scheme: Scheme
+    strategy: Strategy
+    epsilon: float
+    budget: Budget
+    rule: str
+    proposal: str | None
+    compose_with: object
+    profile: Callable
+    key: object
+    progress: Progress | None
+    sizes: "_Sizes"
+
+    def covered(self, mechanism: Mechanism) -> bool:
+        """Whether the delta put aside for cut batches suffices for this noise."""
+        return self.sizes.truncation_delta is None or truncation.covers(mechanism, self.epsilon)
+
+    def describe(self, delta, ratio, max_samples) -> str:
+        return repr(
+            (
+                self.scheme,
+                self.strategy,
+                self.epsilon,
+                delta,
+                ratio,
+                max_samples,
+                self.compose_with,
+                self.sizes,
+            )
+        )
+
+    def smallest_exponent(self, fallback: int, ratio: float, max_samples) -> tuple[int, int]:
+        """The smallest grid exponent whose predicted cost fits, and the limit on samples to use."""
+        cost = self.cost(ratio**fallback, max_samples or 500_000)
+        limit = max_samples
+        if limit is None:
+            limit = max(500_000, math.ceil(8 * cost)) if math.isfinite(cost) else 500_000
+        elif limit < cost < math.inf and self.best_case(self._at(ratio**fallback)) > limit:
+            raise ValueError(
+                f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
+            )
+        high, step = fallback, 64
+        while True:
+            low = high - step
+            if self.cost(ratio**low, limit) > limit / 2:
+                break
+            high = low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.cost(ratio**middle, limit) > limit / 2 else (low, middle)
+        return high, int(limit)
+
+    def _at(self, noise_multiplier: float) -> Mechanism:
+        return Mechanism(self.scheme, self.strategy, noise_multiplier)
+
+    def best_case(self, mechanism: Mechanism) -> float:
+        """Samples that even a verification without a single hit needs, the worse direction."""
+
+        def fewest(direction):
+            theta = threshold(self.choose(mechanism, direction), self.budget.delta_v)
+            if direction == "add" and self.extrapolates(mechanism, theta, self.stream(mechanism)):
+                return 2.0 * PLANNED_SAMPLES
+            return _fewest(theta, self.budget)
+
+        return max(map(fewest, DIRECTIONS))
+
+    def stream(self, mechanism: Mechanism):
+        """The key of one candidate; a part in a thousand of a grid step keeps them apart."""
+        place = round(1e4 * math.log(mechanism.noise_multiplier)) % 400_000
+        return randomness.stream_key(self.key, 500_000 + place)
+
+    def choose(self, mechanism: Mechanism, direction: str):
+        found = candidates(
+            mechanism,
+            self.epsilon,
+            direction,
+            self.budget,
+            composed=self.compose_with is not None,
+        )
+        named = [c for c in found if c.proposal.name == self.proposal]
+        if self.proposal is not None and not named and direction == "remove":
+            allowed = ", ".join(c.proposal.name for c in found)
+            raise ValueError(f"proposal must be one of {allowed}, was {self.proposal!r}")
+        return (named or found)[0].proposal
+
+    def cost(self, noise_multiplier: float, limit: float) -> float:
+        """Predicted samples to certify the costlier direction; infinite when it looks impossible."""
+        mechanism = self._at(noise_multiplier)
+        if self.progress:
+            self.progress(f"search {noise_multiplier:.4g}", 0, 0)
+        if not self.covered(mechanism):
+            return math.inf
+        stream = self.stream(mechanism)
+        most = 0.0
+        for direction in DIRECTIONS:
+            chosen = self.choose(mechanism, direction)
+            theta = threshold(chosen, self.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
+            if theta >= 1:
+                continue
+            if direction == "add" and self.extrapolates(mechanism, theta, stream):
+                most = max(most, 2 * PLANNED_SAMPLES)
+                continue
+            counts = self.pilot(
+                chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)), theta, limit
+            )
+            needed = bounds.predicted_samples(theta, counts, self.budget.failure_probability)
+            most = max(most, needed)
+            if most == math.inf:
+                break
+        return most
+
+    def extrapolates(self, mechanism: Mechanism, theta: float, stream) -> bool:
+        """Whether `verify` is expected to certify the add direction by extrapolation."""
+        if self.proposal is not None or self.compose_with is not None or self.rule != "anytime":
+            return False
+        otherwise = predicted_samples(theta, self.budget.failure_probability)
+        key = randomness.stream_key(stream, len(DIRECTIONS))
+        found = cheaper_extrapolation(mechanism, self.epsilon, self.budget.delta_v, otherwise, key)
+        return found is not None
+
+    def pilot(self, chosen, stream, theta: float, limit: float) -> np.ndarray:
+        """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above."""
+        scale = math.exp(chosen.log_scale)
+        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        wanted = min(10 / theta, limit / 4)
+        blocks = 0
+        while blocks == 0 or (blocks * BLOCK_SIZE < wanted and bounds.mean_upper(counts) * counts.sum() < 30):
+            step = max(SEARCH_BLOCKS, blocks // 2)
+            for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
+                weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.epsilon, self.profile)
+                counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
+            blocks += step
+        return counts
+
+
+def _fewest(theta: float, budget: Budget) -> float:
+    return 0.0 if theta >= 1 else math.log(1 / budget.failure_probability) / -math.log1p(-theta)
+
+
+def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None, cross: float = 0.0) -> int:
+    """The smallest grid exponent at which an analytic accountant already gives (epsilon, delta).
+
+    Raises:
+      ValueError: when the composed event alone exceeds the target.
+    """
+
+    top = analytic.unamplified_noise_multiplier(scheme, epsilon, delta, cross)
+    start = math.ceil(math.log(top) / math.log(ratio)) + 1
+    most = start + math.ceil(math.log(1e4) / math.log(ratio))
+    # Twenty times as fast where a privacy loss distribution is made, and near.
+    for interval in (2e-3, 1e-4):
+
+        def private(exponent, interval=interval):
+            bound = analytic.analytic_delta(scheme, ratio**exponent, epsilon, compose_with, cross, interval)
+            return bound <= delta
+
+        found = _smallest_where(private, start, most)
+        if found is None and interval == 1e-4:
+            raise ValueError(
+                f"compose_with must leave room for the mechanism at epsilon {epsilon:g}, delta {delta:g}; "
+                "it alone exceeds the target"
+            )
+        start = start if found is None else found
+    return start
+
+
+def _smallest_where(holds, start: int, most: int) -> int | None:
+    """The smallest integer where a monotone property holds, or None above `most`; few steps near `start`."""
+    low, high, step = None, start, 1
+    while not holds(high):
+        if high > most:
+            return None
+        low, high, step = high, high + step, 2 * step
+    step = 1
+    while low is None:
+        if holds(high - step):
+            high, step = high - step, 2 * step
+        else:
+            low = high - step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def make_plan(
+    mechanism,
+    epsilon,
+    delta,
+    evidence,
+    dataset_size,
+    compose_with,
+    cut_to: int | None = None,
+    truncation_delta: float | None = None,
+) -> Plan:
+    """Assemble a plan; without evidence it is the analytic guarantee that certifies it."""
+    bound = None
+    if evidence is None:
+        cross = float(mechanism.cross_terms.max())
+        bound = analytic.analytic_delta(
+            mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with, cross
+        )
+    expected = largest = None
+    if dataset_size is not None:
+        scheme = mechanism.scheme
+        if isinstance(scheme, TruncatedBMinSep):
+            cut_to = scheme.max_batch_size
+        expected = float(scheme.expected_batch_sizes(dataset_size).mean())
+        largest = cut_to or max_batch_size(dataset_size, _largest_rate(scheme), scheme.iterations)
+    return Plan(
+        mechanism=mechanism,
+        epsilon=epsilon,
+        delta=delta,
+        evidence=evidence,
+        analytic_delta=bound,
+        compose_with=compose_with,
+        dataset_size=dataset_size,
+        expected_batch_size=expected,
+        max_batch_size=largest,
+        truncation_delta=truncation_delta,
+    )
+
+
+def _largest_rate(scheme) -> float:
+    """The largest probability with which examples, independently, could be in a batch."""
+    if isinstance(scheme, MultiAttribution):
+        return scheme.sampling_probability  # barring only takes away from what is sampled
+    return float(scheme.participation_probabilities().max())
+
+
+def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = 1e-9) -> int:
+    """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
+    return int(min(dataset_size, stats.binom.isf(overflow / iterations, dataset_size, rate) + 1))

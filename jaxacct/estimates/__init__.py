@@ -1,0 +1,1 @@
+"""Estimates with intervals; never a guarantee."""

@@ -1,0 +1,150 @@
+"""Many noise multipliers from the same draws: the scores are signal plus sigma times noise.
+
+Participations, random bits and both FFTs are paid once; what remains for each noise multiplier is the
+recurrence. For exploring and for choosing candidates: theorem A.1 of arXiv 2602.09338 would allow it for
+verifying too (proofs/derivations.md section 4), but the verifier has better proposals than plain ones, and
+those depend on sigma.
+"""
+
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.kernels import gpu_recurrence, randomness
+from jaxacct.likelihood import scores
+from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores, lowered_norms
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import CACHE_NUMBERS
+from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
+from jaxacct.schemes import BMinSep, Scheme, TruncatedBMinSep
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.strategies.non_banded import Strategy
+
+
+class DeltaCurve(NamedTuple):
+    """Estimates of delta at each noise multiplier, (count,) float64 each; no guarantee.
+
+    Attributes:
+      low, value, high: the larger of both directions; each interval holds with the confidence asked for, but
+        all share their draws.
+    """
+
+    noise_multipliers: np.ndarray
+    low: np.ndarray
+    value: np.ndarray
+    high: np.ndarray
+
+
+def sample_privacy_losses(
+    key,
+    scheme: Scheme,
+    strategy: Strategy,
+    noise_multipliers,
+    num_samples: int,
+    direction: str = "remove",
+):
+    """Privacy losses at several noise multipliers, from the same participations and noise.
+
+    Args:
+      key: a JAX key. Row j is what `sample_privacy_loss` draws with this key at the j-th noise multiplier, up
+        to rounding.
+      noise_multipliers: (count,) above 0.
+      num_samples: at least 1.
+      direction: "remove" or "add".
+
+    Returns:
+      (count, num_samples) float32, natural log.
+
+    Raises:
+      ValueError: bad arguments; `TruncatedBMinSep`, whose Q is no Gaussian.
+    """
+    sigmas, mechanism = _checked(scheme, strategy, noise_multipliers)
+    num_samples = _validate.positive_integer("num_samples", num_samples)
+    _validate.one_of("direction", direction, DIRECTIONS)
+    stream = direction_key(key, direction)
+    num_blocks = -(-num_samples // randomness.BLOCK_SIZE)
+    # An accelerator holds the log-ratios of all noise multipliers, and what the recurrence makes of them.
+    batches = -(-num_blocks // blocks_at_once(mechanism, arrays=12 + 2 * len(sigmas)))
+    # The same number for every thread.
+    at_once = -(-num_blocks // (batches + -batches % workers()))
+
+    def draw(first):
+        keys = randomness.block_keys(stream, first, at_once)
+        return np.asarray(_blocks(scheme, strategy, direction, sigmas, keys))
+
+    with ThreadPoolExecutor(workers()) as pool:
+        return np.concatenate(list(pool.map(draw, range(0, num_blocks, at_once))), axis=1)[:, :num_samples]
+
+
+def delta_curve(
+    scheme: Scheme,
+    strategy: Strategy,
+    noise_multipliers,
+    epsilon: float,
+    *,
+    num_samples: int = 20_000,
+    confidence: float = 0.95,
+    key=None,
+) -> DeltaCurve:
+    """Estimate delta(epsilon) at every noise multiplier from one set of plain draws, both directions."""
+    epsilon = _validate.nonnegative_number("epsilon", epsilon)
+    risk = (1 - _validate.open_probability("confidence", confidence)) / 2
+    key = randomness.fresh_key() if key is None else key
+    found = []
+    for direction in DIRECTIONS:
+        losses = sample_privacy_losses(key, scheme, strategy, noise_multipliers, num_samples, direction)
+        sign = 1 if direction == "remove" else -1
+        rows = []
+        for row in losses.astype(np.float64):
+            terms = hockey_stick.hockey_stick(epsilon - sign * row)
+            low, high = bounds.mean_interval(bounds.bin_terms(terms), risk)
+            mean = math.fsum(terms) / terms.size
+            rows.append((min(low, mean), mean, max(high, mean)))
+        found.append(rows)
+    low, value, high = np.max(np.array(found), axis=0).T
+    return DeltaCurve(np.asarray(noise_multipliers, np.float64), low, value, high)
+
+
+def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]:
+    given = np.asarray(noise_multipliers, np.float64)
+    if given.ndim != 1 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
+        raise ValueError(f"noise_multipliers must be a list of numbers above 0, was {noise_multipliers!r}")
+    if isinstance(scheme, TruncatedBMinSep):
+        raise ValueError("scheme must not be truncated-b-min-sep: its draws are not signal plus noise alone")
+    # The mechanism refuses what does not go together.
+    return jnp.asarray(given, jnp.float32), Mechanism(scheme, strategy, float(given[0]))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _blocks(scheme, strategy, direction, sigmas, keys):
+    def one_block(key):
+        normals_key, counts_key = jax.random.split(key)
+        n, size = scheme.iterations, randomness.BLOCK_SIZE
+        normals = scores.draw_normals(normals_key, strategy, n, size, jnp.float32)
+        noise = scores.scores_from_normals(normals, strategy, n, 1.0)
+        signal = jnp.zeros(())
+        if direction == "remove":
+            signal = scores.signal_scores(scheme.draw_participation(counts_key, size), strategy)
+
+        if isinstance(scheme, BMinSep) and gpu_recurrence.serves(noise.dtype):
+            # The log-ratios are (signal - lowered) / sigma^2 + noise / sigma.
+            lowered = signal - lowered_norms(scheme, strategy, direction, noise.dtype)
+            arrays = jnp.broadcast_to(lowered, noise.shape), noise
+            return scheme.log_likelihood_ratios_of_sums(arrays, jnp.stack([sigmas**-2, 1 / sigmas], axis=1))
+
+        def at(sigma):
+            return loss_of_scores(scheme, strategy, signal + sigma * noise, sigma, direction)
+
+        # Side by side on an accelerator; as many as stay in cache on a CPU.
+        if jax.default_backend() == "cpu":
+            return jax.lax.map(at, sigmas, batch_size=max(1, CACHE_NUMBERS // (size * n)))
+        return jax.vmap(at)(sigmas)
+
+    losses = jax.lax.map(one_block, keys) if jax.default_backend() == "cpu" else jax.vmap(one_block)(keys)
+    return losses.transpose(1, 0, 2).reshape(sigmas.shape[0], -1)

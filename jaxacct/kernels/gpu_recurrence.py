@@ -1,0 +1,169 @@
+"""The recurrence of `kernels.recurrence` as one Pallas (Triton) kernel: a thread a sample, down the steps.
+
+The scan over blocks moves every block through memory about thirteen times on a GPU (`gpu_traffic.py` in the
+benchmarks counts them). Here a thread keeps `ln f_{i+1}` in a register and the last `b` values in a ring of
+its own, so a log-ratio is read once. Rings stay in the L2 cache while they fit: 50 MB on an H200, which is
+forty thousand samples under way at b = 256. Where they do not, they are two more passes over memory.
+
+At many noise multipliers the log-ratios are sums of the same two arrays; a thread makes them itself.
+"""
+
+import functools
+import operator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from jaxacct.kernels.recurrence import blocked_log_recurrence, log_add_exp
+
+# Samples a program: one a thread of four warps, so that every load of the kernel has the same layout.
+_SAMPLES = 128
+# Loads of a ring that are under way at once.
+_LOADS = 8
+# Noise multipliers that a thread works on at once, each with a ring of its own.
+_TOGETHER = 6
+
+
+def serves(dtype) -> bool:
+    """Whether the kernel can take the place of the scan for log-ratios of this dtype on this machine."""
+    return jax.default_backend() == "gpu" and dtype == jnp.float32 and _works()
+
+
+@functools.cache
+def _works() -> bool:
+    """Small kernels against the scan: Triton may be missing, or fail on this GPU."""
+    options: dict[str, Any] = dict(log_p=float(np.log(0.1)), log_q=float(np.log(0.9)), block=7)
+
+    def difference(array, other, factors):
+        arrays = array, other
+        many = first_block_of_sums(arrays, factors, **options)
+        many -= blocked_log_recurrence(weighted_sums(arrays, factors), **options)
+        one = first_block(array, **options) - blocked_log_recurrence(array, **options)
+        return jnp.maximum(jnp.abs(many).max(), jnp.abs(one).max())
+
+    def check():
+        rng = np.random.default_rng(0)
+        given = (
+            rng.normal(size=size).astype(np.float32) for size in ((40, 130), (40, 130), (_TOGETHER + 1, 2))
+        )
+        try:
+            return bool(jax.jit(difference)(*given) < 1e-4)
+        except Exception:  # whatever the compiler raises: the scan needs none of it
+            return False
+
+    # Called while another program is traced; a thread of its own is outside of that.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(check).result()
+
+
+def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret: bool = False):
+    """`blocked_log_recurrence` of many samples.
+
+    Args:
+      log_ratios: (n, num_samples) float32.
+      log_p, log_q, block: as there.
+      interpret: run the kernel's program without a GPU, for tests.
+
+    Returns:
+      (block, num_samples) float32.
+
+    Source: arXiv 2602.09338, eq. (1) and theorem 5.1. Raises what Pallas raises where there is no GPU.
+    """
+    itself = jnp.ones((1, 1), jnp.float32)
+    return first_block_of_sums(
+        (log_ratios,), itself, log_p=log_p, log_q=log_q, block=block, interpret=interpret
+    )[:, 0]
+
+
+def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: int, interpret: bool = False):
+    """`blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, which are never stored.
+
+    Args:
+      arrays: a few of (n, num_samples) float32.
+      factors: (count, number of arrays) float32.
+      log_p, log_q, block, interpret: as for `first_block`.
+
+    Returns:
+      (block, count, num_samples) float32.
+    """
+    if log_q == -np.inf:  # then nothing is added up inside a block
+        sums = weighted_sums(arrays, factors)
+        return blocked_log_recurrence(sums, log_p=log_p, log_q=log_q, block=block)
+    n, num_samples = arrays[0].shape
+    count = len(factors)
+    together = min(_TOGETHER, count)
+    table = jnp.pad(factors, ((0, -count % together), (0, 0)))
+    arrays = [jnp.pad(array, ((0, 0), (0, -num_samples % _SAMPLES))) for array in arrays]
+    width = arrays[0].shape[1]
+    first = pl.pallas_call(
+        functools.partial(_kernel, log_p=log_p, log_q=log_q, interpret=interpret),
+        # Programs of the same samples follow each other and find the arrays in cache.
+        grid=(len(table) // together, width // _SAMPLES),
+        in_specs=[pl.BlockSpec((together, len(arrays)), lambda v, i: (v, 0))]
+        + [pl.BlockSpec((n, _SAMPLES), lambda v, i: (0, i)) for _ in arrays],
+        out_specs=pl.BlockSpec((block, together, _SAMPLES), lambda v, i: (0, v, i)),
+        out_shape=jax.ShapeDtypeStruct((block, len(table), width), jnp.float32),
+        compiler_params=triton.CompilerParams(num_warps=_SAMPLES // 32, num_stages=1),
+        interpret=interpret,
+        name="blocked_log_recurrence",
+    )(table, *arrays)
+    return first[:, :count, :num_samples]
+
+
+def weighted_sums(arrays, factors):
+    """(n, count, num_samples): `sum_k factors[v, k] arrays[k]` for arrays of (n, num_samples)."""
+    return functools.reduce(
+        operator.add, (factors[:, k, None] * array[:, None, :] for k, array in enumerate(arrays))
+    )
+
+
+def _kernel(table, *refs, log_p, log_q, interpret):
+    """`ring[i mod b]` holds `ln f_i` of the last b steps, so it ends as the first block."""
+    *arrays, ring = refs
+    steps, (block, together, _) = arrays[0].shape[0], ring.shape
+    each = [np.int32(v) for v in range(together)]  # the interpreter wants indices with a shape
+    # A ring must hold all the steps that are under way.
+    unroll = min(max(1, _LOADS // together), 1 << (block.bit_length() - 1))
+    factors = [[triton.load(table.at[v, np.int32(k)]) for k in range(len(arrays))] for v in each]
+    # The interpreter has no barrier, and no threads to need one.
+    barrier = (lambda: None) if interpret else triton.debug_barrier
+
+    def clear(slot, _):
+        for v in each:
+            triton.store(ring.at[slot, v, :], jnp.zeros((_SAMPLES,), jnp.float32))
+
+    lax.fori_loop(0, block, clear, None)
+    barrier()
+
+    def several(last, number, log_fs):
+        """The steps last, last - 1, .. and `ln f` after them."""
+        rows = [last - j for j in range(number)]
+        slots = [lax.rem(row, block) for row in rows]
+        inputs = []
+        for row, slot in zip(rows, slots, strict=True):
+            values = [triton.load(array.at[row, :]) for array in arrays]
+            sums = [functools.reduce(operator.add, map(operator.mul, some, values)) for some in factors]
+            ahead = [triton.load(ring.at[slot, v, :]) for v in each]
+            inputs.append([s + log_f + log_p for s, log_f in zip(sums, ahead, strict=True)])
+        for slot, log_inputs in zip(slots, inputs, strict=True):
+            log_fs = [log_add_exp(f + log_q, u) for f, u in zip(log_fs, log_inputs, strict=True)]
+            for v, log_f in zip(each, log_fs, strict=True):
+                triton.store(ring.at[slot, v, :], log_f)
+        barrier()
+        return log_fs
+
+    log_fs = [jnp.zeros((_SAMPLES,), jnp.float32)] * together
+    odd = steps % unroll
+    if odd:
+        log_fs = several(jnp.int32(steps - 1), odd, log_fs)
+
+    def group(k, log_fs):
+        return several(steps - odd - 1 - k * unroll, unroll, log_fs)
+
+    lax.fori_loop(0, steps // unroll, group, log_fs)

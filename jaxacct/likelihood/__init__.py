@@ -1,0 +1,1 @@
+"""Scores of the outputs, their privacy loss, and what float32 costs it."""

@@ -1,0 +1,112 @@
+"""From outputs or from keys to privacy losses `L = ln P/Q`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxacct.likelihood import scores
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import BMinSep, MultiAttribution, Scheme, TruncatedBMinSep
+from jaxacct.strategies.non_banded import Strategy
+
+DIRECTIONS = ("remove", "add")
+
+
+def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
+    """ln P/Q of given outputs of the mechanism.
+
+    P is the law of `C x + sigma z` when one example takes part by the scheme, Q the law with x = 0.
+
+    Args:
+      mechanism: the mechanism.
+      outputs: (batch, iterations) or (iterations,) float32 or float64, per unit of clip norm.
+      batch_sizes: of the shape of `outputs`, int32: how many other examples were sampled at each step; for
+        `TruncatedBMinSep` only, under whose adversary they are public.
+
+    Returns:
+      (batch,) or () of the same dtype, natural log. Exact up to rounding for the n x n matrix C; an upper
+      bound where C is not banded within the minimum separation (`Mechanism.is_upper_bound`).
+
+    Raises:
+      ValueError: when the last axis is not the number of iterations, or for batch sizes that are missing or
+        not asked for.
+
+    Source: arXiv 2602.09338, theorem 5.1 and its corollary for the warm start.
+    """
+    outputs = jnp.asarray(outputs)
+    iterations = mechanism.scheme.iterations
+    if outputs.ndim not in (1, 2) or outputs.shape[-1] != iterations:
+        raise ValueError(
+            f"outputs must have shape (batch, {iterations}) or ({iterations},), was {outputs.shape}"
+        )
+    if not jnp.issubdtype(outputs.dtype, jnp.floating):
+        outputs = outputs.astype(float)
+    if isinstance(mechanism.scheme, TruncatedBMinSep) != (batch_sizes is not None):
+        raise ValueError("batch_sizes must be given for truncated-b-min-sep, and for no other scheme")
+    if batch_sizes is not None:
+        batch_sizes = jnp.asarray(batch_sizes, jnp.int32)
+        if batch_sizes.shape != outputs.shape:
+            raise ValueError(f"batch_sizes must have the shape {outputs.shape}, had {batch_sizes.shape}")
+        batch_sizes = jnp.atleast_2d(batch_sizes)
+    losses = _loss_of_outputs(
+        mechanism.scheme,
+        mechanism.strategy,
+        mechanism.noise_multiplier,
+        jnp.atleast_2d(outputs),
+        batch_sizes,
+    )
+    return losses if outputs.ndim == 2 else losses[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes):
+    half_norms = scores.truncated_square_norms(strategy, scheme.iterations) / 2
+    halves = jnp.asarray(half_norms, outputs.dtype)
+    excess = scores.output_scores(outputs, strategy) - halves
+    variance = jnp.asarray(sigma, outputs.dtype) ** 2
+    return _losses(scheme, excess / variance, halves / variance, batch_sizes)
+
+
+def loss_of_scores(
+    scheme: Scheme,
+    strategy: Strategy,
+    scores_,
+    sigma,
+    direction: str = "remove",
+    batch_sizes=None,
+    positions=None,
+):
+    """L of (num_samples, iterations) scores, on the horizon of `jaxacct.likelihood.scores`.
+
+    Participations at `positions` are added to the scores first (`scores.add_signal_windows`).
+
+    Where C is not banded within the separation, a bound on L: from above for `direction` "remove" and from
+    below for "add", so that both divergences come out too large (proofs/non_banded.md).
+    """
+    sigma = jnp.asarray(sigma, scores_.dtype)
+    halves = jnp.asarray(scores.half_square_norms(strategy), scores_.dtype)
+    log_ratios = (scores_ - lowered_norms(scheme, strategy, direction, scores_.dtype)) / sigma**2
+    if positions is not None:
+        log_ratios = scores.add_signal_windows(log_ratios, positions, strategy, 1 / sigma**2)
+    return _losses(scheme, log_ratios, halves / sigma**2, batch_sizes)
+
+
+def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
+    """What a score is lowered by for its log-ratio, () or (iterations,) in the unit of the scores.
+
+    `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
+    """
+    halves = jnp.asarray(scores.half_square_norms(strategy), dtype)
+    if direction == "remove":
+        return halves
+    return halves + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)
+
+
+def _losses(scheme, log_ratios, half_square_norms, batch_sizes):
+    if isinstance(scheme, TruncatedBMinSep):
+        likelihood = jax.vmap(scheme.log_likelihood_ratio, (0, None, 0))
+        return likelihood(log_ratios, half_square_norms, batch_sizes)
+    if isinstance(scheme, BMinSep | MultiAttribution):
+        return scheme.log_likelihood_ratios(log_ratios, half_square_norms)
+    return jax.vmap(scheme.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)

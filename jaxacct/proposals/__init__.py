@@ -1,0 +1,1 @@
+"""Laws to draw from, and the bound on their weighted terms."""

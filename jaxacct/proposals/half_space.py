@@ -1,0 +1,295 @@
+"""The add direction, H(Q, P) = E_Q (1 - e^epsilon f)_+ with f = P/Q: zero, or a half-space proposal.
+
+Proofs are in proofs/add_direction.md. With P0 = P(x = 0) and f = P0 + (1 - P0) f_1,
+
+    (1 - e^epsilon f)_+ = M_0 (1 - e^kappa f_1)_+,   M_0 = 1 - e^epsilon P0,
+
+so it is zero as soon as M_0 <= 0. Otherwise ln f_1 is a convex function of the scores and lies above each
+of its tangents. A tangent depends on one Gaussian coordinate t of the noise, and
+
+    (1 - e^kappa f_1)_+ <= (1 - e^{slope (t - edge)})_+,
+
+whose mean M under Q is small where the tangent is good. The proposal draws t from (nearly) the right-hand
+side times the normal density, and the rest of the noise freely.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import log_ndtr, logsumexp
+
+from jaxacct.kernels import randomness
+from jaxacct.likelihood import scores
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
+from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.strategies.non_banded import Dense
+
+_CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
+_TAIL = 2.0**-40  # probability, relative to the scale, of the t that the table leaves out
+_LEAST_REMAINDER = 1e-4  # (f - P0) / f at a tangent point; below it f - P0 loses too many digits
+_LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
+
+
+def log_probability_of_none(scheme) -> float:
+    """ln P(x = 0), exact up to float64 rounding; -inf where every example takes part."""
+    n = scheme.iterations
+    if isinstance(scheme, Poisson):
+        return n * log_probabilities(scheme.sampling_probability)[1]
+    if isinstance(scheme, MultiAttribution):
+        return log_probability_of_none(scheme.timing)
+    if isinstance(scheme, BMinSep):
+        log_q = log_probabilities(scheme.sampling_probability)[1]
+        if not scheme.warm_start:
+            return n * log_q
+        # Eligible at step 1, 2, .., b: that leaves n, n - 1, .. chances, none past the end.
+        chances = np.maximum(n - np.arange(scheme.min_separation), 0)
+        return float(logsumexp(scheme.start_log_weights() + _times(chances, log_q)))
+    if isinstance(scheme, (CyclicPoisson, BallsInBins)):
+        p = scheme.sampling_probability if isinstance(scheme, CyclicPoisson) else 1.0
+        b = scheme.cycle_length
+        chances = np.ceil(np.maximum(n - np.arange(b), 0) / b)
+        return float(logsumexp(_times(chances, log_probabilities(p)[1])) - math.log(b))
+    raise TypeError(f"ln P(x = 0) is not known for {type(scheme).__name__}")
+
+
+def _times(counts, log_q: float) -> np.ndarray:
+    """`counts * log_q` with 0 * -inf = 0."""
+    return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
+
+
+def add_is_zero(mechanism: Mechanism, epsilon: float) -> bool:
+    """Whether H(Q, P) = 0: exactly when epsilon >= -ln P(x = 0), up to 1e-12 on the safe side."""
+    log_none = log_probability_of_none(mechanism.scheme)
+    return epsilon >= -log_none + 1e-12 * (1 + abs(log_none))
+
+
+def log_remainder_scale(mechanism: Mechanism, epsilon: float) -> float:
+    """ln M_0 = ln(1 - e^epsilon P(x = 0)), rounded up by 1e-12; -inf where H(Q, P) is zero.
+
+    No term of the add direction exceeds M_0, since f >= P(x = 0) everywhere.
+    """
+    if add_is_zero(mechanism, epsilon):
+        return -math.inf
+    log_none = log_probability_of_none(mechanism.scheme)
+    exponent = (
+        min(epsilon + log_none - 1e-12 * (1 + abs(log_none)), -1e-15) if log_none > -math.inf else log_none
+    )
+    return math.log(-math.expm1(exponent))
+
+
+class Minorant(NamedTuple):
+    """`ln((1 - P0) f_1) >= constant + <weights, zeta> / sigma` at scores `sigma zeta` of pure noise.
+
+    Attributes:
+      constant: natural log.
+      weights: (iterations,) float64 m >= 0, the mean participation of a tilted law.
+      norm: |C m|, so that `<m, zeta> / norm` is standard normal under Q.
+    """
+
+    constant: float
+    weights: np.ndarray
+    norm: float
+
+
+def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
+    """The tangent of `ln(f - P0)` at normalised noise scores `noise`, (iterations,) float64.
+
+    None where `f - P0` is lost to rounding there. `noise = 1 / (2 sigma)` everywhere is f = 1: Jensen's
+    inequality. The constant is lowered by 1e-8 of the size of its parts, which covers float64 rounding.
+    """
+    sigma = mechanism.noise_multiplier
+    lowered = 0.5 + float(mechanism.cross_terms)  # ln f_1 of the lower bound where C is not banded
+    excess = noise / sigma - lowered / sigma**2
+    with jax.enable_x64(True):
+        loss, gradient = _loss_and_gradient(mechanism.scheme, excess, 0.5 / sigma**2)
+        loss, gradient = float(loss), np.asarray(gradient, np.float64)
+    remainder = -math.expm1(min(log_probability_of_none(mechanism.scheme) - loss, 0.0))
+    if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _LEAST_REMAINDER):
+        return None
+    weights = np.maximum(gradient, 0.0) / remainder
+    norm = math.sqrt(max(weights @ gram(mechanism, weights), 0.0))
+    if norm == 0:
+        return None
+    parts = (loss, math.log(remainder), -(weights @ excess), -weights.sum() * lowered / sigma**2)
+    constant = float(sum(parts) - _LOWERED * (1 + sum(map(abs, parts))))
+    return Minorant(constant, weights, norm)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _loss_and_gradient(scheme, excess, half_square_norms):
+    return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, half_square_norms)
+
+
+def gram(mechanism: Mechanism, weights: np.ndarray) -> np.ndarray:
+    """`C^T C m` on the extended horizon, float64 NumPy."""
+    strategy = mechanism.strategy
+    assert not isinstance(strategy, Dense)  # `add_candidates` makes no tangents for it
+    length = scores.circulant_length(weights.size, strategy.bands)
+    power = np.abs(np.fft.rfft(strategy.array, length)) ** 2
+    return np.fft.irfft(np.fft.rfft(weights, length) * power, length)[: weights.size]
+
+
+def edge_and_slope(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> tuple[float, float]:
+    """(edge, slope): the term is at most `M_0 (1 - e^{slope (t - edge)})_+`, t the coordinate along C m."""
+    slope = minorant.norm / mechanism.noise_multiplier
+    height = epsilon - log_remainder_scale(mechanism, epsilon) + minorant.constant
+    return -height / slope, slope
+
+
+def log_half_space_mean(edge: float, slope: float) -> float:
+    """`ln E (1 - e^{slope (t - edge)})_+` for standard normal t, float64 (a guide, not a guarantee)."""
+    above = slope**2 / 2 - slope * edge + log_ndtr(edge - slope) - log_ndtr(edge)
+    return float(log_ndtr(edge) + math.log(max(-math.expm1(min(above, 0.0)), 1e-300)))
+
+
+def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
+    """The tangent with the smallest mean of its bound: Jensen's, and points down along the last gradient.
+
+    The best half-space touches {L <= -epsilon} at its point nearest to 0, where the gradient points back to
+    0; alternating the distance and the direction approaches it. Any tangent is valid.
+    """
+
+    def log_mean(minorant):
+        return (
+            math.inf
+            if minorant is None
+            else log_half_space_mean(*edge_and_slope(mechanism, epsilon, minorant))
+        )
+
+    sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
+    best = tangent(mechanism, np.full(n, 0.5 / sigma))
+    for _ in range(3):
+        if best is None:
+            return None
+        along = gram(mechanism, best.weights) / best.norm
+        low, high = 0.0, 16.0
+        for _ in range(2):
+            distances = np.linspace(low, high, 13)
+            found = [tangent(mechanism, -distance * along) for distance in distances]
+            costs = [log_mean(minorant) for minorant in found]
+            at = int(np.argmin(costs))
+            low, high = distances[max(at - 1, 0)], distances[min(at + 1, 12)]
+            best = min(best, found[at], key=log_mean)
+    return best
+
+
+def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> Proposal:
+    """The proposal of one minorant. `epsilon` must be below -ln P(x = 0)."""
+    edge, slope = edge_and_slope(mechanism, epsilon, minorant)
+    log_scale, tail, cells = coordinate_table(edge, slope)
+    n = mechanism.scheme.iterations
+    # Rounding of the coordinate: a tree of log2(n) additions, products, weights and the shift itself.
+    roundings = (math.ceil(math.log2(n)) if n > 1 else 0) + 6
+    tables = cells | {
+        "weights": jnp.asarray(minorant.weights / minorant.norm, jnp.float32),
+        "along": jnp.asarray(gram(mechanism, minorant.weights) / minorant.norm, jnp.float32),
+        "rounding": jnp.float32(roundings * 2.0**-24),
+    }
+    return Proposal(
+        name="half-space",
+        direction="add",
+        mechanism=mechanism,
+        log_scale=log_remainder_scale(mechanism, epsilon) + log_scale,
+        draw_block=_half_space,
+        tables=lambda: tables,
+        relative_error=2.0**-20,
+        total_variation=tail,
+    )
+
+
+def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
+    """A piecewise constant law r of t < edge with `phi(t) (1 - e^{slope (t - edge)}) / r(t) <= scale`.
+
+    Cells are of equal width and have probabilities that are multiples of 2^-32, so the law that is drawn is
+    the law whose density is used, and the scale is a maximum over cells, not an integral. The largest value
+    in a cell bounds the normal density by its upper end and the other factor by its lower end.
+
+    Returns (ln scale, probability left out below the last cell over the scale, arrays of the cells).
+    """
+    log_mean = log_half_space_mean(edge, slope)
+    # phi(edge - depth) / phi(min(edge, 0)) falls at least like a normal; 14 more than suffices.
+    depth = max(edge, 0.0) + 14.0
+    while depth > 1e-6 and log_ndtr(edge - 0.9 * depth) < log_mean + math.log(_TAIL):
+        depth *= 0.9
+    width = depth / _CELLS
+    upper = edge - width * np.arange(_CELLS)
+    lower = upper - width
+    nearest = np.clip(0.0, lower, upper)
+    log_peak = (
+        -(nearest**2) / 2
+        - math.log(2 * math.pi) / 2
+        + np.log(-np.expm1(-slope * width * np.arange(1, _CELLS + 1)))
+    )
+    ideal = np.exp(log_peak - logsumexp(log_peak))
+    counts = np.floor(ideal * (2.0**32 - _CELLS)).astype(np.int64) + 1
+    counts[np.argmax(counts)] += 2**32 - counts.sum()
+    log_density = np.log(counts) - 32 * math.log(2) - math.log(width)
+    log_scale = float(np.max(log_peak - log_density)) + 1e-12
+    base = -(upper**2) / 2 - math.log(2 * math.pi) / 2 - log_density
+    tail = math.exp(log_ndtr(edge - depth) - log_scale)
+    cells = {
+        "last": jnp.asarray(np.cumsum(counts) - 1, jnp.uint32),
+        "upper": jnp.asarray(upper, jnp.float32),
+        # Rounded up, so that a weight is never below the exact one.
+        "log_weight": jnp.asarray(base + 4 * 2.0**-24 * (1 + np.abs(base)), jnp.float32),
+        "width": jnp.float32(width),
+    }
+    return log_scale, tail, cells
+
+
+def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    noise_key, cell_key, place_key = jax.random.split(key, 3)
+    size, n = randomness.BLOCK_SIZE, scheme.iterations
+    noise = scores.noise_scores(noise_key, strategy, n, size, dtype)
+    cell = jnp.searchsorted(tables["last"], jax.random.bits(cell_key, (size,), jnp.uint32))
+    below = tables["width"].astype(dtype) * randomness.uniform_32(place_key, (size,), dtype)
+    upper = tables["upper"][cell].astype(dtype)
+    # ln phi(t) from its value at the upper end of the cell: no cancellation.
+    log_weight = tables["log_weight"][cell].astype(dtype) + below * (upper - below / 2)
+    products = tables["weights"].astype(dtype) * noise
+    slack = tables["rounding"].astype(dtype) * (jnp.abs(products).sum(axis=1) + jnp.abs(upper) + below + 1)
+    # L grows with every score, so an error of the coordinate is covered by lowering it by its bound.
+    shift = upper - below - _tree_sum(products) - slack
+    noise = noise + shift[:, None] * tables["along"].astype(dtype)
+    return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma, "add"), log_weight)
+
+
+def _tree_sum(values):
+    """Sum over the last axis by halving: the rounding error grows with the logarithm of its length."""
+    size = 1 << max(values.shape[-1] - 1, 0).bit_length()
+    values = jnp.pad(values, ((0, 0), (0, size - values.shape[-1])))
+    while size > 1:
+        size //= 2
+        values = values[:, :size] + values[:, size:]
+    return values[:, 0]
+
+
+def add_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
+    """Proposals for the add direction other than plain sampling, for the caller to price.
+
+    A zero divergence is one proposal of scale 0 (log_scale -inf). Where noise of size 0 already has
+    L <= -epsilon no half-space excludes it, and none is tried; plain draws still have scale M_0.
+    """
+    log_scale = log_remainder_scale(mechanism, epsilon)
+    base = plain(mechanism, "add")
+    if log_scale == -math.inf:
+        return [Proposal("zero", "add", mechanism, -math.inf, base.draw_block)]
+    found = []
+    if log_scale < -1e-3:
+        found.append(Proposal("plain, less none", "add", mechanism, log_scale, base.draw_block))
+    if isinstance(mechanism.strategy, Dense):  # no tangents: its columns differ in norm
+        return found
+    at_zero = tangent(mechanism, np.zeros(mechanism.scheme.iterations))
+    if at_zero is not None and at_zero.constant + epsilon - log_scale > 0:
+        minorant = best_minorant(mechanism, epsilon)
+        if minorant is not None:
+            proposal = half_space_proposal(mechanism, epsilon, minorant)
+            found += [proposal] if proposal.log_scale < min(log_scale, 0.0) - 1e-3 else []
+    return found

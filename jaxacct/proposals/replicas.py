@@ -1,0 +1,140 @@
+"""Replica proposals for the remove direction (proofs/proposals.md): draw m participation vectors that
+attract.
+
+`R_m` has density `Q f^m / Z_m`, `f = P/Q`. It is a mixture: pick `x_1 .. x_m` with probability proportional
+to `prod p(x_i) exp( sum_{i<j} <C x_i, C x_j> / sigma^2 )`, then `y ~ N(C (x_1 + .. + x_m), sigma^2 I)`. A
+draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
+`M_m = Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Draws, Proposal, draw_block_at
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
+from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
+from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
+from jaxacct.schemes.replicas import cyclic as cyclic_replicas
+from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
+from jaxacct.schemes.replicas import poisson as poisson_replicas
+from jaxacct.strategies.toeplitz import BandedToeplitz
+
+
+def _module(mechanism: Mechanism):
+    scheme = mechanism.scheme
+    if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
+        return poisson_replicas
+    if isinstance(scheme, BallsInBins):
+        return balls_in_bins_replicas
+    if isinstance(scheme, BMinSep):
+        phases_only = scheme.sampling_probability == 1 and scheme.warm_start
+        return balls_in_bins_replicas if phases_only else b_min_sep_replicas
+    if isinstance(scheme, CyclicPoisson):
+        return cyclic_replicas
+    if isinstance(scheme, MultiAttribution):
+        return multi_attribution_replicas
+    raise TypeError(f"no replicas for {type(scheme).__name__}")
+
+
+def most_replicas(mechanism: Mechanism) -> int:
+    """The largest number of replicas that there are tables for; 1 where C is not banded
+    (proofs/non_banded.md).
+    """
+    if not isinstance(mechanism.strategy, BandedToeplitz):
+        return 1
+    return _module(mechanism).most_replicas(mechanism)
+
+
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """How many samples are drawn in the time that the tables of m replicas take, about."""
+    return _module(mechanism).table_samples(mechanism, m)
+
+
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_m = ln E_Q f^m on the extended horizon, float64; inf where it overflows."""
+    return _module(mechanism).log_normalizer(mechanism, m)
+
+
+def log_scale(log_normalizer: float, m: int, epsilon: float) -> float:
+    """ln M_m: the Renyi bound on ln delta(epsilon) of order m, natural logs."""
+    return log_normalizer - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
+
+
+def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
+    """The proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
+
+    Raises:
+      ValueError: for a number of replicas that the scheme has no tables for, or whose Z_m overflows.
+    """
+    module = _module(mechanism)
+    if not 2 <= m <= most_replicas(mechanism):
+        raise ValueError(f"m must be in 2..{most_replicas(mechanism)} for this scheme, was {m}")
+    log_z = module.log_normalizer(mechanism, m)
+    if not math.isfinite(log_z):
+        raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
+    relative_error, total_variation = module.errors(mechanism, m)
+
+    def tables():
+        arrays = module.tables(mechanism, m)
+        return {"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays}
+
+    return Proposal(
+        name=f"{m} replicas",
+        direction="remove",
+        mechanism=mechanism,
+        log_scale=log_scale(log_z, m, epsilon),
+        draw_block=_DRAW[module],
+        tables=tables,
+        relative_error=relative_error,
+        total_variation=total_variation,
+        replicas=m,
+    )
+
+
+def replica_candidates(
+    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
+) -> list[Proposal]:
+    """The replica proposals worth considering: the orders around the one with the smallest scale.
+
+    Orders are looked at from m = 2 on while their tables fit and Z_m is finite. The scale is log-convex in
+    m, so the first increase ends the search; so does a proposal for which all samples that it needs are
+    drawn sooner than the tables of one more replica are built.
+    """
+    found: list[Proposal] = []
+    for m in range(2, most_replicas(mechanism) + 1):
+        if found and samples_needed and samples_needed(found[-1]) <= table_samples(mechanism, m):
+            break
+        if not math.isfinite(log_normalizer(mechanism, m)):
+            break
+        found.append(replica_proposal(mechanism, m, epsilon))
+        if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
+            break
+    return found
+
+
+def _drawer(module) -> Callable[..., Draws]:
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        loss = draw_block_at(
+            key,
+            scheme,
+            strategy,
+            sigma,
+            dtype,
+            lambda counts_key, size: module.draw_counts(counts_key, scheme, tables["arrays"], size),
+        )
+        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
+
+    return draw_block
+
+
+_MODULES = (
+    poisson_replicas,
+    b_min_sep_replicas,
+    balls_in_bins_replicas,
+    cyclic_replicas,
+    multi_attribution_replicas,
+)
+_DRAW = {module: _drawer(module) for module in _MODULES}

@@ -1,0 +1,1 @@
+"""One file a scheme: the law of several participation vectors that attract each other."""

@@ -1,0 +1,382 @@
+"""Replicas of b-min-sep participation: exact weights by dynamic programming, draws by thinning.
+
+Two participation vectors interact only where participations are less than `bands` apart, with the factor
+`E_d = exp(a_d / sigma^2)`, `a` the autocorrelation of the coefficients. Between events at least one of the
+m replicas is free, so a state is how long each of the other m - 1 stays barred, in ascending order: a
+replica barred for s more steps took part b - s steps ago. `U_i(state)` is the total weight from step i on
+(proofs/derivations.md section 9, proofs/proposals.md).
+
+A barred replica has the *code* s in 1..b-1; one whose history is virtual (warm start: it bars but does not
+interact) has b - 1 + s; a free one 0. States are numbered in colexicographic order, so the states without
+virtual history come first and have the same numbers in both tables. Balls-in-bins is p = 1.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.randomness import exponential_32, uniform_32
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.strategies.toeplitz import BandedToeplitz
+
+# Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
+MAX_TABLE_BYTES = 2.5e9
+
+
+def table_bytes(mechanism: Mechanism, m: int) -> float:
+    """Bytes of all tables of m replicas."""
+    n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
+    real = 12.0 * (n + b) * math.comb(b + m - 2, m - 1)
+    if not _warm(mechanism.scheme):
+        return real
+    return real + 12.0 * b * math.comb(2 * b + m - 3, m - 1) + 16.0 * b**m
+
+
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """Samples drawn in the time the tables of m replicas take: a number of a table costs about five steps.
+
+    Measured on a CPU at n = 1500: 0.16 microseconds a number, 30 a sample. Thrice that, because a calibration
+    builds tables for every noise multiplier it looks at, and draws all samples for few.
+    """
+    return 3 * 5 * table_bytes(mechanism, m) / 12 / mechanism.scheme.iterations
+
+
+def most_replicas(mechanism: Mechanism) -> int:
+    """The largest m up to 8 whose tables fit `MAX_TABLE_BYTES`; 1 where not even two replicas' do."""
+    m = 1
+    while m < 8 and table_bytes(mechanism, m + 1) <= MAX_TABLE_BYTES:
+        m += 1
+    return m
+
+
+def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_counts` draws from.
+
+    Waits as in `BMinSep.draw_error`, for any replica; every candidate is kept with a float32 ratio, right
+    to a few units in the last place, against a uniform of 2^-32 steps; and so are the m starts.
+    """
+    scheme = mechanism.scheme
+    events = m * (scheme.iterations + 2 * scheme.max_participations)
+    return float(np.expm1(8 * 2.0**-24 * events)), m * scheme.min_separation * 2.0**-32
+
+
+@functools.lru_cache(maxsize=256)
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_m, float64; inf where it overflows."""
+    return _backward(mechanism, m, with_hazards=False)[0]
+
+
+@functools.lru_cache(maxsize=1)
+def tables(mechanism: Mechanism, m: int) -> dict:
+    """The arrays that `draw_counts` needs."""
+    arrays = _backward(mechanism, m, with_hazards=True)[1]
+    if arrays is None:
+        raise OverflowError(f"the tables of {m} replicas overflow")
+    return arrays
+
+
+def _warm(scheme) -> bool:
+    return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
+
+
+def attractions(mechanism: Mechanism) -> np.ndarray:
+    """(b + 1,) float64: `E_d = exp(a_d / sigma^2)` for participations d = 0..b steps apart."""
+    if not isinstance(mechanism.strategy, BandedToeplitz):
+        raise TypeError("replicas need a banded Toeplitz strategy")
+    c, b = mechanism.strategy.array, mechanism.scheme.min_separation
+    autocorrelation = np.zeros(b + 1)
+    autocorrelation[: c.size] = np.correlate(c, c, "full")[c.size - 1 :]
+    return np.exp(autocorrelation / mechanism.noise_multiplier**2)
+
+
+def rank(codes):
+    """Number of the state with `codes` ascending along the last axis (NumPy or JAX integers)."""
+    total = 0
+    for place in range(codes.shape[-1]):
+        term = codes[..., place]
+        for step in range(1, place + 1):
+            term = term * (codes[..., place] + step) // (step + 1)
+        total = total + term
+    return total
+
+
+def states(num_codes: int, others: int) -> np.ndarray:
+    """(number of states, others) int32: every ascending tuple of codes, in the order of `rank`."""
+    if others == 0:
+        return np.zeros((1, 0), np.int32)
+    shorter = states(num_codes, others - 1)
+    parts = []
+    for last in range(num_codes):
+        below = shorter[: math.comb(last + others - 1, others - 1)]
+        parts.append(np.column_stack([below, np.full(len(below), last, np.int32)]))
+    return np.concatenate(parts)
+
+
+def _transitions(b: int, m: int, p: float, q: float, attraction, num_codes: int):
+    """For j = 0..m replicas taking part: (states concerned, weight, steps until the next state, its number).
+
+    j = 2.. concern only the states with j free replicas; theirs are the numbers of the other m - j codes.
+    """
+    found = []
+    for j in range(m + 1):
+        given = max(0, j - 1)  # free replicas besides the one that always is
+        rest = states(num_codes, m - 1 - given) if j < m else np.zeros((1, 0), np.int32)
+        codes = np.concatenate([np.zeros((len(rest), given), np.int32), rest], axis=1)
+        virtual = codes >= b
+        remaining = np.where(virtual, codes - (b - 1), codes)
+        real = (codes > 0) & ~virtual
+        pull = np.where(real, attraction[b - np.where(real, remaining, b)], 1.0).prod(axis=1)
+        free = 1 + (codes == 0).sum(axis=1)
+        # The first j free replicas take part: barred for b steps from this one on.
+        bars = np.concatenate([np.zeros((len(codes), 1), np.int32), remaining], axis=1)
+        bars[:, :j] = b
+        delta = np.maximum(1, bars.min(axis=1))
+        bars = np.maximum(bars - delta[:, None], 0)
+        flags = np.concatenate([np.zeros((len(codes), 1), bool), virtual], axis=1) & (bars > 0)
+        after = np.sort(bars + (b - 1) * flags, axis=1)[:, 1:]
+        ways = np.array([math.comb(k, j) for k in range(m + 1)], float)[free]
+        pairs = attraction[0] ** (j * (j - 1) // 2)
+        weight = ways * p**j * q ** (free - j) * pairs * pull**j
+        found.append((rank(codes), weight, delta.astype(np.int64), rank(after.astype(np.int64))))
+    return found
+
+
+def _backward(mechanism: Mechanism, m: int, with_hazards: bool):
+    """(ln Z_m, arrays for `draw_counts` or None) by the recurrence, backwards in time."""
+    scheme = mechanism.scheme
+    n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
+    q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        attraction = attractions(mechanism)
+        moves = _transitions(b, m, p, q, attraction, b)
+        real, hazards = _real_weights(n, b, moves, with_hazards)
+        if _warm(scheme):
+            virtual_moves = _transitions(b, m, p, q, attraction, 2 * b - 1)
+            virtual, virtual_hazards = _virtual_weights(n, b, virtual_moves, real, with_hazards)
+            thresholds, total = _starts(n, b, m, scheme, virtual, with_hazards)
+        else:
+            virtual_moves, virtual_hazards, thresholds, total = moves, None, None, real[0, 0]
+        log_z = float(np.log(total))
+    if not np.isfinite(log_z):
+        return math.inf, None
+    if not with_hazards:
+        return log_z, None
+    arrays = {
+        "hazards": _device(hazards),
+        "virtual_hazards": _device(virtual_hazards) if virtual_hazards else None,
+        "starts": thresholds,
+        "rate": jnp.asarray(_rates(b, m, virtual_moves, hazards, virtual_hazards), jnp.float32),
+    }
+    return log_z, arrays
+
+
+def _device(hazards):
+    return [jnp.asarray(h) for h in hazards]
+
+
+def _real_weights(n: int, b: int, moves, with_hazards: bool):
+    """U, (n + b, number of states) float64, and for j = 1..m the float32 probabilities of j taking part."""
+    size = len(moves[0][0])
+    weights = np.ones((n + b, size))
+    flat = weights.reshape(-1)
+    offsets = [delta * size + after for _, _, delta, after in moves]
+    hazards = [np.zeros((n, len(which)), np.float32) for which, *_ in moves[1:]] if with_hazards else None
+    reachable = [which for which, *_ in moves]
+    for i in range(n - 1, -1, -1):
+        ahead = flat[i * size :]
+        parts = [weight * ahead.take(at) for (_, weight, _, _), at in zip(moves, offsets, strict=True)]
+        _add_up(weights[i], i, parts, reachable, hazards)
+    return weights, hazards
+
+
+def _virtual_weights(n: int, b: int, moves, real, with_hazards: bool):
+    """The same for the first b steps with virtual histories, (b, number of states)."""
+    size, real_size = len(moves[0][0]), real.shape[1]
+    weights = np.ones((b, size))
+    hazards = [np.zeros((b, len(which)), np.float32) for which, *_ in moves[1:]] if with_hazards else None
+    m = len(moves) - 1
+    for i in range(min(b, n) - 1, -1, -1):
+        # At step i a virtual history bars for b - 1 - i steps at most: codes below this, states up to here.
+        codes, parts, reachable = 2 * b - 1 - i, [], []
+        for j, (which, weight, delta, after) in enumerate(moves):
+            others = m - max(1, j)
+            end = math.comb(codes + others - 1, others)
+            delta, after = delta[:end], after[:end]
+            # Beyond b steps no virtual history is left, and such states are never reached.
+            late = (i + delta >= b) | (after < real_size)
+            later = real.reshape(-1).take((i + delta) * real_size + np.minimum(after, real_size - 1))
+            early = weights.reshape(-1).take(np.minimum(i + delta, b - 1) * size + after)
+            parts.append(weight[:end] * np.where(late, later, early))
+            reachable.append(which[:end])
+        _add_up(weights[i], i, parts, reachable, hazards)
+    return weights, hazards
+
+
+def _add_up(row, i: int, parts, reachable, hazards) -> None:
+    """Row i of the weights, and of the hazards, from the parts of j = 0..m replicas taking part."""
+    row[reachable[0]] = parts[0]
+    for which, part in zip(reachable[1:], parts[1:], strict=True):
+        row[which] += part
+    if hazards is not None:
+        for hazard, which, part in zip(hazards, reachable[1:], parts[1:], strict=True):
+            hazard[i, : len(which)] = part / row[which]
+
+
+def _rates(b: int, m: int, moves, hazards, virtual_hazards) -> np.ndarray:
+    """Rate of candidate events of each state: at least every hazard met until a barred replica is free."""
+    largest = np.zeros(len(moves[0][0]))
+    for tables_, number in ((hazards, len(hazards[0][0])), (virtual_hazards, len(largest))):
+        if tables_ is None:
+            continue
+        total = tables_[0].astype(np.float64)
+        highest = total.max(axis=0)
+        # A sum of maxima, not the maximum of the sum: larger, which thinning allows.
+        for hazard, (which, *_) in zip(tables_[1:], moves[2:], strict=True):
+            inside = which[which < number][: hazard.shape[1]]
+            highest[inside] += hazard.max(axis=0)
+        largest[:number] = np.maximum(largest[:number], highest)
+    codes = states(2 * b - 1 if len(largest) > len(hazards[0][0]) else b, m - 1)
+    remaining = np.where(codes >= b, codes - (b - 1), codes)
+    shortest = np.where(remaining > 0, remaining, b).min(axis=1, initial=b)
+    waited = moves[0][3]
+    for r in range(2, b):
+        here = np.flatnonzero(shortest == r)
+        largest[here] = np.maximum(largest[here], largest[waited[here]])
+    with np.errstate(divide="ignore"):  # a certain event (p = 1) has an infinite rate
+        return -np.log1p(-np.minimum(1.0, largest * (1 + 1e-6)))
+
+
+def _starts(n: int, b: int, m: int, scheme, virtual, with_thresholds: bool):
+    """(tables to draw the m initial bars one after the other, Z_m), the bars from the stationary law."""
+    law = start_law(scheme)
+    bars = states(b, m).astype(np.int64)
+    earliest = bars[:, 0]
+    left = bars[:, 1:] - earliest[:, None]
+    reach = virtual[earliest, rank(np.where(left > 0, left + b - 1, 0))]
+    reach = np.where(earliest < n, reach, 1.0)
+    # Ascending tuples stand for all their orders: m! over the factorials of the lengths of their runs.
+    orders = np.full(len(bars), float(math.factorial(m)))
+    run = np.ones(len(bars))
+    for place in range(1, m):
+        run = np.where(bars[:, place] == bars[:, place - 1], run + 1, 1)
+        orders /= run
+    total = float((orders * law[bars].prod(axis=1) * reach).sum())
+    if not with_thresholds or not np.isfinite(total):
+        return None, total
+    joint = np.empty((b,) * m)
+    others = np.indices((b,) * (m - 1)).reshape(m - 1, -1).T
+    chance = law[others].prod(axis=1)
+    for first in range(b):
+        ordered = np.sort(np.column_stack([np.full(len(others), first), others]), axis=1)
+        joint[first] = (law[first] * chance * reach[rank(ordered)]).reshape((b,) * (m - 1))
+    marginals = [joint.sum(axis=tuple(range(k, m))) for k in range(1, m + 1)]
+    return [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in marginals], total
+
+
+def start_law(scheme) -> np.ndarray:
+    """(b,) float64: the stationary probabilities of being barred for 0..b-1 more steps."""
+    p, b = scheme.sampling_probability, scheme.min_separation
+    weights = np.full(b, p)
+    weights[0] = 1.0
+    return weights / (1 + (b - 1) * p)
+
+
+def thresholds_of(law: np.ndarray):
+    """uint32 `t` with index = number of `t` at or below 32 random bits; the last one is never reached."""
+    cumulative = np.cumsum(law, axis=-1)[..., :-1]
+    return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
+
+
+def draw_index(key, thresholds, num: int):
+    """(num,) int32 indices, one for each row of `thresholds` (or all from its only row)."""
+    bits = jax.random.bits(key, (num, 1), jnp.uint32)
+    return jnp.sum(bits >= thresholds, axis=-1).astype(jnp.int32)
+
+
+def _draw_starts(key, arrays, b: int, m: int, num: int):
+    """(first step with a free replica, ascending codes of the other m - 1) at the start."""
+    if arrays["starts"] is None:
+        return jnp.zeros(num, jnp.int32), jnp.zeros((num, m - 1), jnp.int32)
+    bars = []
+    for k, thresholds in enumerate(arrays["starts"]):
+        bars.append(draw_index(jax.random.fold_in(key, k), thresholds[tuple(bars)], num))
+    bars = jnp.sort(jnp.stack(bars, axis=1), axis=1)
+    left = bars[:, 1:] - bars[:, :1]
+    return bars[:, 0], jnp.where(left > 0, left + b - 1, 0)
+
+
+def _wait(codes, steps, b: int):
+    """Codes after `steps` more steps without an event."""
+    virtual = codes >= b
+    remaining = jnp.maximum(jnp.where(virtual, codes - (b - 1), codes) - steps, 0)
+    return remaining + (b - 1) * (virtual & (remaining > 0))
+
+
+def draw_counts(key, scheme, arrays, num_samples: int):
+    """Sums of m replicas' participation vectors, (num_samples, iterations) float32.
+
+    Waits are drawn from a rate that no hazard of the state exceeds (a geometric law, exact) and then
+    thinned to the hazard of the step at hand, so that no small difference of large numbers is ever taken in
+    float32.
+    """
+    n, b, m = scheme.iterations, scheme.min_separation, len(arrays["hazards"])
+    start_key, walk_key = jax.random.split(key)
+    step, codes = _draw_starts(start_key, arrays, b, m, num_samples)
+    counts = jnp.zeros((num_samples, n), jnp.float32)
+    rows = jnp.arange(num_samples)
+
+    def unfinished(state):
+        return any_left(state[1] < n)
+
+    def advance(state):
+        turn, step, codes, counts = state
+        wait_key, thin_key = jax.random.split(jax.random.fold_in(walk_key, turn))
+        remaining = jnp.where(codes >= b, codes - (b - 1), codes)
+        release = jnp.min(jnp.where(remaining > 0, remaining, n + b), axis=1)
+        rate = arrays["rate"][rank(codes)]
+        exponential = exponential_32(wait_key, (num_samples,))
+        wait = jnp.minimum(jnp.floor(exponential / rate), n).astype(jnp.int32)
+        released = wait >= release
+        wait = jnp.minimum(wait, release)
+        at = step + wait
+        codes = jnp.sort(_wait(codes, wait[:, None], b), axis=1)
+        here = jnp.minimum(at, n - 1)
+        # u times the rate's probability against the hazards of m, m-1, .., 1 taking part, added up.
+        level = uniform_32(thin_key, (num_samples,)) * -jnp.expm1(-rate)
+        reached = jnp.zeros(num_samples)
+        taking = jnp.zeros(num_samples, jnp.int32)
+        for j in range(m, 0, -1):
+            hazard = _hazard(arrays, j, here, codes, b)
+            reached = reached + hazard
+            taking = jnp.where((level <= reached) & (taking == 0) & (hazard > 0), j, taking)
+        taking = jnp.where((at < n) & ~released, taking, 0)
+        counts = counts.at[rows, here].add(taking.astype(jnp.float32))
+        # The first `taking` replicas, all free, are barred; then time runs on until one is free.
+        bars = jnp.concatenate([jnp.zeros((num_samples, 1), jnp.int32), codes], axis=1)
+        barred = jnp.where(bars >= b, bars - (b - 1), bars)
+        joins = jnp.arange(m) < taking[:, None]
+        shortest = jnp.min(jnp.where(joins, b, barred), axis=1)
+        advance_by = jnp.where(released, 0, jnp.maximum(1, shortest))[:, None]
+        moved = jnp.where(joins, b - advance_by, _wait(bars, advance_by, b))
+        # Those just barred for b steps have moved at least one, so their codes are below b.
+        codes = jnp.sort(moved, axis=1)[:, 1:]
+        return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, counts
+
+    return jax.lax.while_loop(unfinished, advance, (jnp.uint32(0), step, codes, counts))[3]
+
+
+def _hazard(arrays, j: int, here, codes, b: int):
+    """Probability that j replicas take part at step `here`; 0 where fewer are free."""
+    free = jnp.all(codes[:, : j - 1] == 0, axis=1)
+    number = rank(codes[:, j - 1 :])
+    hazard = arrays["hazards"][j - 1]
+    found = hazard[here, jnp.minimum(number, hazard.shape[1] - 1)]
+    if arrays["virtual_hazards"] is not None:
+        early = arrays["virtual_hazards"][j - 1]
+        found = jnp.where(jnp.any(codes >= b, axis=1), early[jnp.minimum(here, b - 1), number], found)
+    return jnp.where(free, found, 0.0)

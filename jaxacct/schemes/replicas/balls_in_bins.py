@@ -1,0 +1,96 @@
+"""Replicas of balls-in-bins participation (b-min-sep at p = 1 alike): all that is random is m phases.
+
+Two replicas with phases f and f' = f + d meet at lag d, as often as f' takes part, and at lag b - d, once
+less than f does. So the weight of m phases is a product over pairs, `Z_m` a mean over b^m tuples, and a draw
+picks the phases one after the other from its marginals (proofs/proposals.md, section 2.3).
+"""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
+
+# Tuples of phases; building the tables takes about 24 bytes of memory for each.
+MOST_TUPLES = 1.0e8
+
+
+def most_replicas(mechanism: Mechanism) -> int:
+    """The largest m up to 8 with at most `MOST_TUPLES` tuples of phases, but at least 2."""
+    b = mechanism.scheme.min_separation
+    return 8 if b == 1 else max(2, min(8, int(math.log(MOST_TUPLES) / math.log(b) + 1e-9)))
+
+
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """Samples drawn in the time the tables of m replicas take: a tuple costs about two steps."""
+    return 2 * float(mechanism.scheme.min_separation) ** m / mechanism.scheme.iterations
+
+
+def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_counts` draws from.
+
+    Each of m phases is drawn with b - 1 thresholds that are multiples of 2^-32.
+    """
+    return 0.0, m * mechanism.scheme.min_separation * 2.0**-32
+
+
+@functools.lru_cache(maxsize=256)
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_m, float64; inf where it overflows."""
+    with np.errstate(over="ignore"):
+        joint = _joint(mechanism, m)
+    total = float(joint.sum())
+    if not math.isfinite(total):
+        return math.inf
+    return math.log(total) - m * math.log(mechanism.scheme.min_separation)
+
+
+@functools.lru_cache(maxsize=1)
+def tables(mechanism: Mechanism, m: int) -> list:
+    """The thresholds that `draw_counts` needs: of the first phase, of the second given the first, ..."""
+    joint = _joint(mechanism, m)
+    marginals = [joint]
+    for _ in range(m - 1):
+        marginals.append(marginals[-1].sum(axis=-1))
+    return [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in reversed(marginals)]
+
+
+def pair_weights(mechanism: Mechanism) -> np.ndarray:
+    """(b, b) float64: `exp(<C x_f, C x_f'> / sigma^2)` for the participation vectors of two phases."""
+    scheme = mechanism.scheme
+    n, b = scheme.iterations, scheme.min_separation
+    log_attraction = np.log(attractions(mechanism))
+    phase = np.arange(b)
+    times = np.ceil(np.maximum(n - phase, 0) / b)
+    early, late = np.minimum.outer(phase, phase), np.maximum.outer(phase, phase)
+    lag = late - early
+    # Once round: from the later phase to the next turn of the earlier one.
+    back = np.where(lag > 0, np.maximum(times[early] - 1, 0) * log_attraction[b - lag], 0.0)
+    with np.errstate(over="ignore"):
+        return np.exp(times[late] * log_attraction[lag] + back)
+
+
+def _joint(mechanism: Mechanism, m: int) -> np.ndarray:
+    """(b,) * m float64: the weight of every tuple of phases."""
+    pairs, b = pair_weights(mechanism), mechanism.scheme.min_separation
+    joint = np.ones((b,) * m)
+    with np.errstate(over="ignore"):
+        for axes in itertools.combinations(range(m), 2):
+            joint *= pairs.reshape([b if axis in axes else 1 for axis in range(m)])
+    return joint
+
+
+def draw_counts(key, scheme, arrays, num_samples: int):
+    """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
+    n, b = scheme.iterations, scheme.min_separation
+    phases: list = []
+    for k, thresholds in enumerate(arrays):
+        rows = thresholds[tuple(phases)]
+        phases.append(draw_index(jax.random.fold_in(key, k), rows, num_samples))
+    turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases]).sum(axis=0)
+    return jnp.tile(turns, (1, -(-n // b)))[:, :n]

@@ -1,0 +1,131 @@
+"""Two replicas of random-phase cyclic Poisson participation.
+
+Given two phases d apart, the possible participations in order of time are a chain that alternates between
+the replicas, each touching only its neighbours: d steps apart within a round, b - d across rounds. So the
+weight is a product of 2 x 2 transfer matrices, and draws are made forward with the weight of what remains.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels.randomness import uniform_32
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
+
+
+def most_replicas(mechanism: Mechanism) -> int:
+    """2."""
+    return 2
+
+
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """0: the tables are made in no time."""
+    return 0.0
+
+
+def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_counts` draws from.
+
+    A float32 probability against a uniform of 2^-32 steps at each site, and the two phases' thresholds.
+    """
+    scheme = mechanism.scheme
+    return 0.0, 2 * scheme.max_participations * 2.0**-23 + 2 * scheme.min_separation * 2.0**-32
+
+
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_2, float64; inf where it overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(_chains(mechanism)[-1].sum())
+    return float(np.log(total)) if np.isfinite(total) else np.inf
+
+
+@functools.lru_cache(maxsize=4)
+def _chains(mechanism: Mechanism):
+    """(attraction, rounds of each phase, `chain_weights`, joint weights of the two phases)."""
+    scheme = mechanism.scheme
+    b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
+    with np.errstate(over="ignore", invalid="ignore"):
+        attraction = attractions(mechanism)
+        remaining = chain_weights(b, 2 * scheme.max_participations, p, attraction)
+        rounds = np.maximum(0, -(-(n - np.arange(b)) // b))
+        sites = rounds[:, None] + rounds[None, :]
+        gap = np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
+        after = remaining[gap, np.maximum(sites - 1, 0), 0]
+        start = np.where(sites > 0, after @ np.array([1 - p, p]), 1.0) / b**2
+    return attraction, rounds, remaining, start
+
+
+@functools.lru_cache(maxsize=4)
+def tables(mechanism: Mechanism, m: int) -> dict:
+    """The arrays that `draw_counts` needs."""
+    scheme = mechanism.scheme
+    b, p = scheme.min_separation, scheme.sampling_probability
+    most = 2 * scheme.max_participations
+    attraction, rounds, remaining, start = _chains(mechanism)
+    # P(next site takes part | this one's value): (gap, sites left after it, edge kind, value).
+    edge = np.stack([attraction[: b + 1][np.arange(b)], attraction[b - np.arange(b)]], axis=1)
+    take = np.zeros((b, most, 2, 2))
+    for value in (0, 1):
+        for left in range(most):
+            pull = p * (edge if value else np.ones_like(edge)) * remaining[:, left, ::-1, 1]
+            stay = (1 - p) * remaining[:, left, ::-1, 0]
+            take[:, left, :, value] = pull / (pull + stay)
+    first_take = p * remaining[:, :, 0, 1] / (p * remaining[:, :, 0, 1] + (1 - p) * remaining[:, :, 0, 0])
+    first = start.sum(axis=1, keepdims=True)
+    return {
+        "first": thresholds_of(first[:, 0] / first.sum()),
+        "second": thresholds_of(start / np.where(first > 0, first, 1.0)),
+        "take": jnp.asarray(take, jnp.float32),
+        "first_take": jnp.asarray(first_take[:, :most], jnp.float32),
+        "rounds": jnp.asarray(rounds, jnp.int32),
+    }
+
+
+def chain_weights(b: int, most: int, p: float, attraction: np.ndarray) -> np.ndarray:
+    """(b, most + 1, 2, 2) float64: weight of the sites after this one.
+
+    Indexed by the phases' distance, the number of sites left, the kind of the next edge (0 within a round,
+    1 across) and this site's value.
+    """
+    gaps = np.arange(b)
+    edge = np.stack([attraction[gaps], attraction[b - gaps]], axis=1)
+    weights = np.ones((b, most + 1, 2, 2))
+    for left in range(1, most + 1):
+        for kind in (0, 1):
+            after = weights[:, left - 1, 1 - kind]
+            weights[:, left, kind, 0] = (1 - p) * after[:, 0] + p * after[:, 1]
+            weights[:, left, kind, 1] = (1 - p) * after[:, 0] + p * edge[:, kind] * after[:, 1]
+    return weights
+
+
+def draw_counts(key, scheme, arrays, num_samples: int):
+    """Sums of two replicas' participation vectors, (num_samples, iterations) float32 of 0, 1, 2."""
+    b, n = scheme.min_separation, scheme.iterations
+    first_key, second_key, chain_key = jax.random.split(key, 3)
+    one = draw_index(first_key, arrays["first"], num_samples)
+    two = draw_index(second_key, arrays["second"][one], num_samples)
+    early, late = jnp.minimum(one, two), jnp.maximum(one, two)
+    gap = late - early
+    sites = arrays["rounds"][early] + arrays["rounds"][late]
+    most = arrays["take"].shape[1]
+    uniforms = uniform_32(chain_key, (most, num_samples))
+
+    def site(previous, inputs):
+        index, u = inputs
+        left = jnp.clip(sites - 1 - index, 0, most - 1)
+        across = jnp.where(index % 2 == 1, 0, 1)  # the edge that leads to this site
+        probability = jnp.where(
+            index == 0, arrays["first_take"][gap, left], arrays["take"][gap, left, across, previous]
+        )
+        value = ((u <= probability) & (index < sites)).astype(jnp.int32)
+        return value, value
+
+    _, values = jax.lax.scan(site, jnp.zeros(num_samples, jnp.int32), (jnp.arange(most), uniforms))
+    index = jnp.arange(most)[:, None]
+    position = jnp.where(index % 2 == 0, early, late) + b * (index // 2)
+    rows = jnp.arange(num_samples)
+    counts = jnp.zeros((num_samples, n), jnp.float32)
+    return counts.at[rows, position].add(values.astype(jnp.float32), mode="drop")

@@ -1,0 +1,62 @@
+"""Replicas of Poisson participation: steps are independent, so any number of replicas is a product.
+
+At each step the number k of replicas that take part is Binomial(m, p) reweighted by
+`e^{k (k-1) / 2 sigma^2}`, and `Z_m` is the n-th power of the total weight (b-min-sep with b = 1 alike).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special, stats
+
+from jaxacct.mechanisms.mechanism import Mechanism
+
+
+def most_replicas(mechanism: Mechanism) -> int:
+    """64: the scale's best order is far below it wherever replicas help."""
+    return 64
+
+
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """0: the tables are a few numbers."""
+    return 0.0
+
+
+def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_counts` draws from.
+
+    Each of m thresholds is off by half a step of 2^-32, at each of n iterations.
+    """
+    return 0.0, mechanism.scheme.iterations * m * 2.0**-33
+
+
+def _law(mechanism: Mechanism, m: int):
+    k = np.arange(m + 1)
+    log_weights = stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
+    log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2
+    log_total = special.logsumexp(log_weights)
+    return log_total, np.exp(log_weights - log_total)
+
+
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_m, float64."""
+    return float(mechanism.scheme.iterations * _law(mechanism, m)[0])
+
+
+def tables(mechanism: Mechanism, m: int) -> dict:
+    """The arrays that `draw_counts` needs."""
+    # The probability of at least k, k = 1..m, against 32 random bits; rare counts round to 2^-32 steps.
+    tail = np.cumsum(_law(mechanism, m)[1][::-1])[::-1][1:]
+    return {"tail": jnp.asarray(np.minimum(np.round(tail * 2.0**32), 2.0**32 - 1), jnp.uint32)}
+
+
+def draw_counts(key, scheme, arrays, num_samples: int):
+    """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
+    bits = jax.random.bits(key, (num_samples, scheme.iterations), jnp.uint32)
+    counts = jnp.zeros(bits.shape, jnp.float32)
+    return jax.lax.fori_loop(
+        0,
+        arrays["tail"].shape[0],
+        lambda j, total: total + (bits < arrays["tail"][j]),
+        counts,
+    )

@@ -1,0 +1,1 @@
+"""Bounds on means, histograms and the hockey-stick divergence: NumPy and SciPy only."""

@@ -1,0 +1,393 @@
+"""Concentration bounds: from terms in [0, 1] to a certified hockey-stick divergence.
+
+The certified quantity is `H = scale * mean`, the mean of independent terms X in [0, 1]. A test of
+"H > delta_v" that accepts wrongly with probability at most q makes estimate-verify-release
+(eps, delta_v + q (1 - delta_v))-DP (arXiv 2602.09338, Theorem A.1). Everywhere `theta = delta_v / scale` is
+the mean to be excluded; `theta >= 1` needs no samples, since H never exceeds `scale`.
+
+The evidence is an exact integer histogram of terms rounded *up*: what it proves small is smaller
+still. Lower bounds use the lower ends of the same bins.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
+
+from jaxacct import _validate
+
+RESOLUTION = 128  # bins an octave: rounding up costs less than 2^(1/128) - 1 = 0.543 %
+OCTAVES = 40  # the smallest positive edge is 2^-40
+TERM_EDGES = np.concatenate([[0.0], np.exp2(-np.arange(OCTAVES * RESOLUTION, -1, -1) / RESOLUTION)])
+TERM_EDGES.setflags(write=False)
+_LOWER_EDGES = np.concatenate([[0.0], TERM_EDGES[:-1]])
+_ROUNDING = 2.0**-40  # allowance for float64 in the wealth, times 1 + the sum of absolute logs
+
+
+def bin_terms(terms) -> np.ndarray:
+    """Count terms by bin: int64 counts, `TERM_EDGES[k-1] < term <= TERM_EDGES[k]`; zeros in bin 0.
+
+    Raises:
+      ValueError: for a term that is not a number or is outside [0, 1].
+    """
+    terms = np.asarray(terms).ravel()
+    counts = np.zeros(len(TERM_EDGES), np.int64)
+    if terms.size == 0:
+        return counts
+    if not (terms.min() >= 0 and terms.max() <= 1):  # false for nan as well
+        raise ValueError(f"terms must be in [0, 1], were in [{terms.min()}, {terms.max()}]")
+    positive = terms[terms > 0].astype(np.float64)
+    index = np.log2(positive)
+    index *= RESOLUTION
+    index = np.maximum(np.ceil(index, out=index).astype(np.int32) + (len(TERM_EDGES) - 1), 1)
+    index += TERM_EDGES[index] < positive  # log2 may be off by a rounding, hence by one bin
+    index -= _LOWER_EDGES[index] >= positive
+    counts += np.bincount(index, minlength=len(TERM_EDGES))
+    counts[0] = terms.size - positive.size
+    return counts
+
+
+def mean_upper(counts) -> float:
+    """Mean of the rounded-up terms: at least the mean of the terms, and at most 0.55 % above it."""
+    values, counts = _occupied(counts, TERM_EDGES)
+    if not counts.size:
+        raise ValueError("counts must hold at least one term, was empty")
+    return min(math.fsum(values * counts) / math.fsum(counts), 1.0)
+
+
+def kl(a: float, b: float) -> float:
+    """Divergence KL(Bernoulli(a) || Bernoulli(b)) in nats, free of cancellation."""
+    if not (0 <= a <= 1 and 0 <= b <= 1):
+        raise ValueError(f"a and b must be in [0, 1], were {a!r} and {b!r}")
+    if a == b:
+        return 0.0
+    if b in (0, 1):
+        return math.inf
+    if a == 0:
+        return -math.log1p(-b)
+    if a == 1:
+        return -math.log(b)
+    return a * _excess((b - a) / a) + (1 - a) * _excess((a - b) / (1 - a))
+
+
+# --- The budget and the fixed-sample rule ---
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How delta is spent: `delta_v + failure_probability * (1 - delta_v) <= delta`, all in (0, 1).
+
+    Each direction is verified against `delta_v`, and a mechanism whose divergence exceeds it is
+    accepted with probability at most `failure_probability`.
+    """
+
+    delta: float
+    delta_v: float
+    failure_probability: float
+
+    def __post_init__(self):
+        for name in ("delta", "delta_v", "failure_probability"):
+            _validate.open_probability(name, getattr(self, name))
+        if self.total > self.delta:
+            raise ValueError(f"delta must be at least {self.total!r}, was {self.delta!r}")
+
+    @property
+    def total(self) -> float:
+        """The delta that is guaranteed."""
+        return self.delta_v + self.failure_probability * (1 - self.delta_v)
+
+    @classmethod
+    def split(cls, delta: float, failure_fraction: float = 0.01) -> "Budget":
+        """Spend `failure_fraction * delta` on wrong acceptance and all the rest on `delta_v`."""
+        delta = _validate.open_probability("delta", delta)
+        q = delta * _validate.open_probability("failure_fraction", failure_fraction)
+        delta_v = (delta - q) / (1 - q)
+        while delta_v + q * (1 - delta_v) > delta:
+            delta_v = math.nextafter(delta_v, 0)
+        return cls(delta, delta_v, q)
+
+
+def failure_probability(*, delta_v, delta_prime, samples, scale=1.0) -> float:
+    """Bound `exp(-samples KL(delta_prime/scale || delta_v/scale))` on wrong acceptance (Chernoff).
+
+    The rule accepts when `scale * mean of samples terms <= delta_prime`; accepting is wrong when
+    H > delta_v. 0 where delta_v >= scale, 1 where delta_prime >= delta_v. The number of samples is
+    fixed beforehand. Source: arXiv 2602.09338, appendix A (Fact 4.2 of arXiv 2412.16802); `scale` is ours.
+    """
+    start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
+    samples = _validate.positive_integer("samples", samples, minimum=0)
+    if theta >= 1:
+        return 0.0
+    return 1.0 if start >= theta else math.exp(-samples * kl(start, theta))
+
+
+def samples_needed(*, delta_v, delta_prime, failure_probability, scale=1.0) -> int:
+    """Fewest samples for which the fixed-sample rule fails with at most `failure_probability`."""
+    start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
+    needed = _log_inverse("failure_probability", failure_probability)
+    if theta >= 1:
+        return 0
+    if start >= theta:
+        raise ValueError(f"delta_prime must be below delta_v = {delta_v!r}, was {delta_prime!r}")
+    samples = math.ceil(needed / kl(start, theta))
+    return samples if samples * kl(start, theta) >= needed else samples + 1
+
+
+def threshold(*, delta_v, samples, failure_probability, scale=1.0) -> float:
+    """Largest delta_prime at which the fixed-sample rule fails with at most `failure_probability`.
+
+    `-inf` (nothing is accepted) where even all-zero terms are too few; `scale` if delta_v >= scale.
+    """
+    theta = _mean("delta_v", delta_v, scale)
+    samples = _validate.positive_integer("samples", samples, minimum=0)
+    needed = _log_inverse("failure_probability", failure_probability)
+    if theta >= 1:
+        return float(scale)
+    if samples * kl(0.0, theta) < needed:
+        return -math.inf
+    start, _ = _bisect(lambda start: samples * kl(start, theta) < needed, 0.0, theta)
+    return scale * start * (1 - 1e-14)
+
+
+def best_delta_v(*, delta_prime, samples, scale=1.0) -> float:
+    """The delta_v that minimises `delta_v + q (1 - delta_v)` for the fixed-sample rule.
+
+    It depends on no data, so choosing it costs nothing: any is valid, the best is the tightest.
+    """
+    start, end = _mean("delta_prime", delta_prime, scale), min(1.0, 1 / scale)
+    if start >= end:
+        return scale * end
+
+    def overall(theta):
+        return _overall(scale * theta, delta_prime, samples, scale)
+
+    grid = np.minimum(start + (end - start) * np.exp(np.linspace(-40, 0, 241)), end)
+    best = int(np.argmin([overall(theta) for theta in grid]))
+    ends = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
+    precision = {"xatol": 1e-8 * (ends[1] - ends[0])}
+    refined = minimize_scalar(overall, bounds=ends, method="bounded", options=precision).x
+    return float(scale * min((refined, grid[best], end), key=overall))
+
+
+def overall_delta(*, delta_prime, samples, scale=1.0) -> float:
+    """The delta guaranteed when the fixed-sample rule with threshold `delta_prime` accepts."""
+    delta_v = best_delta_v(delta_prime=delta_prime, samples=samples, scale=scale)
+    return min(_overall(delta_v, delta_prime, samples, scale), 1.0)
+
+
+def minimum_samples(*, delta_prime, delta, scale=1.0) -> int:
+    """Fewest samples with `overall_delta <= delta`; 0 where `scale <= delta`."""
+
+    def enough(samples):
+        return overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) <= delta
+
+    delta = _validate.open_probability("delta", delta)
+    if _nonnegative("delta_prime", delta_prime) >= delta:
+        raise ValueError(f"delta_prime must be below delta = {delta!r}, was {delta_prime!r}")
+    most = 1
+    while not enough(most):
+        most *= 2
+    return bisect_left(range(most), True, key=enough)
+
+
+def largest_threshold(*, delta, samples, scale=1.0) -> float:
+    """Largest delta_prime with `overall_delta <= delta`; `-inf` where there is none."""
+
+    def too_large(delta_prime):
+        return overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) > delta
+
+    delta = _validate.open_probability("delta", delta)
+    if scale <= delta:
+        return float(scale)
+    return -math.inf if too_large(0.0) else _bisect(too_large, 0.0, delta)[0]
+
+
+# --- The anytime-valid rule ---
+
+
+def default_bets(theta=None, pilot_counts=None) -> tuple[np.ndarray, np.ndarray]:
+    """Bets and weights for `log_wealth`: a log grid, half replaced by one tuned bet given a pilot.
+
+    A bet is a fraction f in [0, 1] of the largest lambda allowed, `lambda = f / (1 - theta)`; the
+    last is all-in (`f = 1`, lost at the first term of 1). The tuned bet comes first: it maximises
+    the log growth on the pilot plus 1/theta imagined coins of mean theta/2, which keeps it below 1.
+
+    Bets must be fixed before the data: `pilot_counts` has to be **independent** of the counts that
+    are tested, drawn with randomness of its own. A poor pilot costs power, never validity.
+    """
+    odds = np.exp2(np.arange(-20, 15) / 2)
+    bets = np.append(odds / (1 + odds), 1.0)
+    weights = np.full(bets.size, 1 / bets.size)
+    if pilot_counts is None:
+        return bets, weights
+    theta = _validate.positive_number("theta", theta)
+    if theta >= 1:
+        return bets, weights
+    values, counts = _occupied(pilot_counts, TERM_EDGES)
+    values, counts = np.append(values, [0.0, 1.0]), np.append(counts, [1 / theta - 0.5, 0.5])
+    tuned = _best_bet(values, counts, theta)
+    return np.insert(bets, 0, tuned), np.insert(weights / 2, 0, 0.5)
+
+
+def log_wealth(counts, theta, bets, weights) -> float:
+    """Log of the wealth `sum_j w_j prod_i (1 + f_j (theta - X_i) / (1 - theta))`, rounded down.
+
+    If the mean is at least theta, each factor is >= 0 with expectation <= 1, so each product is a
+    non-negative supermartingale, and so is a mixture with fixed weights: by Ville's inequality it
+    *ever* reaches 1/q with probability at most q. Non-decreasing in theta, as a factor's derivative
+    is `f (1 - X) / (1 - theta)^2`. `inf` for theta >= 1; 0 without terms, for weights of sum 1.
+    """
+    theta = _nonnegative("theta", theta)
+    bets, weights = np.asarray(bets, float), np.asarray(weights, float)
+    if not np.all((bets >= 0) & (bets <= 1)):
+        raise ValueError(f"bets must be in [0, 1], was {bets!r}")
+    if bets.shape != weights.shape or not (np.all(weights >= 0) and weights.sum() <= 1 + 1e-12):
+        raise ValueError(f"weights must be >= 0, one a bet, of sum at most 1, was {weights!r}")
+    values, counts = _occupied(counts, TERM_EDGES)
+    if theta >= 1:
+        return math.inf
+    return _log_mixture((theta - values) / (1 - theta), counts, bets, weights)
+
+
+def accepts(counts, theta, q, bets, weights) -> bool:
+    """Whether the terms prove `mean < theta`; wrong with probability <= q at any stopping time."""
+    return log_wealth(counts, theta, bets, weights) >= _log_inverse("q", q)
+
+
+def hopeless(counts, theta, q=1e-3) -> bool:
+    """Whether the terms prove `mean > theta` at level q; giving up then is always safe."""
+    return _log_wealth_above(counts, theta) >= _log_inverse("q", q)
+
+
+def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
+    """Bound above the mean, at all times at once with probability 1 - q; 1 without evidence.
+
+    The least theta that `accepts`, rounded up: for fixed fractions the wealth is monotone in theta.
+    """
+    if bets is None:
+        bets, weights = default_bets()
+
+    def accepted(theta):
+        return theta >= 1 or accepts(counts, theta, q, bets, weights)
+
+    return _bisect(accepted, 1e-300, 1.0)[1]
+
+
+def lower_confidence_bound(counts, q) -> float:
+    """Bound below the mean, at all times at once with probability 1 - q; 0 without evidence."""
+    if not hopeless(counts, 1e-300, q):
+        return 0.0
+    return _bisect(lambda theta: not hopeless(counts, theta, q), 1e-300, 1.0)[0]
+
+
+def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
+    """Interval that holds the mean with probability at least `confidence`, at all times at once."""
+    q = (1 - _validate.open_probability("confidence", confidence)) / 2
+    return lower_confidence_bound(counts, q), upper_confidence_bound(counts, q)
+
+
+def predicted_samples(theta, pilot_counts, q) -> float:
+    """Terms the anytime rule will need if the truth is as the pilot: `ln(2/q) / best log growth`.
+
+    The 2 is for the weight of the tuned bet. 0 for theta >= 1, inf for a mean of theta or more.
+    """
+    theta, q = _validate.positive_number("theta", theta), _validate.open_probability("q", q)
+    values, counts = _occupied(pilot_counts, TERM_EDGES)
+    if theta >= 1:
+        return 0.0
+    payoffs, bet = (theta - values) / (1 - theta), _best_bet(values, counts, theta)
+    growth = float(counts @ np.log1p(bet * payoffs)) / max(counts.sum(), 1)
+    return math.log(2 / q) / growth if growth > 0 else math.inf
+
+
+def empirical_bernstein_upper(counts, q) -> float:
+    """Upper bound on the mean of a fixed number of terms (Maurer and Pontil 2009, Theorem 4)."""
+    log_term = math.log(2 / _validate.open_probability("q", q))
+    values, counts = _occupied(counts, TERM_EDGES)
+    total = counts.sum()
+    if total < 2:
+        return 1.0
+    mean = (values @ counts) / total
+    variance = ((values - mean) ** 2 @ counts) / (total - 1)
+    width = math.sqrt(2 * variance * log_term / total) + 7 * log_term / (3 * (total - 1))
+    return min(mean + width, 1.0)
+
+
+def _log_wealth_above(counts, theta):
+    """As `log_wealth`, against "mean <= theta": factors `1 + lambda (X - theta)`, X rounded down.
+
+    `lambda = min(2^j, 1/theta)`; where capped a factor is X/theta, so none increases with theta.
+    """
+    theta = _nonnegative("theta", theta)
+    values, counts = _occupied(counts, _LOWER_EDGES)
+    if theta >= 1 or not counts.size:
+        return -math.inf if theta >= 1 else 0.0
+    rates = np.exp2(np.arange(-10, 25))
+    rates = np.minimum(rates, 1 / theta if theta > 0 else math.inf)
+    return _log_mixture(values - theta, counts, rates, np.full(rates.size, 1 / rates.size))
+
+
+def _log_mixture(payoffs, counts, bets, weights):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log1p(np.maximum(np.outer(bets, payoffs), -1.0))
+        wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts)
+    wealth = np.where(np.isnan(wealth), -math.inf, wealth)
+    return float(logsumexp(wealth, b=weights))
+
+
+def _best_bet(values, counts, theta):
+    """The f in [0, 1] that maximises the concave `sum counts log(1 + f payoffs)`."""
+    payoffs = (theta - values) / (1 - theta)
+    if payoffs @ counts <= 0:
+        return 0.0
+
+    def past(bet):
+        with np.errstate(divide="ignore"):
+            return counts @ (payoffs / np.maximum(1 + bet * payoffs, 0.0)) < 0
+
+    return _bisect(past, 0.0, 1.0)[0] if past(1.0) else 1.0
+
+
+def _occupied(counts, edges):
+    counts = np.asarray(counts)
+    integers = counts.shape == edges.shape and np.issubdtype(counts.dtype, np.integer)
+    if not integers or counts.min() < 0:
+        raise ValueError(f"counts must be {len(edges)} non-negative integers, was {counts!r}")
+    held = counts > 0
+    return edges[held], counts[held].astype(np.float64)
+
+
+def _excess(u):
+    """`u - log(1 + u)`, by its series where the two nearly cancel."""
+    if abs(u) > 0.01:
+        return u - math.log1p(u)
+    return sum((-u) ** n / n for n in range(8, 1, -1))
+
+
+def _overall(delta_v, delta_prime, samples, scale):
+    evidence = dict(delta_prime=delta_prime, samples=samples, scale=scale)
+    return delta_v + failure_probability(delta_v=delta_v, **evidence) * (1 - delta_v)
+
+
+def _bisect(predicate, low, high):
+    """Ends of the short interval in which a predicate, false at low, true at high, turns true."""
+    while True:
+        middle = math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
+        if not low < middle < high or high - low <= 1e-14 * high:
+            return low, high
+        low, high = (low, middle) if predicate(middle) else (middle, high)
+
+
+def _mean(name, value, scale):
+    return _nonnegative(name, value) / _validate.positive_number("scale", scale)
+
+
+def _log_inverse(name, q):
+    return -math.log(_validate.open_probability(name, q))
+
+
+def _nonnegative(name, value):
+    return 0.0 if value == 0 else _validate.positive_number(name, value)

@@ -1,0 +1,1 @@
+"""Strategy matrices C: how noise is correlated."""

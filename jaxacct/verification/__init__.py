@@ -1,0 +1,1 @@
+"""Verification by sampling: the evidence behind a guarantee."""

@@ -1,0 +1,483 @@
+"""Run a verification: draw batches, bin their terms, stop when the evidence suffices.
+
+Everything that decides is an exact histogram of terms rounded up (`statistics.bounds`), so the verdict can be
+computed again from the stored evidence alone, and does not depend on how the draws were batched.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxacct.accountants.composition import event_profile, event_to_json
+from jaxacct.files import Checkpoint
+from jaxacct.kernels import randomness
+from jaxacct.likelihood import rounding
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals import sampling
+from jaxacct.proposals.base import DIRECTIONS, Proposal
+from jaxacct.proposals.candidates import candidates, threshold
+from jaxacct.schemes import scheme_to_json
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies.non_banded import strategy_to_json
+from jaxacct.verification.extrapolation import (
+    PLANNED_SAMPLES,
+    Certificate,
+    Extrapolation,
+    certified_bound,
+    certify,
+    cheaper_extrapolation,
+)
+
+PILOT_BLOCKS = 16
+# Streams of a run: 0 and 1 verify the two directions, 2 and 3 are their pilots.
+_EXTRAPOLATION_PILOT, _EXTRAPOLATION = 4, 5
+RULES = ("anytime", "fixed")
+Progress = Callable[[str, int, float], None]  # what, samples done, samples expected
+
+
+@dataclass(frozen=True)
+class DirectionEvidence:
+    """What one direction's verification saw, and its verdict.
+
+    Attributes:
+      direction: "remove" or "add".
+      proposal: name of the law the draws came from.
+      scale: M; the divergence is M times the mean term.
+      relative_error, total_variation: of the drawn law; spent in `threshold`.
+      margin: subtracted from epsilon for float32 arithmetic, natural log.
+      threshold: the mean term to stay below, `delta_v / (M (1 + relative_error)) - total_variation`.
+      predicted_samples: by proposal name, computed before anything was drawn.
+      num_samples: verification draws; none when `threshold >= 1` or the divergence is exactly zero.
+      key: two 32-bit words; the draws of block i have the key `fold_in(key, i)`.
+      term_counts: (edge index, count) of terms rounded up to `bounds.TERM_EDGES`.
+      replicas: of the proposal: draws have weight proportional to e^{(1 - replicas) L} (remove direction).
+      loss_counts: (bin, count) of the privacy losses drawn, for the profile of a plain proposal.
+      bets, bet_weights: of the anytime rule, as fractions of the largest bet `1 / (1 - theta)`, fixed from
+        an independent pilot; empty for the fixed rule.
+      estimate: M times the mean rounded-up term: an estimate, not a bound.
+      accepted: the verdict.
+      reason: one line for people.
+      extrapolation: where the add direction was certified by concavity instead, what both of its laws saw;
+        `term_counts` is empty then.
+    """
+
+    direction: str
+    proposal: str
+    scale: float
+    replicas: int
+    relative_error: float
+    total_variation: float
+    margin: float
+    threshold: float
+    predicted_samples: dict[str, float]
+    num_samples: int
+    key: tuple[int, ...]
+    term_counts: tuple[tuple[int, int], ...]
+    loss_counts: tuple[tuple[int, int], ...]
+    bets: tuple[float, ...]
+    bet_weights: tuple[float, ...]
+    estimate: float
+    accepted: bool
+    reason: str
+    extrapolation: Certificate | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A verification of (epsilon, delta) for one mechanism: the budget and both directions."""
+
+    rule: str
+    budget: Budget
+    remove: DirectionEvidence
+    add: DirectionEvidence
+    seconds: float
+
+    @property
+    def accepted(self) -> bool:
+        """Both directions accepted: the guarantee holds with the budget's failure probability spent."""
+        return self.remove.accepted and self.add.accepted
+
+    @property
+    def num_samples(self) -> int:
+        """Verification draws of both directions."""
+        return self.remove.num_samples + self.add.num_samples
+
+
+def dense_counts(sparse, size: int) -> np.ndarray:
+    """(size,) int64 counts from (index, count) pairs."""
+    counts = np.zeros(size, np.int64)
+    for index, count in sparse:
+        counts[index] = count
+    return counts
+
+
+def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """(index, count) pairs of the non-zero counts."""
+    return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
+
+
+def recheck(direction: DirectionEvidence, rule: str, budget: Budget) -> bool:
+    """The verdict computed again from the stored histogram alone."""
+    if direction.scale == 0 or direction.threshold >= 1:
+        return True
+    if direction.extrapolation is not None:
+        stored = direction.extrapolation
+        within = direction.direction == "add" and stored.q <= budget.failure_probability
+        return within and certified_bound(stored) <= budget.delta_v
+    if direction.num_samples == 0:
+        return False
+    counts = dense_counts(direction.term_counts, len(bounds.TERM_EDGES))
+    if int(counts.sum()) != direction.num_samples:
+        return False
+    return _accepts(counts, direction.threshold, rule, budget, direction.bets, direction.bet_weights)
+
+
+def _accepts(counts, theta: float, rule: str, budget: Budget, bets, weights) -> bool:
+    q = budget.failure_probability
+    if rule == "anytime":
+        return bounds.accepts(counts, theta, q, np.array(bets), np.array(weights))
+    # In the units of the terms: scale 1, delta_v = theta, delta' the mean that was seen.
+    bound = bounds.failure_probability(
+        delta_v=theta, delta_prime=bounds.mean_upper(counts), samples=int(counts.sum())
+    )
+    return bound <= q
+
+
+def verify(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    budget: Budget | None = None,
+    rule: str = "anytime",
+    max_samples: int = 2_000_000,
+    proposal: str | None = None,
+    compose_with=None,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress | None = None,
+    key=None,
+) -> Evidence:
+    """Verify that the mechanism is (epsilon, delta)-DP, both directions, by sampling.
+
+    If the mechanism is not (epsilon, delta_v)-DP then this accepts with probability at most q, with
+    `delta_v + q (1 - delta_v) <= delta` from the budget. Rejection says nothing.
+
+    Args:
+      epsilon, delta: the target; epsilon a natural log.
+      budget: how delta is split; `Budget.split(delta)` by default.
+      rule: "anytime" stops as soon as the evidence suffices; "fixed" always draws `max_samples` a direction
+        and applies the fixed-sample test of arXiv 2602.09338, appendix A.
+      max_samples: give up (reject) after so many draws in a direction.
+      proposal: name of the proposal to insist on ("plain", say); the cheapest by default.
+      compose_with: a dp-accounting `DpEvent` that the guarantee shall cover as well.
+      checkpoint: where finished batches are kept; the same call then goes on where it was.
+      progress: called with (what, samples done, samples expected).
+      key: JAX key; from the operating system by default. Only tests should fix it.
+
+    Raises:
+      ValueError: bad arguments, an unknown proposal, a checkpoint of another job.
+      NonFiniteLossError: a privacy loss was not finite.
+
+    Source: arXiv 2602.09338, algorithm 5 and theorem A.1; proofs/derivations.md sections 4, 5 and 9.
+    """
+    started = time.monotonic()
+    budget = Budget.split(delta) if budget is None else budget
+    if budget.delta > delta:
+        raise ValueError(f"budget must spend at most delta {delta!r}, spends {budget.delta!r}")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}, was {rule!r}")
+    profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
+    job = _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_samples)
+    run_key = _run_key(job, checkpoint, key)
+    verdicts = {}
+    for direction in DIRECTIONS:
+        chosen, predicted = _choose(mechanism, epsilon, direction, budget, proposal, compose_with)
+        run = Run(chosen, epsilon, profile, budget, rule, max_samples, predicted, job)
+        free = proposal is None and compose_with is None
+        line = line_of(run, run_key) if free else None
+        if line is None:
+            verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
+        else:
+            verdicts[direction] = extrapolate(run, line, run_key, checkpoint, progress)
+        if not verdicts[direction].accepted and direction == "remove":
+            # One rejection settles it; the other direction is reported as not run.
+            verdicts["add"] = not_run(verdicts[direction])
+            break
+    return Evidence(rule, budget, verdicts["remove"], verdicts["add"], time.monotonic() - started)
+
+
+def not_run(remove: DirectionEvidence) -> DirectionEvidence:
+    """The add direction's evidence where the remove direction was not accepted."""
+    return dataclasses.replace(
+        remove,
+        direction="add",
+        proposal="not run",
+        num_samples=0,
+        term_counts=(),
+        loss_counts=(),
+        accepted=False,
+        reason="not run: the remove direction was not accepted",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One direction's verification, before anything is drawn."""
+
+    proposal: Proposal
+    epsilon: float
+    profile: Callable
+    budget: Budget
+    rule: str
+    max_samples: int
+    predicted: dict[str, float]
+    job: str
+
+
+def _choose(mechanism, epsilon, direction, budget, name, compose_with):
+    found = candidates(mechanism, epsilon, direction, budget, composed=compose_with is not None)
+    predicted = {c.proposal.name: c.predicted_samples for c in found}
+    if name is None or (direction == "add" and name not in predicted):
+        return found[0].proposal, predicted
+    for candidate in found:
+        if candidate.proposal.name == name:
+            return candidate.proposal, predicted
+    raise ValueError(f"proposal must be one of {', '.join(predicted)}, was {name!r}")
+
+
+def direction_run(
+    mechanism: Mechanism, epsilon: float, direction: str, budget: Budget, max_samples: int
+) -> Run:
+    """One direction by the anytime rule with the cheapest proposal."""
+    chosen, predicted = _choose(mechanism, epsilon, direction, budget, None, None)
+    return Run(chosen, epsilon, hockey_stick.hockey_stick, budget, "anytime", max_samples, predicted, "parts")
+
+
+def line_of(run: Run, run_key) -> Extrapolation | None:
+    """The extrapolation to use in place of the run's proposal, if any: add direction, anytime rule."""
+    if run.proposal.direction != "add" or run.rule != "anytime":
+        return None
+    pilot = randomness.stream_key(run_key, _EXTRAPOLATION_PILOT)
+    otherwise = run.predicted[run.proposal.name]
+    return cheaper_extrapolation(run.proposal.mechanism, run.epsilon, run.budget.delta_v, otherwise, pilot)
+
+
+def trivial(run: Run) -> DirectionEvidence | None:
+    """The evidence where nothing needs to be drawn: a mean of terms in [0, 1] never exceeds 1."""
+    if threshold(run.proposal, run.budget.delta_v) < 1:
+        return None
+    zero = run.proposal.log_scale == -math.inf
+    reason = "exactly zero" if zero else "the scale is below delta_v: no draw needed"
+    return _evidence(run, 0.0, 1.0, (), (), None, None, True, reason)
+
+
+def margin_of(run: Run) -> float:
+    """What is put aside for float32 losses, natural log."""
+    return rounding.loss_margin(run.proposal.mechanism, run.epsilon, run.proposal.replicas)
+
+
+def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
+    """Histograms (terms, losses) of the blocks first..last-1 of a stream, int64."""
+    terms = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    losses = np.zeros(len(hockey_stick.loss_bounds(run.proposal.direction)), np.int64)
+    for draws in sampling.draw_in_batches(run.proposal, stream, first, last - first):
+        terms += bounds.bin_terms(_terms(run, draws, margin))
+        losses += hockey_stick.bin_losses(draws.loss)
+    return terms, losses
+
+
+def judge(run: Run, run_key, terms, losses) -> DirectionEvidence:
+    """The evidence of a fixed number of draws, its bets from the same pilot as `verify`'s."""
+    theta, margin = min(1.0, threshold(run.proposal, run.budget.delta_v)), margin_of(run)
+    bets, weights = _pilot(run, run_key, margin, theta)
+    accepted = _accepts(terms, theta, run.rule, run.budget, bets, weights)
+    stream = sampling.direction_key(run_key, run.proposal.direction)
+    reason = "the mean term is below the threshold"
+    if not accepted:
+        reason = f"not decided after {int(terms.sum())} samples"
+    return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
+
+
+def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvidence:
+    proposal, direction = run.proposal, run.proposal.direction
+    nothing = trivial(run)
+    if nothing is not None:
+        return nothing
+    theta, margin = threshold(proposal, run.budget.delta_v), margin_of(run)
+    name = f"{direction}-{run.job[:16]}"
+    state = checkpoint.load(name) if checkpoint else None
+    if state is None:
+        bets, weights = ((), ()) if run.rule == "fixed" else _pilot(run, run_key, margin, theta)
+        state = {
+            "bets": list(bets),
+            "weights": list(weights),
+            "blocks": 0,
+            "terms": [],
+            "losses": [],
+        }
+    bets, weights = tuple(state["bets"]), tuple(state["weights"])
+    terms = dense_counts(state["terms"], len(bounds.TERM_EDGES))
+    losses = dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction)))
+    blocks = state["blocks"]
+    stream = sampling.direction_key(run_key, direction)
+    limit = -(-run.max_samples // randomness.BLOCK_SIZE)
+    # The verdict is looked for before drawing, so that a resumed run ends where the whole one did.
+    while not (verdict := _verdict(run, terms, blocks, limit, theta, bets, weights)):
+        target = min(limit, next_check(blocks))
+        more_terms, more_losses = count_terms(run, stream, blocks, target, margin)
+        terms, losses, blocks = terms + more_terms, losses + more_losses, target
+        if checkpoint:
+            state |= {
+                "blocks": blocks,
+                "terms": sparse_counts(terms),
+                "losses": sparse_counts(losses),
+            }
+            checkpoint.save(name, state)
+        if progress:
+            expected = run.predicted[proposal.name] if run.rule == "anytime" else run.max_samples
+            progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, expected)
+    accepted, reason = verdict
+    return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
+
+
+def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) -> DirectionEvidence:
+    """The add direction by concavity from two common events (`jaxacct.verification.extrapolation`)."""
+    name = f"add-line-{run.job[:16]}"
+
+    def keep(state):
+        if checkpoint:
+            checkpoint.save(name, state)
+        if progress:
+            drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
+            progress("add (extrapolated)", drawn, max(drawn, 2 * PLANNED_SAMPLES))
+
+    stream = randomness.stream_key(run_key, _EXTRAPOLATION)
+    found = certify(
+        line,
+        run.budget.delta_v,
+        run.budget.failure_probability,
+        stream,
+        run.max_samples,
+        kept=checkpoint.load(name) if checkpoint else None,
+        keep=keep,
+    )
+    accepted = found.bound <= run.budget.delta_v
+    reason = "the line through two common events is below delta_v at 0"
+    evidence = _evidence(
+        run,
+        found.margin,
+        run.budget.delta_v / math.exp(line.log_scale),
+        (),
+        (),
+        None,
+        stream,
+        accepted,
+        reason if accepted else f"not decided after {found.num_samples} samples",
+    )
+    return dataclasses.replace(
+        evidence,
+        proposal="extrapolated",
+        scale=math.exp(line.log_scale),
+        relative_error=0.0,
+        total_variation=0.0,
+        num_samples=found.num_samples,
+        estimate=found.bound,
+        extrapolation=found,
+    )
+
+
+def _verdict(run: Run, terms, blocks: int, limit: int, theta, bets, weights):
+    """(accepted, reason) when the draws so far settle it, else None; the fixed rule looks at the end only."""
+    finished = blocks >= limit
+    if blocks == 0 or (run.rule == "fixed" and not finished):
+        return None
+    if _accepts(terms, theta, run.rule, run.budget, bets, weights):
+        return True, "the mean term is below the threshold"
+    if run.rule == "anytime" and bounds.hopeless(terms, theta):
+        return False, "the mean term is not below the threshold"
+    if finished:
+        return False, f"not decided after {blocks * randomness.BLOCK_SIZE} samples"
+    return None
+
+
+def next_check(blocks: int) -> int:
+    """When the anytime rule looks next: a function of the blocks so far alone, about every eighth more."""
+    step = max(16, 1 << max(0, (blocks // 8).bit_length() - 1))
+    return blocks + step
+
+
+def _terms(run: Run, draws, margin: float) -> np.ndarray:
+    weighted = hockey_stick.weighted_terms(draws, run.proposal.direction, run.epsilon - margin, run.profile)
+    slack = run.proposal.weight_error(margin)
+    return np.minimum(1.0, weighted * math.exp(slack - run.proposal.log_scale))
+
+
+def _pilot(run: Run, run_key, margin, theta):
+    """Bets from draws of a stream of their own, so that they are fixed before the verification draws."""
+    stream = randomness.stream_key(run_key, 2 + DIRECTIONS.index(run.proposal.direction))
+    counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    for draws in sampling.draw_in_batches(run.proposal, stream, 0, PILOT_BLOCKS):
+        counts += bounds.bin_terms(_terms(run, draws, margin))
+    bets, weights = bounds.default_bets(theta, counts)
+    return tuple(map(float, bets)), tuple(map(float, weights))
+
+
+def _evidence(run, margin, theta, bets, weights, counts, stream, accepted, reason):
+    proposal = run.proposal
+    scale = math.exp(proposal.log_scale)
+    terms, losses = counts if counts else (np.zeros(1, np.int64), np.zeros(1, np.int64))
+    num_samples = int(terms.sum())
+    return DirectionEvidence(
+        direction=proposal.direction,
+        proposal=proposal.name,
+        scale=scale,
+        replicas=proposal.replicas,
+        relative_error=proposal.relative_error,
+        total_variation=proposal.total_variation,
+        margin=margin,
+        threshold=theta,
+        predicted_samples=run.predicted,
+        num_samples=num_samples,
+        key=tuple(randomness.key_words(stream)) if stream is not None else (),
+        term_counts=sparse_counts(terms),
+        loss_counts=sparse_counts(losses),
+        bets=bets,
+        bet_weights=weights,
+        estimate=scale * bounds.mean_upper(terms) if num_samples else 0.0,
+        accepted=accepted,
+        reason=reason,
+    )
+
+
+def _run_key(job: str, checkpoint: Checkpoint | None, key):
+    """The run's key: given, or the one this job began with, or a fresh one."""
+    stored = checkpoint.load(f"key-{job[:16]}") if checkpoint else None
+    if stored is not None:
+        return randomness.key_from_words(stored["key"])
+    run_key = randomness.fresh_key() if key is None else key
+    if checkpoint:
+        checkpoint.save(f"key-{job[:16]}", {"key": randomness.key_words(run_key)})
+    return run_key
+
+
+def _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_samples) -> str:
+    """A name for exactly this verification: another target, rule or limit is another job."""
+    described = {
+        "scheme": scheme_to_json(mechanism.scheme),
+        "strategy": strategy_to_json(mechanism.strategy),
+        "noise_multiplier": mechanism.noise_multiplier,
+        "epsilon": epsilon,
+        "budget": dataclasses.asdict(budget),
+        "rule": rule,
+        "proposal": proposal,
+        "compose_with": event_to_json(compose_with),
+        "max_samples": max_samples,
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,364 @@
+"""fit: a plain reference loop, what it refuses, interruption and resume, devices, secrets."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from tests.training.plans import plan
+from train import noise
+from train.loop import ArrayRows, fit
+from train.run_folder import CheckpointError, RunFolder
+from train.sampler import Sampler
+
+KEYS = ((1, 2, 3, 4), np.array([[5, 6], [7, 8]], np.uint32))
+ROWS = 60
+
+
+def data(rows=ROWS):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, 3)).astype(np.float32)
+    return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5], np.float32))}
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
+
+
+PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+
+
+def flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def run(**options):
+    given = dict(
+        plan=plan(dataset_size=ROWS), model=PARAMS, loss=loss, data=data(), optimizer=optax.sgd(0.05)
+    )
+    given |= {"keys": KEYS} | options
+    return fit(given.pop("plan"), given.pop("model"), given.pop("loss"), given.pop("data"), **given)
+
+
+@pytest.mark.parametrize("kind", ["poisson", "cyclic-poisson", "b-min-sep"])
+def test_against_a_loop_in_plain_numpy(kind):
+    """Sampler, clipping, noise and SGD put together by hand in float64 give the same parameters."""
+    covered = plan(kind, dataset_size=ROWS, sigma=0.3)
+    ours = run(plan=covered, clip_norm=0.7)
+    sampler = Sampler.from_plan(covered, KEYS[0])
+    state = noise.init(covered.mechanism.strategy, PARAMS, KEYS[1])
+    w, rows = np.zeros(4), data()
+    for _ in range(12):
+        batch = sampler.next()
+        total = np.zeros(4)
+        for i in batch.indices[batch.mask]:
+            x = np.append(rows["x"][i].astype(np.float64), 1.0)
+            g = 2 * (x @ w - rows["y"][i]) * x
+            total += g * min(1.0, 0.7 / np.linalg.norm(g))
+        drawn, state = noise.draw(covered.mechanism.strategy, state, PARAMS)
+        drawn = np.append(np.asarray(drawn["w"], np.float64), drawn["b"])
+        w -= 0.05 * (total + 0.7 * 0.3 * drawn) / covered.expected_batch_size
+    np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=2e-4, atol=2e-5)
+    assert ours.steps == 12
+
+
+def test_an_nnx_model_trains(tmp_path):
+    class Linear(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(3, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.layer(x)[..., 0]
+
+    covered = plan("poisson", dataset_size=ROWS, rate=0.5, iterations=300, sigma=0.01)
+    model = Linear(nnx.Rngs(0))
+    before = flat(nnx.state(model, nnx.Param))
+    result = run(
+        plan=covered,
+        model=model,
+        loss=lambda m, e: (m(e["x"]) - e["y"]) ** 2,
+        optimizer=optax.sgd(0.1),
+        out=tmp_path / "run",
+    )
+    kernel = np.asarray(jax.tree.leaves(result.params)[1])[:, 0]
+    np.testing.assert_allclose(kernel, [1.0, -2.0, 0.5], atol=0.1)
+    np.testing.assert_array_equal(before, flat(nnx.state(model, nnx.Param)))
+    assert (tmp_path / "run/model").is_dir()
+    assert "differentially private" in json.loads((tmp_path / "run/result.json").read_text())["guarantee"]
+
+
+def test_batch_norm_is_refused():
+    class Normed(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.BatchNorm(3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.norm(x).sum()
+
+    with pytest.raises(ValueError, match="batch norm"):
+        run(model=Normed(nnx.Rngs(0)), loss=lambda m, e: m(e["x"]))
+
+
+REFUSED = [
+    (dict(data=data(59)), "dataset_size 60 rows, had 59"),
+    (dict(data=data(61)), "dataset_size 60 rows, had 61"),
+    (dict(steps=13), "steps must be at most the plan's 12, was 13"),
+    (dict(steps=0), "steps"),
+    (dict(clip_norm=0.0), "clip_norm"),
+    (dict(checkpoint_every=0), "checkpoint_every"),
+    (dict(microbatch_size=-1), "microbatch_size"),
+    (dict(data={"x": np.zeros((60, 3)), "y": np.zeros(59)}), "same number of rows"),
+    (dict(data=data() | {"y": np.full(60, np.nan)}), "finite"),
+    (dict(loss=lambda p, e: e["x"]), "one number for one example"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_refuses(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run(**options, out=tmp_path / "run")
+    assert not (tmp_path / "run/secret.json").exists()
+
+
+def test_refuses_a_plan_that_is_not_certified_or_has_no_size():
+    with pytest.raises(ValueError, match="certified"):
+        run(plan=plan(dataset_size=ROWS, epsilon=0.01))
+    bare = plan(dataset_size=ROWS)
+    object.__setattr__(bare, "dataset_size", None)
+    with pytest.raises(ValueError, match="dataset_size"):
+        run(plan=bare)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 8, 11])
+def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, tmp_path, monkeypatch):
+    """An exception in the middle of step `stop`; the second call restores, replays and ends the same."""
+    whole = run(out=tmp_path / "whole", checkpoint_every=4, optimizer=optax.adam(0.1))
+    real, calls = Sampler.next, []
+
+    def crash(self):
+        calls.append(1)
+        if len(calls) == stop + 1:
+            raise KeyboardInterrupt
+        return real(self)
+
+    options = dict(out=tmp_path / "part", checkpoint_every=4, optimizer=optax.adam(0.1))
+    monkeypatch.setattr(Sampler, "next", crash)
+    with pytest.raises(KeyboardInterrupt):
+        run(**options)
+    monkeypatch.setattr(Sampler, "next", real)
+    # Other keys offered: those of the run that began count (of the noise, from the checkpoint).
+    part = run(**options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
+    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
+    a, b = ((tmp_path / name / "private_metrics.jsonl").read_text() for name in ("whole", "part"))
+    assert a == b
+
+
+OTHERS = [
+    (dict(clip_norm=2.0), "another clip_norm: 1.0, now 2.0"),
+    (dict(optimizer=optax.sgd(0.1)), "another program"),
+    (dict(loss=lambda p, e: 2 * loss(p, e)), "another program"),
+    (dict(plan=plan(dataset_size=ROWS, sigma=1.1)), "another plan"),
+    (dict(steps=11), "another steps"),
+    (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OTHERS, ids=[m for _, m in OTHERS])
+def test_a_folder_of_another_run_is_refused(options, message, tmp_path):
+    run(out=tmp_path)
+    with pytest.raises(ValueError, match=message):
+        run(out=tmp_path, **options)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    whole = run(out=tmp_path / "whole", checkpoint_every=4)
+    real, calls = RunFolder.save, []
+
+    def full(self, state, drawn):
+        calls.append(1)
+        if len(calls) == 3:
+            monkeypatch.setattr(
+                self._manager, "save", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left"))
+            )
+        return real(self, state, drawn)
+
+    monkeypatch.setattr(RunFolder, "save", full)
+    with pytest.raises(CheckpointError, match=r"could not be written.*No space left"):
+        run(out=tmp_path / "part", checkpoint_every=4)
+    monkeypatch.setattr(RunFolder, "save", real)
+    part = run(out=tmp_path / "part", checkpoint_every=4)
+    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    run(out=tmp_path, steps=12, checkpoint_every=4)
+    newest = tmp_path / "checkpoints/12"
+    for path in newest.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:7])
+    with pytest.raises(CheckpointError, match=r"damaged.*remove"):
+        run(out=tmp_path, steps=12, checkpoint_every=4)
+    shutil.rmtree(newest)
+    run(out=tmp_path, steps=12, checkpoint_every=4)
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    with RunFolder(tmp_path), pytest.raises(ValueError, match="in use"):
+        run(out=tmp_path)
+
+
+def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
+    run(out=tmp_path, keys=None)
+    for name in ("secret.json", "private_metrics.jsonl"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    assert (tmp_path / "checkpoints").stat().st_mode & 0o077 == 0
+    words = json.loads((tmp_path / "secret.json").read_text())["sampler_key"]
+    shown = "".join((tmp_path / name).read_text() for name in ("run.json", "metrics.jsonl", "result.json"))
+    shown += "".join(capfd.readouterr())
+    assert not any(str(word) in shown for word in words if word > 10**6)
+    assert set().union(*(json.loads(line) for line in (tmp_path / "metrics.jsonl").open())) <= {
+        "step",
+        "steps_per_second",
+        "evaluation",
+    }
+
+
+def test_fresh_noise_every_run():
+    a, b = (flat(run(keys=None).params) for _ in range(2))
+    assert not np.any(a == b)
+
+
+def test_evaluation_and_progress(tmp_path):
+    seen = []
+    result = run(
+        out=tmp_path,
+        evaluate=lambda params: {"size": float(np.abs(flat(params)).sum())},
+        progress=lambda *a: seen.append(a),
+        checkpoint_every=5,
+    )
+    assert seen[-1] == ("training", 12, 12)
+    logged = [line for line in map(json.loads, (tmp_path / "metrics.jsonl").open()) if "evaluation" in line]
+    assert [line["step"] for line in logged] == [5, 10]
+    assert json.loads((tmp_path / "result.json").read_text())["evaluation"] == result.evaluation
+
+
+def test_rows_are_padded_with_zeros():
+    rows = ArrayRows(data()).take(np.array([3, 5]), 4)
+    np.testing.assert_array_equal(rows["x"][:2], data()["x"][[3, 5]])
+    assert not rows["x"][2:].any()
+
+
+DEVICES = """
+import jax, numpy as np, optax, sys
+sys.path.insert(0, ".")
+from tests.training.test_loop import *
+from tests.training.plans import plan
+mesh = jax.make_mesh((8,), ("data",))
+assert len(jax.devices()) == 8
+one = run(optimizer=optax.adam(0.1), microbatch_size=8)
+spread = run(optimizer=optax.adam(0.1), microbatch_size=8, mesh=mesh)
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+big = {"w": jax.numpy.zeros((16, 3)), "b": jax.numpy.zeros(())}
+wide = lambda p, e: loss({"w": p["w"].sum(0), "b": p["b"]}, e)
+alone = run(model=big, loss=wide, microbatch_size=8)
+params = {"w": jax.device_put(big["w"], sharding), "b": big["b"]}
+cut = run(model=params, loss=wide, mesh=mesh, microbatch_size=8)
+assert cut.params["w"].sharding.spec == sharding.spec, cut.params["w"].sharding
+for a, b in ((one, spread), (alone, cut)):
+    np.testing.assert_allclose(flat(a.params), flat(b.params), rtol=1e-5, atol=1e-6)
+print("same")
+"""
+
+
+def test_eight_devices_give_the_numbers_of_one():
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+def command(plan_path, out, *more):
+    return [
+        sys.executable,
+        "-m",
+        "train",
+        "--plan",
+        str(plan_path),
+        "--out",
+        str(out),
+        "--data",
+        "digits",
+        *more,
+    ]
+
+
+def test_killed_and_resumed_the_command_ends_with_the_same_bits(tmp_path):
+    """SIGKILL in the middle; the uninterrupted twin starts from a copy of the folder as first written."""
+    plan(dataset_size=1440, iterations=60, rate=0.02).save(tmp_path / "plan.json")
+    options = ["--checkpoint-every", "20"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    process = subprocess.Popen(command(tmp_path / "plan.json", part, *options), env=environment)
+    deadline = time.monotonic() + 120
+    while not (part / "checkpoints/0").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    copied = False
+    while time.monotonic() < deadline:
+        if not copied and (part / "checkpoints/0").exists():
+            shutil.copytree(part, whole)
+            copied = True
+        if (part / "metrics.jsonl").exists() and len((part / "metrics.jsonl").read_text().splitlines()) >= 3:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it ended before it was killed: make the run longer"
+    for out in (part, whole):
+        done = subprocess.run(
+            command(tmp_path / "plan.json", out, *options), env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    a, b = (leaves(out) for out in (part, whole))
+    np.testing.assert_array_equal(a, b)
+
+
+def leaves(out: Path) -> np.ndarray:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        return flat(checkpointer.restore(out.absolute() / "model"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--data", "cifar-10"], "data_folder"),
+        (["--plan", "missing.json"], "cannot be read"),
+        (["--learning-rate", "-1"], "learning_rate"),
+        (["--steps", "1000"], "steps must be at most"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_2(change, message, tmp_path, capsys):
+    from train.__main__ import main
+
+    plan(dataset_size=1440).save(tmp_path / "plan.json")
+    with pytest.raises(SystemExit) as ended:
+        main([*command(tmp_path / "plan.json", tmp_path / "run")[3:], *change])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
