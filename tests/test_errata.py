@@ -1,4 +1,4 @@
-"""The errata page: its references resolve, and the entries that belong to no module of ours are shown here."""
+"""The errata page: its references resolve; the entries that belong to no module of ours are shown here."""
 
 import itertools
 import re
@@ -28,7 +28,7 @@ def test_every_entry_names_tests_that_exist(title):
 
 
 def mean_under_q(log_ratio, iterations: int, sigma: float, nodes: int = 12) -> float:
-    """`E e^L(y)`, `y ~ N(0, sigma^2 I)`, by Gauss-Hermite quadrature; exact for what it is used on to 1e-8."""
+    """`E e^L(y)`, `y ~ N(0, sigma^2 I)`, by Gauss-Hermite quadrature; exact for what it is used to 1e-8."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     weights = weights / weights.sum()
     total = 0.0
