@@ -1,7 +1,27 @@
 """Shared fixtures. Statistical tests fix their keys and derive tolerances from a stated false alarm."""
 
+import os
+import shutil
+import tempfile
+
 import jax
 import pytest
+
+MIN_COMPILE_SECONDS = 0.1  # what takes less to compile is not worth a file
+
+
+def pytest_configure(config):
+    """One compilation cache a run, for its workers and for the commands and notebooks under test.
+
+    New each time, unless JAX_COMPILATION_CACHE_DIR names one to keep.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="jaxacct-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Again for this process: a plugin may have imported JAX, which reads its environment only then.
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_SECONDS)
 
 
 @pytest.fixture

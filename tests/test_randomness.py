@@ -28,6 +28,13 @@ def test_each_normal_is_normal(pair):
         assert stats.kstest(part.reshape(-1), "norm").pvalue > FALSE_ALARM
 
 
+@pytest.mark.parametrize("shape", [(7,), (128, 13), (3, 5, 7), (2, 4, 128), (0, 3)])
+def test_words_drawn_flat_are_those_of_jax(shape):
+    """Plans store keys so that draws can be repeated: how words are laid out must not change them."""
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(randomness.bits_32(key, shape), jax.random.bits(key, shape, jnp.uint32))
+
+
 def test_tails_beyond_jax(pair):
     """Counts above 2, 3, 4 and 5 are binomial; the largest number there can be is 6.7."""
     values = np.abs(np.concatenate(pair).reshape(-1))

@@ -248,7 +248,7 @@ def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     noise_key, cell_key, place_key = jax.random.split(key, 3)
     size, n = randomness.BLOCK_SIZE, scheme.iterations
     noise = scores.noise_scores(noise_key, strategy, n, size, dtype)
-    cell = jnp.searchsorted(tables["last"], jax.random.bits(cell_key, (size,), jnp.uint32))
+    cell = jnp.searchsorted(tables["last"], randomness.bits_32(cell_key, (size,)))
     below = tables["width"].astype(dtype) * randomness.uniform_32(place_key, (size,), dtype)
     upper = tables["upper"][cell].astype(dtype)
     # ln phi(t) from its value at the upper end of the cell: no cancellation.

@@ -48,6 +48,7 @@ from scipy import stats
 
 from jaxacct import _validate
 from jaxacct.kernels.binomial import binomial_tables, draw_binomial
+from jaxacct.kernels.randomness import bits_32
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 
@@ -239,7 +240,7 @@ class TruncatedBMinSep:
             return sampled if direction == "remove" else jnp.zeros_like(sampled)
         cut = batch_sizes >= self.max_batch_size
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
-        bits = jax.random.bits(kept_key, batch_sizes.shape, jnp.uint32)
+        bits = bits_32(kept_key, batch_sizes.shape)
         place = _multiply_high(bits, batch_sizes.astype(jnp.uint32) + 1)
         kept = (place < self.max_batch_size).astype(jnp.float32)
         when_cut, when_whole = (2 * kept, 1.0) if direction == "remove" else (-kept, 0.0)

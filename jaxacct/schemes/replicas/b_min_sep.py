@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels.loops import any_left
-from jaxacct.kernels.randomness import exponential_32, uniform_32
+from jaxacct.kernels.randomness import bits_32, exponential_32, uniform_32
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.strategies.toeplitz import BandedToeplitz
@@ -294,7 +294,7 @@ def thresholds_of(law: np.ndarray):
 
 def draw_index(key, thresholds, num: int):
     """(num,) int32 indices, one for each row of `thresholds` (or all from its only row)."""
-    bits = jax.random.bits(key, (num, 1), jnp.uint32)
+    bits = bits_32(key, (num, 1))
     return jnp.sum(bits >= thresholds, axis=-1).astype(jnp.int32)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels.randomness import bits_32
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes.multi_attribution import MultiAttribution
 from jaxacct.schemes.replicas.b_min_sep import (
@@ -148,7 +149,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     if arrays["starts"] is not None:
         first = draw_index(first_key, arrays["starts"][0], num_samples)
         bars = jnp.stack([first, draw_index(second_key, arrays["starts"][1][first], num_samples)])
-    bits = jax.random.bits(walk_key, (n, num_samples, 1), jnp.uint32)
+    bits = bits_32(walk_key, (n, num_samples, 1))
     steps = {"bits": bits, "together": arrays["together"]}
     if arrays["alone"] is not None:
         steps["alone"] = arrays["alone"]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special, stats
 
+from jaxacct.kernels.randomness import bits_32
 from jaxacct.mechanisms.mechanism import Mechanism
 
 
@@ -52,7 +53,7 @@ def tables(mechanism: Mechanism, m: int) -> dict:
 
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
-    bits = jax.random.bits(key, (num_samples, scheme.iterations), jnp.uint32)
+    bits = bits_32(key, (num_samples, scheme.iterations))
     counts = jnp.zeros(bits.shape, jnp.float32)
     return jax.lax.fori_loop(
         0,
