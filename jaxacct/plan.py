@@ -133,7 +133,8 @@ class Plan:
     def _unit(self) -> str:
         scheme = self.mechanism.scheme
         if isinstance(scheme, MultiAttribution):
-            return f"user with up to {scheme.examples_per_user} examples (and phantoms up to that number)"
+            number = scheme.examples_per_user
+            return f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
         return "example"
 
     def _cuts(self) -> str:

@@ -271,6 +271,24 @@ def phantoms(graph: Attribution, examples_per_user: int) -> np.ndarray:
     return missing
 
 
+def check_one_owner(graph: Attribution) -> None:
+    """Refuse, for multi-attribution, a graph in which an example has several owners.
+
+    There the batches of the others show the coins of the user at hand, and the guarantee is false
+    (jaxacct/proofs/shared_examples.md).
+
+    Raises:
+      ValueError: with the way out, in one line.
+    """
+    shared = int((np.diff(graph.first_user) > 1).sum())
+    if shared:
+        raise ValueError(
+            f"graph must give every example one owner for multi-attribution, {shared} of "
+            f"{graph.num_examples} have several: use the scheme independent-attribution, or account for the "
+            "revealed pattern"
+        )
+
+
 def barring(min_separation: int, sampling_probability: float, max_neighborhood: int) -> float:
     """The rule of thumb `b p k_e`: an example with such a neighbourhood is worth keeping below 1.
 
@@ -351,7 +369,10 @@ def find_sampling_probability(
 class AttributionPool:
     """Algorithm 3, step by step: a sampled example joins unless a user of its was sampled lately.
 
-    "Sampled" means drawn, whether or not it joined: otherwise it would be algorithm 4, which is a conjecture.
+    "Sampled" means drawn, whether or not it joined: otherwise it would be algorithm 4, which is a conjecture,
+    and false where examples are shared (jaxacct/proofs/shared_examples.md). This class draws from any graph;
+    whoever trains with it asks `check_one_owner` first.
+
     A step costs what the sampled examples and their users number. Phantom examples fill every user up to k_u.
 
     Args:
@@ -416,6 +437,7 @@ def prepare(
     bounded = bound_contributions(
         graph, examples_per_user, max_neighborhood=max_neighborhood, duplicates=duplicates, seed=seed
     )
+    check_one_owner(bounded)
     probability = find_sampling_probability(
         bounded, batch_size=batch_size, min_separation=min_separation, examples_per_user=examples_per_user
     )

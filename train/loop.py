@@ -17,7 +17,7 @@ from jaxacct import _validate
 from jaxacct.plan import Plan
 from jaxacct.schemes import MultiAttribution
 from train import noise, sampler
-from train.attribution import Attribution, expected_batch_sizes
+from train.attribution import Attribution, check_one_owner, expected_batch_sizes
 from train.optimizers import privatize
 from train.run_folder import RunFolder
 from train.sampler import Sampler, SamplerState, batch_sizes
@@ -187,6 +187,7 @@ def _check(plan: Plan, data, steps: int, graph):
         raise ValueError("graph must be given for multi-attribution, and for no other scheme")
     rows = data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
     if graph is not None:
+        check_one_owner(graph)
         if len(rows) != graph.dataset_size:
             raise ValueError(f"data must have the graph's {graph.dataset_size} rows, had {len(rows)}")
         return GraphRows(rows, graph)

@@ -26,7 +26,7 @@ from jaxacct.schemes import (
     Scheme,
     TruncatedBMinSep,
 )
-from train.attribution import Attribution, AttributionPool
+from train.attribution import Attribution, AttributionPool, check_one_owner
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
 
@@ -84,7 +84,8 @@ class Sampler:
       max_batch_size: length that batches are padded to.
       truncate: cut larger batches to a uniformly random subset rather than stop; those left out stay barred.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
-      graph: of users and examples, for multi-attribution; a batch then holds numbers of its examples.
+      graph: of users and examples, for multi-attribution; a batch then holds numbers of its examples. Each
+        example must have one owner.
 
     Raises:
       ValueError: bad arguments.
@@ -123,6 +124,7 @@ class Sampler:
                 raise ValueError(
                     f"graph must have the {self.dataset_size} examples of the plan, had {graph.num_examples}"
                 )
+            check_one_owner(graph)
             self._pool = AttributionPool(scheme, graph, self._generator(_SETUP))
             return
         if kind not in _POOLS:

@@ -1,19 +1,21 @@
 """Multi-attribution b-min-sep sampling (arXiv 2602.09338, section 6): privacy for users with several
 examples.
 
-An example may belong to several users. At each step every example is sampled with probability p, and a
-sampled one joins the batch unless an example that shares a user with it was sampled in one of the last
-b - 1 steps (algorithm 3, drawn by `train.attribution`). What is accounted for is the dominating pair of
-theorem 6.1: the counts x of one user alone, where x_i = 0 if any of x_{i-b+1} .. x_{i-1} is above 0, and
-x_i ~ Binomial(k_u, p) otherwise.
+**Every example has one owner here.** Where examples are shared theorem 6.1 is false, and the trainer
+refuses the graph (proofs/shared_examples.md has the counterexample and what holds).
 
-Why it dominates, more simply than in the paper. Let s_i ~ Binomial(k_u, p) count the user's sampled
-examples, and let x' be the counts of the dominating pair driven by the same s. If algorithm 3 lets any of
-the user's examples in at step i, none of them was sampled in the b - 1 steps before: s is zero there, so x'
-is, and x'_i = s_i. So the counts of algorithm 3 are never above x', whoever else shares the examples, and a
-non-negative C keeps that order (the coupling lemma 4.3 that the paper cites). The argument may begin any
-number of steps before the first batch. As algorithm 3 remembers b - 1 draws and those are independent of
-everything else, b - 1 steps without training put it in its stationary law exactly, and the stationary x'
+At each step every example is sampled with probability p, and a sampled one joins the batch unless an
+example of the same user was sampled in one of the last b - 1 steps (algorithm 3, drawn by
+`train.attribution`). What is accounted for is the dominating pair of theorem 6.1: the counts x of one user
+alone, where x_i = 0 if any of x_{i-b+1} .. x_{i-1} is above 0, and x_i ~ Binomial(k_u, p) otherwise.
+
+Why it dominates, more simply than in the paper. The other users' batches do not depend on this user's
+coins, so they may be revealed. Let s_i ~ Binomial(k_u, p) count the user's sampled examples, and let x' be
+the counts of the dominating pair driven by the same s. If algorithm 3 lets any of the user's examples in at
+step i, none of them was sampled in the b - 1 steps before: s is zero there, so x' is, and x'_i = s_i. So
+the counts of algorithm 3 are never above x', and a non-negative C keeps that order. The argument may begin
+any number of steps before the first batch. As algorithm 3 remembers b - 1 draws and those are independent
+of everything else, b - 1 steps without training put it in its stationary law exactly, and the stationary x'
 dominates it: the warm start has an accountant of its own, which the paper leaves open.
 
 The argument is for a user with exactly k_u examples. For fewer the paper says that they are no worse ("having
@@ -51,7 +53,9 @@ class MultiAttribution:
 
     `examples_per_user` = 1 is the law of `BMinSep` with the same other fields.
 
-    Source: arXiv 2602.09338, theorem 6.1; the stationary warm start is derived above.
+    The guarantee is for graphs in which every example has one owner.
+
+    Source: arXiv 2602.09338, theorem 6.1, as far as it holds; the stationary warm start is derived above.
     """
 
     iterations: int

@@ -11,7 +11,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, Mechanism, MultiAttribution, Plan
 from tests.schemes.test_schemes import chi_square_p_value
 from train import attribution
-from train.attribution import Attribution, bound_contributions, from_edges
+from train.attribution import Attribution, AttributionPool, bound_contributions, from_edges
 from train.loop import fit
 from train.sampler import Sampler
 
@@ -32,6 +32,13 @@ def papers(num_examples=60, num_authors=40, seed=0) -> Attribution:
     return from_edges(users, rows, dataset_size=num_examples)
 
 
+def albums(num_examples=120, num_users=50, seed=5) -> Attribution:
+    """Every example has one owner; some users have many."""
+    generator = np.random.default_rng(seed)
+    owners = np.floor(num_users * generator.random(num_examples) ** 2).astype(int)
+    return from_edges(owners, np.arange(num_examples), dataset_size=num_examples)
+
+
 def user_sets(graph: Attribution) -> list[set[int]]:
     return [
         set(graph.users[graph.first_user[e] : graph.first_user[e + 1]].tolist())
@@ -40,9 +47,10 @@ def user_sets(graph: Attribution) -> list[set[int]]:
 
 
 def batches(scheme, graph, key) -> list[set[int]]:
-    sampler = Sampler(scheme, graph.num_examples, graph.num_examples, key, graph=graph)
-    drawn = [sampler.next() for _ in range(scheme.iterations)]
-    return [set(batch.indices[batch.mask].tolist()) for batch in drawn]
+    """Of algorithm 3, on any graph: its law holds where its guarantee does not."""
+    generator = np.random.default_rng(key)
+    pool = AttributionPool(scheme, graph, generator)
+    return [set(pool.draw(step, generator).tolist()) for step in range(scheme.iterations)]
 
 
 def naive_law(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
@@ -234,7 +242,7 @@ def test_bad_input(tmp_path, capsys):
     with pytest.raises(ValueError, match="examples_per_user must be an integer"):
         bound_contributions(papers(), 0)
     with pytest.raises(ValueError, match="examples_per_user must be at least"):
-        Sampler(MultiAttribution(5, 2, 0.1, 1), 60, 60, graph=papers())
+        Sampler(MultiAttribution(5, 2, 0.1, 1), 120, 120, graph=albums())
     with pytest.raises(ValueError, match="graph must be given"):
         Sampler(MultiAttribution(5, 2, 0.1, 1), 60, 60)
     (tmp_path / "edges.csv").write_text("who,what\n1,2\n")
@@ -249,13 +257,34 @@ def test_bad_input(tmp_path, capsys):
         Attribution.load(tmp_path / "graph.npz")
 
 
+def write_edges(graph: Attribution, path) -> None:
+    lines = ["user,row"]
+    for row, owners in enumerate(user_sets(graph)):
+        lines += [f"u{user},{row}" for user in sorted(owners)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
+    """By the command, by the sampler and by `fit`, old plans included: one line that names the way out."""
+    shared = bound_contributions(papers(), 2)
+    message = r"graph must give every example one owner .* independent-attribution, or .* revealed pattern"
+    scheme = MultiAttribution(5, 2, 0.1, 2)
+    with pytest.raises(ValueError, match=message) as caught:
+        Sampler(scheme, shared.num_examples, shared.num_examples, graph=shared)
+    assert "\n" not in str(caught.value)
+    write_edges(papers(), tmp_path / "edges.csv")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "60", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "1", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main(arguments)
+    assert stop.value.code == 2
+    assert "independent-attribution" in capsys.readouterr().err
+    assert not (tmp_path / "graph.npz").exists()
+
+
 def test_a_run_from_edges_to_a_model(tmp_path, capsys):
     """The command prepares the graph, and `fit` trains on its examples, every batch by the rule."""
-    full = papers(120, 90, seed=5)
-    lines = ["user,row"]
-    for row, owners in enumerate(user_sets(full)):
-        lines += [f"u{user},{row}" for user in sorted(owners)]
-    (tmp_path / "edges.csv").write_text("\n".join(lines) + "\n")
+    write_edges(albums(), tmp_path / "edges.csv")
     arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "120", "--examples-per-user", "2"]
     arguments += ["--batch-size", "2.5", "--min-separation", "3", "--out", str(tmp_path / "graph.npz")]
     with pytest.raises(SystemExit) as stop:
@@ -288,5 +317,8 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
     with pytest.raises(ValueError, match="graph must be given"):
         few = {"x": data["x"][: graph.num_examples]}
         fit(plan, np.zeros(3, np.float32), loss, few, optax.sgd(0.1), clip_norm=1.0)
+    shared = bound_contributions(papers(120), 2)
+    with pytest.raises(ValueError, match="graph must give every example one owner"):
+        fit(plan, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), clip_norm=1.0, graph=shared)
     with pytest.raises(ValueError, match="graph's 120 rows"):
         fit(plan, np.zeros(3, np.float32), loss, {"x": data["x"][:50]}, optax.sgd(0.1), **options)
