@@ -134,7 +134,9 @@ class Plan:
         scheme = self.mechanism.scheme
         if isinstance(scheme, MultiAttribution):
             number = scheme.examples_per_user
-            return f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
+            return (
+                f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
+            )
         return "example"
 
     def _cuts(self) -> str:
