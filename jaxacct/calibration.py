@@ -19,7 +19,7 @@ from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.proposals.candidates import candidates, predicted_samples, threshold
-from jaxacct.schemes import MultiAttribution, Scheme, TruncatedBMinSep
+from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies.non_banded import Strategy
@@ -100,11 +100,9 @@ def calibrate(
     if max_samples is not None:
         _validate.positive_integer("max_samples", max_samples)
     if dataset_size is not None:
-        _validate.positive_integer("dataset_size", dataset_size)
+        scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     _validate.one_of("adjacency", adjacency, ("zero-out",))
-    if isinstance(scheme, TruncatedBMinSep) and dataset_size not in (None, scheme.dataset_size):
-        raise ValueError(f"dataset_size must be the scheme's {scheme.dataset_size}, was {dataset_size}")
     check_bands(scheme, strategy)
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
     budget = Budget.split(delta - (cut or 0.0), failure_fraction)
@@ -456,10 +454,9 @@ def make_plan(
     expected = largest = None
     if dataset_size is not None:
         scheme = mechanism.scheme
-        if isinstance(scheme, TruncatedBMinSep):
-            cut_to = scheme.max_batch_size
+        cut_to = cut_to if scheme.cut_to is None else scheme.cut_to
         expected = float(scheme.expected_batch_sizes(dataset_size).mean())
-        largest = cut_to or max_batch_size(dataset_size, _largest_rate(scheme), scheme.iterations)
+        largest = cut_to or max_batch_size(dataset_size, scheme.largest_rate, scheme.iterations)
     return Plan(
         mechanism=mechanism,
         epsilon=epsilon,
@@ -472,13 +469,6 @@ def make_plan(
         max_batch_size=largest,
         truncation_delta=truncation_delta,
     )
-
-
-def _largest_rate(scheme) -> float:
-    """The largest probability with which examples, independently, could be in a batch."""
-    if isinstance(scheme, MultiAttribution):
-        return scheme.sampling_probability  # barring only takes away from what is sampled
-    return float(scheme.participation_probabilities().max())
 
 
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = 1e-9) -> int:

@@ -17,7 +17,7 @@ from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.files import read_json, write_atomically
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.half_space import log_remainder_scale
-from jaxacct.schemes import MultiAttribution, TruncatedBMinSep, scheme_from_json, scheme_to_json
+from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies.non_banded import strategy_from_json, strategy_to_json
@@ -131,20 +131,11 @@ class Plan:
         return " It is an upper bound: the strategy matrix is not banded and its cross terms were bounded."
 
     def _unit(self) -> str:
-        scheme = self.mechanism.scheme
-        if isinstance(scheme, MultiAttribution):
-            number = scheme.examples_per_user
-            return (
-                f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
-            )
-        return "example"
+        return self.mechanism.scheme.unit_in_words
 
     def _cuts(self) -> str:
-        scheme = self.mechanism.scheme
-        if isinstance(scheme, TruncatedBMinSep):
-            return f"batches above {scheme.max_batch_size} are cut to uniformly random subsets of that size, "
         if self.truncation_delta is None:
-            return ""
+            return self.mechanism.scheme.assumption
         return (
             f"batches above {self.max_batch_size} are cut to random subsets of that size (which spends "
             f"{self.truncation_delta:.3g} of delta), "

@@ -43,9 +43,9 @@ def draw_terms(proposal, epsilon, blocks, seed=0):
 def test_probability_of_none(scheme, bands):
     none = enumeration.pattern_law(scheme).get((0,) * scheme.iterations, 0.0)
     if none == 0:
-        assert add_direction.log_probability_of_none(scheme) == -math.inf
+        assert scheme.log_probability_of_none() == -math.inf
     else:
-        assert add_direction.log_probability_of_none(scheme) == pytest.approx(math.log(none), abs=1e-12)
+        assert scheme.log_probability_of_none() == pytest.approx(math.log(none), abs=1e-12)
 
 
 def test_probability_of_none_of_every_phase_length():
@@ -58,14 +58,14 @@ def test_probability_of_none_of_every_phase_length():
                 BallsInBins(n, b),
             ):
                 none = enumeration.pattern_law(scheme).get((0,) * n, 0.0)
-                found = math.exp(add_direction.log_probability_of_none(scheme))
+                found = math.exp(scheme.log_probability_of_none())
                 assert found == pytest.approx(none, abs=1e-14)
 
 
 @pytest.mark.parametrize("scheme", [Poisson(3, 0.2), BMinSep(6, 3, 0.2), BallsInBins(3, 5)])
 def test_zero_at_minus_log_none_and_positive_below(scheme):
     mechanism = make(scheme, 1, 0.7)
-    edge = -add_direction.log_probability_of_none(scheme)
+    edge = -scheme.log_probability_of_none()
     for epsilon in (edge + 1e-9, edge + 1, 50.0):
         (zero,) = add_direction.add_candidates(mechanism, epsilon)
         assert add_direction.add_is_zero(mechanism, epsilon) and zero.log_scale == -math.inf
@@ -93,7 +93,7 @@ def test_no_term_exceeds_the_remainder_scale():
 @pytest.mark.parametrize(("scheme", "bands"), settings.SMALL, ids=settings.IDS)
 def test_tangents_are_minorants(scheme, bands, sigma):
     mechanism = make(scheme, bands, sigma)
-    n, log_none = scheme.iterations, add_direction.log_probability_of_none(scheme)
+    n, log_none = scheme.iterations, scheme.log_probability_of_none()
     points = [np.full(n, 0.5 / sigma), np.zeros(n)]  # f = 1 (Jensen) and no noise
     points += list(np.random.default_rng(1).normal(-1, 1.5, (4, n)))
     found = [add_direction.tangent(mechanism, point) for point in points]
@@ -111,7 +111,7 @@ def test_tangents_are_minorants(scheme, bands, sigma):
 def test_jensen_has_the_mean_participation_and_half_its_squared_norm():
     mechanism = make(BMinSep(12, 3, 0.3), 3, 1.3)
     minorant = add_direction.tangent(mechanism, np.full(12, 0.5 / 1.3))
-    remainder = -math.expm1(add_direction.log_probability_of_none(mechanism.scheme))
+    remainder = -math.expm1(mechanism.scheme.log_probability_of_none())
     mu = mechanism.scheme.participation_probabilities() / remainder
     np.testing.assert_allclose(minorant.weights, mu, rtol=1e-10)
     dense = enumeration.strategy_matrix(mechanism.strategy.array, 14, 12)

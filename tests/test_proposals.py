@@ -9,7 +9,7 @@ from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
 from jaxacct.proposals.base import plain
-from jaxacct.proposals.half_space import add_candidates, log_probability_of_none
+from jaxacct.proposals.half_space import add_candidates
 from jaxacct.proposals.replicas import (
     _module,
     log_normalizer,
@@ -188,7 +188,7 @@ def test_poisson_against_pld_to_1e_12(direction, delta, key):
 def test_probability_of_none(scheme, _bands):
     law = enumeration.pattern_law(scheme)
     exact = law.get((0,) * scheme.iterations, 0.0)
-    ours = log_probability_of_none(scheme)
+    ours = scheme.log_probability_of_none()
     assert ours == pytest.approx(math.log(exact), rel=1e-12) if exact else ours == -math.inf
 
 
@@ -196,7 +196,7 @@ def test_probability_of_none(scheme, _bands):
 def test_add_is_zero_exactly_beyond_the_probability_of_none(scheme, key):
     bands = min(scheme.min_separation, 2)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)
-    edge = -log_probability_of_none(scheme)
+    edge = -scheme.log_probability_of_none()
     assert add_candidates(mechanism, edge * (1 + 1e-9))[0].log_scale == -math.inf
     found = estimate_delta(mechanism, 0.9 * edge, num_samples=20_000, key=key)
     assert found.directions["add"] > 0

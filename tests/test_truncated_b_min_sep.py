@@ -270,7 +270,8 @@ def test_counts_given_batch_sizes(scheme, _bands, direction, key):
     """Chi-square against corollary D.2, false alarm 1e-6."""
     most = scheme.max_batch_size
     sizes = np.arange(scheme.iterations) % 3 * 2 + most - 2  # some below the maximum, some above
-    drawn = scheme.draw_counts(key, jnp.tile(jnp.asarray(sizes, jnp.int32), (40_000, 1)), direction)
+    tiled = jnp.tile(jnp.asarray(sizes, jnp.int32), (40_000, 1))
+    drawn = scheme.draw_counts(key, 40_000, direction, tiled)
     law = count_law(scheme, sizes, *((2, 1) if direction == "remove" else (-1, 0)))
     assert chi_square_p_value(np.asarray(drawn).astype(int), law) > FALSE_ALARM
 
@@ -405,9 +406,9 @@ def test_without_cuts_it_is_b_min_sep(key, x64):
     assert analytic_delta(cut, 2.0, 1.0) == analytic_delta(whole, 2.0, 1.0)
     np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
     unbounded = dataclasses.replace(cut, max_batch_size=2**40)  # more than an array of sizes can hold
-    counts = unbounded.draw_counts(key, jnp.asarray(sizes, jnp.int32), "remove")
+    counts = unbounded.draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))
     assert set(np.unique(counts)) <= {0, 1} and counts.any()
-    assert not unbounded.draw_counts(key, jnp.asarray(sizes, jnp.int32), "add").any()
+    assert not unbounded.draw_counts(key, len(sizes), "add", jnp.asarray(sizes, jnp.int32)).any()
 
 
 def test_rarely_cut_it_nears_b_min_sep(key):

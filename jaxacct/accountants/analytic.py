@@ -14,7 +14,7 @@ import numpy as np
 from dp_accounting import pld
 from scipy import optimize, special
 
-from jaxacct.schemes import BMinSep, CyclicPoisson, MultiAttribution, Poisson, Scheme, TruncatedBMinSep
+from jaxacct.schemes import Scheme
 
 
 def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
@@ -28,25 +28,18 @@ def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) 
 
 def independent_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.0):
     """The Poisson-sampled event that dominates the scheme, or None where there is none."""
-    if cross:
+    independent = scheme.independent_rounds()
+    if cross or independent is None:
         return None
-    if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
-        rounds = scheme.iterations
-    elif isinstance(scheme, CyclicPoisson):
-        rounds = scheme.max_participations
-    else:
-        return None
+    probability, rounds = independent
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-    sampled = dp_accounting.PoissonSampledDpEvent(scheme.sampling_probability, gaussian)
+    sampled = dp_accounting.PoissonSampledDpEvent(probability, gaussian)
     return dp_accounting.SelfComposedDpEvent(sampled, rounds)
 
 
 def unamplified_sensitivity(scheme: Scheme, cross: float = 0.0) -> float:
     """Of the mechanism with the participation pattern revealed."""
-    examples = scheme.examples_per_user if isinstance(scheme, MultiAttribution) else 1
-    if isinstance(scheme, TruncatedBMinSep) and scheme.can_cut:
-        examples = 2  # an example may take another one's place in the batch
-    return math.sqrt(examples * scheme.max_participations * (examples + 2 * cross))
+    return math.sqrt(scheme.squared_sensitivity(cross))
 
 
 def unamplified_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.0):

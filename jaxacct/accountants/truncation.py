@@ -16,9 +16,7 @@ from scipy import stats
 
 from jaxacct import _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.half_space import log_probability_of_none
 from jaxacct.proposals.replicas import log_normalizer, most_replicas
-from jaxacct.schemes import MultiAttribution, TruncatedBMinSep
 
 MOST_SECOND_MOMENT = 100.0  # of the likelihood ratio, that `reserve` allows for
 
@@ -35,11 +33,8 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
     Raises:
       ValueError: multi-attribution, or a maximum that is not above the largest expected batch.
     """
-    if isinstance(scheme, MultiAttribution):
-        # The others' batch sizes are not independent of the user when examples are shared.
-        raise ValueError("max_batch_size must not be given for multi-attribution: cuts are not covered there")
-    if isinstance(scheme, TruncatedBMinSep):
-        raise ValueError("max_batch_size must not be given for truncated-b-min-sep, which has its own")
+    if scheme.why_not_cut is not None:
+        raise ValueError(f"max_batch_size must not be given {scheme.why_not_cut}")
     size = _validate.positive_integer("dataset_size", dataset_size)
     most = _validate.positive_integer("max_batch_size", max_batch_size)
     rates = scheme.participation_probabilities()
@@ -50,7 +45,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
     # Others sampled, r ~ Binomial(|D| - 1, rate), independent of the example; a cut is due when r >= maximum.
     due = stats.binom.sf(most - 1, size - 1, rates)
     sampled, any_step = float(rates @ due), float(due.sum())
-    none = math.exp(log_probability_of_none(scheme))
+    none = math.exp(scheme.log_probability_of_none())
     remove = any_step
     if none > 0:
         remove = min(remove, sampled * (1 + tail_bound(scheme, epsilon) / none))
@@ -60,12 +55,12 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
 
 def tail_bound(scheme, epsilon: float) -> float:
     """What `reserve` takes for P(f > e^epsilon (1 - pi)), f = P/Q without cuts, by Markov's inequality."""
-    return math.exp(min(0.0, math.log(MOST_SECOND_MOMENT) - epsilon - log_probability_of_none(scheme)))
+    return math.exp(min(0.0, math.log(MOST_SECOND_MOMENT) - epsilon - scheme.log_probability_of_none()))
 
 
 def covers(mechanism: Mechanism, epsilon: float) -> bool:
     """Whether `reserve` holds for this noise: its E_P f = Z_2 is at most what was allowed for."""
-    if log_probability_of_none(mechanism.scheme) == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
+    if mechanism.scheme.log_probability_of_none() == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
         return True
     if most_replicas(mechanism) < 2:
         return False

@@ -13,8 +13,6 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals import replicas
 from jaxacct.proposals.base import DIRECTIONS, Proposal
-from jaxacct.proposals.half_space import log_probability_of_none
-from jaxacct.schemes import TruncatedBMinSep
 from jaxacct.statistics import bounds, hockey_stick
 
 
@@ -123,9 +121,9 @@ def _bands(chosen: Proposal, grid: np.ndarray, num_samples: int, q: float, key) 
     upper = scales * (1 + chosen.relative_error) * (upper + chosen.total_variation)
     lower = scales * np.maximum(0.0, lower - chosen.total_variation) / (1 + chosen.relative_error)
     estimate = totals / num_samples
-    if direction == "add" and not isinstance(mechanism.scheme, TruncatedBMinSep):
+    if direction == "add":
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
-        none = log_probability_of_none(mechanism.scheme)
+        none = mechanism.scheme.log_probability_of_none()
         upper = np.minimum(upper, np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12))
     upper = np.minimum(1.0, upper)
     return np.stack([np.minimum(lower, upper), np.minimum(estimate, upper), upper])

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.kernels import gpu_recurrence, randomness
+from jaxacct.kernels import randomness
 from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS
 from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
-from jaxacct.schemes import BMinSep, Scheme, TruncatedBMinSep
+from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.strategies.non_banded import Strategy
 
@@ -62,7 +62,7 @@ def sample_privacy_losses(
       (count, num_samples) float32, natural log.
 
     Raises:
-      ValueError: bad arguments; `TruncatedBMinSep`, whose Q is no Gaussian.
+      ValueError: bad arguments; a scheme with side information, whose Q is no Gaussian.
     """
     sigmas, mechanism = _checked(scheme, strategy, noise_multipliers)
     num_samples = _validate.positive_integer("num_samples", num_samples)
@@ -115,8 +115,8 @@ def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]
     given = np.asarray(noise_multipliers, np.float64)
     if given.ndim != 1 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
         raise ValueError(f"noise_multipliers must be a list of numbers above 0, was {noise_multipliers!r}")
-    if isinstance(scheme, TruncatedBMinSep):
-        raise ValueError("scheme must not be truncated-b-min-sep: its draws are not signal plus noise alone")
+    if scheme.side_information is not None:
+        raise ValueError(f"scheme must not be {scheme.name}: its draws are not signal plus noise alone")
     # The mechanism refuses what does not go together.
     return jnp.asarray(given, jnp.float32), Mechanism(scheme, strategy, float(given[0]))
 
@@ -132,7 +132,7 @@ def _blocks(scheme, strategy, direction, sigmas, keys):
         if direction == "remove":
             signal = scores.signal_scores(scheme.draw_participation(counts_key, size), strategy)
 
-        if isinstance(scheme, BMinSep) and gpu_recurrence.serves(noise.dtype):
+        if scheme.sums_in_kernel(noise.dtype):
             # The log-ratios are (signal - lowered) / sigma^2 + noise / sigma.
             lowered = signal - lowered_norms(scheme, strategy, direction, noise.dtype)
             arrays = jnp.broadcast_to(lowered, noise.shape), noise

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxacct.likelihood import scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.schemes import BMinSep, MultiAttribution, Scheme, TruncatedBMinSep
+from jaxacct.schemes import Scheme
 from jaxacct.strategies.non_banded import Strategy
 
 DIRECTIONS = ("remove", "add")
@@ -42,7 +42,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
         )
     if not jnp.issubdtype(outputs.dtype, jnp.floating):
         outputs = outputs.astype(float)
-    if isinstance(mechanism.scheme, TruncatedBMinSep) != (batch_sizes is not None):
+    if (mechanism.scheme.side_information is None) != (batch_sizes is None):
         raise ValueError("batch_sizes must be given for truncated-b-min-sep, and for no other scheme")
     if batch_sizes is not None:
         batch_sizes = jnp.asarray(batch_sizes, jnp.int32)
@@ -65,7 +65,7 @@ def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_s
     halves = jnp.asarray(half_norms, outputs.dtype)
     excess = scores.output_scores(outputs, strategy) - halves
     variance = jnp.asarray(sigma, outputs.dtype) ** 2
-    return _losses(scheme, excess / variance, halves / variance, batch_sizes)
+    return scheme.log_likelihood_ratios(excess / variance, halves / variance, batch_sizes)
 
 
 def loss_of_scores(
@@ -89,7 +89,7 @@ def loss_of_scores(
     log_ratios = (scores_ - lowered_norms(scheme, strategy, direction, scores_.dtype)) / sigma**2
     if positions is not None:
         log_ratios = scores.add_signal_windows(log_ratios, positions, strategy, 1 / sigma**2)
-    return _losses(scheme, log_ratios, halves / sigma**2, batch_sizes)
+    return scheme.log_likelihood_ratios(log_ratios, halves / sigma**2, batch_sizes)
 
 
 def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
@@ -101,12 +101,3 @@ def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
     if direction == "remove":
         return halves
     return halves + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)
-
-
-def _losses(scheme, log_ratios, half_square_norms, batch_sizes):
-    if isinstance(scheme, TruncatedBMinSep):
-        likelihood = jax.vmap(scheme.log_likelihood_ratio, (0, None, 0))
-        return likelihood(log_ratios, half_square_norms, batch_sizes)
-    if isinstance(scheme, BMinSep | MultiAttribution):
-        return scheme.log_likelihood_ratios(log_ratios, half_square_norms)
-    return jax.vmap(scheme.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)

@@ -19,7 +19,6 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.schemes import TruncatedBMinSep
 
 SAFETY_FACTOR = 8
 _FLOOR_ULPS = 16 * 2.0**-24
@@ -62,7 +61,8 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
     normalised scores pushed down by `shift`, (iterations,) float32.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
-    tables = scheme.batch_size_tables() if isinstance(scheme, TruncatedBMinSep) else None
+    seen = scheme.side_information
+    tables = None if seen is None else seen.tables()
     normals, participations, batch_sizes = _probe(key, tables, scheme, strategy, replicas)
     worst = 0.0
     for participation in participations:
@@ -88,14 +88,16 @@ def _probe(key, tables, scheme, strategy, replicas):
     normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, n, size, jnp.float32)
-    if tables is None:
+    if scheme.side_information is None:
         batch_sizes = None
         drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
         counts = jnp.stack(drawn).sum(axis=0)
         others = jnp.zeros_like(counts)
     else:
-        batch_sizes = scheme.draw_batch_sizes(jax.random.fold_in(key, 0), size, tables)
-        counts, others = (scheme.draw_counts(counts_key, batch_sizes, side) for side in ("remove", "add"))
+        batch_sizes = scheme.side_information.draw(jax.random.fold_in(key, 0), size, tables)
+        counts, others = (
+            scheme.draw_counts(counts_key, size, side, batch_sizes) for side in ("remove", "add")
+        )
     # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
     somewhere = jax.random.randint(somewhere_key, (size, 1), 0, n)
     one = (jnp.arange(n) == somewhere).astype(jnp.float32)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.schemes import MultiAttribution, Scheme, TruncatedBMinSep
+from jaxacct.schemes import Scheme
 from jaxacct.strategies.non_banded import BandedInverse, Dense, Strategy, cross_terms
 from jaxacct.strategies.toeplitz import BandedToeplitz
 
@@ -37,8 +37,7 @@ class Mechanism:
     def cross_terms(self) -> np.ndarray:
         """() or (iterations,): most that a participation shares with later ones; 0 where losses are exact."""
         scheme = self.scheme
-        counts = scheme.examples_per_user if isinstance(scheme, MultiAttribution) else 1
-        return counts * cross_terms(self.strategy, scheme.iterations, scheme.min_separation)
+        return scheme.examples_per_unit * cross_terms(self.strategy, scheme.iterations, scheme.min_separation)
 
     @property
     def is_upper_bound(self) -> bool:
@@ -55,10 +54,8 @@ def check_bands(scheme: Scheme, strategy: Strategy) -> None:
     if isinstance(strategy, Dense) and len(strategy.matrix) != scheme.iterations:
         raise ValueError(f"strategy must have {scheme.iterations} rows, had {len(strategy.matrix)}")
     if not isinstance(strategy, BandedToeplitz):
-        if isinstance(scheme, TruncatedBMinSep):
-            raise ValueError(
-                "strategy must be banded Toeplitz for truncated-b-min-sep: Q is no Gaussian there"
-            )
+        if scheme.side_information is not None:
+            raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: Q is no Gaussian there")
         return
     if strategy.bands > scheme.min_separation:
         raise ValueError(

@@ -26,7 +26,6 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.schemes import BMinSep, TruncatedBMinSep
 from jaxacct.strategies.toeplitz import BandedToeplitz
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
@@ -141,7 +140,8 @@ def draw_block_at(
     normals_key, counts_key = jax.random.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = scores.draw_normals(normals_key, strategy, n, size, dtype)
-    counts = None if draw_counts is None else draw_counts(counts_key, size).astype(dtype)
+    counts = None if draw_counts is None else draw_counts(counts_key, size)
+    counts = None if counts is None else counts.astype(dtype)
     drawn = scores.scores_from_normals(normals, strategy, n, sigma, counts)
     positions = None if draw_positions is None else draw_positions(counts_key, size)
     return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes, positions)
@@ -150,64 +150,52 @@ def draw_block_at(
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Draw from the target itself: weight 1, scale 1."""
     scheme = mechanism.scheme
-    if isinstance(scheme, TruncatedBMinSep):
-        relative, variation = scheme.batch_size_error()
-        return Proposal(
-            "plain",
-            direction,
-            mechanism,
-            0.0,
-            {"remove": _cut_remove, "add": _cut_add}[direction],
-            tables=scheme.batch_size_tables,
-            relative_error=(1 + scheme.draw_error()) * (1 + relative) - 1,
-            total_variation=variation,
-        )
     draw_block = {"remove": _plain_remove, "add": _plain_add}[direction]
-    error = scheme.draw_error() if direction == "remove" else 0.0
-    return Proposal("plain", direction, mechanism, 0.0, draw_block, relative_error=error)
+    seen = scheme.side_information
+    if seen is None:
+        error = scheme.draw_error() if direction == "remove" else 0.0
+        return Proposal("plain", direction, mechanism, 0.0, draw_block, relative_error=error)
+    relative, variation = seen.error()
+    return Proposal(
+        "plain",
+        direction,
+        mechanism,
+        0.0,
+        draw_block,
+        tables=seen.tables,
+        relative_error=(1 + scheme.draw_error()) * (1 + relative) - 1,
+        total_variation=variation,
+    )
 
 
 def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    if _few_windows(scheme, strategy):
+    return _plain(key, scheme, strategy, sigma, tables, dtype, "remove")
+
+
+def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    return _plain(key, scheme, strategy, sigma, tables, dtype, "add")
+
+
+def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
+    """What the adversary sees besides the outputs, if anything, then outputs given it."""
+    seen, side = scheme.side_information, None
+    if seen is not None:
+        side_key, key = jax.random.split(key)
+        side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
+    if direction == "remove" and _few_windows(scheme, strategy):
         loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=scheme.draw_positions)
-    else:
-        loss = draw_block_at(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
+        return Draws(loss, jnp.zeros_like(loss))
+
+    def draw_counts(counts_key, size):
+        return scheme.draw_counts(counts_key, size, direction, side)
+
+    loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, direction, side)
     return Draws(loss, jnp.zeros_like(loss))
 
 
 def _few_windows(scheme, strategy) -> bool:
     """Whether participations are added as windows: an FFT is faster on a CPU."""
-    return (
-        jax.default_backend() != "cpu"
-        and isinstance(scheme, BMinSep)
-        and 1 < scheme.min_separation
-        and isinstance(strategy, BandedToeplitz)
-    )
-
-
-def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    loss = draw_block_at(key, scheme, strategy, sigma, dtype, direction="add")
-    return Draws(loss, jnp.zeros_like(loss))
-
-
-def _cut_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    return _cut(key, scheme, strategy, sigma, tables, dtype, "remove")
-
-
-def _cut_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    return _cut(key, scheme, strategy, sigma, tables, dtype, "add")
-
-
-def _cut(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
-    """Batch sizes that the adversary sees, then outputs given them; Q is a mixture too."""
-    sizes_key, key = jax.random.split(key)
-    sizes = scheme.draw_batch_sizes(sizes_key, randomness.BLOCK_SIZE, tables)
-
-    def draw_counts(counts_key, size):
-        return scheme.draw_counts(counts_key, sizes, direction)
-
-    loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, direction, sizes)
-    return Draws(loss, jnp.zeros_like(loss))
+    return jax.default_backend() != "cpu" and scheme.draws_positions and isinstance(strategy, BandedToeplitz)
 
 
 __all__ = ["DIRECTIONS", "Draws", "Proposal", "draw_block_at", "plain"]

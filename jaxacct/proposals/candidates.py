@@ -8,7 +8,6 @@ from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.half_space import add_candidates
 from jaxacct.proposals.replicas import replica_candidates
-from jaxacct.schemes import TruncatedBMinSep
 from jaxacct.statistics import bounds
 
 # Seconds of sampling, below which one more replica is not worth a look.
@@ -46,8 +45,7 @@ def candidates(
     decide.
 
     Args:
-      composed: another mechanism is composed in; only plain sampling has a known scale then. So it is where
-        Q is a mixture (`TruncatedBMinSep`).
+      composed: another mechanism is composed in; only plain sampling has a known scale then.
     """
 
     def samples_needed(proposal):
@@ -56,7 +54,7 @@ def candidates(
         return 0.0 if needed <= _FEW_SAMPLES else needed
 
     found = [proposals.plain(mechanism, direction)]
-    if not (composed or isinstance(mechanism.scheme, TruncatedBMinSep)):
+    if not composed:
         if direction == "remove":
             found += replica_candidates(mechanism, epsilon, samples_needed)
         else:

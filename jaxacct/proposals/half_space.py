@@ -27,8 +27,6 @@ from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
-from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.strategies.non_banded import Dense
 
 _CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
@@ -37,36 +35,9 @@ _LEAST_REMAINDER = 1e-4  # (f - P0) / f at a tangent point; below it f - P0 lose
 _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
 
 
-def log_probability_of_none(scheme) -> float:
-    """ln P(x = 0), exact up to float64 rounding; -inf where every example takes part."""
-    n = scheme.iterations
-    if isinstance(scheme, Poisson):
-        return n * log_probabilities(scheme.sampling_probability)[1]
-    if isinstance(scheme, MultiAttribution):
-        return log_probability_of_none(scheme.timing)
-    if isinstance(scheme, BMinSep):
-        log_q = log_probabilities(scheme.sampling_probability)[1]
-        if not scheme.warm_start:
-            return n * log_q
-        # Eligible at step 1, 2, .., b: that leaves n, n - 1, .. chances, none past the end.
-        chances = np.maximum(n - np.arange(scheme.min_separation), 0)
-        return float(logsumexp(scheme.start_log_weights() + _times(chances, log_q)))
-    if isinstance(scheme, (CyclicPoisson, BallsInBins)):
-        p = scheme.sampling_probability if isinstance(scheme, CyclicPoisson) else 1.0
-        b = scheme.cycle_length
-        chances = np.ceil(np.maximum(n - np.arange(b), 0) / b)
-        return float(logsumexp(_times(chances, log_probabilities(p)[1])) - math.log(b))
-    raise TypeError(f"ln P(x = 0) is not known for {type(scheme).__name__}")
-
-
-def _times(counts, log_q: float) -> np.ndarray:
-    """`counts * log_q` with 0 * -inf = 0."""
-    return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
-
-
 def add_is_zero(mechanism: Mechanism, epsilon: float) -> bool:
     """Whether H(Q, P) = 0: exactly when epsilon >= -ln P(x = 0), up to 1e-12 on the safe side."""
-    log_none = log_probability_of_none(mechanism.scheme)
+    log_none = mechanism.scheme.log_probability_of_none()
     return epsilon >= -log_none + 1e-12 * (1 + abs(log_none))
 
 
@@ -77,7 +48,7 @@ def log_remainder_scale(mechanism: Mechanism, epsilon: float) -> float:
     """
     if add_is_zero(mechanism, epsilon):
         return -math.inf
-    log_none = log_probability_of_none(mechanism.scheme)
+    log_none = mechanism.scheme.log_probability_of_none()
     exponent = (
         min(epsilon + log_none - 1e-12 * (1 + abs(log_none)), -1e-15) if log_none > -math.inf else log_none
     )
@@ -110,7 +81,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     with jax.enable_x64(True):
         loss, gradient = _loss_and_gradient(mechanism.scheme, excess, 0.5 / sigma**2)
         loss, gradient = float(loss), np.asarray(gradient, np.float64)
-    remainder = -math.expm1(min(log_probability_of_none(mechanism.scheme) - loss, 0.0))
+    remainder = -math.expm1(min(mechanism.scheme.log_probability_of_none() - loss, 0.0))
     if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _LEAST_REMAINDER):
         return None
     weights = np.maximum(gradient, 0.0) / remainder
@@ -279,6 +250,8 @@ def add_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
     """
     log_scale = log_remainder_scale(mechanism, epsilon)
     base = plain(mechanism, "add")
+    if mechanism.scheme.side_information is not None:  # Q is no Gaussian, and f has no such bounds
+        return []
     if log_scale == -math.inf:
         return [Proposal("zero", "add", mechanism, -math.inf, base.draw_block)]
     found = []

@@ -7,6 +7,7 @@ draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
 `M_m = Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -14,36 +15,21 @@ import jax.numpy as jnp
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, draw_block_at
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
-from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
-from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
-from jaxacct.schemes.replicas import cyclic as cyclic_replicas
-from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
-from jaxacct.schemes.replicas import poisson as poisson_replicas
 from jaxacct.strategies.toeplitz import BandedToeplitz
 
 
 def _module(mechanism: Mechanism):
-    scheme = mechanism.scheme
-    if isinstance(scheme, Poisson) or (isinstance(scheme, BMinSep) and scheme.min_separation == 1):
-        return poisson_replicas
-    if isinstance(scheme, BallsInBins):
-        return balls_in_bins_replicas
-    if isinstance(scheme, BMinSep):
-        phases_only = scheme.sampling_probability == 1 and scheme.warm_start
-        return balls_in_bins_replicas if phases_only else b_min_sep_replicas
-    if isinstance(scheme, CyclicPoisson):
-        return cyclic_replicas
-    if isinstance(scheme, MultiAttribution):
-        return multi_attribution_replicas
-    raise TypeError(f"no replicas for {type(scheme).__name__}")
+    module = mechanism.scheme.replicas
+    if module is None:
+        raise ValueError(f"scheme must have replicas, {mechanism.scheme.name} has none")
+    return module
 
 
 def most_replicas(mechanism: Mechanism) -> int:
     """The largest number of replicas that there are tables for; 1 where C is not banded
-    (proofs/non_banded.md).
+    (proofs/non_banded.md), or the scheme has none.
     """
-    if not isinstance(mechanism.strategy, BandedToeplitz):
+    if mechanism.scheme.replicas is None or not isinstance(mechanism.strategy, BandedToeplitz):
         return 1
     return _module(mechanism).most_replicas(mechanism)
 
@@ -86,7 +72,7 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         direction="remove",
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, epsilon),
-        draw_block=_DRAW[module],
+        draw_block=_drawer(module),
         tables=tables,
         relative_error=relative_error,
         total_variation=total_variation,
@@ -115,6 +101,7 @@ def replica_candidates(
     return found
 
 
+@functools.cache  # one function a module, so that nothing compiles twice
 def _drawer(module) -> Callable[..., Draws]:
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
         loss = draw_block_at(
@@ -128,13 +115,3 @@ def _drawer(module) -> Callable[..., Draws]:
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
 
     return draw_block
-
-
-_MODULES = (
-    poisson_replicas,
-    b_min_sep_replicas,
-    balls_in_bins_replicas,
-    cyclic_replicas,
-    multi_attribution_replicas,
-)
-_DRAW = {module: _drawer(module) for module in _MODULES}

@@ -3,22 +3,28 @@ batch."""
 
 import functools
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import logsumexp
 
 from jaxacct import _validate
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error, exponential_32
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
+from jaxacct.schemes.base import Scheme, disjoint_participations, times_log
 from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
+from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
+from jaxacct.schemes.replicas import poisson as poisson_replicas
 
 
 @dataclass(frozen=True)
-class BMinSep:
+class BMinSep(Scheme):
     """b-min-sep sampling.
 
     Each example that took part in none of the last `min_separation` - 1 batches joins the next one with
@@ -37,6 +43,7 @@ class BMinSep:
     sampling_probability: float
     warm_start: bool = True
     name: ClassVar[str] = "b-min-sep"
+    unit: ClassVar[str] = "example"
 
     def __post_init__(self):
         set_ = object.__setattr__
@@ -93,9 +100,45 @@ class BMinSep:
             recent += taking_part[i] - (taking_part[i - b + 1] if i >= b - 1 else 0.0)
         return taking_part
 
-    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: the mean batch size at each step."""
-        return dataset_size * self.participation_probabilities()
+    @property
+    def examples_per_unit(self) -> int:
+        return 1
+
+    @property
+    def side_information(self) -> None:
+        return None
+
+    @property
+    def why_not_cut(self) -> None:
+        return None
+
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, 1, cross)
+
+    def log_probability_of_none(self) -> float:
+        log_q = log_probabilities(self.sampling_probability)[1]
+        if not self.warm_start or self.min_separation == 1:
+            return self.iterations * log_q
+        # Eligible at step 1, 2, .., b: that leaves n, n - 1, .. chances, none past the end.
+        chances = np.maximum(self.iterations - np.arange(self.min_separation), 0)
+        return float(logsumexp(self.start_log_weights() + times_log(chances, log_q)))
+
+    def independent_rounds(self) -> tuple[float, int] | None:
+        return (self.sampling_probability, self.iterations) if self.min_separation == 1 else None
+
+    @property
+    def replicas(self) -> ModuleType:
+        if self.min_separation == 1:
+            return poisson_replicas
+        phases_only = self.sampling_probability == 1 and self.warm_start
+        return balls_in_bins_replicas if phases_only else b_min_sep_replicas
+
+    @property
+    def draws_positions(self) -> bool:
+        return self.min_separation > 1
+
+    def sums_in_kernel(self, dtype) -> bool:
+        return gpu_recurrence.serves(dtype)
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from.
@@ -135,7 +178,7 @@ class BMinSep:
         """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
         return self._time_first(log_ratios)
 
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """`log_likelihood_ratio` of (num_samples, iterations) log-ratios, (num_samples,) of the same dtype.
 
         On a GPU in float32 by one kernel (`jaxacct.kernels.gpu_recurrence`), the same up to rounding.

@@ -1,6 +1,7 @@
 """Balls-in-bins sampling: each example lands in one batch of the epoch and stays there."""
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -9,16 +10,19 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.cyclic_poisson import draw_phase, repeat_phase
+from jaxacct.schemes.base import Scheme, disjoint_participations
+from jaxacct.schemes.cyclic_poisson import draw_phase, log_probability_of_no_turn, repeat_phase
+from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
 
 @dataclass(frozen=True)
-class BallsInBins:
+class BallsInBins(Scheme):
     """Each example picks one of `cycle_length` batches uniformly and takes part in it every epoch."""
 
     iterations: int
     cycle_length: int
     name: ClassVar[str] = "balls-in-bins"
+    unit: ClassVar[str] = "example"
 
     def __post_init__(self):
         set_ = object.__setattr__
@@ -52,9 +56,27 @@ class BallsInBins:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.participation_rate)
 
-    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: the mean batch size at each step."""
-        return dataset_size * self.participation_probabilities()
+    @property
+    def examples_per_unit(self) -> int:
+        return 1
+
+    @property
+    def side_information(self) -> None:
+        return None
+
+    @property
+    def why_not_cut(self) -> None:
+        return None
+
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, 1, cross)
+
+    def log_probability_of_none(self) -> float:
+        return log_probability_of_no_turn(self.iterations, self.cycle_length, 1.0)
+
+    @property
+    def replicas(self) -> ModuleType:
+        return balls_in_bins_replicas
 
     def draw_error(self) -> float:
         """Bound on the relative error of the drawn phases' law: 64 random bits spread over the phases."""

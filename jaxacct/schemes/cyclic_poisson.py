@@ -1,21 +1,26 @@
 """Cyclic Poisson sampling: the data set is split into b parts that take turns (Choquette-Choo et al.)."""
 
+import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import logsumexp
 
 from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.poisson import log_bernoulli_mixture
+from jaxacct.schemes.base import Scheme, disjoint_participations, times_log
+from jaxacct.schemes.poisson import log_bernoulli_mixture, log_probabilities
+from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 
 
 @dataclass(frozen=True)
-class CyclicPoisson:
+class CyclicPoisson(Scheme):
     """Cyclic Poisson sampling with a random phase.
 
     Each example picks one of `cycle_length` phases uniformly and independently, and joins each batch of
@@ -27,6 +32,7 @@ class CyclicPoisson:
     cycle_length: int
     sampling_probability: float
     name: ClassVar[str] = "cyclic-poisson"
+    unit: ClassVar[str] = "example"
 
     def __post_init__(self):
         set_ = object.__setattr__
@@ -60,9 +66,31 @@ class CyclicPoisson:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.participation_rate)
 
-    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: the mean batch size at each step."""
-        return dataset_size * self.participation_probabilities()
+    @property
+    def examples_per_unit(self) -> int:
+        return 1
+
+    @property
+    def side_information(self) -> None:
+        return None
+
+    @property
+    def why_not_cut(self) -> None:
+        return None
+
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, 1, cross)
+
+    def log_probability_of_none(self) -> float:
+        return log_probability_of_no_turn(self.iterations, self.cycle_length, self.sampling_probability)
+
+    def independent_rounds(self) -> tuple[float, int]:
+        """With the phase revealed."""
+        return self.sampling_probability, self.max_participations
+
+    @property
+    def replicas(self) -> ModuleType:
+        return cyclic_replicas
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""
@@ -80,6 +108,13 @@ class CyclicPoisson:
         """`ln (1/b) sum_phase prod_k (1 - p + p e^r)`."""
         terms = log_bernoulli_mixture(log_ratios, self.sampling_probability)
         return phase_log_mean(terms, cycle_length=self.cycle_length)
+
+
+def log_probability_of_no_turn(iterations: int, cycle_length: int, probability: float) -> float:
+    """ln probability that an example of a uniform phase joins none of the batches of its phase."""
+    turns = np.ceil(np.maximum(iterations - np.arange(cycle_length), 0) / cycle_length)
+    log_none = times_log(turns, log_probabilities(probability)[1])
+    return float(logsumexp(log_none) - math.log(cycle_length))
 
 
 def draw_phase(key, num_samples: int, cycle_length: int):

@@ -26,6 +26,7 @@ So `train.attribution` gives every user phantom examples up to k_u, which bar as
 import functools
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import jax
@@ -37,10 +38,12 @@ from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep, counts_at
+from jaxacct.schemes.base import Scheme, disjoint_participations
+from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
 
 @dataclass(frozen=True)
-class MultiAttribution:
+class MultiAttribution(Scheme):
     """Sampling of a user with `examples_per_user` examples, any number of which take part together.
 
     Attributes:
@@ -64,6 +67,7 @@ class MultiAttribution:
     examples_per_user: int
     warm_start: bool = True
     name: ClassVar[str] = "multi-attribution"
+    unit: ClassVar[str] = "user"
 
     def __post_init__(self):
         set_ = object.__setattr__
@@ -121,6 +125,39 @@ class MultiAttribution:
         if self.examples_per_user > 1:
             p = -math.expm1(self.examples_per_user * math.log1p(-p)) if p < 1 else 1.0
         return BMinSep(self.iterations, self.min_separation, p, self.warm_start)
+
+    @property
+    def examples_per_unit(self) -> int:
+        return self.examples_per_user
+
+    @property
+    def side_information(self) -> None:
+        return None
+
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, self.examples_per_user, cross)
+
+    def log_probability_of_none(self) -> float:
+        return self.timing.log_probability_of_none()
+
+    @property
+    def replicas(self) -> ModuleType:
+        return multi_attribution_replicas
+
+    @property
+    def why_not_cut(self) -> str:
+        """The others' batch sizes are not independent of the user when examples are shared."""
+        return "for multi-attribution: cuts are not covered there"
+
+    @property
+    def largest_rate(self) -> float:
+        """The sampling probability: barring only takes away from what is sampled."""
+        return self.sampling_probability
+
+    @property
+    def unit_in_words(self) -> str:
+        number = self.examples_per_user
+        return f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
 
     @property
     def max_participations(self) -> int:
@@ -226,7 +263,7 @@ class MultiAttribution:
         """
         return self.timing.log_likelihood_ratio(self._any_count(log_ratios, half_square_norms))
 
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None):
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,), same dtype."""
         return self.timing.log_likelihood_ratios(self._any_count(log_ratios, half_square_norms))
 

@@ -1,6 +1,7 @@
 """Poisson sampling: every example joins every batch independently."""
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -10,10 +11,12 @@ from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes._batch_size import participation_rate
+from jaxacct.schemes.base import Scheme, disjoint_participations
+from jaxacct.schemes.replicas import poisson as poisson_replicas
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Scheme):
     """Poisson sampling over `iterations` steps, each with `sampling_probability` in (0, 1].
 
     Example:
@@ -24,6 +27,7 @@ class Poisson:
     iterations: int
     sampling_probability: float
     name: ClassVar[str] = "poisson"
+    unit: ClassVar[str] = "example"
 
     def __post_init__(self):
         set_ = object.__setattr__
@@ -52,9 +56,30 @@ class Poisson:
         """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.sampling_probability)
 
-    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: the mean batch size at each step."""
-        return dataset_size * self.participation_probabilities()
+    @property
+    def examples_per_unit(self) -> int:
+        return 1
+
+    @property
+    def side_information(self) -> None:
+        return None
+
+    @property
+    def why_not_cut(self) -> None:
+        return None
+
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, 1, cross)
+
+    def log_probability_of_none(self) -> float:
+        return self.iterations * log_probabilities(self.sampling_probability)[1]
+
+    def independent_rounds(self) -> tuple[float, int]:
+        return self.sampling_probability, self.iterations
+
+    @property
+    def replicas(self) -> ModuleType:
+        return poisson_replicas
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""

@@ -51,12 +51,13 @@ from jaxacct.kernels.binomial import binomial_tables, draw_binomial
 from jaxacct.kernels.randomness import bits_32
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.base import Scheme, SideInformation, disjoint_participations
 
 _DIRECTIONS = ("remove", "add")
 
 
 @dataclass(frozen=True)
-class TruncatedBMinSep:
+class TruncatedBMinSep(Scheme):
     """b-min-sep sampling whose batches are cut to `max_batch_size`, smaller ones padded with zeros.
 
     Attributes:
@@ -78,6 +79,7 @@ class TruncatedBMinSep:
     dataset_size: int
     warm_start: bool = True
     name: ClassVar[str] = "truncated-b-min-sep"
+    unit: ClassVar[str] = "example"
 
     def __post_init__(self):
         plain = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
@@ -135,6 +137,38 @@ class TruncatedBMinSep:
     def can_cut(self) -> bool:
         """Whether any batch can exceed the maximum."""
         return self.max_batch_size < self.dataset_size
+
+    @property
+    def examples_per_unit(self) -> int:
+        return 1
+
+    @property
+    def side_information(self) -> "BatchSizes":
+        return BatchSizes(self)
+
+    def squared_sensitivity(self, cross: float) -> float:
+        # An example may take another one's place in the batch.
+        return disjoint_participations(self.max_participations, 2 if self.can_cut else 1, cross)
+
+    def log_probability_of_none(self) -> float:
+        """-inf: Q is a mixture too, so nothing is known of P/Q from below."""
+        return -math.inf
+
+    @property
+    def why_not_cut(self) -> str:
+        return "for truncated-b-min-sep, which has its own"
+
+    @property
+    def cut_to(self) -> int:
+        return self.max_batch_size
+
+    def check_dataset_size(self, dataset_size: int) -> None:
+        if dataset_size != self.dataset_size:
+            raise ValueError(f"dataset_size must be the scheme's {self.dataset_size}, was {dataset_size}")
+
+    @property
+    def assumption(self) -> str:
+        return f"batches above {self.max_batch_size} are cut to uniformly random subsets of that size, "
 
     def participation_probabilities(self) -> np.ndarray:
         """(iterations,) float64: the probability of being sampled at each step, before cutting."""
@@ -220,12 +254,13 @@ class TruncatedBMinSep:
         """(num_samples, iterations) float32 of 0 and 1: when the example is sampled, before cutting."""
         return self.uncut.draw_participation(key, num_samples)
 
-    def draw_counts(self, key, batch_sizes, direction: str):
+    def draw_counts(self, key, num_samples: int, direction: str, side=None):
         """Participation counts of the dominating pair, given the others' batch sizes.
 
         Args:
           key: a JAX key.
-          batch_sizes: (num_samples, iterations) int32, r.
+          num_samples: static.
+          side: (num_samples, iterations) int32, r.
           direction: "remove" draws x (0, 1 and 2; the law P), "add" draws y (0 and -1; the law Q); static.
 
         Returns:
@@ -234,8 +269,9 @@ class TruncatedBMinSep:
         Source: arXiv 2602.09338, corollary D.2.
         """
         _validate.one_of("direction", direction, _DIRECTIONS)
+        batch_sizes = _required(side)
         sampled_key, kept_key = jax.random.split(key)
-        sampled = self.draw_participation(sampled_key, batch_sizes.shape[0])
+        sampled = self.draw_participation(sampled_key, num_samples)
         if not self.can_cut:  # the maximum may then be beyond 32 bits
             return sampled if direction == "remove" else jnp.zeros_like(sampled)
         cut = batch_sizes >= self.max_batch_size
@@ -307,10 +343,38 @@ class TruncatedBMinSep:
         log_q = self.uncut.log_likelihood_ratio(jnp.where(cut, when_cut(-1), jnp.zeros_like(log_ratios)))
         return log_p, jnp.where(cut.any(), log_q, jnp.zeros_like(log_q))
 
-    def log_likelihood_ratio(self, log_ratios, half_square_norms, batch_sizes):
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None, batch_sizes=None):
         """`ln P/Q` of one sample given the others' batch sizes; see `log_likelihoods`."""
-        log_p, log_q = self.log_likelihoods(log_ratios, half_square_norms, batch_sizes)
+        log_p, log_q = self.log_likelihoods(log_ratios, half_square_norms, _required(batch_sizes))
         return log_p - log_q
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        return jax.vmap(self.log_likelihood_ratio, (0, None, 0))(
+            log_ratios, half_square_norms, _required(side)
+        )
+
+
+@dataclass(frozen=True)
+class BatchSizes(SideInformation):
+    """How many other examples were sampled at each step, before cutting."""
+
+    scheme: TruncatedBMinSep
+    name: ClassVar[str] = "batch_sizes"
+
+    def tables(self) -> Any:
+        return self.scheme.batch_size_tables()
+
+    def draw(self, key, num_samples: int, tables):
+        return self.scheme.draw_batch_sizes(key, num_samples, tables)
+
+    def error(self) -> tuple[float, float]:
+        return self.scheme.batch_size_error()
+
+
+def _required(batch_sizes):
+    if batch_sizes is None:
+        raise ValueError("batch_sizes must be given for truncated-b-min-sep")
+    return batch_sizes
 
 
 def _multiply_high(a, b):

@@ -28,7 +28,6 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.half_space import gram, log_remainder_scale
-from jaxacct.schemes import TruncatedBMinSep
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import exponent, hockey_stick
 from jaxacct.strategies.toeplitz import BandedToeplitz
@@ -203,7 +202,7 @@ def cheaper_extrapolation(
 
     The choice rests on pilot draws of `key` alone, so it is independent of the draws that certify.
     """
-    if samples_otherwise <= 2 * PLANNED_SAMPLES or isinstance(mechanism.scheme, TruncatedBMinSep):
+    if samples_otherwise <= 2 * PLANNED_SAMPLES or mechanism.scheme.side_information is not None:
         return None
     if not isinstance(mechanism.strategy, BandedToeplitz):
         return None

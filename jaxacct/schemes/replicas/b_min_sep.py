@@ -20,15 +20,15 @@ import numpy as np
 
 from jaxacct.kernels.loops import any_left
 from jaxacct.kernels.randomness import bits_32, exponential_32, uniform_32
-from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.schemes.replicas.base import Attracting
 from jaxacct.strategies.toeplitz import BandedToeplitz
 
 # Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
 MAX_TABLE_BYTES = 2.5e9
 
 
-def table_bytes(mechanism: Mechanism, m: int) -> float:
+def table_bytes(mechanism: Attracting, m: int) -> float:
     """Bytes of all tables of m replicas."""
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
     real = 12.0 * (n + b) * math.comb(b + m - 2, m - 1)
@@ -37,7 +37,7 @@ def table_bytes(mechanism: Mechanism, m: int) -> float:
     return real + 12.0 * b * math.comb(2 * b + m - 3, m - 1) + 16.0 * b**m
 
 
-def table_samples(mechanism: Mechanism, m: int) -> float:
+def table_samples(mechanism: Attracting, m: int) -> float:
     """Samples drawn in the time the tables of m replicas take: a number of a table costs about five steps.
 
     Measured on a CPU at n = 1500: 0.16 microseconds a number, 30 a sample. Thrice that, because a calibration
@@ -46,7 +46,7 @@ def table_samples(mechanism: Mechanism, m: int) -> float:
     return 3 * 5 * table_bytes(mechanism, m) / 12 / mechanism.scheme.iterations
 
 
-def most_replicas(mechanism: Mechanism) -> int:
+def most_replicas(mechanism: Attracting) -> int:
     """The largest m up to 8 whose tables fit `MAX_TABLE_BYTES`; 1 where not even two replicas' do."""
     m = 1
     while m < 8 and table_bytes(mechanism, m + 1) <= MAX_TABLE_BYTES:
@@ -54,7 +54,7 @@ def most_replicas(mechanism: Mechanism) -> int:
     return m
 
 
-def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
     Waits as in `BMinSep.draw_error`, for any replica; every candidate is kept with a float32 ratio, right
@@ -66,13 +66,13 @@ def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=256)
-def log_normalizer(mechanism: Mechanism, m: int) -> float:
+def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_m, float64; inf where it overflows."""
     return _backward(mechanism, m, with_hazards=False)[0]
 
 
 @functools.lru_cache(maxsize=1)
-def tables(mechanism: Mechanism, m: int) -> dict:
+def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     arrays = _backward(mechanism, m, with_hazards=True)[1]
     if arrays is None:
@@ -84,7 +84,7 @@ def _warm(scheme) -> bool:
     return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
 
 
-def attractions(mechanism: Mechanism) -> np.ndarray:
+def attractions(mechanism: Attracting) -> np.ndarray:
     """(b + 1,) float64: `E_d = exp(a_d / sigma^2)` for participations d = 0..b steps apart."""
     if not isinstance(mechanism.strategy, BandedToeplitz):
         raise TypeError("replicas need a banded Toeplitz strategy")
@@ -146,7 +146,7 @@ def _transitions(b: int, m: int, p: float, q: float, attraction, num_codes: int)
     return found
 
 
-def _backward(mechanism: Mechanism, m: int, with_hazards: bool):
+def _backward(mechanism: Attracting, m: int, with_hazards: bool):
     """(ln Z_m, arrays for `draw_counts` or None) by the recurrence, backwards in time."""
     scheme = mechanism.scheme
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability

@@ -13,25 +13,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
+from jaxacct.schemes.replicas.base import Attracting
 
 # Tuples of phases; building the tables takes about 24 bytes of memory for each.
 MOST_TUPLES = 1.0e8
 
 
-def most_replicas(mechanism: Mechanism) -> int:
+def most_replicas(mechanism: Attracting) -> int:
     """The largest m up to 8 with at most `MOST_TUPLES` tuples of phases, but at least 2."""
     b = mechanism.scheme.min_separation
     return 8 if b == 1 else max(2, min(8, int(math.log(MOST_TUPLES) / math.log(b) + 1e-9)))
 
 
-def table_samples(mechanism: Mechanism, m: int) -> float:
+def table_samples(mechanism: Attracting, m: int) -> float:
     """Samples drawn in the time the tables of m replicas take: a tuple costs about two steps."""
     return 2 * float(mechanism.scheme.min_separation) ** m / mechanism.scheme.iterations
 
 
-def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
     Each of m phases is drawn with b - 1 thresholds that are multiples of 2^-32.
@@ -40,7 +40,7 @@ def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=256)
-def log_normalizer(mechanism: Mechanism, m: int) -> float:
+def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_m, float64; inf where it overflows."""
     with np.errstate(over="ignore"):
         joint = _joint(mechanism, m)
@@ -51,7 +51,7 @@ def log_normalizer(mechanism: Mechanism, m: int) -> float:
 
 
 @functools.lru_cache(maxsize=1)
-def tables(mechanism: Mechanism, m: int) -> list:
+def tables(mechanism: Attracting, m: int) -> list:
     """The thresholds that `draw_counts` needs: of the first phase, of the second given the first, ..."""
     joint = _joint(mechanism, m)
     marginals = [joint]
@@ -60,7 +60,7 @@ def tables(mechanism: Mechanism, m: int) -> list:
     return [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in reversed(marginals)]
 
 
-def pair_weights(mechanism: Mechanism) -> np.ndarray:
+def pair_weights(mechanism: Attracting) -> np.ndarray:
     """(b, b) float64: `exp(<C x_f, C x_f'> / sigma^2)` for the participation vectors of two phases."""
     scheme = mechanism.scheme
     n, b = scheme.iterations, scheme.min_separation
@@ -75,7 +75,7 @@ def pair_weights(mechanism: Mechanism) -> np.ndarray:
         return np.exp(times[late] * log_attraction[lag] + back)
 
 
-def _joint(mechanism: Mechanism, m: int) -> np.ndarray:
+def _joint(mechanism: Attracting, m: int) -> np.ndarray:
     """(b,) * m float64: the weight of every tuple of phases."""
     pairs, b = pair_weights(mechanism), mechanism.scheme.min_separation
     joint = np.ones((b,) * m)

@@ -12,21 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels.randomness import uniform_32
-from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
+from jaxacct.schemes.replicas.base import Attracting
 
 
-def most_replicas(mechanism: Mechanism) -> int:
+def most_replicas(mechanism: Attracting) -> int:
     """2."""
     return 2
 
 
-def table_samples(mechanism: Mechanism, m: int) -> float:
+def table_samples(mechanism: Attracting, m: int) -> float:
     """0: the tables are made in no time."""
     return 0.0
 
 
-def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
     A float32 probability against a uniform of 2^-32 steps at each site, and the two phases' thresholds.
@@ -35,7 +35,7 @@ def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
     return 0.0, 2 * scheme.max_participations * 2.0**-23 + 2 * scheme.min_separation * 2.0**-32
 
 
-def log_normalizer(mechanism: Mechanism, m: int) -> float:
+def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_2, float64; inf where it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = float(_chains(mechanism)[-1].sum())
@@ -43,7 +43,7 @@ def log_normalizer(mechanism: Mechanism, m: int) -> float:
 
 
 @functools.lru_cache(maxsize=4)
-def _chains(mechanism: Mechanism):
+def _chains(mechanism: Attracting):
     """(attraction, rounds of each phase, `chain_weights`, joint weights of the two phases)."""
     scheme = mechanism.scheme
     b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
@@ -59,7 +59,7 @@ def _chains(mechanism: Mechanism):
 
 
 @functools.lru_cache(maxsize=4)
-def tables(mechanism: Mechanism, m: int) -> dict:
+def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     scheme = mechanism.scheme
     b, p = scheme.min_separation, scheme.sampling_probability

@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels.randomness import bits_32
-from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.schemes.multi_attribution import MultiAttribution
 from jaxacct.schemes.replicas.b_min_sep import (
     MAX_TABLE_BYTES,
     attractions,
@@ -23,57 +21,52 @@ from jaxacct.schemes.replicas.b_min_sep import (
     start_law,
     thresholds_of,
 )
+from jaxacct.schemes.replicas.base import Attracting
 
 
-def _scheme(mechanism: Mechanism) -> MultiAttribution:
-    if not isinstance(mechanism.scheme, MultiAttribution):
-        raise TypeError(f"scheme must be MultiAttribution, was {type(mechanism.scheme).__name__}")
-    return mechanism.scheme
-
-
-def _numbers(mechanism: Mechanism) -> float:
+def _numbers(mechanism: Attracting) -> float:
     """Numbers in the larger table."""
-    scheme = _scheme(mechanism)
+    scheme = mechanism.scheme
     n, b, k = scheme.iterations, scheme.min_separation, scheme.examples_per_user
     return float(n + b) * (b * (k + 1) * (k + 3) + (k + 1) ** 2) + 2.0 * b * b
 
 
-def table_samples(mechanism: Mechanism, m: int) -> float:
+def table_samples(mechanism: Attracting, m: int) -> float:
     """As for b-min-sep: a number of a table costs about five steps."""
     return 5 * _numbers(mechanism) / mechanism.scheme.iterations
 
 
-def most_replicas(mechanism: Mechanism) -> int:
+def most_replicas(mechanism: Attracting) -> int:
     """2, or 1 where the tables of two do not fit."""
     return 2 if 8 * _numbers(mechanism) <= MAX_TABLE_BYTES else 1
 
 
-def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
     Every step rounds at most (k_u + 1)^2 probabilities to multiples of 2^-32, and the start 2 b.
     """
-    scheme = _scheme(mechanism)
+    scheme = mechanism.scheme
     cells = scheme.iterations * (scheme.examples_per_user + 1) ** 2 + 2 * scheme.min_separation
     return 0.0, cells * 2.0**-32
 
 
 @functools.lru_cache(maxsize=64)
-def log_normalizer(mechanism: Mechanism, m: int) -> float:
+def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_2, float64; inf where it overflows."""
     return _backward(mechanism)[0]
 
 
 @functools.lru_cache(maxsize=1)
-def tables(mechanism: Mechanism, m: int) -> dict:
+def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     _, weights, moves = _backward(mechanism)
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
     alone = [thresholds_of(_law(_alone(weights, moves, i))) for i in range(n)] if b > 1 else []
     together = [thresholds_of(_law(_together(weights, moves, i).reshape(-1))) for i in range(n)]
     arrays = {"together": jnp.stack(together), "alone": jnp.stack(alone) if alone else None, "starts": None}
-    if _warm(_scheme(mechanism)):
-        joint = _starts(_scheme(mechanism), weights)
+    if _warm(mechanism.scheme):
+        joint = _starts(mechanism.scheme, weights)
         arrays["starts"] = [thresholds_of(_law(joint.sum(axis=1))), thresholds_of(_law(joint))]
     return arrays
 
@@ -86,9 +79,9 @@ def _law(weights: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def _backward(mechanism: Mechanism):
+def _backward(mechanism: Attracting):
     """(ln Z_2, U of shape (n + b, b, k_u + 1), what `_alone` and `_together` need), backwards in time."""
-    scheme = _scheme(mechanism)
+    scheme = mechanism.scheme
     n, b, k = scheme.iterations, scheme.min_separation, scheme.examples_per_user
     counts = np.arange(k + 1)
     law = scheme.count_probabilities()

@@ -10,20 +10,20 @@ import numpy as np
 from scipy import special, stats
 
 from jaxacct.kernels.randomness import bits_32
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes.replicas.base import Attracting
 
 
-def most_replicas(mechanism: Mechanism) -> int:
+def most_replicas(mechanism: Attracting) -> int:
     """64: the scale's best order is far below it wherever replicas help."""
     return 64
 
 
-def table_samples(mechanism: Mechanism, m: int) -> float:
+def table_samples(mechanism: Attracting, m: int) -> float:
     """0: the tables are a few numbers."""
     return 0.0
 
 
-def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
     Each of m thresholds is off by half a step of 2^-32, at each of n iterations.
@@ -31,7 +31,7 @@ def errors(mechanism: Mechanism, m: int) -> tuple[float, float]:
     return 0.0, mechanism.scheme.iterations * m * 2.0**-33
 
 
-def _law(mechanism: Mechanism, m: int):
+def _law(mechanism: Attracting, m: int):
     k = np.arange(m + 1)
     log_weights = stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
     log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2
@@ -39,12 +39,12 @@ def _law(mechanism: Mechanism, m: int):
     return log_total, np.exp(log_weights - log_total)
 
 
-def log_normalizer(mechanism: Mechanism, m: int) -> float:
+def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_m, float64."""
     return float(mechanism.scheme.iterations * _law(mechanism, m)[0])
 
 
-def tables(mechanism: Mechanism, m: int) -> dict:
+def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     # The probability of at least k, k = 1..m, against 32 random bits; rare counts round to 2^-32 steps.
     tail = np.cumsum(_law(mechanism, m)[1][::-1])[::-1][1:]

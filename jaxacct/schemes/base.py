@@ -1,0 +1,243 @@
+"""What every sampling scheme says of itself. A new scheme is one new file and one line in `SCHEMES`.
+
+Whatever bears on the guarantee is abstract, so that forgetting it is an error; whatever bears on speed alone
+has a default.
+"""
+
+import abc
+import dataclasses
+from types import ModuleType
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+
+
+class SideInformation(abc.ABC):
+    """What the adversary sees besides the outputs, drawn before the participations.
+
+    Its law must be the same under P and under Q.
+    """
+
+    name: ClassVar[str]
+    """Of the argument of `privacy_loss` that holds it."""
+
+    @abc.abstractmethod
+    def tables(self) -> Any:
+        """The pytree of arrays that `draw` needs."""
+
+    @abc.abstractmethod
+    def draw(self, key, num_samples: int, tables) -> jax.Array:
+        """(num_samples, iterations) int32; jittable."""
+
+    @abc.abstractmethod
+    def error(self) -> tuple[float, float]:
+        """How far the drawn law is from the intended one: (relative error of density, total variation)."""
+
+
+class Scheme(abc.ABC):
+    """Who takes part when: a frozen dataclass of public numbers, `iterations` among them.
+
+    P is the law of the outputs when one unit takes part by the scheme, Q the one with its gradients zero.
+    Where there is `side_information`, both are given it.
+    """
+
+    name: ClassVar[str]
+    """On the command line and in JSON."""
+    unit: ClassVar[str]
+    """Whom the guarantee protects: "example" or "user"."""
+    iterations: int
+    """n, the number of steps."""
+    min_separation: int
+    """b: a unit takes part at most once in any b consecutive steps."""
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if not (hasattr(cls, "name") and hasattr(cls, "unit")):
+            raise TypeError(f"scheme {cls.__name__} must state its name and its unit")
+
+    # -- What the guarantee rests on ----------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def examples_per_unit(self) -> int:
+        """The most examples that one unit has."""
+
+    @property
+    @abc.abstractmethod
+    def max_participations(self) -> int:
+        """The most steps at which one unit takes part."""
+
+    @property
+    @abc.abstractmethod
+    def participation_rate(self) -> float:
+        """The long-run rate at which a unit takes part."""
+
+    @property
+    @abc.abstractmethod
+    def side_information(self) -> SideInformation | None:
+        """What the adversary sees besides the outputs; None is nothing, and Q is then a centred Gaussian."""
+
+    @abc.abstractmethod
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the exact probability of taking part at each step."""
+
+    @abc.abstractmethod
+    def log_probability_of_none(self) -> float:
+        """ln P(x = 0), a lower bound on ln P/Q; -inf where every unit takes part or Q is no Gaussian."""
+
+    @abc.abstractmethod
+    def squared_sensitivity(self, cross: float) -> float:
+        """Of `C x` to one unit with all participations revealed, columns of norm 1.
+
+        Args:
+          cross: at least what a participation of all its examples shares with all later ones; the largest of
+            `Mechanism.cross_terms`.
+        """
+
+    @abc.abstractmethod
+    def draw_participation(self, key, num_samples: int) -> jax.Array:
+        """(num_samples, iterations) float32 counts of the unit's examples at each step."""
+
+    @abc.abstractmethod
+    def draw_error(self) -> float:
+        """A bound on the relative error of the density that participations are drawn from."""
+
+    @abc.abstractmethod
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None) -> Any:
+        """ln P/Q of one sample from the log-ratios of a single participation at each step; jittable.
+
+        Args:
+          log_ratios: (iterations,) float, `r_i`. j examples at once have `j r_i - j (j - 1) h_i`.
+          half_square_norms: () or (iterations,) float, `h_i = ||c_i||^2 / (2 sigma^2)`.
+
+        Returns () of the same dtype, natural log.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def from_batch_size(cls, **sizes) -> "Scheme":
+        """The scheme with an expected batch size."""
+
+    # -- What may be left out -----------------------------------------------------------------------------
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None) -> Any:
+        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios, (num_samples,) of the same dtype.
+
+        Args:
+          side: what `side_information` drew, (num_samples, iterations), where there is any.
+        """
+        del side
+        self._refuse_side_information()
+        return jax.vmap(self.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)
+
+    def draw_counts(self, key, num_samples: int, direction: str, side=None) -> jax.Array | None:
+        """Counts x of the law P ("remove") or Q ("add"), (num_samples, iterations) float32; None is x = 0."""
+        del side
+        self._refuse_side_information()
+        return self.draw_participation(key, num_samples) if direction == "remove" else None
+
+    def _refuse_side_information(self):
+        if self.side_information is not None:
+            raise NotImplementedError(f"{self.name} must say what {self.side_information.name} change")
+
+    @property
+    def why_not_cut(self) -> str | None:
+        """Why `accountants.truncation` does not cover batches cut to a maximum size; None where it does.
+
+        It does where examples are sampled independently of each other and sit out only for their own sake.
+        """
+        return f"for {self.name}: cuts are not covered there"
+
+    @property
+    def cut_to(self) -> int | None:
+        """The size that the scheme itself cuts larger batches to; None where it does not."""
+        return None
+
+    def check_dataset_size(self, dataset_size: int) -> None:
+        """Refuse a data set that the scheme is not for; ValueError."""
+        del dataset_size
+
+    def independent_rounds(self) -> tuple[float, int] | None:
+        """(probability, rounds) of Poisson-sampled steps that together are no more private, where there are.
+
+        For columns that do not overlap. None leaves the bound with all participations revealed.
+        """
+        return None
+
+    @property
+    def replicas(self) -> ModuleType | None:
+        """The module of `schemes.replicas` that draws several participation vectors together, if any."""
+        return None
+
+    @property
+    def draws_positions(self) -> bool:
+        """Whether `draw_positions` gives participations as a few steps; a GPU then adds their windows."""
+        return False
+
+    def draw_positions(self, key, num_samples: int) -> jax.Array:
+        """Where `draws_positions`: (num_samples, slots) int32 steps, ascending; n and above is none."""
+        raise NotImplementedError
+
+    def log_likelihood_ratios_of_sums(self, arrays, factors) -> jax.Array:
+        """Where `sums_in_kernel`: ratios of `sum_k factors[v, k] arrays[k]`, (count, num_samples)."""
+        raise NotImplementedError
+
+    def sums_in_kernel(self, dtype) -> bool:
+        """Whether `log_likelihood_ratios_of_sums` serves this dtype."""
+        del dtype
+        return False
+
+    @property
+    def largest_rate(self) -> float:
+        """The largest probability with which examples, independently, could be in a batch."""
+        return float(self.participation_probabilities().max())
+
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: the mean batch size at each step."""
+        return dataset_size * self.participation_probabilities()
+
+    @property
+    def unit_in_words(self) -> str:
+        """Whom the guarantee protects, for people."""
+        return (
+            self.unit
+            if self.examples_per_unit == 1
+            else (f"{self.unit} with up to {self.examples_per_unit} examples")
+        )
+
+    @property
+    def assumption(self) -> str:
+        """What else is assumed of training, a clause for people that ends in ", ", or nothing."""
+        return ""
+
+    def to_json(self) -> dict:
+        """Name and fields as plain JSON values."""
+        return {"name": self.name} | {field: getattr(self, field) for field in self._fields()}
+
+    @classmethod
+    def from_json(cls, data: dict) -> Self:
+        """The inverse of `to_json`; ValueError for other fields than its own."""
+        given = {field: value for field, value in data.items() if field != "name"}
+        if set(given) != set(cls._fields()):
+            raise ValueError(
+                f"scheme {cls.name} must have the fields {sorted(cls._fields())}, had {sorted(given)}"
+            )
+        return cls(**given)
+
+    @classmethod
+    def _fields(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+
+
+def disjoint_participations(participations: int, examples: int, cross: float) -> float:
+    """At least `||C x||^2` of `participations` counts up to `examples`; `cross` as for a scheme."""
+    return examples * participations * (examples + 2 * cross)
+
+
+def times_log(counts, log_q: float) -> np.ndarray:
+    """`counts * log_q` with 0 * -inf = 0."""
+    return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
+
+
+__all__ = ["Scheme", "SideInformation", "disjoint_participations", "times_log"]
