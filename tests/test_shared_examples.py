@@ -15,7 +15,6 @@ import pytest
 from scipy import stats
 
 from jaxacct import MultiAttribution
-from jaxacct.proposals.half_space import log_probability_of_none
 from tests.oracles import shared_examples
 from tests.oracles.tuples import two_step_delta
 from train.attribution import AttributionPool, from_edges
@@ -43,7 +42,7 @@ def test_theorem_6_1_fails(p, sigma, m, remove, add):
         assert true == pytest.approx(value, rel=1e-3)
         assert true > 2 * accounted(p, sigma, 1.0, direction)
     # The add direction was even said to be exactly zero.
-    assert 1.0 > -log_probability_of_none(MultiAttribution(2, 2, p, 2, False))
+    assert 1.0 > -MultiAttribution(2, 2, p, 2, False).log_probability_of_none()
 
 
 @pytest.mark.parametrize("by_batches", [False, True], ids=["algorithm 3", "algorithm 4"])
