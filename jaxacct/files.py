@@ -4,31 +4,133 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 
-def write_atomically(path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old content or the new, never a part."""
-    write_bytes_atomically(path, lambda file: file.write(text.encode()))
+def write_atomically(path, text: str, *, secret: bool = False) -> None:
+    """Write `text` to `path` so that a reader sees the old content or the new, never a part.
+
+    See `write_bytes_atomically`.
+    """
+    write_bytes_atomically(path, lambda file: file.write(text.encode()), secret=secret)
 
 
-def write_bytes_atomically(path, write: Callable) -> None:
-    """The same for what `write(file)` writes to a binary file."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> None:
+    """The same for what `write(file)` writes to a binary file.
+
+    A link is followed and stays one; a device or a pipe is written to where it is; a file that was there
+    keeps its mode, a new one has that of the umask, or 0600 where it is `secret`.
+    """
+    number = _standard_stream(path)
+    if number is not None:
+        # Opened by its name, a redirected stream would be cut to nothing or written from its start.
+        (sys.stdout if number == 1 else sys.stderr).flush()
+        with os.fdopen(os.dup(number), "wb") as file:
+            write(file)
+        return
+    path = Path(os.path.realpath(path))
+    mode = _mode_of(path)
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(path, "wb") as file:
+            write(file)
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        if mode is not None:
+            os.chmod(temporary, stat.S_IMODE(mode))
+        elif not secret:
+            os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def create_secret(path, text: str, name: str = "out") -> None:
+    """Write `text` to a new file of mode 0600; ValueError naming `name` where there is one already."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ValueError(f"{name} must be a new file, {str(path)!r} exists: it may be in use") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_target(path, is_ours: Callable[[Path], bool] | None, kind: str, name: str = "out") -> None:
+    """Refuse a file that could not be written to `path`, before the work that it is for; leaves no trace.
+
+    Args:
+      path: None for no file.
+      is_ours: whether an existing file may be replaced; None to replace any.
+      kind: what may be replaced, "a plan".
+      name: of the argument.
+
+    Raises:
+      ValueError: in one line.
+    """
+    if path is None or _standard_stream(path) is not None:
+        return
+    real = Path(os.path.realpath(path))
+    try:
+        mode = _mode_of(real)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise ValueError(f"{name} must be a file, {str(path)!r} is a folder")
+        if mode is not None and not stat.S_ISREG(mode):
+            if not os.access(real, os.W_OK):
+                raise ValueError(f"{name} must be writable, {str(path)!r} is not")
+            return
+        if not real.parent.is_dir():
+            raise ValueError(f"{name} must be in a folder that exists, was {str(path)!r}")
+        if mode is not None and is_ours is not None and real.stat().st_size and not is_ours(real):
+            raise ValueError(
+                f"{name} must be new or {kind}, {str(path)!r} is another file (--force replaces it)"
+            )
+        handle, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:100]}.", suffix=".tmp")
+        os.close(handle)
+        os.unlink(temporary)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{name} {str(path)!r} cannot be written: {reason}") from None
+
+
+def holds_schema(path: Path, schema: str) -> bool:
+    """Whether a file is a JSON object with this `schema`."""
+    try:
+        return read_json(path, "file").get("schema") == schema
+    except ValueError:
+        return False
+
+
+def _standard_stream(path) -> int | None:
+    """1 or 2 for the names of standard output and standard error."""
+    names = {"/dev/stdout": 1, "/dev/fd/1": 1, "/proc/self/fd/1": 1}
+    names |= {"/dev/stderr": 2, "/dev/fd/2": 2, "/proc/self/fd/2": 2}
+    return names.get(str(path))
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _umask() -> int:
+    # There is no way to look at it without setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def read_json(path, what: str) -> dict:
@@ -37,6 +139,8 @@ def read_json(path, what: str) -> dict:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{what} {path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ValueError(f"{what} {path} is not valid JSON: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{what} {path} is not valid JSON (truncated?): {error}") from None
     if not isinstance(data, dict):

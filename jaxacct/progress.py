@@ -3,6 +3,9 @@
 import contextlib
 import sys
 import time
+from collections.abc import Callable
+
+Progress = Callable[[str, int, float], None]  # what, done, expected
 
 
 @contextlib.contextmanager

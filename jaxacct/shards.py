@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from jaxacct import _validate
 from jaxacct.calibration import make_plan
-from jaxacct.files import Checkpoint, read_json, write_atomically
+from jaxacct.files import Checkpoint, create_secret, read_json, write_atomically
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
@@ -83,9 +83,9 @@ class Part:
 
 
 def write_run_key(path) -> None:
-    """A fresh run key from the operating system for all shards of one run, as JSON."""
+    """A fresh run key from the operating system for all shards of one run, as JSON, never over a file."""
     words = randomness.key_words(randomness.fresh_key())
-    write_atomically(path, json.dumps({"run_key": words}) + "\n")
+    create_secret(path, json.dumps({"run_key": words}) + "\n")
 
 
 def read_run_key(path):

@@ -90,3 +90,20 @@ def unamplified_noise_multiplier(scheme: Scheme, epsilon: float, delta: float, c
     while excess(high) > 0:
         high += 1.0
     return math.exp(optimize.brentq(excess, low, high)) if high > low else math.exp(low)
+
+
+def unamplified_epsilon(scheme: Scheme, noise_multiplier: float, delta: float, cross: float = 0.0) -> float:
+    """The epsilon at `delta` with the participation pattern revealed, rounded up; inf beyond float64."""
+    sensitivity = unamplified_sensitivity(scheme, cross)
+
+    def excess(epsilon):
+        return gaussian_delta(epsilon, noise_multiplier, sensitivity) - delta
+
+    high = 1.0
+    while not excess(high) <= 0:  # not a number counts as too much
+        high *= 2
+        if high > 1e300:
+            return math.inf
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(optimize.brentq(excess, 0.0, high, rtol=1e-12)) * (1 + 1e-9)

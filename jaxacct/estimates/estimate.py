@@ -1,23 +1,29 @@
 """Estimates of delta and epsilon: numbers with a confidence interval and no guarantee."""
 
+import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
 
 from jaxacct import _validate
+from jaxacct.accountants.analytic import unamplified_epsilon
 from jaxacct.accountants.composition import event_profile
+from jaxacct.estimates import interval
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
-from jaxacct.proposals.candidates import candidates
-from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.bounds import Budget
+from jaxacct.proposals.candidates import proposals_at
+from jaxacct.statistics import hockey_stick
 
-# Only ranks proposals by scale; any small value gives the same order.
-_RANKING = Budget.split(1e-9)
+# Where delta is what is asked for, proposals are looked for until one has a scale far below this.
+_SMALLEST_DELTA = 1e-12
+# Laws for an epsilon that is yet to be found: draws of up to so many pilots, in streams of their own, until
+# epsilon moves by less than a fiftieth.
+_PILOTS, _PILOT_SAMPLES, _PILOT_STREAM, _COARSE = 5, 2048, 100, 0.02
+_LARGEST_EPSILON = 1e9
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ def estimate_delta(
     confidence: float = 0.95,
     proposal: str | None = None,
     compose_with=None,
+    progress: Progress | None = None,
 ) -> Estimate:
     """Estimate delta(epsilon), the larger hockey-stick divergence of both directions.
 
@@ -64,38 +71,31 @@ def estimate_delta(
       confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds).
       proposal: "plain" to draw from the mechanism itself; by default the law with the smallest scale.
       compose_with: a dp-accounting `DpEvent` to compose with.
+      progress: called with (what, samples done, samples expected).
     """
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     num_samples = _validate.positive_integer("num_samples", num_samples)
-    confidence = _validate.open_probability("confidence", confidence)
+    risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
     key = randomness.fresh_key() if key is None else key
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
-    values, lows, highs, names = {}, [], [], {}
+    found, names = {}, {}
     for direction in DIRECTIONS:
         chosen = best_proposal(mechanism, epsilon, direction, proposal, compose_with is not None)
         names[direction] = chosen.name
-        scale = math.exp(chosen.log_scale)
-        if scale == 0:
-            values[direction] = 0.0
+        if chosen.log_scale == -math.inf:
+            found[direction] = np.zeros(3)
             continue
-        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
-        total = 0.0
-        for draws in draw_samples(chosen, key, num_samples):
-            weighted = hockey_stick.weighted_terms(draws, direction, epsilon, profile)
-            total += math.fsum(weighted)
-            counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
-        values[direction] = total / num_samples
-        low, high = bounds.mean_interval(counts, 1 - (1 - confidence) / 2)  # two directions share it
-        lows.append(scale * low)
-        highs.append(min(1.0, scale * high))
-    value = max(values.values())
+        parts = draw_samples(chosen, key, num_samples, progress)
+        found[direction] = interval.bands(chosen, np.array([epsilon]), parts, risk, profile)[:, 0]
+    low, value, high = map(float, np.max(list(found.values()), axis=0))
     return Estimate(
         quantity="delta",
         value=value,
-        low=min(value, max(lows, default=0.0)),
-        high=max(value, max(highs, default=0.0)),
+        # The profile of a composed event is a bound from above too.
+        low=0.0 if mechanism.is_upper_bound or compose_with is not None else low,
+        high=high,
         confidence=confidence,
-        directions=values,
+        directions={direction: float(band[1]) for direction, band in found.items()},
         proposals=names,
         num_samples=num_samples,
     )
@@ -108,34 +108,45 @@ def estimate_epsilon(
     num_samples: int = 100_000,
     key=None,
     confidence: float = 0.95,
+    progress: Progress | None = None,
 ) -> Estimate:
     """Estimate the smallest epsilon with delta(epsilon) <= delta, both directions.
 
-    The interval solves `delta-hat(epsilon) +- z standard errors = delta`: asymptotic, for orientation.
+    The interval inverts that of `estimate_delta` on draws of a law made for an epsilon near the answer, which
+    small draws of their own find; it is valid at any sample size. Its upper end is never above what holds
+    without a draw: where the scale of a law is below delta, or with the participation pattern revealed. Where
+    the draws do not reach down to delta that is the upper end, and the value as well.
+
+    Args:
+      mechanism: the mechanism.
+      delta: in (0, 1).
+      num_samples: draws a direction, at least 1.
+      key: JAX key; from the operating system by default.
+      confidence: of the interval, in (0, 1).
+      progress: called with (what, samples done, samples expected).
     """
     delta = _validate.open_probability("delta", delta)
     num_samples = _validate.positive_integer("num_samples", num_samples)
+    risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
     key = randomness.fresh_key() if key is None else key
-    z = stats.norm.isf((1 - _validate.open_probability("confidence", confidence)) / 2)
     values, lows, highs, names = {}, [], [], {}
-    guess = _guess_epsilon(mechanism, delta)
     for direction in DIRECTIONS:
-        chosen = best_proposal(mechanism, guess, direction, None, False)
-        if direction == "add":
-            # A proposal of this direction serves its own epsilon only; plain draws serve them all.
-            chosen = best_proposal(mechanism, guess, direction, "plain", False)
+        most = proven_epsilon(mechanism, direction, delta)
+        chosen, anchor = _law_near(mechanism, direction, delta, most, key)
         names[direction] = chosen.name
-        parts = list(draw_samples(chosen, key, num_samples))
+        parts = list(draw_samples(chosen, key, num_samples, progress))
         draws = Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-        values[direction], low, high = (
-            _solve_epsilon(draws, direction, delta, shift) for shift in (0.0, -z, z)
-        )
+        low, high = interval.crossing(chosen, draws, anchor, delta, risk)
+        resolved = high < math.inf
+        high = min(high, most)
+        value = interval.mean_crossing(chosen, draws, delta) if resolved else high
+        values[direction] = min(max(value, low), high)
         lows.append(low)
         highs.append(high)
     return Estimate(
         quantity="epsilon",
         value=max(values.values()),
-        low=max(lows),
+        low=0.0 if mechanism.is_upper_bound else min(max(lows), max(highs)),
         high=max(highs),
         confidence=confidence,
         directions=values,
@@ -144,21 +155,79 @@ def estimate_epsilon(
     )
 
 
+@functools.lru_cache(maxsize=64)
+def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
+    """An epsilon at which one direction's divergence is at most `delta` without a draw; inf if none is found.
+
+    With the participation pattern revealed, or where the scale of a proposal is below `delta`.
+    """
+    cross = float(mechanism.cross_terms.max())
+    most = unamplified_epsilon(mechanism.scheme, mechanism.noise_multiplier, delta, cross)
+
+    def is_below(epsilon):
+        return _law_at(mechanism, epsilon, direction, delta).log_scale <= math.log(delta)
+
+    if most == 0 or (most < math.inf and not is_below(most)):
+        return most
+    low, high = 0.0, most
+    if most == math.inf:
+        high = 1.0
+        while not is_below(high):
+            low, high = high, 2 * high
+            if high > _LARGEST_EPSILON:
+                return math.inf
+    return interval.last_true(lambda epsilon: not is_below(epsilon), low, high, _COARSE)[1]
+
+
+def _law_near(mechanism: Mechanism, direction: str, delta: float, most: float, key) -> tuple[Proposal, float]:
+    """A law for this direction's answer, and the epsilon that it is made for, somewhat below the answer.
+
+    Found by small draws of their own: only the width of the interval hangs on them.
+    """
+    anchor = 0.95 * most if most < math.inf else 1.0
+    for pilot in range(_PILOTS):
+        chosen = _law_at(mechanism, anchor, direction, delta)
+        pilot_key = randomness.stream_key(key, _PILOT_STREAM + pilot)
+        parts = list(draw_samples(chosen, pilot_key, _PILOT_SAMPLES))
+        draws = Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta), most)
+        if abs(anchor - before) <= _COARSE * before:
+            break
+    return _law_at(mechanism, anchor, direction, delta), anchor
+
+
+def _law_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) -> Proposal:
+    """The proposal with the smallest scale at `epsilon`, of those that are drawn well enough for `delta`."""
+    found = proposals_at(mechanism, epsilon, direction, _samples_for(delta))
+    resolving = [p for p in found if math.exp(p.log_scale) * p.total_variation <= delta / 8]
+    return min(resolving or found[:1], key=lambda p: p.log_scale)
+
+
+def _samples_for(delta: float):
+    """Draws that tell a divergence of `delta` from none, about; none where the scale is far below it."""
+
+    def samples_needed(proposal: Proposal) -> float:
+        ratio = proposal.log_scale - math.log(delta)
+        return 0.0 if ratio < -3 else 100 * math.exp(min(ratio, 100.0))
+
+    return samples_needed
+
+
 def best_proposal(mechanism, epsilon, direction, name, composed) -> Proposal:
     """The proposal called `name`, or the one with the smallest scale; a name must exist for "remove"."""
-    found = candidates(mechanism, epsilon, direction, _RANKING, composed=composed)
+    found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
     if name is None:
-        return min(found, key=lambda c: c.proposal.log_scale).proposal
-    for candidate in found:
-        if candidate.proposal.name == name:
-            return candidate.proposal
+        return min(found, key=lambda p: p.log_scale)
+    for proposal in found:
+        if proposal.name == name:
+            return proposal
     if direction == "add":
-        return found[0].proposal
-    allowed = ", ".join(c.proposal.name for c in found)
+        return found[0]
+    allowed = ", ".join(proposal.name for proposal in found)
     raise ValueError(f"proposal must be one of {allowed}, was {name!r}")
 
 
-def draw_samples(proposal: Proposal, key, num_samples: int):
+def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None):
     """Yield exactly `num_samples` draws of the proposal's direction, in batches."""
     stream = sampling.direction_key(key, proposal.direction)
     left = num_samples
@@ -166,35 +235,5 @@ def draw_samples(proposal: Proposal, key, num_samples: int):
     for draws in sampling.draw_in_batches(proposal, stream, 0, blocks):
         yield Draws(*(part[:left] for part in draws))
         left -= len(draws.loss[:left])
-
-
-def _solve_epsilon(draws: Draws, direction: str, delta: float, shift: float) -> float:
-    def excess(epsilon):
-        weighted = hockey_stick.weighted_terms(draws, direction, epsilon)
-        error = weighted.std() / math.sqrt(weighted.size)
-        return weighted.mean() + shift * error - delta
-
-    if excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    return float(optimize.brentq(excess, 0.0, high, xtol=1e-9))
-
-
-def _guess_epsilon(mechanism: Mechanism, delta: float) -> float:
-    """Where the remove direction's smallest scale is `delta`: the Renyi bound on epsilon, or 1."""
-
-    def excess(epsilon):
-        chosen = best_proposal(mechanism, epsilon, "remove", None, False)
-        return chosen.log_scale - math.log(delta)
-
-    low, high = 0.0, 1.0
-    while excess(high) > 0:
-        low, high = high, 2 * high
-        if high > 1e4:
-            return 1.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return 0.9 * high
+        if progress:
+            progress(f"estimate {proposal.direction}", num_samples - left, num_samples)

@@ -1,19 +1,17 @@
 """The privacy profile delta(epsilon) with simultaneous confidence bands, both directions."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.estimates import interval
 from jaxacct.estimates.estimate import best_proposal, draw_samples
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
-from jaxacct.proposals import replicas
 from jaxacct.proposals.base import DIRECTIONS, Proposal
-from jaxacct.statistics import bounds, hockey_stick
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +42,13 @@ class Profile:
 
 
 def privacy_profile(
-    mechanism: Mechanism, epsilons, *, num_samples: int = 100_000, confidence: float = 0.95, key=None
+    mechanism: Mechanism,
+    epsilons,
+    *,
+    num_samples: int = 100_000,
+    confidence: float = 0.95,
+    key=None,
+    progress: Progress | None = None,
 ) -> Profile:
     """The profile on a grid of epsilon from draws of its own.
 
@@ -60,6 +64,7 @@ def privacy_profile(
       num_samples: draws a direction.
       confidence: in (0, 1), of all bands together.
       key: JAX key; from the operating system by default.
+      progress: called with (what, samples done, samples expected).
 
     Raises:
       ValueError: bad arguments.
@@ -80,7 +85,7 @@ def privacy_profile(
     for direction in DIRECTIONS:
         chosen = _chosen(mechanism, direction, float(grid[-1]))
         names[direction] = chosen.name
-        found[direction] = _bands(chosen, grid, num_samples, q, key)
+        found[direction] = _bands(chosen, grid, q, draw_samples(chosen, key, num_samples, progress))
     if mechanism.is_upper_bound:
         # Losses are bounds themselves there: nothing is known from below (proofs/non_banded.md).
         for bands in found.values():
@@ -96,34 +101,13 @@ def _chosen(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
     return best_proposal(mechanism, epsilon, direction, None, False)
 
 
-def _bands(chosen: Proposal, grid: np.ndarray, num_samples: int, q: float, key) -> np.ndarray:
+def _bands(chosen: Proposal, grid: np.ndarray, q: float, parts) -> np.ndarray:
     """(3, points): lower, estimate and upper; each interval wrong with probability q at most."""
-    mechanism, m, direction = chosen.mechanism, chosen.replicas, chosen.direction
-    log_scales = np.zeros(len(grid))
-    if direction == "remove" and m > 1:
-        log_z = replicas.log_normalizer(mechanism, m)
-        log_scales = np.array([replicas.log_scale(log_z, m, e) for e in grid])
-    margin = rounding.loss_margin(mechanism, float(grid[-1]), m)
-    slack = chosen.weight_error(margin)
-    totals = np.zeros(len(grid))
-    high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
-    for draws in draw_samples(chosen, key, num_samples):
-        for i, epsilon in enumerate(grid):
-            scale = math.exp(-log_scales[i])
-            totals[i] += math.fsum(hockey_stick.weighted_terms(draws, direction, epsilon))
-            for counts, sign in ((high, 1.0), (low, -1.0)):
-                # Upwards the losses are taken as large, downwards as small as rounding allows.
-                terms = hockey_stick.weighted_terms(draws, direction, epsilon - sign * margin)
-                counts[i] += bounds.bin_terms(np.minimum(1.0, terms * math.exp(sign * slack) * scale))
-    scales = np.exp(log_scales)
-    upper = np.array([bounds.upper_confidence_bound(counts, q / 2) for counts in high])
-    lower = np.array([bounds.lower_confidence_bound(counts, q / 2) for counts in low])
-    upper = scales * (1 + chosen.relative_error) * (upper + chosen.total_variation)
-    lower = scales * np.maximum(0.0, lower - chosen.total_variation) / (1 + chosen.relative_error)
-    estimate = totals / num_samples
+    mechanism, direction = chosen.mechanism, chosen.direction
+    found = interval.bands(chosen, grid, parts, q)
     if direction == "add":
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
         none = mechanism.scheme.log_probability_of_none()
-        upper = np.minimum(upper, np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12))
-    upper = np.minimum(1.0, upper)
-    return np.stack([np.minimum(lower, upper), np.minimum(estimate, upper), upper])
+        most = np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12)
+        found = np.minimum(found, most)
+    return found

@@ -32,7 +32,7 @@ class DeltaCurve(NamedTuple):
 
     Attributes:
       low, value, high: the larger of both directions; each interval holds with the confidence asked for, but
-        all share their draws.
+        all share their draws. `low` is 0 where losses are upper bounds themselves.
     """
 
     noise_multipliers: np.ndarray
@@ -94,7 +94,7 @@ def delta_curve(
 ) -> DeltaCurve:
     """Estimate delta(epsilon) at every noise multiplier from one set of plain draws, both directions."""
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
-    risk = (1 - _validate.open_probability("confidence", confidence)) / 2
+    risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
     key = randomness.fresh_key() if key is None else key
     found = []
     for direction in DIRECTIONS:
@@ -103,11 +103,15 @@ def delta_curve(
         rows = []
         for row in losses.astype(np.float64):
             terms = hockey_stick.hockey_stick(epsilon - sign * row)
-            low, high = bounds.mean_interval(bounds.bin_terms(terms), risk)
+            counts = bounds.bin_terms(terms)
+            low = bounds.lower_confidence_bound(counts, risk / 2)
+            high = bounds.upper_confidence_bound(counts, risk / 2)
             mean = math.fsum(terms) / terms.size
             rows.append((min(low, mean), mean, max(high, mean)))
         found.append(rows)
     low, value, high = np.max(np.array(found), axis=0).T
+    if Mechanism(scheme, strategy, 1.0).is_upper_bound:
+        low = np.zeros_like(low)
     return DeltaCurve(np.asarray(noise_multipliers, np.float64), low, value, high)
 
 

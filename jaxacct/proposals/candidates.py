@@ -1,6 +1,7 @@
 """Which proposals a direction may be verified with, and what each would cost."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -53,12 +54,7 @@ def candidates(
         needed = predicted_samples(theta, budget.failure_probability) if theta > 0 else math.inf
         return 0.0 if needed <= _FEW_SAMPLES else needed
 
-    found = [proposals.plain(mechanism, direction)]
-    if not composed:
-        if direction == "remove":
-            found += replica_candidates(mechanism, epsilon, samples_needed)
-        else:
-            found += add_candidates(mechanism, epsilon)
+    found = proposals_at(mechanism, epsilon, direction, samples_needed, composed=composed)
     thresholds = [(p, threshold(p, budget.delta_v)) for p in found]
     priced = [
         Candidate(p, predicted_samples(theta, budget.failure_probability))
@@ -67,6 +63,23 @@ def candidates(
     ]
     # Among equals the earlier, simpler one: `sorted` is stable and plain comes first.
     return sorted(priced, key=lambda candidate: candidate.predicted_samples)
+
+
+def proposals_at(
+    mechanism: Mechanism,
+    epsilon: float,
+    direction: str,
+    samples_needed: Callable[[Proposal], float] | None = None,
+    *,
+    composed: bool = False,
+) -> list[Proposal]:
+    """Every proposal for one direction, plain first; see `candidates` and `replica_candidates`."""
+    found = [proposals.plain(mechanism, direction)]
+    if composed:
+        return found
+    if direction == "remove":
+        return found + replica_candidates(mechanism, epsilon, samples_needed)
+    return found + add_candidates(mechanism, epsilon)
 
 
 def predicted_samples(theta: float, failure_probability: float) -> float:

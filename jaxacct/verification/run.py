@@ -19,6 +19,7 @@ from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.candidates import candidates, threshold
@@ -39,7 +40,6 @@ PILOT_BLOCKS = 16
 # Streams of a run: 0 and 1 verify the two directions, 2 and 3 are their pilots.
 _EXTRAPOLATION_PILOT, _EXTRAPOLATION = 4, 5
 RULES = ("anytime", "fixed")
-Progress = Callable[[str, int, float], None]  # what, samples done, samples expected
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""Confidence intervals of a divergence from draws of a proposal, and of the epsilon that has a given one.
+
+Rounding of float32 losses and errors of the drawn law are in all of them (proofs/derivations.md section 5).
+
+A law that is good at one epsilon serves all larger ones: its weighted terms `w (1 - e^{epsilon - L})_+` (add
+direction: `epsilon + L`) only fall with epsilon, so its scale still bounds them, and it covers where they are
+positive. At smaller ones its terms, cut at the scale, have too small a mean, so a lower bound stays one.
+"""
+
+import math
+
+import numpy as np
+
+from jaxacct.likelihood import rounding
+from jaxacct.proposals import replicas
+from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.candidates import threshold
+from jaxacct.statistics import bounds, hockey_stick
+
+
+def side_counts(
+    chosen: Proposal,
+    draws: Draws,
+    epsilon: float,
+    log_scale: float,
+    margin: float,
+    side: int,
+    profile=hockey_stick.hockey_stick,
+) -> np.ndarray:
+    """Histogram of the terms over their scale, as large (`side` 1) or small (-1) as rounding allows."""
+    shift = side * chosen.weight_error(margin) - log_scale
+    scaled = draws._replace(log_weight=draws.log_weight + shift)
+    terms = hockey_stick.weighted_terms(scaled, chosen.direction, epsilon - side * margin, profile)
+    return bounds.bin_terms(np.minimum(1.0, terms))
+
+
+def bands(
+    chosen: Proposal, grid: np.ndarray, parts, q: float, profile=hockey_stick.hockey_stick
+) -> np.ndarray:
+    """(3, points): lower, estimate, upper of the divergence; each interval is wrong with probability <= q.
+
+    Args:
+      chosen: its scale has to hold at every point: replicas, plain draws, or a law made for the first point.
+      grid: (points,) epsilons, ascending, natural logs.
+      parts: iterable of the draws of `chosen`, in batches.
+      q: in (0, 1).
+      profile: of another mechanism that is composed in.
+    """
+    log_scales = np.full(len(grid), chosen.log_scale)
+    if chosen.direction == "remove" and chosen.replicas > 1:
+        log_z = replicas.log_normalizer(chosen.mechanism, chosen.replicas)
+        log_scales = np.array([replicas.log_scale(log_z, chosen.replicas, e) for e in grid])
+    margin = rounding.loss_margin(chosen.mechanism, float(grid[-1]), chosen.replicas)
+    num_samples, totals = 0, np.zeros(len(grid))
+    high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
+    for draws in parts:
+        num_samples += draws.loss.size
+        for i, epsilon in enumerate(grid):
+            totals[i] += math.fsum(hockey_stick.weighted_terms(draws, chosen.direction, epsilon, profile))
+            for counts, side in ((high, 1), (low, -1)):
+                counts[i] += side_counts(chosen, draws, epsilon, log_scales[i], margin, side, profile)
+    scales = np.exp(log_scales)
+    upper = np.array([bounds.upper_confidence_bound(counts, q / 2) for counts in high])
+    lower = np.array([bounds.lower_confidence_bound(counts, q / 2) for counts in low])
+    upper = np.minimum(1.0, scales * (1 + chosen.relative_error) * (upper + chosen.total_variation))
+    lower = scales * np.maximum(0.0, lower - chosen.total_variation) / (1 + chosen.relative_error)
+    return np.stack([np.minimum(lower, upper), np.clip(totals / num_samples, lower, upper), upper])
+
+
+def crossing(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float) -> tuple[float, float]:
+    """(low, high): the epsilon whose divergence is `delta` lies between, wrong with probability at most q.
+
+    The pointwise interval of `bands`, inverted. It has to hold at that one epsilon alone, since both of its
+    ends fall with epsilon; so the draws may be used at every epsilon at no cost in q.
+
+    Args:
+      chosen: the law of the draws, made for `anchor`; chosen without looking at them.
+      draws: all of them.
+
+    Returns natural logs; low is 0 and high infinite where the draws do not say.
+    """
+    furthest = _furthest(chosen, draws)
+    margin = rounding.loss_margin(chosen.mechanism, furthest, chosen.replicas)
+    furthest += 2 * margin
+    bets, weights = bounds.default_bets()
+
+    def counts(epsilon, side):
+        return side_counts(chosen, draws, epsilon, chosen.log_scale, margin, side)
+
+    above = delta * math.exp(-chosen.log_scale) * (1 + chosen.relative_error) + chosen.total_variation
+
+    def is_above(epsilon):
+        return bounds.hopeless(counts(epsilon, -1), above, q / 2)
+
+    below = threshold(chosen, delta)
+
+    def is_below(epsilon):
+        if below >= 1:
+            return True
+        return below > 0 and bounds.accepts(counts(epsilon, 1), below, q / 2, bets, weights)
+
+    low = last_true(is_above, 0.0, furthest)[0] if is_above(0.0) else 0.0
+    if is_below(anchor):
+        return low, max(low, anchor)
+    if furthest <= anchor or not is_below(furthest):
+        return low, math.inf
+    return low, last_true(lambda epsilon: not is_below(epsilon), anchor, furthest)[1]
+
+
+def mean_crossing(chosen: Proposal, draws: Draws, delta: float) -> float:
+    """The epsilon at which the mean of the weighted terms falls below `delta`; 0 if it is below it there."""
+
+    def is_above(epsilon):
+        return float(np.mean(hockey_stick.weighted_terms(draws, chosen.direction, epsilon))) > delta
+
+    return last_true(is_above, 0.0, _furthest(chosen, draws))[0] if is_above(0.0) else 0.0
+
+
+def _furthest(chosen: Proposal, draws: Draws) -> float:
+    """The largest epsilon at which any of the draws has a term, at least 0."""
+    losses = draws.loss if chosen.direction == "remove" else -draws.loss
+    return max(0.0, float(losses.max()))
+
+
+def last_true(holds, low: float, high: float, precision: float = 1e-6) -> tuple[float, float]:
+    """Ends of a short interval in which a property, true at `low` and not beyond `high`, ends to hold."""
+    while high - low > precision * max(high, 1e-3):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high

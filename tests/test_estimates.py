@@ -1,0 +1,162 @@
+"""Intervals of estimates hold the truth as often as they say, from delta 1e-3 to 1e-12.
+
+The truth is dp-accounting's for Poisson sampling. Runs in which an interval at confidence c misses are
+Binomial(runs, <= 1 - c); tests fail beyond its quantile of `FALSE_ALARM`.
+"""
+
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from jaxacct import (
+    BandedInverse,
+    BandedToeplitz,
+    BMinSep,
+    Mechanism,
+    Poisson,
+    delta_curve,
+    estimate_delta,
+    estimate_epsilon,
+    privacy_profile,
+)
+from jaxacct.accountants.analytic import gaussian_delta
+from jaxacct.estimates.estimate import proven_epsilon
+from tests.test_sampling import _pld
+
+FALSE_ALARM = 1e-6
+N, P, SIGMA = 20, 0.01, 1.0
+MECHANISM = Mechanism(Poisson(N, P), BandedToeplitz.identity(), SIGMA)
+DELTAS = (1e-3, 1e-5, 1e-7, 1e-9, 1e-12)
+# dp-accounting rounds losses up by at most its interval of 1e-4 a step, half of it on average.
+PLD_ERROR = 2e-3
+
+
+def few(runs, miss):
+    return stats.binom.isf(FALSE_ALARM, runs, miss)
+
+
+@functools.lru_cache
+def pld_epsilon(delta):
+    return _pld(SIGMA, P, N).get_epsilon_for_delta(delta)
+
+
+def cover(delta, runs, num_samples, confidence=0.95):
+    """Misses of `estimate_epsilon` at delta and of `estimate_delta` at its epsilon, and mean widths."""
+    epsilon, misses, widths = pld_epsilon(delta), np.zeros(2), []
+    options = dict(num_samples=num_samples, confidence=confidence)
+    for run in range(runs):
+        found = estimate_epsilon(MECHANISM, delta, key=jax.random.key(run), **options)
+        assert found.low <= found.value <= found.high
+        misses[0] += not found.low - PLD_ERROR <= epsilon <= found.high + PLD_ERROR
+        widths.append(found.high - found.low)
+        seen = estimate_delta(MECHANISM, epsilon, key=jax.random.key(run), **options)
+        misses[1] += not seen.low * 0.98 <= delta <= seen.high * 1.02
+    return misses, np.mean(widths)
+
+
+def test_epsilon_and_delta_are_covered():
+    """12 runs: the first version missed in two of three at 1e-9."""
+    misses, _ = cover(1e-9, 12, 1024)
+    assert np.all(misses <= few(12, 0.05)), misses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", DELTAS)
+def test_epsilon_and_delta_are_covered_in_300_runs(delta):
+    misses, width = cover(delta, 300, 8192)
+    assert np.all(misses <= few(300, 0.05)), misses
+    assert width < 0.4 * pld_epsilon(delta)
+
+
+def cover_profile(runs, num_samples, confidence):
+    grid = np.array([pld_epsilon(delta) for delta in DELTAS])
+    misses = 0
+    for run in range(runs):
+        found = privacy_profile(
+            MECHANISM, grid, num_samples=num_samples, confidence=confidence, key=jax.random.key(run)
+        )
+        truth = np.array(DELTAS)
+        misses += bool(np.any((truth < found.lower * 0.98) | (truth * 0.98 > found.upper)))
+    return misses
+
+
+def test_the_profile_is_covered():
+    assert cover_profile(10, 512, 0.9) <= few(10, 0.1)
+
+
+@pytest.mark.slow
+def test_the_profile_is_covered_in_300_runs():
+    assert cover_profile(300, 2048, 0.95) <= few(300, 0.05)
+
+
+def sigmas_of(deltas, epsilon=1.0):
+    """Noise multipliers of one Gaussian at which delta(epsilon) is each of `deltas`."""
+
+    def solve(delta):
+        return optimize.brentq(lambda s: math.log(gaussian_delta(epsilon, s, 1.0) / delta), 0.1, 20)
+
+    return np.array([solve(delta) for delta in deltas])
+
+
+@pytest.mark.parametrize(
+    ("runs", "deltas"), [(30, (0.1, 1e-3)), pytest.param(300, (0.1, *DELTAS), marks=pytest.mark.slow)]
+)
+def test_the_curve_is_covered(runs, deltas):
+    """One participation for certain: a Gaussian. Each point is an interval of its own."""
+    deltas = np.array(deltas)
+    sigmas, misses = sigmas_of(deltas), np.zeros(len(deltas))
+    for run in range(runs):
+        curve = delta_curve(
+            Poisson(1, 1.0),
+            BandedToeplitz.identity(),
+            sigmas,
+            1.0,
+            num_samples=512,
+            confidence=0.999,
+            key=jax.random.key(run),
+        )
+        misses += (deltas < curve.low) | (curve.high < deltas)
+    assert np.all(misses <= few(runs, 0.001)), misses
+
+
+def test_intervals_grow_with_confidence(key):
+    """From the same draws: strictly, as those of `delta_curve` did the opposite."""
+    intervals = []
+    for confidence in (0.2, 0.95, 1 - 1e-12):
+        options = dict(confidence=confidence, num_samples=512, key=key)
+        curve = delta_curve(Poisson(1, 1.0), BandedToeplitz.identity(), [1.0, 2.0], 1.0, **options)
+        delta, epsilon = (
+            estimate_delta(MECHANISM, 0.5, **options),
+            estimate_epsilon(MECHANISM, 1e-5, **options),
+        )
+        bands = privacy_profile(MECHANISM, [0.1, 0.5], **options)
+        low = [*curve.low, delta.low, epsilon.low, *bands.lower]
+        high = [*curve.high, delta.high, epsilon.high, *bands.upper]
+        intervals.append((low, high))
+    lows, highs = np.array(intervals).transpose(1, 0, 2)
+    assert np.all(np.diff(lows, axis=0) <= 0) and np.all(np.diff(highs, axis=0) >= 0)
+    assert np.all(highs[-1] - lows[-1] > highs[0] - lows[0])
+
+
+def test_epsilon_falls_as_delta_grows(key):
+    found = [estimate_epsilon(MECHANISM, delta, num_samples=1024, key=key) for delta in (1e-12, 1e-7, 0.5)]
+    assert np.all(np.diff([f.value for f in found]) < 0)
+    assert found[-1].value == found[-1].low == found[-1].high == 0
+
+
+def test_what_no_draw_resolves_is_what_holds_without_a_draw(key):
+    """128 plain draws at 1e-9: the pattern revealed. Of bounds nothing is known from below."""
+    mechanism = Mechanism(BMinSep(4, 2, 0.3), BandedInverse.bisr(iterations=4, bands=2), 1.0)
+    found = estimate_epsilon(mechanism, 1e-9, num_samples=128, key=key)
+    cross = float(mechanism.cross_terms.max())
+    assert found.value == found.high == proven_epsilon(mechanism, "remove", 1e-9)
+    assert 0.999e-9 < gaussian_delta(found.high, 1.0, math.sqrt(2 * (1 + 2 * cross))) <= 1e-9
+    assert found.low == 0
+
+
+def test_infinity_where_nothing_holds():
+    assert proven_epsilon(Mechanism(Poisson(4, 0.1), MECHANISM.strategy, 1e-160), "remove", 1e-9) == math.inf
