@@ -26,8 +26,7 @@ from jaxacct.schemes import (
 )
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
-from jaxacct.strategies.non_banded import BandedInverse, Dense, Toeplitz
-from jaxacct.strategies.toeplitz import BandedToeplitz, prefix_sum_error
+from jaxacct.strategies import BandedInverse, BandedToeplitz, Dense, Toeplitz, prefix_sum_error
 from jaxacct.verification.run import Evidence, verify
 
 __all__ = [

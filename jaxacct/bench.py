@@ -15,7 +15,7 @@ from jaxacct.proposals import base as proposals
 from jaxacct.proposals import sampling
 from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.schemes import BMinSep
-from jaxacct.strategies.toeplitz import BandedToeplitz
+from jaxacct.strategies import BandedToeplitz
 
 # (iterations, bands and separation, data set size, batch size, noise multiplier, epsilon)
 SETTINGS = ((7200, 256, 14_745_600, 1793, 0.47, 10.0), (1024, 16, 51_200, 200, 1.0, 4.0))

@@ -14,7 +14,7 @@ from jaxacct.accountants.composition import event_profile
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE
-from jaxacct.mechanisms.mechanism import Mechanism, check_bands
+from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
@@ -22,7 +22,7 @@ from jaxacct.proposals.candidates import candidates, predicted_samples, threshol
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies.non_banded import Strategy
+from jaxacct.strategies import Strategy
 from jaxacct.verification.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
 from jaxacct.verification.run import Evidence, Progress, verify
 
@@ -103,7 +103,7 @@ def calibrate(
         scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     _validate.one_of("adjacency", adjacency, ("zero-out",))
-    check_bands(scheme, strategy)
+    strategy.check(scheme)
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
     budget = Budget.split(delta - (cut or 0.0), failure_fraction)
     sizes = _Sizes(dataset_size, max_batch_size, cut)

@@ -15,7 +15,6 @@ import tyro
 
 from jaxacct import (
     BallsInBins,
-    BandedToeplitz,
     BMinSep,
     CyclicPoisson,
     Mechanism,
@@ -34,7 +33,7 @@ from jaxacct import (
 from jaxacct._interrupted import leave
 from jaxacct.progress import watch
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
-from jaxacct.strategies.non_banded import BandedInverse, Dense, Strategy, noise_copies
+from jaxacct.strategies import Strategy, by_name
 
 SchemeName = Literal[
     "poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "multi-attribution", "truncated-b-min-sep"
@@ -130,31 +129,7 @@ class Problem:
 
     def build_strategy(self, scheme) -> Strategy:
         """The strategy matrix."""
-        return build_strategy(self.strategy, self.bands, scheme)
-
-
-STRATEGIES = ("optimal", "square-root", "bisr", "optimal-inverse")
-
-
-def build_strategy(name: str, bands: int, scheme) -> BandedToeplitz | BandedInverse:
-    """A strategy by name, or from the file of that name."""
-    _validate.positive_integer("bands", bands)
-    if name == "bisr":
-        return BandedInverse.bisr(iterations=scheme.iterations, bands=bands)
-    if name == "optimal-inverse":
-        return BandedInverse.optimal(iterations=scheme.iterations, bands=bands)
-    if name == "square-root":
-        return BandedToeplitz.square_root(bands)
-    if name == "optimal":
-        return BandedToeplitz.optimal(
-            iterations=scheme.iterations,
-            bands=bands,
-            min_separation=scheme.min_separation,
-            participations=scheme.max_participations,
-        )
-    if not Path(name).exists():
-        raise ValueError(f"strategy must be {', '.join(STRATEGIES)} or a file of coefficients, was {name!r}")
-    return BandedToeplitz.from_file(name)
+        return by_name(self.strategy, self.bands, scheme)
 
 
 Flat = tyro.conf.arg(name="")
@@ -377,11 +352,9 @@ def strategy_command(
     _validate.positive_integer("bands", bands)
     scheme = BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
     _writable(out)
-    matrix = build_strategy(strategy, bands, scheme)
+    matrix = by_name(strategy, bands, scheme)
     error = prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
     if out:
-        if not isinstance(matrix, BandedToeplitz):
-            raise ValueError(f"out must not be given for {strategy}: it is made again from its bands")
         matrix.save(out)
     if json:
         _print({"coefficients": matrix.array.tolist(), "prefix_sum_error": error}, True)
@@ -462,13 +435,11 @@ def describe(plan: Plan) -> str:
 
 def _strategy_line(mechanism: Mechanism) -> str:
     strategy = mechanism.strategy
-    if isinstance(strategy, Dense):
-        return "dense, largest column norm 1; the noise multiplier is an upper bound; not for training"
-    inverse = isinstance(strategy, BandedInverse)
-    bands = noise_copies(strategy) + 1
-    kind = f"Toeplitz, its inverse of {bands} bands" if inverse else f"banded Toeplitz, {bands} bands"
+    copies = ""
+    if strategy.is_toeplitz:
+        copies = f"; training keeps {strategy.noise_copies} more noise copies of the parameters"
     bound = "; the noise multiplier is an upper bound" if mechanism.is_upper_bound else ""
-    return f"{kind}, column norm 1; training keeps {bands - 1} more noise copies of the parameters{bound}"
+    return f"{strategy.describe()}, column norm 1{copies}{bound}"
 
 
 def _evidence_lines(evidence) -> list[str]:

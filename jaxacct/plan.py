@@ -20,8 +20,7 @@ from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies.non_banded import strategy_from_json, strategy_to_json
-from jaxacct.strategies.toeplitz import prefix_sum_error
+from jaxacct.strategies import prefix_sum_error, strategy_from_json, strategy_to_json
 from jaxacct.verification.extrapolation import Certificate
 from jaxacct.verification.run import DirectionEvidence, Evidence, dense_counts, recheck, verify
 

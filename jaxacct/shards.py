@@ -24,7 +24,7 @@ from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.schemes import scheme_from_json
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies.non_banded import strategy_from_json
+from jaxacct.strategies import strategy_from_json
 from jaxacct.verification.run import (
     Evidence,
     Progress,

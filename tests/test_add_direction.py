@@ -8,7 +8,6 @@ import pytest
 from scipy import integrate
 from scipy.special import log_ndtr, ndtr
 
-from jaxacct.likelihood import scores
 from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
 from jaxacct.statistics import hockey_stick
@@ -292,7 +291,7 @@ def test_the_coordinate_is_replaced_to_within_its_stated_rounding():
     for n, bands in ((1500, 16), (3, 1)):
         mechanism = make(BMinSep(n, bands, 0.01), bands, 2.0)
         minorant = add_direction.tangent(mechanism, np.full(n, 0.25))
-        noise = scores.noise_scores(jax.random.key(4), mechanism.strategy, n, 256, np.float32)
+        noise = mechanism.strategy.noise_scores(jax.random.key(4), n, 256, np.float32)
         weights = np.asarray(minorant.weights / minorant.norm, np.float32)
         computed = np.asarray(add_direction._tree_sum(weights * noise), np.float64)
         exact = np.asarray(noise, np.float64) @ (minorant.weights / minorant.norm)

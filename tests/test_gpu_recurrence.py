@@ -11,9 +11,9 @@ from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.kernels.recurrence import blocked_log_recurrence
-from jaxacct.likelihood import scores
 from jaxacct.proposals import base as proposals
 from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.strategies import stationary
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
     for row, steps in zip(participation, positions, strict=True):
         np.testing.assert_array_equal(np.flatnonzero(row), steps[steps < n])
     before = np.random.default_rng(0).normal(size=(200, n))
-    ours = scores.add_signal_windows(jnp.asarray(before), jnp.asarray(positions), strategy, 0.7)
-    expected = before + 0.7 * np.asarray(scores.signal_scores(jnp.asarray(participation), strategy))
+    ours = stationary.add_signal_windows(jnp.asarray(before), jnp.asarray(positions), strategy, 0.7)
+    expected = before + 0.7 * np.asarray(strategy.signal_scores(jnp.asarray(participation)))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
 
 

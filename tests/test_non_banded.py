@@ -32,12 +32,11 @@ from jaxacct import (
 )
 from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli import main
-from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.likelihood.rounding import loss_margin, measured_error
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies import non_banded
+from jaxacct.strategies import strategy_from_json
 from tests.oracles import enumeration
 from train import noise
 
@@ -110,7 +109,7 @@ def test_bounds_against_enumeration(scheme, strategy, sigma, x64):
 @pytest.mark.parametrize("r", [1, 2, 3])
 def test_cross_terms_cover_every_pattern(r, strategy_of):
     strategy = strategy_of(8)
-    kappa = np.broadcast_to(non_banded.cross_terms(strategy, 8, r), 8)
+    kappa = np.broadcast_to(strategy.cross_terms(8, r), 8)
     matrix = (
         strategy.matrix if isinstance(strategy, Dense) else enumeration.strategy_matrix(strategy.array, 15, 8)
     )
@@ -186,7 +185,7 @@ def test_slack_vanishes():
         assert slack(slow, 7) > 5 * gaps[-1]
     # Column entries 2^-t: the autocorrelation is 2^-d, so kappa = q + q^2 + .. with q = 2^-r.
     for r in (1, 3, 5, 7):
-        q, kappa = 0.5**r, float(non_banded.cross_terms(fast, 12, r))
+        q, kappa = 0.5**r, float(fast.cross_terms(12, r))
         assert q * (1 - 1e-2) < kappa < q / (1 - q) * (1 + 1e-6)
 
 
@@ -225,9 +224,7 @@ def test_dense_scores_have_the_law_of_the_outputs(key):
     strategy, num = some_dense(5), 200_000
     x = jnp.tile(jnp.array([1.0, 0, 0, 1, 0]), (num, 1))
     drawn = np.asarray(
-        scores.scores_from_normals(
-            scores.draw_normals(key, strategy, 5, num, jnp.float32), strategy, 5, 0.7, x
-        )
+        strategy.scores_from_normals(strategy.draw_normals(key, 5, num, jnp.float32), 5, 0.7, x)
     )
     gram = strategy.matrix.T @ strategy.matrix
     z = stats.norm.isf(FALSE_ALARM / 60)
@@ -295,7 +292,7 @@ def test_certified_and_stored(tmp_path, capsys):
     for kind in (long_tail(60), some_dense(60)):
         other = dataclasses.replace(plan, mechanism=Mechanism(scheme, kind, 3.0))
         stored = json.loads(json.dumps(other.to_json()))["strategy"]
-        assert non_banded.strategy_from_json(stored) == kind
+        assert strategy_from_json(stored) == kind
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxacct.strategies.non_banded import BandedInverse, Strategy, noise_copies
+from jaxacct.strategies import Strategy
 
 
 class NoiseState(NamedTuple):
@@ -47,7 +47,7 @@ def init(strategy: Strategy, params, key) -> NoiseState:
     """
 
     def zeros(leaf):
-        shape = (noise_copies(strategy), *jnp.shape(leaf))
+        shape = (strategy.noise_copies, *jnp.shape(leaf))
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
@@ -60,9 +60,8 @@ def init(strategy: Strategy, params, key) -> NoiseState:
 
 def draw(strategy: Strategy, state: NoiseState, params) -> tuple[Any, NoiseState]:
     """`w_t` for unit noise, a pytree like `params` in float32, and the state after it. Jittable."""
-    kept = noise_copies(strategy)
-    inverse = isinstance(strategy, BandedInverse)
-    c = np.array(strategy.inverse) if inverse else strategy.array  # pyright: ignore
+    c, inverse = strategy.noise_recursion()
+    kept = len(c) - 1
     fresh = standard_normals(state.key, state.step, params)
     if kept == 0:
         return fresh, state._replace(step=state.step + 1)

@@ -17,14 +17,13 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS
 from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.strategies.non_banded import Strategy
+from jaxacct.strategies import Strategy
 
 
 class DeltaCurve(NamedTuple):
@@ -130,11 +129,11 @@ def _blocks(scheme, strategy, direction, sigmas, keys):
     def one_block(key):
         normals_key, counts_key = jax.random.split(key)
         n, size = scheme.iterations, randomness.BLOCK_SIZE
-        normals = scores.draw_normals(normals_key, strategy, n, size, jnp.float32)
-        noise = scores.scores_from_normals(normals, strategy, n, 1.0)
+        normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
+        noise = strategy.scores_from_normals(normals, n, 1.0)
         signal = jnp.zeros(())
         if direction == "remove":
-            signal = scores.signal_scores(scheme.draw_participation(counts_key, size), strategy)
+            signal = strategy.signal_scores(scheme.draw_participation(counts_key, size))
 
         if scheme.sums_in_kernel(noise.dtype):
             # The log-ratios are (signal - lowered) / sigma^2 + noise / sigma.

@@ -5,10 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxacct.likelihood import scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Scheme
-from jaxacct.strategies.non_banded import Strategy
+from jaxacct.strategies import Strategy
 
 DIRECTIONS = ("remove", "add")
 
@@ -61,9 +60,9 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes):
-    half_norms = scores.truncated_square_norms(strategy, scheme.iterations) / 2
+    half_norms = strategy.square_norms(scheme.iterations) / 2
     halves = jnp.asarray(half_norms, outputs.dtype)
-    excess = scores.output_scores(outputs, strategy) - halves
+    excess = strategy.output_scores(outputs) - halves
     variance = jnp.asarray(sigma, outputs.dtype) ** 2
     return scheme.log_likelihood_ratios(excess / variance, halves / variance, batch_sizes)
 
@@ -77,18 +76,18 @@ def loss_of_scores(
     batch_sizes=None,
     positions=None,
 ):
-    """L of (num_samples, iterations) scores, on the horizon of `jaxacct.likelihood.scores`.
+    """L of (num_samples, iterations) scores, on the horizon of `jaxacct.strategies.stationary`.
 
-    Participations at `positions` are added to the scores first (`scores.add_signal_windows`).
+    Participations at `positions` are added to the scores first (`Strategy.add_signal_windows`).
 
     Where C is not banded within the separation, a bound on L: from above for `direction` "remove" and from
     below for "add", so that both divergences come out too large (proofs/non_banded.md).
     """
     sigma = jnp.asarray(sigma, scores_.dtype)
-    halves = jnp.asarray(scores.half_square_norms(strategy), scores_.dtype)
+    halves = jnp.asarray(strategy.half_square_norms(), scores_.dtype)
     log_ratios = (scores_ - lowered_norms(scheme, strategy, direction, scores_.dtype)) / sigma**2
     if positions is not None:
-        log_ratios = scores.add_signal_windows(log_ratios, positions, strategy, 1 / sigma**2)
+        log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2)
     return scheme.log_likelihood_ratios(log_ratios, halves / sigma**2, batch_sizes)
 
 
@@ -97,7 +96,7 @@ def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
 
     `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
     """
-    halves = jnp.asarray(scores.half_square_norms(strategy), dtype)
+    halves = jnp.asarray(strategy.half_square_norms(), dtype)
     if direction == "remove":
         return halves
     return halves + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 
@@ -87,7 +86,7 @@ def _probe(key, tables, scheme, strategy, replicas):
     """Normals, the participations under P and under Q, and batch sizes where there are any."""
     normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
-    normals = scores.draw_normals(normals_key, strategy, n, size, jnp.float32)
+    normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
     if scheme.side_information is None:
         batch_sizes = None
         drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
@@ -107,6 +106,6 @@ def _probe(key, tables, scheme, strategy, replicas):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
-    drawn = scores.scores_from_normals(normals, strategy, scheme.iterations, sigma, participation)
+    drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
     drawn = drawn if shift is None else drawn - sigma * shift
     return loss_of_scores(scheme, strategy, drawn, sigma, "remove", batch_sizes)

@@ -23,10 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.strategies.toeplitz import BandedToeplitz
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 CACHE_NUMBERS = 8 * 128 * 1024
@@ -135,14 +133,14 @@ def draw_block_at(
     """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
     The shared body of every proposal that shifts the outputs by a drawn participation count vector; one of
-    zeros and ones may be given by `draw_positions(key, size)` instead (`scores.add_signal_windows`).
+    zeros and ones may be given by `draw_positions(key, size)` instead (`Strategy.add_signal_windows`).
     """
     normals_key, counts_key = jax.random.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
-    normals = scores.draw_normals(normals_key, strategy, n, size, dtype)
+    normals = strategy.draw_normals(normals_key, n, size, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, size)
     counts = None if counts is None else counts.astype(dtype)
-    drawn = scores.scores_from_normals(normals, strategy, n, sigma, counts)
+    drawn = strategy.scores_from_normals(normals, n, sigma, counts)
     positions = None if draw_positions is None else draw_positions(counts_key, size)
     return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes, positions)
 
@@ -195,7 +193,8 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
 
 def _few_windows(scheme, strategy) -> bool:
     """Whether participations are added as windows: an FFT is faster on a CPU."""
-    return jax.default_backend() != "cpu" and scheme.draws_positions and isinstance(strategy, BandedToeplitz)
+    disjoint = strategy.is_toeplitz and strategy.bands <= scheme.min_separation
+    return jax.default_backend() != "cpu" and scheme.draws_positions and disjoint
 
 
 __all__ = ["DIRECTIONS", "Draws", "Proposal", "draw_block_at", "plain"]

@@ -23,11 +23,9 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
-from jaxacct.strategies.non_banded import Dense
 
 _CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
 _TAIL = 2.0**-40  # probability, relative to the scale, of the t that the table leaves out
@@ -85,7 +83,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _LEAST_REMAINDER):
         return None
     weights = np.maximum(gradient, 0.0) / remainder
-    norm = math.sqrt(max(weights @ gram(mechanism, weights), 0.0))
+    norm = math.sqrt(max(weights @ mechanism.strategy.gram(weights), 0.0))
     if norm == 0:
         return None
     parts = (loss, math.log(remainder), -(weights @ excess), -weights.sum() * lowered / sigma**2)
@@ -96,15 +94,6 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
 @functools.partial(jax.jit, static_argnums=0)
 def _loss_and_gradient(scheme, excess, half_square_norms):
     return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, half_square_norms)
-
-
-def gram(mechanism: Mechanism, weights: np.ndarray) -> np.ndarray:
-    """`C^T C m` on the extended horizon, float64 NumPy."""
-    strategy = mechanism.strategy
-    assert not isinstance(strategy, Dense)  # `add_candidates` makes no tangents for it
-    length = scores.circulant_length(weights.size, strategy.bands)
-    power = np.abs(np.fft.rfft(strategy.array, length)) ** 2
-    return np.fft.irfft(np.fft.rfft(weights, length) * power, length)[: weights.size]
 
 
 def edge_and_slope(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> tuple[float, float]:
@@ -139,7 +128,7 @@ def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
     for _ in range(3):
         if best is None:
             return None
-        along = gram(mechanism, best.weights) / best.norm
+        along = mechanism.strategy.gram(best.weights) / best.norm
         low, high = 0.0, 16.0
         for _ in range(2):
             distances = np.linspace(low, high, 13)
@@ -160,7 +149,7 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
     roundings = (math.ceil(math.log2(n)) if n > 1 else 0) + 6
     tables = cells | {
         "weights": jnp.asarray(minorant.weights / minorant.norm, jnp.float32),
-        "along": jnp.asarray(gram(mechanism, minorant.weights) / minorant.norm, jnp.float32),
+        "along": jnp.asarray(mechanism.strategy.gram(minorant.weights) / minorant.norm, jnp.float32),
         "rounding": jnp.float32(roundings * 2.0**-24),
     }
     return Proposal(
@@ -218,7 +207,7 @@ def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
 def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     noise_key, cell_key, place_key = jax.random.split(key, 3)
     size, n = randomness.BLOCK_SIZE, scheme.iterations
-    noise = scores.noise_scores(noise_key, strategy, n, size, dtype)
+    noise = strategy.noise_scores(noise_key, n, size, dtype)
     cell = jnp.searchsorted(tables["last"], randomness.bits_32(cell_key, (size,)))
     below = tables["width"].astype(dtype) * randomness.uniform_32(place_key, (size,), dtype)
     upper = tables["upper"][cell].astype(dtype)
@@ -257,7 +246,7 @@ def add_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
     found = []
     if log_scale < -1e-3:
         found.append(Proposal("plain, less none", "add", mechanism, log_scale, base.draw_block))
-    if isinstance(mechanism.strategy, Dense):  # no tangents: its columns differ in norm
+    if not mechanism.strategy.is_toeplitz:  # no tangents: its columns differ in norm
         return found
     at_zero = tangent(mechanism, np.zeros(mechanism.scheme.iterations))
     if at_zero is not None and at_zero.constant + epsilon - log_scale > 0:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, draw_block_at
-from jaxacct.strategies.toeplitz import BandedToeplitz
 
 
 def _module(mechanism: Mechanism):
@@ -29,7 +28,7 @@ def most_replicas(mechanism: Mechanism) -> int:
     """The largest number of replicas that there are tables for; 1 where C is not banded
     (proofs/non_banded.md), or the scheme has none.
     """
-    if mechanism.scheme.replicas is None or not isinstance(mechanism.strategy, BandedToeplitz):
+    if mechanism.scheme.replicas is None or not mechanism.is_stationary:
         return 1
     return _module(mechanism).most_replicas(mechanism)
 

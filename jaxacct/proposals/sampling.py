@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import scores
 from jaxacct.likelihood.loss import DIRECTIONS
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
@@ -22,7 +21,7 @@ def sample_privacy_loss(
     """Draw privacy losses L = ln P/Q: under P for `direction` "remove", under Q for "add".
 
     The draws are of the mechanism that also releases the bands - 1 rows after the last step, which can
-    only be less private (see `jaxacct.likelihood.scores`).
+    only be less private (see `jaxacct.strategies.stationary`).
 
     Args:
       key: a JAX key; the same key gives the same losses on any device and in any batching.
@@ -94,7 +93,7 @@ def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32, arrays: int = 12) ->
     devices = len(jax.local_devices())
     if jax.default_backend() == "cpu":
         return 8 * devices
-    length = scores.circulant_length(mechanism.scheme.iterations, mechanism.strategy.bands)
+    length = mechanism.strategy.numbers_per_sample(mechanism.scheme.iterations)
     per_block = arrays * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 4e9)
     # No more than have their rings in a GPU's L2 cache at b = 256 (`gpu_recurrence`).

@@ -22,15 +22,14 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import rounding, scores
+from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws, Proposal
-from jaxacct.proposals.half_space import gram, log_remainder_scale
+from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import exponent, hockey_stick
-from jaxacct.strategies.toeplitz import BandedToeplitz
 
 _PILOT_BLOCKS = 16
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
@@ -132,14 +131,14 @@ def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: floa
     for one that may only come out smaller: that covers the rounding of the shift to float32.
     """
     weights = mechanism.scheme.participation_probabilities()
-    signal = gram(mechanism, weights)
+    signal = mechanism.strategy.gram(weights)
     along = signal / math.sqrt(weights @ signal)
     tables = {"shift": jnp.asarray((1 + guard * 2.0**-20) * distance * along, jnp.float32)}
     return Proposal(f"shifted by {distance:.4g}", "add", mechanism, log_scale, _shifted, lambda: tables)
 
 
 def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    noise = scores.noise_scores(key, strategy, scheme.iterations, randomness.BLOCK_SIZE, dtype)
+    noise = strategy.noise_scores(key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
     pushed = sigma * (noise - tables["shift"].astype(dtype))
     loss = loss_of_scores(scheme, strategy, pushed, sigma, "add")
     return Draws(loss, jnp.zeros_like(loss))
@@ -204,7 +203,7 @@ def cheaper_extrapolation(
     """
     if samples_otherwise <= 2 * PLANNED_SAMPLES or mechanism.scheme.side_information is not None:
         return None
-    if not isinstance(mechanism.strategy, BandedToeplitz):
+    if not mechanism.is_stationary:
         return None
     planned = plan_extrapolation(mechanism, epsilon, key)
     return planned if planned and planned.log_expected < math.log(delta_v) else None

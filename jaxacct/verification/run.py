@@ -26,7 +26,7 @@ from jaxacct.proposals.candidates import candidates, threshold
 from jaxacct.schemes import scheme_to_json
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies.non_banded import strategy_to_json
+from jaxacct.strategies import strategy_to_json
 from jaxacct.verification.extrapolation import (
     PLANNED_SAMPLES,
     Certificate,

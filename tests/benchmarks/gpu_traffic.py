@@ -24,7 +24,7 @@ from jaxacct.kernels.memory_traffic import bytes_moved
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.schemes import BMinSep
-from jaxacct.strategies.toeplitz import BandedToeplitz
+from jaxacct.strategies import BandedToeplitz
 
 BANDWIDTH = 4.8e12  # bytes a second, the vendor's figure for an H200
 BLOCKS = 8

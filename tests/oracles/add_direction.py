@@ -6,7 +6,7 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.strategies.toeplitz import BandedToeplitz
+from jaxacct.strategies import BandedToeplitz
 from tests.oracles import enumeration
 
 FALSE_ALARM = 1e-6  # of every statistical assertion; keys are fixed

@@ -22,7 +22,6 @@ from jaxacct.kernels.loops import any_left
 from jaxacct.kernels.randomness import bits_32, exponential_32, uniform_32
 from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.schemes.replicas.base import Attracting
-from jaxacct.strategies.toeplitz import BandedToeplitz
 
 # Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
 MAX_TABLE_BYTES = 2.5e9
@@ -86,9 +85,10 @@ def _warm(scheme) -> bool:
 
 def attractions(mechanism: Attracting) -> np.ndarray:
     """(b + 1,) float64: `E_d = exp(a_d / sigma^2)` for participations d = 0..b steps apart."""
-    if not isinstance(mechanism.strategy, BandedToeplitz):
+    strategy, b = mechanism.strategy, mechanism.scheme.min_separation
+    if not (strategy.is_toeplitz and strategy.bands <= b):
         raise TypeError("replicas need a banded Toeplitz strategy")
-    c, b = mechanism.strategy.array, mechanism.scheme.min_separation
+    c = strategy.array
     autocorrelation = np.zeros(b + 1)
     autocorrelation[: c.size] = np.correlate(c, c, "full")[c.size - 1 :]
     return np.exp(autocorrelation / mechanism.noise_multiplier**2)

@@ -1,24 +1,23 @@
-"""Scores `s = C^T y`: all that the privacy loss of a banded Toeplitz mechanism sees of the outputs.
+"""Toeplitz strategies: what they share. Scores `s = C^T y` are all that the privacy loss sees of outputs.
 
 Sampling never forms `y`. On a circulant of length N >= n + bands - 1 white noise has a white spectrum, so
 the noise part of the scores is drawn in the frequency domain (a stationary Gaussian process whose
 spectrum is |c_hat|^2) and costs one inverse FFT; the signal part is the autocorrelation of `c` around
 each participation. These are the scores of the mechanism that also releases the bands - 1 rows after
 step n. The real mechanism is a post-processing of that one, so an upper bound on the privacy loss of one
-holds for the other, and the column norm is 1 for every step (proofs/derivations.md section 2). A dense C has
-no such
-horizon: its scores are matrix products on its own rows.
+holds for the other, and the column norm is 1 for every step (proofs/derivations.md section 2).
 """
 
+import abc
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import fft as scipy_fft
+import scipy
 
 from jaxacct.kernels import randomness
-from jaxacct.strategies.non_banded import Dense, Strategy
+from jaxacct.strategies.base import NoiseRecursion, Strategy, read_only
 
 # Each score mixes all N frequencies. A float32 normal ends at 6.7 standard deviations (`normal_pairs`); the
 # mixture of 128 of them has the Gaussian tail far beyond.
@@ -29,28 +28,22 @@ _MINIMUM_LENGTH = 128
 def circulant_length(iterations: int, bands: int) -> int:
     """The smallest even FFT-friendly length on which no score wraps around."""
     need = max(iterations + bands - 1, _MINIMUM_LENGTH)
-    return 2 * int(scipy_fft.next_fast_len((need + 1) // 2, real=False) or 0)
+    return 2 * int(scipy.fft.next_fast_len((need + 1) // 2, real=False) or 0)
 
 
 @functools.lru_cache(maxsize=64)
-def _amplitude(strategy: Strategy, length: int) -> np.ndarray:
+def _amplitude(strategy: "Stationary", length: int) -> np.ndarray:
     """|c_hat| on the half spectrum, (length / 2 + 1,) float64."""
-    assert not isinstance(strategy, Dense)  # has no spectrum
     return np.abs(np.fft.rfft(strategy.array, length))
 
 
-def draw_normals(key, strategy: Strategy, iterations: int, num_samples: int, dtype):
-    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays.
-
-    For a dense C one (num_samples, iterations) array: its noise itself.
-    """
-    if isinstance(strategy, Dense):
-        return (jax.random.normal(key, (num_samples, iterations), dtype),)
+def draw_normals(key, strategy: "Stationary", iterations: int, num_samples: int, dtype):
+    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays."""
     shape = (num_samples, circulant_length(iterations, strategy.bands) // 2 + 1)
     return randomness.normal_pairs(key, shape, dtype)
 
 
-def scores_from_normals(normals, strategy: Strategy, iterations: int, sigma, participation=None):
+def scores_from_normals(normals, strategy: "Stationary", iterations: int, sigma, participation=None):
     """Scores of `C x + sigma z`: `C^T C x + sigma C^T z` on the extended horizon, one inverse FFT.
 
     Args:
@@ -62,8 +55,6 @@ def scores_from_normals(normals, strategy: Strategy, iterations: int, sigma, par
       (num_samples, iterations). At sigma = 1 and x = 0 each has unit variance, and the covariance of
       scores d steps apart is the autocorrelation of the coefficients at d.
     """
-    if isinstance(strategy, Dense):
-        return _dense_scores(normals[0], strategy, sigma, participation)
     real, imaginary = normals
     length = circulant_length(iterations, strategy.bands)
     scale = _amplitude(strategy, length) * np.sqrt(length / 2)
@@ -82,37 +73,20 @@ def scores_from_normals(normals, strategy: Strategy, iterations: int, sigma, par
     return jnp.fft.irfft(spectrum, length)[:, :iterations]
 
 
-def _dense_scores(normals, strategy: Dense, sigma, participation):
-    """`C^T (C x + sigma z)` on the n rows that there are, at the full accuracy of the dtype."""
-    matrix = jnp.asarray(strategy.matrix, normals.dtype)
-    outputs = jnp.asarray(sigma, normals.dtype) * normals
-    if participation is not None:
-        outputs = outputs + jnp.dot(participation, matrix.T, precision="highest")
-    return jnp.dot(outputs, matrix, precision="highest")
-
-
-def noise_scores(key, strategy: Strategy, iterations: int, num_samples: int, dtype):
-    """Draw `C^T z`, (num_samples, iterations) of `dtype`, for white z of unit variance."""
-    normals = draw_normals(key, strategy, iterations, num_samples, dtype)
-    return scores_from_normals(normals, strategy, iterations, 1.0)
-
-
-def signal_scores(participation, strategy: Strategy):
+def signal_scores(participation, strategy: "Stationary"):
     """`C^T C x` on the extended horizon, for (..., iterations) participation counts or weights.
 
     Returns the same shape and dtype: the autocorrelation of the coefficients around each participation.
     """
-    if strategy.bands == 1 and not isinstance(strategy, Dense):
+    if strategy.bands == 1:
         return participation
-    if isinstance(strategy, Dense):
-        return _dense_scores(jnp.zeros_like(participation), strategy, 1.0, participation)
     iterations = participation.shape[-1]
     length = circulant_length(iterations, strategy.bands)
     power = jnp.asarray(_amplitude(strategy, length) ** 2, participation.dtype)
     return jnp.fft.irfft(jnp.fft.rfft(participation, length) * power, length)[..., :iterations]
 
 
-def add_signal_windows(scores, positions, strategy: Strategy, scale):
+def add_signal_windows(scores, positions, strategy: "Stationary", scale):
     """`scores + scale C^T C x` for few participations at known steps, each a window of 2 bands - 1 numbers.
 
     What `signal_scores` does by two FFTs; without passes over whole rows, and so better on a GPU.
@@ -121,13 +95,11 @@ def add_signal_windows(scores, positions, strategy: Strategy, scale):
       scores: (num_samples, iterations) float.
       positions: (num_samples, slots) int32, ascending and at least `bands` apart; iterations and above is no
         participation.
-      strategy: not a dense C, whose columns differ.
       scale: scalar.
 
     Returns:
       The shape and dtype of `scores`. The autocorrelation is that of `signal_scores`, on the same horizon.
     """
-    assert not isinstance(strategy, Dense)
     n, reach = scores.shape[1], strategy.bands - 1
     window = scale * jnp.asarray(np.correlate(strategy.array, strategy.array, "full"), scores.dtype)
     rows = jnp.arange(scores.shape[0])[:, None, None]
@@ -139,7 +111,7 @@ def add_signal_windows(scores, positions, strategy: Strategy, scale):
     return scores
 
 
-def output_scores(outputs, strategy: Strategy):
+def output_scores(outputs, strategy: "Stationary"):
     """Sliding dot products `s_i = <c, y_i .. y_{i+bands-1}>` of given outputs, y being zero past n.
 
     Args:
@@ -147,8 +119,6 @@ def output_scores(outputs, strategy: Strategy):
 
     Returns the same shape and dtype.
     """
-    if isinstance(strategy, Dense):
-        return jnp.dot(outputs, jnp.asarray(strategy.matrix, outputs.dtype), precision="highest")
     iterations = outputs.shape[-1]
     length = circulant_length(iterations, strategy.bands)
     spectrum = jnp.asarray(np.conj(np.fft.rfft(strategy.array, length)))
@@ -157,17 +127,72 @@ def output_scores(outputs, strategy: Strategy):
     )
 
 
-def truncated_square_norms(strategy: Strategy, iterations: int) -> np.ndarray:
-    """`||c_i||^2` of each column of the n x n strategy matrix, (iterations,) float64."""
-    if isinstance(strategy, Dense):
-        return np.square(strategy.matrix).sum(axis=0)
-    cumulative = np.cumsum(strategy.array**2)
-    remaining = np.minimum(iterations - np.arange(iterations), strategy.bands)
-    return cumulative[remaining - 1]
+@functools.lru_cache(maxsize=64)
+def _cross_terms(strategy: "Stationary", iterations: int, min_separation: int) -> np.ndarray:
+    if strategy.bands <= min_separation or iterations <= min_separation:
+        return read_only(np.zeros(()))
+    lags = np.arange(min_separation, iterations, min_separation)
+    c = strategy.array
+    length = scipy.fft.next_fast_len(2 * c.size, real=True)
+    shared = np.maximum(np.fft.irfft(np.abs(np.fft.rfft(c, length)) ** 2, length)[: c.size], 0.0)
+    shared = np.append(shared, np.zeros(max(0, iterations - shared.size)))[:iterations]
+    farther = np.maximum.accumulate(shared[::-1])[::-1]
+    # An FFT's error is of the size of its largest number, 1; every lag is raised by more.
+    return read_only(np.array((farther[lags] + 1e-13).sum() * (1 + 1e-9)))
 
 
-def half_square_norms(strategy: Strategy) -> np.ndarray:
-    """`||c_i||^2 / 2` on the horizon of `scores_from_normals`: () 1/2, or (iterations,) for a dense C."""
-    if isinstance(strategy, Dense):
-        return truncated_square_norms(strategy, len(strategy.matrix)) / 2
-    return np.asarray(0.5)
+class Stationary(Strategy):
+    """A Toeplitz C, given by its first column."""
+
+    is_toeplitz = True
+
+    @property
+    @abc.abstractmethod
+    def array(self) -> np.ndarray:
+        """(bands,) float64, read-only: the first column of C, without trailing zeros."""
+
+    def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
+        return _cross_terms(self, iterations, min_separation)
+
+    def square_norms(self, iterations: int) -> np.ndarray:
+        cumulative = np.cumsum(self.array**2)
+        remaining = np.minimum(iterations - np.arange(iterations), self.bands)
+        return cumulative[remaining - 1]
+
+    def half_square_norms(self) -> np.ndarray:
+        """() 1/2: the rows go on past the last step."""
+        return np.asarray(0.5)
+
+    def numbers_per_sample(self, iterations: int) -> int:
+        return circulant_length(iterations, self.bands)
+
+    def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
+        return draw_normals(key, self, iterations, num_samples, dtype)
+
+    def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
+        return scores_from_normals(normals, self, iterations, sigma, participation)
+
+    def signal_scores(self, participation):
+        return signal_scores(participation, self)
+
+    def output_scores(self, outputs):
+        return output_scores(outputs, self)
+
+    def add_signal_windows(self, scores, positions, scale):
+        return add_signal_windows(scores, positions, self, scale)
+
+    def gram(self, weights: np.ndarray) -> np.ndarray:
+        length = circulant_length(weights.size, self.bands)
+        power = np.abs(np.fft.rfft(self.array, length)) ** 2
+        return np.fft.irfft(np.fft.rfft(weights, length) * power, length)[: weights.size]
+
+    def noise_recursion(self) -> NoiseRecursion:
+        return NoiseRecursion(self.array, of_inverse=False)
+
+    def unit_prefix_sum_error(self, iterations: int) -> float:
+        n = iterations
+        sums = np.asarray(scipy.signal.lfilter([1.0], self.array, np.ones(n)))
+        return float(np.dot(n - np.arange(n), sums**2) / n)
+
+    def describe(self) -> str:
+        return f"{self.kind.replace('-', ' ').replace('toeplitz', 'Toeplitz')}, {self.bands} bands"

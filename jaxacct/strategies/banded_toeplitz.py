@@ -1,0 +1,196 @@
+"""Banded Toeplitz strategy matrices, given by the non-zero entries of the first column.
+
+Nothing here ever forms an n x n matrix.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import scipy
+
+from jaxacct import _validate
+from jaxacct.files import write_atomically
+from jaxacct.strategies.base import read_only
+from jaxacct.strategies.stationary import Stationary
+
+
+@dataclass(frozen=True)
+class BandedToeplitz(Stationary):
+    """A banded Toeplitz strategy matrix, given by the non-zero entries of its first column.
+
+    Attributes:
+      coefficients: (bands,) non-negative numbers, the first above 0, of any positive scale; stored in
+        float64 scaled to norm 1, without trailing zeros.
+
+    Raises:
+      ValueError: for anything else.
+
+    Example:
+      >>> BandedToeplitz((4, 3)).coefficients
+      (0.8, 0.6)
+    """
+
+    coefficients: tuple[float, ...]
+    kind: ClassVar[str] = "banded-toeplitz"
+
+    def __post_init__(self):
+        try:
+            given = np.asarray(self.coefficients)
+            if given.dtype.kind not in "iufO":  # no text, truth values or complex numbers
+                raise TypeError
+            values = given.astype(np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError("coefficients must be a list of numbers") from None
+        if values.ndim != 1 or values.size == 0:
+            raise ValueError(f"coefficients must be a non-empty list, had shape {values.shape}")
+        bad = ~(np.isfinite(values) & (values >= 0))
+        if bad.any():
+            worst = float(values[bad][0])
+            raise ValueError(f"coefficients must be finite and at least 0, one was {worst!r}")
+        if values[0] <= 0:
+            raise ValueError("coefficients must begin with a number above 0, began with 0.0")
+        peak = values.max()
+        if not 1e-100 < peak < 1e100:  # squares would over- or underflow
+            values = values / peak
+        norm = np.linalg.norm(values)
+        # Dividing again by a norm of one ulp off 1 would change what was read back from a plan.
+        if abs(norm - 1) > 1e-14:
+            values = values / norm
+        if values[0] <= 0:
+            raise ValueError(f"coefficients must begin above 1e-308 times the largest, {peak!r}")
+        values = np.trim_zeros(values, "b")
+        object.__setattr__(self, "coefficients", tuple(values.tolist()))
+
+    @property
+    def bands(self) -> int:
+        return len(self.coefficients)
+
+    @property
+    def array(self) -> np.ndarray:
+        """(bands,) float64, read-only; a copy each time."""
+        return read_only(np.array(self.coefficients))
+
+    def check(self, scheme) -> None:
+        """Two participations must not overlap."""
+        if self.bands > scheme.min_separation:
+            raise ValueError(
+                f"bands must be at most the minimum separation {scheme.min_separation} of the scheme, "
+                f"was {self.bands}"
+            )
+
+    def to_json(self) -> dict:
+        """Without a "kind", as in plans before there were others."""
+        return {"coefficients": list(self.coefficients)}
+
+    @classmethod
+    def from_json(cls, data: dict) -> "BandedToeplitz":
+        return cls(tuple(data["coefficients"]))
+
+    @classmethod
+    def identity(cls) -> "BandedToeplitz":
+        """One band: independent noise, DP-SGD."""
+        return cls((1.0,))
+
+    @classmethod
+    def square_root(cls, bands: int) -> "BandedToeplitz":
+        """The square root of the prefix-sum matrix cut to `bands`: `c_k = binom(2k, k) / 4^k` (BSR)."""
+        return cls(tuple(_square_root(_validate.positive_integer("bands", bands))))
+
+    @classmethod
+    def optimal(
+        cls, *, iterations: int, bands: int, min_separation: int, participations: int
+    ) -> "BandedToeplitz":
+        """The banded Toeplitz matrix with the least prefix-sum error at a given unamplified sensitivity.
+
+        Minimises `(1/n) ||A C^-1||_F^2` times the squared sensitivity. With `min_separation >= bands` the
+        columns of one example's participations are disjoint, so the sensitivity is sqrt(participations)
+        times the column norm and the minimiser depends on `iterations` and `bands` alone; the other two are
+        checked, because a matrix for a schedule that cannot be is a mistake.
+
+        Args:
+          iterations: n, at least `bands`: otherwise no column of C would have its full norm.
+          bands: at most `min_separation`.
+          min_separation: fewest steps between two participations of one example.
+          participations: at most `ceil(iterations / min_separation)`.
+
+        Raises:
+          ValueError: for a schedule that cannot be.
+
+        Source: arXiv 2602.09338, section 7.1; Choquette-Choo et al. 2023. Found by L-BFGS from the square
+        root.
+        """
+        n = _validate.positive_integer("iterations", iterations)
+        bands = _validate.positive_integer("bands", bands)
+        separation = _validate.positive_integer("min_separation", min_separation)
+        _validate.positive_integer("participations", participations)
+        if bands > separation:
+            raise ValueError(f"bands must be at most min_separation {separation}, was {bands}")
+        if bands > n:
+            raise ValueError(f"bands must be at most iterations {n}, was {bands}")
+        most = -(-n // separation)
+        if participations > most:
+            raise ValueError(f"participations must be at most {most}, was {participations}")
+        if bands == 1:
+            return cls.identity()
+        start = _square_root(bands)
+        result = scipy.optimize.minimize(
+            lambda tail: _log_error(np.append(1.0, tail), n),
+            start[1:],
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(0.0, None)] * (bands - 1),
+            options={"maxiter": 500, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-9},
+        )
+        best = np.append(1.0, result.x)
+        return cls(tuple(best if _log_error(best, n)[0] <= _log_error(start, n)[0] else start))
+
+    @classmethod
+    def from_file(cls, path) -> "BandedToeplitz":
+        """Coefficients from a text file (one number a line), a JSON list or an .npy array.
+
+        A JSON list or .npy array cut short is refused. Text has no end mark, so text cut short reads as
+        fewer bands.
+        """
+        path = Path(path)
+        try:
+            if path.suffix == ".npy":
+                with path.open("rb") as file:
+                    return cls(np.lib.format.read_array(file, allow_pickle=False).tolist())
+            text = path.read_text(encoding="utf-8")
+            if text.lstrip().startswith("["):
+                return cls(json.loads(text))
+            return cls(tuple(float(value) for value in text.split()))
+        except OSError as error:
+            raise ValueError(f"strategy file {path} cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError, EOFError) as error:
+            raise ValueError(f"strategy file {path}: {error}") from None
+
+    def save(self, path) -> None:
+        """Write the coefficients, one a line, whole or not at all."""
+        write_atomically(path, "".join(f"{value!r}\n" for value in self.coefficients))
+
+
+def _square_root(bands: int) -> np.ndarray:
+    k = np.arange(1, bands)
+    return np.append(1.0, np.cumprod((2 * k - 1) / (2 * k)))
+
+
+def _log_error(coefficients: np.ndarray, n: int):
+    """Log of prefix-sum error x squared column norm, and its gradient in all coefficients but the first.
+
+    `g = C^-1 1` solves `c * g = 1`, and `dg/dc_k = -C^-1 (g delayed by k)`, so the gradient is one adjoint
+    solve, `C^T h = w g`, and the correlation of h with g.
+    """
+    ones = np.ones(n)
+    g = scipy.signal.lfilter([1.0], coefficients, ones)
+    weighted = (n - np.arange(n)) * g
+    error = np.dot(weighted, g)
+    h = scipy.signal.lfilter([1.0], coefficients, weighted[::-1])[::-1]
+    bands = coefficients.size
+    gradient = -2 * scipy.signal.correlate(h, g, method="fft")[n - 1 : n - 1 + bands]
+    square_norm = np.dot(coefficients, coefficients)
+    value = np.log(error) - np.log(n) + np.log(square_norm)
+    return value, (gradient / error + 2 * coefficients / square_norm)[1:]

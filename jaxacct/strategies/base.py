@@ -1,0 +1,167 @@
+"""What every strategy matrix says of itself. A new one is one new file and one line in `STRATEGIES`.
+
+C is lower triangular without negative entries, and its largest column norm is 1: one participation moves
+`C x` by at most one unit of clip norm, so a noise multiplier means the same for every strategy. All that the
+privacy loss sees of the outputs are their scores `s = C^T y`.
+"""
+
+import abc
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxacct import _validate
+
+
+class NoiseRecursion(NamedTuple):
+    """How `w = C^{-1} z` is streamed: by the coefficients of C, or of its inverse where that is banded.
+
+    Of C: `c_0 w_t = z_t - c_1 w_{t-1} - ..`. Of the inverse h: `w_t = h_0 z_t + h_1 z_{t-1} + ..`.
+    """
+
+    coefficients: np.ndarray
+    """(copies + 1,) float64: a step needs as many earlier vectors, w or z, as there are copies."""
+    of_inverse: bool
+
+
+class Strategy(abc.ABC):
+    """A strategy matrix C. Arrays of samples have shape (num_samples, iterations)."""
+
+    kind: ClassVar[str]
+    """In JSON."""
+    is_toeplitz: ClassVar[bool]
+    """Whether the columns of C are shifts of one another, on rows that go on past the last step."""
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "is_toeplitz"):
+            raise TypeError(f"strategy {cls.__name__} must state whether it is Toeplitz")
+
+    @property
+    @abc.abstractmethod
+    def bands(self) -> int:
+        """Diagonals of C up to the last one that is not zero."""
+
+    @abc.abstractmethod
+    def check(self, scheme) -> None:
+        """Refuse a scheme that C cannot be used with; ValueError."""
+
+    @abc.abstractmethod
+    def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
+        """At least what a participation shares with all later ones, `min_separation` steps apart or more.
+
+        Returns:
+          () or (iterations,) float64: `kappa_i >= sum_{j > i} x_j <c_i, c_j>` for every x that may be. It is
+          exactly 0 where C has no more bands than the separation.
+        """
+
+    @abc.abstractmethod
+    def square_norms(self, iterations: int) -> np.ndarray:
+        """`||c_i||^2` of each column of the n x n matrix, (iterations,) float64."""
+
+    @abc.abstractmethod
+    def half_square_norms(self) -> np.ndarray:
+        """`||c_i||^2 / 2` on the rows of `scores_from_normals`, () or (iterations,) float64."""
+
+    @abc.abstractmethod
+    def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
+        """Standard normals behind the noise of `num_samples` samples."""
+
+    @abc.abstractmethod
+    def scores_from_normals(self, normals, iterations: int, sigma, participation=None) -> Any:
+        """Scores of `C x + sigma z`: `C^T C x + sigma C^T z`.
+
+        Args:
+          normals: what `draw_normals` returned.
+          sigma: noise multiplier, scalar.
+          participation: counts or weights x of the normals' dtype, (num_samples, iterations); None is x = 0.
+        """
+
+    @abc.abstractmethod
+    def signal_scores(self, participation) -> Any:
+        """`C^T C x` of (..., iterations) counts or weights, of the same shape and dtype."""
+
+    @abc.abstractmethod
+    def output_scores(self, outputs) -> Any:
+        """`C^T y` of given outputs of the n x n matrix, (..., iterations), of the same shape and dtype."""
+
+    @abc.abstractmethod
+    def gram(self, weights: np.ndarray) -> np.ndarray:
+        """`C^T C m` as for `scores_from_normals`, (iterations,) float64 NumPy."""
+
+    @abc.abstractmethod
+    def noise_recursion(self) -> NoiseRecursion:
+        """How noise is made step by step.
+
+        Raises:
+          ValueError: where a step needs the noise of all earlier ones.
+        """
+
+    @property
+    def noise_copies(self) -> int:
+        """How many earlier noise vectors a training step needs; ValueError as `noise_recursion`."""
+        return len(self.noise_recursion().coefficients) - 1
+
+    @abc.abstractmethod
+    def unit_prefix_sum_error(self, iterations: int) -> float:
+        """`(1/n) ||A C^-1||_F^2`, A summing up all steps so far."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """For people, a clause."""
+
+    @abc.abstractmethod
+    def to_json(self) -> dict:
+        """Plain JSON values."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_json(cls, data: dict) -> "Strategy":
+        """The inverse of `to_json`; `KeyError` for a missing field."""
+
+    def numbers_per_sample(self, iterations: int) -> int:
+        """Of the longest array that drawing a sample needs, for the use of memory."""
+        return iterations
+
+    def noise_scores(self, key, iterations: int, num_samples: int, dtype) -> jax.Array:
+        """Draw `C^T z`, (num_samples, iterations) of `dtype`, for white z of unit variance."""
+        return self.scores_from_normals(
+            self.draw_normals(key, iterations, num_samples, dtype), iterations, 1.0
+        )
+
+    def add_signal_windows(self, scores, positions, scale) -> jax.Array:
+        """Where C is Toeplitz: `scores + scale C^T C x`, x at known steps (`strategies.stationary`)."""
+        raise NotImplementedError
+
+    def save(self, path) -> None:
+        """Write the coefficients to a file, where they are few."""
+        raise ValueError(f"out must not be given for {self.kind}: it is made again from its bands")
+
+
+def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: float) -> float:
+    """Mean squared error of prefix sums, `(1/n) ||A C^-1||_F^2 sigma^2`.
+
+    Args:
+      strategy: C.
+      iterations: n; any size, in O(n bands) time and O(n) memory (dense: O(n^3) and O(n^2)).
+      noise_multiplier: sigma per unit of clip norm, above 0.
+
+    Returns:
+      Squared noise per unit of clip norm squared (arXiv 2602.09338, section 7.1).
+    """
+    n = _validate.positive_integer("iterations", iterations)
+    sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
+    return float(strategy.unit_prefix_sum_error(n) * sigma**2)
+
+
+def check_null_is_gaussian(scheme) -> None:
+    """Refuse a scheme with side information for a C that is not banded: the bounds are for a Gaussian Q."""
+    if scheme.side_information is not None:
+        raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: Q is no Gaussian there")
+
+
+def read_only(values: np.ndarray) -> np.ndarray:
+    """The same array, not to be written to."""
+    values.setflags(write=False)
+    return values

@@ -1,0 +1,125 @@
+"""Any lower-triangular strategy matrix; its losses are bounds as those of `strategies.toeplitz` are."""
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from jaxacct.strategies.base import NoiseRecursion, Strategy, check_null_is_gaussian, read_only
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Strategy):
+    """Any lower-triangular strategy matrix without negative entries.
+
+    Attributes:
+      matrix: (n, n) float64, scaled so that the largest column norm is 1. O(n^2) memory, and as much work for
+        a sample.
+
+    Raises:
+      ValueError: for another shape, entries above the diagonal, negative or non-finite ones.
+    """
+
+    matrix: np.ndarray
+    kind: ClassVar[str] = "dense"
+    is_toeplitz: ClassVar[bool] = False
+
+    def __post_init__(self):
+        matrix = np.array(self.matrix, np.float64)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+            raise ValueError(f"matrix must be square, had shape {matrix.shape}")
+        if not np.isfinite(matrix).all() or (matrix < 0).any():
+            raise ValueError("matrix must have finite entries of at least 0")
+        if np.triu(matrix, 1).any() or not (np.diag(matrix) > 0).all():
+            raise ValueError("matrix must be lower triangular with a diagonal above 0")
+        norm = np.linalg.norm(matrix, axis=0).max()
+        if abs(norm - 1) > 1e-12:
+            matrix = matrix / norm
+        object.__setattr__(self, "matrix", read_only(matrix))
+        digest = hashlib.sha256(self.matrix.tobytes()).hexdigest()
+        object.__setattr__(self, "_digest", digest)
+
+    @property
+    def bands(self) -> int:
+        """Diagonals up to the last one that is not zero."""
+        rows, columns = np.nonzero(self.matrix)
+        return int((rows - columns).max()) + 1
+
+    def __eq__(self, other):
+        return isinstance(other, Dense) and self._digest == other._digest  # pyright: ignore
+
+    def __hash__(self):
+        return hash(self._digest)  # pyright: ignore
+
+    def check(self, scheme) -> None:
+        if len(self.matrix) != scheme.iterations:
+            raise ValueError(f"strategy must have {scheme.iterations} rows, had {len(self.matrix)}")
+        check_null_is_gaussian(scheme)
+
+    def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
+        return _cross_terms(self, iterations, min_separation)
+
+    def square_norms(self, iterations: int) -> np.ndarray:
+        return np.square(self.matrix).sum(axis=0)
+
+    def half_square_norms(self) -> np.ndarray:
+        """(iterations,): a dense C has no rows past the last step."""
+        return self.square_norms(len(self.matrix)) / 2
+
+    def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
+        """One (num_samples, iterations) array: the noise itself."""
+        return (jax.random.normal(key, (num_samples, iterations), dtype),)
+
+    def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
+        """On the n rows that there are, at the full accuracy of the dtype."""
+        matrix = jnp.asarray(self.matrix, normals[0].dtype)
+        outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
+        if participation is not None:
+            outputs = outputs + jnp.dot(participation, matrix.T, precision="highest")
+        return jnp.dot(outputs, matrix, precision="highest")
+
+    def signal_scores(self, participation):
+        nothing = (jnp.zeros_like(participation),)
+        return self.scores_from_normals(nothing, len(self.matrix), 1.0, participation)
+
+    def output_scores(self, outputs):
+        return jnp.dot(outputs, jnp.asarray(self.matrix, outputs.dtype), precision="highest")
+
+    def gram(self, weights: np.ndarray) -> np.ndarray:
+        return self.matrix.T @ (self.matrix @ weights)
+
+    def noise_recursion(self) -> NoiseRecursion:
+        raise ValueError("strategy must be Toeplitz to train with: a dense one needs the noise of every step")
+
+    def unit_prefix_sum_error(self, iterations: int) -> float:
+        sums = np.cumsum(scipy.linalg.solve_triangular(self.matrix, np.eye(iterations), lower=True), axis=0)
+        return float(np.square(sums).sum() / iterations)
+
+    def describe(self) -> str:
+        return "dense, not for training"
+
+    def to_json(self) -> dict:
+        return {"kind": self.kind, "matrix": self.matrix.tolist()}
+
+    @classmethod
+    def from_json(cls, data: dict) -> "Dense":
+        return cls(np.array(data["matrix"], np.float64))
+
+
+@functools.lru_cache(maxsize=64)
+def _cross_terms(strategy: Dense, iterations: int, min_separation: int) -> np.ndarray:
+    if strategy.bands <= min_separation or iterations <= min_separation:
+        return read_only(np.zeros(()))
+    lags = np.arange(min_separation, iterations, min_separation)
+    gram = strategy.matrix.T @ strategy.matrix
+    bound = np.zeros(iterations)
+    for i in range(iterations):
+        # Rows from the diagonal on: the k-th later participation is k separations away or more.
+        farther = np.maximum.accumulate(gram[i, i:][::-1])[::-1]
+        bound[i] = farther[lags[lags < farther.size]].sum()
+    return read_only(bound * (1 + 1e-9))
