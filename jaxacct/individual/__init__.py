@@ -1,0 +1,48 @@
+"""Individual privacy accounting: what each example has spent, and filters that stop it in time.
+
+Individual values are functions of the data. They are **private**: a guarantee covers the trained model, not a
+table, histogram or mean of individual epsilons, nor the number of examples that are still active.
+
+Sources: arXiv 2209.15596 (GDP filters, the Fourier accountant); proofs/individual.md says what is proven here
+and which printed statements were mended.
+"""
+
+from jaxacct.individual.accountants import (
+    GDPIndividualAccountant,
+    PLDIndividualAccountant,
+    RDPIndividualAccountant,
+)
+from jaxacct.individual.blackwell import ApproximateBlackwell
+from jaxacct.individual.buckets import SigmaGrid
+from jaxacct.individual.filters import (
+    FilterState,
+    GDPFilter,
+    IndividualGDPFilter,
+    IndividualRDPFilter,
+)
+from jaxacct.individual.fourier import FourierAccountant
+from jaxacct.individual.gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
+from jaxacct.individual.odometer import PrivacyOdometer
+from jaxacct.individual.rdp import rdp_to_epsilon, subsampled_gaussian_rdp
+from jaxacct.individual.subsampled import subsampled_gaussian_delta
+
+__all__ = [
+    "ApproximateBlackwell",
+    "FilterState",
+    "FourierAccountant",
+    "GDPFilter",
+    "GDPIndividualAccountant",
+    "IndividualGDPFilter",
+    "IndividualRDPFilter",
+    "PLDIndividualAccountant",
+    "PrivacyOdometer",
+    "RDPIndividualAccountant",
+    "SigmaGrid",
+    "compose_gdp",
+    "gdp_delta",
+    "gdp_epsilon",
+    "gdp_mu",
+    "rdp_to_epsilon",
+    "subsampled_gaussian_delta",
+    "subsampled_gaussian_rdp",
+]

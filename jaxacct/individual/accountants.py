@@ -1,0 +1,240 @@
+"""Individual accountants: a small state for every example, updated in the training step, asked afterwards.
+
+Everything they return is **private**: a function of the data that no guarantee covers.
+
+`update` takes the norms of *all* examples at the current parameters, whether they were sampled or not: what
+an example is charged depends on its gradient and on what was released, never on the draw of the batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.individual.buckets import SigmaGrid
+from jaxacct.individual.filters import FilterState, add_exactly, spent_of
+from jaxacct.individual.fourier import FourierAccountant
+from jaxacct.individual.gdp import gdp_delta, gdp_epsilon
+from jaxacct.individual.rdp import ORDERS, rdp_to_epsilon, subsampled_gaussian_rdp
+
+# Norms may exceed the clip norm by so much of it, for rounding; every bucket is charged for it.
+NORM_SLACK = 1e-6
+
+
+class CountState(NamedTuple):
+    """Steps of each example in each bucket. **Private.**"""
+
+    counts: Any
+    """(num_examples, buckets) int32."""
+    refused: Any
+    """(num_examples,) int32: norms that were not numbers in [0, clip norm]; such an example has no
+    guarantee."""
+
+
+def _checked_norms(norms, clip_norm: float) -> None:
+    """For host code: one clear line in place of a state that says infinity later."""
+    norms = np.asarray(norms)
+    if not np.all(norms >= 0) or not np.all(norms <= clip_norm * (1 + NORM_SLACK)):
+        raise ValueError(
+            f"norms must be in [0, {clip_norm:g}] (clipped), were in [{np.min(norms):g}, {np.max(norms):g}]"
+        )
+
+
+@dataclass(frozen=True)
+class GDPIndividualAccountant:
+    """Full-batch Gaussian steps: the individual mu is `sqrt(sum norm^2) / (sigma C)`; exact.
+
+    Attributes:
+      noise_multiplier: sigma, noise standard deviation per unit of clip norm.
+      clip_norm: C.
+    """
+
+    noise_multiplier: float
+    clip_norm: float
+
+    def __post_init__(self):
+        for name in ("noise_multiplier", "clip_norm"):
+            object.__setattr__(self, name, _validate.positive_number(name, getattr(self, name)))
+
+    def init(self, num_examples: int) -> FilterState:
+        """Nothing spent."""
+        n = _validate.positive_integer("num_examples", num_examples)
+        return FilterState(jnp.zeros(n), jnp.zeros(n), jnp.ones(n, bool), jnp.zeros((), jnp.int32))
+
+    def update(self, state: FilterState, norms) -> FilterState:
+        """After a step in which every example's clipped gradient had the norm `norms`; jittable.
+
+        A norm that is not a number of at least 0 makes the example's mu infinite.
+        """
+        norms = jnp.asarray(norms, state.spent.dtype)
+        norms = jnp.where(norms >= 0, norms, jnp.inf)
+        mu = norms * (1.0 / (self.noise_multiplier * self.clip_norm))
+        total, rest = add_exactly(state.spent, state.rest, jnp.square(mu))
+        broken = ~jnp.isfinite(total)
+        return FilterState(
+            jnp.where(broken, jnp.inf, total), jnp.where(broken, 0, rest), state.active, state.step + 1
+        )
+
+    def from_norms(self, norms) -> FilterState:
+        """The state after the steps of `norms`, (steps, num_examples).
+
+        Raises:
+          ValueError: a negative or unclipped norm.
+        """
+        _checked_norms(norms, self.clip_norm)
+        state = self.init(np.shape(norms)[1])
+        for row in np.asarray(norms):
+            state = self.update(state, row)
+        return state
+
+    def mu(self, state: FilterState) -> np.ndarray:
+        """(num_examples,) float64. **Private.**"""
+        return np.sqrt(spent_of(state))
+
+    def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
+        """(num_examples,) float64 at delta. **Private.**"""
+        mu = self.mu(state)
+        found = gdp_epsilon(np.where(np.isfinite(mu), mu, 0.0), delta)
+        return np.where(np.isfinite(mu), found, np.inf)
+
+    def delta(self, state: FilterState, epsilon: float) -> np.ndarray:
+        """(num_examples,) float64 at epsilon. **Private.**"""
+        mu = self.mu(state)
+        return np.where(np.isfinite(mu), gdp_delta(np.where(np.isfinite(mu), mu, 0.0), epsilon), 1.0)
+
+
+@dataclass(frozen=True)
+class _Bucketed:
+    """What accountants of Poisson-sampled steps share: each step is a count in a bucket of norms."""
+
+    sampling_probability: float
+    noise_multiplier: float
+    clip_norm: float
+    grid: SigmaGrid
+
+    def __post_init__(self):
+        q = _validate.probability("sampling_probability", self.sampling_probability)
+        object.__setattr__(self, "sampling_probability", q)
+        for name in ("noise_multiplier", "clip_norm"):
+            object.__setattr__(self, name, _validate.positive_number(name, getattr(self, name)))
+        if self.grid.smallest != self.noise_multiplier:
+            raise ValueError(
+                f"grid must begin at the noise multiplier {self.noise_multiplier:g}, "
+                f"began at {self.grid.smallest:g}"
+            )
+
+    @property
+    def charged_sigmas(self) -> np.ndarray:
+        """(buckets,) float64: the noise that each bucket is charged as, the slack of norms taken off."""
+        return self.grid.sigmas / (1 + NORM_SLACK)
+
+    def init(self, num_examples: int) -> CountState:
+        """No steps."""
+        n = _validate.positive_integer("num_examples", num_examples)
+        return CountState(jnp.zeros((n, self.grid.sigmas.size), jnp.int32), jnp.zeros(n, jnp.int32))
+
+    def update(self, state: CountState, norms) -> CountState:
+        """One step; jittable, memory linear in examples times buckets.
+
+        Args:
+          norms: (num_examples,) float, of the clipped gradients of *all* examples.
+        """
+        norms = jnp.asarray(norms)
+        wide = norms.dtype == jnp.float64
+        norms = norms if wide else norms.astype(jnp.float32)
+        dtype, bits = (np.float64, np.int64) if wide else (np.float32, np.int32)
+        limits = self.grid.norm_limits(self.noise_multiplier, self.clip_norm, dtype)
+        known = (norms >= 0) & (norms <= jnp.asarray(self.clip_norm * (1 + NORM_SLACK), dtype))
+        # Limits fall: a norm belongs to the last bucket whose limit it keeps; within the slack, to the first.
+        # Compared as integers, which order numbers of at least 0 alike: a subnormal norm, which the
+        # hardware may take for 0, must not be charged as nothing.
+        pattern = jax.lax.bitcast_convert_type(jnp.abs(norms), bits)
+        reached = pattern[:, None] <= jnp.asarray(limits.view(bits))
+        bucket = jnp.maximum(0, reached.sum(axis=1) - 1)
+        rows = jnp.arange(norms.shape[0])
+        counts = state.counts.at[rows, bucket].add(known.astype(jnp.int32))
+        return CountState(counts, state.refused + ~known)
+
+    def from_norms(self, norms) -> CountState:
+        """The state after the steps of `norms`, (steps, num_examples).
+
+        Raises:
+          ValueError: a negative or unclipped norm.
+        """
+        _checked_norms(norms, self.clip_norm)
+        state = self.init(np.shape(norms)[1])
+        for row in np.asarray(norms):
+            state = self.update(state, row)
+        return state
+
+
+def _for_each_vector(state: CountState, ask, unknown: float) -> np.ndarray:
+    """`ask(vectors)` once for every different count vector; `unknown` where a norm was refused."""
+    vectors, inverse = np.unique(np.asarray(state.counts), axis=0, return_inverse=True)
+    return np.where(np.asarray(state.refused) > 0, unknown, ask(vectors)[inverse.reshape(-1)])
+
+
+@dataclass(frozen=True)
+class PLDIndividualAccountant(_Bucketed):
+    """Poisson-sampled Gaussian steps: counts in buckets of norms, then the Fourier accountant.
+
+    An upper bound, all errors booked, for norms that do not depend on what was released before. Where norms
+    are chosen adaptively, as in training, the privacy-loss distribution of the realised norms is *not* known
+    to bound the adaptive composition, and these values are estimates (proofs/individual.md). The rigorous
+    adaptive statements are those of `IndividualRDPFilter` and `RDPIndividualAccountant`'s orders.
+
+    Attributes:
+      sampling_probability: q.
+      noise_multiplier: sigma, noise standard deviation per unit of clip norm; the grid's smallest ratio.
+      clip_norm: C.
+      grid: buckets of effective noise.
+      half_width, num_points: of the Fourier accountant.
+    """
+
+    half_width: float = 10.0
+    num_points: int = 2**18
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.fourier()
+
+    def fourier(self) -> FourierAccountant:
+        """The accountant behind it."""
+        sigmas = tuple(map(float, self.charged_sigmas))
+        return FourierAccountant(self.sampling_probability, sigmas, self.half_width, self.num_points)
+
+    def epsilon(self, state: CountState, delta: float) -> np.ndarray:
+        """(num_examples,) float64 at delta: one query for each different count vector. **Private.**"""
+        return _for_each_vector(state, lambda counts: self.fourier().epsilon(delta, counts), np.inf)
+
+    def delta(self, state: CountState, epsilon: float) -> np.ndarray:
+        """(num_examples,) float64 at epsilon. **Private.**"""
+        return _for_each_vector(state, lambda counts: self.fourier().delta(epsilon, counts), 1.0)
+
+
+@dataclass(frozen=True)
+class RDPIndividualAccountant(_Bucketed):
+    """Poisson-sampled Gaussian steps at Renyi orders.
+
+    At an order fixed beforehand this is rigorous for adaptively chosen norms whose sums are bounded by a
+    filter; the best order of each example, chosen after looking, is a report and not a guarantee.
+
+    Attributes:
+      sampling_probability, noise_multiplier, clip_norm, grid: as in `PLDIndividualAccountant`.
+      orders: whole numbers of at least 2.
+    """
+
+    orders: tuple[int, ...] = ORDERS
+
+    def costs(self) -> np.ndarray:
+        """(buckets, orders) float64: the divergence of one step."""
+        return subsampled_gaussian_rdp(self.sampling_probability, self.charged_sigmas, self.orders)
+
+    def epsilon(self, state: CountState, delta: float) -> np.ndarray:
+        """(num_examples,) float64 at delta, the best order of each. **Private.**"""
+        return _for_each_vector(
+            state, lambda counts: rdp_to_epsilon(counts @ self.costs(), self.orders, delta)[0], np.inf
+        )

@@ -1,0 +1,75 @@
+"""Buckets of effective noise: an example's norm becomes a bucket, rounded to the side that charges more."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxacct import _validate
+
+SPACINGS = ("uniform", "geometric")
+
+
+@dataclass(frozen=True)
+class SigmaGrid:
+    """Effective noise ratios `sigma C / norm` that are told apart; each step costs what its bucket's edge
+    costs.
+
+    Attributes:
+      smallest: the noise multiplier itself: no clipped gradient has a smaller ratio.
+      largest: what the smallest norms are charged as; a tiny gradient still costs this much.
+      num: of edges, both ends included.
+      spacing: "uniform" (as in the paper) or "geometric", which is finer where it matters.
+      zero_bucket: whether a norm of exactly 0 has a bucket of its own that costs nothing.
+    """
+
+    smallest: float
+    largest: float
+    num: int = 100
+    spacing: str = "geometric"
+    zero_bucket: bool = True
+
+    def __post_init__(self):
+        object.__setattr__(self, "smallest", _validate.positive_number("smallest", self.smallest))
+        object.__setattr__(self, "largest", _validate.positive_number("largest", self.largest))
+        object.__setattr__(self, "num", _validate.positive_integer("num", self.num))
+        _validate.one_of("spacing", self.spacing, SPACINGS)
+        if self.num > 1 and not self.largest > self.smallest:
+            raise ValueError(f"largest must be above smallest {self.smallest:g}, was {self.largest!r}")
+
+    @property
+    def edges(self) -> np.ndarray:
+        """(num,) float64, increasing, exactly `smallest` first."""
+        if self.num == 1:
+            return np.array([self.smallest])
+        space = np.linspace if self.spacing == "uniform" else np.geomspace
+        edges = space(self.smallest, self.largest, self.num)
+        edges[0], edges[-1] = self.smallest, self.largest
+        return edges
+
+    @property
+    def sigmas(self) -> np.ndarray:
+        """(num,) or (num + 1,) float64: what each bucket is charged as; infinity for the bucket of zeros."""
+        return np.append(self.edges, np.inf) if self.zero_bucket else self.edges
+
+    def encode(self, sigma) -> np.ndarray:
+        """The bucket of each effective noise ratio, rounded down: int32, like `sigma`.
+
+        Raises:
+          ValueError: NaN, or below `smallest`: a norm that was not clipped, which must not go uncounted.
+        """
+        sigma = np.asarray(sigma, float)
+        if np.any(np.isnan(sigma)) or np.any(sigma < self.smallest):
+            raise ValueError(
+                f"sigma must be at least {self.smallest:g} (norms clipped), was {np.min(sigma):g}"
+            )
+        found = np.searchsorted(self.edges, sigma, side="right") - 1
+        if self.zero_bucket:
+            found = np.where(np.isposinf(sigma), self.num, found)
+        return found.astype(np.int32)
+
+    def norm_limits(self, noise_multiplier: float, clip_norm: float, dtype=np.float32) -> np.ndarray:
+        """(buckets,) the largest norm of each bucket, rounded down to `dtype`; 0 for the bucket of zeros."""
+        with np.errstate(divide="ignore"):
+            exact = noise_multiplier * clip_norm / self.sigmas
+        rounded = exact.astype(dtype)
+        return np.where(rounded > exact, np.nextafter(rounded, dtype(0)), rounded).astype(dtype)

@@ -1,0 +1,241 @@
+"""Privacy filters as pure functions: `init`, then `step` with the cost of every example; jittable.
+
+A filter says who may take part *before* a step runs, from costs that depend on the example and on what was
+released earlier alone, never on who is in the batch. It fails closed: an example whose cost is NaN, negative
+or infinite is inactive, and nothing of it enters the sum.
+
+Sums are kept in two parts (`spent` and what rounding left over, `rest`), so that a million steps cost
+no accuracy in float32 either. Comparisons allow a relative slack, which every reported value includes.
+
+Source: arXiv 2209.15596, algorithms 1 and 2; proofs/individual.md.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.individual.gdp import gdp_epsilon, gdp_mu
+from jaxacct.individual.rdp import checked_orders, rdp_to_epsilon
+
+
+class FilterState(NamedTuple):
+    """What a filter remembers; **private** where it is one of examples."""
+
+    spent: Any
+    """(num_examples,) or (num_examples, orders), float: what was charged so far, squared mu or Renyi."""
+    rest: Any
+    """Like `spent`: what the roundings of the additions left over."""
+    active: Any
+    """(num_examples,) bool: who took part in the last step."""
+    step: Any
+    """() int32: steps so far."""
+
+
+def slack(dtype) -> float:
+    """Relative slack on budgets: 1e-12 in float64, 2^-20 in float32, whose costs are rounded already."""
+    return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 2.0**-20
+
+
+def add_exactly(total, rest, amount):
+    """(total, rest) with `amount` added: Knuth's two-sum, then renormalised, so that nothing is lost."""
+    rough = total + amount
+    shadow = rough - total
+    lost = (total - (rough - shadow)) + (amount - shadow)
+    rest = rest + lost
+    new_total = rough + rest
+    return new_total, rest - (new_total - rough)
+
+
+def _of_the_examples(state: FilterState, cost):
+    """`cost` as an array of the filter's dtype; a filter of another data set is refused by its size."""
+    cost = jnp.asarray(cost, state.spent.dtype)
+    if cost.shape not in ((), state.spent.shape):
+        raise ValueError(f"costs must have the shape {state.spent.shape} of the filter, had {cost.shape}")
+    return cost
+
+
+def _charge(state: FilterState, cost, budget):
+    """The state after a step, a row an example: active where the sum with `cost` stays within `budget`."""
+    cost = _of_the_examples(state, cost)
+    total, rest = add_exactly(state.spent, state.rest, cost)
+    # Written so that NaN compares false: an unknown cost never takes part.
+    fits = (total <= budget * (1 + slack(state.spent.dtype))) & (cost >= 0) & jnp.isfinite(cost)
+    return fits, total, rest
+
+
+def _keep(state: FilterState, active, total, rest) -> FilterState:
+    where = active if total.ndim == 1 else active[:, None]
+    return FilterState(
+        jnp.where(where, total, state.spent), jnp.where(where, rest, state.rest), active, state.step + 1
+    )
+
+
+def _empty(shape, num_examples: int) -> FilterState:
+    zeros = jnp.zeros(shape)
+    return FilterState(zeros, zeros, jnp.ones(num_examples, bool), jnp.zeros((), jnp.int32))
+
+
+def spent_of(state: FilterState) -> np.ndarray:
+    """What was charged, float64 on the host, with the slack of its arithmetic added: never too little."""
+    exact = np.asarray(state.spent, np.float64) + np.asarray(state.rest, np.float64)
+    return exact * (1 + slack(state.spent.dtype))
+
+
+@dataclass(frozen=True)
+class GDPFilter:
+    """One budget for the whole data set (algorithm 2): `step` gets the worst case over *all possible*
+    examples.
+
+    The cost must not be the largest over the examples at hand, as the paper's example has it: then the moment
+    of halting would depend on the data.
+
+    Attributes:
+      budget_mu: B; what was released before the filter halts is B-GDP.
+    """
+
+    budget_mu: float
+
+    def __post_init__(self):
+        object.__setattr__(self, "budget_mu", _validate.positive_number("budget_mu", self.budget_mu))
+
+    @classmethod
+    def from_epsilon_delta(cls, epsilon: float, delta: float):
+        """The filter of the largest B that is (epsilon, delta)-DP."""
+        return cls(gdp_mu(epsilon, delta))
+
+    def init(self, num_examples: int = 1) -> FilterState:
+        """Nothing spent; `active` (1,)."""
+        if num_examples != 1:
+            raise ValueError(
+                f"num_examples must be 1 for a filter of the whole data set, was {num_examples!r}"
+            )
+        return _empty(1, 1)
+
+    def step(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
+        """(state, () bool: go on) for a mechanism that is mu-GDP for every example there could be."""
+        # Once halted, halted: a later, cheaper mechanism is not asked for by the algorithm.
+        mu = _of_the_examples(state, mu)
+        mu = jnp.where(state.active & (mu >= 0), mu, jnp.nan)
+        active, total, rest = _charge(state, jnp.square(mu), self.budget_mu**2)
+        return _keep(state, active, total, rest), active[0]
+
+
+@dataclass(frozen=True)
+class IndividualGDPFilter:
+    """A budget for every example (algorithm 1), for full batches or any Gaussian pair.
+
+    Attributes:
+      budget_mu: B; everything released is B-GDP for the removal of any example.
+      readmit: whether an example that did not fit may come back when it costs less; sound either way, as the
+        charged squares add up to at most B^2 always.
+      spend_exactly: scale the contribution of an example that would cross so that it spends exactly what is
+        left; `step_and_scale` then returns scales below 1 (remark 3, whose sum of mu should be of squares).
+    """
+
+    budget_mu: float
+    readmit: bool = True
+    spend_exactly: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "budget_mu", _validate.positive_number("budget_mu", self.budget_mu))
+
+    @classmethod
+    def from_epsilon_delta(cls, epsilon: float, delta: float, **options):
+        """The filter of the largest B that is (epsilon, delta)-DP."""
+        return cls(gdp_mu(epsilon, delta), **options)
+
+    def init(self, num_examples: int) -> FilterState:
+        """Nothing spent by `num_examples` examples."""
+        return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
+
+    def step(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
+        """(state, (num_examples,) bool: may take part). mu: (num_examples,), `clipped norm / noise std`.
+
+        Raises:
+          ValueError: with `spend_exactly`, whose scales must not be thrown away.
+        """
+        if self.spend_exactly:
+            raise ValueError("spend_exactly needs step_and_scale: contributions have to be scaled")
+        mu = _of_the_examples(state, mu)
+        mu = jnp.where((mu >= 0) & (self.readmit | state.active), mu, jnp.nan)
+        active, total, rest = _charge(state, jnp.square(mu), self.budget_mu**2)
+        return _keep(state, active, total, rest), active
+
+    def step_and_scale(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
+        """(state, (num_examples,) scales in [0, 1]): multiply each clipped contribution by its scale.
+
+        An example that fits has scale 1; one that would cross has the scale that spends what is left, rounded
+        down; one that has nothing left, or whose mu is not a number of at least 0, has scale 0.
+        """
+        dtype = state.spent.dtype
+        mu = _of_the_examples(state, mu)
+        known = (mu >= 0) & jnp.isfinite(mu)
+        left = (self.budget_mu**2 - state.spent) - state.rest
+        # What rounding left of a budget that was spent exactly is nothing.
+        left = jnp.where(left > self.budget_mu**2 * slack(dtype), left, 0.0)
+        crossing = jnp.sqrt(left) / jnp.where(mu > 0, mu, 1)
+        partial = jnp.maximum(0.0, crossing * (1 - 4 * jnp.finfo(dtype).eps))
+        scale = jnp.where(known, jnp.where(jnp.square(mu) <= left, 1.0, jnp.minimum(1.0, partial)), 0.0)
+        if not self.readmit:
+            scale = jnp.where(state.active, scale, 0.0)
+        charged = jnp.where(known, jnp.square(scale * jnp.where(known, mu, 0)), 0)
+        total, rest = add_exactly(state.spent, state.rest, charged)
+        # After a partial step nothing is left, so such an example is no longer active.
+        return _keep(state, scale > 0, total, rest)._replace(active=(scale == 1)), scale
+
+    def mu(self, state: FilterState) -> np.ndarray:
+        """(num_examples,) float64: the mu that each example has spent. **Private.**"""
+        return np.sqrt(spent_of(state))
+
+    def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
+        """(num_examples,) float64: individual epsilons at delta. **Private.**"""
+        return gdp_epsilon(self.mu(state), delta)
+
+
+@dataclass(frozen=True)
+class IndividualRDPFilter:
+    """A Renyi budget for every example: rigorous for Poisson-sampled steps with adaptive norms.
+
+    An example is active while the divergences charged to it at one order, fixed beforehand, stay within the
+    budget. What is released is then (order, budget)-RDP for the removal and the addition of any example
+    (Feldman and Zrnic 2021), where each charge covers both directions, as `subsampled_gaussian_rdp` does.
+
+    Attributes:
+      order: a, above 1, fixed before the first step.
+      budget: of the Renyi divergence at that order.
+    """
+
+    order: int
+    budget: float
+
+    def __post_init__(self):
+        object.__setattr__(self, "order", int(checked_orders([self.order])[0]))
+        object.__setattr__(self, "budget", _validate.positive_number("budget", self.budget))
+
+    @classmethod
+    def from_epsilon_delta(cls, epsilon: float, delta: float, order: int):
+        """The largest budget at `order` that is (epsilon, delta)-DP; ValueError where there is none."""
+        order = int(checked_orders([order])[0])
+        epsilon = _validate.positive_number("epsilon", epsilon)
+        log_delta = np.log(_validate.open_probability("delta", delta))
+        budget = epsilon - np.log1p(-1 / order) + (log_delta + np.log(order)) / (order - 1)
+        if not budget > 0:
+            raise ValueError(f"order must be larger for epsilon {epsilon:g} at delta {delta:g}, was {order}")
+        return cls(order, float(budget))
+
+    def init(self, num_examples: int) -> FilterState:
+        """Nothing spent by `num_examples` examples."""
+        return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
+
+    def step(self, state: FilterState, rdp) -> tuple[FilterState, jax.Array]:
+        """(state, (num_examples,) bool); rdp: (num_examples,), the divergence of this step at `order`."""
+        active, total, rest = _charge(state, rdp, self.budget)
+        return _keep(state, active, total, rest), active
+
+    def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
+        """(num_examples,) float64: individual epsilons at delta. **Private.**"""
+        return rdp_to_epsilon(spent_of(state)[:, None], [self.order], delta)[0]

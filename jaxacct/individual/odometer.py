@@ -1,0 +1,50 @@
+"""An odometer: filters one after the other, so that the budget need not be fixed in advance."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.individual.gdp import compose_gdp, gdp_epsilon
+
+
+class PrivacyOdometer:
+    """What has been spent, rounded up to the end of the current piece (arXiv 2209.15596, section 3.3).
+
+    After m pieces the release is `sqrt(D_1^2 + .. + D_m^2)`-GDP. Values between the ends of pieces would
+    depend on the data through the moment of looking, so they are not offered.
+
+    Args:
+      pieces: the mu of each piece, fixed before the first step.
+    """
+
+    def __init__(self, pieces: Sequence[float]):
+        self.pieces = tuple(_validate.positive_number("pieces", piece) for piece in pieces)
+        if not self.pieces:
+            raise ValueError("pieces must have at least one mu, had none")
+        self._piece, self._squares = 0, []
+
+    def charge(self, mu: float) -> None:
+        """A mechanism that is mu-GDP for every example there could be is about to run.
+
+        Raises:
+          ValueError: it fits in none of the pieces that are left; nothing is charged.
+        """
+        mu = _validate.nonnegative_number("mu", mu)
+        squares, piece = [*self._squares, mu * mu], self._piece
+        while not np.sum(squares) <= self.pieces[piece] ** 2 * (1 + 1e-12):
+            squares, piece = [mu * mu], piece + 1
+            if piece == len(self.pieces):
+                raise ValueError(
+                    f"mu {mu!r} fits in none of the pieces that are left: the odometer is at its end"
+                )
+        self._squares, self._piece = squares, piece
+
+    def spent_mu(self) -> float:
+        """The guarantee so far: the pieces that were begun, whole; 0 before the first mechanism."""
+        begun = self._piece + (1 if self._squares or self._piece else 0)
+        return float(compose_gdp(self.pieces[:begun])) * (1 + 1e-12)
+
+    def epsilon(self, delta: float) -> float:
+        """`spent_mu` as epsilon at delta."""
+        return float(gdp_epsilon(self.spent_mu(), delta))

@@ -1,0 +1,118 @@
+"""The Poisson-subsampled Gaussian pair of one step: its curves and its privacy-loss distribution on a grid.
+
+`P = q N(1, s^2) + (1-q) N(0, s^2)`, `Q = N(0, s^2)`: P is the law with the example (remove is P against Q,
+add is Q against P). The loss `L(t) = ln(1 - q + q e^{(2t-1)/(2 s^2)})` grows with t, so all laws of L are
+normal tails. Lemma 8 of arXiv 2209.15596 prints the removal pair with P and Q exchanged in the mixture;
+appendix D.3 has it right.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from jaxacct import _validate
+
+DIRECTIONS = ("remove", "add")
+_UNIT = 2.0**-52
+
+
+class GridLaw(NamedTuple):
+    """A privacy-loss distribution on an equidistant grid that dominates the one it came from."""
+
+    masses: np.ndarray
+    """(n,) float64, of the law in the first place of the pair."""
+    infinite: float
+    """Mass at an infinite loss."""
+    error: float
+    """Bound on what rounding can have moved, in delta of one step."""
+
+
+def subsampled_gaussian_delta(
+    sampling_probability: float, sigma: float, epsilon, direction: str
+) -> np.ndarray:
+    """delta of one step at epsilon (natural logs; any real epsilon), float64, like `epsilon`.
+
+    Args:
+      sampling_probability: q in (0, 1].
+      sigma: noise multiplier over the example's share of the clip norm, above 0.
+      direction: "remove" (P against Q) or "add" (Q against P).
+    """
+    q = _validate.probability("sampling_probability", sampling_probability)
+    sigma = _validate.positive_number("sigma", sigma)
+    _validate.one_of("direction", direction, DIRECTIONS)
+    epsilon = np.asarray(epsilon, float)
+    if direction == "remove":
+        place = _place(epsilon, q, sigma)
+        delta = _above(place, q, sigma) - np.exp(epsilon) * special.ndtr(-place / sigma)
+    else:
+        place = _place(-epsilon, q, sigma)
+        delta = special.ndtr(place / sigma) - np.exp(epsilon) * _below(place, q, sigma)
+    return np.maximum(0.0, delta)
+
+
+def _place(loss, q: float, sigma: float) -> np.ndarray:
+    """The t with L(t) = loss; -inf where the loss is never so small."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.expm1(loss) / q
+        found = sigma**2 * np.where(ratio > -1, np.log1p(ratio), -np.inf) + 0.5
+    return np.where(np.isnan(found), -np.inf, found)
+
+
+def _above(place, q: float, sigma: float) -> np.ndarray:
+    """P(t > place) under P."""
+    return q * special.ndtr((1 - place) / sigma) + (1 - q) * special.ndtr(-place / sigma)
+
+
+def _below(place, q: float, sigma: float) -> np.ndarray:
+    """P(t <= place) under P."""
+    return q * special.ndtr((place - 1) / sigma) + (1 - q) * special.ndtr(place / sigma)
+
+
+def _cell_masses(below: np.ndarray, above: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Masses between neighbouring edges, from whichever tail is the smaller one, and rounding errors."""
+    upper = above[:-1] < below[:-1]
+    masses = np.where(upper, above[:-1] - above[1:], below[1:] - below[:-1])
+    # ndtr is good to a few units of its own size.
+    return np.maximum(masses, 0.0), 8 * _UNIT * np.where(upper, above[:-1], below[1:])
+
+
+def grid_law(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridLaw:
+    """The one-step loss with each cell's mass split between its ends, so that P- and Q-mass stay what they
+    are.
+
+    A pair that keeps both masses of every cell and moves them to its ends is a less noisy experiment: the
+    pair it came from is a randomisation of it. So deltas, of compositions too, are from above
+    (proofs/individual.md). Mass above the grid becomes an infinite loss, mass below it the lowest loss.
+
+    Args:
+      grid: (n,) float64, equidistant, increasing.
+      direction: "remove" or "add".
+    """
+    if sigma == np.inf:
+        masses = np.zeros(grid.size)
+        masses[np.searchsorted(grid, 0.0)] = 1.0
+        return GridLaw(masses, 0.0, 0.0)
+    if direction == "remove":
+        place = _place(grid, q, sigma)
+        first = _cell_masses(_below(place, q, sigma), _above(place, q, sigma))
+        second = _cell_masses(special.ndtr(place / sigma), special.ndtr(-place / sigma))
+        lowest, infinite = float(_below(place[0], q, sigma)), float(_above(place[-1], q, sigma))
+    else:
+        # The loss is -L(t): large where t is small.
+        place = _place(-grid, q, sigma)
+        first = _cell_masses(special.ndtr(-place / sigma), special.ndtr(place / sigma))
+        second = _cell_masses(_above(place, q, sigma), _below(place, q, sigma))
+        lowest, infinite = float(special.ndtr(-place[0] / sigma)), float(special.ndtr(place[-1] / sigma))
+    (p, p_error), (m, m_error) = first, second
+    step = grid[1] - grid[0]
+    upper = np.exp(grid[1:])
+    lower_share = np.clip((m * upper - p) / np.expm1(step), 0.0, p)
+    masses = np.zeros(grid.size)
+    masses[:-1] += lower_share
+    masses[1:] += p - lower_share
+    masses[0] += lowest
+    # A share that is off by e moves e by one cell: e (1 - exp(-step)) of delta; e is the error over
+    # expm1(step).
+    error = float(np.sum(np.where(p > 0, m_error * upper, 0.0) + 2 * p_error))
+    return GridLaw(masses, infinite, error + 8 * _UNIT * infinite)

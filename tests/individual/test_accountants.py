@@ -1,0 +1,233 @@
+"""Subsampled pairs, the Fourier accountant and individual accountants: exact values, dp-accounting."""
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import fft
+
+from jaxacct.individual import (
+    ApproximateBlackwell,
+    FourierAccountant,
+    GDPIndividualAccountant,
+    PLDIndividualAccountant,
+    RDPIndividualAccountant,
+    SigmaGrid,
+    gdp_delta,
+    subsampled_gaussian_delta,
+)
+from jaxacct.individual.blackwell import fitted_mu
+from jaxacct.individual.subsampled import grid_law
+
+
+def test_one_step():
+    assert subsampled_gaussian_delta(0.01, 1.0, 0.1, "remove") == pytest.approx(7.290037695761e-5, rel=1e-11)
+    assert subsampled_gaussian_delta(0.01, 1.0, 0.1, "add") == 0
+    assert subsampled_gaussian_delta(0.25, 1.0, 0.2, "remove") == pytest.approx(0.0511484958, rel=1e-9)
+    assert subsampled_gaussian_delta(0.25, 1.0, 0.2, "add") == pytest.approx(0.0068144022, rel=1e-8)
+    for direction in ("remove", "add"):
+        at_one = subsampled_gaussian_delta(1.0, 2.0, np.array([-1.0, 0, 1]), direction)
+        np.testing.assert_allclose(at_one, gdp_delta(0.5, [-1.0, 0, 1]), rtol=1e-10)
+    # Lemma 8 as printed mixes the wrong way: at q = 0 it would lose privacy without a draw.
+    assert subsampled_gaussian_delta(1e-9, 1.0, 0.1, "remove") < 1e-8
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("q", "sigma"), [(0.25, 1.0), (0.01, 0.6), (1.0, 2.0)])
+def test_the_grid_law_dominates_and_is_tight(q, sigma, direction):
+    grid = 2.0**-9 * np.arange(-(2**13), 2**13)
+    law = grid_law(q, sigma, grid, direction)
+    assert law.masses.sum() + law.infinite == pytest.approx(1, abs=1e-12) and law.error < 1e-11
+    for epsilon in (-0.05, 0.0, 0.1003, 1.0, 3.0):
+        above = np.maximum(0.0, -np.expm1(epsilon - grid)) @ law.masses + law.infinite
+        exact = float(subsampled_gaussian_delta(q, sigma, epsilon, direction))
+        assert exact - 1e-13 <= above <= exact + 2e-6
+
+
+def test_two_steps():
+    accountant = FourierAccountant(0.25, (1.0,), 10.0, 2**18)
+    found = [float(accountant.delta(epsilon, [[2]])[0]) for epsilon in (0.5, 1, 2)]
+    exact = np.array([0.0431331382, 0.0120527299, 0.00072263435])
+    assert np.all(found >= exact - 1e-10) and np.all(found <= exact + 2e-8)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "delta", "epsilon"),
+    [
+        (0.01, 1.0, 1000, 1e-5, 1.828237),
+        (0.005, 2.0, 10_000, 1e-5, 1.004113),
+        (0.01, 2.0, 1000, 1e-5, 0.622030),
+    ],
+)
+def test_epsilons_against_dp_accounting(q, sigma, steps, delta, epsilon):
+    accountant = FourierAccountant(q, (sigma,), 10.0, 2**18)
+    found = float(accountant.epsilon(delta, [[steps]])[0])
+    assert epsilon - 1e-6 <= found <= epsilon + 5e-4
+    peer = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=q, value_discretization_interval=1e-4, use_connect_dots=True
+    ).self_compose(steps)
+    assert found == pytest.approx(peer.get_epsilon_for_delta(delta), abs=5e-4)
+    # Plancherel's product and the inverse transform are two ways to one number.
+    assert (
+        accountant.delta(found, [[steps]])[0]
+        <= delta
+        < accountant.delta(found - 3 * accountant.step, [[steps]])[0]
+    )
+
+
+def test_random_histories_against_dp_accounting():
+    """Mixed noise: on the safe side, within the stated error (three fixed histories: deterministic)."""
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        sigmas = np.sort(rng.uniform(0.8, 6.0, 3))
+        counts = rng.integers(1, 400, 3)
+        q = float(rng.uniform(0.01, 0.05))
+        accountant = FourierAccountant(q, tuple(map(float, sigmas)), 12.0, 2**17)
+        peer = None
+        for sigma, count in zip(sigmas, counts, strict=True):
+            one = privacy_loss_distribution.from_gaussian_mechanism(
+                float(sigma), sampling_prob=q, value_discretization_interval=1e-4, use_connect_dots=True
+            ).self_compose(int(count))
+            peer = one if peer is None else peer.compose(one)
+        assert peer is not None
+        epsilon = peer.get_epsilon_for_delta(1e-6)
+        found = float(accountant.epsilon(1e-6, counts[None])[0])
+        assert epsilon - 2e-4 <= found <= epsilon + 2e-3
+
+
+def test_plancherel_and_inverse_transform():
+    accountant = FourierAccountant(0.005, (2.0, 4.0, 20.0), 10.0, 2**18)
+    counts = [[2000, 3000, 5000]]
+    spectra = accountant.compose(counts)
+    masses = fft.irfft(spectra, accountant.num_points, axis=-1)
+    assert np.abs(masses).sum(axis=-1) == pytest.approx(1, abs=1e-9)
+    for epsilon, printed in ((0.3, 0.000947189704), (0.5, 8.979199e-6)):
+        by_plancherel = float(accountant.delta(epsilon, counts)[0])
+        losses = accountant.step * np.arange(accountant.num_points // 2)
+        tail = np.maximum(0, -np.expm1(epsilon - losses)) @ np.asarray(masses[0, 0, : losses.size])
+        booked = accountant.booked_error(counts)[0, 0]
+        assert by_plancherel == pytest.approx(tail + booked, abs=1e-14)
+        # The figures are of midpoint rounding, which is no bound; ours are above, within half a percent.
+        assert printed <= by_plancherel <= printed * 1.005 + booked
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="even"):
+        FourierAccountant(0.1, (1.0,), 10.0, 2**15 + 1)
+    with pytest.raises(ValueError, match="num_points must be at least"):
+        FourierAccountant(0.005, (100.0,), 10.0, 2**14)
+    accountant = FourierAccountant(0.1, (1.0, 2.0), 10.0, 2**12)
+    for bad in ([[1]], [[-1, 2]], [[0.5, 1]], [[np.nan, 1]]):
+        with pytest.raises(ValueError, match="counts"):
+            accountant.epsilon(1e-5, bad)
+    # What leaves the grid is booked, not wrapped around in silence.
+    assert np.all(accountant.booked_error([[5000, 0]]) > 0.5)
+    assert np.isinf(accountant.epsilon(1e-5, [[5000, 0]])[0])
+
+
+def test_encoding():
+    """Printed example of the grid: norms 7 and 5 are clipped to 5, a zero is in the last bucket."""
+    grid = SigmaGrid(2.0, 30.0, 100, "uniform", zero_bucket=False)
+    norms = np.minimum([7, 5, 2.5, 1, 0.1, 0], 5.0)
+    with np.errstate(divide="ignore"):
+        buckets = grid.encode(2.0 * 5.0 / norms)
+    assert np.bincount(buckets)[[0, 7, 28, 99]].tolist() == [2, 1, 1, 2]
+    accountant = RDPIndividualAccountant(0.005, 2.0, 5.0, grid)
+    state = jax.jit(accountant.update)(accountant.init(6), jnp.asarray(norms, jnp.float32))
+    assert np.argmax(state.counts, axis=1).tolist() == buckets.tolist()
+    with pytest.raises(ValueError, match="clipped"):
+        grid.encode([1.9])
+    with pytest.raises(ValueError, match="clipped"):
+        accountant.from_norms([[5.1, 1.0]])
+    with pytest.raises(ValueError, match="clipped"):
+        accountant.from_norms([[-0.1, 1.0]])
+
+
+def test_norms_are_never_charged_as_less():
+    """Every float32 norm lands in a bucket whose noise, as charged, is at most its own."""
+    accountant = RDPIndividualAccountant(0.01, 1.1, 0.7, SigmaGrid(1.1, 50.0, 37))
+    limits = accountant.grid.norm_limits(1.1, 0.7)
+    norms = np.concatenate([limits, np.nextafter(limits, np.float32(9)), np.nextafter(limits, np.float32(0))])
+    norms = np.concatenate(
+        [norms[(norms >= 0) & (norms <= np.float32(0.7))], np.float32([1e-38, 1e-45, 0.35])]
+    )
+    state = accountant.update(accountant.init(norms.size), jnp.asarray(norms))
+    charged = accountant.charged_sigmas[np.argmax(state.counts, axis=1)]
+    with np.errstate(divide="ignore"):
+        exact = 1.1 * 0.7 / norms.astype(np.float64)
+    assert np.all(charged <= exact)
+    assert np.all(np.isinf(charged) == (norms == 0))
+
+
+@pytest.mark.parametrize("bad", [np.nan, -1.0, 0.71, np.inf])
+def test_fails_closed_in_jit(bad):
+    accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 20.0, 5), 8.0, 2**13)
+    state = jax.jit(accountant.update)(accountant.init(2), jnp.array([bad, 0.1]))
+    assert np.isinf(accountant.epsilon(state, 1e-5)[0]) and np.isfinite(accountant.epsilon(state, 1e-5)[1])
+    assert accountant.delta(state, 1.0)[0] == 1
+    gaussian = GDPIndividualAccountant(1.1, 0.7)
+    if not 0 < bad < 1:
+        state = jax.jit(gaussian.update)(gaussian.init(2), jnp.array([bad, 0.1]))
+        state = gaussian.update(state, jnp.array([0.1, 0.1]))
+        assert np.isinf(gaussian.epsilon(state, 1e-5)[0]) and gaussian.delta(state, 1.0)[0] == 1
+
+
+def test_bucketed_is_above_exact_and_order_free():
+    rng = np.random.default_rng(3)
+    norms = rng.uniform(0, 0.7, (12, 4)).astype(np.float32)
+    norms[:, 3] = 0
+    accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 40.0, 36), 8.0, 2**14)
+    state = accountant.from_norms(norms)
+    assert np.all(np.asarray(state.counts).sum(axis=1) == 12)
+    again = accountant.from_norms(norms[::-1])
+    assert np.array_equal(state.counts, again.counts)
+    found = accountant.epsilon(state, 1e-5)
+    assert found[3] == 0
+    # Without the few steps with tiny gradients: from below, so that the comparison is fair.
+    sigmas = [float(s) for s in 1.1 * 0.7 / norms[:, 0].astype(float) if s < 40]
+    alone = FourierAccountant(0.05, tuple(sigmas), 8.0, 2**14)
+    exact = alone.epsilon(1e-5, np.ones((1, len(sigmas)), int))[0]
+    assert exact - 1e-3 <= found[0] <= 1.35 * exact
+    rdp = RDPIndividualAccountant(0.05, 1.1, 0.7, accountant.grid)
+    assert np.all(rdp.epsilon(state, 1e-5) >= found - 1e-9)
+
+
+def test_gdp_accountant():
+    accountant = GDPIndividualAccountant(10.614652581338738, 0.787)
+    state = accountant.from_norms(np.full((50, 1), 0.787, np.float32))
+    assert accountant.epsilon(state, 1e-5)[0] == pytest.approx(2.7510206, rel=1e-5)
+    assert accountant.delta(state, 2.7510206)[0] == pytest.approx(1e-5, rel=1e-4)
+
+
+def test_the_printed_condition_gives_no_amplification():
+    """(5.1) for all epsilon: one step at q = .005, sigma = 2 needs a mu that climbs to 1/sigma."""
+    needed = []
+    for epsilon, printed in ((0.01, 0.004491), (0.1, 0.016012), (1, 0.084887), (4, 0.214385)):
+        needed.append(fitted_mu(epsilon, float(subsampled_gaussian_delta(0.005, 2.0, epsilon, "remove"))))
+        assert needed[-1] == pytest.approx(printed, rel=1e-4)
+    assert needed[-1] > 40 * needed[0]
+
+
+def test_the_fit_on_a_range():
+    accountant = FourierAccountant(0.005, (2.0,), 10.0, 2**18)
+    fit = ApproximateBlackwell(accountant, (0.01, 0.3), points=2)
+    # The largest is needed at the upper end, so two points show it.
+    assert fit.mu([[10_000]])[0] == pytest.approx(0.267025, rel=2e-3)
+    assert fit.epsilon([[10_000]], 1e-5)[0] == pytest.approx(1.087596, rel=3e-3)
+    with pytest.raises(ValueError, match="epsilon_range"):
+        ApproximateBlackwell(accountant, (0.3, 0.1))
+
+
+def test_dp_event_peer_agrees_on_the_worst_case():
+    """An example that always has the clip norm is what dp-accounting accounts for."""
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.0)), 200
+    )
+    peer = (
+        dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(1e-5)
+    )
+    accountant = PLDIndividualAccountant(0.02, 1.0, 1.0, SigmaGrid(1.0, 20.0, 10), 10.0, 2**15)
+    state = accountant.from_norms(np.ones((200, 1), np.float32))
+    assert peer - 1e-4 <= accountant.epsilon(state, 1e-5)[0] <= peer + 5e-3

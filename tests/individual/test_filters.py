@@ -1,0 +1,153 @@
+"""Filters: counts of charged steps, rounding, NaN, adversarial adaptive sequences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from jaxacct.individual import GDPFilter, IndividualGDPFilter, IndividualRDPFilter, gdp_delta
+from jaxacct.individual.filters import add_exactly, spent_of
+
+
+def run(privacy_filter, costs, steps):
+    """How often each example took part when it asks for the same cost at every step."""
+    costs = jnp.asarray(costs)
+
+    @jax.jit
+    def all_steps(state):
+        def body(_, carry):
+            state, taken = carry
+            state, active = privacy_filter.step(state, costs)
+            return state, taken + active
+
+        return jax.lax.fori_loop(0, steps, body, (state, jnp.zeros(costs.shape, jnp.int32)))
+
+    return all_steps(privacy_filter.init(costs.shape[0]))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_charged_steps(wide):
+    """Budget B^2 = 1/2, noise 10: constant norms 1, .5, .25, .1 last exactly 50, 200, 800, 5000 steps."""
+    with jax.enable_x64(wide):
+        privacy_filter = IndividualGDPFilter(0.5**0.5)
+        state, taken = run(privacy_filter, np.array([1, 0.5, 0.25, 0.1]) / 10, 5100)
+        assert taken.tolist() == [50, 200, 800, 5000]
+        state, taken = run(privacy_filter, np.array([1, 0.5, 0.25, 0.1]) / 10, 100)
+        expected = [2.9432252, 1.9930914, 0.9263415, 0.3406694]
+        np.testing.assert_allclose(privacy_filter.epsilon(state, 1e-5), expected, rtol=2e-6)
+        assert np.all(
+            privacy_filter.mu(state) ** 2 >= np.minimum(0.5, 100 * np.array([1, 0.25, 0.0625, 0.01]) / 100)
+        )
+
+
+def test_tiny_charges_are_not_lost_in_float32():
+    """1e5 charges of 1e-8 on top of 1 are 1e-3; a plain float32 sum stays at 1."""
+
+    @jax.jit
+    def total():
+        start = (jnp.float32(1), jnp.float32(0))
+        return jax.lax.fori_loop(0, 100_000, lambda _, carry: add_exactly(*carry, jnp.float32(1e-8)), start)
+
+    high, rest = total()
+    assert float(high) + float(rest) == pytest.approx(1.001, rel=1e-9)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+def test_an_unknown_cost_never_takes_part(bad):
+    for privacy_filter in (IndividualGDPFilter(1.0), IndividualRDPFilter(8, 1.0)):
+        state, taken = run(privacy_filter, [bad, 0.1], 3)
+        assert taken.tolist() == [0, 3] and np.isfinite(spent_of(state)).all()
+    state, scale = IndividualGDPFilter(1.0, spend_exactly=True).step_and_scale(
+        IndividualGDPFilter(1.0).init(2), jnp.array([bad, 0.1])
+    )
+    assert scale.tolist() == [0, 1] and np.isfinite(spent_of(state)).all()
+    _, active = GDPFilter(1.0).step(GDPFilter(1.0).init(), bad)
+    assert not active
+
+
+def test_readmission():
+    costs = [0.9, 0.9, 0.1]
+    for readmit, expected in ((True, [True, False, True]), (False, [True, False, False])):
+        privacy_filter = IndividualGDPFilter(1.0, readmit=readmit)
+        state, seen = privacy_filter.init(1), []
+        for cost in costs:
+            state, active = privacy_filter.step(state, jnp.array([cost]))
+            seen.append(bool(active[0]))
+        assert seen == expected
+    halting, state, seen = GDPFilter(1.0), GDPFilter(1.0).init(), []
+    for cost in costs:
+        state, active = halting.step(state, cost)
+        seen.append(bool(active))
+    assert seen == [True, False, False]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_spending_exactly(wide):
+    """Three steps of 0.6 against a budget of 1: the third is scaled by 0.8819; the squares add up to 1."""
+    with jax.enable_x64(wide):
+        privacy_filter = IndividualGDPFilter(1.0, spend_exactly=True)
+        state, scales = privacy_filter.init(1), []
+        for _ in range(5):
+            state, scale = privacy_filter.step_and_scale(state, jnp.array([0.6]))
+            scales.append(float(scale[0]))
+        np.testing.assert_allclose(scales, [1, 1, 0.881917103688, 0, 0], rtol=1e-6)
+        spent = float(state.spent[0]) + float(state.rest[0])
+        assert spent <= 1 and spent == pytest.approx(1, rel=1e-5)
+        with pytest.raises(ValueError, match="step_and_scale"):
+            privacy_filter.step(state, jnp.array([0.6]))
+
+
+def test_bad_input():
+    for cls in (GDPFilter, IndividualGDPFilter):
+        for bad in (0.0, -1.0, np.nan, np.inf):
+            with pytest.raises(ValueError, match="budget_mu"):
+                cls(bad)
+    with pytest.raises(ValueError, match="shape"):
+        IndividualGDPFilter(1.0).step(IndividualGDPFilter(1.0).init(3), jnp.zeros(4))
+    with pytest.raises(ValueError, match="order"):
+        IndividualRDPFilter(1, 1.0)
+    with pytest.raises(ValueError, match="order must be larger"):
+        IndividualRDPFilter.from_epsilon_delta(0.1, 1e-9, 2)
+
+
+def adaptive_divergence(epsilon: float, first: float, second, reverse: bool = False) -> float:
+    """H of two Gaussian steps, the second's mu a function of the first output, by quadrature."""
+
+    def conditional(t):
+        loss = first * t - first**2 / 2
+        weight = stats.norm.pdf(t) if reverse else stats.norm.pdf(t, first)
+        return weight * float(gdp_delta(second(t), epsilon + loss if reverse else epsilon - loss))
+
+    return integrate.quad(conditional, -12, 12, points=[0], epsabs=1e-12, limit=400)[0]
+
+
+def test_adversarial_adaptive_sequence():
+    """An adversary who asks for more after a lucky output gains nothing beyond the budget (theorem 2)."""
+
+    def lucky(t):
+        return 0.8 if t > 0 else 0.0
+
+    for epsilon, remove, add in (
+        (0.5, 0.2205746, 0.1393633),
+        (1, 0.1213080, 0.0392770),
+        (2, 0.02069707, 0.00138984),
+    ):
+        assert adaptive_divergence(epsilon, 0.6, lucky) == pytest.approx(remove, rel=1e-6)
+        assert adaptive_divergence(epsilon, 0.6, lucky, reverse=True) == pytest.approx(add, rel=1e-5)
+        assert remove <= gdp_delta(1.0, epsilon)
+        always = adaptive_divergence(epsilon, 0.6, lambda t: 0.8)
+        assert always == pytest.approx(float(gdp_delta(1.0, epsilon)), rel=1e-9)
+    # The filter would not let the adversary have more: after 0.6 a step of 0.81 is refused.
+    privacy_filter = IndividualGDPFilter(1.0)
+    state, _ = privacy_filter.step(privacy_filter.init(1), jnp.array([0.6]))
+    assert not privacy_filter.step(state, jnp.array([0.81]))[1][0]
+
+
+def test_a_filter_without_its_rule_would_be_beaten():
+    """The attack wins where the budget is on the average and not on every path: the test above has power."""
+
+    def lucky(t):
+        return 1.6 if t > 0.6 else 0.0  # the mean square is about 1.28 / 2 + .36 = 1
+
+    assert adaptive_divergence(2.0, 0.6, lucky) > 1.5 * gdp_delta(1.0, 2.0)

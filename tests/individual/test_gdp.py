@@ -1,0 +1,101 @@
+"""GDP curves and inversions against printed and computed values; Renyi conversion; the odometer."""
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+
+from jaxacct.individual import (
+    PrivacyOdometer,
+    compose_gdp,
+    gdp_delta,
+    gdp_epsilon,
+    gdp_mu,
+    rdp_to_epsilon,
+    subsampled_gaussian_rdp,
+)
+
+
+def test_values():
+    np.testing.assert_allclose(gdp_delta([1, 0.5], 1.0), [0.1269367375, 0.006829594983], rtol=1e-9)
+    np.testing.assert_allclose(gdp_delta(1.0, 0.0), 0.3829249225, rtol=1e-9)
+    expected = [0.926341504, 1.993091404, 4.377178096, 5.948461561, 9.997256146]
+    np.testing.assert_allclose(gdp_epsilon([0.25, 0.5, 1, 1.3, 2], 1e-5), expected, rtol=1e-9)
+    found = [gdp_mu(epsilon, 1e-5) for epsilon in (0.5, 0.8, 2.75, 10)]
+    np.testing.assert_allclose(found, [0.1422105587, 0.2186862240, 0.6659424009, 2.0004456204], rtol=1e-9)
+
+
+@pytest.mark.parametrize("epsilon", [-3.0, 0.0, 0.7, 20.0])
+@pytest.mark.parametrize("mu", [1e-3, 0.5, 3.0])
+def test_the_curve_is_the_hockey_stick(mu, epsilon):
+    def term(t):
+        return max(0.0, stats.norm.pdf(t, mu) - np.exp(epsilon) * stats.norm.pdf(t))
+
+    start = max(epsilon / mu + mu / 2, -40.0)
+    exact = integrate.quad(term, start, max(start, mu) + 12, epsabs=0, epsrel=1e-11, limit=400)[0]
+    assert gdp_delta(mu, epsilon) == pytest.approx(exact, rel=1e-6, abs=1e-200)
+
+
+def test_edges():
+    assert gdp_delta(0.0, 0.0) == 0 and gdp_delta(0.0, -1.0) == pytest.approx(1 - np.exp(-1))
+    assert gdp_delta(1.0, np.inf) == 0 and gdp_delta(1.0, -np.inf) == 1
+    assert gdp_epsilon(0.0, 1e-5) == 0
+    assert gdp_delta(gdp_mu(1.0, 1e-6), 1.0) <= 1e-6
+    for mu, epsilon in ((-1.0, 1.0), (np.nan, 1.0), (1.0, np.nan)):
+        with pytest.raises(ValueError, match="must"):
+            gdp_delta(mu, epsilon)
+    for bad in (0.0, 1.0, np.nan):
+        with pytest.raises(ValueError, match="delta"):
+            gdp_epsilon(1.0, bad)
+
+
+def test_private_gd_of_the_paper():
+    """420 Renyi steps at sigma 100 are 495 GDP steps at the same epsilon (arXiv 2209.15596, section 4)."""
+    mu = compose_gdp(np.full(420, 0.01))
+    assert gdp_epsilon(mu, 1e-5) == pytest.approx(0.7451382, abs=1e-6)
+    found = optimize.minimize_scalar(
+        lambda order: rdp_to_epsilon([order * mu**2 / 2], [order], 1e-5)[0], (10, 20, 40)
+    )
+    assert found.x == pytest.approx(21.077, abs=1e-2) and found.fun == pytest.approx(0.8156234, abs=1e-6)
+    steps = np.arange(400, 600)
+    assert steps[gdp_epsilon(np.sqrt(steps) / 100, 1e-5) <= found.fun].max() == 495
+    sigma = 10.614652581338738
+    epsilons = gdp_epsilon(np.sqrt([50, 51, 100]) / sigma, 1e-5)
+    np.testing.assert_allclose(epsilons, [2.7510206, 2.7819941, 4.0856579], rtol=1e-7)
+
+
+def test_subsampled_renyi_against_quadrature():
+    q, sigma = 0.2, 1.3
+    for order in (2, 5, 16):
+
+        def density(t, order=order):
+            ratio = 1 - q + q * np.exp((2 * t - 1) / (2 * sigma**2))
+            return stats.norm.pdf(t, 0, sigma) * ratio**order
+
+        moment = integrate.quad(density, -30, 60, epsrel=1e-12, limit=400)[0]
+        ours = subsampled_gaussian_rdp(q, sigma, [order])
+        np.testing.assert_allclose(ours, [np.log(moment) / (order - 1)], rtol=1e-8)
+    np.testing.assert_allclose(subsampled_gaussian_rdp(1.0, 2.0, [2, 8]), [2 / 8, 8 / 8], rtol=1e-12)
+    assert np.all(subsampled_gaussian_rdp(0.1, np.inf) == 0)
+    worst = rdp_to_epsilon(10_000 * subsampled_gaussian_rdp(0.005, 2.0, range(2, 64)), range(2, 64), 1e-5)[0]
+    assert worst == pytest.approx(1.098876, rel=1e-3)
+
+
+def test_odometer():
+    odometer = PrivacyOdometer([0.25] * 16)
+    assert odometer.spent_mu() == 0
+    for _ in range(16):
+        odometer.charge(0.25)
+    assert odometer.spent_mu() == pytest.approx(1) and odometer.epsilon(1e-5) == pytest.approx(
+        4.377178, rel=1e-6
+    )
+    with pytest.raises(ValueError, match="at its end"):
+        odometer.charge(0.1)
+    odometer = PrivacyOdometer([0.3, 0.4, 1.2])
+    odometer.charge(0.2)
+    # Between the ends of pieces the whole piece counts.
+    assert odometer.spent_mu() == pytest.approx(0.3)
+    odometer.charge(0.35)
+    odometer.charge(1.1)
+    assert odometer.spent_mu() == pytest.approx(1.3)
+    with pytest.raises(ValueError, match="mu"):
+        odometer.charge(float("nan"))
