@@ -67,7 +67,7 @@ class SigmaGrid:
             found = np.where(np.isposinf(sigma), self.num, found)
         return found.astype(np.int32)
 
-    def norm_limits(self, noise_multiplier: float, clip_norm: float, dtype=np.float32) -> np.ndarray:
+    def norm_limits(self, noise_multiplier: float, clip_norm: float, dtype: type = np.float32) -> np.ndarray:
         """(buckets,) the largest norm of each bucket, rounded down to `dtype`; 0 for the bucket of zeros."""
         with np.errstate(divide="ignore"):
             exact = noise_multiplier * clip_norm / self.sigmas
