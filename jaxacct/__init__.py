@@ -5,29 +5,33 @@ DP-SGD or BandMF under a sampling scheme, certified by Monte Carlo with its fail
 delta. Estimates (`estimate_delta`, `estimate_epsilon`) are other functions with another type.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
 
-from jaxacct.calibration import NotCertifiedError, calibrate
-from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
-from jaxacct.estimates.profile import Profile, privacy_profile
-from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
-from jaxacct.likelihood.loss import privacy_loss
-from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.plan import Plan
-from jaxacct.proposals.sampling import sample_privacy_loss
-from jaxacct.schemes import (
-    SCHEMES,
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-)
-from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.hockey_stick import NonFiniteLossError
-from jaxacct.strategies import BandedInverse, BandedToeplitz, Dense, Toeplitz, prefix_sum_error
-from jaxacct.verification.run import Evidence, verify
+if TYPE_CHECKING:  # the same names, for type checkers and editors
+    from jaxacct.calibration import NotCertifiedError, calibrate
+    from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
+    from jaxacct.estimates.profile import Profile, privacy_profile
+    from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
+    from jaxacct.likelihood.loss import privacy_loss
+    from jaxacct.mechanisms.mechanism import Mechanism
+    from jaxacct.plan import Plan
+    from jaxacct.proposals.sampling import sample_privacy_loss
+    from jaxacct.schemes import (
+        SCHEMES,
+        BallsInBins,
+        BMinSep,
+        CyclicPoisson,
+        MultiAttribution,
+        Poisson,
+        TruncatedBMinSep,
+    )
+    from jaxacct.statistics.bounds import Budget
+    from jaxacct.statistics.hockey_stick import NonFiniteLossError
+    from jaxacct.strategies import BandedInverse, BandedToeplitz, Dense, Toeplitz, prefix_sum_error
+    from jaxacct.verification.run import Evidence, verify
 
 __all__ = [
     "SCHEMES",
@@ -60,3 +64,32 @@ __all__ = [
     "sample_privacy_losses",
     "verify",
 ]
+
+# Where public names live. `import jaxacct` loads none of it: the first use of a name loads its module.
+_HOMES = {
+    "jaxacct.calibration": "NotCertifiedError calibrate",
+    "jaxacct.estimates.estimate": "Estimate estimate_delta estimate_epsilon",
+    "jaxacct.estimates.profile": "Profile privacy_profile",
+    "jaxacct.estimates.shared_draws": "delta_curve sample_privacy_losses",
+    "jaxacct.likelihood.loss": "privacy_loss",
+    "jaxacct.mechanisms.mechanism": "Mechanism",
+    "jaxacct.plan": "Plan",
+    "jaxacct.proposals.sampling": "sample_privacy_loss",
+    "jaxacct.schemes": "SCHEMES BallsInBins BMinSep CyclicPoisson MultiAttribution Poisson TruncatedBMinSep",
+    "jaxacct.statistics.bounds": "Budget",
+    "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
+    "jaxacct.strategies": "BandedInverse BandedToeplitz Dense Toeplitz prefix_sum_error",
+    "jaxacct.verification.run": "Evidence verify",
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'jaxacct' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

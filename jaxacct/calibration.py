@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from jaxacct import _validate
 from jaxacct.accountants import analytic, truncation
@@ -473,4 +473,4 @@ def make_plan(
 
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = 1e-9) -> int:
     """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
-    return int(min(dataset_size, stats.binom.isf(overflow / iterations, dataset_size, rate) + 1))
+    return int(min(dataset_size, scipy.stats.binom.isf(overflow / iterations, dataset_size, rate) + 1))

@@ -13,27 +13,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxacct import (
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
-    Mechanism,
-    MultiAttribution,
-    NotCertifiedError,
-    Plan,
-    Poisson,
-    TruncatedBMinSep,
-    _validate,
-    calibrate,
-    estimate_delta,
-    estimate_epsilon,
-    prefix_sum_error,
-    shards,
-)
+# Public names are used as `jaxacct.name` and others imported where needed, so that `--help` loads neither.
+import jaxacct
+from jaxacct import _validate
 from jaxacct._interrupted import leave
+from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.progress import watch
-from jaxacct.statistics.hockey_stick import NonFiniteLossError
-from jaxacct.strategies import Strategy, by_name
 
 SchemeName = Literal[
     "poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "multi-attribution", "truncated-b-min-sep"
@@ -78,18 +63,18 @@ class Problem:
             if self.scheme == "balls-in-bins":
                 raise ValueError("sampling_probability does not apply to balls-in-bins; give min_separation")
             return {
-                "poisson": lambda: Poisson(self.iterations, fixed),
-                "cyclic-poisson": lambda: CyclicPoisson(self.iterations, separation, fixed),
-                "b-min-sep": lambda: BMinSep(self.iterations, separation, fixed, not self.cold_start),
-                "multi-attribution": lambda: MultiAttribution(
+                "poisson": lambda: jaxacct.Poisson(self.iterations, fixed),
+                "cyclic-poisson": lambda: jaxacct.CyclicPoisson(self.iterations, separation, fixed),
+                "b-min-sep": lambda: jaxacct.BMinSep(self.iterations, separation, fixed, not self.cold_start),
+                "multi-attribution": lambda: jaxacct.MultiAttribution(
                     self.iterations, separation, fixed, per_user, not self.cold_start
                 ),
-                "truncated-b-min-sep": lambda: TruncatedBMinSep(
+                "truncated-b-min-sep": lambda: jaxacct.TruncatedBMinSep(
                     self.iterations, separation, fixed, most, self.dataset_size or 0, not self.cold_start
                 ),
             }[self.scheme]()
         if self.scheme == "balls-in-bins" and self.dataset_size is None:
-            return BallsInBins(self.iterations, separation)
+            return jaxacct.BallsInBins(self.iterations, separation)
         if self.dataset_size is None or self.batch_size is None:
             raise ValueError(
                 "dataset_size and batch_size must both be given, or sampling_probability instead"
@@ -98,19 +83,19 @@ class Problem:
             dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations
         )
         return {
-            "poisson": lambda: Poisson.from_batch_size(**sizes),
-            "cyclic-poisson": lambda: CyclicPoisson.from_batch_size(**sizes, cycle_length=separation),
-            "balls-in-bins": lambda: BallsInBins.from_batch_size(**sizes),
-            "b-min-sep": lambda: BMinSep.from_batch_size(
+            "poisson": lambda: jaxacct.Poisson.from_batch_size(**sizes),
+            "cyclic-poisson": lambda: jaxacct.CyclicPoisson.from_batch_size(**sizes, cycle_length=separation),
+            "balls-in-bins": lambda: jaxacct.BallsInBins.from_batch_size(**sizes),
+            "b-min-sep": lambda: jaxacct.BMinSep.from_batch_size(
                 **sizes, min_separation=separation, warm_start=not self.cold_start
             ),
-            "multi-attribution": lambda: MultiAttribution.from_batch_size(
+            "multi-attribution": lambda: jaxacct.MultiAttribution.from_batch_size(
                 **sizes,
                 min_separation=separation,
                 examples_per_user=per_user,
                 warm_start=not self.cold_start,
             ),
-            "truncated-b-min-sep": lambda: TruncatedBMinSep.from_batch_size(
+            "truncated-b-min-sep": lambda: jaxacct.TruncatedBMinSep.from_batch_size(
                 **sizes,
                 min_separation=separation,
                 max_batch_size=most,
@@ -127,8 +112,10 @@ class Problem:
             )
         return 1 if value is None else value
 
-    def build_strategy(self, scheme) -> Strategy:
+    def build_strategy(self, scheme):
         """The strategy matrix."""
+        from jaxacct.strategies import by_name
+
         return by_name(self.strategy, self.bands, scheme)
 
 
@@ -167,7 +154,7 @@ def calibrate_command(
     strategy = problem.build_strategy(scheme)
     _writable(out)
     with watch() as progress:
-        plan = calibrate(
+        plan = jaxacct.calibrate(
             scheme,
             strategy,
             epsilon=epsilon,
@@ -215,9 +202,10 @@ def verify_command(
       proposal: insist on a law to draw from, such as plain.
       json: print the evidence as one JSON object.
     """
+    from jaxacct import shards
     from jaxacct.files import Checkpoint
 
-    loaded = Plan.load(plan)
+    loaded = jaxacct.Plan.load(plan)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     if shard is not None:
         if run_key is None or samples is None or out is None:
@@ -258,6 +246,8 @@ def run_key_command(out: str) -> int:
     Args:
       out: file to write.
     """
+    from jaxacct import shards
+
     _writable(out)
     shards.write_run_key(out)
     return 0
@@ -273,6 +263,8 @@ def merge_command(
       out: write the plan with the merged evidence here, if it is accepted.
       json: print the evidence as one JSON object.
     """
+    from jaxacct import shards
+
     _writable(out)
     plan, evidence = shards.merge([shards.Part.load(part) for part in parts])
     if plan is not None and out:
@@ -306,13 +298,13 @@ def estimate_command(
       json: print one JSON object.
     """
     scheme = problem.build_scheme()
-    mechanism = Mechanism(scheme, problem.build_strategy(scheme), noise_multiplier)
+    mechanism = jaxacct.Mechanism(scheme, problem.build_strategy(scheme), noise_multiplier)
     options: dict[str, Any] = dict(num_samples=samples, confidence=confidence)
     if epsilon is not None and delta is None:
-        found = estimate_delta(mechanism, epsilon, **options)
+        found = jaxacct.estimate_delta(mechanism, epsilon, **options)
         given = {"epsilon": epsilon}
     elif delta is not None and epsilon is None:
-        found = estimate_epsilon(mechanism, delta, **options)
+        found = jaxacct.estimate_epsilon(mechanism, delta, **options)
         given = {"delta": delta}
     else:
         raise ValueError("epsilon or delta must be given, and not both")
@@ -350,10 +342,12 @@ def strategy_command(
     """
     _validate.positive_number("noise_multiplier", noise_multiplier)
     _validate.positive_integer("bands", bands)
-    scheme = BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
+    scheme = jaxacct.BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
+    from jaxacct.strategies import by_name
+
     _writable(out)
     matrix = by_name(strategy, bands, scheme)
-    error = prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
+    error = jaxacct.prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
     if out:
         matrix.save(out)
     if json:
@@ -372,7 +366,7 @@ def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False)
       plan: file written by calibrate.
       json: print it as one JSON object.
     """
-    loaded = Plan.load(plan)
+    loaded = jaxacct.Plan.load(plan)
     _print(loaded.to_json() if json else describe(loaded), json)
     return 0
 
@@ -405,7 +399,7 @@ def bench_command(samples: int = 8192, json: bool = False) -> int:
     return 0
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: "jaxacct.Plan") -> str:
     """A plan for a person to read."""
     mechanism = plan.mechanism
     lines = [
@@ -433,7 +427,7 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _strategy_line(mechanism: Mechanism) -> str:
+def _strategy_line(mechanism: "jaxacct.Mechanism") -> str:
     strategy = mechanism.strategy
     copies = ""
     if strategy.is_toeplitz:
@@ -484,6 +478,7 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
+    keep_compiled_programs()
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -492,10 +487,12 @@ def main(argv: list[str] | None = None) -> None:
             args=argv,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
-    except NotCertifiedError as error:
+    except SystemExit:  # of --help: the errors below would load what it has no need of
+        raise
+    except jaxacct.NotCertifiedError as error:
         print(f"jaxacct: not certified: {error}", file=sys.stderr)
         code = 1
-    except (ValueError, NonFiniteLossError) as error:
+    except (ValueError, jaxacct.NonFiniteLossError) as error:
         print(f"jaxacct: {error}", file=sys.stderr)
         code = 2
     except OSError as error:

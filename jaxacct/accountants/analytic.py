@@ -9,10 +9,8 @@ Poisson-sampled Gaussians, for which dp-accounting's privacy loss distribution i
 
 import math
 
-import dp_accounting
 import numpy as np
-from dp_accounting import pld
-from scipy import optimize, special
+import scipy
 
 from jaxacct.schemes import Scheme
 
@@ -22,7 +20,7 @@ def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) 
     mu = sensitivity / noise_multiplier
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     # In logarithms: far out both terms underflow long before their difference matters.
-    log_first, log_second = special.log_ndtr(-near), epsilon + special.log_ndtr(-far)
+    log_first, log_second = scipy.special.log_ndtr(-near), epsilon + scipy.special.log_ndtr(-far)
     return float(-np.exp(log_first) * np.expm1(min(log_second - log_first, 0.0)))
 
 
@@ -31,6 +29,8 @@ def independent_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.
     independent = scheme.independent_rounds()
     if cross or independent is None:
         return None
+    import dp_accounting
+
     probability, rounds = independent
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
     sampled = dp_accounting.PoissonSampledDpEvent(probability, gaussian)
@@ -44,6 +44,8 @@ def unamplified_sensitivity(scheme: Scheme, cross: float = 0.0) -> float:
 
 def unamplified_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.0):
     """The Gaussian event with the participation pattern revealed."""
+    import dp_accounting
+
     return dp_accounting.GaussianDpEvent(noise_multiplier / unamplified_sensitivity(scheme, cross))
 
 
@@ -71,12 +73,18 @@ def analytic_delta(
         bounds = []
         events = [event if event is not None else unamplified_event(scheme, noise_multiplier, cross)]
     for event in events:
-        accountant = pld.PLDAccountant(value_discretization_interval=interval)
+        accountant = _pld_accountant(interval)
         accountant.compose(event)
         if compose_with is not None:
             accountant.compose(compose_with)
         bounds.append(accountant.get_delta(epsilon))
     return float(min(bounds))
+
+
+def _pld_accountant(interval: float):
+    from dp_accounting import pld
+
+    return pld.PLDAccountant(value_discretization_interval=interval)
 
 
 def unamplified_noise_multiplier(scheme: Scheme, epsilon: float, delta: float, cross: float = 0.0) -> float:
@@ -89,7 +97,7 @@ def unamplified_noise_multiplier(scheme: Scheme, epsilon: float, delta: float, c
     low, high = math.log(1e-3), math.log(1e-3)
     while excess(high) > 0:
         high += 1.0
-    return math.exp(optimize.brentq(excess, low, high)) if high > low else math.exp(low)
+    return math.exp(scipy.optimize.brentq(excess, low, high)) if high > low else math.exp(low)
 
 
 def unamplified_epsilon(scheme: Scheme, noise_multiplier: float, delta: float, cross: float = 0.0) -> float:
@@ -106,4 +114,4 @@ def unamplified_epsilon(scheme: Scheme, noise_multiplier: float, delta: float, c
             return math.inf
     if excess(0.0) <= 0:
         return 0.0
-    return float(optimize.brentq(excess, 0.0, high, rtol=1e-12)) * (1 + 1e-9)
+    return float(scipy.optimize.brentq(excess, 0.0, high, rtol=1e-12)) * (1 + 1e-9)

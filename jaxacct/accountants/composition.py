@@ -3,14 +3,14 @@
 For independent mechanisms with pairs (P1, Q1) and (P2, Q2),
 `H(P1 x P2, Q1 x Q2) = E_{P1}[ g2(epsilon - L1) ]`, `g2` being the privacy profile of the second at `e^t`.
 So composing replaces the term `(1 - e^t)_+` by a tabulated profile, and everything else stays.
+
+dp-accounting takes half a second to import, and most plans compose with nothing: it is imported where used.
 """
 
 import functools
 import json
 
-import attrs
 import numpy as np
-from dp_accounting import dp_event, pld
 
 # Where the profile is tabulated, natural log: dense near zero, out to +-60.
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
@@ -26,6 +26,8 @@ def event_profile(event):
     Raises:
       ValueError: when dp-accounting's PLD accountant does not support the event.
     """
+    from dp_accounting import pld
+
     if not pld.PLDAccountant().supports(event):
         raise ValueError(
             f"compose_with must be an event that dp-accounting's PLD accountant supports, was {event!r}"
@@ -35,6 +37,8 @@ def event_profile(event):
 
 @functools.lru_cache(maxsize=8)
 def _tabulate(event: str):
+    from dp_accounting import pld
+
     accountant = pld.PLDAccountant().compose(event_from_json(json.loads(event)))
     values = np.array([accountant.get_delta(float(t)) for t in _GRID])
     values = np.minimum(np.maximum.accumulate(values[::-1])[::-1], 1.0)
@@ -50,6 +54,8 @@ def event_to_json(event) -> dict | None:
     """A `DpEvent` as JSON values by its fields, None for None; ValueError where it has other values."""
     if event is None:
         return None
+    import attrs
+
     fields = {field.name: _value_to_json(getattr(event, field.name)) for field in attrs.fields(type(event))}
     return {"kind": type(event).__name__, **fields}
 
@@ -58,6 +64,8 @@ def event_from_json(data: dict | None):
     """The inverse of `event_to_json`; ValueError for an unknown event or fields."""
     if data is None:
         return None
+    from dp_accounting import dp_event
+
     fields = dict(data)
     kind = getattr(dp_event, str(fields.pop("kind", None)), None)
     if not (isinstance(kind, type) and issubclass(kind, dp_event.DpEvent)):
@@ -69,6 +77,8 @@ def event_from_json(data: dict | None):
 
 
 def _value_to_json(value):
+    from dp_accounting import dp_event
+
     if isinstance(value, dp_event.DpEvent):
         return event_to_json(value)
     if isinstance(value, (list, tuple, np.ndarray)):

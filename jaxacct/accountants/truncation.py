@@ -12,7 +12,7 @@ arXiv 2602.09338, appendix D, whose likelihoods know the cuts, would be needed.
 import math
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from jaxacct import _validate
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -43,7 +43,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
             f"max_batch_size must be above the expected batch size {size * rates.max():.6g}, was {most}"
         )
     # Others sampled, r ~ Binomial(|D| - 1, rate), independent of the example; a cut is due when r >= maximum.
-    due = stats.binom.sf(most - 1, size - 1, rates)
+    due = scipy.stats.binom.sf(most - 1, size - 1, rates)
     sampled, any_step = float(rates @ due), float(due.sum())
     none = math.exp(scheme.log_probability_of_none())
     remove = any_step

@@ -6,6 +6,8 @@ its own, so a log-ratio is read once. Rings stay in the L2 cache while they fit:
 forty thousand samples under way at b = 256. Where they do not, they are two more passes over memory.
 
 At many noise multipliers the log-ratios are sums of the same two arrays; a thread makes them itself.
+
+Pallas is imported where the kernel is built: machines without a GPU have no use for it.
 """
 
 import functools
@@ -17,8 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from jaxacct.kernels.recurrence import blocked_log_recurrence, log_add_exp
 
@@ -95,6 +95,9 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     if log_q == -np.inf:  # then nothing is added up inside a block
         sums = weighted_sums(arrays, factors)
         return blocked_log_recurrence(sums, log_p=log_p, log_q=log_q, block=block)
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
     n, num_samples = arrays[0].shape
     count = len(factors)
     together = min(_TOGETHER, count)
@@ -125,6 +128,8 @@ def weighted_sums(arrays, factors):
 
 def _kernel(table, *refs, log_p, log_q, interpret):
     """`ring[i mod b]` holds `ln f_i` of the last b steps, so it ends as the first block."""
+    from jax.experimental.pallas import triton
+
     *arrays, ring = refs
     steps, (block, together, _) = arrays[0].shape[0], ring.shape
     each = [np.int32(v) for v in range(together)]  # the interpreter wants indices with a shape

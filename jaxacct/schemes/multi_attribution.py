@@ -32,7 +32,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import optimize, stats
+import scipy
 
 from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
@@ -115,7 +115,7 @@ class MultiAttribution(Scheme):
                 f"batch_size must be at most {expected(best):g}, reached at sampling_probability {best:g}, "
                 f"was {batch_size!r}"
             )
-        root = optimize.brentq(lambda p: expected(p) - batch, 0.0, best, xtol=1e-300, rtol=1e-14)
+        root = scipy.optimize.brentq(lambda p: expected(p) - batch, 0.0, best, xtol=1e-300, rtol=1e-14)
         return cls(iterations, b, min(1.0, float(root)), k_u, warm_start)
 
     @property
@@ -181,12 +181,12 @@ class MultiAttribution(Scheme):
     def count_probabilities(self) -> np.ndarray:
         """(k_u + 1,) float64: Binomial(k_u, p), how many of a user's examples are sampled at a step."""
         counts = np.arange(self.examples_per_user + 1)
-        return stats.binom.pmf(counts, self.examples_per_user, self.sampling_probability)
+        return scipy.stats.binom.pmf(counts, self.examples_per_user, self.sampling_probability)
 
     def count_weights(self) -> np.ndarray:
         """(k_u,) float64: the probabilities of the counts 1 .. k_u at a step at which the user takes part."""
         counts = np.arange(1, self.examples_per_user + 1)
-        log_weights = stats.binom.logpmf(counts, self.examples_per_user, self.sampling_probability)
+        log_weights = scipy.stats.binom.logpmf(counts, self.examples_per_user, self.sampling_probability)
         weights = np.exp(log_weights - log_weights.max())
         return weights / weights.sum()
 

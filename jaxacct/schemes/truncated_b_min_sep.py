@@ -43,8 +43,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import lax
-from scipy import stats
 
 from jaxacct import _validate
 from jaxacct.kernels.binomial import binomial_tables, draw_binomial
@@ -248,7 +248,7 @@ class TruncatedBMinSep(Scheme):
         rates, most = self.participation_probabilities(), np.arange(self.max_batch_size)
         # E min(R, B) = sum_{k < B} P(R > k), R ~ Binomial(|D|, rate) as examples are independent.
         values, where = np.unique(rates, return_inverse=True)
-        return np.array([stats.binom.sf(most, dataset_size, rate).sum() for rate in values])[where]
+        return np.array([scipy.stats.binom.sf(most, dataset_size, rate).sum() for rate in values])[where]
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1: when the example is sampled, before cutting."""

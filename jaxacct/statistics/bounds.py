@@ -14,8 +14,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp
+import scipy
 
 from jaxacct import _validate
 
@@ -168,7 +167,7 @@ def best_delta_v(*, delta_prime, samples, scale=1.0) -> float:
     best = int(np.argmin([overall(theta) for theta in grid]))
     ends = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
     precision = {"xatol": 1e-8 * (ends[1] - ends[0])}
-    refined = minimize_scalar(overall, bounds=ends, method="bounded", options=precision).x
+    refined = scipy.optimize.minimize_scalar(overall, bounds=ends, method="bounded", options=precision).x
     return float(scale * min((refined, grid[best], end), key=overall))
 
 
@@ -335,7 +334,7 @@ def _log_mixture(payoffs, counts, bets, weights):
         logs = np.log1p(np.maximum(np.outer(bets, payoffs), -1.0))
         wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts)
     wealth = np.where(np.isnan(wealth), -math.inf, wealth)
-    return float(logsumexp(wealth, b=weights))
+    return float(scipy.special.logsumexp(wealth, b=weights))
 
 
 def _best_bet(values, counts, theta):

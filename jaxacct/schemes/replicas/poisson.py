@@ -7,7 +7,7 @@ At each step the number k of replicas that take part is Binomial(m, p) reweighte
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import special, stats
+import scipy
 
 from jaxacct.kernels.randomness import bits_32
 from jaxacct.schemes.replicas.base import Attracting
@@ -33,9 +33,9 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 def _law(mechanism: Attracting, m: int):
     k = np.arange(m + 1)
-    log_weights = stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
+    log_weights = scipy.stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
     log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2
-    log_total = special.logsumexp(log_weights)
+    log_total = scipy.special.logsumexp(log_weights)
     return log_total, np.exp(log_weights - log_total)
 
 
