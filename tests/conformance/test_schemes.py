@@ -1,0 +1,199 @@
+"""Every registered scheme through one table of requirements. A new scheme needs a line in `MEMBERS`.
+
+Deterministic: likelihoods against enumeration and by quadrature over the outputs of two steps. That drawn
+participations follow their law is in tests/schemes/test_schemes.py, for every scheme too.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, Mechanism, privacy_loss
+from jaxacct.schemes import (
+    SCHEMES,
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    MultiAttribution,
+    Poisson,
+    TruncatedBMinSep,
+    scheme_from_json,
+    scheme_to_json,
+)
+from jaxacct.schemes.base import Scheme
+from tests.oracles import enumeration
+
+# By name: one of four or five steps, and edges (b = 1, p = 1, n < b, one step).
+MEMBERS: dict[str, list[Scheme]] = {
+    "poisson": [Poisson(4, 0.3), Poisson(2, 1.0), Poisson(1, 0.5)],
+    "cyclic-poisson": [CyclicPoisson(5, 2, 0.4), CyclicPoisson(2, 3, 0.7), CyclicPoisson(3, 1, 1.0)],
+    "balls-in-bins": [BallsInBins(5, 3), BallsInBins(2, 3), BallsInBins(3, 1)],
+    "b-min-sep": [BMinSep(5, 2, 0.3), BMinSep(5, 2, 0.3, False), BMinSep(2, 3, 1.0), BMinSep(3, 1, 0.4)],
+    "multi-attribution": [MultiAttribution(4, 2, 0.3, 2), MultiAttribution(2, 3, 1.0, 2)],
+    "truncated-b-min-sep": [TruncatedBMinSep(4, 2, 0.3, 6, 10), TruncatedBMinSep(2, 3, 0.4, 10, 10)],
+}
+ALL = [pytest.param(scheme, id=str(scheme)) for schemes in MEMBERS.values() for scheme in schemes]
+TYPICAL = [pytest.param(schemes[0], id=name) for name, schemes in MEMBERS.items()]
+IDENTITY = BandedToeplitz.identity()
+
+
+def test_every_registered_scheme_is_in_the_table():
+    assert set(MEMBERS) == set(SCHEMES)
+    for name, schemes in MEMBERS.items():
+        assert {type(scheme) for scheme in schemes} == {SCHEMES[name]}
+
+
+def typical_side(scheme, num):
+    """Side information under which nothing special happens: no batch is cut."""
+    return None if scheme.side_information is None else np.zeros((num, scheme.iterations), int)
+
+
+def law(scheme):
+    """By enumeration: participation vectors, (count, iterations), and their probabilities."""
+    found = enumeration.pattern_law(getattr(scheme, "uncut", scheme))
+    return np.array(list(found), float), np.array(list(found.values()))
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_law_against_enumeration(scheme):
+    patterns, weights = law(scheme)
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    np.testing.assert_allclose(scheme.participation_probabilities(), weights @ (patterns > 0), atol=1e-12)
+    none = weights[~patterns.any(axis=1)].sum()
+    log_none = scheme.log_probability_of_none()
+    if scheme.side_information is None:
+        assert math.exp(log_none) == pytest.approx(none, abs=1e-12)
+    else:
+        assert log_none == -math.inf
+    assert patterns.max() <= scheme.examples_per_unit
+    assert 0 <= scheme.draw_error() < 1e-2
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_sensitivity_covers_every_participation(scheme):
+    """With columns of norm 1 that overlap as little as the scheme allows."""
+    strategy = BandedToeplitz.square_root(min(scheme.min_separation, scheme.iterations))
+    matrix = enumeration.strategy_matrix(
+        strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
+    )
+    patterns, _ = law(scheme)
+    worst = np.square(patterns @ matrix.T).sum(axis=1).max()
+    assert scheme.squared_sensitivity(0.0) >= worst * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("scheme", TYPICAL)
+def test_likelihood_against_enumeration(scheme, x64):
+    strategy = BandedToeplitz.square_root(scheme.min_separation)
+    outputs = np.random.default_rng(0).normal(0.5, 1.5, (8, scheme.iterations))
+    ours = privacy_loss(Mechanism(scheme, strategy, 0.9), outputs, typical_side(scheme, 8))
+    exact = enumeration.log_ratio(getattr(scheme, "uncut", scheme), strategy.coefficients, 0.9, outputs)
+    np.testing.assert_allclose(ours, exact, rtol=1e-10, atol=1e-10)
+
+
+def two_steps(scheme):
+    """The same scheme with two steps."""
+    return dataclasses.replace(scheme, iterations=2)
+
+
+def quadrature(sigma, nodes=48):
+    """Outputs of two steps of pure noise, and their probabilities, by Gauss-Hermite quadrature."""
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    weights = weights / weights.sum()
+    first, second = np.meshgrid(points, points, indexing="ij")
+    return sigma * np.column_stack([first.ravel(), second.ravel()]), np.outer(weights, weights).ravel()
+
+
+def divergences(scheme, sigma, epsilon):
+    """(mass of P, H(P, Q), H(Q, P)) of two steps by quadrature."""
+    outputs, chances = quadrature(sigma)
+    loss = np.asarray(
+        privacy_loss(Mechanism(scheme, IDENTITY, sigma), outputs, typical_side(scheme, len(outputs)))
+    )
+    ratio = np.exp(loss)
+    remove = chances @ np.maximum(ratio - math.exp(epsilon), 0)
+    add = chances @ np.maximum(1 - math.exp(epsilon) * ratio, 0)
+    return chances @ ratio, remove, add
+
+
+@pytest.mark.parametrize("scheme", TYPICAL)
+def test_mass_is_one_and_more_noise_is_more_private(scheme, x64):
+    small = two_steps(scheme)
+    quiet, noisy = (divergences(small, sigma, 0.05) for sigma in (1.0, 2.0))
+    assert quiet[0] == pytest.approx(1, abs=1e-9) and noisy[0] == pytest.approx(1, abs=1e-9)
+    assert quiet[1] > noisy[1] > 0
+    assert quiet[2] >= noisy[2] >= 0
+
+
+@pytest.mark.parametrize("scheme", TYPICAL)
+def test_jit_vmap_precision_and_one_trace(scheme):
+    """Row by row is all at once; float32 is near float64; an equal scheme is the same program."""
+    strategy, sigma = BandedToeplitz.square_root(scheme.min_separation), 0.9
+    outputs = np.random.default_rng(1).normal(0.5, 1.5, (6, scheme.iterations))
+    side = typical_side(scheme, 6)
+    single = privacy_loss(Mechanism(scheme, strategy, sigma), outputs.astype(np.float32), side)
+    assert single.dtype == jnp.float32
+    one = privacy_loss(
+        Mechanism(scheme, strategy, sigma), outputs[0].astype(np.float32), None if side is None else side[0]
+    )
+    assert float(one) == pytest.approx(float(single[0]), rel=1e-5, abs=1e-5)
+    with jax.enable_x64(True):
+        double = privacy_loss(Mechanism(scheme, strategy, sigma), outputs, side)
+    np.testing.assert_allclose(single, double, rtol=2e-5, atol=2e-5)
+
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def traced(scheme, x):
+        traces.append(scheme)
+        return scheme.participation_rate * x
+
+    traced(scheme, 1.0)
+    traced(dataclasses.replace(scheme), 2.0)
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_json_round_trip_and_its_refusals(scheme):
+    stored = json.loads(json.dumps(scheme_to_json(scheme)))
+    assert scheme_from_json(stored) == scheme and stored["name"] == scheme.name
+    with pytest.raises(ValueError, match="must have the fields"):
+        scheme_from_json(stored | {"surplus": 1})
+    with pytest.raises(ValueError, match="must have the fields"):
+        scheme_from_json({key: value for key, value in stored.items() if key != "iterations"})
+    with pytest.raises(ValueError, match="scheme must be one of"):
+        scheme_from_json(stored | {"name": "unheard-of"})
+
+
+@pytest.mark.parametrize("scheme", TYPICAL)
+def test_bad_input(scheme):
+    bad = {"iterations": (0, -1, 1.5, True, None)}
+    names = {field.name for field in dataclasses.fields(scheme)}
+    if "sampling_probability" in names:
+        bad["sampling_probability"] = (0.0, -0.1, 1.5, math.nan, "half")
+    for name in ("min_separation", "cycle_length", "examples_per_user", "max_batch_size", "dataset_size"):
+        if name in names:
+            bad[name] = (0, 2.5)
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError, match=name):
+                dataclasses.replace(scheme, **{name: value})
+
+
+def test_a_scheme_must_say_what_the_guarantee_rests_on():
+    """A made scheme whose users have five examples: once its sensitivity came out as 3.16, not 15.8."""
+
+    class Partial(Scheme):
+        name, unit, iterations, min_separation = "made", "user", 10, 1
+
+    with pytest.raises(TypeError, match=r"squared_sensitivity"):
+        Partial()  # pyright: ignore[reportAbstractUsage]
+    with pytest.raises(TypeError, match="name and its unit"):
+        type("Nameless", (Scheme,), {})
+    five = MultiAttribution(10, 1, 0.1, 5)
+    assert math.sqrt(five.squared_sensitivity(0.0)) == pytest.approx(15.811, abs=1e-3)

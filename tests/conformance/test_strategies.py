@@ -1,0 +1,174 @@
+"""Every registered kind of strategy matrix through one table of requirements, against dense linear algebra.
+
+A new kind needs a line in `MEMBERS` and, if it is not Toeplitz, one in `matrix_of`.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import BMinSep, Mechanism, TruncatedBMinSep, prefix_sum_error
+from jaxacct.strategies import (
+    NAMES,
+    STRATEGIES,
+    BandedInverse,
+    BandedToeplitz,
+    Dense,
+    Toeplitz,
+    by_name,
+    strategy_from_json,
+    strategy_to_json,
+)
+from tests.oracles import enumeration
+
+N = 6
+MEMBERS = {
+    "banded-toeplitz": [BandedToeplitz((0.8, 0.5, 0.3)), BandedToeplitz.identity()],
+    "toeplitz": [Toeplitz(tuple(0.6 ** np.arange(9)))],
+    "banded-inverse": [BandedInverse.bisr(iterations=N, bands=3)],
+    "dense": [Dense(np.tril(0.2 + np.random.default_rng(0).random((N, N))) + np.eye(N))],
+}
+ALL = [pytest.param(s, id=f"{kind}-{s.bands}") for kind, members in MEMBERS.items() for s in members]
+X = np.array([[1.0, 0, 0, 1, 0, 0], [0, 2.0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]])
+
+
+def test_every_registered_kind_is_in_the_table():
+    assert set(MEMBERS) == set(STRATEGIES)
+    for kind, members in MEMBERS.items():
+        assert {type(member) for member in members} == {STRATEGIES[kind]}
+
+
+def matrix_of(strategy, rows=N):
+    """Dense C, (rows, N); with more rows than N it goes on past the last step."""
+    if strategy.is_toeplitz:
+        return enumeration.strategy_matrix(strategy.array, rows, N)
+    return strategy.matrix
+
+
+def extended(strategy):
+    """C on the rows on which scores are drawn."""
+    return matrix_of(strategy, N + strategy.bands - 1)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_norms_bands_and_error(strategy):
+    small, long = matrix_of(strategy), extended(strategy)
+    assert np.linalg.norm(long, axis=0).max() == pytest.approx(1, abs=1e-12)
+    rows, columns = np.nonzero(long)
+    assert strategy.bands == (rows - columns).max() + 1
+    np.testing.assert_allclose(strategy.square_norms(N), np.square(small).sum(axis=0), atol=1e-12)
+    np.testing.assert_allclose(
+        np.broadcast_to(strategy.half_square_norms(), N), np.square(long).sum(axis=0) / 2, atol=1e-12
+    )
+    sums = np.tril(np.ones((N, N))) @ np.linalg.inv(small)
+    error = prefix_sum_error(strategy, iterations=N, noise_multiplier=1.7)
+    assert error == pytest.approx(np.square(sums).sum() / N * 1.7**2, rel=1e-10)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_scores_are_the_matrix_products(strategy, x64):
+    small, gram = matrix_of(strategy), extended(strategy).T @ extended(strategy)
+    np.testing.assert_allclose(strategy.output_scores(jnp.asarray(X)), X @ small, atol=1e-12)
+    np.testing.assert_allclose(strategy.signal_scores(jnp.asarray(X)), X @ gram, atol=1e-12)
+    np.testing.assert_allclose(strategy.gram(X[0]), X[0] @ gram, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_noise_has_the_covariance_of_the_scores(strategy, x64):
+    """Exactly: scores are linear in their normals, so unit vectors in place of draws give the factor."""
+    shapes = [part.shape[1:] for part in strategy.draw_normals(jax.random.key(0), N, 1, jnp.float64)]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    basis = np.split(np.eye(sum(sizes)), np.cumsum(sizes)[:-1], axis=1)
+    parts = tuple(jnp.asarray(part.reshape(-1, *shape)) for part, shape in zip(basis, shapes, strict=True))
+    factor = np.asarray(strategy.scores_from_normals(parts, N, 0.7))
+    gram = extended(strategy).T @ extended(strategy)
+    np.testing.assert_allclose(factor.T @ factor, 0.7**2 * gram, atol=1e-12)
+    with_signal = strategy.scores_from_normals(parts, N, 0.7, jnp.tile(jnp.asarray(X[0]), (len(factor), 1)))
+    np.testing.assert_allclose(
+        np.asarray(with_signal) - factor, np.tile(X[0] @ gram, (len(factor), 1)), atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_float32_is_near_float64(strategy):
+    single = strategy.scores_from_normals(strategy.draw_normals(jax.random.key(1), N, 4, jnp.float32), N, 1.0)
+    assert single.dtype == jnp.float32 and single.shape == (4, N)
+    signal = strategy.signal_scores(jnp.asarray(X, jnp.float32))
+    np.testing.assert_allclose(signal, X @ (extended(strategy).T @ extended(strategy)), atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("separation", [1, 2, 3, N])
+def test_cross_terms_cover_every_participation(strategy, separation):
+    gram = extended(strategy).T @ extended(strategy)
+    bound = np.broadcast_to(strategy.cross_terms(N, separation), N)
+    for pattern in np.array(list(enumeration.pattern_law(BMinSep(N, separation, 0.5, False)))):
+        for i in np.flatnonzero(pattern):
+            assert bound[i] >= gram[i, i + 1 :] @ pattern[i + 1 :] - 1e-12
+    if strategy.bands <= separation:
+        assert not bound.any()
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_noise_recursion_inverts_the_matrix(strategy):
+    if not strategy.is_toeplitz:
+        with pytest.raises(ValueError, match="must be Toeplitz to train with"):
+            strategy.noise_recursion()
+        return
+    coefficients, of_inverse = strategy.noise_recursion()
+    assert len(coefficients) == strategy.noise_copies + 1
+    streamed = np.zeros((N, N))
+    for t in range(N):
+        fresh = np.eye(N)[t]
+        earlier = [(c, t - k) for k, c in enumerate(coefficients) if 1 <= k <= t]
+        if of_inverse:
+            streamed[t] = coefficients[0] * fresh + sum(c * np.eye(N)[at] for c, at in earlier)
+        else:
+            streamed[t] = (fresh - sum(c * streamed[at] for c, at in earlier)) / coefficients[0]
+    np.testing.assert_allclose(streamed, np.linalg.inv(matrix_of(strategy)), atol=1e-10)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_json_hash_and_words(strategy):
+    stored = json.loads(json.dumps(strategy_to_json(strategy)))
+    again = strategy_from_json(stored)
+    assert again == strategy and hash(again) == hash(strategy) and again is not strategy
+    assert strategy.describe()
+    with pytest.raises(ValueError, match="strategy kind must be one of"):
+        strategy_from_json(stored | {"kind": "unheard-of"})
+    with pytest.raises(KeyError):
+        strategy_from_json({"kind": strategy.kind})
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_checks_of_the_scheme(strategy):
+    """Either refused or with a bound; no case falls through."""
+    close, cut = BMinSep(N, 1, 0.2), TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
+    if isinstance(strategy, BandedToeplitz):
+        Mechanism(cut, strategy, 1.0)
+        if strategy.bands > 1:
+            with pytest.raises(ValueError, match="bands must be at most the minimum separation"):
+                Mechanism(close, strategy, 1.0)
+    else:
+        assert Mechanism(close, strategy, 1.0).is_upper_bound
+        with pytest.raises(ValueError, match="banded Toeplitz for truncated-b-min-sep"):
+            Mechanism(cut, strategy, 1.0)
+    if not strategy.is_toeplitz or isinstance(strategy, BandedInverse):
+        with pytest.raises(ValueError, match="strategy must have"):
+            Mechanism(BMinSep(N + 1, 2, 0.2), strategy, 1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_by_name(name):
+    made = by_name(name, 3, BMinSep(N, 3, 0.2))
+    assert type(made) in STRATEGIES.values()
+    with pytest.raises(ValueError, match="bands must be"):
+        by_name(name, 0, BMinSep(N, 3, 0.2))
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match=r"strategy must be optimal, .* or a file"):
+        by_name("best", 3, BMinSep(N, 3, 0.2))
