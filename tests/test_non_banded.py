@@ -300,13 +300,13 @@ def test_certified_and_stored(tmp_path, capsys):
 )
 def test_streamed_noise_is_the_inverse_times_white_noise(strategy):
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
-    words = np.array([[1, 2], [3, 4]], np.uint32)
-    state = noise.init(strategy, params, words)
-    white = [noise.standard_normals(state.key, jnp.int32(t), params)["a"] for t in range(20)]
+    levels = 2.0**19
+    state = noise.init(strategy, params, np.arange(8, dtype=np.uint32))
+    white = [noise.standard_normals(state.key, t, 7)[:3] for t in range(20)]
     drawn = []
     for _ in range(20):
-        w, state = noise.draw(strategy, state, params)
-        drawn.append(w["a"])
+        w, state = noise.draw(strategy, levels, state, params)
+        drawn.append(np.asarray(w["a"]) / levels)
     exact = np.linalg.solve(enumeration.strategy_matrix(strategy.array, 20, 20), np.array(white, float))
     np.testing.assert_allclose(np.array(drawn), exact, rtol=1e-4, atol=1e-5)
 
@@ -332,5 +332,5 @@ def test_bad_input():
     with pytest.raises(ValueError, match="banded Toeplitz for truncated"):
         Mechanism(TruncatedBMinSep(8, 3, 0.1, 20, 50), long_tail(8), 1.0)
     with pytest.raises(ValueError, match="must be Toeplitz to train with"):
-        noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros((2, 2), np.uint32))
+        noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32))
     assert sample_privacy_loss(jax.random.key(0), Mechanism(scheme, some_dense(8), 1.0), 5).shape == (5,)

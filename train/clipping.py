@@ -1,17 +1,18 @@
 """Per-example clipped gradient sums in microbatches: memory follows the microbatch, not the batch."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
+from train.grid import LARGEST_BATCH, Grid, GridSum
 
-# Norms are float32 sums over all parameters; gradients are scaled to this much less than the clip norm, so
-# that a norm which was summed a little too small does not let a gradient exceed it.
-_SLACK = 1e-5
+# Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
+# parameter) does not make the exact check of what is summed refuse an honest gradient.
+_SLACK = 2.0**-24
 
 
 class ClippedSum(NamedTuple):
@@ -20,8 +21,8 @@ class ClippedSum(NamedTuple):
     Only `total`, with noise added, is covered by a guarantee; the rest is private.
     """
 
-    total: Any
-    """Pytree like the parameters: sum over the batch of gradients of norm at most the clip norm."""
+    total: GridSum
+    """Sum over the batch of gradients in whole grid units, each of norm at most the clip norm."""
     norms: jax.Array
     """(batch,) float32: gradient norms before clipping, 0 where padded, inf where not finite."""
     losses: jax.Array
@@ -36,36 +37,41 @@ def clipped_gradient_sum(
     batch,
     mask,
     *,
-    clip_norm: float,
+    grid: Grid,
     microbatch_size: int | None = None,
     normalize: bool = False,
 ) -> ClippedSum:
-    """Sum over a batch of per-example gradients, each scaled to global norm at most `clip_norm`.
+    """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
 
-    Replacing one example by padding moves `total` by at most `clip_norm` in Euclidean norm (up to float32
-    rounding of the sum itself). An example whose loss or gradient is not finite counts as zero: it can
-    neither spoil the model nor have an unbounded effect.
+    Each is rounded towards zero onto the grid, where its norm is at most the clip norm by exact arithmetic on
+    integers, and the sum is one of integers: replacing one example by padding moves `total` by at most the
+    clip norm, exactly, in whatever order it is summed. An example whose loss or gradient is not finite counts
+    as zero: it can neither spoil the model nor have an unbounded effect.
 
     Args:
       loss: `loss(params, example) -> scalar` of one example, without a batch axis.
       params: pytree of floating-point arrays.
       batch: pytree of arrays (batch, ...).
       mask: (batch,) bool; padding contributes exactly zero.
-      clip_norm: C > 0.
-      microbatch_size: examples whose gradients are in memory at a time; the whole batch by default.
-      normalize: scale every gradient to norm `clip_norm` x norm / (norm + 0.01) rather than only long ones
+      grid: with the clip norm C; `train.optimizers.privatize` says which serves its noise.
+      microbatch_size: examples whose gradients are in memory at a time; by default as many of the batch as
+        `grid.most_at_once` lets add up in 32 bits.
+      normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
 
     Raises:
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
-    _validate.positive_number("clip_norm", clip_norm)
+    if not isinstance(grid, Grid):
+        raise ValueError(f"grid must be a train.grid.Grid, was {type(grid).__name__}")
     mask = jnp.asarray(mask, bool)
     size = mask.shape[0]
     micro = (
         size if microbatch_size is None else _validate.positive_integer("microbatch_size", microbatch_size)
     )
-    micro = min(micro, size)
+    micro = min(micro, size, grid.most_at_once)
+    if size > LARGEST_BATCH:
+        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
     _check_loss(loss, params, batch, size)
     pad = -size % micro
 
@@ -79,35 +85,52 @@ def clipped_gradient_sum(
 
     def one(example, real):
         value, gradient = jax.value_and_grad(loss)(params, example)
-        norm = global_norm(gradient)
-        finite = jnp.isfinite(norm) & jnp.isfinite(value)
-        if normalize:
-            scale = clip_norm / (norm + 0.01)
-        else:
-            scale = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-30))
-        scale = scale * (1 - _SLACK)
-        keep = real & finite
-        clipped = jax.tree.map(lambda g: jnp.where(keep, g.astype(jnp.float32) * scale, 0.0), gradient)
-        norm = jnp.where(real, jnp.where(finite, norm, jnp.inf), 0.0)
-        return clipped, norm, jnp.where(real, value.astype(jnp.float32), 0.0)
+        kept, counts, norm = clip_to_grid(gradient, grid, normalize)
+        keep = real & kept & jnp.isfinite(value)
+        counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
+        return counts, jnp.where(real, norm, 0.0), jnp.where(real, value.astype(jnp.float32), 0.0)
 
     def accumulate(total, inputs):
-        clipped, norms, losses = jax.vmap(one)(*inputs)
-        return jax.tree.map(lambda t, c: t + c.sum(axis=0), total, clipped), (norms, losses)
+        counts, norms, losses = jax.vmap(one)(*inputs)
+        # At most `most_at_once` of them, so 32 bits hold their sum.
+        part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
+        return total.plus(part), (norms, losses)
 
-    zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+    zeros = GridSum.zeros(params, grid)
     total, (norms, losses) = jax.lax.scan(accumulate, zeros, (jax.tree.map(split, batch), split(mask)))
     norms, losses = join(norms), join(losses)
-    clipped = jnp.sum((norms > clip_norm) & mask) / jnp.maximum(1, mask.sum())
+    clipped = jnp.sum((norms > grid.clip_norm) & mask) / jnp.maximum(1, mask.sum())
     return ClippedSum(total, norms, losses, clipped)
 
 
+def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
+    """One gradient in whole grid units of norm at most 2^bits, exactly, or zero.
+
+    Returns:
+      kept: () bool, False where the gradient is not finite, or would be too long after scaling.
+      counts: pytree of int32, zero unless kept.
+      norm: () float32, before clipping; inf where not finite.
+    """
+    with jax.enable_x64(True):
+        norm = global_norm(gradient)
+        if normalize:
+            scale = grid.clip_norm / (norm + 0.01)
+        else:
+            scale = jnp.minimum(1.0, grid.clip_norm / jnp.maximum(norm, 1e-300))
+        factor = scale * ((1 - _SLACK) / grid.unit)
+        counts = jax.tree.map(lambda g: jnp.trunc(g.astype(jnp.float64) * factor), gradient)
+        # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact. It
+        # fails closed: a NaN is not at most anything.
+        kept = sum(jnp.sum(jnp.square(n)) for n in jax.tree.leaves(counts)) <= 4.0**grid.bits
+        kept &= jnp.isfinite(norm)
+        counts = jax.tree.map(lambda n: jnp.where(kept, n, 0.0).astype(jnp.int32), counts)
+        return kept, counts, jnp.where(jnp.isfinite(norm), norm, jnp.inf).astype(jnp.float32)
+
+
 def global_norm(tree) -> jax.Array:
-    """Euclidean norm of all leaves together, float32, without overflow of the squares."""
-    leaves = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0.0) for leaf in leaves]))
-    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1.0)
-    return unit * jnp.sqrt(sum(jnp.sum(jnp.square(leaf / unit)) for leaf in leaves))
+    """Euclidean norm of all leaves together, float64: squares of floats neither over- nor underflow there."""
+    with jax.enable_x64(True):
+        return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float64))) for leaf in jax.tree.leaves(tree)))
 
 
 def _check_loss(loss, params, batch, size: int) -> None:

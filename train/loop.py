@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-import time
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +113,8 @@ def fit(
         params = jax.tree.map(lambda leaf: _on(mesh, leaf), params)
     sampler_key, noise_key = keys or (sampler.fresh_key(), noise.fresh_key())
     private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
-    chain = optax.chain(private, optimizer)
-    step = make_step(loss, chain, clip_norm=clip_norm, microbatch_size=microbatch_size, normalize=normalize)
-    state = TrainState(params, chain.init(params))
+    step = make_step(loss, private, optimizer, microbatch_size=microbatch_size, normalize=normalize)
+    state = step.init(params)
     size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
     batch = _Rows(rows, size, mesh)
     described = {
@@ -148,8 +147,8 @@ def fit(
 
 
 def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress) -> TrainState:
-    first, started, waiting = source.state.step, time.monotonic(), []
-    for index in range(first, steps):
+    waiting = []
+    for index in range(source.state.step, steps):
         drawn = source.next()
         rows, mask = batch.take(drawn.indices[drawn.mask])
         state, info = step(state, rows, mask)
@@ -157,9 +156,7 @@ def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, 
         if folder:
             waiting.append((done, info))
             if done % _LOG_EVERY == 0 or done % checkpoint_every == 0 or done == steps:
-                rate = (done - first) / (time.monotonic() - started)
                 folder.log_private([{"step": at, **_floats(seen)} for at, seen in waiting])
-                folder.log({"step": done, "steps_per_second": round(rate, 2)})
                 waiting = []
             if done % checkpoint_every == 0 or done == steps:
                 folder.save(state, source.state)
@@ -170,8 +167,10 @@ def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, 
     return state
 
 
-def _floats(info) -> dict[str, float]:
-    return {name: float(value) for name, value in info._asdict().items()}
+def _floats(info) -> dict[str, float | None]:
+    """Numbers for JSON, which has no NaN (the median of an empty batch) and no infinity."""
+    values = {name: float(value) for name, value in info._asdict().items()}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _check(plan: Plan, data, steps: int, graph):

@@ -1,24 +1,29 @@
-"""Correlated noise `C^{-1} z`, streamed: the last bands - 1 noise vectors are all that is kept.
+"""Correlated noise `C^{-1} z` in whole numbers, streamed: the last bands - 1 vectors are all that is kept.
 
-With C Toeplitz, `w = C^{-1} z` obeys `c_0 w_t = z_t - c_1 w_{t-1} - .. - c_{b-1} w_{t-b+1}`. Adding
-`clip_norm sigma w_t` to the sum of clipped gradients of step t releases `C^{-1} (C x + sigma z)`, which is
-what was accounted for (arXiv 2602.09338, section 2). One band is plain DP-SGD. Where the inverse h is banded,
-the
-last vectors z are kept instead: `w_t = h_0 z_t + .. + h_{b-1} z_{t-b+1}`.
+With C Toeplitz, `w = C^{-1} z` obeys `c_0 w_t = z_t - c_1 w_{t-1} - .. - c_{b-1} w_{t-b+1}`. Here every `w_t`
+is rounded to an integer, and the earlier integers are what the next ones are made from:
 
-The buffer is kept in float32. Rounding it (to bfloat16, say) would make the released noise a rounded
-function of itself rather than the Gaussian of the guarantee, so that is not offered.
+    W_t = round((levels z_t - c_1 W_{t-1} - .. - c_{b-1} W_{t-b+1}) / c_0).
+
+Added to integer sums g_t this releases `r_t = round((u_t - c_1 r_{t-1} - ..) / c_0)` of `u = C g + levels z`,
+so it is a function of what was accounted for (arXiv 2602.09338, section 2) and of nothing else; the proof
+is in proofs/released_numbers.md. One band is plain DP-SGD. Where the inverse h is banded, vectors z on a grid
+are kept instead: `W_t = round(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}))`.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from scipy import signal
 
 from jaxacct.strategies import Strategy
+from train.normals import LARGEST, fresh_key, standard_normals
+
+_FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
+_AT_A_TIME = 8  # kept vectors that one pass over memory adds up
 
 
 class NoiseState(NamedTuple):
@@ -27,14 +32,9 @@ class NoiseState(NamedTuple):
     step: jax.Array
     """() int32: vectors drawn so far."""
     recent: Any
-    """Pytree like the parameters with a leading axis: the last vectors `w` (or `z`), a ring."""
+    """Pytree like the parameters with a leading axis, int32: the last vectors `W` (or `z`), a ring."""
     key: jax.Array
-    """(2, 2) uint32: two threefry keys; the draws of a step depend on them and the step alone."""
-
-
-def fresh_key() -> np.ndarray:
-    """(2, 2) uint32 from the operating system's generator: 128 secret bits."""
-    return np.frombuffer(os.urandom(16), np.uint32).reshape(2, 2)
+    """(8,) uint32: the draws of a step depend on it and the step alone."""
 
 
 def init(strategy: Strategy, params, key) -> NoiseState:
@@ -43,7 +43,7 @@ def init(strategy: Strategy, params, key) -> NoiseState:
     Args:
       strategy: C.
       params: pytree of arrays.
-      key: (2, 2) uint32.
+      key: (8,) uint32.
     """
 
     def zeros(leaf):
@@ -51,53 +51,85 @@ def init(strategy: Strategy, params, key) -> NoiseState:
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
-            return jnp.zeros(shape, jnp.float32, device=sharding)
-        return jnp.zeros(shape, jnp.float32)
+            return jnp.zeros(shape, jnp.int32, device=sharding)
+        return jnp.zeros(shape, jnp.int32)
 
-    words = jnp.asarray(key, jnp.uint32).reshape(2, 2)
+    words = jnp.asarray(key, jnp.uint32)
+    if words.shape != (8,):
+        raise ValueError(f"key must be 8 words of 32 bits, had shape {words.shape}")
     return NoiseState(jnp.zeros((), jnp.int32), jax.tree.map(zeros, params), words)
 
 
-def draw(strategy: Strategy, state: NoiseState, params) -> tuple[Any, NoiseState]:
-    """`w_t` for unit noise, a pytree like `params` in float32, and the state after it. Jittable."""
+def largest_levels(strategy: Strategy, iterations: int) -> float:
+    """The most `levels` at which no integer of `iterations` steps can leave 32 bits, whatever the key."""
+    c, inverse = strategy.noise_recursion()
+    if inverse:
+        # The kept z are finer than the grid; the noise itself is their sum.
+        gain = max(_FRACTION * c[0], np.abs(c).sum())
+    else:
+        impulse = np.zeros(iterations)
+        impulse[0] = 1.0
+        gain = np.abs(signal.lfilter([1.0], c, impulse)).sum()
+        # Every rounding is an input of at most c_0 / 2 more: from 2^8 levels on less than one part in a
+        # thousand, which the 1.001 covers.
+    return float((2**31 - 1) / (1.001 * gain * LARGEST))
+
+
+def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple[Any, NoiseState]:
+    """`W_t`, a pytree like `params` in int32, and the state after it. Jittable, exact whatever the x64 flag.
+
+    Args:
+      strategy: C.
+      levels: standard deviation of `z` in grid units, from 2^8 to `largest_levels`.
+      state: from `init` or the call before.
+      params: pytree of arrays; only shapes matter.
+    """
     c, inverse = strategy.noise_recursion()
     kept = len(c) - 1
-    fresh = standard_normals(state.key, state.step, params)
-    if kept == 0:
-        return fresh, state._replace(step=state.step + 1)
-    place = state.step % kept
-    # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
-    ages = 1 + (place - 1 - jnp.arange(kept)) % kept
-    weights = jnp.asarray(c, jnp.float32)[ages]
-
-    def solve(z, recent):
-        earlier = jnp.tensordot(weights, recent, axes=1)
-        first = jnp.float32(c[0])
-        return first * z + earlier if inverse else (z - earlier) / first
-
-    drawn = jax.tree.map(solve, fresh, state.recent)
-    recent = jax.tree.map(
-        lambda ring, w: jax.lax.dynamic_update_index_in_dim(ring, w, place, 0),
-        state.recent,
-        fresh if inverse else drawn,
-    )
-    return drawn, NoiseState(state.step + 1, recent, state.key)
-
-
-def standard_normals(key, step, params):
-    """Independent standard normals for one step, a pytree like `params` in float32.
-
-    The sum of two normals of half the variance, one from each threefry key: either key alone, 64 bits, is
-    within reach of a search; both together are not.
-    """
     leaves, structure = jax.tree.flatten(params)
+    sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
+    fresh = jax.lax.split(standard_normals(state.key, state.step, sum(sizes)), sizes)
+    place = state.step % max(1, kept)
+    with jax.enable_x64(True):
+        deviation = jnp.float64(levels * c[0] if inverse else levels / c[0])
+        # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
+        ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
+        weights = jnp.asarray(c / (c[0] * _FRACTION) if inverse else -c / c[0], jnp.float64)[ages]
 
-    def normal(index, leaf):
-        parts = []
-        for words in key:
-            one = jax.random.wrap_key_data(words, impl="threefry2x32")
-            one = jax.random.fold_in(jax.random.fold_in(one, step), index)
-            parts.append(jax.random.normal(one, jnp.shape(leaf), jnp.float32))
-        return (parts[0] + parts[1]) * jnp.float32(np.sqrt(0.5))
+        def solve(z, ring):
+            shape = ring.shape[1:]
+            z = deviation * z.reshape(shape)
+            if inverse:
+                units = jnp.round(_FRACTION * z)
+                drawn = jnp.round(units / _FRACTION + _weighted_sum(weights, ring)).astype(jnp.int32)
+                return drawn, units.astype(jnp.int32)
+            drawn = jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32)
+            return drawn, drawn
 
-    return jax.tree.unflatten(structure, [normal(i, leaf) for i, leaf in enumerate(leaves)])
+        rings = jax.tree.leaves(state.recent)
+        both = [solve(z, ring) for z, ring in zip(fresh, rings, strict=True)]
+    if kept:
+        rings = [
+            jax.lax.dynamic_update_index_in_dim(ring, keep, place, 0)
+            for ring, (_, keep) in zip(rings, both, strict=True)
+        ]
+    drawn = jax.tree.unflatten(structure, [drawn for drawn, _ in both])
+    return drawn, NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
+
+
+def _weighted_sum(weights, ring):
+    """Sum over the first axis, in float64 and without a float64 copy of the ring."""
+    groups, rest = divmod(ring.shape[0], _AT_A_TIME)
+
+    def add(first, number, total):
+        for i in range(number):
+            total = total + weights[first + i] * ring[first + i].astype(jnp.float64)
+        return total
+
+    total = jnp.zeros(ring.shape[1:], jnp.float64)
+    if groups:
+        total = jax.lax.fori_loop(0, groups, lambda g, t: add(g * _AT_A_TIME, _AT_A_TIME, t), total)
+    return add(groups * _AT_A_TIME, rest, total)
+
+
+__all__ = ["NoiseState", "draw", "fresh_key", "init", "largest_levels", "standard_normals"]

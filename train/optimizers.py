@@ -1,48 +1,73 @@
 """optax transformations: the privatizer that goes before any optimizer, and the paper's learning rate."""
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxacct import Mechanism, _validate
 from train import noise
+from train.grid import Grid, GridSum
 
 
-def privatize(
-    mechanism: Mechanism, *, clip_norm: float, expected_batch_size: float, key=None
-) -> optax.GradientTransformation:
-    """Turn sums of clipped gradients into private mean gradients.
+@dataclass(frozen=True, eq=False)
+class Privatizer:
+    """What turns integer sums of clipped gradients into private mean gradients: an optax transformation.
 
-        optimizer = optax.chain(privatize(mechanism, clip_norm=1.0, expected_batch_size=64), optax.adam(1e-3))
+    Attributes:
+      mechanism: what was accounted for.
+      grid: the clip norm, and the grid on which gradients are summed: `clipped_gradient_sum(.., grid=)`.
+      expected_batch_size: public; the batch size that was drawn is not.
+      key: (8,) uint32; secret.
+    """
 
-    The update is `(sum + clip_norm sigma w_t) / expected_batch_size`, `w = C^{-1} z`. What comes after in the
-    chain is post-processing. After the mechanism's last step updates are NaN: nothing more is covered.
+    mechanism: Mechanism
+    grid: Grid
+    expected_batch_size: float
+    key: Any = field(repr=False)
+
+    def init(self, params) -> noise.NoiseState:
+        """The noise before the first step."""
+        return noise.init(self.mechanism.strategy, params, self.key)
+
+    def update(self, updates, state: noise.NoiseState, params=None):
+        """`(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
+
+        Args:
+          updates: the `GridSum` of the step; a sum on another grid, or of another clip norm, is refused.
+        """
+        if not isinstance(updates, GridSum) or updates.grid != self.grid:
+            was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
+            raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, was {was}")
+        levels = self.mechanism.noise_multiplier * 2.0**self.grid.bits
+        drawn, after = noise.draw(self.mechanism.strategy, levels, state, updates.low)
+        covered = state.step < self.mechanism.scheme.iterations
+        private = updates.scaled(1 / self.expected_batch_size, drawn)
+        return jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), private), after
+
+
+def privatize(mechanism: Mechanism, *, clip_norm: float, expected_batch_size: float, key=None) -> Privatizer:
+    """What `make_step` needs besides a loss and an optimizer: the noise, and the clip norm it is meant for.
+
+        private = privatize(mechanism, clip_norm=1.0, expected_batch_size=64)
+        step = make_step(loss, private, optax.adam(1e-3))
+
+    The update is `(sum + clip_norm sigma w_t) / expected_batch_size`, `w = C^{-1} z`, of integers
+    (proofs/released_numbers.md). What comes after is post-processing. After the mechanism's last step updates
+    are NaN: nothing more is covered.
 
     Args:
       mechanism: what was accounted for.
-      clip_norm: the norm that gradients were clipped to, `train.clipping`.
+      clip_norm: the norm that gradients are clipped to.
       expected_batch_size: public; the batch size that was drawn is not.
-      key: (2, 2) uint32, from the operating system by default. Only tests should fix it. Every run needs its
+      key: (8,) uint32, from the operating system by default. Only tests should fix it. Every run needs its
         own: two runs with one key can be subtracted from each other.
     """
-    _validate.positive_number("clip_norm", clip_norm)
-    _validate.positive_number("expected_batch_size", expected_batch_size)
+    expected = _validate.positive_number("expected_batch_size", expected_batch_size)
     words = noise.fresh_key() if key is None else key
-    deviation = clip_norm * mechanism.noise_multiplier
-
-    def init(params):
-        return noise.init(mechanism.strategy, params, words)
-
-    def update(updates, state, params=None):
-        drawn, after = noise.draw(mechanism.strategy, state, updates)
-        covered = state.step < mechanism.scheme.iterations
-
-        def add(total, w):
-            return jnp.where(covered, (total + deviation * w) / expected_batch_size, jnp.nan)
-
-        return jax.tree.map(add, updates, drawn), after
-
-    return optax.GradientTransformation(init, update)
+    return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, words)
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:

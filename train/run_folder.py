@@ -3,7 +3,7 @@
     run.json               what is run; a resumed call must describe the same (public)
     secret.json            sampler key, keyed digest of the data (mode 600)
     checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700)
-    metrics.jsonl          step, rate, evaluation on public data
+    metrics.jsonl          step, evaluation on public data; no times: they tell batch sizes, which are private
     private_metrics.jsonl  loss, clipped fraction, norms: no guarantee covers these (mode 600)
     model/                 Orbax: the trained parameters, covered by the guarantee
     result.json            the end of the run and its guarantee
@@ -15,6 +15,7 @@ the model.
 import hashlib
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import jax
@@ -25,6 +26,7 @@ from flax import nnx
 from jaxacct.files import Checkpoint, read_json, write_atomically
 from train.sampler import SamplerState
 
+_SECRETS = "secret.json", "private_metrics.jsonl"
 _KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
@@ -44,6 +46,11 @@ class RunFolder:
         self._lock = Checkpoint(self.folder)
         checkpoints = self.folder / "checkpoints"
         checkpoints.mkdir(mode=0o700, exist_ok=True)
+        # What was there already may be open to others.
+        checkpoints.chmod(0o700)
+        for name in _SECRETS:
+            if (self.folder / name).exists():
+                (self.folder / name).chmod(0o600)
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
         self._manager = ocp.CheckpointManager(checkpoints, options=options)
 
@@ -160,7 +167,7 @@ class RunFolder:
         """Append to private_metrics.jsonl."""
         path = self.folder / "private_metrics.jsonl"
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+            file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
     def save_model(self, params) -> None:
         """Write the parameters alone to model/, as plain nested dictionaries where they are an nnx state.
@@ -192,9 +199,13 @@ def _keyed(key: list[int], text: str) -> str:
 
 def _write_secret(path: Path, text: str) -> None:
     """Write whole or not at all, readable by the owner only from the first byte on."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")  # mode 600
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -8,18 +8,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 
 from train.clipping import clipped_gradient_sum
+from train.noise import NoiseState
+from train.optimizers import Privatizer
 
 
 class TrainState(NamedTuple):
     """All that changes from step to step."""
 
     params: Any
+    noise: NoiseState
+    """Secret: it holds the key."""
     opt_state: Any
-    """Of the whole chain: the noise buffer and the noise key (secret) come first."""
 
 
 class StepInfo(NamedTuple):
@@ -30,21 +34,65 @@ class StepInfo(NamedTuple):
     median_norm: jax.Array
 
 
+class PrivateStep:
+    """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated. See `make_step`."""
+
+    def __init__(self, function, private: Privatizer, optimizer: optax.GradientTransformation):
+        self._jitted = jax.jit(function, donate_argnums=0)
+        self._private, self._optimizer = private, optimizer
+
+    def init(self, params) -> TrainState:
+        """The state before the first step, with the dtypes that every later one has.
+
+        An optimizer may begin in the parameters' dtype and go on in its updates' (momentum of bfloat16
+        parameters does); a state that was restored into the first would be rounded.
+
+        Raises:
+          ValueError: for an optimizer whose state never settles.
+        """
+        update = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), params)
+        opt_state = self._optimizer.init(params)
+        for _ in range(3):
+            _, after = jax.eval_shape(self._optimizer.update, update, opt_state, params)
+            before = [jnp.result_type(leaf) for leaf in jax.tree.leaves(opt_state)]
+            if before == [leaf.dtype for leaf in jax.tree.leaves(after)]:
+                return TrainState(params, self._private.init(params), opt_state)
+            opt_state = jax.tree.map(lambda leaf, to: jnp.asarray(leaf, to.dtype), opt_state, after)
+        raise ValueError("optimizer must keep the dtypes of its state from step to step")
+
+    def __call__(self, state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
+        return self._jitted(state, batch, mask)
+
+    def lower(self, state: TrainState, batch, mask):
+        """The step as a program, `jax.stages.Lowered`."""
+        return self._jitted.lower(state, batch, mask)
+
+
 def make_step(
     loss: Callable[..., jax.Array],
+    private: Privatizer,
     optimizer: optax.GradientTransformation,
     *,
-    clip_norm: float,
     microbatch_size: int | None = None,
     normalize: bool = False,
-) -> Callable[..., tuple[TrainState, StepInfo]]:
-    """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated.
+) -> PrivateStep:
+    """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
+
+        step = make_step(loss, privatize(mechanism, clip_norm=1.0, expected_batch_size=64), optax.adam(1e-3))
+        state = step.init(params)
+        state, info = step(state, batch, mask)
 
     Args:
       loss: `loss(params, example) -> scalar` of one example.
-      optimizer: a chain that begins with `train.optimizers.privatize` of the same clip norm.
-      clip_norm, microbatch_size, normalize: as in `train.clipping`.
+      private: from `train.optimizers.privatize`.
+      optimizer: any; what it does is post-processing.
+      microbatch_size, normalize: as in `train.clipping`.
     """
+    if not isinstance(private, Privatizer):
+        raise ValueError(
+            "private must come from train.optimizers.privatize, which says clip norm and noise once, was "
+            f"{type(private).__name__}"
+        )
 
     def step(state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
         found = clipped_gradient_sum(
@@ -52,18 +100,19 @@ def make_step(
             state.params,
             batch,
             mask,
-            clip_norm=clip_norm,
+            grid=private.grid,
             microbatch_size=microbatch_size,
             normalize=normalize,
         )
-        updates, opt_state = optimizer.update(found.total, state.opt_state, state.params)
+        gradient, noise = private.update(found.total, state.noise)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        real = jax.numpy.maximum(1, mask.sum())
-        median = jax.numpy.nanmedian(jax.numpy.where(mask, found.norms, jax.numpy.nan))
+        real = jnp.maximum(1, mask.sum())
+        median = jnp.nanmedian(jnp.where(mask, found.norms, jnp.nan))
         info = StepInfo(found.losses.sum() / real, found.clipped_fraction, median)
-        return TrainState(params, opt_state), info
+        return TrainState(params, noise, opt_state), info
 
-    return jax.jit(step, donate_argnums=0)
+    return PrivateStep(step, private, optimizer)
 
 
 def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array]):

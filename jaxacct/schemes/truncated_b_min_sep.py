@@ -168,7 +168,10 @@ class TruncatedBMinSep(Scheme):
 
     @property
     def assumption(self) -> str:
-        return f"batches above {self.max_batch_size} are cut to uniformly random subsets of that size, "
+        return (
+            f"batches above {self.max_batch_size} are cut to uniformly random subsets of that size, "
+            "that no batch size, time of an abort or run time is published, "
+        )
 
     def participation_probabilities(self) -> np.ndarray:
         """(iterations,) float64: the probability of being sampled at each step, before cutting."""

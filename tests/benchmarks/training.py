@@ -19,7 +19,7 @@ from train.data import load
 from train.models import SmallCNN, cross_entropy
 from train.optimizers import privatize
 from train.sampler import Sampler
-from train.step import TrainState, make_step, nnx_loss
+from train.step import make_step, nnx_loss
 
 BATCH, MICRO, REPEATS = 256, 64, 15
 
@@ -42,10 +42,9 @@ def steps() -> None:
     rows, mask = split.train.take(np.arange(BATCH), BATCH), np.ones(BATCH, bool)
     optimizer = optax.sgd(0.1, momentum=0.95)
     mechanism = Mechanism(BMinSep(10_000, 16, 0.01), BandedToeplitz.square_root(16), 1.0)
-    chain = optax.chain(privatize(mechanism, clip_norm=1.0, expected_batch_size=BATCH), optimizer)
-    private = make_step(loss, chain, clip_norm=1.0, microbatch_size=MICRO)
-    copied = jax.tree.map(jnp.copy, params)
-    held = {"state": TrainState(copied, chain.init(copied))}
+    noisy = privatize(mechanism, clip_norm=1.0, expected_batch_size=BATCH)
+    private = make_step(loss, noisy, optimizer, microbatch_size=MICRO)
+    held = {"state": private.init(jax.tree.map(jnp.copy, params))}
 
     def private_step():
         held["state"], info = private(held["state"], rows, mask)
@@ -59,7 +58,9 @@ def steps() -> None:
 
     state = optimizer.init(params)
     ours = jax.jit(
-        lambda p, r, m: clipped_gradient_sum(loss, p, r, m, clip_norm=1.0, microbatch_size=MICRO).total
+        lambda p, r, m: clipped_gradient_sum(
+            loss, p, r, m, grid=noisy.grid, microbatch_size=MICRO
+        ).total.scaled(1.0)
     )
     peer = jax.jit(
         jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=MICRO)
@@ -96,7 +97,7 @@ def noises() -> None:
     taken = {}
     for bands in (1, 16, 64, 256):
         strategy = BandedToeplitz.square_root(bands)
-        draw = jax.jit(lambda state, s=strategy: noise.draw(s, state, params), donate_argnums=0)
+        draw = jax.jit(lambda state, s=strategy: noise.draw(s, 2.0**19, state, params), donate_argnums=0)
         held = {"state": noise.init(strategy, params, noise.fresh_key())}
 
         def one(draw=draw, held=held):

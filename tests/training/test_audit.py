@@ -26,7 +26,7 @@ from train.sampler import Sampler
 
 FALSE_ALARM = 1e-6
 # Fixed, as only tests may: what the audit sees is then the same at every run.
-KEYS = ((1, 2, 3, 4), np.array([[5, 6], [7, 8]], np.uint32))
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 CLIP = 0.5
 EPSILON, DELTA = 1.0, 0.1
 SCHEME = BMinSep(8, 4, 0.8, warm_start=False)

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.clipping import clipped_gradient_sum, global_norm
+from train.clipping import clip_to_grid, clipped_gradient_sum, global_norm
+from train.grid import Grid
 
 SIZES = {"w": (3, 4), "b": (4,)}
+GRID = Grid(1.0, 20)
 
 
 def random_params(key):
@@ -42,7 +44,7 @@ def float64_norm(tree) -> float:
 def test_against_a_plain_loop(clip_norm, normalize, key):
     params, batch = random_params(key), random_batch(key, 7)
     mask = jnp.array([True] * 5 + [False] * 2)
-    found = clipped_gradient_sum(loss, params, batch, mask, clip_norm=clip_norm, normalize=normalize)
+    found = clipped_gradient_sum(loss, params, batch, mask, grid=Grid(clip_norm, 20), normalize=normalize)
     expected = jax.tree.map(lambda p: np.zeros(p.shape), params)
     for i in range(5):
         g = jax.grad(loss)(params, jax.tree.map(lambda a: a[i], batch))  # noqa: B023
@@ -50,8 +52,8 @@ def test_against_a_plain_loop(clip_norm, normalize, key):
         scale = clip_norm / (norm + 0.01) if normalize else min(1.0, clip_norm / norm)
         expected = jax.tree.map(lambda e, v: e + scale * np.asarray(v, np.float64), expected, g)  # noqa: B023
         assert found.norms[i] == pytest.approx(norm, rel=1e-5)
-    for ours, theirs in zip(jax.tree.leaves(found.total), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=3e-5, atol=1e-6 * clip_norm)
+    for ours, theirs in zip(jax.tree.leaves(found.total.scaled(1.0)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=3e-5, atol=6e-6 * clip_norm)
     assert found.clipped_fraction == pytest.approx(np.mean(np.asarray(found.norms[:5]) > clip_norm))
     assert found.losses[0] == pytest.approx(
         float(loss(params, jax.tree.map(lambda a: a[0], batch))), rel=1e-5
@@ -69,11 +71,14 @@ def test_sensitivity(seed, normalize):
     key = jax.random.key(seed)
     clip_norm = float(10.0 ** jax.random.uniform(key, minval=-3, maxval=3))
     params, batch = random_params(key), random_batch(key, 2)
-    summed = jax.jit(functools.partial(clipped_gradient_sum, loss, clip_norm=clip_norm, normalize=normalize))
+    summed = jax.jit(
+        functools.partial(clipped_gradient_sum, loss, grid=Grid(clip_norm, 20), normalize=normalize)
+    )
     for scale in (0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e25, 1e37, np.inf, np.nan):
         batch["scale"] = jnp.array([scale, 1e-6])
         with_it, without = (
-            summed(params, batch, mask).total for mask in (jnp.array([True, True]), jnp.array([False, True]))
+            summed(params, batch, mask).total.scaled(1.0)
+            for mask in (jnp.array([True, True]), jnp.array([False, True]))
         )
         moved = jax.tree.map(
             lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), with_it, without
@@ -87,23 +92,23 @@ def test_sensitivity(seed, normalize):
 def test_microbatches_change_nothing(micro, key):
     params, batch = random_params(key), random_batch(key, 8)
     mask = jnp.array([True, False] * 4)
-    whole = clipped_gradient_sum(loss, params, batch, mask, clip_norm=1.0)
-    parts = clipped_gradient_sum(loss, params, batch, mask, clip_norm=1.0, microbatch_size=micro)
+    whole = clipped_gradient_sum(loss, params, batch, mask, grid=GRID)
+    parts = clipped_gradient_sum(loss, params, batch, mask, grid=GRID, microbatch_size=micro)
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2)  # gradients differ in their last bits by batch
 
 
 def test_padding_and_poison_contribute_exactly_zero(key):
     params, batch = random_params(key), random_batch(key, 4)
     mask = jnp.array([True, True, False, False])
-    clean = clipped_gradient_sum(loss, params, batch, mask, clip_norm=1.0)
+    clean = clipped_gradient_sum(loss, params, batch, mask, grid=GRID)
     batch["x"] = batch["x"].at[2].set(jnp.nan).at[3].set(jnp.inf)
-    padded = clipped_gradient_sum(loss, params, batch, mask, clip_norm=1.0)
+    padded = clipped_gradient_sum(loss, params, batch, mask, grid=GRID)
     for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(padded), strict=True):
         np.testing.assert_array_equal(a, b)
     batch["x"] = batch["x"].at[1].set(jnp.nan)
-    poisoned = clipped_gradient_sum(loss, params, batch, mask, clip_norm=1.0)
-    alone = clipped_gradient_sum(loss, params, batch, jnp.array([True, False, False, False]), clip_norm=1.0)
+    poisoned = clipped_gradient_sum(loss, params, batch, mask, grid=GRID)
+    alone = clipped_gradient_sum(loss, params, batch, jnp.array([True, False, False, False]), grid=GRID)
     for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(alone.total), strict=True):
         np.testing.assert_array_equal(a, b)
     assert np.isinf(poisoned.norms[1])
@@ -111,7 +116,7 @@ def test_padding_and_poison_contribute_exactly_zero(key):
 
 def test_an_empty_batch_is_zero(key):
     found = clipped_gradient_sum(
-        loss, random_params(key), random_batch(key, 3), jnp.zeros(3, bool), clip_norm=1.0
+        loss, random_params(key), random_batch(key, 3), jnp.zeros(3, bool), grid=GRID
     )
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
 
@@ -128,7 +133,7 @@ def test_memory_follows_the_microbatch(key):
                 params,
                 batch,
                 mask,
-                clip_norm=1.0,
+                grid=GRID,
                 microbatch_size=micro,
             ).total
 
@@ -138,11 +143,14 @@ def test_memory_follows_the_microbatch(key):
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), "1"])
-def test_bad_clip_norm(value, key):
+def test_bad_clip_norm(value):
     with pytest.raises(ValueError, match="clip_norm"):
-        clipped_gradient_sum(
-            loss, random_params(key), random_batch(key, 2), jnp.ones(2, bool), clip_norm=value
-        )
+        Grid(value, 20)
+
+
+def test_a_bare_clip_norm_is_refused(key):
+    with pytest.raises(ValueError, match=r"grid must be a train.grid.Grid, was float"):
+        clipped_gradient_sum(loss, random_params(key), random_batch(key, 2), jnp.ones(2, bool), grid=1.0)
 
 
 def test_a_loss_that_is_not_per_example_is_refused(key):
@@ -155,13 +163,112 @@ def test_a_loss_that_is_not_per_example_is_refused(key):
         return jax.vmap(loss, (None, 0))(params, batch).mean()
 
     with pytest.raises(ValueError, match="one number for one example"):
-        clipped_gradient_sum(vector, params, batch, mask, clip_norm=1.0)
+        clipped_gradient_sum(vector, params, batch, mask, grid=GRID)
     with pytest.raises(ValueError, match="loss must"):
-        clipped_gradient_sum(batched, params, batch, mask, clip_norm=1.0)
+        clipped_gradient_sum(batched, params, batch, mask, grid=GRID)
     with pytest.raises(ValueError, match="rows like mask"):
-        clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), clip_norm=1.0)
+        clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), grid=GRID)
+
+
+def exact_norm(counts) -> int:
+    """Squared norm in grid units, in Python integers."""
+    return sum(int(n) ** 2 for leaf in jax.tree.leaves(counts) for n in np.ravel(leaf))
+
+
+@functools.cache
+def clipper(bits: int, jitted: bool, normalize: bool):
+    one = functools.partial(clip_to_grid, grid=Grid(1.0, bits), normalize=normalize)
+    return jax.jit(jax.vmap(one)) if jitted else jax.vmap(one)
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("entries", [1, 7])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_every_power_of_two_is_clipped(dtype, entries, jitted):
+    """Gradients with an entry above 8.5e37 once counted as norm 0 and passed unclipped (2^126, 2^127 here).
+
+    From the smallest subnormal to the largest float, alone and seven times: never beyond the clip norm, and
+    above it within one part in a thousand of it.
+    """
+    info = jnp.finfo(dtype)
+    smallest = int(np.log2(float(info.smallest_subnormal)))
+    powers = np.ldexp(1.0, np.arange(smallest, info.maxexp))
+    powers = np.append(powers, float(info.max))
+    gradients = {"a": jnp.asarray(np.repeat(powers[:, None], entries, 1)).astype(dtype)}
+    for normalize in (False, True):
+        kept, counts, norms = clipper(20, jitted, normalize)(gradients)
+        squares = np.array([exact_norm(row) for row in np.asarray(counts["a"])], dtype=float)
+        assert (squares <= 2.0**40).all()
+        assert np.asarray(kept).all()
+        long = powers >= 1.0
+        assert (squares[long] >= (0.998 * 2.0**40 if not normalize else 0.97 * 2.0**40)).all()
+        finite = norms[np.isfinite(norms)]
+        np.testing.assert_allclose(
+            finite, (powers * np.sqrt(entries))[: len(finite)], rtol=1e-6, atol=np.sqrt(entries) * 2.0**-126
+        )
+
+
+def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
+    """Whatever the norm is thought to be, what is summed is checked: a norm of half or NaN gives zero."""
+    for wrong in (0.5, 0.999, np.nan):
+        monkeypatch.setattr("train.clipping.global_norm", lambda tree, w=wrong: w * global_norm(tree))
+        kept, counts, _ = clip_to_grid({"a": jnp.full(5, 3.0)}, GRID)
+        assert not kept
+        assert exact_norm(counts) == 0
+
+
+def test_no_sum_exceeds_the_clip_norm_at_batch_4096():
+    """Sums of float32 moved by 1 + 3.7e-5 clip norms here: above the 1e-5 that was left for rounding.
+
+    The canary's part of an integer sum is its own integers, whatever the others are.
+    """
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(4096, 64)).astype(np.float32) + 3
+    rows[0] = 7.0
+
+    def linear(params, example):
+        return params @ example
+
+    summed = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=GRID, microbatch_size=512))
+    mask = np.ones(4096, bool)
+    with_it = summed(jnp.zeros(64), rows, mask).total
+    mask[0] = False
+    without = summed(jnp.zeros(64), rows, mask).total
+    a, b = (np.asarray(t.high, np.int64) * 2**16 + np.asarray(t.low) for t in (with_it, without))
+    assert 0.999 * 2**40 < exact_norm([a - b]) <= 2**40
+    assert np.abs(a).max() > 2**28  # the sum itself is long
+
+
+def test_sums_are_exact_in_any_order():
+    """As many as the low part takes at once, full of largest entries: no carry is lost, up or down."""
+    grid = Grid(1.0, 20)
+
+    def linear(params, example):
+        return params @ example
+
+    rows = np.ones((5000, 1), np.float32)
+    rows[3500:] = -1
+    for order in (np.arange(5000), np.random.default_rng(0).permutation(5000)):
+        total = clipped_gradient_sum(linear, jnp.zeros(1), rows[order], np.ones(5000, bool), grid=grid).total
+        each = 2**20 - 1  # the slack takes the last unit
+        assert int(total.high[0]) * 2**16 + int(total.low[0]) == 2000 * each
+
+
+def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(key):
+    """Mutant 18: a NaN loss with a finite gradient."""
+
+    @jax.custom_jvp
+    def odd(x):
+        return x
+
+    odd.defjvp(lambda primals, tangents: (primals[0] * jnp.nan, tangents[0]))
+    found = clipped_gradient_sum(
+        lambda p, e: odd(p @ e), jnp.ones(2), jnp.ones((3, 2)), jnp.ones(3, bool), grid=GRID
+    )
+    assert not np.any(found.total.high) and not np.any(found.total.low)
 
 
 def test_global_norm_does_not_overflow():
     assert global_norm({"a": jnp.array([3e30, 4e30])}) == pytest.approx(5e30)
+    assert global_norm({"a": jnp.array([1.7e38, 1e-40])}) == pytest.approx(1.7e38)
     assert global_norm({"a": jnp.zeros(3)}) == 0

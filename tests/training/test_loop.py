@@ -22,7 +22,7 @@ from train.loop import ArrayRows, fit
 from train.run_folder import CheckpointError, RunFolder
 from train.sampler import Sampler
 
-KEYS = ((1, 2, 3, 4), np.array([[5, 6], [7, 8]], np.uint32))
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS = 60
 
 
@@ -58,6 +58,7 @@ def test_against_a_loop_in_plain_numpy(kind):
     ours = run(plan=covered, clip_norm=0.7)
     sampler = Sampler.from_plan(covered, KEYS[0])
     state = noise.init(covered.mechanism.strategy, PARAMS, KEYS[1])
+    levels = 0.3 * 2.0**21
     w, rows = np.zeros(4), data()
     for _ in range(12):
         batch = sampler.next()
@@ -66,8 +67,8 @@ def test_against_a_loop_in_plain_numpy(kind):
             x = np.append(rows["x"][i].astype(np.float64), 1.0)
             g = 2 * (x @ w - rows["y"][i]) * x
             total += g * min(1.0, 0.7 / np.linalg.norm(g))
-        drawn, state = noise.draw(covered.mechanism.strategy, state, PARAMS)
-        drawn = np.append(np.asarray(drawn["w"], np.float64), drawn["b"])
+        drawn, state = noise.draw(covered.mechanism.strategy, levels, state, PARAMS)
+        drawn = np.append(np.asarray(drawn["w"], np.float64), drawn["b"]) / levels
         w -= 0.05 * (total + 0.7 * 0.3 * drawn) / covered.expected_batch_size
     np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=2e-4, atol=2e-5)
     assert ours.steps == 12
@@ -219,7 +220,10 @@ def test_two_processes_on_one_folder(tmp_path):
 
 
 def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
-    run(out=tmp_path, keys=None)
+    (tmp_path / "checkpoints").mkdir(mode=0o755)
+    for name in ("secret.json.tmp", "private_metrics.jsonl"):
+        (tmp_path / name).touch(mode=0o666)
+    run(out=tmp_path, keys=None, evaluate=lambda params: {"size": 0.0}, checkpoint_every=5)
     for name in ("secret.json", "private_metrics.jsonl"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
     assert (tmp_path / "checkpoints").stat().st_mode & 0o077 == 0
@@ -229,9 +233,29 @@ def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
     assert not any(str(word) in shown for word in words if word > 10**6)
     assert set().union(*(json.loads(line) for line in (tmp_path / "metrics.jsonl").open())) <= {
         "step",
-        "steps_per_second",
         "evaluation",
     }
+    # Whoever opened them since: the next call closes them again.
+    for name in ("secret.json", "private_metrics.jsonl", "checkpoints"):
+        (tmp_path / name).chmod(0o777)
+    run(out=tmp_path, checkpoint_every=5, evaluate=lambda params: {"size": 0.0})
+    for name in ("secret.json", "private_metrics.jsonl", "checkpoints"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_logs_are_json_and_tell_no_times(tmp_path):
+    """An empty batch has no median and a poisoned one no finite loss; JSON has no word for either."""
+    poisoned = data() | {"y": np.full(ROWS, 1e30, np.float32)}
+    run(out=tmp_path, data=poisoned, plan=plan("poisson", dataset_size=ROWS, rate=0.01))
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "private_metrics.jsonl").open()]
+    assert len(lines) == 12
+    assert any(line["median_norm"] is None for line in lines)
+    assert any(line["loss"] is None for line in lines)
+    assert not any("second" in name for line in lines for name in line)
 
 
 def test_fresh_noise_every_run():
@@ -322,7 +346,8 @@ def test_killed_and_resumed_the_command_ends_with_the_same_bits(tmp_path):
         if not copied and (part / "checkpoints/0").exists():
             shutil.copytree(part, whole)
             copied = True
-        if (part / "metrics.jsonl").exists() and len((part / "metrics.jsonl").read_text().splitlines()) >= 3:
+        log = part / "private_metrics.jsonl"
+        if log.exists() and len(log.read_text().splitlines()) >= 30:
             break
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)

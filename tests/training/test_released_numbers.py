@@ -1,0 +1,152 @@
+"""What is released are integers: the low bits of a sum tell nothing, and no output is ruled out by one.
+
+The attack: one step, one band, 768 coordinates, sigma 1, a canary of 1/36,000 of the clip norm. Float32 noise
+near zero comes from sums of normals that are multiples of 2^-24, and a canary shifts the release off it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, Mechanism, Poisson
+from train import noise
+from train.grid import Grid, GridSum
+from train.optimizers import privatize
+
+FALSE_ALARM = 1e-6
+COORDINATES, TRIALS = 768, 10_000
+CANARY = 1 / 36_000 / np.sqrt(COORDINATES)
+MECHANISM = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 1.0)
+
+
+def released_integers(value: float, key: int) -> np.ndarray:
+    """(trials, coordinates) float32 releases of the trainer; each coordinate's sum is `value`."""
+    words = np.arange(8, dtype=np.uint32) + np.uint32(key)
+    private = privatize(MECHANISM, clip_norm=1.0, expected_batch_size=1.0, key=words)
+    params = jnp.zeros((TRIALS, COORDINATES))
+    counts = jnp.full(params.shape, int(value / private.grid.unit), jnp.int32)
+    total = GridSum.zeros(params, private.grid).plus(counts)
+    update, _ = jax.jit(private.update)(total, private.init(params))
+    return np.asarray(update)
+
+
+def released_floats(value: float, key: int) -> np.ndarray:
+    """The same as it was before: float32 sums plus float32 normals."""
+    a, b = (
+        jax.random.normal(jax.random.fold_in(jax.random.key(key), i), (TRIALS, COORDINATES)) for i in range(2)
+    )
+    return np.asarray(jnp.float32(value) + (a + b) * jnp.float32(np.sqrt(0.5)))
+
+
+def off_the_lattice(release: np.ndarray) -> np.ndarray:
+    """(trials,) how many small coordinates are not the noise that a multiple of 2^-24 gives."""
+    small = np.abs(release) < 2.0**-4
+    root = np.float32(np.sqrt(0.5))
+    multiple = np.round(release.astype(np.float64) / root * 2**24) / 2**24
+    on = multiple.astype(np.float32) * root == release
+    return (small & ~on).sum(axis=1) / np.maximum(1, small.sum(axis=1))
+
+
+def low_bits(release: np.ndarray) -> np.ndarray:
+    """(trials,) share of odd integers on the trainer's grid, for an attacker who knows it."""
+    integers = np.round(release.astype(np.float64) * 2**20).astype(np.int64)
+    near = np.abs(integers) < 2**23  # beyond, float32 rounds the release
+    return ((integers & 1 == 1) & near).sum(axis=1) / COORDINATES
+
+
+def epsilon_found(present: np.ndarray, absent: np.ndarray) -> float:
+    """A lower bound on epsilon from thresholds chosen on the first half, wrong with probability 1e-6."""
+    half = TRIALS // 2
+    best = 0.0
+    for sign in (1, -1):
+        p, q = sign * present, sign * absent
+        at = max(np.quantile(np.r_[p[:half], q[:half]], np.linspace(0.01, 0.99, 99)),
+                 key=lambda t: np.mean(p[:half] > t) - np.mean(q[:half] > t))  # fmt: skip
+        hits, false = int((p[half:] > at).sum()), int((q[half:] > at).sum())
+        risk = FALSE_ALARM / 4
+        true_rate = stats.beta.ppf(risk, hits, half - hits + 1) if hits else 0.0
+        false_rate = stats.beta.isf(risk, false + 1, half - false) if false < half else 1.0
+        best = max(best, float(np.log(max(true_rate, 1e-300) / false_rate)))
+    return best
+
+
+@pytest.mark.parametrize("statistic", [off_the_lattice, low_bits])
+def test_the_low_bit_attack_finds_nothing(statistic):
+    """10,000 trials with and without the canary; Kolmogorov-Smirnov, and epsilon by counting."""
+    present, absent = statistic(released_integers(CANARY, 1)), statistic(released_integers(0.0, 100))
+    assert stats.ks_2samp(present, absent).pvalue > FALSE_ALARM
+    assert epsilon_found(present, absent) < 0.3  # the canary's own shift is 1/36,000 of sigma
+
+
+def test_the_same_attack_breaks_float_sums():
+    """The attack has power: against float32 sums it tells nearly every trial."""
+    present, absent = (off_the_lattice(released_floats(v, k)) for v, k in ((CANARY, 1), (0.0, 2)))
+    assert epsilon_found(present, absent) > 5
+
+
+def test_noise_integers_have_no_holes():
+    """Every integer within 3.2 deviations comes: 37 expected at the rarest, missed with probability 1e-13."""
+    strategy, levels = BandedToeplitz((1.0,)), 256.0
+    params = jnp.zeros(4_000_000)
+    state = noise.init(strategy, params, np.arange(8, dtype=np.uint32))
+    drawn = np.asarray(jax.jit(lambda s: noise.draw(strategy, levels, s, params)[0])(state))
+    reach = int(3.2 * levels)
+    counts = np.bincount(drawn[np.abs(drawn) <= reach] + reach, minlength=2 * reach + 1)
+    assert counts.min() > 0
+    # And as often as rounded normals: chi-square over all of them.
+    edges = (np.arange(-reach, reach + 2) - 0.5) / levels
+    expected = np.diff(stats.norm.cdf(edges)) * params.size
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert (
+        stats.chi2.isf(1 - FALSE_ALARM / 2, counts.size)
+        < statistic
+        < stats.chi2.isf(FALSE_ALARM / 2, counts.size)
+    )
+
+
+def test_rounding_is_of_the_whole_release():
+    """round(g + x) = g + round(x) for whole g, in float64 up to 2^52, at halves too."""
+    generator = np.random.default_rng(0)
+    g = generator.integers(-(2**46), 2**46, 100_000).astype(float)
+    g *= 2  # ties go to even numbers, so an odd g moves them: probability 0 under a continuous law
+    x = np.r_[generator.normal(scale=2**20, size=99_000), np.arange(-500, 500) + 0.5]
+    np.testing.assert_array_equal(np.round(g + np.round(x * 64) / 64), g + np.round(np.round(x * 64) / 64))
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_the_release_is_a_function_of_what_was_accounted_for(bands):
+    """r_t = round((u_t - sum c_k r_{t-k}) / c_0) with u = C g + levels z, computed apart in float64.
+
+    Two data sets with the same u (noise moved by what the sums differ) release the same integers.
+    """
+    strategy, levels, steps = BandedToeplitz.square_root(bands), 2.0**20, 12
+    c = strategy.array
+    params = jnp.zeros(50)
+    state = noise.init(strategy, params, np.arange(8, dtype=np.uint32))
+    generator = np.random.default_rng(1)
+    g = generator.integers(-(2**20), 2**20, (steps, 50)).astype(float)
+    released, u = np.zeros((steps, 50)), np.zeros((steps, 50))
+    for t in range(steps):
+        z = np.asarray(noise.standard_normals(state.key, t, 50))
+        drawn, state = noise.draw(strategy, levels, state, params)
+        released[t] = g[t] + np.asarray(drawn)
+        u[t] = levels * z + sum(c[k] * g[t - k] for k in range(min(t + 1, bands)))
+    again = np.zeros((steps, 50))
+    for t in range(steps):
+        again[t] = np.round((u[t] - sum(c[k] * again[t - k] for k in range(1, min(t + 1, bands)))) / c[0])
+    np.testing.assert_array_equal(again, released)
+
+
+def test_grids():
+    """Noise spans 2^19 to 2^20 grid units; below 1/8 of a clip norm the gradients' 2^23 bound it."""
+    for sigma, bits in ((0.4, 21), (1.0, 20), (1.1, 19), (24.0, 15), (0.01, 23)):
+        assert Grid.of(Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), sigma), 3.0) == Grid(3.0, bits)
+    assert Grid(3.0, 20).unit == 3 * 2.0**-20
+    for bits in (0, 1, 20, 23):
+        grid = Grid(1.0, bits)
+        assert grid.most_at_once * 2**bits + 2**16 <= 2**31
+    for wrong in (-1, 24, 1.5):
+        with pytest.raises(ValueError, match="bits"):
+            Grid(1.0, wrong)

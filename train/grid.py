@@ -1,0 +1,107 @@
+"""The public grid on which gradients are summed as integers (proofs/released_numbers.md)."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxacct import Mechanism, _validate
+from train import noise
+
+_FINEST = 23  # bits; float32 gradients have no more
+_LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
+_LEAST_LEVELS = 2.0**8
+_LIMB = 16  # bits of the low part of a sum
+LARGEST_BATCH = 2 ** (31 + _LIMB - _FINEST)  # 16.8 million examples: no sum leaves its two parts
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Multiples of `clip_norm` 2^-`bits`.
+
+    Attributes:
+      clip_norm: C, the most that the norm of one example's gradient may be.
+      bits: 0 to 23; the clip norm is 2^bits grid units.
+    """
+
+    clip_norm: float
+    bits: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "clip_norm", _validate.positive_number("clip_norm", self.clip_norm))
+        if _validate.positive_integer("bits", self.bits, minimum=0) > _FINEST:
+            raise ValueError(f"bits must be at most {_FINEST}, was {self.bits}")
+        if not 0 < self.unit * 2.0**-100:
+            raise ValueError(f"clip_norm must be above 1e-270, was {self.clip_norm}")
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, clip_norm: float) -> "Grid":
+        """The grid for a mechanism: its noise spans 2^19 to 2^20 units, or less where gradients span 2^23.
+
+        Raises:
+          ValueError: for noise that no grid serves: integers would overflow, or be too few.
+        """
+        sigma = mechanism.noise_multiplier
+        most = min(_LEVELS, noise.largest_levels(mechanism.strategy, mechanism.scheme.iterations))
+        bits = min(_FINEST, math.floor(math.log2(most / sigma)))
+        if bits < 0 or sigma * 2.0**bits < _LEAST_LEVELS:
+            raise ValueError(
+                f"noise_multiplier must be between {_LEAST_LEVELS / 2**_FINEST:.2g} and {most:.3g} to train "
+                f"with this strategy, was {sigma:g}"
+            )
+        return cls(clip_norm, bits)
+
+    @property
+    def unit(self) -> float:
+        """The distance of neighbouring grid points."""
+        return math.ldexp(self.clip_norm, -self.bits)
+
+    @property
+    def most_at_once(self) -> int:
+        """How many clipped gradients may be added in 32 bits to a low part."""
+        return (2**31 - 2**_LIMB) // 2**self.bits
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=["grid"])
+@dataclass(frozen=True)
+class GridSum:
+    """A sum of clipped gradients in grid units, `high` 2^16 + `low`, exact; private until noise is added.
+
+    Attributes:
+      high, low: pytrees like the parameters, int32, low in 0 .. 2^16 - 1.
+      grid: what one unit is, and the clip norm that held.
+    """
+
+    high: Any
+    low: Any
+    grid: Grid
+
+    @classmethod
+    def zeros(cls, params, grid: Grid) -> "GridSum":
+        """The empty sum."""
+
+        def nothing():
+            return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params)
+
+        return cls(nothing(), nothing(), grid)
+
+    def plus(self, part) -> "GridSum":
+        """Add a pytree of int32 of at most 2^31 - 2^16 in absolute value."""
+        low = jax.tree.map(lambda a, b: a + b, self.low, part)
+        high = jax.tree.map(lambda a, b: a + (b >> _LIMB), self.high, low)
+        return GridSum(high, jax.tree.map(lambda a: a & (2**_LIMB - 1), low), self.grid)
+
+    def scaled(self, factor: float, added=None):
+        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
+
+        def value(high, low, more):
+            total = high.astype(jnp.float64) * 2.0**_LIMB + low.astype(jnp.float64)
+            return ((total + more.astype(jnp.float64)) * (self.grid.unit * factor)).astype(jnp.float32)
+
+        with jax.enable_x64(True):
+            if added is None:
+                added = jax.tree.map(jnp.zeros_like, self.low)
+            return jax.tree.map(value, self.high, self.low, added)
