@@ -21,7 +21,13 @@ from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.progress import watch
 
 SchemeName = Literal[
-    "poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "multi-attribution", "truncated-b-min-sep"
+    "poisson",
+    "cyclic-poisson",
+    "balls-in-bins",
+    "b-min-sep",
+    "multi-attribution",
+    "independent-attribution",
+    "truncated-b-min-sep",
 ]
 
 
@@ -46,7 +52,7 @@ class Problem:
     cold_start: bool = False
     """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
     examples_per_user: int | None = None
-    """For multi-attribution: the most examples of one user (see `python -m train.attribution`)."""
+    """For the attribution schemes: the most examples of one user (see `python -m train.attribution`)."""
     truncate_to: int | None = None
     """For truncated-b-min-sep: larger batches are cut to this size, which may be as small as the mean one."""
     strategy: str = "optimal"
@@ -57,8 +63,8 @@ class Problem:
         """The scheme; ValueError in one line for what cannot be."""
         separation = self.bands if self.min_separation is None else self.min_separation
         fixed = self.sampling_probability
-        per_user = self._own("multi-attribution", "examples_per_user")
-        most = self._own("truncated-b-min-sep", "truncate_to")
+        per_user = self._own("examples_per_user", "multi-attribution", "independent-attribution")
+        most = self._own("truncate_to", "truncated-b-min-sep")
         if fixed is not None:
             if self.scheme == "balls-in-bins":
                 raise ValueError("sampling_probability does not apply to balls-in-bins; give min_separation")
@@ -67,6 +73,9 @@ class Problem:
                 "cyclic-poisson": lambda: jaxacct.CyclicPoisson(self.iterations, separation, fixed),
                 "b-min-sep": lambda: jaxacct.BMinSep(self.iterations, separation, fixed, not self.cold_start),
                 "multi-attribution": lambda: jaxacct.MultiAttribution(
+                    self.iterations, separation, fixed, per_user, not self.cold_start
+                ),
+                "independent-attribution": lambda: jaxacct.IndependentAttribution(
                     self.iterations, separation, fixed, per_user, not self.cold_start
                 ),
                 "truncated-b-min-sep": lambda: jaxacct.TruncatedBMinSep(
@@ -95,6 +104,12 @@ class Problem:
                 examples_per_user=per_user,
                 warm_start=not self.cold_start,
             ),
+            "independent-attribution": lambda: jaxacct.IndependentAttribution.from_batch_size(
+                **sizes,
+                min_separation=separation,
+                examples_per_user=per_user,
+                warm_start=not self.cold_start,
+            ),
             "truncated-b-min-sep": lambda: jaxacct.TruncatedBMinSep.from_batch_size(
                 **sizes,
                 min_separation=separation,
@@ -103,12 +118,13 @@ class Problem:
             ),
         }[self.scheme]()
 
-    def _own(self, scheme: str, name: str) -> int:
-        """The argument `name`, which `scheme` needs and no other has; any number for the others."""
+    def _own(self, name: str, *schemes: str) -> int:
+        """The argument `name`, which `schemes` need and no other has; any number for the others."""
         value = getattr(self, name)
-        if (self.scheme == scheme) != (value is not None):
+        if (self.scheme in schemes) != (value is not None):
             raise ValueError(
-                f"{name} must be given for {scheme} and no other scheme, was {value!r} for {self.scheme}"
+                f"{name} must be given for {' and '.join(schemes)} and no other scheme, "
+                f"was {value!r} for {self.scheme}"
             )
         return 1 if value is None else value
 

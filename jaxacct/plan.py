@@ -127,7 +127,10 @@ class Plan:
     def _bound(self) -> str:
         if not self.mechanism.is_upper_bound:
             return ""
-        return " It is an upper bound: the strategy matrix is not banded and its cross terms were bounded."
+        what = "the strategy matrix is not banded and its cross terms were bounded"
+        if self.mechanism.scheme.examples_overlap:
+            what = "the likelihood of a user's examples that take part together was bounded"
+        return f" It is an upper bound: {what}."
 
     def _unit(self) -> str:
         return self.mechanism.scheme.unit_in_words
@@ -314,7 +317,7 @@ def _truncation_flaws(plan: Plan) -> list[str]:
 
 def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np.ndarray:
     """The curve of one direction; NaN where its draws have no weights that losses alone determine."""
-    weights_known = seen.proposal == "plain" or seen.direction == "remove"
+    weights_known = seen.proposal == "plain" or seen.proposal == f"{seen.replicas} replicas"
     if not seen.num_samples or not weights_known:
         return np.full(epsilons.shape, np.nan)
     losses = hockey_stick.loss_bounds(seen.direction)

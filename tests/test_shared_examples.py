@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import MultiAttribution
+from jaxacct import IndependentAttribution, MultiAttribution
 from tests.oracles import shared_examples
 from tests.oracles.tuples import two_step_delta
 from train.attribution import AttributionPool, from_edges
+from train.sampler import Sampler
 
 FALSE_ALARM = 1e-6
 
@@ -98,3 +99,20 @@ def test_an_adversary_beats_the_batches_of_algorithm_3():
         width = math.sqrt(2 * terms.var(ddof=1) * log_term / runs) + 7 * span * log_term / (3 * (runs - 1))
         assert terms.mean() - width > accounted(p, sigma, 1.0, direction)
         assert terms.mean() - width < shared_examples.exact_delta(m, p, sigma, 1.0, direction)
+
+
+def test_independent_draws_do_not_show_the_coin():
+    """The same adversary against batches of independent attribution: it stays below what is accounted for."""
+    p, sigma, m, runs, alpha = 0.05, 1.0, 100, 3000, math.e
+    users, rows = shared_examples.edges(m)
+    graph, scheme = from_edges(users, rows, dataset_size=m + 1), IndependentAttribution(2, 2, p, 2, False)
+    seen = np.empty((runs, 2))
+    for run in range(runs):
+        sampler = Sampler(scheme, m + 1, m + 1, (run, 6, 1, 1), graph=graph)
+        first, second = (batch.indices[batch.mask] for batch in (sampler.next(), sampler.next()))
+        seen[run] = 0 in first, np.count_nonzero(second)
+    x, others = seen.T
+    assert stats.ttest_ind(others[x == 1], others[x == 0]).pvalue > FALSE_ALARM
+    terms = stats.norm.cdf((3.0 - others) / sigma) * (stats.norm.sf(1.5 - x) - alpha * stats.norm.sf(1.5))
+    allowed = two_step_delta(scheme, (1.0,), sigma, 1.0, "remove")
+    assert terms.mean() + 5 * terms.std() / math.sqrt(runs) < allowed

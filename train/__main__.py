@@ -81,7 +81,7 @@ def train(
       microbatch_size: examples whose gradients are in memory at a time.
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public.
-      graph: from `python -m train.attribution`, for a multi-attribution plan.
+      graph: from `python -m train.attribution`, for an attribution plan.
       json_output: print one JSON object and nothing else.
     """
     covered = Plan.load(plan)

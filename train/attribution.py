@@ -14,14 +14,14 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 
 from jaxacct import _validate
 from jaxacct.files import write_bytes_atomically
-from jaxacct.schemes import MultiAttribution
+from jaxacct.schemes import IndependentAttribution, MultiAttribution, Scheme
 
 _PAIRS_AT_ONCE = 4_000_000
 
@@ -260,15 +260,44 @@ def phantoms(graph: Attribution, examples_per_user: int) -> np.ndarray:
     Raises:
       ValueError: a user has more.
     """
-    numbers = graph.examples_of_users()
+    numbers = _bounded(graph, examples_per_user)
     # A user none of whose examples is kept bars nobody.
-    missing = np.where(numbers > 0, examples_per_user - numbers, 0)
-    if missing.min(initial=0) < 0:
+    return np.where(numbers > 0, examples_per_user - numbers, 0)
+
+
+def _bounded(graph: Attribution, examples_per_user: int) -> np.ndarray:
+    """(users,) int64: how many examples each user has, none more than allowed; ValueError."""
+    numbers = graph.examples_of_users()
+    if numbers.max(initial=0) > examples_per_user:
         raise ValueError(
             f"examples_per_user must be at least {numbers.max()}, the most examples of a user, "
             f"was {examples_per_user}: bound_contributions first"
         )
-    return missing
+    return numbers
+
+
+def check_graph(scheme: Scheme, graph: Attribution | None, dataset_size: int | None) -> None:
+    """Refuse a graph that the scheme's guarantee is not for, and a missing or needless one.
+
+    Args:
+      scheme: of the plan.
+      graph: of users and examples; for schemes whose unit is a user.
+      dataset_size: the plan's number of examples.
+
+    Raises:
+      ValueError: in one line.
+    """
+    if (scheme.unit == "user") != (graph is not None):
+        raise ValueError(
+            "graph must be given for multi- and independent-attribution, and for no other scheme"
+        )
+    if graph is None:
+        return
+    if graph.num_examples != dataset_size:
+        raise ValueError(f"graph must have the {dataset_size} examples of the plan, had {graph.num_examples}")
+    if isinstance(scheme, MultiAttribution):
+        check_one_owner(graph)
+    _bounded(graph, scheme.examples_per_unit)
 
 
 def check_one_owner(graph: Attribution) -> None:
@@ -320,11 +349,14 @@ def _expected(bars: _Barring, p: float, barred_steps) -> np.ndarray:
     return p * (np.exp(exponent) * bars.examples).sum(axis=1)
 
 
-def expected_batch_sizes(graph: Attribution, scheme: MultiAttribution) -> np.ndarray:
+def expected_batch_sizes(graph: Attribution, scheme: MultiAttribution | IndependentAttribution) -> np.ndarray:
     """(iterations,) float64, exact: `sum_e p (1-p)^((b-1) (|N(e)| + phantoms of e's users))`.
 
-    Under a cold start fewer than b - 1 steps have been before the first ones.
+    Under a cold start fewer than b - 1 steps have been before the first ones. Independent attribution has the
+    sizes of b-min-sep on every graph.
     """
+    if isinstance(scheme, IndependentAttribution):
+        return scheme.expected_batch_sizes(graph.num_examples)
     b = scheme.min_separation
     before = np.minimum(np.arange(scheme.iterations), b - 1)
     if scheme.warm_start:
@@ -416,6 +448,7 @@ def prepare(
     batch_size: float,
     min_separation: int,
     out: str,
+    scheme: Literal["multi-attribution", "independent-attribution"] = "multi-attribution",
     max_neighborhood: int | None = None,
     duplicates: bool = False,
     seed: int = 0,
@@ -429,6 +462,8 @@ def prepare(
       batch_size: expected batch size.
       min_separation: b, as for `jaxacct calibrate`.
       out: the graph, for `python -m train --graph`.
+      scheme: that the run will have. The first is for graphs in which every example has one user; under the
+        second examples are drawn independently, whoever shares them.
       max_neighborhood: k_e, the most examples that an example may share users with.
       duplicates: use examples several times while their users have room.
       seed: of the order in which examples are considered; public.
@@ -437,13 +472,21 @@ def prepare(
     bounded = bound_contributions(
         graph, examples_per_user, max_neighborhood=max_neighborhood, duplicates=duplicates, seed=seed
     )
-    check_one_owner(bounded)
-    probability = find_sampling_probability(
-        bounded, batch_size=batch_size, min_separation=min_separation, examples_per_user=examples_per_user
+    sizes: dict[str, Any] = dict(
+        batch_size=batch_size, min_separation=min_separation, examples_per_user=examples_per_user
     )
+    if scheme == "independent-attribution":
+        count = bounded.num_examples
+        probability = IndependentAttribution.from_batch_size(
+            dataset_size=count, iterations=1, **sizes
+        ).sampling_probability
+    else:
+        check_one_owner(bounded)
+        probability = find_sampling_probability(bounded, **sizes)
     bounded.save(out)
     largest = int(neighborhood_sizes(bounded).max())
     found = {
+        "scheme": scheme,
         "dataset_size": bounded.num_examples,
         "rows_dropped": graph.num_examples - len(np.unique(bounded.rows)),
         "users": int((bounded.examples_of_users() > 0).sum()),

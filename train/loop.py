@@ -15,9 +15,9 @@ from flax import nnx
 
 from jaxacct import _validate
 from jaxacct.plan import Plan
-from jaxacct.schemes import MultiAttribution
+from jaxacct.schemes import IndependentAttribution, MultiAttribution
 from train import noise, sampler
-from train.attribution import Attribution, check_one_owner, expected_batch_sizes
+from train.attribution import Attribution, check_graph, expected_batch_sizes
 from train.optimizers import privatize
 from train.run_folder import RunFolder
 from train.sampler import Sampler, SamplerState, batch_sizes
@@ -86,7 +86,7 @@ def fit(
       mesh: devices to spread a batch over, along the mesh's first axis; parameters stay as they are sharded.
       progress: called with ("training", steps done, steps in all).
       keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
-      graph: of users and examples, for a multi-attribution plan; its `rows` say which rows of `data` the
+      graph: of users and examples, for an attribution plan; its `rows` say which rows of `data` the
         plan's examples are.
 
     Raises:
@@ -96,9 +96,9 @@ def fit(
     mechanism = plan.mechanism
     steps = mechanism.scheme.iterations if steps is None else _validate.positive_integer("steps", steps)
     dataset_size, expected, largest = batch_sizes(plan)
-    if graph is not None and isinstance(mechanism.scheme, MultiAttribution):
-        expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
     rows = _check(plan, data, steps, graph)
+    if graph is not None and isinstance(mechanism.scheme, MultiAttribution | IndependentAttribution):
+        expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
     clip_norm = _validate.positive_number("clip_norm", clip_norm)
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     if isinstance(model, nnx.Module):
@@ -182,11 +182,9 @@ def _check(plan: Plan, data, steps: int, graph):
             f"steps must be at most the plan's {plan.mechanism.scheme.iterations}, was {steps}: more are not "
             "covered by the guarantee"
         )
-    if isinstance(plan.mechanism.scheme, MultiAttribution) != (graph is not None):
-        raise ValueError("graph must be given for multi-attribution, and for no other scheme")
+    check_graph(plan.mechanism.scheme, graph, plan.dataset_size)
     rows = data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
     if graph is not None:
-        check_one_owner(graph)
         if len(rows) != graph.dataset_size:
             raise ValueError(f"data must have the graph's {graph.dataset_size} rows, had {len(rows)}")
         return GraphRows(rows, graph)

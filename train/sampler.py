@@ -21,12 +21,13 @@ from jaxacct.schemes import (
     BallsInBins,
     BMinSep,
     CyclicPoisson,
+    IndependentAttribution,
     MultiAttribution,
     Poisson,
     Scheme,
     TruncatedBMinSep,
 )
-from train.attribution import Attribution, AttributionPool, check_one_owner
+from train.attribution import Attribution, AttributionPool, check_graph
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
 
@@ -84,8 +85,8 @@ class Sampler:
       max_batch_size: length that batches are padded to.
       truncate: cut larger batches to a uniformly random subset rather than stop; those left out stay barred.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
-      graph: of users and examples, for multi-attribution; a batch then holds numbers of its examples. Each
-        example must have one owner.
+      graph: of users and examples, for the attribution schemes; a batch then holds numbers of its examples.
+        Under multi-attribution each must have one owner.
 
     Raises:
       ValueError: bad arguments.
@@ -117,14 +118,8 @@ class Sampler:
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()
         kind = type(scheme)
-        if isinstance(scheme, MultiAttribution) != (graph is not None):
-            raise ValueError("graph must be given for multi-attribution, and for no other scheme")
+        check_graph(scheme, graph, self.dataset_size)
         if isinstance(scheme, MultiAttribution) and graph is not None:
-            if graph.num_examples != self.dataset_size:
-                raise ValueError(
-                    f"graph must have the {self.dataset_size} examples of the plan, had {graph.num_examples}"
-                )
-            check_one_owner(graph)
             self._pool = AttributionPool(scheme, graph, self._generator(_SETUP))
             return
         if kind not in _POOLS:
@@ -234,12 +229,13 @@ class _ByPhase:
 
 
 class _Eligible:
-    """b-min-sep: a pool of those who took part in none of the last b - 1 batches.
+    """b-min-sep, also of users' examples: a pool of those who took part in none of the last b - 1 batches.
 
     The first `count` entries of `pool` are the eligible; `barred` holds who returns at the next step first.
     """
 
-    def __init__(self, scheme: BMinSep, size: int, generator: np.random.Generator):
+    def __init__(self, scheme: BMinSep | IndependentAttribution, size: int, generator: np.random.Generator):
+        scheme = scheme.one if isinstance(scheme, IndependentAttribution) else scheme
         b, self.probability = scheme.min_separation, scheme.sampling_probability
         self.pool = np.arange(size, dtype=np.int32 if size < 2**31 else np.int64)
         self.count = size
@@ -272,4 +268,10 @@ class _Eligible:
         return taken
 
 
-_POOLS = {Poisson: _EveryStep, CyclicPoisson: _ByPhase, BallsInBins: _ByPhase, BMinSep: _Eligible}
+_POOLS = {
+    Poisson: _EveryStep,
+    CyclicPoisson: _ByPhase,
+    BallsInBins: _ByPhase,
+    BMinSep: _Eligible,
+    IndependentAttribution: _Eligible,
+}

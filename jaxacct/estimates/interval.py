@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from jaxacct.likelihood import rounding
-from jaxacct.proposals import replicas
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import threshold
 from jaxacct.statistics import bounds, hockey_stick
@@ -47,9 +46,8 @@ def bands(
       profile: of another mechanism that is composed in.
     """
     log_scales = np.full(len(grid), chosen.log_scale)
-    if chosen.direction == "remove" and chosen.replicas > 1:
-        log_z = replicas.log_normalizer(chosen.mechanism, chosen.replicas)
-        log_scales = np.array([replicas.log_scale(log_z, chosen.replicas, e) for e in grid])
+    if chosen.scale_at is not None:
+        log_scales = np.array([chosen.scale_at(e) for e in grid])
     margin = rounding.loss_margin(chosen.mechanism, float(grid[-1]), chosen.replicas)
     num_samples, totals = 0, np.zeros(len(grid))
     high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Scheme
@@ -64,7 +65,11 @@ def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_s
     halves = jnp.asarray(half_norms, outputs.dtype)
     excess = strategy.output_scores(outputs) - halves
     variance = jnp.asarray(sigma, outputs.dtype) ** 2
-    return scheme.log_likelihood_ratios(excess / variance, halves / variance, batch_sizes)
+    norms = halves
+    if scheme.examples_overlap:
+        products = strategy.truncated_products(scheme.iterations, scheme.min_separation)
+        norms = jnp.asarray(products, outputs.dtype)
+    return scheme.log_likelihood_ratios(excess / variance, norms / variance, batch_sizes)
 
 
 def loss_of_scores(
@@ -84,11 +89,22 @@ def loss_of_scores(
     below for "add", so that both divergences come out too large (proofs/non_banded.md).
     """
     sigma = jnp.asarray(sigma, scores_.dtype)
-    halves = jnp.asarray(strategy.half_square_norms(), scores_.dtype)
+    norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
     log_ratios = (scores_ - lowered_norms(scheme, strategy, direction, scores_.dtype)) / sigma**2
     if positions is not None:
         log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2)
-    return scheme.log_likelihood_ratios(log_ratios, halves / sigma**2, batch_sizes)
+    return scheme.log_likelihood_ratios(log_ratios, norms / sigma**2, batch_sizes)
+
+
+def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
+    """What a likelihood needs of the columns at sigma = 1, float64, on the horizon of `loss_of_scores`.
+
+    Half their square norms, () or (iterations,); or where `scheme.examples_overlap` the (min_separation,)
+    products of columns d steps apart.
+    """
+    if scheme.examples_overlap:
+        return strategy.column_products(scheme.min_separation)
+    return strategy.half_square_norms()
 
 
 def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):

@@ -36,6 +36,8 @@ class Mechanism:
     def cross_terms(self) -> np.ndarray:
         """() or (iterations,): most that a participation shares with later ones; 0 where losses are exact."""
         scheme = self.scheme
+        if scheme.examples_overlap:
+            return np.array(scheme.overlap_bound(self.strategy))
         return scheme.examples_per_unit * self.strategy.cross_terms(scheme.iterations, scheme.min_separation)
 
     @property

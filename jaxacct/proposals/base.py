@@ -69,9 +69,15 @@ class Proposal:
     relative_error: float = 0.0
     total_variation: float = 0.0
     replicas: int = 1
+    scale_at: Callable[[float], float] | None = None
+    """ln M at another epsilon, where it is known there too."""
+    other_weight_error: Callable[[float], float] | None = None
+    """`weight_error` where the weight is no function of L alone."""
 
     def weight_error(self, loss_error: float) -> float:
         """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log."""
+        if self.other_weight_error is not None:
+            return self.other_weight_error(loss_error)
         return (self.replicas - 1) * loss_error if self.direction == "remove" else 0.0
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:

@@ -8,6 +8,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.half_space import add_candidates
+from jaxacct.proposals.powers import power_candidates
 from jaxacct.proposals.replicas import replica_candidates
 from jaxacct.statistics import bounds
 
@@ -78,7 +79,8 @@ def proposals_at(
     if composed:
         return found
     if direction == "remove":
-        return found + replica_candidates(mechanism, epsilon, samples_needed)
+        found += replica_candidates(mechanism, epsilon, samples_needed)
+        return found + power_candidates(mechanism, epsilon, samples_needed)
     return found + add_candidates(mechanism, epsilon)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from jaxacct.kernels import randomness
-from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 
@@ -77,7 +77,8 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     lowered = 0.5 + float(mechanism.cross_terms)  # ln f_1 of the lower bound where C is not banded
     excess = noise / sigma - lowered / sigma**2
     with jax.enable_x64(True):
-        loss, gradient = _loss_and_gradient(mechanism.scheme, excess, 0.5 / sigma**2)
+        norms = column_norms(mechanism.scheme, mechanism.strategy) / sigma**2
+        loss, gradient = _loss_and_gradient(mechanism.scheme, excess, norms)
         loss, gradient = float(loss), np.asarray(gradient, np.float64)
     remainder = -math.expm1(min(mechanism.scheme.log_probability_of_none() - loss, 0.0))
     if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _LEAST_REMAINDER):
@@ -92,8 +93,8 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _loss_and_gradient(scheme, excess, half_square_norms):
-    return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, half_square_norms)
+def _loss_and_gradient(scheme, excess, norms):
+    return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, norms)
 
 
 def edge_and_slope(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> tuple[float, float]:

@@ -43,8 +43,8 @@ def log_normalizer(mechanism: Mechanism, m: int) -> float:
     return _module(mechanism).log_normalizer(mechanism, m)
 
 
-def log_scale(log_normalizer: float, m: int, epsilon: float) -> float:
-    """ln M_m: the Renyi bound on ln delta(epsilon) of order m, natural logs."""
+def log_scale(log_normalizer: float, m: float, epsilon: float) -> float:
+    """ln M_m: the Renyi bound on ln delta(epsilon) of order m > 1, natural logs."""
     return log_normalizer - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
 
 
@@ -76,6 +76,7 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         relative_error=relative_error,
         total_variation=total_variation,
         replicas=m,
+        scale_at=lambda other: log_scale(log_z, m, other),
     )
 
 

@@ -8,11 +8,20 @@ from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.base import Scheme, SideInformation
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
+from jaxacct.schemes.independent_attribution import IndependentAttribution
 from jaxacct.schemes.multi_attribution import MultiAttribution
 from jaxacct.schemes.poisson import Poisson
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 
-_ALL = (Poisson, CyclicPoisson, BallsInBins, BMinSep, MultiAttribution, TruncatedBMinSep)
+_ALL = (
+    Poisson,
+    CyclicPoisson,
+    BallsInBins,
+    BMinSep,
+    MultiAttribution,
+    IndependentAttribution,
+    TruncatedBMinSep,
+)
 SCHEMES: dict[str, type[Scheme]] = {scheme.name: scheme for scheme in _ALL}
 
 
@@ -34,6 +43,7 @@ __all__ = [
     "BMinSep",
     "BallsInBins",
     "CyclicPoisson",
+    "IndependentAttribution",
     "MultiAttribution",
     "Poisson",
     "Scheme",

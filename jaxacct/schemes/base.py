@@ -171,6 +171,24 @@ class Scheme(abc.ABC):
         return None
 
     @property
+    def parts(self) -> tuple["Scheme", int] | None:
+        """(scheme, number) where a unit's counts are the sum of so many independent draws from it."""
+        return None
+
+    @property
+    def examples_overlap(self) -> bool:
+        """Whether examples of one unit may take part less than `min_separation` steps apart.
+
+        The likelihood then takes what columns share, `likelihood.loss.column_norms`, for half their norms.
+        """
+        return False
+
+    def overlap_bound(self, strategy) -> float:
+        """At least what a participation shares with the unit's other examples, where L is bounded."""
+        del strategy
+        return 0.0
+
+    @property
     def draws_positions(self) -> bool:
         """Whether `draw_positions` gives participations as a few steps; a GPU then adds their windows."""
         return False

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.strategies.base import NoiseRecursion, check_null_is_gaussian, read_only
+from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, read_only
 from jaxacct.strategies.stationary import Stationary
 
 
@@ -93,7 +93,7 @@ class BandedInverse(Stationary):
             raise ValueError(
                 f"strategy must have the scheme's {scheme.iterations} iterations, had {self.iterations}"
             )
-        check_null_is_gaussian(scheme)
+        check_is_bounded(scheme)
 
     def noise_recursion(self) -> NoiseRecursion:
         return NoiseRecursion(np.array(self.inverse), of_inverse=True)

@@ -64,6 +64,14 @@ class Strategy(abc.ABC):
     def half_square_norms(self) -> np.ndarray:
         """`||c_i||^2 / 2` on the rows of `scores_from_normals`, () or (iterations,) float64."""
 
+    def column_products(self, block: int) -> np.ndarray:
+        """`<c_i, c_{i-d}>` on the rows of `scores_from_normals`, (block,) float64; where C is Toeplitz."""
+        raise NotImplementedError
+
+    def truncated_products(self, iterations: int, block: int) -> np.ndarray:
+        """`<c_i, c_{i-d}>` of the n x n matrix, 0 where there is no i - d, (iterations, block) float64."""
+        raise NotImplementedError
+
     @abc.abstractmethod
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
         """Standard normals behind the noise of `num_samples` samples."""
@@ -155,10 +163,12 @@ def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: f
     return float(strategy.unit_prefix_sum_error(n) * sigma**2)
 
 
-def check_null_is_gaussian(scheme) -> None:
-    """Refuse a scheme with side information for a C that is not banded: the bounds are for a Gaussian Q."""
+def check_is_bounded(scheme) -> None:
+    """Refuse what the bounds for a C that is not banded do not cover: side information, overlaps of examples."""
     if scheme.side_information is not None:
         raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: Q is no Gaussian there")
+    if scheme.examples_overlap:
+        raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: no bound is known otherwise")
 
 
 def read_only(values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxacct.strategies.base import NoiseRecursion, Strategy, check_null_is_gaussian, read_only
+from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, read_only
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Dense(Strategy):
     def check(self, scheme) -> None:
         if len(self.matrix) != scheme.iterations:
             raise ValueError(f"strategy must have {scheme.iterations} rows, had {len(self.matrix)}")
-        check_null_is_gaussian(scheme)
+        check_is_bounded(scheme)
 
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
         return _cross_terms(self, iterations, min_separation)

@@ -163,6 +163,21 @@ class Stationary(Strategy):
         """() 1/2: the rows go on past the last step."""
         return np.asarray(0.5)
 
+    def column_products(self, block: int) -> np.ndarray:
+        products = np.zeros(block)
+        c = self.array[:block]
+        products[: c.size] = np.correlate(c, c, "full")[c.size - 1 :]
+        return products
+
+    def truncated_products(self, iterations: int, block: int) -> np.ndarray:
+        c = self.array
+        products = np.zeros((iterations, block))
+        rows = np.minimum(iterations - np.arange(iterations), c.size)  # of column i that there are
+        for d in range(min(block, c.size)):
+            sums = np.concatenate([[0.0], np.cumsum(c[: c.size - d] * c[d:])])
+            products[d:, d] = sums[np.minimum(rows[d:], c.size - d)]
+        return products
+
     def numbers_per_sample(self, iterations: int) -> int:
         return circulant_length(iterations, self.bands)
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
-from jaxacct.strategies.base import check_null_is_gaussian, read_only
+from jaxacct.strategies.base import check_is_bounded, read_only
 from jaxacct.strategies.stationary import Stationary
 
 
@@ -41,7 +41,7 @@ class Toeplitz(Stationary):
         return read_only(np.array(self.coefficients))
 
     def check(self, scheme) -> None:
-        check_null_is_gaussian(scheme)
+        check_is_bounded(scheme)
 
     def to_json(self) -> dict:
         return {"kind": self.kind, "coefficients": list(self.coefficients)}

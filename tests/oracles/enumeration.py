@@ -14,6 +14,7 @@ def pattern_law(scheme) -> dict[tuple[int, ...], float]:
         "balls-in-bins": _balls_in_bins,
         "b-min-sep": _b_min_sep,
         "multi-attribution": _multi_attribution,
+        "independent-attribution": _independent_attribution,
     }[scheme.name](scheme)
 
 
@@ -97,6 +98,19 @@ def _multi_attribution(scheme):
 
     for barred, weight in starts.items():
         walk([], barred, weight)
+    return law
+
+
+def _independent_attribution(scheme):
+    """Sums over all tuples of the vectors of single examples."""
+    one, law = _b_min_sep(scheme), {(0,) * scheme.iterations: 1.0}
+    for _ in range(scheme.examples_per_user):
+        more: dict[tuple[int, ...], float] = {}
+        for x, weight in law.items():
+            for y, other in one.items():
+                both = tuple(a + b for a, b in zip(x, y, strict=True))
+                more[both] = more.get(both, 0.0) + weight * other
+        law = more
     return law
 
 

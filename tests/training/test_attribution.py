@@ -1,6 +1,7 @@
 """Users and examples: the graph, algorithm 3 against its text, bounded contributions, batch sizes."""
 
 import collections
+import dataclasses
 import itertools
 import json
 
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, Mechanism, MultiAttribution, Plan
+from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
+from tests.oracles import enumeration
 from tests.schemes.test_schemes import chi_square_p_value
 from train import attribution
 from train.attribution import Attribution, AttributionPool, bound_contributions, from_edges
@@ -264,6 +266,31 @@ def write_edges(graph: Attribution, path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def test_independent_draws_on_a_shared_graph():
+    """Two examples with a user in common: the law of both vectors is the product; false alarm 1e-6."""
+    scheme = IndependentAttribution(4, 3, 0.4, 2)
+    law = enumeration.pattern_law(scheme.one)
+    pairs = {x + y: v * w for x, v in law.items() for y, w in law.items()}
+    runs = np.zeros((4000, 2, 4), int)
+    for run in range(4000):
+        sampler = Sampler(scheme, 2, 2, (run, 1, 2, 3), graph=TINY)
+        for step in range(4):
+            batch = sampler.next()
+            runs[run, batch.indices[batch.mask], step] = 1
+    assert chi_square_p_value(runs.reshape(4000, 8), pairs) > FALSE_ALARM
+
+
+def test_independent_draws_keep_to_the_bound():
+    shared = bound_contributions(papers(), 2)
+    Sampler(IndependentAttribution(5, 2, 0.1, 2), shared.num_examples, shared.num_examples, graph=shared)
+    with pytest.raises(ValueError, match="examples_per_user must be at least 2, the most examples of a user"):
+        Sampler(IndependentAttribution(5, 2, 0.1, 1), shared.num_examples, 60, graph=shared)
+    with pytest.raises(ValueError, match="graph must be given"):
+        Sampler(IndependentAttribution(5, 2, 0.1, 1), 60, 60)
+    with pytest.raises(ValueError, match="graph must have the 60 examples of the plan"):
+        Sampler(IndependentAttribution(5, 2, 0.1, 2), 60, 60, graph=shared)
+
+
 def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
     """By the command, by the sampler and by `fit`, old plans included: one line that names the way out."""
     shared = bound_contributions(papers(), 2)
@@ -280,6 +307,13 @@ def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
     assert stop.value.code == 2
     assert "independent-attribution" in capsys.readouterr().err
     assert not (tmp_path / "graph.npz").exists()
+    with pytest.raises(SystemExit) as stop:
+        attribution.main([*arguments, "--scheme", "independent-attribution"])
+    assert stop.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    kept = Attribution.load(tmp_path / "graph.npz").num_examples
+    scheme = IndependentAttribution(9, 2, found["sampling_probability"], 2)
+    np.testing.assert_allclose(scheme.expected_batch_sizes(kept), 1.0, rtol=1e-12)
 
 
 def test_a_run_from_edges_to_a_model(tmp_path, capsys):
@@ -318,7 +352,18 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
         few = {"x": data["x"][: graph.num_examples]}
         fit(plan, np.zeros(3, np.float32), loss, few, optax.sgd(0.1), clip_norm=1.0)
     shared = bound_contributions(papers(120), 2)
+    number = shared.num_examples
+    old = dataclasses.replace(plan, dataset_size=number, max_batch_size=number)
+    theirs = options | {"graph": shared}
     with pytest.raises(ValueError, match="graph must give every example one owner"):
-        fit(plan, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), clip_norm=1.0, graph=shared)
+        fit(old, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
+    scheme = IndependentAttribution(12, 3, 0.02, 2)
+    new = dataclasses.replace(old, mechanism=Mechanism(scheme, BandedToeplitz.square_root(3), 1.0))
+    result = fit(new, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
+    assert np.isfinite(result.params).all()
+    fewer = dataclasses.replace(scheme, examples_per_user=1)
+    new = dataclasses.replace(old, mechanism=Mechanism(fewer, BandedToeplitz.square_root(3), 1.0))
+    with pytest.raises(ValueError, match="examples_per_user must be at least 2"):
+        fit(new, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
     with pytest.raises(ValueError, match="graph's 120 rows"):
         fit(plan, np.zeros(3, np.float32), loss, {"x": data["x"][:50]}, optax.sgd(0.1), **options)

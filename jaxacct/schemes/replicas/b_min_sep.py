@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels.bars import moves, rank, start_states, states
 from jaxacct.kernels.loops import any_left
 from jaxacct.kernels.randomness import bits_32, exponential_32, uniform_32
 from jaxacct.schemes.poisson import log_probabilities
@@ -94,55 +95,15 @@ def attractions(mechanism: Attracting) -> np.ndarray:
     return np.exp(autocorrelation / mechanism.noise_multiplier**2)
 
 
-def rank(codes):
-    """Number of the state with `codes` ascending along the last axis (NumPy or JAX integers)."""
-    total = 0
-    for place in range(codes.shape[-1]):
-        term = codes[..., place]
-        for step in range(1, place + 1):
-            term = term * (codes[..., place] + step) // (step + 1)
-        total = total + term
-    return total
-
-
-def states(num_codes: int, others: int) -> np.ndarray:
-    """(number of states, others) int32: every ascending tuple of codes, in the order of `rank`."""
-    if others == 0:
-        return np.zeros((1, 0), np.int32)
-    shorter = states(num_codes, others - 1)
-    parts = []
-    for last in range(num_codes):
-        below = shorter[: math.comb(last + others - 1, others - 1)]
-        parts.append(np.column_stack([below, np.full(len(below), last, np.int32)]))
-    return np.concatenate(parts)
-
-
 def _transitions(b: int, m: int, p: float, q: float, attraction, num_codes: int):
-    """For j = 0..m replicas taking part: (states concerned, weight, steps until the next state, its number).
-
-    j = 2.. concern only the states with j free replicas; theirs are the numbers of the other m - j codes.
-    """
+    """For j = 0..m replicas taking part: (states concerned, weight, steps to the next state, its number)."""
     found = []
-    for j in range(m + 1):
-        given = max(0, j - 1)  # free replicas besides the one that always is
-        rest = states(num_codes, m - 1 - given) if j < m else np.zeros((1, 0), np.int32)
-        codes = np.concatenate([np.zeros((len(rest), given), np.int32), rest], axis=1)
-        virtual = codes >= b
-        remaining = np.where(virtual, codes - (b - 1), codes)
-        real = (codes > 0) & ~virtual
-        pull = np.where(real, attraction[b - np.where(real, remaining, b)], 1.0).prod(axis=1)
-        free = 1 + (codes == 0).sum(axis=1)
-        # The first j free replicas take part: barred for b steps from this one on.
-        bars = np.concatenate([np.zeros((len(codes), 1), np.int32), remaining], axis=1)
-        bars[:, :j] = b
-        delta = np.maximum(1, bars.min(axis=1))
-        bars = np.maximum(bars - delta[:, None], 0)
-        flags = np.concatenate([np.zeros((len(codes), 1), bool), virtual], axis=1) & (bars > 0)
-        after = np.sort(bars + (b - 1) * flags, axis=1)[:, 1:]
-        ways = np.array([math.comb(k, j) for k in range(m + 1)], float)[free]
+    for j, move in enumerate(moves(b, m, num_codes)):
+        pull = np.where(move.ago > 0, attraction[move.ago], 1.0).prod(axis=1)
+        ways = np.array([math.comb(k, j) for k in range(m + 1)], float)[move.free]
         pairs = attraction[0] ** (j * (j - 1) // 2)
-        weight = ways * p**j * q ** (free - j) * pairs * pull**j
-        found.append((rank(codes), weight, delta.astype(np.int64), rank(after.astype(np.int64))))
+        weight = ways * p**j * q ** (move.free - j) * pairs * pull**j
+        found.append((move.which, weight, move.delta, move.after))
     return found
 
 
@@ -254,18 +215,9 @@ def _rates(b: int, m: int, moves, hazards, virtual_hazards) -> np.ndarray:
 def _starts(n: int, b: int, m: int, scheme, virtual, with_thresholds: bool):
     """(tables to draw the m initial bars one after the other, Z_m), the bars from the stationary law."""
     law = start_law(scheme)
-    bars = states(b, m).astype(np.int64)
-    earliest = bars[:, 0]
-    left = bars[:, 1:] - earliest[:, None]
-    reach = virtual[earliest, rank(np.where(left > 0, left + b - 1, 0))]
-    reach = np.where(earliest < n, reach, 1.0)
-    # Ascending tuples stand for all their orders: m! over the factorials of the lengths of their runs.
-    orders = np.full(len(bars), float(math.factorial(m)))
-    run = np.ones(len(bars))
-    for place in range(1, m):
-        run = np.where(bars[:, place] == bars[:, place - 1], run + 1, 1)
-        orders /= run
-    total = float((orders * law[bars].prod(axis=1) * reach).sum())
+    earliest, number, chance = start_states(b, m, law)
+    reach = np.where(earliest < n, virtual[earliest, number], 1.0)
+    total = float((chance * reach).sum())
     if not with_thresholds or not np.isfinite(total):
         return None, total
     joint = np.empty((b,) * m)

@@ -1,0 +1,203 @@
+"""Independent attribution: privacy for users with several examples, on every graph of users and examples.
+
+Every example follows its own b-min-sep process, and none bars another. The other examples are then
+independent of a user's, whoever shares them, so the pair
+
+    P = C (x^1 + .. + x^k) + sigma z,    Q = sigma z,
+
+of k = k_u independent b-min-sep vectors dominates; fewer examples are below it (proofs/shared_examples.md,
+theorem 2). Its likelihood is that of `kernels.interacting_recurrence`. Where the states of that are too
+many, the likelihood is bounded by those of k examples that do not interact (theorem 4).
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
+from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.base import Scheme
+from jaxacct.schemes.poisson import log_probabilities
+
+# Numbers a sample that the exact likelihood may hold: 70 MB a block of samples in float32.
+MOST_NUMBERS = 140_000
+
+
+@dataclass(frozen=True)
+class IndependentAttribution(Scheme):
+    """b-min-sep sampling of every example by itself, accounted for a user with several.
+
+    Attributes:
+      iterations: number of steps n.
+      min_separation: b >= 1, between two participations of one *example*; a user's examples may be closer.
+      sampling_probability: p in (0, 1] for an eligible example.
+      examples_per_user: k_u >= 1, the most examples that any user has (after contribution bounding).
+      warm_start: as for `BMinSep`, for all examples.
+
+    The guarantee holds for every public graph with at most k_u examples a user, however they are shared.
+    """
+
+    iterations: int
+    min_separation: int
+    sampling_probability: float
+    examples_per_user: int
+    warm_start: bool = True
+    name: ClassVar[str] = "independent-attribution"
+    unit: ClassVar[str] = "user"
+
+    def __post_init__(self):
+        one = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
+        set_ = object.__setattr__
+        for field in ("iterations", "min_separation", "sampling_probability"):
+            set_(self, field, getattr(one, field))
+        number = _validate.positive_integer("examples_per_user", self.examples_per_user)
+        set_(self, "examples_per_user", number)
+
+    @classmethod
+    def from_batch_size(
+        cls,
+        *,
+        dataset_size: int,
+        batch_size: float,
+        iterations: int,
+        min_separation: int,
+        examples_per_user: int,
+        warm_start: bool = True,
+    ) -> "IndependentAttribution":
+        """Long-run expected batch size `batch_size` of `dataset_size` examples, whoever owns them."""
+        one = BMinSep.from_batch_size(
+            dataset_size=dataset_size,
+            batch_size=batch_size,
+            iterations=iterations,
+            min_separation=min_separation,
+            warm_start=warm_start,
+        )
+        return cls(iterations, min_separation, one.sampling_probability, examples_per_user, warm_start)
+
+    @functools.cached_property
+    def one(self) -> BMinSep:
+        """The process of each example."""
+        return BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
+
+    @property
+    def parts(self) -> tuple[BMinSep, int]:
+        """(scheme, number): a user's counts are the sum of so many independent draws from it."""
+        return self.one, self.examples_per_user
+
+    @property
+    def examples_overlap(self) -> bool:
+        return True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the likelihood is exact; otherwise it is bounded."""
+        kept = numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
+        return self.examples_per_user == 1 or kept <= MOST_NUMBERS
+
+    # -- What the guarantee rests on ----------------------------------------------------------------------
+
+    @property
+    def examples_per_unit(self) -> int:
+        return self.examples_per_user
+
+    @property
+    def max_participations(self) -> int:
+        """The most steps at which one *example* takes part."""
+        return self.one.max_participations
+
+    @property
+    def participation_rate(self) -> float:
+        """The long-run rate of steps at which an example takes part."""
+        return self.one.participation_rate
+
+    @property
+    def side_information(self) -> None:
+        return None
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the probability that some example of a user takes part at each step."""
+        none = np.log1p(-np.minimum(self.one.participation_probabilities(), 1 - 2.0**-53))
+        return -np.expm1(self.examples_per_user * none)
+
+    def log_probability_of_none(self) -> float:
+        return self.examples_per_user * self.one.log_probability_of_none()
+
+    def squared_sensitivity(self, cross: float) -> float:
+        """`|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`: overlaps are in it."""
+        del cross
+        return float(self.examples_per_user**2 * self.max_participations)
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 counts 0 .. k_u."""
+        keys = jax.random.split(key, self.examples_per_user)
+        return sum(self.one.draw_participation(part, num_samples) for part in keys)
+
+    def draw_error(self) -> float:
+        """Bound on the relative error of the density that participations are drawn from."""
+        return math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))
+
+    def log_likelihood_ratio(self, log_ratios, norms=None):
+        """ln P/Q of one sample, or its bound; unbatched, jittable.
+
+        Args:
+          log_ratios: (iterations,) float, `r_i` of a single participation.
+          norms: (min_separation,) or (iterations, min_separation) of the same dtype, what two participations
+            share: `<c_i, c_{i-d}> / sigma^2` at [.., d].
+
+        Returns:
+          () of the dtype of `log_ratios`. Where `is_exact` is false, `k ln f_1` with the ratio f_1 of one
+          example: at least ln P/Q, and at most that of log-ratios lowered by `overlap_bound`.
+        """
+        return self._time_first(log_ratios, norms)
+
+    def log_likelihood_ratios(self, log_ratios, norms=None, side=None):
+        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,), same dtype."""
+        del side
+        if self.examples_per_user == 1 or not self.is_exact:
+            return self.examples_per_user * self.one.log_likelihood_ratios(log_ratios)
+        return self._time_first(log_ratios.T, norms)
+
+    def _time_first(self, log_ratios, norms):
+        if self.examples_per_user == 1 or not self.is_exact:
+            return self.examples_per_user * self.one._time_first(log_ratios)
+        if norms is None:
+            raise ValueError("norms must be <c_i, c_{i-d}> / sigma^2 for examples_per_user above 1, was None")
+        log_p, log_q = log_probabilities(self.sampling_probability)
+        return interacting_log_recurrence(
+            log_ratios,
+            norms,
+            log_p=log_p,
+            log_q=log_q,
+            block=self.min_separation,
+            processes=self.examples_per_user,
+            start_law=np.exp(self.one.start_log_weights()) if self.warm_start else None,
+        )
+
+    def overlap_bound(self, strategy) -> float:
+        """kappa: at least what a participation shares with those of the other examples, each pair once.
+
+        0 where the likelihood is exact. `(k - 1) / 2` times the most that two participations of one example,
+        one before and one after, can share with it: `max a_d + a_d'` over `d + d' >= b`.
+        """
+        if self.is_exact:
+            return 0.0
+        b = self.min_separation
+        shared = strategy.column_products(b + 1)
+        # Beyond b nothing is shared, so d' = b - d or the largest later one.
+        later = np.maximum.accumulate(shared[::-1])[::-1]
+        most = float((shared + later[b - np.arange(b + 1)]).max())
+        return (self.examples_per_user - 1) / 2 * most * (1 + 1e-12)
+
+    @property
+    def largest_rate(self) -> float:
+        """Of one example: examples are in a batch independently."""
+        return float(self.one.participation_probabilities().max())
+
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """(iterations,) float64: the mean batch size at each step, exact on every graph."""
+        return self.one.expected_batch_sizes(dataset_size)

@@ -1,0 +1,186 @@
+"""Users with several independently drawn examples: everything against enumeration over all tuples of
+vectors."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Toeplitz,
+    privacy_loss,
+)
+from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.proposals.half_space import add_candidates
+from jaxacct.proposals.powers import power_candidates, power_proposal
+from jaxacct.proposals.sampling import direction_key, draw_in_batches
+from jaxacct.schemes import independent_attribution
+from jaxacct.statistics.hockey_stick import weighted_terms
+from tests.oracles import enumeration, tuples
+from tests.schemes.test_schemes import chi_square_p_value
+from tests.test_privacy_loss import outputs_of
+
+FALSE_ALARM = 1e-6
+
+# (scheme, bands): cold and warm, n < b, n not a multiple of b, b = 1, p = 1, one to four examples.
+SETTINGS = [
+    (IndependentAttribution(8, 3, 0.3, 2, False), 3),
+    (IndependentAttribution(8, 3, 0.3, 2), 3),
+    (IndependentAttribution(7, 4, 0.2, 2), 2),
+    (IndependentAttribution(7, 3, 1.0, 2), 2),
+    (IndependentAttribution(7, 3, 1.0, 2, False), 3),
+    (IndependentAttribution(3, 5, 0.4, 2), 4),
+    (IndependentAttribution(3, 5, 0.4, 2, False), 5),
+    (IndependentAttribution(4, 1, 0.3, 2), 1),
+    (IndependentAttribution(1, 2, 0.5, 2), 2),
+    (IndependentAttribution(6, 3, 0.3, 3), 3),
+    (IndependentAttribution(5, 2, 0.3, 4, False), 2),
+    (IndependentAttribution(8, 3, 0.3, 1), 3),
+]
+IDS = [f"{s}-{b}" for s, b in SETTINGS]
+
+
+@pytest.fixture
+def bounded(monkeypatch):
+    """No likelihood of more than one example fits."""
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+
+
+@pytest.mark.parametrize(("scheme", "bands"), SETTINGS, ids=IDS)
+def test_the_loss_is_that_of_all_tuples(scheme, bands, x64):
+    """On the n x n matrix, from tiny to huge noise."""
+    strategy = BandedToeplitz.square_root(bands)
+    for sigma in (0.05, 0.6, 100.0):
+        outputs = outputs_of(scheme, sigma, np.random.default_rng(1), batch=12)
+        ours = np.asarray(privacy_loss(Mechanism(scheme, strategy, sigma), outputs))
+        exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+        np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("scheme", "bands"), SETTINGS, ids=IDS)
+def test_both_sides_are_bounded_where_the_tables_do_not_fit(scheme, bands, x64, bounded):
+    """On the extended horizon, of which scores are `C^T y`; with one example the bounds are exact."""
+    strategy, sigma = BandedToeplitz.square_root(bands), 0.6
+    rows = scheme.iterations + bands - 1
+    outputs = np.random.default_rng(2).normal(size=(30, rows)) * 1.2 + 0.2
+    exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+    dense = enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations)
+    above, below = (
+        np.asarray(loss_of_scores(scheme, strategy, jax.numpy.asarray(outputs @ dense), sigma, direction))
+        for direction in ("remove", "add")
+    )
+    assert (above >= exact - 1e-12).all()
+    assert (below <= exact + 1e-12).all()
+    several = scheme.examples_per_user > 1
+    assert Mechanism(scheme, strategy, sigma).is_upper_bound == several
+    assert (above - below).max() > 1e-3 if several else np.abs(above - below).max() < 1e-12
+
+
+@pytest.mark.parametrize("bands", [1, 3, 4])
+def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
+    """`kappa` per participation covers what two vectors share, worst over all pairs; and it is attained."""
+    scheme, strategy = IndependentAttribution(9, 4, 0.5, 2), BandedToeplitz.square_root(bands)
+    dense = enumeration.strategy_matrix(strategy.coefficients, 9 + bands - 1, 9)
+    patterns = np.array(list(enumeration.pattern_law(scheme.one)), float)
+    shared = (patterns @ dense.T) @ (patterns @ dense.T).T
+    number = patterns.sum(axis=1)
+    each = number[:, None] + number
+    ratio = (shared / np.maximum(each, 1)).max()
+    assert ratio <= scheme.overlap_bound(strategy) <= 1.6 * ratio
+
+
+@pytest.mark.parametrize(("scheme", "bands"), SETTINGS[:11], ids=IDS[:11])
+def test_drawn_counts_and_their_laws(scheme, bands, key):
+    law = enumeration.pattern_law(scheme)
+    drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 20_000))(key))
+    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    assert 0 < scheme.draw_error() < 1e-3
+    some = sum(w * (np.array(x) > 0) for x, w in law.items())
+    np.testing.assert_allclose(scheme.participation_probabilities(), some, atol=1e-12)
+    none = law.get((0,) * scheme.iterations, 0.0)
+    assert math.exp(scheme.log_probability_of_none()) == pytest.approx(none, rel=1e-10, abs=1e-300)
+    dense = enumeration.strategy_matrix(
+        BandedToeplitz.square_root(bands).coefficients, scheme.iterations + bands - 1, scheme.iterations
+    )
+    largest = max(np.square(dense @ np.array(x)).sum() for x in law)
+    assert largest <= scheme.squared_sensitivity(0.0) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "bounded"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        IndependentAttribution(2, 2, 0.3, 2),
+        pytest.param(IndependentAttribution(2, 2, 0.3, 2, False), marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(2, 1, 0.2, 2), marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(2, 2, 0.3, 3), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_proposals_against_integration(scheme, exact, key, monkeypatch):
+    """No term above 1, and the mean is the exact delta of two steps (or above it where f is bounded)."""
+    if not exact:
+        monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    bands, sigma = min(2, scheme.min_separation), 0.9
+    strategy = BandedToeplitz((2.0, 1.0)[:bands])
+    mechanism = Mechanism(scheme, strategy, sigma)
+    width = -math.log(FALSE_ALARM)
+    for epsilon, direction in ((0.1, "remove"), (1.5, "remove"), (0.1, "add")):
+        truth = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
+        find = power_candidates if direction == "remove" else add_candidates
+        found = find(mechanism, epsilon)
+        assert found or direction == "add"
+        for proposal in found:
+            if proposal.log_scale == -math.inf:
+                assert truth < 1e-9
+                continue
+            stream = direction_key(key, direction)
+            parts = list(draw_in_batches(proposal, stream, 0, 60))
+            draws = type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            terms = weighted_terms(draws, direction, epsilon) / math.exp(proposal.log_scale)
+            assert terms.max() < 1 + 2e-5
+            error = math.sqrt(2 * terms.var() * width / terms.size) + width / terms.size
+            mean, slack = terms.mean(), 2e-3 * truth / math.exp(proposal.log_scale)
+            assert mean > truth / math.exp(proposal.log_scale) - error - slack
+            if exact:
+                assert mean < truth / math.exp(proposal.log_scale) + error + slack
+
+
+def test_special_cases(x64):
+    """One example is b-min-sep; a separation of 1 is multi-attribution."""
+    rng, strategy = np.random.default_rng(5), BandedToeplitz.square_root(4)
+    outputs = rng.normal(size=(6, 23))
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    identity = BandedToeplitz.identity()
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="examples_per_user must be an integer of at least 1, was 0"):
+        IndependentAttribution(5, 2, 0.1, 0)
+    with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
+        Mechanism(IndependentAttribution(5, 2, 0.1, 2), Toeplitz((0.8, 0.5, 0.2)), 1.0)
+    with pytest.raises(ValueError, match=r"m must be in 3\.\."):
+        power_proposal(
+            Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0), 2, 1.0
+        )
+    with pytest.raises(ValueError, match="norms must be"):
+        IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratio(jax.numpy.zeros(5))
+
+
+def test_which_likelihoods_are_exact():
+    assert IndependentAttribution(7200, 256, 1e-4, 2).is_exact
+    assert IndependentAttribution(1000, 16, 1e-3, 4).is_exact
+    assert not IndependentAttribution(1000, 64, 1e-3, 4).is_exact
+    assert numbers_kept(16, 2, warm=True) == 16 * 31
