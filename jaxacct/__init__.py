@@ -77,7 +77,8 @@ _HOMES = {
     "jaxacct.mechanisms.mechanism": "Mechanism",
     "jaxacct.plan": "Plan",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
-    "jaxacct.schemes": "SCHEMES BallsInBins BMinSep CyclicPoisson MultiAttribution Poisson TruncatedBMinSep",
+    "jaxacct.schemes": "SCHEMES BallsInBins BMinSep CyclicPoisson IndependentAttribution MultiAttribution "
+    "Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
     "jaxacct.strategies": "BandedInverse BandedToeplitz Dense Toeplitz prefix_sum_error",

@@ -164,7 +164,7 @@ def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: f
 
 
 def check_is_bounded(scheme) -> None:
-    """Refuse what the bounds for a C that is not banded do not cover: side information, overlaps of examples."""
+    """Refuse what the bounds for a C that is not banded do not cover: side information, overlaps."""
     if scheme.side_information is not None:
         raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: Q is no Gaussian there")
     if scheme.examples_overlap:
