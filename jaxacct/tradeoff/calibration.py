@@ -1,0 +1,62 @@
+"""The least noise at which a shifted-interpolation bound meets a target."""
+
+import math
+from collections.abc import Callable
+
+from jaxacct import _validate
+from jaxacct.tradeoff.gaussian import compose_gdp, gdp_mu
+from jaxacct.tradeoff.noisy_cgd import noisy_cgd_gdp
+from jaxacct.tradeoff.noisy_gd import noisy_gd_gdp
+from jaxacct.tradeoff.noisy_sgd import noisy_sgd_accountant
+
+METHODS: dict[str, Callable] = {"gd": noisy_gd_gdp, "cgd": noisy_cgd_gdp, "sgd": noisy_sgd_accountant}
+
+
+def calibrate_noise(
+    target_eps: float, delta: float, *, method: str, tolerance: float | None = None, **run
+) -> float:
+    """The least noise_std (within `tolerance`, from above) with epsilon(delta) <= target_eps.
+
+    Args:
+      target_eps: above 0.
+      delta: in (0, 1).
+      method: "gd", "cgd" or "sgd".
+      tolerance: relative; 1e-10 where mu is in closed form, 1e-3 where epsilon is numerical ("sgd").
+      run: what `noisy_gd_gdp`, `noisy_cgd_gdp` or `noisy_sgd_accountant` takes besides noise_std.
+    """
+    _validate.positive_number("target_eps", target_eps)
+    _validate.open_probability("delta", delta)
+    _validate.one_of("method", method, tuple(METHODS))
+    if "noise_std" in run:
+        raise ValueError("noise_std must not be given: it is what calibrate_noise finds")
+    bound = METHODS[method]
+    limit = gdp_mu(target_eps, delta)
+    tolerance = (1e-3 if method == "sgd" else 1e-10) if tolerance is None else tolerance
+
+    def good(log_std: float) -> bool:
+        found = bound(noise_std=math.exp(log_std), **run)
+        return found.epsilon(delta) <= target_eps if method == "sgd" else found.mu <= limit
+
+    high = 0.0
+    step = 1.0
+    while not good(high):
+        high += step
+        step *= 2
+        if high > 600:
+            raise ValueError(f"target_eps {target_eps:g} cannot be reached")
+    low = high - 1.0
+    while good(low):
+        high, low = low, low - 1.0
+        if low < -600:
+            return math.exp(high)
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return math.exp(high)
+
+
+def composition_gdp(sensitivity: float, steps: int) -> float:
+    """The baseline `S sqrt(steps)`: valid without any convexity, for every iterate released."""
+    _validate.nonnegative_number("sensitivity", sensitivity)
+    count = _validate.positive_integer("steps", steps)
+    return float(compose_gdp([sensitivity])) * math.sqrt(count)

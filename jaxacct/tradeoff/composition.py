@@ -1,0 +1,247 @@
+"""Composition of trade-off functions: closed for Gaussians, numerical through dp-accounting's PLD elsewhere.
+
+Pessimistic: every curve's profile is joined by chords between the points of a grid of losses ("connect the
+dots", arXiv 2207.04380), which only raises it. Optimistic: the losses of a grid cell are merged into one (a
+post-processing, which only lowers the profile); the merged loss is within O(h^2) of the grid point, so
+rounding it down to the grid shifted by that little costs next to nothing. Both are composed by
+dp-accounting, whose FFT is allowed an error that is booked on both sides. The truth lies between the two.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from dp_accounting.pld import pld_pmf
+
+from jaxacct import _validate
+from jaxacct.tradeoff import _arrays as arrays
+from jaxacct.tradeoff._arrays import plain
+from jaxacct.tradeoff.curves import Gaussian, TradeOff
+
+_TAIL = 1e-15  # dp-accounting's truncation, per composition that it does; booked
+_EDGE = 1e-16  # mass of one curve's losses beyond its grid, times its count
+_MOST_POINTS = 1 << 23
+
+
+def compose(parts) -> TradeOff:
+    """The tensor product of `(curve, count)` pairs; counts of at least 0."""
+    flat: list[tuple[TradeOff, int]] = []
+    for part, count in parts:
+        _validate.positive_integer("count", count, minimum=0)
+        if not isinstance(part, TradeOff):
+            raise ValueError(f"parts must be trade-off functions, was {type(part).__name__}")
+        inner = part.parts if isinstance(part, Composed) else ((part, 1),)
+        flat += [(one, times * count) for one, times in inner if times * count]
+    gaussians = [(part.mu, count) for part, count in flat if isinstance(part, Gaussian)]
+    others: dict[TradeOff, int] = {}
+    for part, count in flat:
+        if not isinstance(part, Gaussian):
+            others[part] = others.get(part, 0) + count
+    square = sum(mu * mu * count for mu, count in gaussians)
+    mu = square**0.5
+    if not others:
+        return Gaussian(mu)
+    if mu == 0 and list(others.values()) == [1]:
+        return next(iter(others))
+    joined = tuple(others.items())
+    if mu != 0:
+        joined += ((Gaussian(float(mu)), 1),)
+    return Composed(joined)
+
+
+@dataclass(frozen=True)
+class Composed(TradeOff):
+    """A tensor product that has no closed form; `log_delta` is its pessimistic bound.
+
+    Attributes:
+      parts: distinct curves with their counts.
+      grid: natural log; spacing of the losses, chosen from the curves by default.
+    """
+
+    parts: tuple[tuple[TradeOff, int], ...]
+    grid: float | None = None
+
+    @property
+    def symmetric(self) -> bool:  # pyright: ignore
+        return all(part.symmetric for part, _ in self.parts)
+
+    def inverse(self) -> TradeOff:
+        return self if self.symmetric else Composed(tuple((p.inverse(), k) for p, k in self.parts), self.grid)
+
+    def log_delta(self, epsilon):
+        if isinstance(epsilon, jax.Array):
+            raise ValueError("epsilon must be a NumPy value: numerical composition runs on the host")
+        with np.errstate(divide="ignore"):
+            return plain(np.log(self.delta_bracket(np.asarray(epsilon, np.float64))[1]))
+
+    def delta_bracket(self, epsilon):
+        """`(optimistic, pessimistic)` delta at epsilon of either sign."""
+        eps = np.atleast_1d(np.asarray(epsilon, np.float64))
+        low, high, shift, slack = _distributions(self.parts, self.grid)
+        size = np.abs(eps)
+        if not self.symmetric and (eps < 0).any():
+            swapped = _distributions(tuple((p.inverse(), k) for p, k in self.parts), self.grid)
+            over = np.where(eps < 0, _deltas(swapped[1], size), _deltas(high, size)) + slack
+            under = (
+                np.where(eps < 0, _deltas(swapped[0], size + swapped[2]), _deltas(low, size + shift)) - slack
+            )
+        else:
+            over = _deltas(high, size) + slack
+            under = _deltas(low, size + shift) - slack
+        over, under = np.minimum(over, 1.0), np.maximum(under, 0.0)
+        flip = -np.expm1(-size)
+        over = np.where(eps < 0, flip + np.exp(-size) * over, over)
+        under = np.where(eps < 0, flip + np.exp(-size) * under, under)
+        under = np.minimum(under, over)
+        shape = np.shape(epsilon)
+        return plain(under.reshape(shape)), plain(over.reshape(shape))
+
+    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        """`(optimistic, pessimistic)` epsilon at delta."""
+        arrays.check_delta(delta)
+        low, high, shift, slack = _distributions(self.parts, self.grid)
+        over = high.get_epsilon_for_delta(delta - slack) if delta > slack else math.inf
+        under = max(0.0, low.get_epsilon_for_delta(delta + slack) - shift)
+        # One step up, for the last rounding of the inversion.
+        return min(under, over), float(over * (1 + 1e-12))
+
+    def epsilon(self, delta):
+        if np.ndim(delta):
+            return np.array([self.epsilon(float(one)) for one in np.ravel(delta)]).reshape(np.shape(delta))
+        return self.epsilon_bracket(float(delta))[1]
+
+    def __call__(self, alpha):
+        arrays.check_level(alpha)
+        # The largest line over a fixed set of epsilons: any set gives a lower bound on f.
+        grid = np.concatenate([-np.geomspace(60, 1e-4, 1500), [0.0], np.geomspace(1e-4, 60, 1500)])
+        delta = self.delta_bracket(grid)[1]
+        lines = 1 - delta - np.exp(grid) * np.asarray(alpha, np.float64)[..., None]
+        return plain(np.maximum(0.0, lines.max(axis=-1)))
+
+    def rdp(self, order):
+        return float(sum(count * part.rdp(order) for part, count in self.parts))
+
+    def zcdp(self):
+        return float(sum(count * part.zcdp() for part, count in self.parts))
+
+
+def _deltas(pmf, epsilons: np.ndarray) -> np.ndarray:
+    if len(epsilons) == 1:
+        return np.array([pmf.get_delta_for_epsilon(float(epsilons[0]))])
+    order = np.argsort(epsilons)
+    values = np.empty(len(epsilons))
+    values[order] = pmf.get_delta_for_epsilon(list(epsilons[order]))
+    return values
+
+
+@functools.lru_cache(maxsize=16)
+def _distributions(parts, grid):
+    """`(optimistic PMF, pessimistic PMF, shift of the optimistic one, slack in delta)`."""
+    count = sum(times for _, times in parts)
+    step = grid or _spacing(parts)
+    pessimistic = optimistic = None
+    shift, points = 0.0, 0
+    for part, times in parts:
+        low, high = _support(part, _EDGE / count)
+        size = max(abs(low), abs(high)) + step
+        cells = math.ceil(size / step)
+        if 2 * cells + 1 > _MOST_POINTS:
+            raise ValueError(
+                f"grid must be coarser: {2 * cells + 1} points at {step:g} exceed {_MOST_POINTS}"
+            )
+        up = _pessimistic(part, step, cells)
+        down, bend = _optimistic(part, step, cells, times)
+        shift += times * bend
+        points = max(points, up.size)
+        up = up.self_compose(times, tail_mass_truncation=_TAIL)
+        down = down.self_compose(times, tail_mass_truncation=_TAIL)
+        pessimistic = up if pessimistic is None else pessimistic.compose(up, tail_mass_truncation=_TAIL)
+        optimistic = down if optimistic is None else optimistic.compose(down, tail_mass_truncation=_TAIL)
+        points = max(points, pessimistic.size)
+    # A product of n spectra of modulus at most 1, each right to a few roundings of 2^-53 a level of the FFT.
+    slack = 4 * count * 2.0**-53 * math.log2(points + 2) + 4 * len(parts) * _TAIL + _EDGE
+    return optimistic, pessimistic, shift, slack
+
+
+def _spacing(parts) -> float:
+    """A thirtieth of the smallest deviation of one loss, between 1e-6 and 1e-3, or what keeps the grid
+    short."""
+    steps, span = [], 0.0
+    for part, times in parts:
+        low, high = _support(part, 1e-16)
+        grid = np.linspace(low, high, 4001)
+        above = np.asarray(part.survival(grid)[0])
+        mass = -np.diff(above)
+        middle = (grid[1:] + grid[:-1]) / 2
+        mean = (mass * middle).sum()
+        deviation = math.sqrt(max(1e-12, (mass * (middle - mean) ** 2).sum()))
+        steps.append(deviation / 30)
+        span = max(span, high - low, times * abs(mean) + 16 * deviation * math.sqrt(times))
+    step = min(max(min(steps), 1e-6), 1e-4 if max(times for _, times in parts) > 100 else 1e-3)
+    return max(step, span / (1 << 21))
+
+
+def _support(part: TradeOff, mass: float) -> tuple[float, float]:
+    """Losses beyond which at most `mass` of Q lies on either side (infinite ones apart), natural log."""
+    infinite = float(part.survival(1e6)[0])
+
+    def beyond(eps):
+        return float(part.survival(eps)[0]) - infinite > mass
+
+    def below(eps):
+        return 1 - float(part.survival(eps)[0]) > max(mass, 1e-16)
+
+    high, low = 1e-3, -1e-3
+    while beyond(high):
+        high *= 1.5
+        if high > 1e4:
+            raise ValueError("losses above 10,000 are too large for numerical composition")
+    while below(low):
+        low *= 1.5
+        if low < -1e4:
+            raise ValueError("losses below -10,000 are too large for numerical composition")
+    return low, high
+
+
+def _pessimistic(part: TradeOff, step: float, cells: int):
+    grid = np.arange(-cells, cells + 1) * step
+    deltas = np.exp(np.asarray(part.log_delta(grid)))
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, -cells, cells, deltas)
+
+
+def _optimistic(part: TradeOff, step: float, cells: int, times: int):
+    """A PMF of merged cells, and how far below its grid point a merged loss may lie."""
+    edges = (np.arange(-cells - 1, cells + 1) + 0.5) * step
+    above_q, above_p = (np.asarray(side, np.float64) for side in part.survival(edges))
+    q, p = -np.diff(above_q), -np.diff(above_p)
+    points = np.arange(-cells, cells + 1) * step
+    # Differences of tails lose digits; what they may be off by lowers the merged loss.
+    good = (q > 0) & (p > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = 64 * 2.0**-53 * (above_q[:-1] / q + above_p[:-1] / p)
+        merged = np.where(
+            good & (error < 0.1), np.log(np.where(good, q / np.where(good, p, 1.0), 1.0)) - 2 * error, -np.inf
+        )
+    bend = np.maximum(points - merged, 0.0)
+    # Bend the whole grid by a little; the cells that need more go one cell down, or if that is not enough
+    # to the lowest loss of all. All cells that can matter, if that is cheap; else where the two costs are
+    # alike.
+    tail = bend[(above_q[:-1] > 1e-13) & (points > 0)]
+    allowed = float(tail.max()) if tail.size else 0.0
+    if not times * allowed < 2e-3:
+        order = np.argsort(bend)
+        lowered = np.cumsum(q[order][::-1])[::-1] * step
+        cost = np.where(bend[order] < step / 2, bend[order] + np.append(lowered[1:], 0.0), np.inf)
+        allowed = float(bend[order][int(np.argmin(cost))])
+    probs = np.zeros(len(q) + 1)  # one grid point more, below
+    kept = bend <= allowed
+    down = ~kept & (bend <= allowed + step)
+    index = np.arange(len(q)) + 1
+    np.add.at(probs, index[kept], np.maximum(q[kept], 0.0))
+    np.add.at(probs, index[down] - 1, np.maximum(q[down], 0.0))
+    # Infinite losses, and what lies above the grid, count as the highest loss of the grid.
+    probs[-1] += max(0.0, float(above_q[-1]))
+    probs[0] += max(0.0, 1.0 - probs.sum())
+    return pld_pmf.DensePLDPmf(step, -cells - 1, probs, 0.0, False), allowed

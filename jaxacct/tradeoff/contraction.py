@@ -1,0 +1,49 @@
+"""When a gradient step is a contraction, and the checks that every bound of arXiv 2403.00278 shares."""
+
+import numpy as np
+
+from jaxacct import _validate
+
+
+def contraction_factor(stepsize: float, strong_convexity: float, smoothness: float) -> float:
+    """Lipschitz constant c of `x - eta grad f(x)` for every m-strongly convex, M-smooth f.
+
+    `max(|1 - eta m|, |1 - eta M|)`; it must be below 1 for m > 0 (eta < 2/M) and at most 1 for m = 0
+    (eta <= 2/M).
+
+    Raises:
+      ValueError: for a step size at which no contraction theorem applies.
+    """
+    eta = _validate.positive_number("stepsize", stepsize)
+    m = _validate.nonnegative_number("strong_convexity", strong_convexity)
+    M = _validate.positive_number("smoothness", smoothness)
+    if m > M:
+        raise ValueError(f"strong_convexity must be at most smoothness {M:g}, was {m:g}")
+    if m > 0 and not eta * M < 2:
+        raise ValueError(
+            f"stepsize must be below 2/smoothness = {2 / M:g}, was {eta:g}: no contraction theorem applies"
+        )
+    if m == 0 and not eta * M <= 2:
+        raise ValueError(
+            f"stepsize must be at most 2/smoothness = {2 / M:g}, was {eta:g}: no contraction theorem applies"
+        )
+    return max(abs(1 - eta * m), abs(1 - eta * M)) if m > 0 else 1.0
+
+
+def check_run(*, noise_std, grad_sensitivity, num_examples, diameter) -> None:
+    """The arguments that all bounds share."""
+    _validate.positive_number("noise_std", noise_std)
+    _validate.nonnegative_number("grad_sensitivity", grad_sensitivity)
+    _validate.positive_integer("num_examples", num_examples)
+    if diameter is not None:
+        _validate.positive_number("diameter", diameter)
+
+
+def stepsizes(stepsize, steps: int) -> np.ndarray | None:
+    """A schedule as (steps,) float64, None for one number."""
+    if np.ndim(stepsize) == 0:
+        return None
+    schedule = np.asarray(stepsize, np.float64)
+    if schedule.shape != (steps,):
+        raise ValueError(f"stepsize must be one number or {steps} of them, had shape {schedule.shape}")
+    return schedule

@@ -1,0 +1,56 @@
+"""What a number is about: every result says who it holds against, and how sure it is."""
+
+from dataclasses import asdict, dataclass
+
+KINDS = ("exact", "certified", "approximation")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a result.
+
+    Attributes:
+      adversary: what the adversary sees.
+      adjacency: which data sets are neighbours.
+      group_size: how many records may differ.
+      noise_convention: what the noise parameter is relative to.
+      kind: "exact" (attained), "certified" (a bound) or "approximation" (no guarantee).
+    """
+
+    adversary: str
+    adjacency: str
+    group_size: int
+    noise_convention: str
+    kind: str
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, was {self.kind!r}")
+
+    def to_json(self) -> dict:
+        """As JSON values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [f"{name.replace('_', ' '):<22}{value}" for name, value in asdict(self).items()]
+
+
+SAMPLING_REVEALED = "sampling-revealed"
+LAST_ITERATE = "last-iterate"
+
+
+def sampling_revealed(group_size: int, kind: str) -> Terms:
+    """Terms of generalised DP-SGD (arXiv 2212.05796)."""
+    return Terms(
+        SAMPLING_REVEALED,
+        "replace",
+        group_size,
+        "noise std = 2 x clip_norm x sigma on the sum of clipped terms",
+        kind,
+    )
+
+
+def last_iterate(kind: str) -> Terms:
+    """Terms of noisy gradient descent with hidden iterates (arXiv 2403.00278)."""
+    return Terms(LAST_ITERATE, "replace-one", 1, "noise std on the mean gradient of a batch", kind)
