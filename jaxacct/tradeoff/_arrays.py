@@ -8,6 +8,7 @@ since float32 cannot resolve a delta below about 1e-6.
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy import special as jax_special
@@ -31,7 +32,7 @@ def library(*values) -> tuple[Any, Any, list]:
     return np, special, arrays
 
 
-def plain(value):
+def plain(value) -> Any:
     """A NumPy array without axes as a float, anything else as it is."""
     return float(value) if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0 else value
 

@@ -10,6 +10,7 @@ dp-accounting, whose FFT is allowed an error that is booked on both sides. The t
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -141,7 +142,8 @@ def _distributions(parts, grid):
     """`(optimistic PMF, pessimistic PMF, shift of the optimistic one, slack in delta)`."""
     count = sum(times for _, times in parts)
     step = grid or _spacing(parts)
-    pessimistic = optimistic = None
+    pessimistic: Any = None
+    optimistic: Any = None
     shift, points = 0.0, 0
     for part, times in parts:
         low, high = _support(part, _EDGE / count)

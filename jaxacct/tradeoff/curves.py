@@ -10,8 +10,9 @@ Closed forms are jittable and vmappable over their parameters (every curve is a 
 than of Gaussians is numerical and runs on the host (`composition`).
 """
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, dataclass_transform
 
 import jax
 import numpy as np
@@ -25,9 +26,9 @@ from jaxacct.tradeoff.subsampling import amplified_epsilon, check_share, subsamp
 _MOST = 700.0  # natural log: e^700 is still a float64
 
 
+@dataclass_transform(frozen_default=True, eq_default=True)
 def curve(*leaves: str, static: tuple[str, ...] = ()):
     """Class decorator: a frozen dataclass that is a pytree with these leaves."""
-    import dataclasses
 
     def register(cls):
         cls = dataclasses.dataclass(frozen=True, eq=True)(cls)
