@@ -415,6 +415,11 @@ def bench_command(samples: int = 8192, json: bool = False) -> int:
     return 0
 
 
+def tradeoff_command() -> int:
+    """Trade-off functions: convert, generalised DP-SGD, last iterates; see `jaxacct tradeoff --help`."""
+    raise ValueError("tradeoff must be followed by convert, general or last-iterate")
+
+
 def describe(plan: "jaxacct.Plan") -> str:
     """A plan for a person to read."""
     mechanism = plan.mechanism
@@ -489,13 +494,19 @@ COMMANDS = {
     "strategy": strategy_command,
     "show": show_command,
     "bench": bench_command,
+    "tradeoff": tradeoff_command,
 }
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
     keep_compiled_programs()
+    words = sys.argv[1:] if argv is None else argv
     try:
+        if words[:1] == ["tradeoff"] and len(words) > 1:
+            from jaxacct.tradeoff import command
+
+            raise SystemExit(command.run(words[1:]))
         code = tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="jaxacct",

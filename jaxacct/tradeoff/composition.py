@@ -24,6 +24,7 @@ from jaxacct.tradeoff.curves import Gaussian, TradeOff
 _TAIL = 1e-15  # dp-accounting's truncation, per composition that it does; booked
 _EDGE = 1e-16  # mass of one curve's losses beyond its grid, times its count
 _MOST_POINTS = 1 << 23
+_MOST_LOSS = 300.0  # natural log: larger losses count as infinite from above, as this from below
 
 
 def compose(parts) -> TradeOff:
@@ -186,7 +187,7 @@ def _spacing(parts) -> float:
 
 
 def _support(part: TradeOff, mass: float) -> tuple[float, float]:
-    """Losses beyond which at most `mass` of Q lies on either side (infinite ones apart), natural log."""
+    """Losses beyond which at most `mass` of Q lies on either side, infinite and very large ones apart."""
     infinite = float(part.survival(1e6)[0])
 
     def beyond(eps):
@@ -198,12 +199,12 @@ def _support(part: TradeOff, mass: float) -> tuple[float, float]:
     high, low = 1e-3, -1e-3
     while beyond(high):
         high *= 1.5
-        if high > 1e4:
-            raise ValueError("losses above 10,000 are too large for numerical composition")
+        if high > _MOST_LOSS:
+            break
     while below(low):
         low *= 1.5
-        if low < -1e4:
-            raise ValueError("losses below -10,000 are too large for numerical composition")
+        if low < -_MOST_LOSS:
+            break
     return low, high
 
 

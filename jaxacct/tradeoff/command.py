@@ -1,0 +1,266 @@
+"""`jaxacct tradeoff`: evaluate, convert and calibrate trade-off functions, and with --plot draw them."""
+
+import json as jsonlib
+import math
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxacct import _validate
+from jaxacct.tradeoff import plots
+from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma, generic_group_epsilon
+from jaxacct.tradeoff.calibration import calibrate_noise
+from jaxacct.tradeoff.curves import EpsilonDelta, Gaussian, Subsampled, TradeOff
+from jaxacct.tradeoff.gaussian import gdp_mu
+from jaxacct.tradeoff.noisy_cgd import noisy_cgd_gdp
+from jaxacct.tradeoff.noisy_gd import noisy_gd_gdp
+from jaxacct.tradeoff.noisy_sgd import noisy_sgd_accountant
+
+
+def convert_command(
+    mu: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    sampling_prob: float = 1.0,
+    compositions: int = 1,
+    group: int = 1,
+    alpha: float | None = None,
+    plot: str | None = None,
+    json: bool = False,
+) -> int:
+    """Convert between mu-GDP, (epsilon, delta), RDP and zCDP; subsampled, composed or for a group.
+
+    Args:
+      mu: of a Gaussian mechanism; or the largest mu for --epsilon and --delta.
+      epsilon: with --mu, delta is evaluated here.
+      delta: with --mu, epsilon is evaluated here.
+      sampling_prob: share of a fixed-size sample without replacement.
+      compositions: how often the mechanism runs.
+      group: records that may differ.
+      alpha: type I error at which f is evaluated.
+      plot: write the trade-off curve with its (epsilon, delta) alternative to this PNG.
+      json: print one JSON object.
+    """
+    plots.check_plot(plot)
+    if mu is None:
+        if epsilon is None or delta is None:
+            raise ValueError("mu, or epsilon and delta, must be given")
+        if (sampling_prob, compositions, group) != (1.0, 1, 1):
+            raise ValueError("mu must be given with sampling_prob, compositions or group")
+        mu = float(gdp_mu(epsilon, delta))
+    _validate.positive_integer("compositions", compositions)
+    _validate.positive_integer("group", group)
+    one: TradeOff = Gaussian(mu)
+    if sampling_prob != 1:
+        one = Subsampled(one, sampling_prob)
+    curve = one.power(compositions)
+    if group > 1:
+        curve = curve.group(group)
+    found: dict[str, Any] = {"mu": mu, "sampling_prob": sampling_prob, "compositions": compositions}
+    if group > 1:
+        found["group"] = group
+    if isinstance(curve, Gaussian):
+        found |= {"composed_mu": float(curve.mu), "zcdp_rho": curve.zcdp()}
+    if epsilon is not None:
+        found |= {"epsilon": epsilon, "delta_at_epsilon": float(curve.delta(epsilon))}
+    if delta is not None:
+        found |= {"delta": delta, "epsilon_at_delta": float(curve.epsilon(delta))}
+    if alpha is not None:
+        found |= {"alpha": alpha, "type_ii_error": float(curve(alpha))}
+    found["kind"] = "exact" if isinstance(curve, Gaussian) and one is not None else "certified"
+    if plot:
+        lines = {"f": curve}
+        if delta is not None:
+            level = float(curve.epsilon(delta))
+            lines[f"(epsilon {level:.3g}, delta {delta:g})"] = EpsilonDelta(level, delta)
+        plots.save(plots.tradeoff_figure(lines, "Trade-off function"), plot)
+    _print(found, json)
+    return 0
+
+
+def general_command(
+    dataset_size: int,
+    num_epochs: int,
+    delta: float,
+    num_microbatches: int = 1,
+    microbatch_size: int = 1,
+    sampling: Literal["shuffling", "subsampling", "poisson"] = "shuffling",
+    group_size: int = 1,
+    sigma: float | None = None,
+    epsilon: float | None = None,
+    plot: str | None = None,
+    json: bool = False,
+) -> int:
+    """Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual or batch clipping.
+
+    Args:
+      dataset_size: number of records, the same in both data sets.
+      num_epochs: passes.
+      delta: target or where epsilon is evaluated.
+      num_microbatches: separately clipped terms a round; 1 is batch clipping.
+      microbatch_size: records a term; 1 is individual clipping.
+      sampling: how batches are drawn.
+      group_size: records that may be replaced.
+      sigma: noise std over 2 x clip norm, to evaluate.
+      epsilon: target, to calibrate sigma.
+      plot: write the trade-off curves to this PNG.
+      json: print one JSON object.
+    """
+    plots.check_plot(plot)
+    if (sigma is None) == (epsilon is None):
+        raise ValueError("sigma (to evaluate) or epsilon (to calibrate) must be given, and not both")
+    run = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size)
+    if sigma is None:
+        assert epsilon is not None
+        sigma = calibrate_sigma(
+            epsilon,
+            delta,
+            dataset_size=dataset_size,
+            num_microbatches=num_microbatches,
+            microbatch_size=microbatch_size,
+            num_epochs=num_epochs,
+            group_size=group_size,
+            sampling=sampling,
+        )
+    found_epsilon = float(run.epsilon(delta, sigma))
+    one = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, 1)
+    per_record = math.sqrt(one.most()) / sigma
+    found = {
+        "epsilon": found_epsilon,
+        "delta": delta,
+        "sigma": sigma,
+        "noise_multiplier": 2 * sigma,
+        "noise_of_the_mean_term": run.relative_noise(sigma),
+        "clip": run.clip,
+        "mean_squared_sensitivity": run.pmf().mean,
+        "largest_mu": float(run.worst_case(sigma).mu),
+        "epsilon_of_largest_mu": float(run.worst_case(sigma).epsilon(delta)),
+        "epsilon_by_generic_group_rule": generic_group_epsilon(delta, per_record, group_size),
+        **run.terms().to_json(),
+        "warnings": run.warnings(found_epsilon, delta),
+    }
+    if plot:
+        lines = {
+            "participations, sampling revealed": run.curve(sigma),
+            "largest number of participations": run.worst_case(sigma),
+            f"(epsilon {found_epsilon:.3g}, delta {delta:g})": EpsilonDelta(found_epsilon, delta),
+        }
+        if group_size > 1:
+            lines["generic group rule"] = Gaussian(per_record * group_size)
+        plots.save(plots.tradeoff_figure(lines, f"{run.clip} clipping, {sampling}"), plot)
+    _print(found, json)
+    return 0
+
+
+def last_iterate_command(
+    method: Annotated[Literal["gd", "cgd", "sgd"], tyro.conf.Positional],
+    num_examples: int,
+    stepsize: float,
+    grad_sensitivity: float,
+    smoothness: float,
+    delta: float,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    strong_convexity: float = 0.0,
+    diameter: float | None = None,
+    noise_std: float | None = None,
+    epsilon: float | None = None,
+    plot: str | None = None,
+    json: bool = False,
+) -> int:
+    """Noisy gradient descent on convex losses, last iterate only (arXiv 2403.00278): gd, cgd or sgd.
+
+    Args:
+      method: full batches, a fixed cycle of batches, or batches drawn without replacement.
+      num_examples: number of examples, the same in both data sets.
+      stepsize: of every step.
+      grad_sensitivity: largest distance of two per-example gradients at one point; twice the clip norm.
+      smoothness: of every example's loss.
+      delta: target or where epsilon is evaluated.
+      steps: for gd and sgd.
+      epochs: for cgd.
+      batch_size: for cgd and sgd.
+      strong_convexity: of every example's loss.
+      diameter: of the constraint set.
+      noise_std: on the mean gradient of a batch, to evaluate.
+      epsilon: target, to calibrate noise_std.
+      plot: write the trade-off curves to this PNG.
+      json: print one JSON object.
+    """
+    plots.check_plot(plot)
+    if (noise_std is None) == (epsilon is None):
+        raise ValueError("noise_std (to evaluate) or epsilon (to calibrate) must be given, and not both")
+    run: dict[str, Any] = dict(
+        stepsize=stepsize,
+        grad_sensitivity=grad_sensitivity,
+        smoothness=smoothness,
+        strong_convexity=strong_convexity,
+        diameter=diameter,
+        num_examples=num_examples,
+    )
+    if (steps is None) != (method == "cgd") or (epochs is None) != (method != "cgd"):
+        raise ValueError("steps must be given for gd and sgd, epochs for cgd")
+    if (batch_size is None) != (method == "gd"):
+        raise ValueError("batch_size must be given for cgd and sgd, and not for gd")
+    if method == "cgd":
+        size = _validate.positive_integer("batch_size", batch_size)
+        if num_examples % size:
+            raise ValueError(f"batch_size must divide num_examples {num_examples}, was {size}")
+        run |= dict(epochs=epochs, batch_size=size, batches_per_epoch=num_examples // size)
+    else:
+        run |= dict(steps=steps) | (dict(batch_size=batch_size) if method == "sgd" else {})
+    if noise_std is None:
+        assert epsilon is not None
+        noise_std = calibrate_noise(epsilon, delta, method=method, **run)
+    found: dict[str, Any] = {"method": method, "noise_std": noise_std, "delta": delta}
+    if method == "sgd":
+        bounds = noisy_sgd_accountant(noise_std=noise_std, **run)
+        best = bounds.best(delta)
+        found |= {"epsilon": best.epsilon(delta), "theorem": best.theorem, "window": best.window}
+        found |= {"epsilon_by_bound": bounds.epsilons(delta), "note": bounds.note, **bounds.terms.to_json()}
+        lines: dict[str, Any] = {bound.theorem: bound.tradeoff for bound in bounds.bounds}
+    else:
+        bound = (noisy_cgd_gdp if method == "cgd" else noisy_gd_gdp)(noise_std=noise_std, **run)
+        by_bound = {name: float(Gaussian(mu).epsilon(delta)) for name, mu in bound.compared.items()}
+        found |= {"epsilon": float(bound.epsilon(delta)), "mu": bound.mu, "theorem": bound.theorem}
+        found |= {"window": bound.window, "epsilon_by_bound": by_bound}
+        found |= {"epsilon_by_renyi": bound.rdp_epsilon(delta), "note": bound.note, **bound.terms.to_json()}
+        lines = {bound.theorem: bound.curve}
+        lines |= {name: Gaussian(mu) for name, mu in bound.compared.items() if name != bound.theorem}
+    if plot:
+        plots.save(plots.tradeoff_figure(lines, f"noisy {method}, last iterate"), plot)
+    _print(found, json)
+    return 0
+
+
+COMMANDS = {"convert": convert_command, "general": general_command, "last-iterate": last_iterate_command}
+
+
+def run(argv: list[str]) -> int:
+    """The exit code; ValueError for bad input."""
+    try:
+        return tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="jaxacct tradeoff",
+            description=__doc__,
+            args=argv,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except NotImplementedError as error:
+        raise ValueError(str(error)) from None
+
+
+def _print(found: dict, as_json: bool) -> None:
+    if as_json:
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+        print(jsonlib.dumps(clean))
+        return
+    for name, value in found.items():
+        if value is None or value in ("", []):
+            continue
+        for row in value if isinstance(value, list) else [value]:
+            shown = f"{row:.8g}" if isinstance(row, float) else row
+            if isinstance(row, dict):
+                shown = ", ".join(f"{key} {part:.6g}" for key, part in row.items())
+            print(f"{name.replace('_', ' '):<32}{shown}")

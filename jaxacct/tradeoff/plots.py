@@ -1,0 +1,65 @@
+"""Pictures of trade-off functions and of epsilon over time; matplotlib is asked for only here."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxacct.files import check_target, write_bytes_atomically
+
+
+def _figure(width: float, height: float):
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("plot needs matplotlib, which is not installed") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def is_png(path) -> bool:
+    """Whether a file starts as a PNG does."""
+    with open(path, "rb") as file:
+        return file.read(8) == b"\x89PNG\r\n\x1a\n"
+
+
+def check_plot(path: str | None) -> None:
+    """Refuse a target that a picture could not be written to, before any work."""
+    check_target(path, is_png, "a PNG", "plot")
+    if path is not None:
+        _figure(1, 1)
+
+
+def save(figure, path: str) -> None:
+    """Write a figure as PNG, whole or not at all."""
+    write_bytes_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150))
+
+
+def tradeoff_figure(curves: dict[str, Callable], title: str):
+    """Type II against type I error of several curves, the first drawn heavier; perfect privacy dotted."""
+    figure = _figure(5.2, 5.0)
+    axes = figure.add_subplot()
+    alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
+    axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="perfect privacy")
+    styles = ("-", "--", "-.", (0, (1, 1)), (0, (5, 2, 1, 2, 1, 2)), (0, (8, 2)))
+    for index, (name, f) in enumerate(curves.items()):
+        style = styles[index % len(styles)]
+        axes.plot(alphas, f(alphas), linestyle=style, linewidth=2.4 if index == 0 else 1.5, label=name)
+    axes.set(xlabel="type I error", ylabel="type II error", title=title, xlim=(0, 1), ylim=(0, 1))
+    axes.set_aspect("equal")
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def epsilon_figure(lines: dict[str, tuple], delta: float, xlabel: str, title: str):
+    """Epsilon at delta over steps or epochs: `{name: (x, epsilon)}`, both axes logarithmic."""
+    figure = _figure(6.0, 4.2)
+    axes = figure.add_subplot()
+    styles = ("-", "--", "-.", ":")
+    for index, (name, (x, epsilon)) in enumerate(lines.items()):
+        axes.plot(x, epsilon, linestyle=styles[index % 4], linewidth=2.2 if index == 0 else 1.5, label=name)
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"epsilon at delta = {delta:g}", title=title)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=8, frameon=False)
+    return figure
