@@ -1,0 +1,142 @@
+"""DiceSGD (clipped error feedback): a valid bound on the whole released history, and what was printed.
+
+Theorem 3.7 of arXiv 2311.14632 is false (proofs/errata.md has a counterexample), so it is here only as
+`paper_theorem_3_7_sigma` and `paper_theorem_3_7_epsilon`, by name no guarantee. `dice_mu` is proven in
+proofs/dice.md. Noise is given as in the paper: `noise_std` is the standard deviation added to the *mean*.
+"""
+
+import math
+
+import numpy as np
+from scipy import special
+
+from jaxacct import _validate
+from jaxacct.individual.gdp import gdp_epsilon, gdp_mu
+
+ADJACENCIES = {"add-remove": 1, "replace-one": 2}
+
+
+def dice_mu(
+    *,
+    iterations: int,
+    clip_norm: float,
+    error_clip_norm: float,
+    batch_size: int,
+    noise_std: float,
+    adjacency: str = "add-remove",
+    reset_every: int | None = None,
+) -> float:
+    """The released history x^0 .. x^T is mu-GDP, for any loss, data and sampling; no amplification.
+
+    `mu = sqrt(F (s C1/B)^2 + (T - F)(2 C2 + s C1/B)^2) / sigma_1`, with F first steps (one, or one after each
+    reset) and s = 1 for add-remove, 2 for replace-one.
+
+    Args:
+      iterations: T.
+      clip_norm: C1, of each gradient.
+      error_clip_norm: C2, of the error that is fed back.
+      batch_size: B, the fixed divisor.
+      noise_std: sigma_1, on the mean.
+      adjacency: "add-remove" or "replace-one".
+      reset_every: the error is set to 0 after so many steps, at times fixed beforehand.
+
+    Source: derived in proofs/dice.md; arXiv 2311.14632, algorithms 2 and 3.
+    """
+    steps = _validate.positive_integer("iterations", iterations)
+    share = _gradient_share(clip_norm, batch_size, adjacency)
+    c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
+    sigma = _validate.positive_number("noise_std", noise_std)
+    first = 1 if reset_every is None else -(-steps // _validate.positive_integer("reset_every", reset_every))
+    return math.sqrt(first * share**2 + (steps - first) * (2 * c2 + share) ** 2) / sigma
+
+
+def _gradient_share(clip_norm, batch_size, adjacency: str) -> float:
+    """What one example can change in the mean of clipped gradients."""
+    c1 = _validate.positive_number("clip_norm", clip_norm)
+    size = _validate.positive_integer("batch_size", batch_size)
+    return ADJACENCIES[_validate.one_of("adjacency", adjacency, tuple(ADJACENCIES))] * c1 / size
+
+
+def dice_epsilon(delta: float, **problem) -> float:
+    """epsilon of `dice_mu(**problem)` at delta."""
+    return float(gdp_epsilon(dice_mu(**problem), delta))
+
+
+def dice_noise_std(epsilon: float, delta: float, **problem) -> float:
+    """The smallest `noise_std` for which `dice_mu(**problem)` is (epsilon, delta)-DP."""
+    if "noise_std" in problem:
+        raise ValueError("noise_std is what is asked for and must not be given")
+    return dice_mu(**problem, noise_std=1.0) / gdp_mu(epsilon, delta)
+
+
+def dice_rdp_subsampled(
+    order: float,
+    *,
+    iterations: int,
+    clip_norm: float,
+    error_clip_norm: float,
+    batch_size: int,
+    noise_std: float,
+    sampling_probability: float,
+    residual_bound: float = math.inf,
+) -> float:
+    """Renyi divergence of the history under Poisson sampling, add-remove: partial amplification.
+
+    With K earlier inclusions the two errors differ by `K G/B` at most and what is fed back by
+    `m_K = min(2 C2, K G/B)`; the bound is `1/(a-1) ln E exp(a(a-1)/(2 sigma^2) sum_t h_t^2)` with
+    `h_t = b_t C1/B + m_K`, by an exact recursion over K.
+
+    Args:
+      order: a, above 1.
+      sampling_probability: p.
+      residual_bound: G, the most that clipping can cut off a gradient (clip raw gradients at C1 + G first);
+        infinite by default.
+    """
+    if not order > 1 or not math.isfinite(order):
+        raise ValueError(f"order must be a finite number above 1, was {order!r}")
+    steps = _validate.positive_integer("iterations", iterations)
+    share = _gradient_share(clip_norm, batch_size, "add-remove")
+    c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
+    sigma = _validate.positive_number("noise_std", noise_std)
+    p = _validate.probability("sampling_probability", sampling_probability)
+    if not residual_bound >= 0:
+        raise ValueError(f"residual_bound must be at least 0, was {residual_bound!r}")
+    counts = np.arange(steps + 1)
+    with np.errstate(invalid="ignore"):
+        jumps = np.where(counts == 0, 0.0, counts * (residual_bound / batch_size))
+    fed_back = np.minimum(2 * c2, jumps)
+    weight = order * (order - 1) / (2 * sigma**2)
+    with np.errstate(divide="ignore"):
+        log_p, log_q = math.log(p), float(np.log1p(-p))
+    stay, take = log_q + weight * fed_back**2, log_p + weight * (share + fed_back) ** 2
+    log_weights = np.full(steps + 1, -np.inf)
+    log_weights[0] = 0.0
+    for _ in range(steps):
+        shifted = np.concatenate([[-np.inf], (log_weights + take)[:-1]])
+        log_weights = np.logaddexp(log_weights + stay, shifted)
+    return float(special.logsumexp(log_weights)) / (order - 1)
+
+
+def paper_theorem_3_7_sigma(
+    epsilon: float, delta: float, *, iterations: int, dataset_size: int, clip_norm: float, error_bound: float
+) -> float:
+    """As printed in arXiv 2311.14632, theorem 3.7: **not a guarantee** (proofs/errata.md).
+
+    `sigma_1^2 = 32 T (C1^2 + 2 C^2) ln(1/delta) / (N^2 eps^2)`; `error_bound` is the printed C, B C2 or more.
+    """
+    epsilon = _validate.positive_number("epsilon", epsilon)
+    log = -math.log(_validate.open_probability("delta", delta))
+    steps = _validate.positive_integer("iterations", iterations)
+    size = _validate.positive_integer("dataset_size", dataset_size)
+    gradient = clip_norm**2 + 2 * error_bound**2
+    return math.sqrt(32 * steps * gradient * log) / (size * epsilon)
+
+
+def paper_theorem_3_7_epsilon(epsilon: float, delta: float) -> float:
+    """What the proof's own Renyi bound gives at the printed noise, as printed: **not a guarantee**.
+
+    `sqrt 2 eps + eps^2 / (2 ln 1/delta)`, not eps: the last step of the proof loses a constant.
+    """
+    log = -math.log(_validate.open_probability("delta", delta))
+    epsilon = _validate.positive_number("epsilon", epsilon)
+    return math.sqrt(2) * epsilon + epsilon**2 / (2 * log)

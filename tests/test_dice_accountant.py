@@ -1,0 +1,127 @@
+"""DiceSGD: the valid bound, the recursion against enumeration, theorem 3.7 beaten by its counterexample."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct.accountants import dice
+from jaxacct.individual import gdp_delta, gdp_mu, rdp_to_epsilon
+
+CIFAR = dict(iterations=150, clip_norm=1.0, batch_size=1000)
+
+
+def test_valid_noise():
+    assert gdp_mu(2, 1e-5) == pytest.approx(0.50155169, rel=1e-7)
+    assert gdp_mu(8, 8e-6) == pytest.approx(1.65149005, rel=1e-7)
+    for error, sigma in ((1.0, 48.6995), (3.0, 146.0498), (1e-3, 0.07304)):
+        found = dice.dice_noise_std(2, 1e-5, error_clip_norm=error, **CIFAR)
+        assert found == pytest.approx(sigma, rel=2e-4)
+        assert dice.dice_epsilon(1e-5, error_clip_norm=error, noise_std=found, **CIFAR) == pytest.approx(
+            2, rel=1e-9
+        )
+    printed = dice.dice_mu(error_clip_norm=1.0, noise_std=0.00407168, **CIFAR)
+    assert printed == pytest.approx(5998.8, rel=1e-4)
+    # One step has nothing fed back; a reset after every step makes all steps first ones.
+    one = dict(clip_norm=1.0, error_clip_norm=7.0, batch_size=10, noise_std=0.5)
+    assert dice.dice_mu(iterations=1, **one) == pytest.approx(0.2)
+    assert dice.dice_mu(iterations=9, reset_every=1, **one) == pytest.approx(0.6)
+    assert dice.dice_mu(iterations=9, reset_every=1, adjacency="replace-one", **one) == pytest.approx(1.2)
+
+
+def test_partial_amplification():
+    whole = dice.dice_rdp_subsampled(
+        3.0, error_clip_norm=1.0, noise_std=50.0, sampling_probability=1.0, **CIFAR
+    )
+    assert whole == pytest.approx(0.35795769, rel=1e-7)
+    problem = dict(iterations=6, clip_norm=1.0, error_clip_norm=0.4, batch_size=2, noise_std=1.3)
+    found = dice.dice_rdp_subsampled(2.5, sampling_probability=0.3, residual_bound=0.5, **problem)
+    assert found == pytest.approx(1.86134686, rel=1e-7)
+    total = 0.0
+    for pattern in itertools.product((0, 1), repeat=6):
+        probability, squares, seen = 1.0, 0.0, 0
+        for taken in pattern:
+            probability *= 0.3 if taken else 0.7
+            squares += (taken * 0.5 + min(0.8, seen * 0.25)) ** 2
+            seen += taken
+        total += probability * math.exp(2.5 * 1.5 / (2 * 1.69) * squares)
+    assert found == pytest.approx(math.log(total) / 1.5, rel=1e-12)
+    orders = np.concatenate([np.linspace(1.1, 16, 150), np.geomspace(16, 256, 60)])
+    for bound, epsilon in ((math.inf, 1.300), (1.0, 1.203)):
+        rdp = [
+            dice.dice_rdp_subsampled(
+                float(a),
+                error_clip_norm=1e-3,
+                noise_std=0.073,
+                sampling_probability=0.02,
+                residual_bound=bound,
+                **CIFAR,
+            )
+            for a in orders
+        ]
+        assert rdp_to_epsilon(rdp, orders, 1e-5)[0] == pytest.approx(epsilon, abs=2e-3)
+
+
+def test_printed_numbers():
+    printed = dict(iterations=150, dataset_size=50_000, clip_norm=1.0)
+    assert dice.paper_theorem_3_7_sigma(2, 1e-5, error_bound=1000.0, **printed) == pytest.approx(
+        3.3245171, rel=1e-7
+    )
+    assert dice.paper_theorem_3_7_sigma(2, 1e-5, error_bound=3000.0, **printed) == pytest.approx(
+        9.97354911, rel=1e-7
+    )
+    assert dice.paper_theorem_3_7_epsilon(2, 1e-5) == pytest.approx(3.00214, rel=1e-5)
+    assert dice.paper_theorem_3_7_epsilon(8, 8e-6) == pytest.approx(14.04035, rel=1e-5)
+
+
+def released_sum(steps, p, batch, c1, c2, slope, sigma, runs, rng):
+    """Sum over the run of what algorithm 2 releases, 1-D: one example with gradient `slope`, all others 0."""
+    error, total = np.zeros(runs), np.zeros(runs)
+    for _ in range(steps):
+        taken = rng.random(runs) < p
+        v = taken * min(slope, c1) / batch + np.clip(error, -c2, c2)
+        error += taken * slope / batch - v
+        total += v + sigma * rng.normal(size=runs)
+    return total
+
+
+def test_theorem_3_7_is_beaten():
+    """A threshold on the released sum: delta(2) is 0.4 where the theorem says 1e-5. False alarm 1e-6 each."""
+    steps, c1, c2, batch, size = 150, 1.0, 1.0, 1000, 50_000
+    sigma = dice.paper_theorem_3_7_sigma(
+        2, 1e-5, iterations=steps, dataset_size=size, clip_norm=c1, error_bound=batch * c2
+    )
+    rng, runs = np.random.default_rng(4), 20_000
+    seen = released_sum(steps, batch / size, batch, c1, c2, 1e6, sigma, runs, rng)
+    threshold = 2.225 * sigma * math.sqrt(steps)
+    false_alarm = stats.norm.sf(2.225)  # without the example every release is N(0, sigma^2)
+    caught = stats.beta.ppf(1e-6, (seen > threshold).sum(), runs - (seen > threshold).sum() + 1)
+    assert caught - math.exp(2) * false_alarm > 0.35
+    # The valid bound covers the same attack.
+    mu = dice.dice_mu(iterations=steps, clip_norm=c1, error_clip_norm=c2, batch_size=batch, noise_std=sigma)
+    assert caught - math.exp(2) * false_alarm <= gdp_delta(mu, 2.0)
+
+
+def test_the_error_does_not_contract():
+    """Lemma A.6 uses one factor for both runs: errors 10 and 9 clipped at 1 stay 1 apart, not 0.9."""
+    assert (10 - min(10, 1)) - (9 - min(9, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"clip_norm": 0.0},
+        {"error_clip_norm": -1.0},
+        {"batch_size": 0},
+        {"noise_std": float("nan")},
+        {"iterations": 0},
+        {"adjacency": "zero-out"},
+        {"reset_every": 0},
+    ],
+)
+def test_bad_input(bad):
+    problem = dict(iterations=5, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=1.0) | bad
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        dice.dice_mu(**problem)
