@@ -2,8 +2,8 @@
 
 What clipping cuts off is kept in an error `e` and fed back, clipped, in later steps (arXiv 2311.14632,
 algorithms 2 and 3). `v = m + clip(e, C2)` plus noise is released; `e` is as private as the data and leaves
-neither in checkpoints (`release`) nor in metrics. The valid accountant is `accountants.dice.dice_mu`; the noise
-that it asks for is large, as theorem 3.7 of the paper, which asks for less, is false (proofs/dice.md).
+neither in checkpoints (`release`) nor in metrics. The valid accountant is `accountants.dice.dice_mu`; it asks
+for much noise, as theorem 3.7 of the paper, which asks for less, is false (proofs/dice.md).
 
 Gradients and the error that is fed back are rounded towards zero onto a public grid, so no norm can grow,
 and added as integers with integer noise: the release is a function of what was accounted for.
@@ -56,9 +56,9 @@ def dice_aggregate(
 ) -> optax.GradientTransformationExtraArgs:
     """Per-example gradients in, `v + w` out: put it first in an optax chain.
 
-    `update(gradients, state, params, mask=mask)`: leaves of `gradients` have a leading axis of examples; `mask`,
-    (examples,) bool, is False for padding and must be given where there may be more or fewer than `batch_size`
-    of them. An example whose gradient is not finite counts as zero.
+    `update(gradients, state, params, mask=mask)`: leaves of `gradients` have a leading axis of examples;
+    `mask`, (examples,) bool, is False for padding and must be given where there may be more or fewer than
+    `batch_size` of them. An example whose gradient is not finite counts as zero.
 
     Args:
       clip_norm: C1, of each example's gradient.
