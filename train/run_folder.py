@@ -73,7 +73,7 @@ class RunFolder:
             data = _keyed(key, fingerprint)
             # The secret last: as long as it is missing, nothing was drawn.
             write_atomically(run, json.dumps(described, indent=1) + "\n")
-            _write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
+            write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
             return key
         stored = read_json(run, "run")
         for name, value in described.items():
@@ -156,7 +156,7 @@ class RunFolder:
             except ValueError:
                 break
         text = "".join(line + "\n" for line in kept)
-        _write_secret(path, text) if path.name.startswith("private") else write_atomically(path, text)
+        write_secret(path, text) if path.name.startswith("private") else write_atomically(path, text)
 
     def log(self, line: dict) -> None:
         """Append to metrics.jsonl: public values only."""
@@ -197,7 +197,7 @@ def _keyed(key: list[int], text: str) -> str:
     return hashlib.blake2b(text.encode(), key=np.array(key, np.uint32).tobytes(), digest_size=16).hexdigest()
 
 
-def _write_secret(path: Path, text: str) -> None:
+def write_secret(path: Path, text: str) -> None:
     """Write whole or not at all, readable by the owner only from the first byte on."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")  # mode 600
     try:

@@ -1,5 +1,6 @@
 """fit: a plain reference loop, what it refuses, interruption and resume, devices, secrets."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,11 +17,14 @@ import optax
 import pytest
 from flax import nnx
 
+from jaxacct import Plan
 from tests.training.plans import plan
 from train import noise
 from train.loop import ArrayRows, fit
-from train.run_folder import CheckpointError, RunFolder
+from train.optimizers import privatize
+from train.run_folder import CheckpointError, RunFolder, write_secret
 from train.sampler import Sampler
+from train.step import make_step
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS = 60
@@ -387,3 +391,107 @@ def test_bad_input_ends_with_one_line_and_2(change, message, tmp_path, capsys):
     error = capsys.readouterr().err.strip()
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+class Crash(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def crash_at(target, name: str, call: int):
+    """`target.name` raises at its `call`-th call, counted from 1."""
+    real, calls = getattr(target, name), []
+
+    def broken(self, *args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            raise Crash
+        return real(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, broken)
+        yield
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.adam(0.1), optax.sgd(0.05, momentum=0.9)], ids=["adam", "momentum"]
+)
+def test_bfloat16_parameters_resume_to_the_same_bits(optimizer, tmp_path):
+    """Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded."""
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
+    options = dict(model=params, optimizer=optimizer, checkpoint_every=5)
+    whole = run(out=tmp_path / "whole", **options)
+    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
+        run(out=tmp_path / "part", **options)
+    part = run(out=tmp_path / "part", **options)
+    for a, b in zip(jax.tree.leaves(part.params), jax.tree.leaves(whole.params), strict=True):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def test_the_state_keeps_its_dtypes():
+    private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
+    rows = jax.tree.map(lambda leaf: leaf[:4], data())
+    for optimizer in (optax.adam(0.1), optax.sgd(0.05, momentum=0.9), optax.adamw(0.1), optax.lion(0.1)):
+        step = make_step(loss, private, optimizer)
+        state = step.init(params)
+        before = [leaf.dtype for leaf in jax.tree.leaves(state)]
+        after, _ = jax.eval_shape(step, state, rows, np.ones(4, bool))
+        assert before == [leaf.dtype for leaf in jax.tree.leaves(after)]
+
+
+def test_an_optimizer_whose_state_never_settles_is_refused():
+    turned = {jnp.dtype("float32"): jnp.float16, jnp.dtype("float16"): jnp.float32}
+    restless = optax.GradientTransformation(
+        lambda params: jnp.zeros(()), lambda u, s, p=None: (u, s.astype(turned[s.dtype]))
+    )
+    with pytest.raises(ValueError, match="optimizer must keep the dtypes"):
+        run(optimizer=restless)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_normalize_reaches_the_step(normalize):
+    """Mutant 17: one step without momentum against plain NumPy, gradients shorter than the clip norm."""
+    covered = plan("poisson", dataset_size=ROWS, rate=1.0, iterations=1, sigma=1e-4)
+    rows = {"x": np.full((ROWS, 3), 0.1, np.float32), "y": np.full(ROWS, 0.2, np.float32)}
+    found = run(plan=covered, data=rows, clip_norm=50.0, normalize=normalize, optimizer=optax.sgd(1.0))
+    gradient = -2 * 0.2 * np.array([1.0, 0.1, 0.1, 0.1])  # b, w
+    norm = np.linalg.norm(gradient)
+    scale = 50.0 / (norm + 0.01) if normalize else 1.0
+    np.testing.assert_allclose(flat(found.params), -scale * gradient, rtol=1e-2, atol=1e-2 * scale)
+
+
+def test_a_plan_with_cuts_is_cut_in_a_folder_too(tmp_path, monkeypatch):
+    """Mutant 16: batches above the maximum are cut with `out` and after a crash, not only without."""
+    cut = plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6)
+    object.__setattr__(cut, "max_batch_size", 20)  # half of the batches are larger
+    monkeypatch.setattr(Plan, "certified", True)
+    options = dict(plan=cut, checkpoint_every=4)
+    whole = run(**options)
+    with crash_at(Sampler, "next", 10), pytest.raises(Crash):
+        run(out=tmp_path, **options)
+    np.testing.assert_array_equal(flat(run(out=tmp_path, **options).params), flat(whole.params))
+
+
+def test_a_crash_before_the_first_checkpoint_keeps_the_key(tmp_path):
+    """Mutant 30: the sampler's key that was stored counts, whatever the second call brings."""
+    with crash_at(RunFolder, "save", 1), pytest.raises(Crash):
+        run(out=tmp_path)
+    stored = json.loads((tmp_path / "secret.json").read_text())["sampler_key"]
+    run(out=tmp_path, keys=((9, 9, 9, 9), KEYS[1] + 1), checkpoint_every=4)
+    with RunFolder(tmp_path) as folder:
+        kept = folder._manager.restore(12)["sampler"]["key"]
+    assert stored == list(KEYS[0]) == kept
+
+
+def test_a_secret_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Mutant 29: a failure in the middle of the write leaves the old content and nothing else."""
+    path = tmp_path / "secret.json"
+    write_secret(path, "old")
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space"):
+        write_secret(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
