@@ -3,19 +3,48 @@
 import math
 import numbers
 
+# Where arrays of that length, or their product with a block of samples, are beyond any machine.
+_MOST = {"iterations": 2**20, "bands": 2**20, "examples_per_user": 1000}
+
 
 def positive_integer(name: str, value, *, minimum: int = 1) -> int:
-    """Return `value` as an int of at least `minimum`, or raise ValueError."""
+    """Return `value` as an int from `minimum` to what can be computed with, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}, was {value!r}")
+        raise ValueError(f"{name} must be an integer of at least {minimum}, was {_shown(value)}")
+    most = _MOST.get(name, 2**50)
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, was {_shown(value)}")
     return int(value)
+
+
+def instance(name: str, value, kinds: type | tuple[type, ...], allowed: str):
+    """Return `value` if it is one of `kinds`, which `allowed` says in words, or raise ValueError."""
+    if not isinstance(value, kinds):
+        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}")
+    return value
+
+
+def noise_multiplier(name: str, value) -> float:
+    """Return `value` as a float whose square float32 holds with room to spare, or raise ValueError."""
+    number = positive_number(name, value)
+    if not 1e-9 <= number <= 1e9:
+        raise ValueError(f"{name} must be between 1e-9 and 1e9, was {_shown(value)}")
+    return number
 
 
 def positive_number(name: str, value) -> float:
     """Return `value` as a finite float above zero, or raise ValueError."""
     number = _number(name, value, "a finite number above 0")
     if not math.isfinite(number) or number <= 0:
-        raise ValueError(f"{name} must be a finite number above 0, was {value!r}")
+        raise ValueError(f"{name} must be a finite number above 0, was {_shown(value)}")
+    return number
+
+
+def target_epsilon(name: str, value) -> float:
+    """Return `value` as a float in (0, 100], or raise ValueError; above that nothing is protected."""
+    number = positive_number(name, value)
+    if number > 100:
+        raise ValueError(f"{name} must be at most 100, was {_shown(value)}")
     return number
 
 
@@ -23,15 +52,17 @@ def nonnegative_number(name: str, value) -> float:
     """Return `value` as a finite float of at least zero, or raise ValueError."""
     number = _number(name, value, "a finite number of at least 0")
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, was {value!r}")
+        raise ValueError(f"{name} must be a finite number of at least 0, was {_shown(value)}")
     return number
 
 
 def probability(name: str, value) -> float:
-    """Return `value` as a float in (0, 1], or raise ValueError."""
+    """Return `value` as a float in (0, 1] that 32 random bits can draw, or raise ValueError."""
     number = _number(name, value, "in (0, 1]")
+    if 0 < number < 2.0**-32:
+        raise ValueError(f"{name} must be at least 2^-32, the grid of the draws, was {_shown(value)}")
     if not 0 < number <= 1:
-        raise ValueError(f"{name} must be in (0, 1], was {value!r}")
+        raise ValueError(f"{name} must be in (0, 1], was {_shown(value)}")
     return number
 
 
@@ -39,18 +70,30 @@ def open_probability(name: str, value) -> float:
     """Return `value` as a float in (0, 1), or raise ValueError."""
     number = _number(name, value, "in (0, 1)")
     if not 0 < number < 1:
-        raise ValueError(f"{name} must be in (0, 1), was {value!r}")
+        raise ValueError(f"{name} must be in (0, 1), was {_shown(value)}")
     return number
 
 
 def one_of(name: str, value, allowed):
     """Return `value` if it is one of `allowed`, or raise ValueError."""
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, was {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, was {_shown(value)}")
     return value
 
 
 def _number(name: str, value, allowed: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name} must be {allowed}, was {value!r}")
-    return float(value)
+        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}") from None
+
+
+def _shown(value) -> str:
+    """`value` in one line that is not long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an integer of thousands of digits
+        return "an integer of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -14,7 +14,7 @@ from jaxacct.accountants.composition import event_profile
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import Mechanism, check_pair
 from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
@@ -93,7 +93,7 @@ def calibrate(
       ValueError: bad arguments, or too few samples for the target.
       NotCertifiedError: a given `noise_multiplier` could not be certified.
     """
-    epsilon = _validate.positive_number("epsilon", epsilon)
+    epsilon = _validate.target_epsilon("epsilon", epsilon)
     delta = _validate.open_probability("delta", delta)
     if not _validate.positive_number("grid_ratio", grid_ratio) > 1:
         raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
@@ -103,7 +103,7 @@ def calibrate(
         scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     _validate.one_of("adjacency", adjacency, ("zero-out",))
-    strategy.check(scheme)
+    check_pair(scheme, strategy)
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
     budget = Budget.split(delta - (cut or 0.0), failure_fraction)
     sizes = _Sizes(dataset_size, max_batch_size, cut)

@@ -1,10 +1,15 @@
 """The `jaxacct` command: calibrate, verify, run-key, merge, estimate, strategy, show, bench.
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
-1 not certified, 2 bad input, 130 interrupted.
+1 not certified, 2 bad input, 130 interrupted. Bad input is one line on standard error.
 """
 
+import contextlib
 import dataclasses
+import difflib
+import functools
+import inspect
+import io
 import json
 import sys
 from dataclasses import dataclass
@@ -45,8 +50,8 @@ class Problem:
     """Expected batch size."""
     sampling_probability: float | None = None
     """Per eligible step, in place of --dataset-size and --batch-size."""
-    bands: int = 1
-    """Bands of the strategy matrix; 1 is DP-SGD."""
+    bands: int | None = None
+    """Bands of the strategy matrix; 1, which is DP-SGD, by default, or those of a file of coefficients."""
     min_separation: int | None = None
     """Steps between participations (b-min-sep), or the cycle length; the number of bands by default."""
     cold_start: bool = False
@@ -59,15 +64,42 @@ class Problem:
     """"optimal", "square-root", or a file of coefficients; "bisr" and "optimal-inverse" are Toeplitz with an
     inverse of --bands bands, for which the noise is an upper bound."""
 
-    def build_scheme(self):
-        """The scheme; ValueError in one line for what cannot be."""
-        separation = self.bands if self.min_separation is None else self.min_separation
+    def build(self):
+        """(scheme, strategy); ValueError in one line for what cannot be, or would be ignored."""
+        from jaxacct.strategies import by_name
+
+        self._refuse_ignored()
+        given = coefficients(self.strategy, self.bands)
+        bands = given.bands if given is not None else 1 if self.bands is None else self.bands
+        _validate.positive_integer("bands", bands)
+        separation = bands if self.min_separation is None else self.min_separation
+        scheme = self._scheme(separation)
+        return scheme, given if given is not None else by_name(self.strategy, bands, scheme)
+
+    def _refuse_ignored(self) -> None:
+        fixed, scheme = self.sampling_probability, self.scheme
+        cycle_of_sizes = scheme == "balls-in-bins" and self.dataset_size is not None
+        if fixed is not None and self.batch_size is not None:
+            raise ValueError("batch_size must not be given together with sampling_probability")
+        if fixed is not None and scheme == "balls-in-bins":
+            raise ValueError("sampling_probability does not apply to balls-in-bins; give min_separation")
+        if self.min_separation is not None and scheme == "poisson":
+            raise ValueError("min_separation does not apply to poisson: it is 1")
+        if self.min_separation is not None and cycle_of_sizes:
+            raise ValueError(
+                "min_separation must not be given together with dataset_size for balls-in-bins: "
+                "it is dataset_size / batch_size"
+            )
+        if self.cold_start and scheme in ("poisson", "cyclic-poisson", "balls-in-bins"):
+            raise ValueError(f"cold_start does not apply to {scheme}")
+        if scheme == "balls-in-bins" and (self.dataset_size is None) != (self.batch_size is None):
+            raise ValueError("dataset_size and batch_size must be given together, or min_separation instead")
+
+    def _scheme(self, separation: int):
         fixed = self.sampling_probability
         per_user = self._own("examples_per_user", "multi-attribution", "independent-attribution")
         most = self._own("truncate_to", "truncated-b-min-sep")
         if fixed is not None:
-            if self.scheme == "balls-in-bins":
-                raise ValueError("sampling_probability does not apply to balls-in-bins; give min_separation")
             return {
                 "poisson": lambda: jaxacct.Poisson(self.iterations, fixed),
                 "cyclic-poisson": lambda: jaxacct.CyclicPoisson(self.iterations, separation, fixed),
@@ -128,11 +160,21 @@ class Problem:
             )
         return 1 if value is None else value
 
-    def build_strategy(self, scheme):
-        """The strategy matrix."""
-        from jaxacct.strategies import by_name
 
-        return by_name(self.strategy, self.bands, scheme)
+def coefficients(strategy: str, bands: int | None):
+    """The strategy in the file of that name, None for one of `NAMES`."""
+    from jaxacct.strategies import NAMES
+
+    if strategy in NAMES:
+        return None
+    if not Path(strategy).is_file():
+        nearest = _nearest(strategy, NAMES)
+        raise ValueError(
+            f"strategy must be {', '.join(NAMES)} or a file of coefficients, was {strategy!r}{nearest}"
+        )
+    if bands is not None:
+        raise ValueError(f"bands must not be given with the coefficients in {strategy}: they are counted")
+    return jaxacct.BandedToeplitz.from_file(strategy)
 
 
 Flat = tyro.conf.arg(name="")
@@ -149,6 +191,7 @@ def calibrate_command(
     max_samples: int | None = None,
     rule: Literal["anytime", "fixed"] = "anytime",
     proposal: str | None = None,
+    force: bool = False,
     json: bool = False,
 ) -> int:
     """Find and certify the noise multiplier of a run, or certify the one given.
@@ -164,12 +207,14 @@ def calibrate_command(
       max_samples: draws a direction and candidate before giving up.
       rule: stop as soon as the evidence suffices, or draw a fixed number.
       proposal: insist on a law to draw from, such as plain.
+      force: let --out replace a file that is not a plan.
       json: print the plan as one JSON object.
     """
-    scheme = problem.build_scheme()
-    strategy = problem.build_strategy(scheme)
-    _writable(out)
+    _validate.target_epsilon("epsilon", epsilon)
+    _validate.open_probability("delta", delta)
+    _check_out(out, PLAN, force)
     with watch() as progress:
+        scheme, strategy = problem.build()
         plan = jaxacct.calibrate(
             scheme,
             strategy,
@@ -184,9 +229,10 @@ def calibrate_command(
             proposal=proposal,
             progress=progress,
         )
+    # What was found is shown first: a disk that has filled up since does not lose it.
+    _print(plan.to_json() if json else describe(plan), json)
     if out:
         plan.save(out)
-    _print(plan.to_json() if json else describe(plan), json)
     if out and not json:
         print(f"\nwritten to {out}")
     return 0
@@ -195,13 +241,14 @@ def calibrate_command(
 def verify_command(
     plan: Annotated[str, tyro.conf.Positional],
     checkpoint_dir: str | None = None,
-    max_samples: int = 2_000_000,
-    rule: Literal["anytime", "fixed"] = "anytime",
+    max_samples: int | None = None,
+    rule: Literal["anytime", "fixed"] | None = None,
     proposal: str | None = None,
     shard: str | None = None,
     run_key: str | None = None,
     samples: int | None = None,
     out: str | None = None,
+    force: bool = False,
     json: bool = False,
 ) -> int:
     """Verify a plan again with fresh randomness, whole or one shard of many.
@@ -213,21 +260,31 @@ def verify_command(
       samples: draws a direction in all shards together.
       out: where a shard's part is written.
       checkpoint_dir: keep finished batches here; the same command then resumes.
-      max_samples: draws a direction before giving up.
-      rule: stop as soon as the evidence suffices, or draw a fixed number.
+      max_samples: draws a direction before giving up, two million by default.
+      rule: stop as soon as the evidence suffices (anytime, the default), or draw a fixed number.
       proposal: insist on a law to draw from, such as plain.
+      force: let --out replace a file that is not a part.
       json: print the evidence as one JSON object.
     """
     from jaxacct import shards
     from jaxacct.files import Checkpoint
 
-    loaded = jaxacct.Plan.load(plan)
-    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
-    if shard is not None:
+    if shard is None:
+        _refuse("without shard", run_key=run_key, samples=samples, out=out, force=force or None)
+    else:
+        whole = dict(max_samples=max_samples, rule=rule, proposal=proposal, json=json or None)
+        _refuse("together with shard", **whole)
         if run_key is None or samples is None or out is None:
             raise ValueError("shard needs run_key, samples and out as well")
+        shards.parse_shard(shard)
+        _validate.positive_integer("samples", samples)
+        _check_out(out, PART, force)
+    if max_samples is not None:
+        _validate.positive_integer("max_samples", max_samples)
+    loaded = jaxacct.Plan.load(plan)
+    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
+    if shard is not None and run_key is not None and samples is not None and out is not None:
         index, count = shards.parse_shard(shard)
-        _writable(out)
         with watch() as progress:
             part = shards.draw_part(
                 loaded,
@@ -242,8 +299,8 @@ def verify_command(
         return 0
     with watch() as progress:
         evidence = loaded.verify(
-            rule=rule,
-            max_samples=max_samples,
+            rule=rule or "anytime",
+            max_samples=max_samples or 2_000_000,
             proposal=proposal,
             checkpoint=checkpoint,
             progress=progress,
@@ -260,36 +317,41 @@ def run_key_command(out: str) -> int:
     """Write a fresh run key for the shards of one verification.
 
     Args:
-      out: file to write.
+      out: a new file; one that exists may be in use and is never replaced.
     """
-    from jaxacct import shards
+    from jaxacct import files, shards
 
-    _writable(out)
+    files.check_target(out, None, "")
     shards.write_run_key(out)
     return 0
 
 
 def merge_command(
-    parts: Annotated[list[str], tyro.conf.Positional], out: str | None = None, json: bool = False
+    parts: Annotated[list[str], tyro.conf.Positional],
+    out: str | None = None,
+    force: bool = False,
+    json: bool = False,
 ) -> int:
     """Merge the parts of a sharded verification into its verdict.
 
     Args:
       parts: files written by `jaxacct verify --shard`.
       out: write the plan with the merged evidence here, if it is accepted.
+      force: let --out replace a file that is not a plan.
       json: print the evidence as one JSON object.
     """
     from jaxacct import shards
 
-    _writable(out)
-    plan, evidence = shards.merge([shards.Part.load(part) for part in parts])
-    if plan is not None and out:
-        plan.save(out)
+    _check_out(out, PLAN, force)
+    with watch():
+        plan, evidence = shards.merge([shards.Part.load(part) for part in parts])
     if json:
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
         print("\n".join(_evidence_lines(evidence)))
         print("verified" if evidence.accepted else "NOT verified")
+    if plan is not None and out:
+        plan.save(out)
     return 0 if evidence.accepted else 1
 
 
@@ -313,19 +375,27 @@ def estimate_command(
       confidence: of the interval.
       json: print one JSON object.
     """
-    scheme = problem.build_scheme()
-    mechanism = jaxacct.Mechanism(scheme, problem.build_strategy(scheme), noise_multiplier)
-    options: dict[str, Any] = dict(num_samples=samples, confidence=confidence)
-    if epsilon is not None and delta is None:
-        found = jaxacct.estimate_delta(mechanism, epsilon, **options)
-        given = {"epsilon": epsilon}
-    elif delta is not None and epsilon is None:
-        found = jaxacct.estimate_epsilon(mechanism, delta, **options)
-        given = {"delta": delta}
-    else:
+    if (epsilon is None) == (delta is None):
         raise ValueError("epsilon or delta must be given, and not both")
+    if problem.sampling_probability is not None and problem.scheme != "truncated-b-min-sep":
+        _refuse("together with sampling_probability", dataset_size=problem.dataset_size)
+    _validate.positive_number("noise_multiplier", noise_multiplier)
+    _validate.positive_integer("samples", samples)
+    _validate.open_probability("confidence", confidence)
+    with watch() as progress:
+        options: dict[str, Any] = dict(num_samples=samples, confidence=confidence, progress=progress)
+        mechanism = jaxacct.Mechanism(*problem.build(), noise_multiplier)
+        if epsilon is not None:
+            found = jaxacct.estimate_delta(mechanism, epsilon, **options)
+            given = {"epsilon": epsilon}
+        else:
+            assert delta is not None
+            found = jaxacct.estimate_epsilon(mechanism, delta, **options)
+            given = {"delta": delta}
     if json:
-        _print({"kind": "estimate", **given, **dataclasses.asdict(found)}, True)
+        fields = {"kind": "estimate", **given, **dataclasses.asdict(found)}
+        # Infinity is not JSON.
+        _print({k: None if v == float("inf") else v for k, v in fields.items()}, True)
     else:
         parts = ", ".join(f"{d} {found.directions[d]:.4g} ({found.proposals[d]})" for d in found.directions)
         print(
@@ -338,40 +408,54 @@ def estimate_command(
 
 def strategy_command(
     iterations: int,
-    bands: int,
+    bands: int | None = None,
     min_separation: int | None = None,
     strategy: str = "optimal",
     noise_multiplier: float = 1.0,
     out: str | None = None,
+    force: bool = False,
     json: bool = False,
 ) -> int:
     """Make a strategy matrix, print its prefix-sum error, write its coefficients.
 
     Args:
       iterations: number of training steps.
-      bands: bands of the matrix.
-      min_separation: steps between participations; the number of bands by default.
+      bands: bands of the matrix, unless they are in a file.
+      min_separation: steps between participations, for optimal; the number of bands by default.
       strategy: optimal, square-root, bisr, optimal-inverse, or a file of coefficients.
       noise_multiplier: for the error.
       out: write the coefficients to this file, one a line.
+      force: let --out replace a file that does not hold coefficients.
       json: print one JSON object.
     """
     _validate.positive_number("noise_multiplier", noise_multiplier)
-    _validate.positive_integer("bands", bands)
-    scheme = jaxacct.BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
     from jaxacct.strategies import by_name
 
-    _writable(out)
-    matrix = by_name(strategy, bands, scheme)
-    error = jaxacct.prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
-    if out:
-        matrix.save(out)
+    _validate.positive_integer("iterations", iterations)
+    if strategy != "optimal":
+        _refuse(f"together with strategy {strategy}", min_separation=min_separation)
+    matrix = coefficients(strategy, bands)
+    if matrix is None:
+        if bands is None:
+            raise ValueError("bands must be given, or a file of coefficients as strategy")
+        _validate.positive_integer("bands", bands)
+    if out is not None and strategy in ("bisr", "optimal-inverse"):
+        raise ValueError(f"out must not be given for {strategy}: it is made again from its bands")
+    _check_out(out, COEFFICIENTS, force)
+    with watch():
+        if matrix is None:
+            assert bands is not None
+            scheme = jaxacct.BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
+            matrix = by_name(strategy, bands, scheme)
+        error = jaxacct.prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
     if json:
         _print({"coefficients": matrix.array.tolist(), "prefix_sum_error": error}, True)
     else:
         print(f"{matrix.bands} bands, mean squared prefix-sum error {error:.6g} over {iterations} steps")
         if not out:
             print(" ".join(f"{c:.6g}" for c in matrix.array))
+    if out:
+        matrix.save(out)
     return 0
 
 
@@ -394,9 +478,11 @@ def bench_command(samples: int = 8192, json: bool = False) -> int:
       samples: draws a setting, after a first pass that compiles.
       json: print one JSON object.
     """
+    _validate.positive_integer("samples", samples)
     from jaxacct.bench import measure
 
-    found = measure(samples)
+    with watch():
+        found = measure(samples)
     if json:
         _print(found, True)
     else:
@@ -476,9 +562,31 @@ def _evidence_lines(evidence) -> list[str]:
     return lines
 
 
-def _writable(out: str | None) -> None:
-    if out is not None and not Path(out).resolve().parent.is_dir():
-        raise ValueError(f"out must be in a folder that exists, was {out!r}")
+PLAN, PART, COEFFICIENTS = "a plan", "a part", "a file of coefficients"
+
+
+def _check_out(out: str | None, kind: str, force: bool) -> None:
+    """Refuse what cannot be written to, and a file of another kind unless `force`."""
+    from jaxacct import files
+
+    def is_ours(path: Path) -> bool:
+        if kind == COEFFICIENTS:
+            try:
+                return bool(jaxacct.BandedToeplitz.from_file(path).bands)
+            except ValueError:
+                return False
+        return files.holds_schema(path, "jaxacct-plan" if kind == PLAN else "jaxacct-part")
+
+    if force and out is None:
+        raise ValueError("force must not be given without out")
+    files.check_target(out, None if force else is_ours, kind)
+
+
+def _refuse(when: str, **values) -> None:
+    """Refuse arguments that would be ignored."""
+    for name, value in values.items():
+        if value is not None:
+            raise ValueError(f"{name} must not be given {when}")
 
 
 def _print(value, as_json: bool) -> None:
@@ -500,34 +608,97 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments == ["--version"]:
+        print(f"jaxacct {jaxacct.__version__}")
+        raise SystemExit(0)
     keep_compiled_programs()
-    words = sys.argv[1:] if argv is None else argv
     try:
-        if words[:1] == ["tradeoff"] and len(words) > 1:
+        if arguments[:1] == ["tradeoff"] and len(arguments) > 1:
             from jaxacct.tradeoff import command
 
-            raise SystemExit(command.run(words[1:]))
-        code = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="jaxacct",
-            description=__doc__,
-            args=argv,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+            raise SystemExit(command.run(arguments[1:]))
+        code = _parse(arguments)()
     except SystemExit:  # of --help: the errors below would load what it has no need of
         raise
-    except jaxacct.NotCertifiedError as error:
-        print(f"jaxacct: not certified: {error}", file=sys.stderr)
-        code = 1
-    except (ValueError, jaxacct.NonFiniteLossError) as error:
-        print(f"jaxacct: {error}", file=sys.stderr)
-        code = 2
-    except OSError as error:
-        print(f"jaxacct: {error.strerror}: {error.filename}", file=sys.stderr)
-        code = 2
     except KeyboardInterrupt:
         leave("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given")
+    except jaxacct.NotCertifiedError as error:
+        _complain(f"not certified: {error}")
+        code = 1
+    except (ValueError, jaxacct.NonFiniteLossError) as error:
+        _complain(str(error))
+        code = 2
+    except OSError as error:
+        _complain(f"{error.strerror}: {error.filename}")
+        code = 2
+    except MemoryError:
+        _complain("out of memory: iterations or samples must be smaller for this machine")
+        code = 2
     raise SystemExit(code)
+
+
+def _complain(message: str) -> None:
+    print("jaxacct: " + " ".join(message.split()), file=sys.stderr)
+
+
+def _parse(arguments: list[str]):
+    """The chosen command, ready to be called; ValueError in one line where tyro fills a box."""
+
+    def later(command):
+        @functools.wraps(command)
+        def chosen(*args, **kwargs):
+            return functools.partial(command, *args, **kwargs)
+
+        return chosen
+
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.extras.subcommand_cli_from_dict(
+                {name: later(command) for name, command in COMMANDS.items()},
+                prog="jaxacct",
+                description=__doc__,
+                args=arguments,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise ValueError(_unknown(arguments) or _unboxed(box.getvalue())) from None
+
+
+def _unknown(arguments: list[str]) -> str | None:
+    """The first command or flag that does not exist, with the nearest one that does."""
+    command = arguments[0] if arguments else ""
+    if command not in COMMANDS:
+        return f"command must be one of {', '.join(COMMANDS)}, was {command!r}{_nearest(command, COMMANDS)}"
+    names = [*inspect.signature(COMMANDS[command]).parameters]
+    if "problem" in names:
+        names += [field.name for field in dataclasses.fields(Problem)]
+    flags = [f"--{name.replace('_', '-')}" for name in names if name != "problem"] + ["--help"]
+    for argument in arguments[1:]:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag.startswith("--") and flag not in flags:
+            return f"{flag} is not an option of {command}{_nearest(flag, flags)}"
+    return None
+
+
+def _nearest(word: str, known) -> str:
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _unboxed(text: str) -> str:
+    """What a box of tyro says, up to its first rule."""
+    said = []
+    for line in text.splitlines():
+        line = line.strip("│╭╮╰╯ ")
+        if said and set(line) <= {"─"}:
+            break
+        if line and not line.startswith("─"):
+            said.append(line)
+    return " ".join(said) or "the command line cannot be read; see jaxacct --help"
 
 
 if __name__ == "__main__":

@@ -202,6 +202,8 @@ class Plan:
         Raises:
           ValueError: another schema or version, a missing field, or evidence that does not add up.
         """
+        if not isinstance(data, dict):
+            raise ValueError(f"plan must be a JSON object, was {data!r:.80}")
         if data.get("schema") != SCHEMA:
             raise ValueError(f"plan must have the schema {SCHEMA!r}, had {data.get('schema')!r}")
         if data.get("schema_version") != SCHEMA_VERSION:

@@ -2,26 +2,31 @@
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
+PLAIN_SECONDS = 10.0
 
 
 @contextlib.contextmanager
 def watch(enabled: bool | None = None, unit: str = "samples"):
-    """Yield a `progress(what, done, expected)` callback, or None when the output is not watched.
+    """Yield a `progress(what, done, expected)` callback, or None when it is turned off.
 
-    Draws on standard error of a terminal, or in the cell of a notebook.
+    Draws on standard error of a terminal, or in the cell of a notebook; elsewhere it says a line on standard
+    error every `PLAIN_SECONDS`, whether it was called since or not.
 
     Args:
-      enabled: force it on or off; by default on in a terminal or a notebook.
+      enabled: True for the bar, False for nothing; by default what suits the output.
       unit: what is counted.
     """
-    if enabled is None:
-        enabled = sys.stderr.isatty() or _in_notebook()
-    if not enabled:
+    if enabled is False:
         yield None
+        return
+    if enabled is None and not (sys.stderr.isatty() or _in_notebook()):
+        with _plain_lines(unit) as progress:
+            yield progress
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -52,6 +57,35 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
             )
 
         yield progress
+
+
+@contextlib.contextmanager
+def _plain_lines(unit: str):
+    """For logs: what takes long says so even while it computes in one piece."""
+    started = time.monotonic()
+    state: dict = {"what": "working", "done": 0, "expected": 0.0, "first": 0, "since": started}
+    over = threading.Event()
+
+    def speak():
+        while not over.wait(PLAIN_SECONDS):
+            now = time.monotonic()
+            rate = (state["done"] - state["first"]) / max(now - state["since"], 1e-9)
+            detail = describe(state["done"], state["expected"], rate, unit)
+            parts = [state["what"], *([detail] if detail else []), f"{now - started:.0f} s so far"]
+            print(f"jaxacct: {', '.join(parts)}", file=sys.stderr, flush=True)
+
+    def progress(what: str, done: int, expected: float) -> None:
+        if what != state["what"]:
+            state.update(what=what, first=done, since=time.monotonic())
+        state.update(done=done, expected=expected)
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield progress
+    finally:
+        over.set()
+        speaker.join(1)
 
 
 def describe(done: int, expected: float, rate: float, unit: str = "samples") -> str:

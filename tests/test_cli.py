@@ -47,7 +47,7 @@ def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
     assert run("verify", plan_path, "--json") == 0
     out = capsys.readouterr()
     assert json.loads(out.out)["accepted"] is True
-    assert out.err == ""
+    assert not [line for line in out.err.splitlines() if " so far" not in line]  # of a slow machine
 
 
 def test_json_is_one_object_and_nothing_else(capsys):
@@ -93,9 +93,9 @@ def test_an_estimate_says_so(capsys):
 def test_strategy_file_round_trip(tmp_path, capsys):
     path = tmp_path / "c.txt"
     assert run("strategy", "--iterations", "100", "--bands", "4", "--out", path) == 0
-    command = ["strategy", "--iterations", "100", "--bands", "4", "--json"]
+    command = ["strategy", "--iterations", "100", "--json"]
     capsys.readouterr()
-    assert run(*command) == 0
+    assert run(*command, "--bands", "4") == 0
     direct = json.loads(capsys.readouterr().out)
     assert run(*command, "--strategy", path) == 0
     assert json.loads(capsys.readouterr().out) == direct

@@ -26,9 +26,9 @@ def event_profile(event):
     Raises:
       ValueError: when dp-accounting's PLD accountant does not support the event.
     """
-    from dp_accounting import pld
+    from dp_accounting import dp_event, pld
 
-    if not pld.PLDAccountant().supports(event):
+    if not (isinstance(event, dp_event.DpEvent) and pld.PLDAccountant().supports(event)):
         raise ValueError(
             f"compose_with must be an event that dp-accounting's PLD accountant supports, was {event!r}"
         )

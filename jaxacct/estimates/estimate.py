@@ -11,7 +11,7 @@ from jaxacct.accountants.analytic import unamplified_epsilon
 from jaxacct.accountants.composition import event_profile
 from jaxacct.estimates import interval
 from jaxacct.kernels import randomness
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
@@ -73,10 +73,11 @@ def estimate_delta(
       compose_with: a dp-accounting `DpEvent` to compose with.
       progress: called with (what, samples done, samples expected).
     """
+    checked(mechanism)
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     num_samples = _validate.positive_integer("num_samples", num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
-    key = randomness.fresh_key() if key is None else key
+    key = randomness.checked_key(key)
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
     found, names = {}, {}
     for direction in DIRECTIONS:
@@ -125,10 +126,11 @@ def estimate_epsilon(
       confidence: of the interval, in (0, 1).
       progress: called with (what, samples done, samples expected).
     """
+    checked(mechanism)
     delta = _validate.open_probability("delta", delta)
     num_samples = _validate.positive_integer("num_samples", num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
-    key = randomness.fresh_key() if key is None else key
+    key = randomness.checked_key(key)
     values, lows, highs, names = {}, [], [], {}
     for direction in DIRECTIONS:
         most = proven_epsilon(mechanism, direction, delta)

@@ -8,7 +8,7 @@ from jaxacct import _validate
 from jaxacct.estimates import interval
 from jaxacct.estimates.estimate import best_proposal, draw_samples
 from jaxacct.kernels import randomness
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
@@ -69,7 +69,11 @@ def privacy_profile(
     Raises:
       ValueError: bad arguments.
     """
-    grid = np.atleast_1d(np.asarray(epsilons, np.float64))
+    checked(mechanism)
+    try:
+        grid = np.atleast_1d(np.asarray(epsilons, np.float64))
+    except (TypeError, ValueError):
+        raise ValueError(f"epsilons must be ascending, finite and at least 0, was {epsilons!r}") from None
     if (
         grid.ndim != 1
         or grid.size == 0
@@ -80,7 +84,7 @@ def privacy_profile(
         raise ValueError("epsilons must be ascending, finite and at least 0")
     num_samples = _validate.positive_integer("num_samples", num_samples)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(DIRECTIONS))
-    key = randomness.fresh_key() if key is None else key
+    key = randomness.checked_key(key)
     found, names = {}, {}
     for direction in DIRECTIONS:
         chosen = _chosen(mechanism, direction, float(grid[-1]))

@@ -94,7 +94,7 @@ def delta_curve(
     """Estimate delta(epsilon) at every noise multiplier from one set of plain draws, both directions."""
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
-    key = randomness.fresh_key() if key is None else key
+    key = randomness.checked_key(key)
     found = []
     for direction in DIRECTIONS:
         losses = sample_privacy_losses(key, scheme, strategy, noise_multipliers, num_samples, direction)
@@ -115,9 +115,14 @@ def delta_curve(
 
 
 def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]:
-    given = np.asarray(noise_multipliers, np.float64)
+    try:
+        given = np.asarray(noise_multipliers, np.float64)
+    except (TypeError, ValueError):
+        given = np.array(np.nan)
     if given.ndim != 1 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
         raise ValueError(f"noise_multipliers must be a list of numbers above 0, was {noise_multipliers!r}")
+    for sigma in given:
+        _validate.noise_multiplier("noise_multipliers", float(sigma))
     if scheme.side_information is not None:
         raise ValueError(f"scheme must not be {scheme.name}: its draws are not signal plus noise alone")
     # The mechanism refuses what does not go together.

@@ -20,6 +20,18 @@ def fresh_key():
     return key_from_words(np.frombuffer(os.urandom(8), np.uint32).tolist())
 
 
+def checked_key(key):
+    """A fresh key for None, else `key` if it is one JAX key; ValueError otherwise."""
+    if key is None:
+        return fresh_key()
+    try:
+        if jax.random.key_data(key).shape == (2,):
+            return key
+    except TypeError:
+        pass
+    raise ValueError("key must be one JAX key of threefry, such as jax.random.key(0), or None")
+
+
 def key_from_words(words):
     """The threefry key of two 32-bit words, as stored in evidence so that draws can be repeated."""
     return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl="threefry2x32")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.schemes import Scheme
 from jaxacct.strategies import Strategy
 
@@ -34,7 +34,11 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
 
     Source: arXiv 2602.09338, theorem 5.1 and its corollary for the warm start.
     """
-    outputs = jnp.asarray(outputs)
+    checked(mechanism)
+    try:
+        outputs = jnp.asarray(outputs)
+    except (TypeError, ValueError):
+        raise ValueError(f"outputs must be an array of numbers, was {type(outputs).__name__}") from None
     iterations = mechanism.scheme.iterations
     if outputs.ndim not in (1, 2) or outputs.shape[-1] != iterations:
         raise ValueError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.schemes import Scheme
+from jaxacct.schemes import SCHEMES, Scheme
 from jaxacct.strategies import Strategy
 
 
@@ -28,8 +28,8 @@ class Mechanism:
     noise_multiplier: float
 
     def __post_init__(self):
-        self.strategy.check(self.scheme)
-        sigma = _validate.positive_number("noise_multiplier", self.noise_multiplier)
+        check_pair(self.scheme, self.strategy)
+        sigma = _validate.noise_multiplier("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
 
     @property
@@ -49,3 +49,17 @@ class Mechanism:
     def is_stationary(self) -> bool:
         """Whether losses are exact and the columns of C shifts of one another."""
         return self.strategy.is_toeplitz and not self.is_upper_bound
+
+
+def checked(mechanism) -> Mechanism:
+    """`mechanism` if it is one; ValueError otherwise."""
+    return _validate.instance("mechanism", mechanism, Mechanism, "a jaxacct.Mechanism")
+
+
+def check_pair(scheme, strategy) -> None:
+    """Refuse what is no scheme or no strategy, as the two in the wrong order, and pairs that cannot be."""
+    kinds = tuple(SCHEMES.values())
+    _validate.instance("scheme", scheme, kinds, "one of jaxacct's schemes, such as jaxacct.BMinSep(...)")
+    shown = "a strategy matrix, such as jaxacct.BandedToeplitz.square_root(2)"
+    _validate.instance("strategy", strategy, Strategy, shown)
+    strategy.check(scheme)

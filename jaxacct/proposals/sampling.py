@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import DIRECTIONS
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.proposals import base as proposals
 
 
@@ -32,6 +32,7 @@ def sample_privacy_loss(
     Returns:
       (num_samples,) of `dtype`, natural log, in the order of the sample index.
     """
+    checked(mechanism)
     num_samples = _validate.positive_integer("num_samples", num_samples)
     _validate.one_of("direction", direction, DIRECTIONS)
     if jnp.dtype(dtype) == jnp.float64 and not jax.config.read("jax_enable_x64"):

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxacct import _validate
 from jaxacct.accountants.composition import event_profile, event_to_json
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
@@ -188,11 +189,14 @@ def verify(
     Source: arXiv 2602.09338, algorithm 5 and theorem A.1; proofs/derivations.md sections 4, 5 and 9.
     """
     started = time.monotonic()
+    checked(mechanism)
+    epsilon = _validate.positive_number("epsilon", epsilon)
+    delta = _validate.open_probability("delta", delta)
+    _validate.positive_integer("max_samples", max_samples)
+    _validate.one_of("rule", rule, RULES)
     budget = Budget.split(delta) if budget is None else budget
     if budget.delta > delta:
         raise ValueError(f"budget must spend at most delta {delta!r}, spends {budget.delta!r}")
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(RULES)}, was {rule!r}")
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
     job = _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_samples)
     run_key = _run_key(job, checkpoint, key)
