@@ -93,6 +93,7 @@ def calibrate(
       ValueError: bad arguments, or too few samples for the target.
       NotCertifiedError: a given `noise_multiplier` could not be certified.
     """
+    check_pair(scheme, strategy)
     epsilon = _validate.target_epsilon("epsilon", epsilon)
     delta = _validate.open_probability("delta", delta)
     if not _validate.positive_number("grid_ratio", grid_ratio) > 1:
@@ -103,7 +104,6 @@ def calibrate(
         scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     _validate.one_of("adjacency", adjacency, ("zero-out",))
-    check_pair(scheme, strategy)
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
     budget = Budget.split(delta - (cut or 0.0), failure_fraction)
     sizes = _Sizes(dataset_size, max_batch_size, cut)
