@@ -1,27 +1,20 @@
 """Analytic guarantees: the fallback candidate that needs no sampling.
 
 Two mechanisms bound ours from above. With the participation pattern revealed, at most k disjoint columns of
-norm 1 are hit, each by at most k_u examples: a Gaussian mechanism of sensitivity k_u sqrt(k). Where columns
-overlap (C not banded) each participation adds at most 2 `cross` to the square of that, k_u = 1. And when the
-pattern is Poisson (b = 1) or the phase of a cyclic scheme is revealed, the outputs are independent
-Poisson-sampled Gaussians, for which dp-accounting's privacy loss distribution is an upper bound.
+norm 1 are hit, each by at most k_u examples: a Gaussian mechanism of sensitivity k_u sqrt(k), or a mean of
+such (`revealed_pattern`). Where columns overlap (C not banded) each participation adds at most 2 `cross` to
+the square of that, k_u = 1. And when the pattern is Poisson (b = 1) or the phase of a cyclic scheme is
+revealed, the outputs are independent Poisson-sampled Gaussians, for which dp-accounting's privacy loss
+distribution is an upper bound.
 """
 
 import math
 
-import numpy as np
 import scipy
 
+from jaxacct.accountants import revealed_pattern
+from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.schemes import Scheme
-
-
-def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
-    """Exact delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
-    mu = sensitivity / noise_multiplier
-    near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    # In logarithms: far out both terms underflow long before their difference matters.
-    log_first, log_second = scipy.special.log_ndtr(-near), epsilon + scipy.special.log_ndtr(-far)
-    return float(-np.exp(log_first) * np.expm1(min(log_second - log_first, 0.0)))
 
 
 def independent_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.0):
@@ -68,6 +61,8 @@ def analytic_delta(
     event = independent_event(scheme, noise_multiplier, cross)
     if compose_with is None:
         bounds = [gaussian_delta(epsilon, noise_multiplier, unamplified_sensitivity(scheme, cross))]
+        if scheme.revealed_counts is not None and not cross:
+            bounds.append(revealed_pattern.delta(scheme, noise_multiplier, epsilon))
         events = [event] if event is not None else []
     else:
         bounds = []

@@ -171,6 +171,14 @@ class Scheme(abc.ABC):
         return None
 
     @property
+    def revealed_counts(self) -> "tuple[Any, np.ndarray] | None":
+        """(b-min-sep timing, probabilities of the counts 1 .. k there) at least the unit's counts, if known.
+
+        They must hold with all coins revealed, however examples are shared (`accountants.revealed_pattern`).
+        """
+        return None
+
+    @property
     def parts(self) -> tuple["Scheme", int] | None:
         """(scheme, number) where a unit's counts are the sum of so many independent draws from it."""
         return None

@@ -190,6 +190,11 @@ class MultiAttribution(Scheme):
         weights = np.exp(log_weights - log_weights.max())
         return weights / weights.sum()
 
+    @property
+    def revealed_counts(self) -> tuple[BMinSep, np.ndarray]:
+        """On every graph: what of the proof fails on shared ones is that the coins stay hidden."""
+        return self.timing, self.count_weights()
+
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from.
 

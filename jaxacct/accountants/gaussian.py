@@ -1,0 +1,18 @@
+"""The Gaussian mechanism."""
+
+import numpy as np
+from scipy import special
+
+
+def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
+    """Exact delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
+    return float(gaussian_deltas(epsilon, noise_multiplier, np.array([sensitivity]))[0])
+
+
+def gaussian_deltas(epsilon: float, noise_multiplier: float, sensitivities: np.ndarray) -> np.ndarray:
+    """`gaussian_delta` of each sensitivity above 0, float64 of the same shape."""
+    mu = sensitivities / noise_multiplier
+    near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    # In logarithms: far out both terms underflow long before their difference matters.
+    log_first, log_second = special.log_ndtr(-near), epsilon + special.log_ndtr(-far)
+    return -np.exp(log_first) * np.expm1(np.minimum(log_second - log_first, 0.0))

@@ -1,0 +1,77 @@
+"""All participations revealed: a deterministic bound for every scheme, and for algorithm 3 on every graph.
+
+Given all coins the outputs are those of a Gaussian mechanism with sensitivity `|C x|`, x the unit's counts.
+The coins have the same law with and without the unit, so by joint convexity, in both directions,
+
+    H <= E_x delta_Gauss(epsilon; |C x| / sigma)                    (proofs/shared_examples.md, theorem 6).
+
+It is far below the bound with the most participations where these are rare, and has no amplification by
+sampling within a step.
+"""
+
+import math
+
+import numpy as np
+from scipy import stats
+
+from jaxacct.accountants.gaussian import gaussian_deltas
+from jaxacct.schemes import BMinSep, Scheme
+
+_MOST_CELLS = 50_000_000  # of the convolutions; beyond, counts are taken as their largest
+
+
+def participation_tail(timing: BMinSep) -> np.ndarray:
+    """(max_participations,) float64: the probability of at least j = 1, 2, .. participations.
+
+    The j-th comes at step `W + (j - 1) b + 1`, W the sum of j geometric waits, so it is a negative
+    binomial; under a warm start averaged over the first eligible step.
+    """
+    n, b, p = timing.iterations, timing.min_separation, timing.sampling_probability
+    j = np.arange(1, timing.max_participations + 1)
+    starts = np.exp(timing.start_log_weights()) if timing.warm_start else np.ones(1)
+    left = n - 1 - (j[:, None] - 1) * b - np.arange(starts.size)
+    return (stats.nbinom.cdf(left, j[:, None], p) * (left >= 0)) @ starts
+
+
+def delta(scheme: Scheme, noise_multiplier: float, epsilon: float) -> float:
+    """Upper bound on delta(epsilon), natural log epsilon; for columns of norm 1 that do not overlap.
+
+    Summed by parts over the number of participations, so that all terms are positive; raised by 1e-9 for
+    float64.
+
+    Args:
+      scheme: one with `revealed_counts`; of algorithm 3 on any graph, `MultiAttribution`.
+    """
+    if scheme.revealed_counts is None:
+        raise ValueError(f"scheme must have revealed counts, {scheme.name} has none")
+    timing, weights = scheme.revealed_counts
+    tail = participation_tail(timing)
+    means = _mean_deltas(weights, noise_multiplier, epsilon, tail.size)
+    return float(min(1.0, np.sum(np.diff(means, prepend=0.0) * tail) * (1 + 1e-9)))
+
+
+def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -> np.ndarray:
+    """(most,) mean of the Gaussian delta given j = 1 .. most participations, each of 1 .. k; ascending."""
+    k = len(weights)
+    if most * most * k**4 > _MOST_CELLS:
+        return gaussian_deltas(epsilon, sigma, k * np.sqrt(np.arange(1, most + 1)))
+    squares = np.zeros(k * k + 1)  # the law of one squared count
+    squares[np.arange(1, k + 1) ** 2] = weights
+    lengths = np.sqrt(np.arange(1, most * k * k + 1))
+    deltas = np.append(0.0, gaussian_deltas(epsilon, sigma, lengths))
+    law, means = np.ones(1), []
+    for _ in range(most):
+        law = np.convolve(law, squares)
+        means.append(law @ deltas[: law.size])
+    return np.maximum.accumulate(np.array(means))
+
+
+def noise_multiplier(scheme: Scheme, epsilon: float, target: float) -> float:
+    """The smallest noise multiplier, up to 1e-9 of it, at which the bound is at most `target`."""
+    low = high = math.log(1e-3)
+    while delta(scheme, math.exp(high), epsilon) > target:
+        low, high = high, high + 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta(scheme, math.exp(middle), epsilon) > target else (low, middle)
+    return math.exp(high)
