@@ -20,7 +20,7 @@ _WORTH_KEEPING = "0.1"
 
 
 def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -> Path | None:
-    """Point JAX's persistent cache at the user's cache folder; call it before JAX is imported.
+    """Point JAX's persistent cache at the user's cache folder.
 
     Returns:
       The folder, made for its owner only; None where a cache was chosen or refused by `environment`, or where
@@ -37,7 +37,10 @@ def keep_compiled_programs(environment: MutableMapping[str, str] = os.environ) -
     if hasattr(os, "getuid") and owner != os.getuid():  # what another user wrote would run as ours
         return None
     environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _WORTH_KEEPING)
+    seconds = environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _WORTH_KEEPING)
+    if environment is os.environ and "jax" in sys.modules:  # which has read its environment already
+        sys.modules["jax"].config.update("jax_compilation_cache_dir", str(folder))
+        sys.modules["jax"].config.update("jax_persistent_cache_min_compile_time_secs", float(seconds))
     return folder
 
 

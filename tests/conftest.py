@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import jax
 import pytest
@@ -35,3 +36,13 @@ def x64():
 def key():
     """A fixed key; tests alone may fix one."""
     return jax.random.key(20260209)
+
+
+@pytest.fixture(scope="session")
+def as_installed(tmp_path_factory):
+    """A folder to import from that looks like an installation: `jaxacct.train`, and no `train`."""
+    root, folder = Path(__file__).parents[1], tmp_path_factory.mktemp("installed")
+    (folder / "jaxacct").mkdir()
+    for part in [*(root / "jaxacct").iterdir(), root / "train"]:
+        (folder / "jaxacct" / part.name).symlink_to(part)
+    return folder

@@ -2,6 +2,8 @@
 
     python -m train --plan plan.json --data digits --out run/
 
+from a checkout; `python -m jaxacct.train` where jaxacct[train] is installed.
+
 Exit codes: 0 done, 1 the run stopped (a full disk, an overfull batch), 2 bad input, 130 interrupted; the same
 command goes on where it was.
 """
@@ -18,15 +20,17 @@ from flax import nnx
 
 from jaxacct import _validate
 from jaxacct._interrupted import leave
+from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.plan import Plan
 from jaxacct.progress import watch
-from train.attribution import Attribution
-from train.data import Dataset, load
-from train.loop import fit
-from train.models import MODELS, cross_entropy
-from train.optimizers import OPTIMIZERS
-from train.run_folder import CheckpointError
-from train.sampler import BatchOverflowError
+
+from .attribution import Attribution
+from .data import Dataset, load
+from .loop import fit
+from .models import MODELS, cross_entropy
+from .optimizers import OPTIMIZERS
+from .run_folder import CheckpointError
+from .sampler import BatchOverflowError
 
 
 def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):
@@ -117,8 +121,9 @@ def train(
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
+    keep_compiled_programs()
     try:
-        code = tyro.cli(train, prog="python -m train", args=argv)
+        code = tyro.cli(train, prog=f"python -m {__package__}", args=argv)
     except ValueError as error:
         print(f"train: {error}", file=sys.stderr)
         code = 2

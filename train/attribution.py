@@ -503,7 +503,7 @@ def prepare(
 def main(argv: list[str] | None = None) -> None:
     """Exits with 0, or 2 on bad input."""
     try:
-        code = tyro.cli(prepare, prog="python -m train.attribution", description=__doc__, args=argv)
+        code = tyro.cli(prepare, prog=f"python -m {__spec__.name}", description=__doc__, args=argv)
     except (ValueError, OSError) as error:
         print(f"train.attribution: {error}", file=sys.stderr)
         code = 2

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from train.grid import LARGEST_BATCH, Grid, GridSum
+
+from .grid import LARGEST_BATCH, Grid, GridSum
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
 # parameter) does not make the exact check of what is summed refuse an honest gradient.

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxacct import Mechanism, _validate
-from train import noise
+
+from . import noise
 
 _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic

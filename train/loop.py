@@ -16,12 +16,13 @@ from flax import nnx
 from jaxacct import _validate
 from jaxacct.plan import Plan
 from jaxacct.schemes import IndependentAttribution, MultiAttribution
-from train import noise, sampler
-from train.attribution import Attribution, check_graph, expected_batch_sizes
-from train.optimizers import privatize
-from train.run_folder import RunFolder
-from train.sampler import Sampler, SamplerState, batch_sizes
-from train.step import TrainState, make_step, nnx_loss
+
+from . import noise, sampler
+from .attribution import Attribution, check_graph, expected_batch_sizes
+from .optimizers import privatize
+from .run_folder import RunFolder
+from .sampler import Sampler, SamplerState, batch_sizes
+from .step import TrainState, make_step, nnx_loss
 
 _LOG_EVERY = 10
 

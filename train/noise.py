@@ -20,7 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scipy import signal
 
 from jaxacct.strategies import Strategy
-from train.normals import LARGEST, fresh_key, standard_normals
+
+from .normals import LARGEST, fresh_key, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _AT_A_TIME = 8  # kept vectors that one pass over memory adds up

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxacct import Mechanism, _validate
-from train import noise
-from train.grid import Grid, GridSum
+
+from . import noise
+from .grid import Grid, GridSum
 
 
 @dataclass(frozen=True, eq=False)

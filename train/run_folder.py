@@ -24,7 +24,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from jaxacct.files import Checkpoint, read_json, write_atomically
-from train.sampler import SamplerState
+
+from .sampler import SamplerState
 
 _SECRETS = "secret.json", "private_metrics.jsonl"
 _KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged

@@ -27,7 +27,8 @@ from jaxacct.schemes import (
     Scheme,
     TruncatedBMinSep,
 )
-from train.attribution import Attribution, AttributionPool, check_graph
+
+from .attribution import Attribution, AttributionPool, check_graph
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
 

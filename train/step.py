@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from train.clipping import clipped_gradient_sum
-from train.noise import NoiseState
-from train.optimizers import Privatizer
+from .clipping import clipped_gradient_sum
+from .noise import NoiseState
+from .optimizers import Privatizer
 
 
 class TrainState(NamedTuple):
