@@ -57,7 +57,7 @@ class Problem:
     cold_start: bool = False
     """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
     examples_per_user: int | None = None
-    """For the attribution schemes: the most examples of one user (see `python -m jaxacct.train.attribution`)."""
+    """For attribution schemes: the most examples of a user (see `python -m jaxacct.train.attribution`)."""
     truncate_to: int | None = None
     """For truncated-b-min-sep: larger batches are cut to this size, which may be as small as the mean one."""
     strategy: str = "optimal"
