@@ -17,9 +17,10 @@ import numpy as np
 import optax
 
 from jaxacct import _validate
-from train.clipping import clip_to_grid, global_norm
-from train.grid import Grid
-from train.normals import fresh_key, standard_normals
+
+from .clipping import clip_to_grid, global_norm
+from .grid import Grid
+from .normals import fresh_key, standard_normals
 
 _BITS = 20  # the clip norm in grid units is 2^20
 # A gradient of this many clip norms is as far as the error takes notice: it stays finite, whatever the data.
