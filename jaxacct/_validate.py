@@ -12,9 +12,10 @@ def positive_integer(name: str, value, *, minimum: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}, was {_shown(value)}")
     most = _MOST.get(name, 2**50)
-    if value > most:
+    number = int(value)
+    if number > most:
         raise ValueError(f"{name} must be at most {most}, was {_shown(value)}")
-    return int(value)
+    return number
 
 
 def instance(name: str, value, kinds: type | tuple[type, ...], allowed: str):

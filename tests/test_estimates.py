@@ -6,6 +6,7 @@ Binomial(runs, <= 1 - c); tests fail beyond its quantile of `FALSE_ALARM`.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,7 +48,7 @@ def pld_epsilon(delta):
 def cover(delta, runs, num_samples, confidence=0.95):
     """Misses of `estimate_epsilon` at delta and of `estimate_delta` at its epsilon, and mean widths."""
     epsilon, misses, widths = pld_epsilon(delta), np.zeros(2), []
-    options = dict(num_samples=num_samples, confidence=confidence)
+    options: dict[str, Any] = dict(num_samples=num_samples, confidence=confidence)
     for run in range(runs):
         found = estimate_epsilon(MECHANISM, delta, key=jax.random.key(run), **options)
         assert found.low <= found.value <= found.high
@@ -127,7 +128,7 @@ def test_intervals_grow_with_confidence(key):
     """From the same draws: strictly, as those of `delta_curve` did the opposite."""
     intervals = []
     for confidence in (0.2, 0.95, 1 - 1e-12):
-        options = dict(confidence=confidence, num_samples=512, key=key)
+        options: dict[str, Any] = dict(confidence=confidence, num_samples=512, key=key)
         curve = delta_curve(Poisson(1, 1.0), BandedToeplitz.identity(), [1.0, 2.0], 1.0, **options)
         delta, epsilon = (
             estimate_delta(MECHANISM, 0.5, **options),
