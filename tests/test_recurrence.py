@@ -1,4 +1,4 @@
-"""The blocked recurrence: both block solvers, every block size, extreme ratios."""
+"""The blocked recurrence: every block size, extreme ratios, and what thousands of steps round."""
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,31 @@ def test_every_block_size(n, b, p, scale, x64):
     np.testing.assert_allclose(ours, plain_recurrence(ratios, p, b), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("b", [1, 2, 7, 64])
-def test_the_accelerator_solver_equals_the_cpu_one(b, x64):
-    rng = np.random.default_rng(b)
-    log_next, log_inputs = jnp.asarray(rng.normal()), jnp.asarray(50 * rng.normal(size=b))
-    log_q = float(np.log1p(-0.3))
-    sequential = recurrence._sequential(log_q)(log_next, log_inputs)
-    associative = recurrence._associative(log_q)(log_next, log_inputs)
-    np.testing.assert_allclose(associative, sequential, rtol=1e-12, atol=1e-12)
+def test_steps_without_participation_cost_nothing():
+    """Fifty thousand steps whose roundings would all go one way: the sum carries what it loses along."""
+    n, p, b = 50_000, 5e-7, 2
+    log_p, log_q = log_probabilities(p)
+    ratios = np.random.default_rng(0).normal(size=(n, 2)).astype(np.float32)
+    ratios[[100, 40_000]] = 19.0
+    single = recurrence.blocked_log_recurrence(jnp.asarray(ratios), log_p=log_p, log_q=log_q, block=b)
+    exact = [plain_recurrence(column.astype(float), p, b) for column in ratios.T]
+    assert single.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(single).T, exact, rtol=0, atol=2e-6)
+
+
+def test_two_sum_is_exact():
+    rng = np.random.default_rng(1)
+    a, b = (rng.normal(size=10_000) * np.exp(rng.uniform(-20, 20, 10_000)) for _ in range(2))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    total, lost = jax.jit(recurrence.two_sum)(a, b)
+    exactly = np.asarray(total, np.longdouble) + np.asarray(lost, np.longdouble)
+    np.testing.assert_array_equal(exactly, a.astype(np.longdouble) + b)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 65])
+def test_tree_sum(size):
+    values = np.random.default_rng(size).normal(size=(3, size)).astype(np.float32)
+    np.testing.assert_allclose(recurrence.tree_sum(values, axis=1), values.astype(float).sum(1), atol=1e-5)
 
 
 def test_log_add_exp_in_float32():

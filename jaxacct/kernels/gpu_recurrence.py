@@ -1,8 +1,8 @@
 """The recurrence of `kernels.recurrence` as one Pallas (Triton) kernel: a thread a sample, down the steps.
 
-The scan over blocks moves every block through memory about thirteen times on a GPU (`gpu_traffic.py` in the
-benchmarks counts them). Here a thread keeps `ln f_{i+1}` in a register and the last `b` values in a ring of
-its own, so a log-ratio is read once. Rings stay in the L2 cache while they fit: 50 MB on an H200, which is
+The scan moves every step through memory several times on a GPU (`gpu_traffic.py` in the benchmarks counts
+them). Here a thread keeps `g_{i+1}` and what its sum has lost in registers and the last `b` values in a ring
+of its own, so a log-ratio is read once. Rings stay in the L2 cache while they fit: 50 MB on an H200, which is
 forty thousand samples under way at b = 256. Where they do not, they are two more passes over memory.
 
 At many noise multipliers the log-ratios are sums of the same two arrays; a thread makes them itself.
@@ -20,7 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.recurrence import blocked_log_recurrence, log_add_exp
+from jaxacct.kernels.recurrence import (
+    blocked_log_recurrence,
+    compensated_step,
+    first_offsets,
+)
 
 # Samples a program: one a thread of four warps, so that every load of the kernel has the same layout.
 _SAMPLES = 128
@@ -116,7 +120,9 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
         interpret=interpret,
         name="blocked_log_recurrence",
     )(table, *arrays)
-    return first[:, :count, :num_samples]
+    # The ring ends with `g_i` at i mod b, so the steps 1 .. b are in order.
+    offsets = jnp.asarray(first_offsets(log_q, block, n), jnp.float32)
+    return first[:, :count, :num_samples] + offsets[:, None, None]
 
 
 def weighted_sums(arrays, factors):
@@ -127,7 +133,7 @@ def weighted_sums(arrays, factors):
 
 
 def _kernel(table, *refs, log_p, log_q, interpret):
-    """`ring[i mod b]` holds `ln f_i` of the last b steps, so it ends as the first block."""
+    """`ring[i mod b]` holds `g_i` of the last b steps, so it ends as the first block."""
     from jax.experimental.pallas import triton
 
     *arrays, ring = refs
@@ -139,15 +145,19 @@ def _kernel(table, *refs, log_p, log_q, interpret):
     # The interpreter has no barrier, and no threads to need one.
     barrier = (lambda: None) if interpret else triton.debug_barrier
 
+    shift = log_p - block * log_q
+
     def clear(slot, _):
+        # Step n + k, k = 0 .. b - 1 (counted from 0), has g = k ln q; it is at (n + k) mod b.
+        k = lax.rem(slot + (block - steps % block), block)
         for v in each:
-            triton.store(ring.at[slot, v, :], jnp.zeros((_SAMPLES,), jnp.float32))
+            triton.store(ring.at[slot, v, :], jnp.full((_SAMPLES,), log_q * k.astype(jnp.float32)))
 
     lax.fori_loop(0, block, clear, None)
     barrier()
 
-    def several(last, number, log_fs):
-        """The steps last, last - 1, .. and `ln f` after them."""
+    def several(last, number, states):
+        """The steps last, last - 1, .. and `(g, lost)` after them."""
         rows = [last - j for j in range(number)]
         slots = [lax.rem(row, block) for row in rows]
         inputs = []
@@ -155,20 +165,21 @@ def _kernel(table, *refs, log_p, log_q, interpret):
             values = [triton.load(array.at[row, :]) for array in arrays]
             sums = [functools.reduce(operator.add, map(operator.mul, some, values)) for some in factors]
             ahead = [triton.load(ring.at[slot, v, :]) for v in each]
-            inputs.append([s + log_f + log_p for s, log_f in zip(sums, ahead, strict=True)])
-        for slot, log_inputs in zip(slots, inputs, strict=True):
-            log_fs = [log_add_exp(f + log_q, u) for f, u in zip(log_fs, log_inputs, strict=True)]
-            for v, log_f in zip(each, log_fs, strict=True):
-                triton.store(ring.at[slot, v, :], log_f)
+            inputs.append([(s + shift, g) for s, g in zip(sums, ahead, strict=True)])
+        for slot, given in zip(slots, inputs, strict=True):
+            states = [compensated_step(*state, *some) for state, some in zip(states, given, strict=True)]
+            for v, (g, _) in zip(each, states, strict=True):
+                triton.store(ring.at[slot, v, :], g)
         barrier()
-        return log_fs
+        return states
 
-    log_fs = [jnp.zeros((_SAMPLES,), jnp.float32)] * together
+    nothing = jnp.zeros((_SAMPLES,), jnp.float32)
+    states = [(nothing, nothing)] * together
     odd = steps % unroll
     if odd:
-        log_fs = several(jnp.int32(steps - 1), odd, log_fs)
+        states = several(jnp.int32(steps - 1), odd, states)
 
-    def group(k, log_fs):
-        return several(steps - odd - 1 - k * unroll, unroll, log_fs)
+    def group(k, states):
+        return several(steps - odd - 1 - k * unroll, unroll, states)
 
-    lax.fori_loop(0, steps // unroll, group, log_fs)
+    lax.fori_loop(0, steps // unroll, group, states)

@@ -11,6 +11,8 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from numpy.polynomial import Polynomial, chebyshev
 
 BLOCK_SIZE = 128
 
@@ -79,21 +81,66 @@ def words_32(key, shape):
     return x, y
 
 
+def _minus_log1p_coefficients() -> np.ndarray:
+    """`-log(1 + t) / t` on [-1/4, 1/2] by Chebyshev interpolation of degree 11: a relative error of 2e-9."""
+    series = chebyshev.Chebyshev.interpolate(lambda t: -np.log1p(t) / t, 11, domain=[-0.25, 0.5])
+    return series.convert(kind=Polynomial).coef.astype(np.float32)
+
+
+_MINUS_LOG1P = _minus_log1p_coefficients()
+_THREE_QUARTERS = 0x3F400000  # the bits of the float32 0.75
+
+
+def minus_log_uniform(high, low):
+    """`-ln u`, `u = (high + low) 2^-32`, float32 with a small *relative* error at both ends.
+
+    Near u = 1 the logarithm is taken of 1 - (1 - u), and 1 - u is formed from the bits; elsewhere of
+    `m 2^e` with m in [3/4, 3/2).
+
+    Args:
+      high: uint32.
+      low: float32 in (0, 1], the bits below.
+    """
+    value = high.astype(jnp.float32) + low
+    complement = (~high).astype(jnp.float32) + (1 - low)
+    bits = lax.bitcast_convert_type(value, jnp.int32)
+    exponent = (bits - _THREE_QUARTERS) >> 23
+    mantissa = lax.bitcast_convert_type(bits - (exponent << 23), jnp.float32)
+    near_one = high >= jnp.uint32(3 << 30)
+    t = jnp.where(near_one, -complement * jnp.float32(2.0**-32), mantissa - 1)
+    halvings = jnp.where(near_one, 0, 32 - exponent).astype(jnp.float32)
+    ratio = jnp.full_like(t, _MINUS_LOG1P[-1])
+    for coefficient in _MINUS_LOG1P[-2::-1]:
+        ratio = ratio * t + coefficient
+    return halvings * jnp.float32(np.log(2)) + t * ratio
+
+
+# Radii whose 40-bit index is below 2^8 times this take their remaining bits from a word of their row.
+_RARE_RADII = 16
+RARE_RADII = 2**8 * _RARE_RADII
+RARE_RADIUS_PROBABILITY = RARE_RADII * 2.0**-40
+
+
 def normal_pairs(key, shape, dtype):
     """Two independent arrays of `shape` of standard normals.
 
-    In float32 by the method of Box and Muller: radius from 32 bits, so that it ends at 6.7 where
-    `jax.random.normal` ends at 5.4; two bits for the quadrant and 30 for the angle in it, whose sine and
-    cosine are Taylor polynomials good to 3e-8 on [-pi/4, pi/4].
+    In float32 by the method of Box and Muller: radius from 40 bits; two bits for the quadrant and 22 for the
+    angle in it, whose sine and cosine are Taylor polynomials good to 3e-8 on [-pi/4, pi/4]. A radius beyond
+    6.2, whose index is among the lowest 4096 of 2^40, takes 64 bits more from a word that its row (the first
+    axis) has: there is no last radius, and only two of them in one row depend on each other. What the law is
+    off by: proofs/rounding.md, section 5.
     """
     if jnp.dtype(dtype) != jnp.float32:
-        # Flat for the sake of the compiler, as in `bits_32`.
-        flat = (math.prod(shape),)
-        return tuple(jax.random.normal(part, flat, dtype).reshape(shape) for part in jax.random.split(key))
+        return tuple(jax.random.normal(part, shape, dtype) for part in jax.random.split(key))
+    key, row_key = jax.random.split(key)
     radius_bits, angle_bits = words_32(key, shape)
-    uniform = (radius_bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
-    radius = jnp.sqrt(-2 * jnp.log(uniform))
-    angle = ((angle_bits >> 2).astype(jnp.float32) * jnp.float32(2.0**-30) - 0.5) * jnp.float32(np.pi / 2)
+    row_words = bits_32(row_key, (2, shape[0], *[1] * (len(shape) - 1))).astype(jnp.float32)
+    row_low = (row_words[0] + (row_words[1] + 0.5) * jnp.float32(2.0**-32)) * jnp.float32(2.0**-32)
+    rest = jnp.where(radius_bits < _RARE_RADII, row_low, jnp.float32(0.5))
+    low = ((angle_bits >> 24).astype(jnp.float32) + rest) * jnp.float32(2.0**-8)
+    radius = jnp.sqrt(2 * minus_log_uniform(radius_bits, low))
+    place = ((angle_bits >> 2) & jnp.uint32(2**22 - 1)).astype(jnp.float32) + 0.5
+    angle = (place * jnp.float32(2.0**-22) - 0.5) * jnp.float32(np.pi / 2)
     square = angle * angle
     sine = angle * (1 + square * (-1 / 6 + square * (1 / 120 + square * (-1 / 5040 + square / 362_880))))
     cosine = 1 + square * (-1 / 2 + square * (1 / 24 + square * (-1 / 720 + square / 40_320)))
@@ -101,6 +148,13 @@ def normal_pairs(key, shape, dtype):
     x, y = jnp.where(quarter, sine, cosine), jnp.where(quarter, -cosine, sine)
     radius = jnp.where(half, -radius, radius)
     return radius * x, radius * y
+
+
+def normals(key, shape, dtype):
+    """(num_samples, size) standard normals, pairs side by side."""
+    num_samples, size = shape
+    pairs = normal_pairs(key, (num_samples, -(-size // 2)), dtype)
+    return jnp.concatenate(pairs, axis=1)[:, :size]
 
 
 def bits_32(key, shape):
@@ -111,46 +165,67 @@ def bits_32(key, shape):
     return jax.random.bits(key, (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
-def uniform_32(key, shape, dtype=jnp.float32):
-    """Uniform on (0, 1] with steps of 2^-32, as exact near zero as `dtype` allows.
+def uniform_64(key, shape, dtype=jnp.float32):
+    """Uniform on (0, 1] with steps of 2^-64, as exact near zero as `dtype` allows.
 
-    `jax.random.uniform` in float32 has steps of 2^-23, which would bias a sampling probability of 1e-4
-    by up to a thousandth of itself.
+    `jax.random.uniform` in float32 has steps of 2^-23, which would bias a probability of 1e-4 by up to a
+    thousandth of itself.
     """
-    bits = bits_32(key, shape)
-    return (bits.astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
+    high, low = bits_32(key, (2, *shape))
+    below = (low.astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
+    return (high.astype(dtype) + below) * jnp.asarray(2.0**-32, dtype)
 
 
-def exponential_32(key, shape, dtype=jnp.float32):
-    """Unit exponential draws with full relative precision at both ends.
+def exponential_64(key, shape):
+    """Unit exponential draws in float32 from 64 bits each, with a small relative error at both ends."""
+    high, low = bits_32(key, (2, *shape))
+    return minus_log_uniform(high, (low.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32))
 
-    One bit says whether the draw is below the median; `-log(u)` loses the short waits and `-log1p(-u)` the
-    long ones, so each serves the half it resolves.
-    """
-    bits = bits_32(key, shape)
-    u = ((bits >> 1).astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
-    return jnp.where(bits & 1, -jnp.log1p(-u), -jnp.log(u))
+
+# A coin rarer than this (or its other side) is thrown with 64 bits, else with 32.
+_RARE = 2.0**-10
+# Below this even 64 bits leave a relative error, and schemes refuse it.
+LEAST_PROBABILITY = 2.0**-48
+
+
+def coin_bits(probability: float) -> int:
+    """Random bits of one throw of `bernoulli`."""
+    return 32 if _RARE <= probability <= 1 - _RARE or probability == 1 else 64
 
 
 def bernoulli_error(probability: float, trials: int) -> float:
-    """Relative error of the density of `trials` draws of `bernoulli_32`.
+    """Relative error of the density of `trials` draws of `bernoulli`.
 
-    Each success is off by `2^-33 / p` of itself and each failure by `2^-33 / (1 - p)`; more than
-    `np + 10 sqrt(np) + 20` successes have a probability below 1e-20.
+    The threshold is off by half a step of 2^-bits: each success by `2^-(bits+1) / p` of itself and each
+    failure by `2^-(bits+1) / (1 - p)`, and there are `trials` at most of both together.
+
+    Raises:
+      ValueError: for a probability below `LEAST_PROBABILITY`, or one that only rounds to 1.
     """
-    if round(probability * 2**32) >= 2**32:
-        return trials * (1 - probability)
+    if probability == 1:
+        return 0.0
+    if not LEAST_PROBABILITY <= probability <= 1 - LEAST_PROBABILITY:
+        raise ValueError(
+            f"probability must be 1 or within 2^-48 = {LEAST_PROBABILITY:.3g} of neither end, "
+            f"was {probability!r}"
+        )
+    step = 2.0 ** -(coin_bits(probability) + 1)
+    return math.expm1(trials * max(step / probability, step / (1 - probability)))
 
-    def part(p):
-        mean = trials * p
-        return min(trials, mean + 10 * mean**0.5 + 20) * 2.0**-33 / p
 
-    return float(np.expm1(min(1.0, part(probability) + part(1 - probability))))
+def bernoulli(key, probability: float, shape):
+    """Bernoulli draws, exact to half of 2^-32, or of 2^-64 for a rare side; `probability` 1 is always true.
 
-
-def bernoulli_32(key, probability: float, shape):
-    """Bernoulli draws whose probability is exact to 2^-33; `probability` 1 is always true."""
-    threshold = round(probability * 2**32)
-    if threshold >= 2**32:
+    `probability` is static.
+    """
+    if probability == 1:
         return jnp.ones(shape, bool)
-    return bits_32(key, shape) < jnp.uint32(threshold)
+    bits = coin_bits(probability)
+    threshold = round(probability * 2**bits)
+    if not 0 < threshold < 2**bits:
+        raise ValueError(f"probability must be above the grid of {bits} bits, was {probability!r}")
+    if bits == 32:
+        return bits_32(key, shape) < jnp.uint32(threshold)
+    high, low = bits_32(key, (2, *shape))
+    above, below = jnp.uint32(threshold >> 32), jnp.uint32(threshold & (2**32 - 1))
+    return (high < above) | ((high == above) & (low < below))

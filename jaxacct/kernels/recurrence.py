@@ -22,6 +22,8 @@ def _log1p_coefficients() -> np.ndarray:
 
 
 _LOG1P = _log1p_coefficients()
+# Relative error of `softplus` in units of 2^-24 (proofs/rounding.md, section 2).
+SOFTPLUS_ROUNDINGS = 8
 
 
 def log_add_exp(a, b):
@@ -32,14 +34,41 @@ def log_add_exp(a, b):
     because `1 + t` loses at most half an ulp and the loss is recovered.
     """
     high = jnp.maximum(a, b)
-    t = jnp.exp(jnp.minimum(a, b) - high)
+    return high + _log1p(jnp.exp(jnp.minimum(a, b) - high))
+
+
+def _log1p(t):
+    """`log(1 + t)` for t in [0, 1]."""
     if t.dtype == jnp.float32:
         ratio = jnp.full_like(t, _LOG1P[-1])
         for coefficient in _LOG1P[-2::-1]:
             ratio = ratio * t + coefficient
-        return high + t * ratio
+        return t * ratio
     u = 1 + t
-    return high + (jnp.log(u) + (t - (u - 1)) / u)
+    return jnp.log(u) + (t - (u - 1)) / u
+
+
+def softplus(d):
+    """`log(1 + e^d)` elementwise, to a relative `SOFTPLUS_ROUNDINGS` units of the dtype; d may be -inf."""
+    return jnp.maximum(d, 0) + _log1p(jnp.exp(-jnp.abs(d)))
+
+
+def two_sum(a, b):
+    """`(s, e)` with s the rounded sum of a and b and `s + e = a + b` exactly (Knuth)."""
+    s = a + b
+    part = s - a
+    return s, (a - (s - part)) + (b - part)
+
+
+def tree_sum(values, axis: int):
+    """Sum over an axis by halving: a rounding for every halving, where a plain sum has one for every term."""
+    values = jnp.moveaxis(values, axis, 0)
+    size = 1 << max(values.shape[0] - 1, 0).bit_length()
+    values = jnp.pad(values, [(0, size - values.shape[0])] + [(0, 0)] * (values.ndim - 1))
+    while size > 1:
+        size //= 2
+        values = values[:size] + values[size:]
+    return values[0]
 
 
 def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int):
@@ -47,6 +76,11 @@ def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int
 
     Time comes first and samples last, so that a step of many samples is one stretch of memory: mapped over
     samples with `jax.vmap` instead, a CPU spends a third of the time on transposing blocks.
+
+    What runs is `g_i = ln f_i - (n + 1 - i) ln q`, which a step without participation leaves alone:
+    `g_i = g_{i+1} + softplus(c + r_i + g_{i+b} - g_{i+1})`, `c = ln p - b ln q`. Its increments are positive
+    and added with their rounding carried along, so thousands of steps round no more than one
+    (proofs/rounding.md, section 3).
 
     Args:
       log_ratios: (n, ...) float; `r_i`, the log-likelihood ratio of one participation at step i.
@@ -64,49 +98,59 @@ def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int
     # A padded step has r = 0 and looks at f = 1, so it gives (1-p) + p = 1: the boundary condition.
     padding = [(0, num_blocks * block - n)] + [(0, 0)] * len(samples)
     padded = jnp.pad(log_ratios, padding).reshape(num_blocks, block, *samples)
+    ahead = jnp.zeros((block, *samples), log_ratios.dtype)
+    if log_q == -jnp.inf:  # a product of e^r, block by block
 
-    def one_block(following, ratios):
-        return _solve_block(following[0], log_p + ratios + following, log_q), None
+        def one_round(carry, ratios):
+            sums, lost = carry
+            sums, rounded = two_sum(sums, ratios + lost)
+            return (sums, rounded), None
 
-    first, _ = lax.scan(one_block, jnp.zeros((block, *samples), log_ratios.dtype), padded, reverse=True)
-    return first
+        (sums, _), _ = lax.scan(one_round, (ahead, ahead), padded + log_p, reverse=True)
+        return sums
 
+    def column(numbers):
+        return jnp.asarray(numbers, log_ratios.dtype).reshape(-1, *[1] * len(samples))
 
-def _solve_block(log_next, log_inputs, log_q: float):
-    """Solve `f_k = q f_{k+1} + e^{u_k}` inside one block, `f` after the block being `e^log_next`."""
-    if log_q == -jnp.inf:
-        return log_inputs
-    return lax.platform_dependent(log_next, log_inputs, cpu=_sequential(log_q), default=_associative(log_q))
+    shift = log_p - block * log_q
 
+    def step(carry, given):
+        g, lost = carry
+        ratio, ahead = given
+        g, lost = compensated_step(g, lost, ratio + shift, ahead)
+        return (g, lost), g
 
-def _sequential(log_q: float):
-    def solve(log_next, log_inputs):
-        def step(log_f, log_input):
-            log_f = log_add_exp(log_f + log_q, log_input)
-            return log_f, log_f
+    def one_block(carry, ratios):
+        following, lost = carry
+        (_, lost), values = lax.scan(step, (following[0], lost), (ratios, following), reverse=True)
+        return (values, lost), None
 
-        return lax.scan(step, log_next, log_inputs, reverse=True)[1]
-
-    return solve
-
-
-def _associative(log_q: float):
-    def solve(log_next, log_inputs):
-        def combine(later, earlier):
-            decay_l, value_l = later
-            decay_e, value_e = earlier
-            return decay_l + decay_e, log_add_exp(value_l + decay_e, value_e)
-
-        decay, value = lax.associative_scan(
-            combine, (jnp.full_like(log_inputs, log_q), log_inputs), reverse=True
-        )
-        return log_add_exp(decay + log_next, value)
-
-    return solve
+    # Past the end f is 1.
+    start = ahead + column(np.arange(block) * log_q), jnp.zeros(samples, log_ratios.dtype)
+    (first, _), _ = lax.scan(one_block, start, padded, reverse=True)
+    return first + column(first_offsets(log_q, block, num_blocks * block))
 
 
-def phase_log_mean(log_terms, *, cycle_length: int):
-    """`ln (1/b) sum_phase exp( sum_k t_{phase + k b} )` for one sample's (n,) log-factors `t`.
+def compensated_step(g, lost, log_input, ahead):
+    """One step of the recurrence for `g + lost`: `(g, lost)` of the step before it.
+
+    Args:
+      g, lost: of the step after; any shape.
+      log_input: `c + r_i`.
+      ahead: g of the step b ahead.
+    """
+    added = softplus(log_input + (ahead - g) - lost)
+    return two_sum(g, added + lost)
+
+
+def first_offsets(log_q: float, block: int, steps: int) -> np.ndarray:
+    """(b,) float64: `ln f - g` at the first b of `steps` steps."""
+    return (steps - np.arange(block)) * log_q
+
+
+def phase_log_mean(log_terms, each: float = 0.0, *, cycle_length: int):
+    """`ln (1/b) sum_phase exp( sum_k t_{phase + k b} )` for one sample's (n,) log-factors `t`,
+    every one with `each` added to it.
 
     The likelihood ratio of a scheme whose example picks one of `cycle_length` phases uniformly and then
     takes part only at steps of that phase. Unbatched; a padded step is a factor of one.
@@ -114,5 +158,7 @@ def phase_log_mean(log_terms, *, cycle_length: int):
     n = log_terms.shape[0]
     num_rounds = -(-n // cycle_length)
     padded = jnp.pad(log_terms, (0, num_rounds * cycle_length - n))
-    per_phase = padded.reshape(num_rounds, cycle_length).sum(axis=0)
-    return jax.nn.logsumexp(per_phase) - jnp.log(cycle_length)
+    per_phase = tree_sum(padded.reshape(num_rounds, cycle_length), axis=0)
+    rounds = np.ceil((n - np.arange(cycle_length)).clip(0) / cycle_length)
+    per_phase = per_phase + jnp.asarray(rounds * each, per_phase.dtype)
+    return jax.nn.logsumexp(per_phase) - float(np.log(cycle_length))

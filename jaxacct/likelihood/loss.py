@@ -84,10 +84,12 @@ def loss_of_scores(
     direction: str = "remove",
     batch_sizes=None,
     positions=None,
+    counts=None,
 ):
     """L of (num_samples, iterations) scores, on the horizon of `jaxacct.strategies.stationary`.
 
-    Participations at `positions` are added to the scores first (`Strategy.add_signal_windows`).
+    Participations at `positions`, `counts` each, are added to the scores first
+    (`Strategy.add_signal_windows`).
 
     Where C is not banded within the separation, a bound on L: from above for `direction` "remove" and from
     below for "add", so that both divergences come out too large (proofs/non_banded.md).
@@ -96,7 +98,7 @@ def loss_of_scores(
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
     log_ratios = (scores_ - lowered_norms(scheme, strategy, direction, scores_.dtype)) / sigma**2
     if positions is not None:
-        log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2)
+        log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2, counts)
     return scheme.log_likelihood_ratios(log_ratios, norms / sigma**2, batch_sizes)
 
 

@@ -1,55 +1,373 @@
-"""How far the float32 privacy loss can be from the exact one, and what is put aside for it.
+"""A proven bound on |float32 loss - exact loss|, for every scheme and proposal (proofs/rounding.md).
 
-A loss is the logarithm of thousands of terms added up in float32, and delta may be 1e-10. The guarantee is
-therefore evaluated at `epsilon - margin`: if every computed loss is within `margin` of the exact loss of
-the same draw, a term evaluated there is at least the exact term (proofs/derivations.md section 5).
+Every rounding of a loss `L = ln sum_x p(x) e^{<x, r>}` is a relative error of the summands of participation
+vectors x that pass through it. Steps without participation cost next to nothing (`kernels.recurrence`), so a
+vector of k participations is off by at most
 
-The margin is eight times the largest error seen on 256 draws of the mechanism itself, at P and at Q, with
-a floor of 16 units in the last place of a loss as large as epsilon. `tests/test_rounding.py` measures the
-error over many configurations with other draws and fails when one comes near the margin.
+    D(k) = k local + sqrt(k) joint + common,
+
+and L by D(k) where k is so large that vectors of more participations carry a share `_SHARE` of the sum at
+most, but for outputs of a probability that is booked. `local` are roundings of one score and its log-ratio,
+`joint` are norm-wise errors of the normals and the Fourier transform, spread over the scores by Cauchy and
+Schwarz.
+
+Nothing is measured here; `measured_error` is for tests, which compare.
 """
 
 import functools
+import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import gammaln, ndtri
 
 from jaxacct.kernels import randomness
+from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals import replicas as replica_laws
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson, TruncatedBMinSep
+from jaxacct.statistics.lines import BudgetLine, total
+from jaxacct.strategies import BandedToeplitz, Dense
+from jaxacct.strategies.stationary import adds_windows, circulant_length
 
-SAFETY_FACTOR = 8
-_FLOOR_ULPS = 16 * 2.0**-24
+_UNIT = 2.0**-24  # half a unit in the last place
+_RARE = 2.0**-50  # probability of each event that is ruled out and booked as total variation
+_FOURIER_ROUNDINGS = (4, 6)  # of a transform of length N, norm-wise: 4 log2 N + 6
+_SPECTRUM_ROUNDINGS = 5
+_NORMAL_ROUNDINGS = 15  # of a radius times a sine, relative to the radius
+_RATIO_ROUNDINGS = 7  # sigma, its square, the difference, the quotient
+_SHARE = 2.0**-20  # of a likelihood ratio that participation vectors beyond the count may carry
+_DELTA_SHARE = 1e-3  # of delta_v that outputs with more may have
+# Whose likelihoods section 3 of the proofs goes through.
+_PROVEN = (Poisson, CyclicPoisson, BallsInBins, BMinSep, MultiAttribution, TruncatedBMinSep)
+_SOURCE = "proofs/rounding.md, section "
 
 
-@functools.lru_cache(maxsize=256)
-def _loss_margin(mechanism: Mechanism, epsilon: float, replicas: int) -> float:
-    return _margin(measured_error(_probe_key(), mechanism, replicas), epsilon)
+@dataclass(frozen=True)
+class Size:
+    """What the bound depends on.
+
+    Attributes:
+      count: participations k of the vectors that count.
+      beyond: probability under the target law of outputs at which more of them count.
+      largest: ln of the likelihood ratio, exceeded with probability `above` under the target law.
+      noise: largest |score of the noise| / sigma.
+      score: largest |score|.
+      ratio: largest |log-ratio of one participation|.
+    """
+
+    count: int
+    beyond: float
+    largest: float
+    above: float
+    noise: float
+    score: float
+    ratio: float
 
 
-def _probe_key():
-    # The draws only probe arithmetic, so their key is fixed: the margin is a function of the mechanism.
-    return randomness.key_from_words([0, 0])
-
-
-def _margin(error: float, epsilon: float) -> float:
-    return SAFETY_FACTOR * error + _FLOOR_ULPS * (1 + abs(epsilon))
-
-
-def loss_margin(mechanism: Mechanism, epsilon: float, replicas: int = 1, shifts=()) -> float:
-    """Margin on epsilon (natural log) for losses computed in float32; deterministic.
+def loss_lines(
+    mechanism: Mechanism, delta_v: float, direction: str, replicas: int = 1, push: float = 0.0
+) -> tuple[BudgetLine, ...]:
+    """The lines for float32 losses of draws of one law.
 
     Args:
       mechanism: the mechanism.
-      epsilon: the target, for the floor.
+      delta_v: what the divergence has to stay below; rare outputs are ruled out at its expense.
+      direction: "remove" (draws have participations) or "add".
       replicas: participation vectors added up in the drawn outputs, m >= 1.
-      shifts: (iterations,) arrays by which normalised scores are pushed down, of shifted laws drawn from too.
+      push: by how many standard deviations the law moves normalised scores.
     """
-    margin = _loss_margin(mechanism, epsilon, replicas)
-    for shift in shifts:
-        margin = max(margin, _margin(measured_error(_probe_key(), mechanism, 1, shift), epsilon))
-    return margin
+    return _loss_lines(mechanism, float(delta_v), direction, int(replicas), float(push))
+
+
+@functools.lru_cache(maxsize=512)
+def _loss_lines(mechanism, delta_v, direction, replicas, push):
+    if type(mechanism.scheme) not in _PROVEN:
+        error = measured_error(randomness.key_from_words([0, 0]), mechanism, replicas)
+        name = "rounding of the loss (measured and multiplied by eight, not proven)"
+        return (BudgetLine(name, "epsilon", 8 * error + 1e-6, "no proof for this scheme"),)
+    most = mechanism.scheme.max_participations
+    size = sizes(mechanism, delta_v, direction, replicas, push, _SHARE)
+    parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
+    share = _SHARE
+    if sum(parts[1]) > 1 and size.count < most:
+        # Vectors beyond the count are off by more: then they may carry less.
+        share = _SHARE * math.exp(-min(sum(parts[1]), 600.0))
+        size = sizes(mechanism, delta_v, direction, replicas, push, share)
+        parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
+    normals, transform, recurrence = parts[0]
+    beyond = 0.0
+    if size.count < most:
+        beyond = share * math.exp(min(sum(parts[1]), 600.0)) if sum(parts[1]) < 600 else math.inf
+    pairs = _pairs(mechanism)
+    rare = (pairs * randomness.RARE_RADIUS_PROBABILITY) ** 2 / 2
+    lines = [
+        BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
+        BudgetLine("rounding of the scores", "epsilon", transform, _SOURCE + "4"),
+        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence + beyond, _SOURCE + "3"),
+        BudgetLine("two extreme radii in one sample", "total variation", rare, _SOURCE + "5"),
+        BudgetLine("noise far outside its range", "total variation", 8 * _RARE, _SOURCE + "4"),
+        BudgetLine("outputs of rare participations", "delta", size.beyond + size.above, _SOURCE + "3"),
+    ]
+    if size.count < most and direction == "remove":
+        lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "3"))
+    return tuple(lines)
+
+
+def loss_margin(
+    mechanism: Mechanism,
+    epsilon: float,
+    replicas: int = 1,
+    shifts=(),
+    *,
+    delta_v: float = 1e-12,
+    direction: str = "remove",
+) -> float:
+    """The nats of `loss_lines` together; `epsilon` has no part in it.
+
+    Args:
+      shifts: arrays of the moves of normalised scores, of shifted laws drawn from too.
+    """
+    del epsilon
+    push = max((float(np.abs(shift).max()) for shift in shifts), default=0.0)
+    return total(loss_lines(mechanism, delta_v, direction, replicas, push), "epsilon")
+
+
+def weight_line(mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float) -> BudgetLine:
+    """Float32 of `ln w = ln Z + (1 - m) L` where a term is positive."""
+    size = sizes(mechanism, delta_v, "remove", replicas, 0.0, _SHARE)
+    parts = abs(log_normalizer) + (replicas - 1) * size.largest
+    return BudgetLine("float32 weights", "relative", math.expm1(3 * _UNIT * parts), _SOURCE + "3")
+
+
+# --- How large the numbers are ---
+
+
+def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
+    """See `Size`; `share` is what vectors of more participations may carry of a likelihood ratio."""
+    scheme = mechanism.scheme
+    sigma, n = mechanism.noise_multiplier, scheme.iterations
+    count, beyond = _count(mechanism, delta_v, direction, share)
+    noise = float(-ndtri(_RARE / (2 * n)))
+    cross = float(np.max(mechanism.cross_terms))
+    each = _most_each(scheme)
+    signal = replicas * 2 * each * (1 + cross) if direction == "remove" or _mixed(scheme) else 0.0
+    score = sigma * (noise + push) + signal
+    ratio = (score + 0.5 + cross) / sigma**2
+    most = count * each * (ratio + each / sigma**2)
+    largest, above = most, 0.0
+    spent = _DELTA_SHARE * delta_v
+    if direction == "add" and not _mixed(scheme):
+        largest, above = -math.log(spent), spent
+    elif isinstance(mechanism.strategy, BandedToeplitz) and not _mixed(scheme):
+        # P(f > e^t) <= E_P f e^-t = Z_2 e^-t.
+        if replica_laws.most_replicas(mechanism) >= 2:
+            largest, above = replica_laws.log_normalizer(mechanism, 2) - math.log(spent), spent
+    if not largest < most:
+        largest, above = most, 0.0
+    return Size(count, beyond, largest, above, noise, score, ratio)
+
+
+def _mixed(scheme) -> bool:
+    return scheme.side_information is not None
+
+
+def _most_each(scheme) -> int:
+    """The most that one participation counts."""
+    return 1 + _mixed(scheme) if scheme.examples_per_unit == 1 else scheme.examples_per_unit
+
+
+def _timing(scheme):
+    if isinstance(scheme, MultiAttribution):
+        return scheme.timing
+    return scheme.uncut if isinstance(scheme, TruncatedBMinSep) else scheme
+
+
+def log_count_tail(scheme, count: int) -> float:
+    """ln of a bound on the probability of `count` participations or more: all sets of so many steps."""
+    timing = _timing(scheme)
+    if isinstance(timing, BallsInBins) or timing.sampling_probability == 1:
+        return 0.0 if count <= timing.max_participations else -math.inf
+    rounds = isinstance(timing, CyclicPoisson)
+    places = (
+        timing.max_participations if rounds else timing.iterations - (count - 1) * (timing.min_separation - 1)
+    )
+    if count > places:
+        return -math.inf
+    ways = gammaln(places + 1) - gammaln(count + 1) - gammaln(places - count + 1)
+    return min(0.0, float(ways) + count * math.log(timing.sampling_probability))
+
+
+def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
+    """(k, probability): outputs at which vectors of more than k carry more than `share` have at most this.
+
+    By Markov's inequality: `E_P P(x | y) = P(x)`. Under another law than P a likelihood ratio is at least
+    P(x = 0), and the summands of x have mean p(x) at most.
+    """
+    scheme, most = mechanism.scheme, mechanism.scheme.max_participations
+    if mechanism.is_upper_bound:  # cross terms would have to be counted in
+        return most, 0.0
+    log_share = math.log(share)
+    if direction == "add" or _mixed(scheme):
+        log_share += _timing(scheme).log_probability_of_none()
+    allowed = math.log(_DELTA_SHARE * delta_v) + log_share - (math.log(2) if _mixed(scheme) else 0.0)
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if log_count_tail(scheme, middle + 1) <= allowed else (middle + 1, high)
+    if low >= most:
+        return most, 0.0
+    return max(low, 1), _DELTA_SHARE * delta_v
+
+
+# --- The three parts ---
+
+
+def _parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, float, float]:
+    """(normals, scores, recurrence): errors of ln of the summand of a vector of `count` participations."""
+    each = _most_each(mechanism.scheme) + _mixed(mechanism.scheme)  # ln P/R and ln Q/R together
+    reach = each * math.sqrt(count)  # |x|
+    length = reach * math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))  # |C x|
+    normals = length * _normal_error(_pairs(mechanism)) / mechanism.noise_multiplier
+    transform = _score_error(mechanism, direction, replicas, size, each, count)
+    return normals, transform, _recurrence_error(mechanism, size, each, count)
+
+
+def _pairs(mechanism) -> int:
+    """Pairs of normals in one sample."""
+    n, strategy = mechanism.scheme.iterations, mechanism.strategy
+    if isinstance(strategy, Dense) or strategy.bands == 1:
+        return -(-n // 2)
+    return circulant_length(n, strategy.bands) // 2 + 1
+
+
+@functools.lru_cache(maxsize=64)
+def _normal_error(pairs: int) -> float:
+    """Norm of the error of one sample's normals, but for events of probability 3 `_RARE`."""
+    norm = math.sqrt(2 * pairs) + math.sqrt(-2 * math.log(_RARE))
+    square = (_NORMAL_ROUNDINGS * _UNIT * norm) ** 2
+    # The grid of 2^-40 of u. A radius R = sqrt(-2 ln u) with index j is off by 1 / ((2 j + 1) R).
+    index, steps = randomness.RARE_RADII, 2.0**40
+    while index < steps / 4:
+        below = min(1.0, 4 * index / steps)
+        each = 1 / ((2 * index + 1) * math.sqrt(-2 * math.log(below)))
+        square += _most_of(pairs, below) * each**2
+        index *= 4
+    # u above 1/4: half a step of u moves -ln u by 2^-39 at most, and R by that over R, or by its square root.
+    square += pairs * (2.0**-39 * 2**8) ** 2 + _most_of(pairs, 2.0**-16) * 2 * 2.0**-39
+    return math.sqrt(square)
+
+
+def _most_of(trials: int, probability: float) -> int:
+    """A number of successes that is exceeded with probability `_RARE` / 16 at most."""
+    mean = trials * probability
+    if mean > 50:
+        return trials  # such levels are fine anyway
+    count = 0
+    while gammaln(trials + 1) - gammaln(count + 2) - gammaln(trials - count) + (count + 1) * math.log(
+        probability
+    ) > math.log(_RARE / 16):
+        count += 1
+        if count >= trials:
+            return trials
+    return count
+
+
+@functools.lru_cache(maxsize=64)
+def _noise_norm(strategy, iterations: int) -> float:
+    """|C^T z| on the circulant, exceeded with probability `_RARE` at most (Chernoff)."""
+    length = circulant_length(iterations, strategy.bands)
+    power = np.abs(np.fft.fft(strategy.array, length)) ** 2
+    top = float(power.max())
+
+    def square(log_rate):
+        rate = math.exp(log_rate)
+        return (-0.5 * np.log1p(-2 * rate * power).sum() - math.log(_RARE)) / rate
+
+    ends = math.log(1e-9 / top), math.log(0.4999 / top)
+    return math.sqrt(float(minimize_scalar(square, bounds=ends, method="bounded").fun) * (1 + 1e-9))
+
+
+@functools.lru_cache(maxsize=64)
+def _window_norm(strategy, iterations: int, separation: int) -> float:
+    """`|C^T C x| <= this |x|` for 0/1 vectors x of the separation."""
+    c = strategy.array
+    if strategy.bands > separation:
+        return float(np.square(np.abs(np.fft.fft(c, circulant_length(iterations, strategy.bands))).max()))
+    window = np.correlate(c, c, "full")
+    lags = np.correlate(window, window, "full")[window.size - 1 :]
+    # A window of 2 bands - 1 meets that of one neighbour on either side.
+    return math.sqrt(lags[0] + 2 * float(np.max(lags[separation:], initial=0.0)))
+
+
+def fourier_roundings(length: int) -> float:
+    """Relative norm-wise error of a transform of this length, in units of 2^-24."""
+    return _FOURIER_ROUNDINGS[0] * math.log2(length) + _FOURIER_ROUNDINGS[1]
+
+
+def _score_error(mechanism, direction, replicas, size: Size, each, count) -> float:
+    strategy, scheme, sigma = mechanism.strategy, mechanism.scheme, mechanism.noise_multiplier
+    n, variance = scheme.iterations, sigma**2
+    # Its share of a log-ratio: additions of noise, shift and windows.
+    local = each * count * 4 * replicas * _UNIT * size.score / variance
+    if isinstance(strategy, Dense):
+        outputs = sigma * (math.sqrt(n) + math.sqrt(-2 * math.log(_RARE)))
+        outputs += (
+            2 * replicas * each * math.sqrt(size.count * (1 + 2 * float(np.max(mechanism.cross_terms))))
+        )
+        return local + each * count * 2 * (n + 4) * _UNIT * outputs / variance
+    if strategy.bands == 1:
+        return local
+    transform = fourier_roundings(circulant_length(n, strategy.bands)) * _UNIT
+    noise = (transform + _SPECTRUM_ROUNDINGS * _UNIT) * sigma * _noise_norm(strategy, n)
+    error = each * math.sqrt(count) * noise
+    windows = adds_windows(scheme, strategy, replicas)
+    if not windows and (direction == "remove" or _mixed(scheme)):
+        window = _window_norm(strategy, n, scheme.min_separation)
+        drawn = replicas * each * math.sqrt(size.count)
+        # The participations' transform, seen through C^T C x, and their part of the inverse one.
+        error += 2 * each * math.sqrt(count) * (transform + 2 * _UNIT) * window * drawn
+    return local + error / variance
+
+
+def _recurrence_error(mechanism, size: Size, each, count) -> float:
+    scheme, timing = mechanism.scheme, _timing(mechanism.scheme)
+    n, b = scheme.iterations, scheme.min_separation
+    half = 0.5 / mechanism.noise_multiplier**2
+    p = timing.sampling_probability
+    local = _RATIO_ROUNDINGS * size.ratio * each
+    if isinstance(scheme, MultiAttribution) and scheme.examples_per_user > 1:
+        weights = -math.log(float(np.min(np.maximum(scheme.count_weights(), 1e-300))))
+        top = weights + each * size.ratio + 2 * each**2 * half
+        local += 4 * top + each * (top + SOFTPLUS_ROUNDINGS)
+    if isinstance(scheme, TruncatedBMinSep):
+        top = 3 * math.log(scheme.dataset_size + 1) + 2 * size.ratio + 6 * half
+        local += 2 * (5 * top + SOFTPLUS_ROUNDINGS)
+    if isinstance(timing, BallsInBins) or p == 1:
+        depth = math.ceil(math.log2(max(count, 2))) + 2
+        total_ratio = count * size.ratio * each
+        return _UNIT * (count * local + depth * total_ratio + b + 20 + 4 * (total_ratio + math.log(b)))
+    log_q = -math.log1p(-p)
+    rounds = timing.max_participations if isinstance(timing, CyclicPoisson) else -(-n // b) * b
+    growth = size.largest + rounds * log_q + (math.log(b) if isinstance(timing, CyclicPoisson) else 0.0)
+    shift = abs(math.log(p)) + b * log_q
+    # One participation: c + r, what is ahead, and its part of g that is not carried along.
+    local += 3 * (shift + size.ratio * each) + 4 * growth
+    depth = math.ceil(math.log2(max(rounds, 2)))
+    common = (SOFTPLUS_ROUNDINGS + 3 + depth) * growth + 3 * rounds * log_q + 3 * growth
+    if isinstance(timing, BMinSep) and b > 1 and not timing.warm_start:
+        mean = 0.0
+    else:
+        mean = b + 20 + 4 * (size.largest + rounds * log_q + math.log(b) + shift) if b > 1 else 0.0
+    twice = 2 if _mixed(scheme) else 1
+    return _UNIT * twice * (count * local + common + mean)
+
+
+# --- What tests compare with ---
 
 
 def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:

@@ -25,6 +25,7 @@ import numpy as np
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.strategies.stationary import adds_windows
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 CACHE_NUMBERS = 8 * 128 * 1024
@@ -54,6 +55,8 @@ class Proposal:
         recompile; called when drawing, as large tables are made for the chosen proposal only.
       replicas: participation vectors added up in the drawn outputs, 0 in the add direction; the weight
         is proportional to e^{(1 - replicas) L} in the remove direction.
+      push: how far the law moves normalised scores at most, in standard deviations.
+      log_normalizer: ln Z of a replica law.
       relative_error: bound on the relative error of the drawn law's density (rounded tables, the 2^-32
         grid of uniforms); thresholds are divided by 1 + this.
       total_variation: further distance between the drawn law and the intended one; subtracted from
@@ -73,6 +76,8 @@ class Proposal:
     """ln M at another epsilon, where it is known there too."""
     other_weight_error: Callable[[float], float] | None = None
     """`weight_error` where the weight is no function of L alone."""
+    push: float = 0.0
+    log_normalizer: float = 0.0
 
     def weight_error(self, loss_error: float) -> float:
         """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log."""
@@ -139,7 +144,8 @@ def draw_block_at(
     """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
     The shared body of every proposal that shifts the outputs by a drawn participation count vector; one of
-    zeros and ones may be given by `draw_positions(key, size)` instead (`Strategy.add_signal_windows`).
+    few may be given by `draw_positions(key, size)` instead, positions and counts
+    (`Strategy.add_signal_windows`).
     """
     normals_key, counts_key = jax.random.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
@@ -147,8 +153,8 @@ def draw_block_at(
     counts = None if draw_counts is None else draw_counts(counts_key, size)
     counts = None if counts is None else counts.astype(dtype)
     drawn = strategy.scores_from_normals(normals, n, sigma, counts)
-    positions = None if draw_positions is None else draw_positions(counts_key, size)
-    return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes, positions)
+    positions, times = (None, None) if draw_positions is None else draw_positions(counts_key, size)
+    return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes, positions, times)
 
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
@@ -187,7 +193,11 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
         side_key, key = jax.random.split(key)
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
     if direction == "remove" and _few_windows(scheme, strategy):
-        loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=scheme.draw_positions)
+
+        def draw_positions(key, size):
+            return scheme.draw_positions(key, size), None
+
+        loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=draw_positions)
         return Draws(loss, jnp.zeros_like(loss))
 
     def draw_counts(counts_key, size):
@@ -198,9 +208,10 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
 
 
 def _few_windows(scheme, strategy) -> bool:
-    """Whether participations are added as windows: an FFT is faster on a CPU."""
+    """Whether participations are added as windows: unless they are few, an FFT is faster on a CPU."""
     disjoint = strategy.is_toeplitz and strategy.bands <= scheme.min_separation
-    return jax.default_backend() != "cpu" and scheme.draws_positions and disjoint
+    elsewhere = jax.default_backend() != "cpu" and scheme.draws_positions and disjoint
+    return adds_windows(scheme, strategy, 1) or elsewhere
 
 
 __all__ = ["DIRECTIONS", "Draws", "Proposal", "draw_block_at", "plain"]

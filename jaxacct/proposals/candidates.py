@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
@@ -11,6 +12,7 @@ from jaxacct.proposals.half_space import add_candidates
 from jaxacct.proposals.powers import power_candidates
 from jaxacct.proposals.replicas import replica_candidates
 from jaxacct.statistics import bounds
+from jaxacct.statistics.lines import BudgetLine, total
 
 # Seconds of sampling, below which one more replica is not worth a look.
 _FEW_SAMPLES = 60_000
@@ -24,13 +26,36 @@ class Candidate:
     predicted_samples: float
 
 
+def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
+    """Everything that is booked for the draws of a proposal; a function of its arguments alone.
+
+    Nothing for a divergence that is exactly zero.
+    """
+    if proposal.log_scale == -math.inf:
+        return ()
+    mechanism, m = proposal.mechanism, proposal.replicas
+    lines = rounding.loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
+    law = "law of the draws"
+    lines += (
+        BudgetLine(law, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
+        BudgetLine(law, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"),
+    )
+    if proposal.direction == "remove" and m > 1:
+        lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer),)
+    return lines
+
+
 def threshold(proposal: Proposal, delta_v: float) -> float:
-    """The mean of terms to stay below: `delta_v` in the proposal's units, its own error spent."""
+    """The mean of terms to stay below: `delta_v` in the proposal's units, all `budget_lines` spent."""
     if proposal.log_scale == -math.inf:
         return math.inf
+    lines = budget_lines(proposal, delta_v)
+    left = delta_v - total(lines, "delta")
+    if left <= 0:
+        return 0.0
     # Beyond 1 all thresholds mean the same, so a scale too small for float64 need not overflow.
-    intended = math.exp(min(100.0, math.log(delta_v) - proposal.log_scale)) / (1 + proposal.relative_error)
-    return intended - proposal.total_variation
+    intended = math.exp(min(100.0, math.log(left) - proposal.log_scale)) / (1 + total(lines, "relative"))
+    return intended - total(lines, "total variation")
 
 
 def candidates(

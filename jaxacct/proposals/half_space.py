@@ -153,6 +153,8 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
         "along": jnp.asarray(mechanism.strategy.gram(minorant.weights) / minorant.norm, jnp.float32),
         "rounding": jnp.float32(roundings * 2.0**-24),
     }
+    # The coordinate along C m is replaced: the old one is a normal of the draw, the new one is in the table.
+    push = float(np.abs(np.asarray(cells["upper"])).max() + cells["width"]) + 12
     return Proposal(
         name="half-space",
         direction="add",
@@ -162,6 +164,7 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
         tables=lambda: tables,
         relative_error=2.0**-20,
         total_variation=tail,
+        push=push,
     )
 
 
@@ -210,7 +213,7 @@ def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     size, n = randomness.BLOCK_SIZE, scheme.iterations
     noise = strategy.noise_scores(noise_key, n, size, dtype)
     cell = jnp.searchsorted(tables["last"], randomness.bits_32(cell_key, (size,)))
-    below = tables["width"].astype(dtype) * randomness.uniform_32(place_key, (size,), dtype)
+    below = tables["width"].astype(dtype) * randomness.uniform_64(place_key, (size,), dtype)
     upper = tables["upper"][cell].astype(dtype)
     # ln phi(t) from its value at the upper end of the cell: no cancellation.
     log_weight = tables["log_weight"][cell].astype(dtype) + below * (upper - below / 2)

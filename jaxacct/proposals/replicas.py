@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, draw_block_at
+from jaxacct.strategies.stationary import adds_windows
 
 
 def _module(mechanism: Mechanism):
@@ -77,6 +78,7 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         total_variation=total_variation,
         replicas=m,
         scale_at=lambda other: log_scale(log_z, m, other),
+        log_normalizer=log_z,
     )
 
 
@@ -104,14 +106,15 @@ def replica_candidates(
 @functools.cache  # one function a module, so that nothing compiles twice
 def _drawer(module) -> Callable[..., Draws]:
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-        loss = draw_block_at(
-            key,
-            scheme,
-            strategy,
-            sigma,
-            dtype,
-            lambda counts_key, size: module.draw_counts(counts_key, scheme, tables["arrays"], size),
-        )
+        def drawn_by(draw):
+            return lambda counts_key, size: draw(counts_key, scheme, tables["arrays"], size)
+
+        positions = getattr(module, "draw_positions", None)
+        if positions and adds_windows(scheme, strategy, len(tables["arrays"]["hazards"])):
+            draw = functools.partial(draw_block_at, draw_positions=drawn_by(positions))
+        else:
+            draw = functools.partial(draw_block_at, draw_counts=drawn_by(module.draw_counts))
+        loss = draw(key, scheme, strategy, sigma, dtype)
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
 
     return draw_block

@@ -13,11 +13,11 @@ from scipy.special import logsumexp
 
 from jaxacct import _validate
 from jaxacct.kernels import gpu_recurrence
-from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error, exponential_32
+from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, disjoint_participations, times_log
-from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.schemes.base import Scheme, counts_at, disjoint_participations, times_log
+from jaxacct.schemes.poisson import log_bernoulli_product, log_probabilities
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -156,7 +156,7 @@ class BMinSep(Scheme):
         n = self.iterations
         if self.min_separation == 1:
             shape = (num_samples, n)
-            return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
+            return bernoulli(key, self.sampling_probability, shape).astype(jnp.float32)
         return counts_at(self.draw_positions(key, num_samples), 1, n)
 
     def draw_positions(self, key, num_samples: int):
@@ -167,7 +167,7 @@ class BMinSep(Scheme):
         n, b = self.iterations, self.min_separation
         gap_key, start_key = jax.random.split(key)
         _, log_q = log_probabilities(self.sampling_probability)
-        exponential = exponential_32(gap_key, (num_samples, self.max_participations))
+        exponential = exponential_64(gap_key, (num_samples, self.max_participations))
         waiting = jnp.minimum(jnp.floor(exponential / -log_q), n).astype(jnp.int32)
         released = draw_barred_steps(start_key, self, num_samples)
         # Every later wait begins b steps after the last participation; past the end it stays there.
@@ -176,6 +176,8 @@ class BMinSep(Scheme):
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
+        if self.min_separation == 1:
+            return log_bernoulli_product(log_ratios, self.sampling_probability)
         return self._time_first(log_ratios)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
@@ -183,6 +185,8 @@ class BMinSep(Scheme):
 
         On a GPU in float32 by one kernel (`jaxacct.kernels.gpu_recurrence`), the same up to rounding.
         """
+        if self.min_separation == 1:
+            return log_bernoulli_product(log_ratios, self.sampling_probability)
         if not gpu_recurrence.serves(log_ratios.dtype):
             return self._time_first(log_ratios.T)
         by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
@@ -221,23 +225,11 @@ class BMinSep(Scheme):
         return np.log(weights * self.eligible_probability)
 
 
-def counts_at(positions, counts, iterations: int):
-    """(num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
-
-    Args:
-      positions: (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
-      counts: scalar, or of the shape of `positions`.
-    """
-    rows = jnp.arange(positions.shape[0])[:, None]
-    nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)
-    return nowhere.at[rows, positions].set(counts, mode="drop")
-
-
 def draw_barred_steps(key, scheme: BMinSep, num_samples: int):
     """(num_samples,) int32: for how many first steps each sample is barred, 0 under a cold start."""
     b = scheme.min_separation
     if not scheme.warm_start or b == 1:
         return jnp.zeros(num_samples, jnp.int32)
     free_key, which_key = jax.random.split(key)
-    free = bernoulli_32(free_key, scheme.eligible_probability, (num_samples,))
+    free = bernoulli(free_key, scheme.eligible_probability, (num_samples,))
     return jnp.where(free, 0, jax.random.randint(which_key, (num_samples,), 1, b))

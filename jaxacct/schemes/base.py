@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -256,6 +257,18 @@ class Scheme(abc.ABC):
         return [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
 
 
+def counts_at(positions, counts, iterations: int):
+    """(num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
+
+    Args:
+      positions: (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
+      counts: scalar, or of the shape of `positions`.
+    """
+    rows = jnp.arange(positions.shape[0])[:, None]
+    nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)
+    return nowhere.at[rows, positions].set(counts, mode="drop")
+
+
 def disjoint_participations(participations: int, examples: int, cross: float) -> float:
     """At least `||C x||^2` of `participations` counts up to `examples`; `cross` as for a scheme."""
     return examples * participations * (examples + 2 * cross)
@@ -266,4 +279,4 @@ def times_log(counts, log_q: float) -> np.ndarray:
     return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
 
 
-__all__ = ["Scheme", "SideInformation", "disjoint_participations", "times_log"]
+__all__ = ["Scheme", "SideInformation", "counts_at", "disjoint_participations", "times_log"]

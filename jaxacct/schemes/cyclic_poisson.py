@@ -11,11 +11,11 @@ import numpy as np
 from scipy.special import logsumexp
 
 from jaxacct import _validate
-from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
+from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, disjoint_participations, times_log
-from jaxacct.schemes.poisson import log_bernoulli_mixture, log_probabilities
+from jaxacct.schemes.poisson import log_bernoulli_growth, log_probabilities
 from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 
 
@@ -101,13 +101,13 @@ class CyclicPoisson(Scheme):
         phase_key, join_key = jax.random.split(key)
         rounds = self.max_participations
         mine = draw_phase(phase_key, num_samples, self.cycle_length)
-        joins = bernoulli_32(join_key, self.sampling_probability, (num_samples, rounds))
+        joins = bernoulli(join_key, self.sampling_probability, (num_samples, rounds))
         return repeat_phase(mine, joins, self.iterations)
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln (1/b) sum_phase prod_k (1 - p + p e^r)`."""
-        terms = log_bernoulli_mixture(log_ratios, self.sampling_probability)
-        return phase_log_mean(terms, cycle_length=self.cycle_length)
+        growth, each = log_bernoulli_growth(log_ratios, self.sampling_probability)
+        return phase_log_mean(growth, each, cycle_length=self.cycle_length)
 
 
 def log_probability_of_no_turn(iterations: int, cycle_length: int, probability: float) -> float:

@@ -35,10 +35,10 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
+from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_add_exp
-from jaxacct.schemes.b_min_sep import BMinSep, counts_at
-from jaxacct.schemes.base import Scheme, disjoint_participations
+from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.base import Scheme, counts_at, disjoint_participations
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
 
@@ -240,8 +240,8 @@ class MultiAttribution(Scheme):
             forced_key, free_key = jax.random.split(part)
             heads = jnp.where(
                 total == 0,
-                bernoulli_32(forced_key, min(1.0, float(forced)), shape),
-                bernoulli_32(free_key, free, shape),
+                bernoulli(forced_key, min(1.0, float(forced)), shape),
+                bernoulli(free_key, free, shape),
             )
             total = total + heads
         return total

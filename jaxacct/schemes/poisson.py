@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.kernels.randomness import bernoulli_32, bernoulli_error
-from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.randomness import bernoulli, bernoulli_error
+from jaxacct.kernels.recurrence import softplus, tree_sum
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, disjoint_participations
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -88,17 +88,28 @@ class Poisson(Scheme):
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1."""
         shape = (num_samples, self.iterations)
-        return bernoulli_32(key, self.sampling_probability, shape).astype(jnp.float32)
+        return bernoulli(key, self.sampling_probability, shape).astype(jnp.float32)
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`sum_i ln(1 - p + p e^{r_i})`, the recurrence of b-min-sep at b = 1."""
-        return log_bernoulli_mixture(log_ratios, self.sampling_probability).sum()
+        return log_bernoulli_product(log_ratios, self.sampling_probability)
 
 
-def log_bernoulli_mixture(log_ratios, probability: float):
-    """`ln(1 - p + p e^r)` elementwise; exact at p = 1."""
+def log_bernoulli_product(log_ratios, probability: float):
+    """`sum_i ln(1 - p + p e^{r_i})` over the last axis."""
+    growth, each = log_bernoulli_growth(log_ratios, probability)
+    return tree_sum(growth, axis=-1) + log_ratios.shape[-1] * each
+
+
+def log_bernoulli_growth(log_ratios, probability: float):
+    """`ln(1 - p + p e^r)` elementwise: `ln(1 + p/(1-p) e^r)` as an array, and `ln(1-p)` to add to each.
+
+    Summands of one sign lose nothing to each other (proofs/rounding.md, section 3). At p = 1 `r` and 0.
+    """
     log_p, log_q = log_probabilities(probability)
-    return log_add_exp(jnp.full_like(log_ratios, log_q), log_p + log_ratios)
+    if log_q == -np.inf:
+        return log_ratios, 0.0
+    return softplus(log_ratios + (log_p - log_q)), log_q
 
 
 def log_probabilities(probability: float) -> tuple[float, float]:

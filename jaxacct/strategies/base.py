@@ -138,7 +138,7 @@ class Strategy(abc.ABC):
             self.draw_normals(key, iterations, num_samples, dtype), iterations, 1.0
         )
 
-    def add_signal_windows(self, scores, positions, scale) -> jax.Array:
+    def add_signal_windows(self, scores, positions, scale, counts=None) -> jax.Array:
         """Where C is Toeplitz: `scores + scale C^T C x`, x at known steps (`strategies.stationary`)."""
         raise NotImplementedError
 

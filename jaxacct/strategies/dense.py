@@ -5,11 +5,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from jaxacct.kernels import randomness
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, read_only
 
 
@@ -73,7 +73,7 @@ class Dense(Strategy):
 
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
         """One (num_samples, iterations) array: the noise itself."""
-        return (jax.random.normal(key, (num_samples, iterations), dtype),)
+        return (randomness.normals(key, (num_samples, iterations), dtype),)
 
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
         """On the n rows that there are, at the full accuracy of the dtype."""

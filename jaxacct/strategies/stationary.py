@@ -15,19 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax import lax
 
 from jaxacct.kernels import randomness
+from jaxacct.kernels.loops import any_left
 from jaxacct.strategies.base import NoiseRecursion, Strategy, read_only
-
-# Each score mixes all N frequencies. A float32 normal ends at 6.7 standard deviations (`normal_pairs`); the
-# mixture of 128 of them has the Gaussian tail far beyond.
-_MINIMUM_LENGTH = 128
 
 
 @functools.lru_cache(maxsize=64)
 def circulant_length(iterations: int, bands: int) -> int:
     """The smallest even FFT-friendly length on which no score wraps around."""
-    need = max(iterations + bands - 1, _MINIMUM_LENGTH)
+    need = iterations + bands - 1
     return 2 * int(scipy.fft.next_fast_len((need + 1) // 2, real=False) or 0)
 
 
@@ -38,7 +36,12 @@ def _amplitude(strategy: "Stationary", length: int) -> np.ndarray:
 
 
 def draw_normals(key, strategy: "Stationary", iterations: int, num_samples: int, dtype):
-    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays."""
+    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays.
+
+    For one band one (num_samples, iterations) array: its noise itself.
+    """
+    if strategy.bands == 1:
+        return (randomness.normals(key, (num_samples, iterations), dtype),)
     shape = (num_samples, circulant_length(iterations, strategy.bands) // 2 + 1)
     return randomness.normal_pairs(key, shape, dtype)
 
@@ -55,6 +58,9 @@ def scores_from_normals(normals, strategy: "Stationary", iterations: int, sigma,
       (num_samples, iterations). At sigma = 1 and x = 0 each has unit variance, and the covariance of
       scores d steps apart is the autocorrelation of the coefficients at d.
     """
+    if strategy.bands == 1:
+        noise = jnp.asarray(sigma, normals[0].dtype) * normals[0]
+        return noise if participation is None else noise + participation
     real, imaginary = normals
     length = circulant_length(iterations, strategy.bands)
     scale = _amplitude(strategy, length) * np.sqrt(length / 2)
@@ -86,29 +92,76 @@ def signal_scores(participation, strategy: "Stationary"):
     return jnp.fft.irfft(jnp.fft.rfft(participation, length) * power, length)[..., :iterations]
 
 
-def add_signal_windows(scores, positions, strategy: "Stationary", scale):
+def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
+    """Whether the participations of a draw are added as windows: few and far between, on any machine.
+
+    A window is then faster than its share of a Fourier transform of the whole row, and rounds less. For
+    schemes whose draws come as positions.
+    """
+    if not (scheme.draws_positions and strategy.is_toeplitz and 1 < strategy.bands <= scheme.min_separation):
+        return False
+    return 1000 * (replicas * scheme.iterations * scheme.participation_rate + 4) <= scheme.iterations
+
+
+def add_signal_windows(scores, positions, strategy: "Stationary", scale, counts=None):
     """`scores + scale C^T C x` for few participations at known steps, each a window of 2 bands - 1 numbers.
 
-    What `signal_scores` does by two FFTs; without passes over whole rows, and so better on a GPU.
+    What `signal_scores` does by two FFTs, without passes over whole rows.
 
     Args:
       scores: (num_samples, iterations) float.
-      positions: (num_samples, slots) int32, ascending and at least `bands` apart; iterations and above is no
-        participation.
+      positions: (num_samples, slots) int32, the steps taken part in, first slots first; iterations and above
+        is no participation.
       scale: scalar.
+      counts: (num_samples, slots) float, how often; 1 by default.
 
     Returns:
       The shape and dtype of `scores`. The autocorrelation is that of `signal_scores`, on the same horizon.
     """
     n, reach = scores.shape[1], strategy.bands - 1
-    window = scale * jnp.asarray(np.correlate(strategy.array, strategy.array, "full"), scores.dtype)
-    rows = jnp.arange(scores.shape[0])[:, None, None]
-    # Windows of every other participation are disjoint: no two are added to one place at once.
-    for some in (positions[:, 0::2, None], positions[:, 1::2, None]):
-        steps = some + jnp.arange(-reach, reach + 1)
-        steps = jnp.where((some < n) & (steps >= 0), steps, n)  # n and above is dropped
-        scores = scores.at[rows, steps].add(window, mode="drop")
-    return scores
+    window = jnp.asarray(np.correlate(strategy.array, strategy.array, "full"), scores.dtype) * scale
+    counts = jnp.ones(positions.shape, scores.dtype) if counts is None else counts.astype(scores.dtype)
+    counts = jnp.where(positions < n, counts, 0)
+    # The last slot that any sample uses.
+    used = jnp.where(counts > 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
+    # With a margin on either side every window is whole; where there is none it is added to the margin.
+    padded = jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
+    positions = jnp.minimum(jnp.where(positions < n, positions, n + reach), n + reach)
+    added = lax.platform_dependent(
+        padded, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
+    )
+    return added[:, reach : reach + n]
+
+
+@jax.custom_batching.sequential_vmap
+def _windows_one_by_one(padded, positions, counts, window, used):
+    """On a CPU: each window is a stretch of one row, changed in place."""
+    rows = padded.shape[0]
+
+    def add(k, padded):
+        row, slot = k % rows, k // rows
+        at = row, positions[row, slot]
+        here = lax.dynamic_slice(padded, at, (1, window.shape[0]))
+        return lax.dynamic_update_slice(padded, here + counts[row, slot] * window, at)
+
+    return lax.fori_loop(0, used * rows, add, padded)
+
+
+def _windows_by_slot(padded, positions, counts, window, used):
+    """Elsewhere: one window of every row at once, so that no two are added to one place at once."""
+    rows = jnp.arange(padded.shape[0])[:, None]
+    along = jnp.arange(window.shape[0])
+
+    def unfinished(state):
+        return any_left(state[0] < used)
+
+    def add(state):
+        slot, padded = state
+        now = jnp.minimum(slot, positions.shape[1] - 1)
+        some = jnp.where(slot < used, counts[:, now], 0)
+        return slot + 1, padded.at[rows, positions[:, now, None] + along].add(some[:, None] * window)
+
+    return lax.while_loop(unfinished, add, (jnp.int32(0), padded))[1]
 
 
 def output_scores(outputs, strategy: "Stationary"):
@@ -193,8 +246,8 @@ class Stationary(Strategy):
     def output_scores(self, outputs):
         return output_scores(outputs, self)
 
-    def add_signal_windows(self, scores, positions, scale):
-        return add_signal_windows(scores, positions, self, scale)
+    def add_signal_windows(self, scores, positions, scale, counts=None):
+        return add_signal_windows(scores, positions, self, scale, counts)
 
     def gram(self, weights: np.ndarray) -> np.ndarray:
         length = circulant_length(weights.size, self.bands)

@@ -20,7 +20,8 @@ import numpy as np
 
 from jaxacct.kernels.bars import moves, rank, start_states, states
 from jaxacct.kernels.loops import any_left
-from jaxacct.kernels.randomness import bits_32, exponential_32, uniform_32
+from jaxacct.kernels.randomness import bits_32, exponential_64, uniform_64
+from jaxacct.schemes.base import counts_at
 from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.schemes.replicas.base import Attracting
 
@@ -270,7 +271,14 @@ def _wait(codes, steps, b: int):
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
-    """Sums of m replicas' participation vectors, (num_samples, iterations) float32.
+    """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
+    return counts_at(*draw_positions(key, scheme, arrays, num_samples), scheme.iterations)
+
+
+def draw_positions(key, scheme, arrays, num_samples: int):
+    """The same sums as `(positions, counts)`, (num_samples, m max_participations) int32 and float32.
+
+    Positions are distinct, ascending and in the first slots; iterations is no participation.
 
     Waits are drawn from a rate that no hazard of the state exceeds (a geometric law, exact) and then
     thinned to the hazard of the step at hand, so that no small difference of large numbers is ever taken in
@@ -279,19 +287,22 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["hazards"])
     start_key, walk_key = jax.random.split(key)
     step, codes = _draw_starts(start_key, arrays, b, m, num_samples)
-    counts = jnp.zeros((num_samples, n), jnp.float32)
+    slots = m * scheme.max_participations
+    positions = jnp.full((num_samples, slots), n, jnp.int32)
+    counts = jnp.zeros((num_samples, slots), jnp.float32)
+    slot = jnp.zeros(num_samples, jnp.int32)
     rows = jnp.arange(num_samples)
 
     def unfinished(state):
         return any_left(state[1] < n)
 
     def advance(state):
-        turn, step, codes, counts = state
+        turn, step, codes, slot, positions, counts = state
         wait_key, thin_key = jax.random.split(jax.random.fold_in(walk_key, turn))
         remaining = jnp.where(codes >= b, codes - (b - 1), codes)
         release = jnp.min(jnp.where(remaining > 0, remaining, n + b), axis=1)
         rate = arrays["rate"][rank(codes)]
-        exponential = exponential_32(wait_key, (num_samples,))
+        exponential = exponential_64(wait_key, (num_samples,))
         wait = jnp.minimum(jnp.floor(exponential / rate), n).astype(jnp.int32)
         released = wait >= release
         wait = jnp.minimum(wait, release)
@@ -299,7 +310,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
         codes = jnp.sort(_wait(codes, wait[:, None], b), axis=1)
         here = jnp.minimum(at, n - 1)
         # u times the rate's probability against the hazards of m, m-1, .., 1 taking part, added up.
-        level = uniform_32(thin_key, (num_samples,)) * -jnp.expm1(-rate)
+        level = uniform_64(thin_key, (num_samples,)) * -jnp.expm1(-rate)
         reached = jnp.zeros(num_samples)
         taking = jnp.zeros(num_samples, jnp.int32)
         for j in range(m, 0, -1):
@@ -307,7 +318,10 @@ def draw_counts(key, scheme, arrays, num_samples: int):
             reached = reached + hazard
             taking = jnp.where((level <= reached) & (taking == 0) & (hazard > 0), j, taking)
         taking = jnp.where((at < n) & ~released, taking, 0)
-        counts = counts.at[rows, here].add(taking.astype(jnp.float32))
+        joined = taking > 0
+        positions = positions.at[rows, slot].set(jnp.where(joined, here, n), mode="drop")
+        counts = counts.at[rows, slot].set(taking.astype(jnp.float32), mode="drop")
+        slot = slot + joined
         # The first `taking` replicas, all free, are barred; then time runs on until one is free.
         bars = jnp.concatenate([jnp.zeros((num_samples, 1), jnp.int32), codes], axis=1)
         barred = jnp.where(bars >= b, bars - (b - 1), bars)
@@ -317,9 +331,10 @@ def draw_counts(key, scheme, arrays, num_samples: int):
         moved = jnp.where(joins, b - advance_by, _wait(bars, advance_by, b))
         # Those just barred for b steps have moved at least one, so their codes are below b.
         codes = jnp.sort(moved, axis=1)[:, 1:]
-        return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, counts
+        return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, slot, positions, counts
 
-    return jax.lax.while_loop(unfinished, advance, (jnp.uint32(0), step, codes, counts))[3]
+    state = jnp.uint32(0), step, codes, slot, positions, counts
+    return jax.lax.while_loop(unfinished, advance, state)[-2:]
 
 
 def _hazard(arrays, j: int, here, codes, b: int):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels.randomness import uniform_32
+from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting
 
@@ -111,7 +111,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     gap = late - early
     sites = arrays["rounds"][early] + arrays["rounds"][late]
     most = arrays["take"].shape[1]
-    uniforms = uniform_32(chain_key, (most, num_samples))
+    uniforms = uniform_64(chain_key, (most, num_samples))
 
     def site(previous, inputs):
         index, u = inputs

@@ -1,0 +1,46 @@
+"""Lines of the error budget: what arithmetic and draws may be off by, and what pays for it.
+
+A term is evaluated at `epsilon - (sum of "epsilon" lines)`, and a mean of terms has to stay below
+
+    (delta_v - sum of "delta" lines) / (M prod(1 + "relative" lines)) - sum of "total variation" lines
+
+(proofs/rounding.md, section 1).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KINDS = ("epsilon", "relative", "total variation", "delta")
+
+
+@dataclass(frozen=True)
+class BudgetLine:
+    """One booked error.
+
+    Attributes:
+      name: what is off.
+      kind: "epsilon" (nats off epsilon), "relative" (of the threshold), "total variation" (off the threshold)
+        or "delta" (off delta_v).
+      amount: at least 0.
+      source: where the bound is proven.
+    """
+
+    name: str
+    kind: str
+    amount: float
+    source: str
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, was {self.kind!r}")
+        if not self.amount >= 0:  # false for nan as well
+            raise ValueError(f"amount of {self.name!r} must be at least 0, was {self.amount!r}")
+
+
+def total(lines: Sequence[BudgetLine], kind: str) -> float:
+    """The sum of one kind, rounded up; "relative" lines as factors, less one."""
+    amounts = [line.amount for line in lines if line.kind == kind]
+    if kind == "relative":
+        return math.expm1(math.fsum(map(math.log1p, amounts))) * (1 + 1e-14)
+    return math.fsum(amounts) * (1 + 1e-14)
