@@ -20,6 +20,7 @@ from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies import prefix_sum_error, strategy_from_json, strategy_to_json
 from jaxacct.verification.extrapolation import Certificate
 from jaxacct.verification.run import DirectionEvidence, Evidence, dense_counts, recheck, verify
@@ -268,6 +269,7 @@ def _evidence_from_json(data: dict) -> Evidence:
             for name in ("near_counts", "far_counts"):
                 stored[name] = tuple(map(tuple, stored[name]))
             values["extrapolation"] = Certificate(**stored)
+        values["lines"] = tuple(BudgetLine(**line) for line in fields.get("lines", ()))
         return DirectionEvidence(**values)
 
     fields = dict(data)

@@ -13,6 +13,7 @@ bends, never validity.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +31,10 @@ from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import exponent, hockey_stick
+from jaxacct.statistics.lines import BudgetLine, total
 
 _PILOT_BLOCKS = 16
+_LITTLE = 1e-12  # the delta_v that rare outputs are ruled out by
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
 PLANNED_SAMPLES = 100_000  # at each distance; only a guide for the choice of the distances
 
@@ -56,8 +59,19 @@ class Extrapolation:
     log_scale: float
     log_expected: float = math.inf
 
+    @functools.cached_property
+    def lines(self) -> tuple[BudgetLine, ...]:
+        """What is booked for the draws of both laws; no delta is shared out, so next to none is spent."""
+        return rounding.loss_lines(self.near.mechanism, _LITTLE, "add", push=1.01 * self.far_distance)
+
+    @property
+    def unseen(self) -> float:
+        """Probability, under either law, of outputs whose losses may be off by more than the margin."""
+        return total(self.lines, "total variation") + total(self.lines, "delta")
+
     def log_bound(self, near_upper: float, far_lower: float) -> float:
-        """`log_bound` of this extrapolation's distances and scale."""
+        """`log_bound` of this extrapolation's distances and scale, what is unseen taken for the worst."""
+        near_upper, far_lower = near_upper + self.unseen, far_lower - self.unseen
         return log_bound(self.near_distance, self.far_distance, self.log_scale, near_upper, far_lower)
 
     def terms(self, draws: Draws, margin: float) -> np.ndarray:
@@ -96,6 +110,7 @@ class Certificate:
       num_samples: draws, both laws together.
       log_scale: ln M_0.
       margin: put aside for float32 losses, natural log.
+      unseen: probability put aside at either distance.
     """
 
     bound: float
@@ -109,6 +124,7 @@ class Certificate:
     far_lower: float
     num_samples: int
     margin: float
+    unseen: float
 
 
 def certified_bound(certificate: Certificate) -> float:
@@ -121,7 +137,8 @@ def certified_bound(certificate: Certificate) -> float:
     distances = certificate.near_distance, certificate.far_distance
     if not 0 < distances[0] < distances[1]:
         return math.inf
-    return math.exp(log_bound(*distances, certificate.log_scale, near_upper, far_lower))
+    unseen = certificate.unseen
+    return math.exp(log_bound(*distances, certificate.log_scale, near_upper + unseen, far_lower - unseen))
 
 
 def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: float) -> Proposal:
@@ -248,10 +265,8 @@ def certify(
       keep: called with the state after every batch, plain JSON values.
     """
     laws = (extrapolation.near, extrapolation.far)
-    mechanism = extrapolation.near.mechanism
     # Rounded up at the near point and down at the far one: each the safe way.
-    shifts = tuple(law.tables()["shift"] for law in laws)
-    margin = rounding.loss_margin(mechanism, extrapolation.epsilon, shifts=shifts)
+    margin = total(extrapolation.lines, "epsilon")
     margins = (margin, -margin)
     state = kept or {"blocks": 0, "near": [], "far": []}
     counts = [_dense(state["near"]), _dense(state["far"])]
@@ -283,6 +298,7 @@ def certify(
         far_lower=far_lower,
         num_samples=2 * done * randomness.BLOCK_SIZE,
         margin=margin,
+        unseen=extrapolation.unseen,
     )
 
 

@@ -18,15 +18,15 @@ from jaxacct import _validate
 from jaxacct.accountants.composition import event_profile, event_to_json
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
-from jaxacct.proposals.candidates import candidates, threshold
+from jaxacct.proposals.candidates import budget_lines, candidates, threshold
 from jaxacct.schemes import scheme_to_json
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.strategies import strategy_to_json
 from jaxacct.verification.extrapolation import (
     PLANNED_SAMPLES,
@@ -51,9 +51,10 @@ class DirectionEvidence:
       direction: "remove" or "add".
       proposal: name of the law the draws came from.
       scale: M; the divergence is M times the mean term.
-      relative_error, total_variation: of the drawn law; spent in `threshold`.
-      margin: subtracted from epsilon for float32 arithmetic, natural log.
-      threshold: the mean term to stay below, `delta_v / (M (1 + relative_error)) - total_variation`.
+      relative_error, total_variation: all lines of that kind together; spent in `threshold`.
+      margin: all "epsilon" lines together, subtracted from epsilon; natural log.
+      threshold: the mean term to stay below,
+        `(delta_v - "delta" lines) / (M (1 + relative_error)) - total_variation`.
       predicted_samples: by proposal name, computed before anything was drawn.
       num_samples: verification draws; none when `threshold >= 1` or the divergence is exactly zero.
       key: two 32-bit words; the draws of block i have the key `fold_in(key, i)`.
@@ -65,6 +66,7 @@ class DirectionEvidence:
       estimate: M times the mean rounded-up term: an estimate, not a bound.
       accepted: the verdict.
       reason: one line for people.
+      lines: what is booked (`proposals.candidates.budget_lines`); the verdict rests on exactly their sums.
       extrapolation: where the add direction was certified by concavity instead, what both of its laws saw;
         `term_counts` is empty then.
     """
@@ -88,6 +90,7 @@ class DirectionEvidence:
     accepted: bool
     reason: str
     extrapolation: Certificate | None = None
+    lines: tuple[BudgetLine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -284,7 +287,7 @@ def trivial(run: Run) -> DirectionEvidence | None:
 
 def margin_of(run: Run) -> float:
     """What is put aside for float32 losses, natural log."""
-    return rounding.loss_margin(run.proposal.mechanism, run.epsilon, run.proposal.replicas)
+    return total(budget_lines(run.proposal, run.budget.delta_v), "epsilon")
 
 
 def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
@@ -390,7 +393,8 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
         proposal="extrapolated",
         scale=math.exp(line.log_scale),
         relative_error=0.0,
-        total_variation=0.0,
+        total_variation=found.unseen,
+        lines=line.lines,
         num_samples=found.num_samples,
         estimate=found.bound,
         extrapolation=found,
@@ -436,6 +440,7 @@ def _pilot(run: Run, run_key, margin, theta):
 def _evidence(run, margin, theta, bets, weights, counts, stream, accepted, reason):
     proposal = run.proposal
     scale = math.exp(proposal.log_scale)
+    lines = budget_lines(proposal, run.budget.delta_v)
     terms, losses = counts if counts else (np.zeros(1, np.int64), np.zeros(1, np.int64))
     num_samples = int(terms.sum())
     return DirectionEvidence(
@@ -443,8 +448,8 @@ def _evidence(run, margin, theta, bets, weights, counts, stream, accepted, reaso
         proposal=proposal.name,
         scale=scale,
         replicas=proposal.replicas,
-        relative_error=proposal.relative_error,
-        total_variation=proposal.total_variation,
+        relative_error=total(lines, "relative"),
+        total_variation=total(lines, "total variation"),
         margin=margin,
         threshold=theta,
         predicted_samples=run.predicted,
@@ -457,6 +462,7 @@ def _evidence(run, margin, theta, bets, weights, counts, stream, accepted, reaso
         estimate=scale * bounds.mean_upper(terms) if num_samples else 0.0,
         accepted=accepted,
         reason=reason,
+        lines=lines,
     )
 
 
