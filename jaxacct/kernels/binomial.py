@@ -51,7 +51,7 @@ def draw_binomial(key, trials, one_set, cells):
     cell = first + own
     limit_high, limit_low, alias = (jnp.asarray(part)[cell] for part in cells)
     keep = (high < limit_high) | ((high == limit_high) & (low < limit_low))
-    return (lowest + jnp.where(keep, own, alias)).sum(axis=0)
+    return (lowest + jnp.where(keep, own, alias)).sum(axis=0, dtype=jnp.int32)
 
 
 @functools.lru_cache(maxsize=8)

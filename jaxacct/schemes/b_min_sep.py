@@ -2,6 +2,7 @@
 batch."""
 
 import functools
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
@@ -144,12 +145,19 @@ class BMinSep(Scheme):
         """Bound on the relative error of the density that `draw_participation` draws from.
 
         A wait of k steps is a float32 exponential between two neighbouring multiples of -ln(1-p): each
-        end is off by three units in its last place at most, which moves the probability of the wait by
-        `6 (k + 1) 2^-24` of itself, and the waits of one sample add up to n steps.
+        end is off by `10 2^-24` of itself at most, which moves the probability of the wait by `2 k + 1` times
+        that, and the waits of one sample add up to n steps. The start is a coin and a uniform integer from 64
+        bits (proofs/rounding.md, section 6).
         """
-        if self.min_separation == 1:
-            return bernoulli_error(self.sampling_probability, self.iterations)
-        return float(np.expm1(6 * 2.0**-24 * (self.iterations + self.max_participations)))
+        p, n, b = self.sampling_probability, self.iterations, self.min_separation
+        coins = bernoulli_error(p, n if b == 1 else 0)  # refuses a probability that no coin has
+        if b == 1 or (p == 1 and not self.warm_start):
+            return coins
+        waits = 0.0 if p == 1 else 10 * 2.0**-24 * (2 * n + self.max_participations + 1)
+        start = 0.0
+        if self.warm_start:
+            start = math.log1p(bernoulli_error(self.eligible_probability, 1)) + b * 2.0**-32
+        return math.expm1(waits + start)
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1, by jumping from one participation to the next."""

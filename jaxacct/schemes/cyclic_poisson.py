@@ -94,7 +94,8 @@ class CyclicPoisson(Scheme):
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""
-        return bernoulli_error(self.sampling_probability, self.max_participations)
+        coins = bernoulli_error(self.sampling_probability, self.max_participations)
+        return (1 + coins) * (1 + self.cycle_length * 2.0**-32) - 1
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1."""

@@ -198,16 +198,15 @@ class MultiAttribution(Scheme):
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from.
 
-        That of the times, and for each participation 2^-33 over the probability of every coin thrown for its
-        count.
+        That of the times, and for each participation that of every coin thrown for its count.
         """
         error = math.log1p(self.timing.draw_error())
         k, p = self.examples_per_user, self.sampling_probability
         if k > 1 and p < 1:
             most = self.max_participations
             coins = self._first_probabilities()[:-1]
-            first = most * float((2.0**-33 / np.minimum(coins, 1 - coins)).sum())
-            error += min(1.0, first) + math.log1p(bernoulli_error(p, most * (k - 1)))
+            error += sum(math.log1p(bernoulli_error(float(coin), most)) for coin in coins)
+            error += math.log1p(bernoulli_error(p, most * (k - 1)))
         return math.expm1(error)
 
     def draw_participation(self, key, num_samples: int):

@@ -58,12 +58,14 @@ def most_replicas(mechanism: Attracting) -> int:
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
-    Waits as in `BMinSep.draw_error`, for any replica; every candidate is kept with a float32 ratio, right
-    to a few units in the last place, against a uniform of 2^-32 steps; and so are the m starts.
+    Waits as in `BMinSep.draw_error`, of one walk for all replicas. A candidate is kept with a float32 ratio
+    against a uniform that is as fine near 0, so the hazard of a step is off by some roundings of itself, and
+    the chance of none by that over 1 - p. The m starts have thresholds of 2^-32 steps.
     """
     scheme = mechanism.scheme
-    events = m * (scheme.iterations + 2 * scheme.max_participations)
-    return float(np.expm1(8 * 2.0**-24 * events)), m * scheme.min_separation * 2.0**-32
+    p, walks = scheme.sampling_probability, scheme.iterations + 2 * scheme.max_participations
+    roundings = 20 * m * walks * (1.0 if p <= 0.5 else 0.5 / max(1 - p, 1e-300))
+    return math.expm1(min(600.0, 2.0**-24 * roundings)), m * scheme.min_separation * 2.0**-32
 
 
 @functools.lru_cache(maxsize=256)
