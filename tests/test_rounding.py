@@ -78,3 +78,31 @@ def test_measuring_leaves_the_precision_alone():
     rounding.measured_error(jax.random.key(0), mechanism)
     assert not jax.config.read("jax_enable_x64")
     assert np.asarray(jax.numpy.zeros(1)).dtype == np.float32
+
+
+def test_the_margin_is_a_function_of_its_arguments_and_nothing_is_left_out():
+    """Lines of every kind, all finite, the same from a second look; their sums are what a verdict uses."""
+    from jaxacct.proposals import base, candidates
+    from jaxacct.statistics.lines import total
+
+    mechanism = Mechanism(BMinSep(100, 4, 0.01), BandedToeplitz.square_root(4), 1.0)
+    plain = base.plain(mechanism, "remove")
+    lines = candidates.budget_lines(plain, 1e-5)
+    assert lines == candidates.budget_lines(base.plain(mechanism, "remove"), 1e-5)
+    assert {line.kind for line in lines} == {"epsilon", "relative", "total variation", "delta"}
+    left = 1e-5 - total(lines, "delta")
+    expected = left / (1 + total(lines, "relative")) - total(lines, "total variation")
+    assert candidates.threshold(plain, 1e-5) == pytest.approx(expected, rel=1e-12)
+    assert candidates.threshold(plain, 1e-5) > 0.95e-5
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands", "sigma", "replicas"),
+    [(BMinSep(3000, 2, 1e-5), 2, 0.3, 2), (BMinSep(7200, 256, 1.255e-4), 256, 0.3964, 2)],
+)
+def test_settings_that_broke_the_measured_margin(scheme, bands, sigma, replicas):
+    """Errors of up to 1.3e-3 were seen in the first, four times its margin, when steps rounded alike."""
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    error = rounding.measured_error(jax.random.key(11), mechanism, replicas)
+    assert 0 < error < 1e-5
+    assert error < rounding.loss_margin(mechanism, 8.0, replicas) < 8e-3

@@ -28,10 +28,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals import replicas as replica_laws
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson, TruncatedBMinSep
 from jaxacct.statistics.lines import BudgetLine, total
-from jaxacct.strategies import BandedToeplitz, Dense
 from jaxacct.strategies.stationary import adds_windows, circulant_length
 
 _UNIT = 2.0**-24  # half a unit in the last place
@@ -42,8 +39,6 @@ _NORMAL_ROUNDINGS = 15  # of a radius times a sine, relative to the radius
 _RATIO_ROUNDINGS = 7  # sigma, its square, the difference, the quotient
 _SHARE = 2.0**-20  # of a likelihood ratio that participation vectors beyond the count may carry
 _DELTA_SHARE = 1e-3  # of delta_v that outputs with more may have
-# Whose likelihoods section 3 of the proofs goes through.
-_PROVEN = (Poisson, CyclicPoisson, BallsInBins, BMinSep, MultiAttribution, TruncatedBMinSep)
 _SOURCE = "proofs/rounding.md, section "
 
 
@@ -86,7 +81,7 @@ def loss_lines(
 
 @functools.lru_cache(maxsize=512)
 def _loss_lines(mechanism, delta_v, direction, replicas, push):
-    if type(mechanism.scheme) not in _PROVEN:
+    if mechanism.scheme.sums is None:
         error = measured_error(randomness.key_from_words([0, 0]), mechanism, replicas)
         name = "rounding of the loss (measured and multiplied by eight, not proven)"
         return (BudgetLine(name, "epsilon", 8 * error + 1e-6, "no proof for this scheme"),)
@@ -163,10 +158,10 @@ def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
     spent = _DELTA_SHARE * delta_v
     if direction == "add" and not _mixed(scheme):
         largest, above = -math.log(spent), spent
-    elif isinstance(mechanism.strategy, BandedToeplitz) and not _mixed(scheme):
+    elif scheme.replicas is not None and mechanism.is_stationary:
         # P(f > e^t) <= E_P f e^-t = Z_2 e^-t.
-        if replica_laws.most_replicas(mechanism) >= 2:
-            largest, above = replica_laws.log_normalizer(mechanism, 2) - math.log(spent), spent
+        if scheme.replicas.most_replicas(mechanism) >= 2:
+            largest, above = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent), spent
     if not largest < most:
         largest, above = most, 0.0
     return Size(count, beyond, largest, above, noise, score, ratio)
@@ -181,25 +176,16 @@ def _most_each(scheme) -> int:
     return 1 + _mixed(scheme) if scheme.examples_per_unit == 1 else scheme.examples_per_unit
 
 
-def _timing(scheme):
-    if isinstance(scheme, MultiAttribution):
-        return scheme.timing
-    return scheme.uncut if isinstance(scheme, TruncatedBMinSep) else scheme
-
-
 def log_count_tail(scheme, count: int) -> float:
     """ln of a bound on the probability of `count` participations or more: all sets of so many steps."""
-    timing = _timing(scheme)
-    if isinstance(timing, BallsInBins) or timing.sampling_probability == 1:
-        return 0.0 if count <= timing.max_participations else -math.inf
-    rounds = isinstance(timing, CyclicPoisson)
-    places = (
-        timing.max_participations if rounds else timing.iterations - (count - 1) * (timing.min_separation - 1)
-    )
+    sums = scheme.sums
+    if sums.probability == 1:
+        return 0.0 if count <= scheme.max_participations else -math.inf
+    places = sums.steps if sums.phases else scheme.iterations - (count - 1) * (scheme.min_separation - 1)
     if count > places:
         return -math.inf
     ways = gammaln(places + 1) - gammaln(count + 1) - gammaln(places - count + 1)
-    return min(0.0, float(ways) + count * math.log(timing.sampling_probability))
+    return min(0.0, float(ways) + count * math.log(sums.probability))
 
 
 def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
@@ -209,11 +195,11 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
     P(x = 0), and the summands of x have mean p(x) at most.
     """
     scheme, most = mechanism.scheme, mechanism.scheme.max_participations
-    if mechanism.is_upper_bound:  # cross terms would have to be counted in
+    if mechanism.is_upper_bound or share == 0:  # cross terms would have to be counted in
         return most, 0.0
     log_share = math.log(share)
     if direction == "add" or _mixed(scheme):
-        log_share += _timing(scheme).log_probability_of_none()
+        log_share += scheme.sums.log_none
     allowed = math.log(_DELTA_SHARE * delta_v) + log_share - (math.log(2) if _mixed(scheme) else 0.0)
     low, high = 0, most
     while low < high:
@@ -240,7 +226,7 @@ def _parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, fl
 def _pairs(mechanism) -> int:
     """Pairs of normals in one sample."""
     n, strategy = mechanism.scheme.iterations, mechanism.strategy
-    if isinstance(strategy, Dense) or strategy.bands == 1:
+    if not strategy.is_toeplitz or strategy.bands == 1:
         return -(-n // 2)
     return circulant_length(n, strategy.bands) // 2 + 1
 
@@ -314,7 +300,7 @@ def _score_error(mechanism, direction, replicas, size: Size, each, count) -> flo
     n, variance = scheme.iterations, sigma**2
     # Its share of a log-ratio: additions of noise, shift and windows.
     local = each * count * 4 * replicas * _UNIT * size.score / variance
-    if isinstance(strategy, Dense):
+    if not strategy.is_toeplitz:
         outputs = sigma * (math.sqrt(n) + math.sqrt(-2 * math.log(_RARE)))
         outputs += (
             2 * replicas * each * math.sqrt(size.count * (1 + 2 * float(np.max(mechanism.cross_terms))))
@@ -335,36 +321,31 @@ def _score_error(mechanism, direction, replicas, size: Size, each, count) -> flo
 
 
 def _recurrence_error(mechanism, size: Size, each, count) -> float:
-    scheme, timing = mechanism.scheme, _timing(mechanism.scheme)
-    n, b = scheme.iterations, scheme.min_separation
+    scheme = mechanism.scheme
+    sums = scheme.sums
     half = 0.5 / mechanism.noise_multiplier**2
-    p = timing.sampling_probability
     local = _RATIO_ROUNDINGS * size.ratio * each
-    if isinstance(scheme, MultiAttribution) and scheme.examples_per_user > 1:
-        weights = -math.log(float(np.min(np.maximum(scheme.count_weights(), 1e-300))))
-        top = weights + each * size.ratio + 2 * each**2 * half
+    if scheme.examples_per_unit > 1:
+        top = sums.log_weights + each * size.ratio + 2 * each**2 * half
         local += 4 * top + each * (top + SOFTPLUS_ROUNDINGS)
-    if isinstance(scheme, TruncatedBMinSep):
-        top = 3 * math.log(scheme.dataset_size + 1) + 2 * size.ratio + 6 * half
+    if sums.most_sampled:
+        top = 3 * math.log(sums.most_sampled + 1) + 2 * size.ratio + 6 * half
         local += 2 * (5 * top + SOFTPLUS_ROUNDINGS)
-    if isinstance(timing, BallsInBins) or p == 1:
+    together = math.log(sums.terms)
+    if sums.probability == 1:
         depth = math.ceil(math.log2(max(count, 2))) + 2
-        total_ratio = count * size.ratio * each
-        return _UNIT * (count * local + depth * total_ratio + b + 20 + 4 * (total_ratio + math.log(b)))
-    log_q = -math.log1p(-p)
-    rounds = timing.max_participations if isinstance(timing, CyclicPoisson) else -(-n // b) * b
-    growth = size.largest + rounds * log_q + (math.log(b) if isinstance(timing, CyclicPoisson) else 0.0)
-    shift = abs(math.log(p)) + b * log_q
+        ratios = count * size.ratio * each
+        return _UNIT * (count * local + depth * ratios + sums.terms + 20 + 4 * (ratios + together))
+    log_q = -math.log1p(-sums.probability)
+    growth = size.largest + sums.steps * log_q + (together if sums.phases else 0.0)
+    shift = -math.log(sums.probability) + scheme.min_separation * log_q
     # One participation: c + r, what is ahead, and its part of g that is not carried along.
     local += 3 * (shift + size.ratio * each) + 4 * growth
-    depth = math.ceil(math.log2(max(rounds, 2)))
-    common = (SOFTPLUS_ROUNDINGS + 3 + depth) * growth + 3 * rounds * log_q + 3 * growth
-    if isinstance(timing, BMinSep) and b > 1 and not timing.warm_start:
-        mean = 0.0
-    else:
-        mean = b + 20 + 4 * (size.largest + rounds * log_q + math.log(b) + shift) if b > 1 else 0.0
-    twice = 2 if _mixed(scheme) else 1
-    return _UNIT * twice * (count * local + common + mean)
+    depth = math.ceil(math.log2(max(sums.steps, 2)))
+    common = (SOFTPLUS_ROUNDINGS + 3 + depth) * growth + 3 * sums.steps * log_q + 3 * growth
+    last = sums.terms + 20 + 4 * (growth + together + shift)
+    twice = 2 if sums.most_sampled else 1
+    return _UNIT * twice * (count * local + common + last)
 
 
 # --- What tests compare with ---

@@ -40,7 +40,7 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
         BudgetLine(law, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
         BudgetLine(law, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"),
     )
-    if proposal.direction == "remove" and m > 1:
+    if proposal.direction == "remove" and m > 1 and mechanism.scheme.sums is not None:
         lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer),)
     return lines
 

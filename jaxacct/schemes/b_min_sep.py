@@ -17,7 +17,7 @@ from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, counts_at, disjoint_participations, times_log
+from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, times_log
 from jaxacct.schemes.poisson import log_bernoulli_product, log_probabilities
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
@@ -104,6 +104,13 @@ class BMinSep(Scheme):
     @property
     def examples_per_unit(self) -> int:
         return 1
+
+    @property
+    def sums(self) -> Sums:
+        b = self.min_separation
+        terms = b if self.warm_start else 1
+        steps = -(-self.iterations // b) * b
+        return Sums(self.sampling_probability, self.log_probability_of_none(), steps, terms)
 
     @property
     def side_information(self) -> None:

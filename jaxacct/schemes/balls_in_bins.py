@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, disjoint_participations
+from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
 from jaxacct.schemes.cyclic_poisson import draw_phase, log_probability_of_no_turn, repeat_phase
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
@@ -59,6 +59,11 @@ class BallsInBins(Scheme):
     @property
     def examples_per_unit(self) -> int:
         return 1
+
+    @property
+    def sums(self) -> Sums:
+        rounds, none = self.max_participations, self.log_probability_of_none()
+        return Sums(1.0, none, rounds, self.cycle_length, phases=True)
 
     @property
     def side_information(self) -> None:

@@ -36,6 +36,29 @@ class SideInformation(abc.ABC):
         """How far the drawn law is from the intended one: (relative error of density, total variation)."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """How a likelihood ratio is added up: what its rounding depends on (proofs/rounding.md, section 3).
+
+    Attributes:
+      probability: p, of taking part at a step at which one may.
+      log_none: ln P(x = 0).
+      steps: steps of one summand, each a factor 1 - p where nobody takes part.
+      terms: of the last sum, 1 where there is none.
+      phases: whether that sum is over phases, each a product of its own.
+      log_weights: largest |ln| of the weights of several counts at one step.
+      most_sampled: largest batch that a factor of a cut batch is made of, 0 without cuts.
+    """
+
+    probability: float
+    log_none: float
+    steps: int
+    terms: int = 1
+    phases: bool = False
+    log_weights: float = 0.0
+    most_sampled: int = 0
+
+
 class Scheme(abc.ABC):
     """Who takes part when: a frozen dataclass of public numbers, `iterations` among them.
 
@@ -167,6 +190,11 @@ class Scheme(abc.ABC):
         return None
 
     @property
+    def sums(self) -> Sums | None:
+        """How its likelihood ratios are added up; None leaves their rounding measured and not proven."""
+        return None
+
+    @property
     def replicas(self) -> ModuleType | None:
         """The module of `schemes.replicas` that draws several participation vectors together, if any."""
         return None
@@ -279,4 +307,4 @@ def times_log(counts, log_q: float) -> np.ndarray:
     return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
 
 
-__all__ = ["Scheme", "SideInformation", "counts_at", "disjoint_participations", "times_log"]
+__all__ = ["Scheme", "SideInformation", "Sums", "counts_at", "disjoint_participations", "times_log"]

@@ -14,7 +14,7 @@ from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, disjoint_participations, times_log
+from jaxacct.schemes.base import Scheme, Sums, disjoint_participations, times_log
 from jaxacct.schemes.poisson import log_bernoulli_growth, log_probabilities
 from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 
@@ -69,6 +69,11 @@ class CyclicPoisson(Scheme):
     @property
     def examples_per_unit(self) -> int:
         return 1
+
+    @property
+    def sums(self) -> Sums:
+        rounds, none = self.max_participations, self.log_probability_of_none()
+        return Sums(self.sampling_probability, none, rounds, self.cycle_length, phases=True)
 
     @property
     def side_information(self) -> None:

@@ -23,6 +23,7 @@ fewer examples only improves the privacy guarantee"), which is no proof: fewer e
 So `train.attribution` gives every user phantom examples up to k_u, which bar as any other and never join.
 """
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, counts_at, disjoint_participations
+from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
 
@@ -129,6 +130,11 @@ class MultiAttribution(Scheme):
     @property
     def examples_per_unit(self) -> int:
         return self.examples_per_user
+
+    @property
+    def sums(self) -> Sums:
+        rarest = float(np.maximum(self.count_weights(), 1e-300).min())
+        return dataclasses.replace(self.timing.sums, log_weights=-math.log(rarest))
 
     @property
     def side_information(self) -> None:

@@ -11,7 +11,7 @@ from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import softplus, tree_sum
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, disjoint_participations
+from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
 from jaxacct.schemes.replicas import poisson as poisson_replicas
 
 
@@ -59,6 +59,10 @@ class Poisson(Scheme):
     @property
     def examples_per_unit(self) -> int:
         return 1
+
+    @property
+    def sums(self) -> Sums:
+        return Sums(self.sampling_probability, self.log_probability_of_none(), self.iterations)
 
     @property
     def side_information(self) -> None:

@@ -35,6 +35,7 @@ Where the maximum is some deviations above the mean batch, `accountants.truncati
 keeps the bounded-weight proposals; the pair here is drawn plainly, but serves any maximum.
 """
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ from jaxacct.kernels.binomial import binomial_tables, draw_binomial
 from jaxacct.kernels.randomness import bits_32
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, SideInformation, disjoint_participations
+from jaxacct.schemes.base import Scheme, SideInformation, Sums, disjoint_participations
 
 _DIRECTIONS = ("remove", "add")
 
@@ -141,6 +142,10 @@ class TruncatedBMinSep(Scheme):
     @property
     def examples_per_unit(self) -> int:
         return 1
+
+    @property
+    def sums(self) -> Sums:
+        return dataclasses.replace(self.uncut.sums, most_sampled=self.dataset_size)
 
     @property
     def side_information(self) -> "BatchSizes":
