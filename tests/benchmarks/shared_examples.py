@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxacct import BandedToeplitz, IndependentAttribution, MultiAttribution, calibrate, prefix_sum_error
 from jaxacct.accountants import analytic, revealed_pattern
-from train.attribution import (
+from jaxacct.train.attribution import (
     bound_contributions,
     find_sampling_probability,
     from_edges,
