@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import scipy
 
 from jaxacct import _validate
 from jaxacct.accountants import analytic, truncation
 from jaxacct.accountants.composition import event_profile
+from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE
@@ -238,7 +238,7 @@ def _truncation_delta(scheme, epsilon, delta, dataset_size, most, compose_with) 
     if compose_with is not None:
         raise ValueError("max_batch_size must not be given together with compose_with")
     cut = truncation.reserve(scheme, epsilon, dataset_size, most)
-    if cut >= delta / 2:
+    if not cut < delta / 2:
         raise ValueError(
             f"max_batch_size must be larger: cutting batches to {most} may cost {cut:.3g} of {delta:g}; "
             "the scheme truncated-b-min-sep has likelihoods that know the cuts"
@@ -445,23 +445,19 @@ def make_plan(
     truncation_delta: float | None = None,
 ) -> Plan:
     """Assemble a plan; without evidence it is the analytic guarantee that certifies it."""
-    bound = None
+    name = bound = None
     if evidence is None:
         cross = float(mechanism.cross_terms.max())
-        bound = analytic.analytic_delta(
+        name, bound = analytic.best_accountant(
             mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with, cross
         )
-    expected = largest = None
-    if dataset_size is not None:
-        scheme = mechanism.scheme
-        cut_to = cut_to if scheme.cut_to is None else scheme.cut_to
-        expected = float(scheme.expected_batch_sizes(dataset_size).mean())
-        largest = cut_to or max_batch_size(dataset_size, scheme.largest_rate, scheme.iterations)
+    expected, largest = batch_sizes(mechanism.scheme, dataset_size, cut_to)
     return Plan(
         mechanism=mechanism,
         epsilon=epsilon,
         delta=delta,
         evidence=evidence,
+        analytic_accountant=name,
         analytic_delta=bound,
         compose_with=compose_with,
         dataset_size=dataset_size,
@@ -469,8 +465,3 @@ def make_plan(
         max_batch_size=largest,
         truncation_delta=truncation_delta,
     )
-
-
-def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = 1e-9) -> int:
-    """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
-    return int(min(dataset_size, scipy.stats.binom.isf(overflow / iterations, dataset_size, rate) + 1))

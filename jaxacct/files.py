@@ -133,10 +133,19 @@ def _umask() -> int:
     return mask
 
 
+def to_json(data, **options) -> str:
+    """JSON text; ValueError for NaN and infinity, which are not JSON."""
+    return json.dumps(data, allow_nan=False, **options)
+
+
+def _refuse(constant: str):
+    raise ValueError(f"{constant} is not a number that JSON has")
+
+
 def read_json(path, what: str) -> dict:
     """The JSON object in `path`; ValueError naming `what` when it is missing, truncated or another thing."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
     except OSError as error:
         raise ValueError(f"{what} {path} cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -174,7 +183,7 @@ class Checkpoint:
 
     def save(self, name: str, data: dict) -> None:
         """Replace the entry `name`."""
-        write_atomically(self.folder / f"{name}.json", json.dumps(data))
+        write_atomically(self.folder / f"{name}.json", to_json(data))
 
     def close(self) -> None:
         """Release the folder."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime
-import json
+import functools
 import platform
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -11,22 +11,31 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxacct import _validate, records
 from jaxacct._validate import open_probability, positive_number
-from jaxacct.accountants import truncation
+from jaxacct.accountants import analytic, truncation
 from jaxacct.accountants.composition import event_from_json, event_to_json
-from jaxacct.files import read_json, write_atomically
+from jaxacct.batch_sizes import batch_sizes
+from jaxacct.files import read_json, to_json, write_atomically
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.half_space import log_remainder_scale
+from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics import hockey_stick
-from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies import prefix_sum_error, strategy_from_json, strategy_to_json
-from jaxacct.verification.extrapolation import Certificate
-from jaxacct.verification.run import DirectionEvidence, Evidence, dense_counts, recheck, verify
+from jaxacct.verification import recheck
+from jaxacct.verification.run import (
+    DirectionEvidence,
+    Evidence,
+    Progress,
+    dense_counts,
+    target_digest,
+    verify,
+)
 
 SCHEMA = "jaxacct-plan"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# Version 1 stored neither the accountant nor the digest of the target; what it lacks is computed on reading.
+_READABLE = (1, SCHEMA_VERSION)
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "dp-accounting")
 
 
@@ -52,7 +61,8 @@ class Plan:
         evidence it is the guarantee of the whole procedure, calibration and training, whose verifier may
         err with the probability booked in `evidence.budget`.
       evidence: the accepted verification, or None where `analytic_delta` proves the guarantee.
-      analytic_delta: an analytic upper bound on delta(epsilon), at most `delta`, or None.
+      analytic_accountant: which of `accountants.analytic.ACCOUNTANTS` gives `analytic_delta`, or None.
+      analytic_delta: its upper bound on delta(epsilon), at most `delta`, or None.
       compose_with: the dp-accounting `DpEvent` the guarantee also covers, or None.
       dataset_size: number of examples, None if not stated.
       expected_batch_size: mean batch size over the run, None without a data set size.
@@ -69,6 +79,7 @@ class Plan:
     epsilon: float
     delta: float
     evidence: Evidence | None = None
+    analytic_accountant: str | None = None
     analytic_delta: float | None = None
     compose_with: object = None
     dataset_size: int | None = None
@@ -82,16 +93,21 @@ class Plan:
     def __post_init__(self):
         positive_number("epsilon", self.epsilon)
         open_probability("delta", self.delta)
+        if self.dataset_size is not None:
+            _validate.positive_integer("dataset_size", self.dataset_size)
+
+    @functools.cached_property
+    def flaws(self) -> tuple[str, ...]:
+        """Why the plan is not certified, a line each; empty if everything that it claims follows.
+
+        All that can be computed from the mechanism is, and compared; the draws are taken as they are stored.
+        """
+        return tuple(_flaws(self))
 
     @property
     def certified(self) -> bool:
-        """Whether the stored evidence, looked at again, supports the guarantee."""
-        if self.evidence is None:
-            spent = self.truncation_delta or 0.0
-            if self.analytic_delta is None or self.analytic_delta + spent > self.delta:
-                return False
-            return not _truncation_flaws(self)
-        return self.evidence.accepted and not _flaws(self)
+        """Whether the evidence, looked at again, supports the guarantee."""
+        return not self.flaws
 
     @property
     def prefix_sum_error(self) -> float:
@@ -109,17 +125,17 @@ class Plan:
         if not self.certified:
             return "NOT CERTIFIED: the stored evidence does not support the stated guarantee."
         how = (
-            "by an analytic accountant"
+            f"by the analytic accountant {self.analytic_accountant!r}"
             if self.evidence is None
             else (
-                f"by {self.evidence.num_samples:,} Monte Carlo samples; the {self.delta:g} includes the "
-                f"verifier's failure probability {self.evidence.budget.failure_probability:.3g}"
+                f"by {self.evidence.num_samples:,} Monte Carlo samples; the {_exact(self.delta)} "
+                f"includes the verifier's failure probability {self.evidence.budget.failure_probability:.3g}"
             )
         )
+        target = f"({_exact(self.epsilon)}, {_exact(self.delta)})"
         together = "" if self.compose_with is None else f", composed with {self.compose_with!r}"
         return (
-            f"The training run is ({self.epsilon:g}, {self.delta:g})-differentially private for one "
-            f"{self._unit()} under zero-out adjacency{together}, certified {how}. It assumes that batches "
+            f"The training run is {target}-differentially private for one {self._unit()} under zero-out adjacency{together}, certified {how}. It assumes that batches "
             f"are drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's "
             f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
             f"released.{self._bound()}"
@@ -148,13 +164,49 @@ class Plan:
         """Repeat the verification with fresh randomness; see `verification.run.verify` for the options.
 
         Raises:
-          ValueError: for a plan whose guarantee is analytic: there is nothing to draw.
+          ValueError: for a plan whose guarantee is analytic: `flaws` computes its bound again.
         """
         if self.evidence is None:
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
         budget = self.evidence.budget
         options = {"budget": budget, "compose_with": self.compose_with} | options
         return verify(self.mechanism, self.epsilon, self.delta, **options)
+
+    def replay(self, progress: Progress | None = None) -> tuple[recheck.Replayed, ...]:
+        """Draw what the stored keys name again, and compare histograms; see `verification.recheck.replay`.
+
+        Raises:
+          ValueError: for a plan without Monte Carlo evidence, or whose evidence does not add up.
+        """
+        if self.evidence is None:
+            raise ValueError("plan is certified by an analytic accountant: there are no draws to repeat")
+        if self.flaws:
+            raise ValueError(f"plan evidence does not add up: {self.flaws[0]}")
+        return recheck.replay(self.evidence, self.mechanism, self.epsilon, self.compose_with, progress)
+
+    def checked(self) -> list[str]:
+        """What loading computed again, and what only drawing can show; lines for people."""
+        if self.evidence is None:
+            return [f"computed again: the bound of the accountant {self.analytic_accountant!r}, batch sizes"]
+        return [
+            "computed again: scale, errors, rounding margin, threshold, the verdict from the stored counts, "
+            "batch sizes",
+            "only drawing shows: that the counts are those of the stored key (`jaxacct verify --replay`) and "
+            "that the key was not chosen (`jaxacct verify`)",
+            "as written, without bearing on the guarantee: predicted samples, times, device, versions",
+        ]
+
+    def budget_lines(self) -> list[tuple[str, float]]:
+        """(item, delta spent) for every item of the budget of delta; Monte Carlo evidence only."""
+        if self.evidence is None:
+            items = [(f"bound of {self.analytic_accountant}", self.analytic_delta or 0.0)]
+        else:
+            budget = self.evidence.budget
+            spent = budget.failure_probability * (1 - budget.delta_v)
+            items = [("delta_v, the divergence verified", budget.delta_v), ("wrong acceptance", spent)]
+        if self.truncation_delta is not None:
+            items.append(("cut batches", self.truncation_delta))
+        return items
 
     def profile(self, epsilons) -> np.ndarray:
         """Estimated delta at each of `epsilons` (natural log) from the stored histograms of losses.
@@ -172,7 +224,6 @@ class Plan:
 
     def to_json(self) -> dict:
         """Plain JSON values, readable by `from_json`."""
-        mechanism = self.mechanism
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -180,17 +231,18 @@ class Plan:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "adjacency": "zero-out",
-            "scheme": scheme_to_json(mechanism.scheme),
-            "strategy": strategy_to_json(mechanism.strategy),
-            "noise_multiplier": mechanism.noise_multiplier,
+            "scheme": scheme_to_json(self.mechanism.scheme),
+            "strategy": strategy_to_json(self.mechanism.strategy),
+            "noise_multiplier": self.mechanism.noise_multiplier,
             "dataset_size": self.dataset_size,
             "expected_batch_size": self.expected_batch_size,
             "max_batch_size": self.max_batch_size,
             "truncation_delta": self.truncation_delta,
             "prefix_sum_error": self.prefix_sum_error,
+            "analytic_accountant": self.analytic_accountant,
             "analytic_delta": self.analytic_delta,
             "compose_with": event_to_json(self.compose_with),
-            "evidence": None if self.evidence is None else _evidence_to_json(self.evidence),
+            "evidence": None if self.evidence is None else dataclasses.asdict(self.evidence),
             "created": self.created,
             "device": self.device,
             "versions": self.versions,
@@ -198,53 +250,43 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict) -> "Plan":
-        """Read what `to_json` wrote and check it, evidence included.
+        """Read what `to_json` wrote and check it: all that follows from the mechanism is computed again.
 
         Raises:
-          ValueError: another schema or version, a missing field, or evidence that does not add up.
+          ValueError: another schema or version, a field that is missing, unknown or of another type, or
+            anything that does not follow from the mechanism and the stored draws.
         """
         if not isinstance(data, dict):
             raise ValueError(f"plan must be a JSON object, was {data!r:.80}")
         if data.get("schema") != SCHEMA:
             raise ValueError(f"plan must have the schema {SCHEMA!r}, had {data.get('schema')!r}")
-        if data.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"plan schema_version must be {SCHEMA_VERSION}, was {data.get('schema_version')!r}"
-            )
+        version = data.get("schema_version")
+        if type(version) is not int or version not in _READABLE:
+            raise ValueError(f"plan schema_version must be {SCHEMA_VERSION} or below, was {version!r}")
         if data.get("adjacency") != "zero-out":
             raise ValueError(f"plan adjacency must be 'zero-out', was {data.get('adjacency')!r}")
+        names = {hint.name for hint in dataclasses.fields(cls)} - {"mechanism"}
+        names |= {"schema", "schema_version", "statement", "adjacency", "prefix_sum_error"}
+        names |= {"scheme", "strategy", "noise_multiplier"}
+        lacks = sorted(names - set(data) - (_NEW_IN_2 if version == 1 else set()))
+        unknown = sorted(set(data) - names)
+        if lacks or unknown:
+            what = f"lacks the field {lacks[0]!r}" if lacks else f"has an unknown field {unknown[0]!r}"
+            raise ValueError(f"plan {what}")
         try:
-            mechanism = Mechanism(
-                scheme_from_json(data["scheme"]),
-                strategy_from_json(data["strategy"]),
-                data["noise_multiplier"],
-            )
-            evidence = data["evidence"]
-            plan = cls(
-                mechanism=mechanism,
-                epsilon=data["epsilon"],
-                delta=data["delta"],
-                evidence=None if evidence is None else _evidence_from_json(evidence),
-                analytic_delta=data["analytic_delta"],
-                compose_with=event_from_json(data["compose_with"]),
-                dataset_size=data["dataset_size"],
-                expected_batch_size=data["expected_batch_size"],
-                max_batch_size=data["max_batch_size"],
-                truncation_delta=data.get("truncation_delta"),
-                created=data["created"],
-                device=data["device"],
-                versions=data["versions"],
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"plan lacks or garbles the field {error}") from None
-        flaws = _flaws(plan)
-        if flaws:
-            raise ValueError(f"plan evidence does not add up: {'; '.join(flaws)}")
+            plan = _read(data, version)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"plan garbles a field: {error}") from None
+        if plan.flaws:
+            raise ValueError(f"plan evidence does not add up: {'; '.join(plan.flaws[:3])}")
+        written = records.differences(data, _as_read(plan.to_json()))
+        if version == SCHEMA_VERSION and written:
+            raise ValueError(f"plan does not add up: {'; '.join(written[:3])}")
         return plan
 
     def save(self, path) -> None:
         """Write the plan to `path`, whole or not at all."""
-        write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
+        write_atomically(path, to_json(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path) -> "Plan":
@@ -252,71 +294,144 @@ class Plan:
         return cls.from_json(read_json(path, "plan"))
 
 
-def _evidence_to_json(evidence: Evidence) -> dict:
-    return dataclasses.asdict(evidence)
+def _exact(value: float) -> str:
+    """All digits, as 0.0010000001 is not 0.001; without a trailing .0."""
+    return repr(float(value)).removesuffix(".0")
 
 
-def _evidence_from_json(data: dict) -> Evidence:
-    def direction(fields: dict) -> DirectionEvidence:
-        values: dict[str, Any] = {
-            name: tuple(tuple(v) if isinstance(v, list) else v for v in value)
-            if isinstance(value, list)
-            else value
-            for name, value in fields.items()
-        }
-        if fields.get("extrapolation") is not None:
-            stored: dict[str, Any] = dict(fields["extrapolation"])
-            for name in ("near_counts", "far_counts"):
-                stored[name] = tuple(map(tuple, stored[name]))
-            values["extrapolation"] = Certificate(**stored)
-        values["lines"] = tuple(BudgetLine(**line) for line in fields.get("lines", ()))
-        return DirectionEvidence(**values)
+_NEW_IN_2 = {"analytic_accountant", "truncation_delta"}
 
-    fields = dict(data)
-    fields["budget"] = Budget(**fields["budget"])
-    fields["remove"], fields["add"] = direction(fields["remove"]), direction(fields["add"])
-    return Evidence(**fields)
+
+def _as_read(value):
+    """Plain values as JSON gives them back."""
+    if isinstance(value, dict):
+        return {key: _as_read(item) for key, item in value.items()}
+    return [_as_read(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _read(data: dict, version: int) -> Plan:
+    """The plan in JSON values, their types checked; of version 1 with what it lacks filled in."""
+    old = version == 1
+    for name, kind in (("scheme", dict), ("strategy", dict), ("statement", str)):
+        if not isinstance(data[name], kind):
+            raise ValueError(f"plan {name} must be of type {kind.__name__}, was {data[name]!r}")
+    strategy = strategy_from_json(data["strategy"])
+    mechanism = Mechanism(scheme_from_json(data["scheme"]), strategy, data["noise_multiplier"])
+    fields: dict[str, Any] = {
+        name: records.read(kind, data.get(name), f"plan {name}")
+        for name, kind in {
+            "epsilon": float,
+            "delta": float,
+            "analytic_accountant": str | None,
+            "analytic_delta": float | None,
+            "dataset_size": int | None,
+            "expected_batch_size": float | None,
+            "max_batch_size": int | None,
+            "truncation_delta": float | None,
+            "created": str,
+            "device": str,
+            "versions": dict[str, str],
+        }.items()
+    }
+    datetime.datetime.fromisoformat(fields["created"])
+    if records.differences(data["strategy"], _as_read(strategy_to_json(strategy)), "strategy"):
+        raise ValueError("plan strategy is not as it was written: its column norm must be 1")
+    given = records.read(float, data["prefix_sum_error"], "plan prefix_sum_error")
+    evidence = data["evidence"]
+    if evidence is not None:
+        evidence = records.read(Evidence, evidence, "plan evidence", blank=old)
+    compose_with = event_from_json(data["compose_with"])
+    plan = Plan(mechanism, evidence=evidence, compose_with=compose_with, **fields)
+    if records.differences(given, plan.prefix_sum_error, "prefix_sum_error"):
+        raise ValueError(f"plan prefix_sum_error must be {plan.prefix_sum_error!r}, was {given!r}")
+    return _upgraded(plan) if old else plan
+
+
+def _upgraded(plan: Plan) -> Plan:
+    """A plan of version 1 with what followed from its mechanism then computed as it is today.
+
+    Its draws stay as they are, so what they were counted with must still do: the same scale, and a margin no
+    smaller than what is put aside today.
+    """
+    if plan.evidence is None:
+        name, bound = _analytic(plan)
+        return dataclasses.replace(plan, analytic_accountant=name, analytic_delta=bound)
+    stored = plan.evidence
+    target = target_digest(plan.mechanism, plan.epsilon, plan.delta, stored.budget, plan.compose_with)
+    fresh = {}
+    for name in DIRECTIONS:
+        seen: DirectionEvidence = getattr(stored, name)
+        fresh[name] = recheck.rebuild(
+            seen, plan.mechanism, plan.epsilon, stored.rule, stored.budget, plan.compose_with
+        )
+        kept = ("direction", "proposal", "scale", "replicas", "margin", "num_samples", "accepted")
+        for part in kept:
+            pair = getattr(seen, part), getattr(fresh[name], part)
+            different = records.differences(*pair, f"{name} {part}")
+            if different:
+                raise ValueError(f"plan evidence does not add up: {different[0]}")
+    return dataclasses.replace(plan, evidence=dataclasses.replace(stored, target=target, **fresh))
+
+
+def _analytic(plan: Plan) -> tuple[str, float]:
+    mechanism = plan.mechanism
+    cross = float(mechanism.cross_terms.max())
+    arguments = (mechanism.scheme, mechanism.noise_multiplier, plan.epsilon, plan.compose_with, cross)
+    if plan.analytic_accountant is None:
+        return analytic.best_accountant(*arguments)
+    return plan.analytic_accountant, analytic.delta_by(plan.analytic_accountant, *arguments)
 
 
 def _flaws(plan: Plan) -> list[str]:
-    """What in a plan's evidence contradicts itself; a fresh verification is the stronger check."""
-    evidence = plan.evidence
-    if evidence is None:
-        return [] if plan.certified else ["neither evidence nor an analytic bound below delta"]
-    budget, flaws = evidence.budget, _truncation_flaws(plan)
-    spent = budget.delta_v + budget.failure_probability * (1 - budget.delta_v)
-    spent += plan.truncation_delta or 0.0
-    if spent > plan.delta * (1 + 1e-12):
-        flaws.append(f"the budget spends {spent:g} of delta {plan.delta:g}")
-    for name in ("remove", "add"):
-        seen = getattr(evidence, name)
-        if seen.direction != name:
-            flaws.append(f"the {name} evidence is of direction {seen.direction!r}")
-        if seen.extrapolation is not None:
-            log_scale = log_remainder_scale(plan.mechanism, plan.epsilon)
-            if abs(seen.extrapolation.log_scale - log_scale) > 1e-9:
-                flaws.append(f"{name}: the scale is not that of the mechanism")
-        elif seen.scale > 0:
-            allowed = budget.delta_v / (seen.scale * (1 + seen.relative_error)) - seen.total_variation
-            if seen.threshold > allowed * (1 + 1e-12):
-                flaws.append(f"{name}: threshold {seen.threshold:g} is above {allowed:g}")
-        if seen.accepted and not recheck(seen, evidence.rule, budget):
-            flaws.append(f"{name}: the histogram does not support the verdict")
-    return flaws
+    """What in a plan does not follow from its mechanism and its draws, a line each; cheap checks first."""
+    try:
+        if plan.evidence is not None and (plan.analytic_delta, plan.analytic_accountant) != (None, None):
+            return ["it has both drawn evidence and an analytic bound"]
+        if plan.evidence is not None:
+            about = (plan.mechanism, plan.epsilon, plan.delta, plan.compose_with)
+            found = recheck.target_flaws(plan.evidence, *about)
+            if found:
+                return found
+        available = plan.delta - _spent_on_cuts(plan)
+        cut_to = plan.max_batch_size if plan.truncation_delta is not None else None
+        sizes = batch_sizes(plan.mechanism.scheme, plan.dataset_size, cut_to)
+        stated = plan.expected_batch_size, plan.max_batch_size
+        found = records.differences(stated, sizes, "batch sizes")
+        if found:
+            return found
+        if plan.evidence is None:
+            return _analytic_flaws(plan, available)
+        if not plan.evidence.budget.delta <= available:
+            return [f"the budget spends {plan.evidence.budget.delta:g} of {available:g} of delta"]
+        return recheck.flaws(
+            plan.evidence, plan.mechanism, plan.epsilon, plan.delta, compose_with=plan.compose_with
+        )
+    except (ValueError, ArithmeticError) as error:
+        return [str(error)]
 
 
-def _truncation_flaws(plan: Plan) -> list[str]:
-    """What is wrong with the delta that cut batches spend."""
+def _analytic_flaws(plan: Plan, available: float) -> list[str]:
+    if plan.analytic_accountant is None or plan.analytic_delta is None:
+        return ["neither evidence nor an analytic bound below delta"]
+    _, bound = _analytic(plan)
+    if not bound <= available:
+        return [f"{plan.analytic_accountant} gives delta {bound:g}, above {available:g}"]
+    return records.differences(plan.analytic_delta, bound, "analytic_delta")
+
+
+def _spent_on_cuts(plan: Plan) -> float:
+    """The delta that cut batches spend, computed again; 0 where none are cut."""
     if plan.truncation_delta is None:
-        return []
+        return 0.0
     if plan.dataset_size is None or plan.max_batch_size is None or plan.compose_with is not None:
-        return ["batches cannot be cut without a dataset_size and max_batch_size, or under composition"]
+        raise ValueError("batches cannot be cut without a dataset_size and max_batch_size, or composed")
     needed = truncation.reserve(plan.mechanism.scheme, plan.epsilon, plan.dataset_size, plan.max_batch_size)
-    if plan.truncation_delta < needed * (1 - 1e-12):
-        return [f"cutting batches needs {needed:g} of delta, {plan.truncation_delta:g} is put aside"]
+    found = records.differences(plan.truncation_delta, needed, "truncation_delta")
+    if found:
+        raise ValueError(found[0])
     if not truncation.covers(plan.mechanism, plan.epsilon):
-        return ["the delta put aside for cut batches does not cover this noise multiplier"]
-    return []
+        raise ValueError("the delta put aside for cut batches does not cover this noise multiplier")
+    return max(needed, plan.truncation_delta)
 
 
 def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np.ndarray:

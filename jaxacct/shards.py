@@ -37,6 +37,7 @@ from jaxacct.verification.run import (
     margin_of,
     not_run,
     sparse_counts,
+    target_digest,
     trivial,
 )
 
@@ -204,10 +205,11 @@ def merge(parts: list[Part]) -> tuple[Plan | None, Evidence]:
         if direction == "remove" and not verdicts["remove"].accepted:
             verdicts["add"] = not_run(verdicts["remove"])
             break
-    evidence = Evidence("anytime", Budget(**target["budget"]), verdicts["remove"], verdicts["add"], 0.0)
+    mechanism, budget = _mechanism(target), Budget(**target["budget"])
+    digest = target_digest(mechanism, target["epsilon"], target["delta"], budget, None)
+    evidence = Evidence("anytime", budget, verdicts["remove"], verdicts["add"], 0.0, digest)
     if not evidence.accepted:
         return None, evidence
-    mechanism = _mechanism(target)
     plan = make_plan(mechanism, target["epsilon"], target["delta"], evidence, target["dataset_size"], None)
     return plan, evidence
 

@@ -8,11 +8,15 @@ revealed, the outputs are independent Poisson-sampled Gaussians, for which dp-ac
 distribution is an upper bound.
 """
 
+import functools
+import json
 import math
 
 import scipy
 
+from jaxacct import _validate
 from jaxacct.accountants import revealed_pattern
+from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.schemes import Scheme
 
@@ -42,6 +46,84 @@ def unamplified_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.
     return dp_accounting.GaussianDpEvent(noise_multiplier / unamplified_sensitivity(scheme, cross))
 
 
+ACCOUNTANTS = ("unamplified", "revealed-pattern", "pld")
+
+
+def delta_by(
+    accountant: str,
+    scheme: Scheme,
+    noise_multiplier: float,
+    epsilon: float,
+    compose_with=None,
+    cross: float = 0.0,
+    interval: float = 1e-4,
+) -> float:
+    """The upper bound on delta(epsilon) by one of `ACCOUNTANTS`; natural log epsilon.
+
+    "unamplified" is the Gaussian mechanism with the worst participation pattern revealed, "revealed-pattern"
+    the mixture over the patterns of a scheme that has their law, "pld" the privacy loss
+    distribution of independent Poisson-sampled Gaussians. Both are composed by dp-accounting.
+
+    Args:
+      compose_with: a `DpEvent` to compose with, or None.
+      cross, interval: as for `analytic_delta`.
+
+    Raises:
+      ValueError: for an accountant that is not known or does not cover the scheme, or bad arguments.
+    """
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.positive_number("epsilon", epsilon)
+    event = independent_event(scheme, noise_multiplier, cross)
+    if accountant == "revealed-pattern":
+        if compose_with is not None or cross or scheme.revealed_counts is None:
+            raise ValueError(f"accountant revealed-pattern does not cover {scheme.name} here")
+        bound = float(revealed_pattern.delta(scheme, noise_multiplier, epsilon))
+    elif accountant == "unamplified" and compose_with is None:
+        bound = gaussian_delta(epsilon, noise_multiplier, unamplified_sensitivity(scheme, cross))
+    else:
+        if accountant == "unamplified":
+            event = unamplified_event(scheme, noise_multiplier, cross)
+        if event is None:
+            raise ValueError(f"accountant pld does not cover {scheme.name} with this strategy")
+        events = [event] if compose_with is None else [event, compose_with]
+        bound = _composed(json.dumps([event_to_json(part) for part in events]), epsilon, interval)
+    if not 0 <= bound <= 1:
+        raise ValueError(f"accountant {accountant} gave {bound!r}, which is no probability")
+    return bound
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(events: str, epsilon: float, interval: float) -> float:
+    """delta(epsilon) of events in JSON by dp-accounting; cached, as a plan computes its bound again."""
+    accountant = _pld_accountant(interval)
+    for event in json.loads(events):
+        accountant.compose(event_from_json(event))
+    return float(accountant.get_delta(epsilon))
+
+
+def best_accountant(
+    scheme: Scheme,
+    noise_multiplier: float,
+    epsilon: float,
+    compose_with=None,
+    cross: float = 0.0,
+    interval: float = 1e-4,
+) -> tuple[str, float]:
+    """(name, bound) of the accountant with the smallest bound on delta(epsilon); see `analytic_delta`."""
+    known = independent_event(scheme, noise_multiplier, cross) is not None
+    names = ["unamplified", *(["pld"] if known else [])]
+    if compose_with is None and scheme.revealed_counts is not None and not cross:
+        names.append("revealed-pattern")
+    if compose_with is not None and known:
+        names = ["pld"]  # never the worse one, and a composition takes seconds
+    found = [
+        (delta_by(name, scheme, noise_multiplier, epsilon, compose_with, cross, interval), name)
+        for name in names
+    ]
+    bound, name = min(found)
+    return name, bound
+
+
 def analytic_delta(
     scheme: Scheme,
     noise_multiplier: float,
@@ -58,22 +140,7 @@ def analytic_delta(
       interval: natural log; the grid of losses where dp-accounting makes a privacy loss distribution. Its
         distributions are pessimistic on any grid, so the bound holds for any; its time goes as one over it.
     """
-    event = independent_event(scheme, noise_multiplier, cross)
-    if compose_with is None:
-        bounds = [gaussian_delta(epsilon, noise_multiplier, unamplified_sensitivity(scheme, cross))]
-        if scheme.revealed_counts is not None and not cross:
-            bounds.append(revealed_pattern.delta(scheme, noise_multiplier, epsilon))
-        events = [event] if event is not None else []
-    else:
-        bounds = []
-        events = [event if event is not None else unamplified_event(scheme, noise_multiplier, cross)]
-    for event in events:
-        accountant = _pld_accountant(interval)
-        accountant.compose(event)
-        if compose_with is not None:
-            accountant.compose(compose_with)
-        bounds.append(accountant.get_delta(epsilon))
-    return float(min(bounds))
+    return best_accountant(scheme, noise_multiplier, epsilon, compose_with, cross, interval)[1]
 
 
 def _pld_accountant(interval: float):

@@ -37,6 +37,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
         raise ValueError(f"max_batch_size must not be given {scheme.why_not_cut}")
     size = _validate.positive_integer("dataset_size", dataset_size)
     most = _validate.positive_integer("max_batch_size", max_batch_size)
+    _validate.positive_number("epsilon", epsilon)
     rates = scheme.participation_probabilities()
     if most <= size * rates.max():
         raise ValueError(
@@ -50,7 +51,9 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
     if none > 0:
         remove = min(remove, sampled * (1 + tail_bound(scheme, epsilon) / none))
     add = sampled if epsilon >= -math.log(none or 5e-324) else any_step
-    return min(1.0, max(remove, add) * (1 + 1e-9))  # the last factor: float64 binomial tails
+    # NumPy's maximum and minimum keep a NaN, which the caller's comparison then refuses. The last factor is
+    # for float64 binomial tails.
+    return float(np.minimum(1.0, np.maximum(remove, add) * (1 + 1e-9)))
 
 
 def tail_bound(scheme, epsilon: float) -> float:
@@ -60,6 +63,7 @@ def tail_bound(scheme, epsilon: float) -> float:
 
 def covers(mechanism: Mechanism, epsilon: float) -> bool:
     """Whether `reserve` holds for this noise: its E_P f = Z_2 is at most what was allowed for."""
+    _validate.positive_number("epsilon", epsilon)
     if mechanism.scheme.log_probability_of_none() == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
         return True
     if most_replicas(mechanism) < 2:

@@ -376,7 +376,7 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
                 None if shift is None else np.asarray(shift, np.float64),
                 batch_sizes,
             )
-            worst = max(worst, float(np.max(np.abs(single - np.asarray(exact)))))
+            worst = float(np.maximum(worst, np.max(np.abs(single - np.asarray(exact)))))  # max() drops NaN
     return worst
 
 

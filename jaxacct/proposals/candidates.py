@@ -1,6 +1,8 @@
 """Which proposals a direction may be verified with, and what each would cost."""
 
+import functools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,8 +11,8 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.half_space import add_candidates
-from jaxacct.proposals.powers import power_candidates
-from jaxacct.proposals.replicas import replica_candidates
+from jaxacct.proposals.powers import power_candidates, power_proposal
+from jaxacct.proposals.replicas import replica_candidates, replica_proposal
 from jaxacct.statistics import bounds
 from jaxacct.statistics.lines import BudgetLine, total
 
@@ -49,9 +51,12 @@ def threshold(proposal: Proposal, delta_v: float) -> float:
     """The mean of terms to stay below: `delta_v` in the proposal's units, all `budget_lines` spent."""
     if proposal.log_scale == -math.inf:
         return math.inf
+    # min and max below would swallow a NaN, and e^100 certifies anything.
+    if math.isnan(proposal.log_scale):
+        raise ValueError(f"{proposal.name}: the scale must be a number, was nan")
     lines = budget_lines(proposal, delta_v)
     left = delta_v - total(lines, "delta")
-    if left <= 0:
+    if not left > 0:
         return 0.0
     # Beyond 1 all thresholds mean the same, so a scale too small for float64 need not overflow.
     intended = math.exp(min(100.0, math.log(left) - proposal.log_scale)) / (1 + total(lines, "relative"))
@@ -107,6 +112,36 @@ def proposals_at(
         found += replica_candidates(mechanism, epsilon, samples_needed)
         return found + power_candidates(mechanism, epsilon, samples_needed)
     return found + add_candidates(mechanism, epsilon)
+
+
+def by_name(
+    mechanism: Mechanism, epsilon: float, direction: str, name: str, *, composed: bool = False
+) -> Proposal:
+    """The one proposal of that name among `candidates`, without pricing the others.
+
+    Raises:
+      ValueError: for a name that `candidates` could not give.
+    """
+    found = _by_name(mechanism, epsilon, direction, name, composed)
+    if found is None:
+        raise ValueError(f"proposal {name!r} is none for the {direction} direction of this mechanism")
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _by_name(mechanism, epsilon, direction, name, composed) -> Proposal | None:
+    if name == "plain":
+        return proposals.plain(mechanism, direction)
+    if composed:
+        return None
+    if direction == "add":
+        return next((p for p in add_candidates(mechanism, epsilon) if p.name == name), None)
+    order = re.fullmatch(r"([0-9]{1,3}) replicas( of one example)?", name)
+    if order is None:
+        return None
+    if order[2] is None:
+        return replica_proposal(mechanism, int(order[1]), epsilon)
+    return None if mechanism.scheme.parts is None else power_proposal(mechanism, int(order[1]), epsilon)
 
 
 def predicted_samples(theta: float, failure_probability: float) -> float:

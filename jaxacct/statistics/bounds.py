@@ -242,9 +242,9 @@ def log_wealth(counts, theta, bets, weights) -> float:
     theta = _nonnegative("theta", theta)
     bets, weights = np.asarray(bets, float), np.asarray(weights, float)
     if not np.all((bets >= 0) & (bets <= 1)):
-        raise ValueError(f"bets must be in [0, 1], was {bets!r}")
+        raise ValueError(f"bets must be in [0, 1], were {bets.tolist()}")
     if bets.shape != weights.shape or not (np.all(weights >= 0) and weights.sum() <= 1 + 1e-12):
-        raise ValueError(f"weights must be >= 0, one a bet, of sum at most 1, was {weights!r}")
+        raise ValueError(f"weights must be >= 0, one a bet, of sum at most 1, were {weights.tolist()}")
     values, counts = _occupied(counts, TERM_EDGES)
     if theta >= 1:
         return math.inf
@@ -354,7 +354,7 @@ def _occupied(counts, edges):
     counts = np.asarray(counts)
     integers = counts.shape == edges.shape and np.issubdtype(counts.dtype, np.integer)
     if not integers or counts.min() < 0:
-        raise ValueError(f"counts must be {len(edges)} non-negative integers, was {counts!r}")
+        raise ValueError(f"counts must be {len(edges)} non-negative integers")
     held = counts > 0
     return edges[held], counts[held].astype(np.float64)
 

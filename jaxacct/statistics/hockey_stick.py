@@ -29,6 +29,9 @@ def hockey_stick(t: np.ndarray) -> np.ndarray:
 def weighted_terms(draws, direction: str, epsilon: float, profile=hockey_stick) -> np.ndarray:
     """`w g(t)` of a proposal's draws, (num,) float64: its mean is the divergence."""
     values = profile(exponent(draws.loss, direction, epsilon))
+    # `values > 0` is false for NaN, which would then count as 0, the safest-looking value there is.
+    if np.isnan(values).any() or np.isnan(draws.log_weight).any():
+        raise NonFiniteLossError("a term or its weight is not a number; nothing was certified")
     with np.errstate(over="ignore", invalid="ignore"):
         weighted = np.where(values > 0, np.exp(draws.log_weight) * values, 0.0)
     if not np.all(np.isfinite(weighted)):
@@ -44,6 +47,8 @@ _LOSS_BINS = 4096
 
 def bin_losses(loss: np.ndarray) -> np.ndarray:
     """Counts of float64 losses in `len(LOSS_EDGES) - 1` bins, int64."""
+    if not np.all(np.isfinite(loss)):
+        raise NonFiniteLossError("a privacy loss is not finite; nothing was certified")
     index = np.floor(loss / LOSS_BIN_WIDTH).astype(np.int64) + _LOSS_BINS // 2
     return np.bincount(np.clip(index, 0, _LOSS_BINS - 1), minlength=_LOSS_BINS)
 

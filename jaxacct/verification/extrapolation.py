@@ -30,7 +30,7 @@ from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.statistics import bounds
-from jaxacct.statistics.hockey_stick import exponent, hockey_stick
+from jaxacct.statistics.hockey_stick import NonFiniteLossError, exponent, hockey_stick
 from jaxacct.statistics.lines import BudgetLine, total
 
 _PILOT_BLOCKS = 16
@@ -127,20 +127,6 @@ class Certificate:
     unseen: float
 
 
-def certified_bound(certificate: Certificate) -> float:
-    """The bound computed again from the stored counts, distances and q alone."""
-    near, far = _dense(certificate.near_counts), _dense(certificate.far_counts)
-    if near.sum() + far.sum() != certificate.num_samples or not near.sum():
-        return math.inf
-    near_upper = bounds.upper_confidence_bound(near, certificate.q / 2)
-    far_lower = bounds.lower_confidence_bound(far, certificate.q / 2)
-    distances = certificate.near_distance, certificate.far_distance
-    if not 0 < distances[0] < distances[1]:
-        return math.inf
-    unseen = certificate.unseen
-    return math.exp(log_bound(*distances, certificate.log_scale, near_upper + unseen, far_lower - unseen))
-
-
 def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: float) -> Proposal:
     """Q with its noise pushed down by `distance` standard deviations along C mu, mu the mean participation.
 
@@ -161,12 +147,19 @@ def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     return Draws(loss, jnp.zeros_like(loss))
 
 
+def supports(mechanism: Mechanism) -> bool:
+    """Whether theorem 4 covers the mechanism: Q is one Gaussian, and losses are exact."""
+    return mechanism.is_stationary and mechanism.scheme.side_information is None
+
+
 def at_distances(mechanism: Mechanism, epsilon: float, near: float, far: float) -> Extrapolation:
     """The extrapolation through two given distances, 0 < near < far, in standard deviations.
 
     Raises:
       ValueError: for other distances, or where H(Q, P) is exactly zero.
     """
+    if not supports(mechanism):
+        raise ValueError("extrapolation does not cover this scheme and strategy")
     log_scale = log_remainder_scale(mechanism, epsilon)
     if not 0 < near < far < math.inf:
         raise ValueError(f"distances must be 0 < near < far, were {near!r} and {far!r}")
@@ -218,9 +211,7 @@ def cheaper_extrapolation(
 
     The choice rests on pilot draws of `key` alone, so it is independent of the draws that certify.
     """
-    if samples_otherwise <= 2 * PLANNED_SAMPLES or mechanism.scheme.side_information is not None:
-        return None
-    if not mechanism.is_stationary:
+    if samples_otherwise <= 2 * PLANNED_SAMPLES or not supports(mechanism):
         return None
     planned = plan_extrapolation(mechanism, epsilon, key)
     return planned if planned and planned.log_expected < math.log(delta_v) else None
@@ -264,39 +255,62 @@ def certify(
       kept: what `keep` was last called with, to go on from there.
       keep: called with the state after every batch, plain JSON values.
     """
-    laws = (extrapolation.near, extrapolation.far)
-    # Rounded up at the near point and down at the far one: each the safe way.
-    margin = total(extrapolation.lines, "epsilon")
-    margins = (margin, -margin)
+    margin = margin_of_line(extrapolation)
     state = kept or {"blocks": 0, "near": [], "far": []}
     counts = [_dense(state["near"]), _dense(state["far"])]
     limit = max(1, max_samples // (2 * randomness.BLOCK_SIZE))
-    done, bound, near_upper, far_lower = state["blocks"], math.inf, 1.0, 0.0
+    done = state["blocks"]
     while True:
-        if done:
-            near_upper = bounds.upper_confidence_bound(counts[0], q / 2)
-            far_lower = bounds.lower_confidence_bound(counts[1], q / 2)
-            bound = math.exp(extrapolation.log_bound(near_upper, far_lower))
-        if bound <= delta_v or done >= limit:
-            break
+        found = judge(extrapolation, q, margin, *counts)
+        if found.bound <= delta_v or done >= limit:
+            return found
         more = min(limit - done, max(32, done // 2))
-        for index, law in enumerate(laws):
-            stream = randomness.stream_key(key, index)
-            for draws in sampling.draw_in_batches(law, stream, done, more):
-                counts[index] += bounds.bin_terms(extrapolation.terms(draws, margins[index]))
+        for seen, drawn in zip(counts, count_terms(extrapolation, key, margin, done, more), strict=True):
+            seen += drawn
         done += more
         keep({"blocks": done, "near": _sparse(counts[0]), "far": _sparse(counts[1])})
+
+
+def margin_of_line(extrapolation: Extrapolation) -> float:
+    """What is put aside for float32 losses of both laws, natural log."""
+    margin = total(extrapolation.lines, "epsilon")
+    if not 0 <= margin < math.inf:
+        raise NonFiniteLossError(f"the margin for rounding is {margin!r}: nothing can be certified")
+    return margin
+
+
+def count_terms(extrapolation: Extrapolation, key, margin: float, first: int, number: int):
+    """Histograms (near, far) of `number` blocks from `first` on: rounded up at the near point and down at the
+    far one, each the safe way."""
+    counts = []
+    for index, (law, rounded) in enumerate(
+        ((extrapolation.near, margin), (extrapolation.far, -margin)),
+    ):
+        stream = randomness.stream_key(key, index)
+        counts.append(np.zeros(len(bounds.TERM_EDGES), np.int64))
+        for draws in sampling.draw_in_batches(law, stream, first, number):
+            counts[-1] += bounds.bin_terms(extrapolation.terms(draws, rounded))
+    return counts
+
+
+def judge(extrapolation: Extrapolation, q: float, margin: float, near, far) -> Certificate:
+    """What two dense histograms say about H(Q, P); the bound is infinite before anything was drawn."""
+    bound, near_upper, far_lower = math.inf, 1.0, 0.0
+    if near.sum() and far.sum():
+        near_upper = bounds.upper_confidence_bound(near, q / 2)
+        far_lower = bounds.lower_confidence_bound(far, q / 2)
+        bound = math.exp(extrapolation.log_bound(near_upper, far_lower))
     return Certificate(
         bound=bound,
         q=q,
         log_scale=extrapolation.log_scale,
         near_distance=extrapolation.near_distance,
         far_distance=extrapolation.far_distance,
-        near_counts=_sparse(counts[0]),
-        far_counts=_sparse(counts[1]),
+        near_counts=_sparse(near),
+        far_counts=_sparse(far),
         near_upper=near_upper,
         far_lower=far_lower,
-        num_samples=2 * done * randomness.BLOCK_SIZE,
+        num_samples=int(near.sum() + far.sum()),
         margin=margin,
         unseen=extrapolation.unseen,
     )

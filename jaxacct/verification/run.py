@@ -6,7 +6,6 @@ computed again from the stored evidence alone, and does not depend on how the dr
 
 import dataclasses
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.accountants.composition import event_profile, event_to_json
-from jaxacct.files import Checkpoint
+from jaxacct.files import Checkpoint, to_json
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
@@ -26,13 +25,13 @@ from jaxacct.proposals.candidates import budget_lines, candidates, threshold
 from jaxacct.schemes import scheme_to_json
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.strategies import strategy_to_json
 from jaxacct.verification.extrapolation import (
     PLANNED_SAMPLES,
     Certificate,
     Extrapolation,
-    certified_bound,
     certify,
     cheaper_extrapolation,
 )
@@ -41,6 +40,7 @@ PILOT_BLOCKS = 16
 # Streams of a run: 0 and 1 verify the two directions, 2 and 3 are their pilots.
 _EXTRAPOLATION_PILOT, _EXTRAPOLATION = 4, 5
 RULES = ("anytime", "fixed")
+_BELOW = "the mean term is below the threshold"
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,18 @@ class DirectionEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A verification of (epsilon, delta) for one mechanism: the budget and both directions."""
+    """A verification of (epsilon, delta) for one mechanism: the budget and both directions.
+
+    Attributes:
+      target: `target_digest` of what was verified, so that it cannot stand for anything else.
+    """
 
     rule: str
     budget: Budget
     remove: DirectionEvidence
     add: DirectionEvidence
     seconds: float
+    target: str
 
     @property
     def accepted(self) -> bool:
@@ -127,20 +132,38 @@ def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:
     return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
 
 
-def recheck(direction: DirectionEvidence, rule: str, budget: Budget) -> bool:
-    """The verdict computed again from the stored histogram alone."""
-    if direction.scale == 0 or direction.threshold >= 1:
-        return True
-    if direction.extrapolation is not None:
-        stored = direction.extrapolation
-        within = direction.direction == "add" and stored.q <= budget.failure_probability
-        return within and certified_bound(stored) <= budget.delta_v
-    if direction.num_samples == 0:
-        return False
-    counts = dense_counts(direction.term_counts, len(bounds.TERM_EDGES))
-    if int(counts.sum()) != direction.num_samples:
-        return False
-    return _accepts(counts, direction.threshold, rule, budget, direction.bets, direction.bet_weights)
+def checked_counts(sparse, size: int, name: str) -> np.ndarray:
+    """(size,) int64 counts from stored (index, count) pairs of strictly ascending indices and counts above 0.
+
+    Raises:
+      ValueError: for anything else: a repeated index would hide all but its last count.
+    """
+    counts, before = np.zeros(size, np.int64), -1
+    for pair in sparse:
+        index, count = pair
+        if type(index) is not int or type(count) is not int:
+            raise ValueError(f"{name} must hold pairs of integers, held {pair!r}")
+        if not before < index < size:
+            raise ValueError(f"{name} must have strictly ascending indices below {size}, had {index}")
+        if not 0 < count < 2**62:
+            raise ValueError(f"{name} must have counts above 0, had {count} at {index}")
+        counts[index], before = count, index
+    return counts
+
+
+def target_digest(mechanism: Mechanism, epsilon: float, delta: float, budget: Budget, compose_with) -> str:
+    """SHA-256 of what a verification is about: mechanism, epsilon, delta, adjacency, budget, composition."""
+    described = {
+        "scheme": scheme_to_json(mechanism.scheme),
+        "strategy": strategy_to_json(mechanism.strategy),
+        "noise_multiplier": mechanism.noise_multiplier,
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "adjacency": "zero-out",
+        "budget": dataclasses.asdict(budget),
+        "compose_with": event_to_json(compose_with),
+    }
+    return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()
 
 
 def _accepts(counts, theta: float, rule: str, budget: Budget, bets, weights) -> bool:
@@ -198,7 +221,7 @@ def verify(
     _validate.positive_integer("max_samples", max_samples)
     _validate.one_of("rule", rule, RULES)
     budget = Budget.split(delta) if budget is None else budget
-    if budget.delta > delta:
+    if not budget.delta <= delta:
         raise ValueError(f"budget must spend at most delta {delta!r}, spends {budget.delta!r}")
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
     job = _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_samples)
@@ -217,7 +240,8 @@ def verify(
             # One rejection settles it; the other direction is reported as not run.
             verdicts["add"] = not_run(verdicts[direction])
             break
-    return Evidence(rule, budget, verdicts["remove"], verdicts["add"], time.monotonic() - started)
+    target = target_digest(mechanism, epsilon, delta, budget, compose_with)
+    return Evidence(rule, budget, verdicts["remove"], verdicts["add"], time.monotonic() - started, target)
 
 
 def not_run(remove: DirectionEvidence) -> DirectionEvidence:
@@ -278,7 +302,7 @@ def line_of(run: Run, run_key) -> Extrapolation | None:
 
 def trivial(run: Run) -> DirectionEvidence | None:
     """The evidence where nothing needs to be drawn: a mean of terms in [0, 1] never exceeds 1."""
-    if threshold(run.proposal, run.budget.delta_v) < 1:
+    if not threshold(run.proposal, run.budget.delta_v) >= 1:
         return None
     zero = run.proposal.log_scale == -math.inf
     reason = "exactly zero" if zero else "the scale is below delta_v: no draw needed"
@@ -287,7 +311,14 @@ def trivial(run: Run) -> DirectionEvidence | None:
 
 def margin_of(run: Run) -> float:
     """What is put aside for float32 losses, natural log."""
-    return total(budget_lines(run.proposal, run.budget.delta_v), "epsilon")
+    return finite_margin(total(budget_lines(run.proposal, run.budget.delta_v), "epsilon"))
+
+
+def finite_margin(margin: float) -> float:
+    """The margin, unless it is no margin: nothing is certified with NaN, infinity or less than nothing."""
+    if not 0 <= margin < math.inf:
+        raise NonFiniteLossError(f"the margin for rounding is {margin!r}: nothing can be certified")
+    return margin
 
 
 def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
@@ -302,13 +333,17 @@ def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple
 
 def judge(run: Run, run_key, terms, losses) -> DirectionEvidence:
     """The evidence of a fixed number of draws, its bets from the same pilot as `verify`'s."""
-    theta, margin = min(1.0, threshold(run.proposal, run.budget.delta_v)), margin_of(run)
+    theta, margin = threshold(run.proposal, run.budget.delta_v), margin_of(run)
     bets, weights = _pilot(run, run_key, margin, theta)
-    accepted = _accepts(terms, theta, run.rule, run.budget, bets, weights)
     stream = sampling.direction_key(run_key, run.proposal.direction)
-    reason = "the mean term is below the threshold"
-    if not accepted:
-        reason = f"not decided after {int(terms.sum())} samples"
+    return verdict_of(run, margin, bets, weights, terms, losses, stream)
+
+
+def verdict_of(run: Run, margin: float, bets, weights, terms, losses, stream) -> DirectionEvidence:
+    """The evidence that the histograms (terms, losses) of the stream give, with bets fixed before."""
+    theta = threshold(run.proposal, run.budget.delta_v)
+    accepted = _accepts(terms, theta, run.rule, run.budget, bets, weights)
+    reason = _BELOW if accepted else f"not decided after {int(terms.sum())} samples"
     return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
 
 
@@ -375,6 +410,11 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
         kept=checkpoint.load(name) if checkpoint else None,
         keep=keep,
     )
+    return line_evidence(run, line, found, stream)
+
+
+def line_evidence(run: Run, line: Extrapolation, found: Certificate, stream) -> DirectionEvidence:
+    """The add direction's evidence from a line and what its two laws saw."""
     accepted = found.bound <= run.budget.delta_v
     reason = "the line through two common events is below delta_v at 0"
     evidence = _evidence(
@@ -392,6 +432,7 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
         evidence,
         proposal="extrapolated",
         scale=math.exp(line.log_scale),
+        replicas=line.near.replicas,
         relative_error=0.0,
         total_variation=found.unseen,
         lines=line.lines,
@@ -407,7 +448,7 @@ def _verdict(run: Run, terms, blocks: int, limit: int, theta, bets, weights):
     if blocks == 0 or (run.rule == "fixed" and not finished):
         return None
     if _accepts(terms, theta, run.rule, run.budget, bets, weights):
-        return True, "the mean term is below the threshold"
+        return True, _BELOW
     if run.rule == "anytime" and bounds.hopeless(terms, theta):
         return False, "the mean term is not below the threshold"
     if finished:
@@ -490,4 +531,4 @@ def _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_sa
         "compose_with": event_to_json(compose_with),
         "max_samples": max_samples,
     }
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""Frozen dataclasses from plain JSON values, the type of every leaf checked; and two records compared."""
+
+import dataclasses
+import math
+import types
+import typing
+from typing import Any
+
+
+def read(kind, value, name: str, *, blank: bool = False) -> Any:
+    """`value` as a `kind`: bool, int, float, str, None, tuple, dict by text, dataclass, or a union with None.
+
+    Numbers are finite, an int may stand for a float, and nothing else stands for anything else. A dataclass
+    must have all of its fields and no others.
+
+    Args:
+      name: of the value, for the error.
+      blank: fill fields that are missing with an empty value of their type (files of older versions).
+
+    Raises:
+      ValueError: in one line, with the name of the leaf.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in parts:
+            return None
+        return read(next(part for part in parts if part is not type(None)), value, name, blank=blank)
+    if kind is float:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, was {value!r}")
+        return float(value)
+    if kind in (bool, int, str):
+        if type(value) is not kind:
+            raise ValueError(f"{name} must be of type {kind.__name__}, was {value!r}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{name} must be a list, was {value!r}")
+        if len(parts) == 2 and parts[1] is Ellipsis:
+            return tuple(read(parts[0], item, f"{name}[{i}]", blank=blank) for i, item in enumerate(value))
+        if len(value) != len(parts):
+            raise ValueError(f"{name} must have {len(parts)} entries, had {len(value)}")
+        return tuple(
+            read(part, item, f"{name}[{i}]", blank=blank)
+            for i, (part, item) in enumerate(zip(parts, value, strict=True))
+        )
+    if origin is dict:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise ValueError(f"{name} must be an object, was {value!r}")
+        return {key: read(parts[1], item, f"{name}.{key}", blank=blank) for key, item in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(kind, value, name, blank)
+    raise TypeError(f"{name}: values of type {kind} cannot be read")
+
+
+def _dataclass(kind, value, name: str, blank: bool):
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, was {value!r}")
+    hints = typing.get_type_hints(kind)
+    wanted = [field.name for field in dataclasses.fields(kind)]
+    missing = [field for field in wanted if field not in value]
+    unknown = sorted(set(value) - set(wanted))
+    if unknown or (missing and not blank):
+        what = f"lacks {missing[0]}" if missing and not blank else f"has the unknown field {unknown[0]}"
+        raise ValueError(f"{name} {what}")
+    fields: dict[str, Any] = {}
+    for field in wanted:
+        if field in missing:
+            fields[field] = _empty(hints[field])
+        else:
+            fields[field] = read(hints[field], value[field], f"{name}.{field}", blank=blank)
+    return kind(**fields)
+
+
+def _empty(kind):
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        return None
+    return (origin or kind)()
+
+
+def differences(stored, expected, name: str = "") -> list[str]:
+    """Where two records differ, one line a leaf; numbers may differ by 1e-9 of themselves.
+
+    The allowance is for the mathematical functions of another machine. NaN differs from everything.
+    """
+    if dataclasses.is_dataclass(stored) and type(stored) is type(expected):
+        names = [field.name for field in dataclasses.fields(stored)]
+        pairs = {field: (getattr(stored, field), getattr(expected, field)) for field in names}
+    elif isinstance(stored, dict) and isinstance(expected, dict) and set(stored) == set(expected):
+        pairs = {key: (stored[key], expected[key]) for key in stored}
+    elif isinstance(stored, list | tuple) and isinstance(expected, list | tuple):
+        if len(stored) != len(expected):
+            return [f"{name} has {len(stored)} entries for {len(expected)}"]
+        pairs = {str(i): pair for i, pair in enumerate(zip(stored, expected, strict=True))}
+    else:
+        return [] if _same(stored, expected) else [f"{name} is {stored!r} where {expected!r} follows"]
+    return [line for key, pair in pairs.items() for line in differences(*pair, f"{name}.{key}".lstrip("."))]
+
+
+def _same(stored, expected) -> bool:
+    if isinstance(stored, float) and isinstance(expected, float | int) and not isinstance(expected, bool):
+        return math.isclose(stored, expected, rel_tol=1e-9, abs_tol=0.0)
+    if isinstance(expected, float) and type(stored) is int:
+        return math.isclose(stored, expected, rel_tol=1e-9, abs_tol=0.0)
+    return type(stored) is type(expected) and stored == expected

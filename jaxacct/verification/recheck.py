@@ -1,0 +1,224 @@
+"""What stored draws prove: evidence built anew from the mechanism and the draws, and the draws made again.
+
+A verdict is a function of (mechanism, epsilon, budget, direction, proposal) and of what was drawn: counts,
+the key they came from, bets and distances fixed by a pilot. `rebuild` keeps only the second and computes the
+rest as `verify` does, so nothing else in a file is believed. That the counts are those of the key, and that
+bets and distances were fixed before, only drawing can show: `replay` draws the stored key, `verify` a fresh
+one.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxacct.accountants.composition import event_profile
+from jaxacct.kernels import randomness
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import DIRECTIONS
+from jaxacct.proposals.candidates import by_name, threshold
+from jaxacct.records import differences
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.bounds import Budget
+from jaxacct.verification import extrapolation
+from jaxacct.verification.run import (
+    RULES,
+    DirectionEvidence,
+    Evidence,
+    Progress,
+    Run,
+    checked_counts,
+    count_terms,
+    line_evidence,
+    margin_of,
+    sparse_counts,
+    target_digest,
+    trivial,
+    verdict_of,
+)
+
+
+def rebuild(
+    seen: DirectionEvidence,
+    mechanism: Mechanism,
+    epsilon: float,
+    rule: str,
+    budget: Budget,
+    compose_with=None,
+) -> DirectionEvidence:
+    """The evidence that `verify` would have written about the same draws of one direction.
+
+    A margin larger than needed is kept: terms counted at a smaller epsilon are larger.
+
+    Raises:
+      ValueError: for draws that no verification of this target makes.
+    """
+    if seen.direction not in DIRECTIONS:
+        raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, was {seen.direction!r}")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}, was {rule!r}")
+    run = _run(seen, mechanism, epsilon, rule, budget, compose_with)
+    size = len(bounds.TERM_EDGES)
+    if seen.extrapolation is not None:
+        stored = seen.extrapolation
+        line = _line(seen, mechanism, epsilon, rule, compose_with)
+        counts = [
+            checked_counts(part, size, f"{name} counts")
+            for name, part in (("near", stored.near_counts), ("far", stored.far_counts))
+        ]
+        if counts[0].sum() != counts[1].sum() or counts[0].sum() % randomness.BLOCK_SIZE:
+            raise ValueError("the counts of the two laws must be equally many whole blocks")
+        margin = max(stored.margin, extrapolation.margin_of_line(line))
+        found = extrapolation.judge(line, budget.failure_probability, margin, *counts)
+        return line_evidence(run, line, found, _key(seen.key))
+    nothing = trivial(run)
+    if nothing is not None:
+        return nothing
+    terms = checked_counts(seen.term_counts, size, "term counts")
+    losses = checked_counts(seen.loss_counts, len(hockey_stick.loss_bounds(seen.direction)), "loss counts")
+    if not terms.sum() or terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:
+        raise ValueError("the histograms must hold the same draws, one whole block or more")
+    if (rule == "anytime") != bool(seen.bets):
+        raise ValueError("bets must be given for the anytime rule alone")
+    margin = max(seen.margin, margin_of(run))
+    return verdict_of(run, margin, seen.bets, seen.bet_weights, terms, losses, _key(seen.key))
+
+
+def _run(seen: DirectionEvidence, mechanism, epsilon, rule, budget, compose_with) -> Run:
+    """As `verify` made it; only the predictions, which prove nothing, are those of the file."""
+    composed = compose_with is not None
+    name = "plain" if seen.extrapolation is not None else seen.proposal
+    proposal = by_name(mechanism, epsilon, seen.direction, name, composed=composed)
+    if not threshold(proposal, budget.delta_v) > 0:
+        raise ValueError(f"proposal {name!r} resolves nothing here")
+
+    def profile(t):
+        return (event_profile(compose_with) if composed else hockey_stick.hockey_stick)(t)
+
+    return Run(proposal, epsilon, profile, budget, rule, seen.num_samples, seen.predicted_samples, "")
+
+
+def _line(seen: DirectionEvidence, mechanism, epsilon, rule, compose_with):
+    if seen.direction != "add" or rule != "anytime" or compose_with is not None:
+        raise ValueError("extrapolation is for the add direction, the anytime rule and no composition")
+    stored = seen.extrapolation
+    assert stored is not None
+    return extrapolation.at_distances(mechanism, epsilon, stored.near_distance, stored.far_distance)
+
+
+def _key(words):
+    if len(words) != 2 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
+        raise ValueError(f"the key must be two words of 32 bits, was {words!r}")
+    return randomness.key_from_words(list(words))
+
+
+def flaws(
+    evidence: Evidence, mechanism: Mechanism, epsilon: float, delta: float, compose_with=None
+) -> list[str]:
+    """What in the evidence does not follow from the target and the draws, a line each; empty if it holds."""
+    found = target_flaws(evidence, mechanism, epsilon, delta, compose_with)
+    if found:
+        return found
+    for name in DIRECTIONS:
+        seen = getattr(evidence, name)
+        if seen.direction != name:
+            found.append(f"the {name} evidence is of direction {seen.direction!r}")
+            continue
+        try:
+            fresh = rebuild(seen, mechanism, epsilon, evidence.rule, evidence.budget, compose_with)
+        except (ValueError, ArithmeticError) as error:
+            found.append(f"{name}: {error}")
+            continue
+        found += differences(seen, fresh, name)
+        if not fresh.accepted:
+            found.append(f"{name}: the histogram does not support the verdict")
+    return found
+
+
+def target_flaws(evidence, mechanism, epsilon, delta, compose_with) -> list[str]:
+    """Whether evidence is about this very target, before anything costly."""
+    if not evidence.budget.delta <= delta:
+        return [f"the budget spends {evidence.budget.delta:g} of delta {delta:g}"]
+    if evidence.target != target_digest(mechanism, epsilon, delta, evidence.budget, compose_with):
+        return ["it is about another mechanism, epsilon, delta, budget or composition"]
+    return []
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One direction's draws, made again from the stored key.
+
+    Attributes:
+      drawn: draws in the stored histograms.
+      moved: how many of them the fresh histograms have in another bin; 0 is bit for bit the same.
+      accepted: whether the fresh histograms support the verdict.
+    """
+
+    direction: str
+    drawn: int
+    moved: int
+    accepted: bool
+
+
+def replay(
+    evidence: Evidence,
+    mechanism: Mechanism,
+    epsilon: float,
+    compose_with=None,
+    progress: Progress | None = None,
+) -> tuple[Replayed, ...]:
+    """Draw again what the stored keys name, both directions; `verify` draws with fresh keys instead.
+
+    On the kind of machine that drew first, histograms agree bit for bit. On another, float32 rounding may
+    move a few draws to the next bin; the fresh histograms then still have to support the verdict.
+    """
+    found = []
+    for direction in DIRECTIONS:
+        seen = getattr(evidence, direction)
+        if seen.num_samples:
+            made = _drawn_again(
+                seen, mechanism, epsilon, evidence.rule, evidence.budget, compose_with, progress
+            )
+            fresh = rebuild(made, mechanism, epsilon, evidence.rule, evidence.budget, compose_with)
+            moved = sum(_moved(*pair) for pair in zip(_histograms(seen), _histograms(made), strict=True))
+            found.append(Replayed(direction, seen.num_samples, moved, fresh.accepted))
+        else:
+            found.append(Replayed(direction, 0, 0, seen.accepted))
+    return tuple(found)
+
+
+def _drawn_again(seen, mechanism, epsilon, rule, budget, compose_with, progress) -> DirectionEvidence:
+    run, key = _run(seen, mechanism, epsilon, rule, budget, compose_with), _key(seen.key)
+    laws = 1 if seen.extrapolation is None else 2
+    blocks = seen.num_samples // (laws * randomness.BLOCK_SIZE)
+    line = _line(seen, mechanism, epsilon, rule, compose_with) if laws == 2 else None
+    totals, done, step = None, 0, max(64, blocks // 64)
+    while done < blocks:
+        target = min(blocks, done + step)
+        if line is None:
+            counts = count_terms(run, key, done, target, seen.margin)
+        else:
+            assert seen.extrapolation is not None
+            counts = extrapolation.count_terms(line, key, seen.extrapolation.margin, done, target - done)
+        totals = counts if totals is None else tuple(map(np.add, totals, counts))
+        done = target
+        if progress:
+            progress(f"replay {seen.direction}", laws * done * randomness.BLOCK_SIZE, seen.num_samples)
+    assert totals is not None
+    first, second = (sparse_counts(counts) for counts in totals)
+    if seen.extrapolation is None:
+        return dataclasses.replace(seen, term_counts=first, loss_counts=second)
+    stored = dataclasses.replace(seen.extrapolation, near_counts=first, far_counts=second)
+    return dataclasses.replace(seen, extrapolation=stored)
+
+
+def _histograms(seen: DirectionEvidence):
+    if seen.extrapolation is None:
+        return seen.term_counts, seen.loss_counts
+    return seen.extrapolation.near_counts, seen.extrapolation.far_counts
+
+
+def _moved(stored, fresh) -> int:
+    one, two = dict(stored), dict(fresh)
+    return math.ceil(sum(abs(one.get(i, 0) - two.get(i, 0)) for i in {*one, *two}) / 2)

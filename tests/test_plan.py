@@ -1,0 +1,143 @@
+"""Plans say no more than they prove: every leaf of valid plans of every kind is changed, and none that loads
+claims anything that a fresh calibration would not."""
+
+import copy
+import functools
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan
+from jaxacct.calibration import make_plan
+from jaxacct.files import read_json, to_json
+from jaxacct.verification import extrapolation, recheck
+
+FOLDER = Path(__file__).parent / "fixtures/plans_v1"
+KINDS = sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_margin():
+    """The margin for rounding as a plain function: what it is worth is tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recheck, "margin_of", lambda run: 1e-5 * run.proposal.replicas)
+        patch.setattr(extrapolation, "margin_of_line", lambda line: 1e-5)
+        yield
+
+
+@functools.cache
+def whole(kind: str) -> Plan:
+    """A plan of one kind, drawn by the version before and read by this one."""
+    if kind == "analytic":  # of the accountant that needs no seconds; the other one is tested below
+        mechanism = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 12.0)
+        return make_plan(mechanism, 1.0, 1e-3, None, 500, None)
+    return Plan.from_json(old(kind))
+
+
+def old(kind: str) -> dict:
+    """The JSON values of a plan of version 1, as if it had put aside enough for rounding."""
+    data = read_json(FOLDER / f"{kind}.json", "plan")
+    for side in ("remove", "add") if data["evidence"] else ():
+        seen = data["evidence"][side]
+        if seen["num_samples"]:
+            seen["margin"] = max(seen["margin"], 1e-4)
+        if seen["extrapolation"]:
+            seen["extrapolation"]["margin"] = seen["margin"]
+    return data
+
+
+def leaves(value, path=()):
+    """Paths of all leaves of JSON values, and of the containers themselves."""
+    yield path
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+
+
+def changes(value):
+    """Other values in place of a leaf or a container; `DROP` takes it away."""
+    yield DROP
+    if isinstance(value, bool):
+        yield from (not value, int(value), str(value), None)
+    elif isinstance(value, int | float):
+        yield from (value / 2, value * 2, 0, -value, math.nan, math.inf, str(value), [value], True, None)
+        yield from (value // 2, value + 1, value * (1 + 1e-6), value * (1 - 1e-6), 1e308, 5e-324, -math.inf)
+    elif isinstance(value, str):
+        yield from ("", value + " ", value[:-1], value.upper(), "NaN", 1, 0.5, None, [value], {"": value})
+    elif value is None:
+        yield from (0, 1, 0.0, -1.0, 1e-12, 1e9, math.nan, "", "plain", "unamplified", [], {}, True, False)
+    else:
+        yield from ({}, [], None, 0, 0.5, "", True, [value], {"": value}, [None])
+
+
+DROP = object()
+
+
+def changed(data, path, value):
+    data = copy.deepcopy(data)
+    at = data
+    for step in path[:-1]:
+        at = at[step]
+    if value is DROP:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return data
+
+
+def claims(plan: Plan):
+    """All that the plan promises."""
+    sizes = plan.dataset_size, plan.expected_batch_size, plan.max_batch_size, plan.truncation_delta
+    return plan.statement(), plan.mechanism, plan.epsilon, plan.delta, repr(plan.compose_with), sizes
+
+
+def mutations(data, most_entries=2):
+    """(path, value) for every leaf; of long lists of counts the first and last few."""
+    for path in leaves(data):
+        numbers = [step for step in path if isinstance(step, int)]
+        if not path or any(
+            most_entries // 2 <= n < length(data, path, n) - most_entries // 2 for n in numbers
+        ):
+            continue
+        at = data
+        for step in path:
+            at = at[step]
+        # Entries of lists are many and alike: every third change of those.
+        for value in itertools.islice(changes(at), 0, None, 3 if numbers else 1):
+            same = value == at and isinstance(value, bool) == isinstance(at, bool)
+            if value is DROP or not same:  # an int may stand for a float
+                yield path, value
+
+
+def length(data, path, number) -> int:
+    at = data
+    for step in path[: path.index(number)]:
+        at = at[step]
+    return len(at)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_changed_plan_claims_more(kind):
+    """At least 500 changes each; a plan that loads all the same makes the very claims of the whole one."""
+    data = json.loads(to_json(whole(kind).to_json()))
+    honest, loaded, tried = claims(whole(kind)), [], 0
+    for path, value in mutations(data):
+        tried += 1
+        try:
+            plan = Plan.from_json(changed(data, path, value))
+        except ValueError as error:
+            assert "\n" not in str(error)
+            continue
+        loaded.append((path, value))
+        assert claims(plan) == honest, (path, value)
+    assert tried >= 500
+    # What may differ proves nothing: the draws themselves, times, and predictions.
+    free = {"created", "device", "versions", "seconds", "predicted_samples", "key", "bets", "bet_weights"}
+    free |= {"term_counts", "loss_counts", "near_counts", "far_counts", "margin", "schema_version"}
+    assert not [(path, value) for path, value in loaded if not free & set(path)]
