@@ -11,6 +11,7 @@ import functools
 import inspect
 import io
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,12 +250,16 @@ def verify_command(
     samples: int | None = None,
     out: str | None = None,
     force: bool = False,
+    replay: bool = False,
     json: bool = False,
 ) -> int:
     """Verify a plan again with fresh randomness, whole or one shard of many.
 
+    An analytic plan is verified by its accountant.
+
     Args:
       plan: file written by calibrate.
+      replay: draw the key that is stored in the plan again, and compare the histograms.
       shard: "i/k", i from 0: draw this part only and write it to --out, for `jaxacct merge`.
       run_key: file of `jaxacct run-key`, the same for all shards.
       samples: draws a direction in all shards together.
@@ -281,7 +286,20 @@ def verify_command(
         _check_out(out, PART, force)
     if max_samples is not None:
         _validate.positive_integer("max_samples", max_samples)
+    if replay:
+        fresh = dict(shard=shard, max_samples=max_samples, rule=rule, proposal=proposal)
+        _refuse("together with replay", **fresh, checkpoint_dir=checkpoint_dir)
     loaded = jaxacct.Plan.load(plan)
+    if replay:
+        return _replay(loaded, json)
+    if loaded.evidence is None and shard is None:
+        # Loading has computed the bound again and compared it.
+        drawing = dict(max_samples=max_samples, rule=rule, proposal=proposal, checkpoint_dir=checkpoint_dir)
+        _refuse("for an analytic plan", **drawing)
+        found = {"accepted": True, "accountant": loaded.analytic_accountant, "delta": loaded.analytic_delta}
+        text = f"{loaded.analytic_accountant}: delta({loaded.epsilon:g}) <= {loaded.analytic_delta:.6g}"
+        _print(found if json else f"{text}\nverified", json)
+        return 0
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     if shard is not None and run_key is not None and samples is not None and out is not None:
         index, count = shards.parse_shard(shard)
@@ -313,6 +331,35 @@ def verify_command(
     return 0 if evidence.accepted else 1
 
 
+def _replay(plan, json: bool) -> int:
+    """Draw the stored keys again; 0 where the histograms are the stored ones."""
+    import jax
+
+    here = jax.devices()[0].device_kind
+    with watch() as progress:
+        directions = plan.replay(progress)
+    same_device = plan.device == here
+    same = all(seen.moved == 0 for seen in directions)
+    accepted = all(seen.accepted for seen in directions) and (same or not same_device)
+    if json:
+        found = {"accepted": accepted, "same_device": same_device}
+        _print(found | {seen.direction: dataclasses.asdict(seen) for seen in directions}, True)
+        return 0 if accepted else 1
+    for seen in directions:
+        verdict = "supports" if seen.accepted else "does NOT support"
+        print(
+            f"{seen.direction:<22}{seen.drawn:,} draws of the stored key, {seen.moved:,} in another bin than "
+            f"stored; the fresh histogram {verdict} the verdict"
+        )
+    if not same and not same_device:
+        print(
+            f"drawn on {plan.device}, replayed on {here}: rounding in float32 may "
+            "move a few draws to the next bin; on a machine of one kind not one moves"
+        )
+    print("replayed" if accepted else "NOT replayed: the stored histograms are not those of the stored key")
+    return 0 if accepted else 1
+
+
 def run_key_command(out: str) -> int:
     """Write a fresh run key for the shards of one verification.
 
@@ -327,15 +374,19 @@ def run_key_command(out: str) -> int:
 
 
 def merge_command(
+    plan: Annotated[str, tyro.conf.Positional],
     parts: Annotated[list[str], tyro.conf.Positional],
     out: str | None = None,
+    redraw: int = 0,
     force: bool = False,
     json: bool = False,
 ) -> int:
     """Merge the parts of a sharded verification into its verdict.
 
     Args:
-      parts: files written by `jaxacct verify --shard`.
+      plan: file that the parts were drawn for.
+      redraw: draw so many randomly chosen stretches of the parts again, and compare.
+      parts: files written by `jaxacct verify --shard`, of one run.
       out: write the plan with the merged evidence here, if it is accepted.
       force: let --out replace a file that is not a plan.
       json: print the evidence as one JSON object.
@@ -343,15 +394,18 @@ def merge_command(
     from jaxacct import shards
 
     _check_out(out, PLAN, force)
-    with watch():
-        plan, evidence = shards.merge([shards.Part.load(part) for part in parts])
+    found = [shards.Part.load(part) for part in parts]
+    if not found:
+        raise ValueError("parts must not be empty")
+    with watch() as progress:
+        merged, evidence = shards.merge(jaxacct.Plan.load(plan), found, redraw=redraw, progress=progress)
     if json:
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
         print("\n".join(_evidence_lines(evidence)))
         print("verified" if evidence.accepted else "NOT verified")
-    if plan is not None and out:
-        plan.save(out)
+    if merged is not None and out:
+        merged.save(out)
     return 0 if evidence.accepted else 1
 
 
@@ -531,6 +585,11 @@ def describe(plan: "jaxacct.Plan") -> str:
         lines.append(f"evidence              analytic: delta({plan.epsilon:g}) <= {plan.analytic_delta:.6g}")
     else:
         lines += _evidence_lines(plan.evidence)
+    items = plan.budget_lines()
+    spent = math.fsum(delta for _, delta in items)
+    for name, delta in [*items, ("left over", max(0.0, plan.delta - spent))]:
+        lines.append(f"{'':<22}{delta:.6g} of delta: {name}")
+    lines += [f"{'':<22}{line}" for line in plan.checked()]
     return "\n".join(lines)
 
 

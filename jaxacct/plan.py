@@ -135,8 +135,9 @@ class Plan:
         target = f"({_exact(self.epsilon)}, {_exact(self.delta)})"
         together = "" if self.compose_with is None else f", composed with {self.compose_with!r}"
         return (
-            f"The training run is {target}-differentially private for one {self._unit()} under zero-out adjacency{together}, certified {how}. It assumes that batches "
-            f"are drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's "
+            f"The training run is {target}-differentially private for one {self._unit()} under zero-out "
+            f"adjacency{together}, certified {how}. It assumes that batches are drawn exactly as the "
+            f"{self.mechanism.scheme.name} scheme says, that each example's "
             f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
             f"released.{self._bound()}"
         )

@@ -5,31 +5,29 @@ merged histograms are those of one machine that drew all of them, whatever the n
 """
 
 import dataclasses
+import hashlib
+import itertools
 import json
+import secrets
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxacct import _validate
-from jaxacct.calibration import make_plan
-from jaxacct.files import Checkpoint, create_secret, read_json, write_atomically
+from jaxacct import _validate, records
+from jaxacct.files import Checkpoint, create_secret, read_json, to_json, write_atomically
 from jaxacct.kernels import randomness
-from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
-from jaxacct.schemes import scheme_from_json
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies import strategy_from_json
 from jaxacct.verification.run import (
     Evidence,
     Progress,
+    checked_counts,
     count_terms,
-    dense_counts,
     direction_run,
     extrapolate,
     judge,
@@ -42,7 +40,24 @@ from jaxacct.verification.run import (
 )
 
 SCHEMA = "jaxacct-part"
-_STRETCHES = 64  # a part is checkpointed this often a direction
+_STRETCHES = 64  # a part keeps this many histograms a direction, each of which can be drawn again
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Sparse histograms (index, count) of consecutive blocks of one stream."""
+
+    terms: tuple[tuple[int, int], ...]
+    losses: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One direction of a part: the name of the law drawn from, the margin put aside, and its stretches."""
+
+    proposal: str
+    margin: float
+    stretches: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True)
@@ -50,43 +65,54 @@ class Part:
     """What one shard drew.
 
     Attributes:
-      target: what is verified: scheme, strategy, noise multiplier, epsilon, delta, budget, dataset_size.
-      version: of jaxacct.
+      target: digest of what is verified: mechanism, epsilon, delta, budget, data set and batch sizes.
+      version, device: of jaxacct, and the kind of device that drew.
       key: the run key's two words, the same in all parts.
       index, count: shard `index` of `count`, from 0.
       blocks: in all parts together, a direction.
-      counts: by direction, {"proposal", "terms", "losses"}: sparse histograms; no entry where nothing is
-        drawn in parts (an exact zero, a scale below delta_v, the extrapolation, which merging does).
+      counts: by direction; no entry where nothing is drawn in parts (an exact zero, a scale below delta_v,
+        the extrapolation, which merging does).
     """
 
-    target: dict
+    target: str
     version: str
-    key: tuple[int, ...]
+    device: str
+    key: tuple[int, int]
     index: int
     count: int
     blocks: int
-    counts: dict[str, dict]
+    counts: dict[str, Drawn]
+
+    def __post_init__(self):
+        if not (0 <= self.index < self.count and self.blocks > 0):
+            raise ValueError(f"part must be of 0 <= index < count, was {self.index}/{self.count}")
+        if not all(0 <= word < 2**32 for word in self.key):
+            raise ValueError("part key must be two words of 32 bits")
+
+    @property
+    def edges(self) -> list[int]:
+        """Ends of its stretches of blocks, from its first block on; a function of index, count and blocks."""
+        first, last = (self.blocks * (self.index + step) // self.count for step in (0, 1))
+        step = max(16, -(-(last - first) // _STRETCHES))
+        return [*range(first, last, step), last] if first < last else [first]
 
     def save(self, path) -> None:
         """Write to `path`, whole or not at all."""
-        write_atomically(path, json.dumps({"schema": SCHEMA} | dataclasses.asdict(self)) + "\n")
+        write_atomically(path, to_json({"schema": SCHEMA} | dataclasses.asdict(self)) + "\n")
 
     @classmethod
     def load(cls, path) -> "Part":
-        """Read a part; ValueError in one line otherwise."""
-        fields: dict[str, Any] = read_json(path, "part")
+        """Read a part, the type of every leaf checked; ValueError in one line otherwise."""
+        fields = read_json(path, "part")
         if fields.pop("schema", None) != SCHEMA:
             raise ValueError(f"part {path} must have the schema {SCHEMA!r}")
-        if set(fields) != {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError(f"part {path} has other fields than a part, or lacks some")
-        fields["key"] = tuple(fields["key"])
-        return cls(**fields)
+        return records.read(cls, fields, f"part {path}")
 
 
 def write_run_key(path) -> None:
     """A fresh run key from the operating system for all shards of one run, as JSON, never over a file."""
     words = randomness.key_words(randomness.fresh_key())
-    create_secret(path, json.dumps({"run_key": words}) + "\n")
+    create_secret(path, to_json({"run_key": words}) + "\n")
 
 
 def read_run_key(path):
@@ -118,7 +144,7 @@ def draw_part(
     """Draw part `index` of `count` of `samples` draws a direction (rounded up to whole blocks).
 
     Args:
-      plan: with Monte Carlo evidence; its target and budget are verified.
+      plan: its target is verified, with the budget of its evidence if it has any.
       run_key: the same for all parts.
       index, count: 0 <= index < count.
       samples: in all parts together, a direction; the same for all parts.
@@ -126,70 +152,71 @@ def draw_part(
       progress: called with (what, samples done, samples expected).
 
     Raises:
-      ValueError: bad arguments, or a plan without Monte Carlo evidence.
+      ValueError: bad arguments, or a plan composed with another mechanism.
     """
     if not 0 <= index < count:
         raise ValueError(f"shard must have 0 <= i < k, was {index}/{count}")
     blocks = -(-_validate.positive_integer("samples", samples) // randomness.BLOCK_SIZE)
-    first, last = (blocks * (index + step) // count for step in (0, 1))
-    described = target_of(plan)
     words = randomness.key_words(run_key)
+    empty = Part(
+        target_of(plan), _version(), _device(), (words[0], words[1]), index, count, blocks, counts={}
+    )
     counts = {}
-    for direction, run in _runs(described, blocks):
+    for direction, run in _runs(plan, blocks):
         if trivial(run) is not None or line_of(run, run_key) is not None:
             continue
         margin, stream = margin_of(run), sampling.direction_key(run_key, direction)
         name = f"part-{index}-of-{count}-{direction}"
-        job = {"target": described, "key": words, "blocks": blocks}
+        job = {"target": empty.target, "key": words, "blocks": blocks, "version": empty.version}
         state = checkpoint.load(name) if checkpoint else None
-        if state is None or state["job"] != job:
-            state = {"job": job, "done": first, "terms": [], "losses": []}
-        terms = dense_counts(state["terms"], len(bounds.TERM_EDGES))
-        losses = dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction)))
-        stretch = max(16, -(-(last - first) // _STRETCHES))
-        done = state["done"]
-        while done < last:
-            target = min(last, done + stretch)
-            more_terms, more_losses = count_terms(run, stream, done, target, margin)
-            terms, losses, done = terms + more_terms, losses + more_losses, target
-            kept = {"done": done, "terms": sparse_counts(terms), "losses": sparse_counts(losses)}
+        if state is None or state.get("job") != job:
+            state = {"job": job, "stretches": []}
+        done = records.read(tuple[Stretch, ...], state["stretches"], "checkpoint stretches")
+        stretches = list(done)
+        first, last = empty.edges[0], empty.edges[-1]
+        for begin, end in itertools.pairwise(empty.edges[len(stretches) :]):
+            terms, losses = count_terms(run, stream, begin, end, margin)
+            stretches.append(Stretch(sparse_counts(terms), sparse_counts(losses)))
             if checkpoint:
-                checkpoint.save(name, {"job": job} | kept)
+                checkpoint.save(name, {"job": job, "stretches": list(map(dataclasses.asdict, stretches))})
             if progress:
-                drawn, wanted = ((x - first) * randomness.BLOCK_SIZE for x in (done, last))
+                drawn, wanted = ((x - first) * randomness.BLOCK_SIZE for x in (end, last))
                 progress(f"shard {index}/{count} {direction}", drawn, wanted)
-        counts[direction] = {
-            "proposal": run.proposal.name,
-            "terms": [list(pair) for pair in sparse_counts(terms)],
-            "losses": [list(pair) for pair in sparse_counts(losses)],
-        }
-    return Part(described, _version(), tuple(words), index, count, blocks, counts)
+        counts[direction] = Drawn(run.proposal.name, margin, tuple(stretches))
+    return dataclasses.replace(empty, counts=counts)
 
 
-def merge(parts: list[Part]) -> tuple[Plan | None, Evidence]:
-    """The plan, None unless it is accepted, and the evidence of all parts of one run.
+def merge(
+    plan: Plan, parts: list[Part], *, redraw: int = 0, progress: Progress | None = None
+) -> tuple[Plan | None, Evidence]:
+    """The plan with the evidence of all parts of one run, None unless it is accepted; and that evidence.
 
-    The verdict is the anytime rule's at the total number of draws, its bets from the run's own pilot.
+    The verdict is the anytime rule's at the total number of draws, its bets from the run's own pilot. What is
+    verified is the plan's target, whatever the parts say; a plan that is returned loads as certified.
+
+    Args:
+      plan: that the parts were drawn for. Its data set, batch sizes and cuts are kept.
+      redraw: stretches of blocks to draw again, of randomly chosen parts, and to compare with what they hold:
+        a part that made up one stretch of k is found with probability `redraw / k`.
+      progress: called with (what, samples done, samples expected) while redrawing.
 
     Raises:
-      ValueError: no parts, a duplicate, a gap, or parts of another run, plan or version; it says which.
+      ValueError: no parts, a duplicate, a gap, parts of another run, plan or version, histograms that are
+        none or not those of the key; it says which.
     """
     if not parts:
         raise ValueError("parts must not be empty")
+    _validate.positive_integer("redraw", redraw, minimum=0)
     reference = parts[0]
     for part in parts[1:]:
         for name in ("version", "target", "key", "count", "blocks"):
             if getattr(part, name) != getattr(reference, name):
                 shown = "" if name in ("target", "key") else f": {getattr(part, name)!r}"
                 raise ValueError(f"part {part.index} is of another {name} than part {reference.index}{shown}")
-        for direction in {*part.counts} | {*reference.counts}:
-            pair = [p.counts.get(direction, {}).get("proposal") for p in (part, reference)]
-            if pair[0] != pair[1]:
-                raise ValueError(
-                    f"part {part.index} drew from {pair[0]!r} and part {reference.index} from {pair[1]!r}"
-                )
     if reference.version != _version():
         raise ValueError(f"parts are of jaxacct {reference.version}, this is {_version()}")
+    if reference.target != target_of(plan):
+        raise ValueError("parts are of another mechanism, epsilon, delta, budget or data set than the plan")
     seen = [part.index for part in parts]
     duplicates = sorted({index for index in seen if seen.count(index) > 1})
     if duplicates:
@@ -197,21 +224,29 @@ def merge(parts: list[Part]) -> tuple[Plan | None, Evidence]:
     gaps = sorted(set(range(reference.count)) - set(seen))
     if gaps:
         raise ValueError(f"parts must be all of {reference.count}, {', '.join(map(str, gaps))} are missing")
-    target = reference.target
     run_key = randomness.key_from_words(list(reference.key))
     verdicts = {}
-    for direction, run in _runs(target, reference.blocks):
-        verdicts[direction] = _judged(run, direction, parts, run_key)
+    for direction, run in _runs(plan, reference.blocks):
+        verdicts[direction] = _judged(run, direction, parts, run_key, redraw, progress)
         if direction == "remove" and not verdicts["remove"].accepted:
             verdicts["add"] = not_run(verdicts["remove"])
             break
-    mechanism, budget = _mechanism(target), Budget(**target["budget"])
-    digest = target_digest(mechanism, target["epsilon"], target["delta"], budget, None)
+    budget = _budget(plan)
+    digest = target_digest(plan.mechanism, plan.epsilon, plan.delta, budget, plan.compose_with)
     evidence = Evidence("anytime", budget, verdicts["remove"], verdicts["add"], 0.0, digest)
     if not evidence.accepted:
         return None, evidence
-    plan = make_plan(mechanism, target["epsilon"], target["delta"], evidence, target["dataset_size"], None)
-    return plan, evidence
+    proven = Plan(
+        mechanism=plan.mechanism,
+        epsilon=plan.epsilon,
+        delta=plan.delta,
+        evidence=evidence,
+        dataset_size=plan.dataset_size,
+        expected_batch_size=plan.expected_batch_size,
+        max_batch_size=plan.max_batch_size,
+        truncation_delta=plan.truncation_delta,
+    )
+    return Plan.from_json(json.loads(to_json(proven.to_json()))), evidence
 
 
 def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | None, Evidence]:
@@ -227,7 +262,7 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
     words = multihost_utils.broadcast_one_to_all(np.array(randomness.key_words(fresh), np.uint32))
     key = randomness.key_from_words(words.tolist())
     part = draw_part(plan, key, jax.process_index(), jax.process_count(), samples)
-    text = np.frombuffer(json.dumps(dataclasses.asdict(part)).encode(), np.uint8)
+    text = np.frombuffer(to_json(dataclasses.asdict(part)).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.array([text.size], np.int32)).reshape(-1)
     padded = np.zeros(int(lengths.max()), np.uint8)
     padded[: text.size] = text
@@ -235,61 +270,93 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
     found = [
         json.loads(bytes(row[:length])) for row, length in zip(np.asarray(gathered), lengths, strict=True)
     ]
-    return merge([Part(**fields | {"key": tuple(fields["key"])}) for fields in found])
+    return merge(plan, [records.read(Part, fields, "part") for fields in found])
 
 
-def _judged(run, direction: str, parts: list[Part], run_key):
+def _judged(run, direction: str, parts: list[Part], run_key, redraw: int, progress):
     nothing = trivial(run)
     if nothing is not None:
         return nothing
     line = line_of(run, run_key)
     if line is not None:
         return extrapolate(run, line, run_key, None, None)
+    needed, margins = margin_of(run), set()
     terms = np.zeros(len(bounds.TERM_EDGES), np.int64)
     losses = np.zeros(len(hockey_stick.loss_bounds(direction)), np.int64)
     for part in parts:
-        drawn = part.counts.get(direction, {})
-        if drawn.get("proposal") != run.proposal.name:
+        drawn = part.counts.get(direction)
+        law = None if drawn is None else drawn.proposal
+        if drawn is None or law != run.proposal.name:
             raise ValueError(
-                f"part {part.index} drew from {drawn.get('proposal')!r} in the {direction} direction, "
-                f"not from {run.proposal.name!r}"
+                f"part {part.index} drew from {law!r} in the {direction} direction, not from "
+                f"{run.proposal.name!r}"
             )
-        terms += dense_counts(drawn["terms"], terms.size)
-        losses += dense_counts(drawn["losses"], losses.size)
-        last, first = (part.blocks * (part.index + step) // part.count for step in (1, 0))
-        drawn_here = sum(number for _, number in drawn["terms"])
-        if drawn_here != (last - first) * randomness.BLOCK_SIZE:
-            raise ValueError(
-                f"part {part.index} holds {drawn_here} draws of the {direction} direction, not its share"
-            )
-    return judge(run, run_key, terms, losses)
+        margins.add(drawn.margin)
+        if not drawn.margin >= needed * (1 - 1e-9) or len(margins) > 1:
+            raise ValueError(f"part {part.index} put {drawn.margin!r} aside for rounding, not {needed!r}")
+        pairs = list(itertools.pairwise(part.edges))
+        if len(drawn.stretches) != len(pairs):
+            raise ValueError(f"part {part.index} holds {len(drawn.stretches)} stretches, not {len(pairs)}")
+        for (begin, end), stretch in zip(pairs, drawn.stretches, strict=True):
+            name, wanted = f"part {part.index} {direction}", (end - begin) * randomness.BLOCK_SIZE
+            more = checked_counts(stretch.terms, terms.size, f"{name} terms")
+            more_losses = checked_counts(stretch.losses, losses.size, f"{name} losses")
+            for held in (int(more.sum()), int(more_losses.sum())):
+                if held != wanted:
+                    raise ValueError(f"{name} holds {held} draws in a stretch, not its share {wanted}")
+            terms, losses = terms + more, losses + more_losses
+    _redraw(run, direction, parts, run_key, redraw, progress)
+    return judge(run, run_key, terms, losses, margins.pop())
 
 
-def target_of(plan: Plan) -> dict:
-    """What is verified of a plan, as plain JSON values.
+def _redraw(run, direction: str, parts: list[Part], run_key, number: int, progress) -> None:
+    """Draw random stretches again; ValueError for one that is not what its part holds."""
+    stream = sampling.direction_key(run_key, direction)
+    places = [(part, k) for part in parts for k in range(len(part.edges) - 1)]
+    chosen = secrets.SystemRandom().sample(places, min(number, len(places)))
+    for done, (part, k) in enumerate(chosen, 1):
+        drawn = part.counts[direction]
+        terms, losses = count_terms(run, stream, part.edges[k], part.edges[k + 1], drawn.margin)
+        if Stretch(sparse_counts(terms), sparse_counts(losses)) != drawn.stretches[k]:
+            other = (
+                "" if part.device == _device() else f"; it was drawn on {part.device}, this is {_device()}"
+            )
+            raise ValueError(
+                f"part {part.index} does not hold what its key draws in the {direction} direction{other} "
+                "(histograms are the same bit for bit on machines of one kind only)"
+            )
+        if progress:
+            progress(f"redraw {direction}", done, len(chosen))
+
+
+def _budget(plan: Plan) -> Budget:
+    if plan.evidence is not None:
+        return plan.evidence.budget
+    return Budget.split(plan.delta - (plan.truncation_delta or 0.0))
+
+
+def target_of(plan: Plan) -> str:
+    """Digest of what is verified of a plan in parts: its target, data set and batch sizes.
 
     Raises:
       ValueError: for a plan composed with another mechanism.
     """
     if plan.compose_with is not None:
         raise ValueError("plan must not be composed with another mechanism to be verified in parts")
-    budget = plan.evidence.budget if plan.evidence else Budget.split(plan.delta)
-    fields = plan.to_json()
-    names = ("scheme", "strategy", "noise_multiplier", "epsilon", "delta", "dataset_size")
-    return {name: fields[name] for name in names} | {"budget": dataclasses.asdict(budget)}
+    sizes = [plan.dataset_size, plan.expected_batch_size, plan.max_batch_size, plan.truncation_delta]
+    digest = target_digest(plan.mechanism, plan.epsilon, plan.delta, _budget(plan), None)
+    return hashlib.sha256(to_json([digest, sizes]).encode()).hexdigest()
 
 
-def _mechanism(target: dict) -> Mechanism:
-    strategy = strategy_from_json(target["strategy"])
-    return Mechanism(scheme_from_json(target["scheme"]), strategy, target["noise_multiplier"])
-
-
-def _runs(target: dict, blocks: int):
+def _runs(plan: Plan, blocks: int):
     """(direction, what is to be verified) for both directions, by the anytime rule."""
-    mechanism, budget = _mechanism(target), Budget(**target["budget"])
     samples = blocks * randomness.BLOCK_SIZE
     for direction in DIRECTIONS:
-        yield direction, direction_run(mechanism, target["epsilon"], direction, budget, samples)
+        yield direction, direction_run(plan.mechanism, plan.epsilon, direction, _budget(plan), samples)
+
+
+def _device() -> str:
+    return jax.devices()[0].device_kind
 
 
 def _version() -> str:

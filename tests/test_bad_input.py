@@ -1,5 +1,6 @@
 """Bad input, hundreds of cases: one line that names the argument, exit 2 or ValueError, nothing written."""
 
+import functools
 import json
 import time
 
@@ -201,11 +202,11 @@ LINES = [
         "json must not be given together with shard",
     ),
     (["verify", "other.json", *"--shard 0/2 --run-key k --samples 9 --out text.json".split()], "out must be"),
-    (["merge"], "parts must not be empty"),
-    (["merge", "/no/such/part.json"], "cannot be read"),
-    (["merge", "deep.json"], "not valid JSON"),
-    (["merge", "other.json"], "schema"),
-    (["merge", "other.json", "--out", "text.json"], "out must be new or a plan"),
+    (["merge", "/no/such/plan.json"], "parts must not be empty"),
+    (["merge", "other.json", "/no/such/part.json"], "cannot be read"),
+    (["merge", "other.json", "deep.json"], "not valid JSON"),
+    (["merge", "other.json", "other.json"], "schema"),
+    (["merge", "other.json", "other.json", "--out", "text.json"], "out must be new or a plan"),
     (["run-key"], "--out"),
     (["run-key", "--out", "other.json"], "out must be a new file"),
     (["run-key", "--out", "empty.json"], "out must be a new file"),
@@ -368,7 +369,7 @@ CALLS = [
         ("plan", ({}, [], "x", None, {"schema": "jaxacct-plan"}), jaxacct.Plan.from_json),
         ("part", ("/no/such/part",), shards.Part.load),
         ("shard", ("", "1", "2/2", "x/y"), shards.parse_shard),
-        ("parts", ([],), shards.merge),
+        ("parts", ([],), functools.partial(shards.merge, None)),
     )
     for value in values
 ]

@@ -53,7 +53,7 @@ from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, shards
 mechanism = Mechanism(BMinSep(60, 4, 0.02), BandedToeplitz.square_root(4), 1.4)
 plan = Plan(mechanism, 1.0, 5e-3, analytic_delta=0.0)
 merged, evidence = shards.verify_distributed(plan, 10_000, jax.random.key(3))
-assert jax.process_count() == 2 and merged is not None
+assert jax.process_count() == 2 and merged is not None and merged.certified
 print(json.dumps(dataclasses.asdict(evidence), sort_keys=True))
 """
 
@@ -80,5 +80,5 @@ def test_two_processes_over_loopback():
     plan = Plan(
         Mechanism(BMinSep(60, 4, 0.02), BandedToeplitz.square_root(4), 1.4), 1.0, 5e-3, analytic_delta=0.0
     )
-    _, alone = shards.merge([shards.draw_part(plan, jax.random.key(3), 0, 1, 10_000)])
+    _, alone = shards.merge(plan, [shards.draw_part(plan, jax.random.key(3), 0, 1, 10_000)])
     assert first == second == json.dumps(dataclasses.asdict(alone), sort_keys=True)

@@ -67,6 +67,7 @@ def changes(value):
         yield from (not value, int(value), str(value), None)
     elif isinstance(value, int | float):
         yield from (value / 2, value * 2, 0, -value, math.nan, math.inf, str(value), [value], True, None)
+        yield from (value / 3, value * 3, value - 1, 2**31, -1, "")
         yield from (value // 2, value + 1, value * (1 + 1e-6), value * (1 - 1e-6), 1e308, 5e-324, -math.inf)
     elif isinstance(value, str):
         yield from ("", value + " ", value[:-1], value.upper(), "NaN", 1, 0.5, None, [value], {"": value})

@@ -3,11 +3,12 @@
 import dataclasses
 import subprocess
 import sys
+from collections import Counter
 
 import jax
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, shards, verify
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate, shards, verify
 from jaxacct.calibration import make_plan
 from jaxacct.cli import main
 from jaxacct.files import Checkpoint
@@ -32,8 +33,8 @@ def parts(plan) -> list[Part]:
 
 
 def test_parts_make_the_evidence_of_one_machine(plan, parts):
-    whole, evidence = merge([draw_part(plan, KEY, 0, 1, SAMPLES)])
-    merged, in_parts = merge([parts[2], parts[0], parts[1]])
+    whole, evidence = merge(plan, [draw_part(plan, KEY, 0, 1, SAMPLES)])
+    merged, in_parts = merge(plan, [parts[2], parts[0], parts[1]])
     assert in_parts == evidence
     assert evidence.accepted
     assert evidence.remove.num_samples == -(-SAMPLES // 128) * 128
@@ -41,8 +42,8 @@ def test_parts_make_the_evidence_of_one_machine(plan, parts):
     assert merged.certified
 
 
-def test_a_merged_plan_can_be_saved_and_loaded(parts, tmp_path):
-    merged, _ = merge(parts)
+def test_a_merged_plan_can_be_saved_and_loaded(plan, parts, tmp_path):
+    merged, _ = merge(plan, parts)
     merged.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").evidence == merged.evidence
 
@@ -50,8 +51,10 @@ def test_a_merged_plan_can_be_saved_and_loaded(parts, tmp_path):
 def test_the_streams_are_those_of_a_plain_verification(plan, parts):
     """The first blocks of `verify` with the same key lie in part 0: its histogram contains theirs."""
     evidence = verify(plan.mechanism, plan.epsilon, plan.delta, budget=plan.evidence.budget, key=KEY)
-    assert evidence.remove.key == merge(parts)[1].remove.key
-    first = dict(map(tuple, parts[0].counts["remove"]["losses"]))
+    assert evidence.remove.key == merge(plan, parts)[1].remove.key
+    first = Counter()
+    for stretch in parts[0].counts["remove"].stretches:
+        first.update(dict(stretch.losses))
     if evidence.remove.num_samples <= SAMPLES // 3:
         assert all(first.get(index, 0) >= number for index, number in evidence.remove.loss_counts)
 
@@ -63,7 +66,7 @@ def test_too_much_noise_taken_off_is_not_verified(plan):
         evidence=None,
         analytic_delta=0.0,
     )
-    merged, evidence = merge([draw_part(wrong, KEY, index, 2, 4000) for index in range(2)])
+    merged, evidence = merge(wrong, [draw_part(wrong, KEY, index, 2, 4000) for index in range(2)])
     assert merged is None
     assert not evidence.accepted
     assert evidence.add.proposal == "not run"
@@ -71,29 +74,130 @@ def test_too_much_noise_taken_off_is_not_verified(plan):
 
 def test_merging_refuses_and_says_which(plan, parts):
     with pytest.raises(ValueError, match="empty"):
-        merge([])
+        merge(plan, [])
     with pytest.raises(ValueError, match="1 came more than once"):
-        merge([*parts, parts[1]])
+        merge(plan, [*parts, parts[1]])
     with pytest.raises(ValueError, match="0, 2 are missing"):
-        merge([parts[1]])
+        merge(plan, [parts[1]])
     with pytest.raises(ValueError, match="part 1 is of another version"):
-        merge([parts[0], dataclasses.replace(parts[1], version="0.0"), parts[2]])
+        merge(plan, [parts[0], dataclasses.replace(parts[1], version="0.0"), parts[2]])
     with pytest.raises(ValueError, match=r"jaxacct 0\.0, this is"):
-        merge([dataclasses.replace(part, version="0.0") for part in parts])
+        merge(plan, [dataclasses.replace(part, version="0.0") for part in parts])
     with pytest.raises(ValueError, match="part 2 is of another key"):
-        merge([*parts[:2], draw_part(plan, jax.random.key(12), 2, 3, SAMPLES)])
+        merge(plan, [*parts[:2], dataclasses.replace(parts[2], key=(0, 12))])
     with pytest.raises(ValueError, match="part 2 is of another blocks"):
-        merge([*parts[:2], draw_part(plan, KEY, 2, 3, SAMPLES + 1000)])
-    other = Mechanism(CyclicPoisson(12, 4, 0.3), BandedToeplitz.square_root(4), 1.0)
+        merge(plan, [*parts[:2], dataclasses.replace(parts[2], blocks=999)])
     with pytest.raises(ValueError, match="part 1 is of another target"):
-        strange = dataclasses.replace(plan, mechanism=other, evidence=None, analytic_delta=0.0)
-        merge([parts[0], draw_part(strange, KEY, 1, 3, SAMPLES), parts[2]])
-    counts = parts[0].counts | {"remove": parts[0].counts["remove"] | {"proposal": "plain"}}
-    with pytest.raises(ValueError, match="drew from"):
-        merge([dataclasses.replace(parts[0], counts=counts), *parts[1:]])
-    short = parts[0].counts | {"remove": parts[0].counts["remove"] | {"terms": [[0, 5]]}}
-    with pytest.raises(ValueError, match="part 0 holds 5 draws"):
-        merge([dataclasses.replace(parts[0], counts=short), *parts[1:]])
+        merge(plan, [parts[0], dataclasses.replace(parts[1], target="0" * 64), parts[2]])
+    with pytest.raises(ValueError, match="drew from 'plain'"):
+        merge(plan, [forged(parts[0], proposal="plain"), *parts[1:]])
+    with pytest.raises(ValueError, match=r"put 0\.0 aside for rounding"):
+        merge(plan, [forged(parts[0], margin=0.0), *parts[1:]])
+
+
+def forged(part: Part, **fields) -> Part:
+    """A part with another proposal, margin, or other stretches in the remove direction."""
+    counts = part.counts | {"remove": dataclasses.replace(part.counts["remove"], **fields)}
+    return dataclasses.replace(part, counts=counts)
+
+
+def with_stretch(part: Part, change) -> Part:
+    first, *others = part.counts["remove"].stretches
+    return forged(part, stretches=(change(first), *others))
+
+
+FORGERIES = {
+    "repeated indices hide hits": (
+        lambda s: dataclasses.replace(s, terms=(*s.terms, (s.terms[-1][0], 1))),
+        "strictly ascending indices",
+    ),
+    "descending": (lambda s: dataclasses.replace(s, terms=s.terms[::-1]), "strictly ascending indices"),
+    "negative": (
+        lambda s: dataclasses.replace(s, terms=((s.terms[0][0], s.terms[0][1] + 1), (5120, -1))),
+        "counts above 0",
+    ),
+    "beyond the last bin": (lambda s: dataclasses.replace(s, terms=((10**6, 2048),)), "below 5122"),
+    "not an integer": (lambda s: dataclasses.replace(s, terms=((0, 2048.0),)), "pairs of integers"),
+    "too few": (lambda s: dataclasses.replace(s, terms=((0, 5),)), "holds 5 draws in a stretch"),
+    "too many losses": (lambda s: dataclasses.replace(s, losses=((7, 10**9),)), "not its share"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_forged_histograms_are_refused(kind, plan, parts):
+    change, message = FORGERIES[kind]
+    with pytest.raises(ValueError, match=message):
+        merge(plan, [with_stretch(parts[0], change), *parts[1:]])
+
+
+def test_a_relabelled_run_is_not_verified(plan, parts):
+    """Drawn at delta 5e-4, merged as 5e-10; with another budget; for another data set or cut."""
+    budget = Budget.split(5e-10)
+    assert plan.evidence is not None
+    stricter = dataclasses.replace(plan.evidence, budget=budget)
+    for target in (
+        dataclasses.replace(plan, delta=5e-10, evidence=stricter),
+        dataclasses.replace(plan, delta=6e-4),
+        dataclasses.replace(plan, epsilon=0.5),
+        dataclasses.replace(plan, dataset_size=10**6),
+        dataclasses.replace(plan, max_batch_size=1),
+        dataclasses.replace(plan, truncation_delta=1e-9),
+    ):
+        with pytest.raises(ValueError, match="another mechanism, epsilon, delta, budget or data set"):
+            merge(target, parts)
+        # A forger also knows how to write the digest; the counts then have to do for the stricter target.
+        if target.delta == 5e-10:
+            relabelled = [dataclasses.replace(part, target=shards.target_of(target)) for part in parts]
+            with pytest.raises(ValueError, match="drew from '2 replicas' in the remove direction, not"):
+                merge(target, relabelled)
+
+
+def test_merging_keeps_sizes_and_cuts():
+    scheme, strategy = BMinSep(24, 3, 0.02), BandedToeplitz.square_root(3)
+    cut = calibrate(
+        scheme, strategy, epsilon=2.0, delta=1e-3, dataset_size=500, max_batch_size=35, noise_multiplier=1.2
+    )
+    merged, _ = merge(cut, [draw_part(cut, KEY, index, 2, 4000) for index in range(2)])
+    assert merged is not None and merged.certified
+    for name in ("dataset_size", "expected_batch_size", "max_batch_size", "truncation_delta"):
+        assert getattr(merged, name) == getattr(cut, name) is not None
+    assert "larger" in merged.statement() or "cut to random subsets" in merged.statement()
+
+
+def test_redrawing_finds_made_up_counts(plan, parts, monkeypatch):
+    """All but one draw of a stretch without a hit: honest totals, a histogram of no key."""
+    merge(plan, parts, redraw=2)
+
+    def lucky(stretch):
+        number = sum(count for _, count in stretch.terms)
+        return dataclasses.replace(stretch, terms=((0, number),))
+
+    drawn = parts[0].counts["remove"].stretches
+    liar = forged(parts[0], stretches=tuple(map(lucky, drawn)))
+    assert liar != parts[0]
+    assert merge(plan, [liar, *parts[1:]])[1].accepted  # nothing but drawing shows it
+    with pytest.raises(ValueError, match="part 0 does not hold what its key draws"):
+        merge(plan, [liar, *parts[1:]], redraw=1000)
+
+
+def test_a_part_goes_on_with_its_own_checkpoint_only(plan, parts, tmp_path):
+    """The same folder, then another key, other samples, another plan: each draws anew."""
+    with Checkpoint(tmp_path) as checkpoint:
+        draw_part(plan, jax.random.key(12), 1, 3, SAMPLES, checkpoint=checkpoint)
+        assert draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint) == parts[1]
+        other = dataclasses.replace(plan, dataset_size=2000)
+        assert draw_part(other, KEY, 1, 3, SAMPLES, checkpoint=checkpoint).target != parts[1].target
+        calls = []
+        draw_part(
+            plan,
+            KEY,
+            1,
+            3,
+            SAMPLES,
+            checkpoint=checkpoint,
+            progress=lambda what, done, all: calls.append(what),
+        )
+        assert calls  # the folder holds the other plan's stretches, which are not used
 
 
 def test_an_interrupted_part_goes_on(plan, parts, tmp_path):
@@ -129,13 +233,14 @@ def test_the_commands(plan, tmp_path, capsys):
     for i, part in enumerate(made):
         options = ("--shard", f"{i}/2", "--run-key", key, "--samples", 20_000, "--out", part)
         assert run("verify", tmp_path / "plan.json", *options) == 0
-    assert run("merge", *made, "--out", tmp_path / "merged.json") == 0
+    whole = tmp_path / "plan.json"
+    assert run("merge", whole, *made, "--redraw", 1, "--out", tmp_path / "merged.json") == 0
     assert "verified" in capsys.readouterr().out
     assert Plan.load(tmp_path / "merged.json").certified
-    assert run("merge", made[0]) == 2
+    assert run("merge", whole, made[0]) == 2
     assert run("verify", tmp_path / "plan.json", "--shard", "0/2") == 2
     made[0].write_text(made[0].read_text()[:50])
-    assert run("merge", *made) == 2
+    assert run("merge", whole, *made) == 2
     errors = capsys.readouterr().err.strip().splitlines()
     assert len(errors) == 3
     assert "missing" in errors[0]
@@ -155,7 +260,8 @@ def draw(plan, key, index):
 
 from jaxacct import shards
 parts = ray.get([draw.remote({plan!r}, {key!r}, index) for index in range(4)])
-plan, evidence = shards.merge(parts)
+from jaxacct import Plan
+plan, evidence = shards.merge(Plan.load({plan!r}), parts)
 print("accepted", evidence.accepted, evidence.remove.num_samples)
 """
 

@@ -62,6 +62,7 @@ def fit(
     progress: Callable[[str, int, float], None] | None = None,
     keys: tuple | None = None,
     graph: Attribution | None = None,
+    verify: bool = True,
 ) -> Result:
     """Train under a plan: its sampler, its strategy, its noise, at most its steps, on as many examples.
 
@@ -90,8 +91,12 @@ def fit(
       graph: of users and examples, for an attribution plan; its `rows` say which rows of `data` the
         plan's examples are.
 
+      verify: draw a Monte Carlo plan's evidence anew before the first step, with fresh randomness: seconds,
+        or as long as certifying took. Not needed by who has just certified it.
+
     Raises:
-      ValueError: what the plan does not cover, bad arguments, or a folder of another run.
+      ValueError: what the plan does not cover, bad arguments, or a folder of another run; a plan that fresh
+        draws do not verify.
       BatchOverflowError: see `train.sampler`.
     """
     mechanism = plan.mechanism
@@ -138,6 +143,8 @@ def fit(
             source = Sampler.resume(scheme, dataset_size, largest, kept, truncate=cut, graph=graph)
             if drawn is None:
                 folder.save(state, source.state)
+        if verify and source.state.step == 0:
+            _verify_anew(plan, progress)
         state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
         evaluation = evaluate(state.params) if evaluate else {}
         result = Result(state.params, steps, evaluation, plan.statement())
@@ -145,6 +152,19 @@ def fit(
             folder.save_model(state.params)
             folder.finish({"steps": steps, "evaluation": evaluation, "guarantee": result.statement})
         return result
+
+
+def _verify_anew(plan: Plan, progress) -> None:
+    """Refuse a plan that fresh draws do not verify: stored counts show nothing of how they were come by."""
+    if plan.evidence is None:
+        return  # computed again by `certified`
+    most = max(2_000_000, 8 * plan.evidence.num_samples)
+    evidence = plan.verify(rule="anytime", max_samples=most, progress=progress)
+    if not evidence.accepted:
+        bad = evidence.add if evidence.remove.accepted else evidence.remove
+        raise ValueError(
+            f"plan could not be verified with fresh randomness: {bad.direction} direction: {bad.reason}"
+        )
 
 
 def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress) -> TrainState:

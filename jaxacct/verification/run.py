@@ -331,10 +331,9 @@ def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple
     return terms, losses
 
 
-def judge(run: Run, run_key, terms, losses) -> DirectionEvidence:
+def judge(run: Run, run_key, terms, losses, margin: float) -> DirectionEvidence:
     """The evidence of a fixed number of draws, its bets from the same pilot as `verify`'s."""
-    theta, margin = threshold(run.proposal, run.budget.delta_v), margin_of(run)
-    bets, weights = _pilot(run, run_key, margin, theta)
+    bets, weights = _pilot(run, run_key, margin, threshold(run.proposal, run.budget.delta_v))
     stream = sampling.direction_key(run_key, run.proposal.direction)
     return verdict_of(run, margin, bets, weights, terms, losses, stream)
 
