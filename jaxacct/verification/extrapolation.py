@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
 
+from jaxacct import _validate
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
@@ -160,6 +161,7 @@ def at_distances(mechanism: Mechanism, epsilon: float, near: float, far: float) 
     """
     if not supports(mechanism):
         raise ValueError("extrapolation does not cover this scheme and strategy")
+    _validate.positive_number("epsilon", epsilon)
     log_scale = log_remainder_scale(mechanism, epsilon)
     if not 0 < near < far < math.inf:
         raise ValueError(f"distances must be 0 < near < far, were {near!r} and {far!r}")

@@ -1,0 +1,382 @@
+"""Safety margins as they are applied, orchestration, and NaN at every stage: deterministic, with stubs.
+
+Each test is for a small plausible mistake that acceptance rates are too coarse to see.
+"""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, calibration, verify
+from jaxacct.accountants import analytic, truncation
+from jaxacct.batch_sizes import max_batch_size
+from jaxacct.files import read_json, to_json
+from jaxacct.kernels import randomness
+from jaxacct.likelihood import rounding
+from jaxacct.proposals import sampling
+from jaxacct.proposals.base import Draws, plain
+from jaxacct.proposals.candidates import by_name, candidates, threshold
+from jaxacct.records import differences, read
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.strategies import Toeplitz
+from jaxacct.verification import extrapolation, recheck, run
+
+MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
+BUDGET = Budget.split(1e-2)
+NAN = math.nan
+
+
+def a_run(proposal=None, rule="anytime", **fields) -> run.Run:
+    proposal = proposal or plain(MECHANISM, "remove")
+    made = run.Run(
+        proposal, 1.0, hockey_stick.hockey_stick, BUDGET, rule, 12_800, {proposal.name: 1.0}, "job"
+    )
+    return dataclasses.replace(made, **fields)
+
+
+def counts(**at) -> np.ndarray:
+    """A histogram of terms from {"_5": 3}: three terms in bin 5."""
+    found = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    for place, number in at.items():
+        found[int(place[1:])] = number
+    return found
+
+
+# -- What is applied, and in which direction ---
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_margin_is_taken_from_epsilon(direction):
+    losses = np.linspace(-2, 2, 128)
+    draws = Draws(losses, np.zeros_like(losses))
+    found = run._terms(a_run(plain(MECHANISM, direction)), draws, 0.3)
+    excess = 0.7 - losses if direction == "remove" else 0.7 + losses
+    assert np.allclose(found, np.maximum(0, -np.expm1(excess)), rtol=1e-12, atol=0)
+    assert (found >= run._terms(a_run(plain(MECHANISM, direction)), draws, 0.0)).all()
+
+
+def test_no_stream_serves_twice(monkeypatch):
+    """Searches aside: verification, pilots and the line of one run draw from keys that all differ."""
+    used = []
+
+    def nothing(proposal, stream, first, number, dtype=None):
+        used.append(tuple(randomness.key_words(stream)))
+        zeros = np.full(128 * number, -50.0 if proposal.direction == "remove" else 50.0)
+        yield Draws(zeros, np.zeros_like(zeros))
+
+    monkeypatch.setattr(sampling, "draw_in_batches", nothing)
+    monkeypatch.setattr(rounding, "loss_margin", lambda *arguments, **options: 0.0)
+    monkeypatch.setattr(run, "cheaper_extrapolation", lambda *arguments: used.append(words(arguments[-1])))
+    monkeypatch.setattr(
+        run, "certify", lambda *arguments, **options: used.append(words(arguments[3])) or stop()
+    )
+
+    def words(key):
+        return tuple(randomness.key_words(key))
+
+    def stop():
+        raise KeyboardInterrupt
+
+    key = jax.random.key(1)
+    evidence = verify(MECHANISM, 1.0, 1e-3, proposal="plain", key=key)
+    assert evidence.accepted
+    assert run.line_of(a_run(plain(MECHANISM, "add"), predicted={"plain": 1.0}), key) is None
+    with pytest.raises(KeyboardInterrupt):
+        run.extrapolate(a_run(plain(MECHANISM, "add")), None, key, None, None)
+    # A direction asks for its stream again and again; so each key once in the order of first use.
+    assert len(dict.fromkeys(used)) == 6
+    assert {evidence.remove.key, evidence.add.key} < set(used)
+
+
+def test_the_fixed_rule_does_not_peek():
+    """However clear the counts are, before the last block there is no verdict; then there is."""
+    fixed, clear = a_run(rule="fixed"), counts(_0=10**9)
+    for blocks in (1, 16, 99):
+        assert run._verdict(fixed, clear, blocks, 100, 0.01, (), ()) is None
+    assert run._verdict(fixed, clear, 100, 100, 0.01, (), ())[0] is True
+    assert run._verdict(a_run(), clear, 16, 100, 0.01, (0.5,), (1.0,))[0] is True
+
+
+def test_only_plain_draws_where_another_mechanism_is_composed():
+    for direction in ("remove", "add"):
+        found = candidates(MECHANISM, 1.0, direction, BUDGET, composed=True)
+        assert [c.proposal.name for c in found] == ["plain"]
+        assert len(candidates(MECHANISM, 1.0, direction, BUDGET)) > 1
+    assert by_name(MECHANISM, 1.0, "remove", "2 replicas").replicas == 2
+    for direction, name in (("remove", "2 replicas"), ("add", "half-space"), ("add", "zero")):
+        with pytest.raises(ValueError, match="is none for"):
+            by_name(MECHANISM, 1.0, direction, name, composed=True)
+
+
+def a_line() -> extrapolation.Extrapolation:
+    return extrapolation.at_distances(Mechanism(Poisson(30, 0.1), BandedToeplitz((1.0,)), 1.0), 0.5, 1.0, 2.0)
+
+
+def test_both_confidence_bounds_of_a_line_share_q():
+    line, near, far = a_line(), counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
+    found = extrapolation.judge(line, 1e-6, 0.0, near, far)
+    upper, lower = bounds.upper_confidence_bound(near, 5e-7), bounds.lower_confidence_bound(far, 5e-7)
+    assert (found.near_upper, found.far_lower, found.q) == (upper, lower, 1e-6)
+    assert found.bound == math.exp(line.log_bound(upper, lower))
+    assert found.bound < math.exp(line.log_bound(bounds.upper_confidence_bound(near, 5e-8), lower))
+
+
+def test_a_margin_raises_near_terms_and_lowers_far_ones(monkeypatch):
+    losses = np.linspace(-1.0, -0.2, 128)
+    monkeypatch.setattr(
+        sampling, "draw_in_batches", lambda *arguments: iter([Draws(losses, np.zeros_like(losses))])
+    )
+
+    def means(margin):
+        seen = extrapolation.count_terms(a_line(), jax.random.key(0), margin, 0, 1)
+        return [bounds.mean_upper(part) for part in seen]
+
+    (near, far), (near_margin, far_margin) = means(0.0), means(0.2)
+    assert near == far
+    assert far_margin < far < near_margin
+
+
+def test_cross_terms_begin_where_columns_overlap():
+    """Bands b + 1 at separation b share c_0 c_b; bands b share nothing."""
+    for bands in (2, 3, 5):
+        strategy = Toeplitz(tuple(BandedToeplitz.square_root(bands).coefficients))
+        c = np.array(strategy.coefficients)
+        assert not strategy.cross_terms(40, bands).any()
+        shared = float(strategy.cross_terms(40, bands - 1))
+        assert shared >= c[0] * c[-1] > 0.01
+
+
+def test_overflow_is_for_the_whole_run():
+    for size, rate, steps in ((1000, 0.05, 1), (1000, 0.05, 5000), (60_000, 0.001, 7200)):
+        most = max_batch_size(size, rate, steps)
+        assert steps * stats.binom.sf(most, size, rate) <= 1e-9
+        assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
+
+
+# -- Who decides what is released ---
+
+
+class Seen:
+    def __init__(self, accepted):
+        self.accepted = accepted
+
+
+def ladder(monkeypatch, verdicts, covered=lambda self, mechanism: True):
+    """Exponents that were verified, and what `calibrate` released: (exponent, evidence)."""
+    asked, answers = [], iter(verdicts)
+
+    def stub(mechanism, epsilon, delta, **options):
+        asked.append(round(math.log(mechanism.noise_multiplier) / math.log(1.01)))
+        return Seen(next(answers))
+
+    monkeypatch.setattr(calibration, "verify", stub)
+    monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: 100)
+    monkeypatch.setattr(calibration._Search, "smallest_exponent", lambda *arguments: (10, 1000))
+    monkeypatch.setattr(calibration._Search, "covered", covered)
+    monkeypatch.setattr(
+        calibration, "make_plan", lambda mechanism, e, d, evidence, *rest: (mechanism, evidence)
+    )
+    mechanism, evidence = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
+    return asked, (round(math.log(mechanism.noise_multiplier) / math.log(1.01)), evidence)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "asked", "released"),
+    [
+        ([True, False, True, True, True], [15, 13], 15),
+        ([True, True, True, True, True], [15, 13, 12, 11, 10], 10),
+        ([False, True, True, True, True], [15], 100),
+    ],
+)
+def test_the_ladder_ends_at_the_first_rejection(verdicts, asked, released, monkeypatch):
+    """Every rung below a rejected one would be one more chance for a wrong acceptance."""
+    seen, (exponent, evidence) = ladder(monkeypatch, verdicts)
+    assert (seen, exponent) == (asked, released)
+    assert evidence is None if released == 100 else evidence.accepted
+
+
+def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
+    asked, (exponent, _) = ladder(
+        monkeypatch, [True] * 5, covered=lambda self, mechanism: mechanism.noise_multiplier > 1.01**12.5
+    )
+    assert (asked, exponent) == ([15, 13], 13)
+
+
+def test_a_budget_above_delta_is_refused():
+    with pytest.raises(ValueError, match="budget must spend at most delta"):
+        verify(MECHANISM, 1.0, 1e-4, budget=Budget.split(1e-3))
+
+
+def test_a_checkpoint_is_of_one_job_only():
+    import dp_accounting as dp
+
+    base = dict(
+        mechanism=MECHANISM,
+        epsilon=1.0,
+        budget=BUDGET,
+        rule="anytime",
+        proposal=None,
+        compose_with=None,
+        max_samples=1000,
+    )
+    others = dict(
+        mechanism=dataclasses.replace(MECHANISM, noise_multiplier=1.6),
+        epsilon=1.1,
+        budget=Budget.split(1e-3),
+        rule="fixed",
+        proposal="plain",
+        compose_with=dp.GaussianDpEvent(3.0),
+        max_samples=1001,
+    )
+    jobs = [run._job_digest(**base), *(run._job_digest(**base | {k: v}) for k, v in others.items())]
+    jobs.append(run._job_digest(**base | {"compose_with": dp.GaussianDpEvent(4.0)}))
+    assert len(set(jobs)) == len(jobs)
+
+
+# -- Forged in memory ---
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "loss_margin", lambda *arguments, **options: 1e-6)
+        evidence = verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
+        assert evidence.accepted and evidence.remove.num_samples
+        yield Plan(MECHANISM, 1.5, 1e-2, evidence=evidence)
+
+
+def test_certified_does_not_believe_the_verdict(drawn):
+    assert drawn.certified
+    evidence = drawn.evidence
+    worse = dataclasses.replace(evidence.remove, term_counts=((5120, evidence.remove.num_samples),))
+    forged = dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=worse))
+    assert forged.evidence.accepted and not forged.certified
+    assert forged.statement().startswith("NOT CERTIFIED")
+    for change in (
+        {"epsilon": 1.4},
+        {"delta": 0.02},
+        {"mechanism": dataclasses.replace(MECHANISM, noise_multiplier=1.4)},
+        {"analytic_delta": 0.0},
+        {"evidence": None, "analytic_delta": 0.0},
+        {"evidence": None, "analytic_accountant": "unamplified", "analytic_delta": 0.0},
+        {"truncation_delta": 1e-9},
+    ):
+        assert not dataclasses.replace(drawn, **change).certified, change
+
+
+def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, monkeypatch):
+    from train import loop
+
+    forged = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, target="0" * 64))
+    with pytest.raises(ValueError, match="plan must be certified"):
+        loop._check(forged, np.zeros((5, 1)), 1, None)
+    asked = []
+
+    def rejects(self, **options):
+        asked.append(options)
+        rejected = dataclasses.replace(self.evidence.remove, accepted=False, reason="the mean is above")
+        return dataclasses.replace(self.evidence, remove=rejected)
+
+    monkeypatch.setattr(Plan, "verify", rejects)
+    with pytest.raises(ValueError, match="could not be verified with fresh randomness: remove direction"):
+        loop._verify_anew(drawn, None)
+    assert "key" not in asked[0]
+
+
+def test_replay_draws_the_stored_key(drawn):
+    assert [(seen.moved, seen.accepted) for seen in drawn.replay()] == [(0, True), (0, True)]
+    evidence = drawn.evidence
+    number = evidence.remove.num_samples
+    lucky = dataclasses.replace(evidence.remove, term_counts=((0, number),), loss_counts=((2047, number),))
+    lucky = recheck.rebuild(lucky, MECHANISM, 1.5, "anytime", evidence.budget)
+    forged = dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=lucky))
+    assert forged.certified  # nothing that can be computed is wrong
+    assert forged.replay()[0].moved > 0
+    analytic_plan = calibration.make_plan(
+        Mechanism(MECHANISM.scheme, MECHANISM.strategy, 12.0), 1.0, 1e-3, None, None, None
+    )
+    with pytest.raises(ValueError, match="no draws to repeat"):
+        analytic_plan.replay()
+
+
+# -- NaN ---
+
+
+def draws(loss=0.5, log_weight=0.0) -> Draws:
+    return Draws(np.array([0.1, loss]), np.array([0.0, log_weight]))
+
+
+STAGES = {
+    "epsilon of verify": lambda: verify(MECHANISM, NAN, 1e-2),
+    "delta of verify": lambda: verify(MECHANISM, 1.0, NAN, budget=BUDGET),
+    "samples of verify": lambda: verify(MECHANISM, 1.0, 1e-2, max_samples=NAN),
+    "noise": lambda: Mechanism(MECHANISM.scheme, MECHANISM.strategy, NAN),
+    "plan": lambda: Plan(MECHANISM, NAN, 1e-2),
+    "budget": lambda: Budget(1e-2, NAN, 1e-4),
+    "budget q": lambda: Budget(1e-2, 1e-3, NAN),
+    "bins": lambda: bounds.bin_terms([0.1, NAN]),
+    "loss bins": lambda: hockey_stick.bin_losses(np.array([0.1, NAN])),
+    "loss": lambda: hockey_stick.weighted_terms(draws(loss=NAN), "remove", 1.0),
+    "weight": lambda: hockey_stick.weighted_terms(draws(log_weight=NAN), "remove", 1.0),
+    "weight of a zero": lambda: hockey_stick.weighted_terms(draws(-9.0, NAN), "remove", 1.0),
+    "epsilon of terms": lambda: hockey_stick.weighted_terms(draws(), "remove", NAN),
+    "profile": lambda: hockey_stick.weighted_terms(draws(), "remove", 1.0, lambda t: t * NAN),
+    "margin of terms": lambda: run._terms(a_run(), draws(), NAN),
+    "scale": lambda: threshold(plain_with(log_scale=NAN), 1e-2),
+    "relative error": lambda: threshold(plain_with(relative_error=NAN), 1e-2),
+    "total variation": lambda: threshold(plain_with(total_variation=NAN), 1e-2),
+    "nothing to draw": lambda: run.trivial(a_run(plain_with(log_scale=NAN))),
+    "margin": lambda: run.finite_margin(NAN),
+    "theta": lambda: run._accepts(counts(_0=10**6), NAN, "anytime", BUDGET, (0.5,), (1.0,)),
+    "theta, fixed": lambda: run._accepts(counts(_0=10**6), NAN, "fixed", BUDGET, (), ()),
+    "bets": lambda: run._accepts(counts(_0=10**6), 0.1, "anytime", BUDGET, (NAN,), (1.0,)),
+    "weights of bets": lambda: run._accepts(counts(_0=10**6), 0.1, "anytime", BUDGET, (0.5,), (NAN,)),
+    "pilot": lambda: bounds.default_bets(NAN, counts(_0=10)),
+    "prediction": lambda: bounds.predicted_samples(NAN, counts(_0=10), 1e-3),
+    "upper bound": lambda: bounds.upper_confidence_bound(counts(_0=10), NAN),
+    "lower bound": lambda: bounds.lower_confidence_bound(counts(_9=10), NAN),
+    "divergence": lambda: bounds.kl(NAN, 0.5),
+    "distances": lambda: extrapolation.at_distances(a_line().near.mechanism, 0.5, NAN, 2.0),
+    "epsilon of a line": lambda: extrapolation.at_distances(a_line().near.mechanism, NAN, 1.0, 2.0),
+    "q of a line": lambda: extrapolation.judge(a_line(), NAN, 0.0, counts(_5=9), counts(_9=9)),
+    "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
+    "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
+    "analytic": lambda: analytic.delta_by("unamplified", MECHANISM.scheme, 1.0, NAN),
+    "analytic noise": lambda: analytic.delta_by("unamplified", MECHANISM.scheme, NAN, 1.0),
+    "record": lambda: read(float, NAN, "x"),
+    "writing": lambda: to_json({"x": NAN}),
+}
+
+
+def plain_with(**fields):
+    return dataclasses.replace(plain(MECHANISM, "remove"), **fields)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_nan_is_refused_at(stage):
+    with pytest.raises((ValueError, NonFiniteLossError)) as caught:
+        STAGES[stage]()
+    assert "\n" not in str(caught.value)
+
+
+def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
+    line = a_line()
+    assert not line.log_bound(NAN, 0.5) <= 0.0 or math.exp(line.log_bound(NAN, 0.5)) > 0.1
+    assert differences(NAN, NAN) and differences({"x": 1.0}, {"x": NAN})
+    (tmp_path / "plan.json").write_text('{"epsilon": NaN}')
+    with pytest.raises(ValueError, match="NaN is not a number that JSON has"):
+        read_json(tmp_path / "plan.json", "plan")
+    margin = dataclasses.replace(drawn.evidence.remove, margin=NAN)
+    for change in (margin, dataclasses.replace(drawn.evidence.remove, scale=NAN)):
+        changed = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, remove=change))
+        assert not changed.certified
+    monkeypatch.setattr(rounding, "loss_margin", lambda *arguments, **options: NAN)
+    with pytest.raises(NonFiniteLossError, match="margin"):
+        run.margin_of(a_run())
+    with pytest.raises(NonFiniteLossError, match="margin"):
+        extrapolation.margin_of_line(line)
