@@ -128,6 +128,7 @@ def _examples(updates, error, size: int, mask) -> int:
         raise ValueError(f"mask must be given where updates have {count} rows and batch_size is {size}")
     if mask is not None and np.shape(mask) != (count,):
         raise ValueError(f"mask must have the shape ({count},), had {np.shape(mask)}")
+    assert count is not None  # as None is not in rows
     return count
 
 
