@@ -43,7 +43,7 @@ def old(kind: str) -> dict:
     for side in ("remove", "add") if data["evidence"] else ():
         seen = data["evidence"][side]
         if seen["num_samples"]:
-            seen["margin"] = max(seen["margin"], 1e-4)
+            seen["margin"] = 1.0
         if seen["extrapolation"]:
             seen["extrapolation"]["margin"] = seen["margin"]
     return data
