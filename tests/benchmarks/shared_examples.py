@@ -17,15 +17,15 @@ import json
 import time
 
 import numpy as np
-from jaxacct.train.attribution import (
+
+from jaxacct import BandedToeplitz, IndependentAttribution, MultiAttribution, calibrate, prefix_sum_error
+from jaxacct.accountants import analytic, revealed_pattern
+from train.attribution import (
     bound_contributions,
     find_sampling_probability,
     from_edges,
     neighborhood_sizes,
 )
-
-from jaxacct import BandedToeplitz, IndependentAttribution, MultiAttribution, calibrate, prefix_sum_error
-from jaxacct.accountants import analytic, revealed_pattern
 
 ITERATIONS, BATCH, BANDS, EXAMPLES, DELTA = 1000, 1024, 16, 2, 2e-6
 
