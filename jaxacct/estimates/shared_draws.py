@@ -17,12 +17,13 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.kernels import randomness
-from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores, lowered_norms
+from jaxacct.likelihood.loss import loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS
 from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
 
@@ -46,7 +47,7 @@ def sample_privacy_losses(
     strategy: Strategy,
     noise_multipliers,
     num_samples: int,
-    direction: str = "remove",
+    direction: str = Direction.REMOVE,
 ):
     """Privacy losses at several noise multipliers, from the same participations and noise.
 
@@ -65,7 +66,7 @@ def sample_privacy_losses(
     """
     sigmas, mechanism = _checked(scheme, strategy, noise_multipliers)
     num_samples = _validate.positive_integer("num_samples", num_samples)
-    _validate.one_of("direction", direction, DIRECTIONS)
+    direction = Direction.of(direction)
     stream = direction_key(key, direction)
     num_blocks = -(-num_samples // randomness.BLOCK_SIZE)
     # An accelerator holds the log-ratios of all noise multipliers, and what the recurrence makes of them.
@@ -98,7 +99,7 @@ def delta_curve(
     found = []
     for direction in DIRECTIONS:
         losses = sample_privacy_losses(key, scheme, strategy, noise_multipliers, num_samples, direction)
-        sign = 1 if direction == "remove" else -1
+        sign = direction.sign
         rows = []
         for row in losses.astype(np.float64):
             terms = hockey_stick.hockey_stick(epsilon - sign * row)
@@ -137,7 +138,7 @@ def _blocks(scheme, strategy, direction, sigmas, keys):
         normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
         noise = strategy.scores_from_normals(normals, n, 1.0)
         signal = jnp.zeros(())
-        if direction == "remove":
+        if direction == Direction.REMOVE:
             signal = strategy.signal_scores(scheme.draw_participation(counts_key, size))
 
         if scheme.sums_in_kernel(noise.dtype):

@@ -5,6 +5,7 @@ draws does not depend on how many blocks share a batch, on the number of devices
 and any block can be drawn again alone.
 """
 
+import enum
 import math
 import os
 
@@ -15,6 +16,27 @@ from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
 BLOCK_SIZE = 128
+
+
+class Stream(enum.IntEnum):
+    """What the independent streams of a run are for. Stored evidence is drawn again by these numbers."""
+
+    REMOVE = 0
+    ADD = 1
+    REMOVE_PILOT = 2
+    ADD_PILOT = 3
+    EXTRAPOLATION_PILOT = 4
+    EXTRAPOLATION = 5
+    ESTIMATE_PILOT = 100
+    """And on: one for each pilot of an estimate."""
+    SEARCH = 500_000
+    """And on: one for each noise multiplier that a calibration looks at."""
+    CANDIDATE = 1_000_000
+    """And on, and below: one for each noise multiplier that a calibration verifies."""
+
+    def of(self, direction: str) -> "Stream":
+        """The stream of the same purpose in a direction, this being that of the remove direction."""
+        return Stream(self + ("remove", "add").index(direction))
 
 
 def fresh_key():
@@ -46,7 +68,7 @@ def key_words(key) -> list[int]:
 
 def stream_key(key, stream: int):
     """The key of one independent stream of a run (a direction, a pilot, ...)."""
-    return jax.random.fold_in(key, stream)
+    return jax.random.fold_in(key, int(stream))
 
 
 def block_keys(key, first_block: int, num_blocks: int):

@@ -8,9 +8,8 @@ import numpy as np
 
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.schemes import Scheme
+from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import Strategy
-
-DIRECTIONS = ("remove", "add")
 
 
 def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
@@ -81,7 +80,7 @@ def loss_of_scores(
     strategy: Strategy,
     scores_,
     sigma,
-    direction: str = "remove",
+    direction: str = Direction.REMOVE,
     batch_sizes=None,
     positions=None,
     counts=None,
@@ -119,6 +118,6 @@ def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
     `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
     """
     halves = jnp.asarray(strategy.half_square_norms(), dtype)
-    if direction == "remove":
+    if direction == Direction.REMOVE:
         return halves
     return halves + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)

@@ -28,6 +28,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.strategies.stationary import adds_windows, circulant_length
 
@@ -393,9 +394,7 @@ def _probe(key, tables, scheme, strategy, replicas):
         others = jnp.zeros_like(counts)
     else:
         batch_sizes = scheme.side_information.draw(jax.random.fold_in(key, 0), size, tables)
-        counts, others = (
-            scheme.draw_counts(counts_key, size, side, batch_sizes) for side in ("remove", "add")
-        )
+        counts, others = (scheme.draw_counts(counts_key, size, side, batch_sizes) for side in DIRECTIONS)
     # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
     somewhere = jax.random.randint(somewhere_key, (size, 1), 0, n)
     one = (jnp.arange(n) == somewhere).astype(jnp.float32)
@@ -407,4 +406,4 @@ def _probe(key, tables, scheme, strategy, replicas):
 def _losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
     drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
     drawn = drawn if shift is None else drawn - sigma * shift
-    return loss_of_scores(scheme, strategy, drawn, sigma, "remove", batch_sizes)
+    return loss_of_scores(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)

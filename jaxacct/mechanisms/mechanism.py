@@ -8,6 +8,10 @@ from jaxacct import _validate
 from jaxacct.schemes import SCHEMES, Scheme
 from jaxacct.strategies import Strategy
 
+# arXiv 2602.09338 has its pairs for this one alone; of replace-one it says that they can be derived, and
+# gives none (footnote to corollary D.2).
+ADJACENCIES = ("zero-out",)
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -19,18 +23,24 @@ class Mechanism:
         two participations of one example never touch the same output; or one of the other `strategies`,
         whose losses are bounds (proofs/non_banded.md).
       noise_multiplier: sigma, the standard deviation of `z` per unit of clip norm x column norm; above 0.
-
-    Zero-out adjacency: the neighbouring data set replaces one example by one whose gradient is zero.
+      adjacency: "zero-out": in the neighbouring data set the gradients of one unit (`Scheme.unit`) are zero.
     """
 
     scheme: Scheme
     strategy: Strategy
     noise_multiplier: float
+    adjacency: str = ADJACENCIES[0]
 
     def __post_init__(self):
         check_pair(self.scheme, self.strategy)
         sigma = _validate.noise_multiplier("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
+        _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee protects: "example" or "user"."""
+        return self.scheme.unit
 
     @property
     def cross_terms(self) -> np.ndarray:

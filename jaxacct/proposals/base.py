@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import randomness
-from jaxacct.likelihood.loss import DIRECTIONS, loss_of_scores
+from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.strategies.stationary import adds_windows
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
@@ -83,7 +84,7 @@ class Proposal:
         """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log."""
         if self.other_weight_error is not None:
             return self.other_weight_error(loss_error)
-        return (self.replicas - 1) * loss_error if self.direction == "remove" else 0.0
+        return (self.replicas - 1) * loss_error if self.direction == Direction.REMOVE else 0.0
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:
         """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
@@ -137,7 +138,7 @@ def draw_block_at(
     sigma,
     dtype,
     draw_counts=None,
-    direction="remove",
+    direction: str = Direction.REMOVE,
     batch_sizes=None,
     draw_positions=None,
 ) -> jax.Array:
@@ -160,10 +161,10 @@ def draw_block_at(
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Draw from the target itself: weight 1, scale 1."""
     scheme = mechanism.scheme
-    draw_block = {"remove": _plain_remove, "add": _plain_add}[direction]
+    draw_block = {Direction.REMOVE: _plain_remove, Direction.ADD: _plain_add}[Direction(direction)]
     seen = scheme.side_information
     if seen is None:
-        error = scheme.draw_error() if direction == "remove" else 0.0
+        error = scheme.draw_error() if direction == Direction.REMOVE else 0.0
         return Proposal("plain", direction, mechanism, 0.0, draw_block, relative_error=error)
     relative, variation = seen.error()
     return Proposal(
@@ -179,11 +180,11 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
 
 
 def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    return _plain(key, scheme, strategy, sigma, tables, dtype, "remove")
+    return _plain(key, scheme, strategy, sigma, tables, dtype, Direction.REMOVE)
 
 
 def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    return _plain(key, scheme, strategy, sigma, tables, dtype, "add")
+    return _plain(key, scheme, strategy, sigma, tables, dtype, Direction.ADD)
 
 
 def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
@@ -192,7 +193,7 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
     if seen is not None:
         side_key, key = jax.random.split(key)
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
-    if direction == "remove" and _few_windows(scheme, strategy):
+    if direction == Direction.REMOVE and _few_windows(scheme, strategy):
 
         def draw_positions(key, size):
             return scheme.draw_positions(key, size), None

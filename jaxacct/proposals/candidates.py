@@ -14,6 +14,7 @@ from jaxacct.proposals.half_space import add_candidates
 from jaxacct.proposals.powers import power_candidates, power_proposal
 from jaxacct.proposals.replicas import replica_candidates, replica_proposal
 from jaxacct.statistics import bounds
+from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine, total
 
 # Seconds of sampling, below which one more replica is not worth a look.
@@ -108,7 +109,7 @@ def proposals_at(
     found = [proposals.plain(mechanism, direction)]
     if composed:
         return found
-    if direction == "remove":
+    if direction == Direction.REMOVE:
         found += replica_candidates(mechanism, epsilon, samples_needed)
         return found + power_candidates(mechanism, epsilon, samples_needed)
     return found + add_candidates(mechanism, epsilon)

@@ -26,6 +26,7 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.statistics.direction import Direction
 
 _CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
 _TAIL = 2.0**-40  # probability, relative to the scale, of the t that the table leaves out
@@ -157,7 +158,7 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
     push = float(np.abs(np.asarray(cells["upper"])).max() + cells["width"]) + 12
     return Proposal(
         name="half-space",
-        direction="add",
+        direction=Direction.ADD,
         mechanism=mechanism,
         log_scale=log_remainder_scale(mechanism, epsilon) + log_scale,
         draw_block=_half_space,
@@ -222,7 +223,7 @@ def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     # L grows with every score, so an error of the coordinate is covered by lowering it by its bound.
     shift = upper - below - _tree_sum(products) - slack
     noise = noise + shift[:, None] * tables["along"].astype(dtype)
-    return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma, "add"), log_weight)
+    return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma, Direction.ADD), log_weight)
 
 
 def _tree_sum(values):
@@ -242,14 +243,14 @@ def add_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
     L <= -epsilon no half-space excludes it, and none is tried; plain draws still have scale M_0.
     """
     log_scale = log_remainder_scale(mechanism, epsilon)
-    base = plain(mechanism, "add")
+    base = plain(mechanism, Direction.ADD)
     if mechanism.scheme.side_information is not None:  # Q is no Gaussian, and f has no such bounds
         return []
     if log_scale == -math.inf:
-        return [Proposal("zero", "add", mechanism, -math.inf, base.draw_block)]
+        return [Proposal("zero", Direction.ADD, mechanism, -math.inf, base.draw_block)]
     found = []
     if log_scale < -1e-3:
-        found.append(Proposal("plain, less none", "add", mechanism, log_scale, base.draw_block))
+        found.append(Proposal("plain, less none", Direction.ADD, mechanism, log_scale, base.draw_block))
     if not mechanism.strategy.is_toeplitz:  # no tangents: its columns differ in norm
         return found
     at_zero = tangent(mechanism, np.zeros(mechanism.scheme.iterations))

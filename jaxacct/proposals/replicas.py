@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, draw_block_at
+from jaxacct.statistics.direction import Direction
 from jaxacct.strategies.stationary import adds_windows
 
 
@@ -69,7 +70,7 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
 
     return Proposal(
         name=f"{m} replicas",
-        direction="remove",
+        direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, epsilon),
         draw_block=_drawer(module),

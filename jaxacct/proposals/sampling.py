@@ -10,13 +10,13 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.kernels import randomness
-from jaxacct.likelihood.loss import DIRECTIONS
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.proposals import base as proposals
+from jaxacct.statistics.direction import Direction
 
 
 def sample_privacy_loss(
-    key, mechanism: Mechanism, num_samples: int, direction: str = "remove", dtype=jnp.float32
+    key, mechanism: Mechanism, num_samples: int, direction: str = Direction.REMOVE, dtype=jnp.float32
 ):
     """Draw privacy losses L = ln P/Q: under P for `direction` "remove", under Q for "add".
 
@@ -34,7 +34,7 @@ def sample_privacy_loss(
     """
     checked(mechanism)
     num_samples = _validate.positive_integer("num_samples", num_samples)
-    _validate.one_of("direction", direction, DIRECTIONS)
+    direction = Direction.of(direction)
     if jnp.dtype(dtype) == jnp.float64 and not jax.config.read("jax_enable_x64"):
         raise ValueError("dtype float64 needs jax_enable_x64, which is off")
     proposal = proposals.plain(mechanism, direction)
@@ -46,7 +46,7 @@ def sample_privacy_loss(
 
 def direction_key(key, direction: str):
     """The key of one direction's stream of a run."""
-    return randomness.stream_key(key, DIRECTIONS.index(direction))
+    return randomness.stream_key(key, randomness.Stream.REMOVE.of(direction))
 
 
 def draw_in_batches(

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.statistics.direction import Direction
+
 
 class SideInformation(abc.ABC):
     """What the adversary sees besides the outputs, drawn before the participations.
@@ -159,7 +161,7 @@ class Scheme(abc.ABC):
         """Counts x of the law P ("remove") or Q ("add"), (num_samples, iterations) float32; None is x = 0."""
         del side
         self._refuse_side_information()
-        return self.draw_participation(key, num_samples) if direction == "remove" else None
+        return self.draw_participation(key, num_samples) if direction == Direction.REMOVE else None
 
     def _refuse_side_information(self):
         if self.side_information is not None:

@@ -276,18 +276,18 @@ class TruncatedBMinSep(Scheme):
 
         Source: arXiv 2602.09338, corollary D.2.
         """
-        _validate.one_of("direction", direction, _DIRECTIONS)
+        drawn_from_p = Direction.of(direction) is Direction.REMOVE
         batch_sizes = _required(side)
         sampled_key, kept_key = jax.random.split(key)
         sampled = self.draw_participation(sampled_key, num_samples)
         if not self.can_cut:  # the maximum may then be beyond 32 bits
-            return sampled if direction == "remove" else jnp.zeros_like(sampled)
+            return sampled if drawn_from_p else jnp.zeros_like(sampled)
         cut = batch_sizes >= self.max_batch_size
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
         bits = bits_32(kept_key, batch_sizes.shape)
         place = _multiply_high(bits, batch_sizes.astype(jnp.uint32) + 1)
         kept = (place < self.max_batch_size).astype(jnp.float32)
-        when_cut, when_whole = (2 * kept, 1.0) if direction == "remove" else (-kept, 0.0)
+        when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
         return sampled * jnp.where(cut, when_cut, when_whole)
 
     def draw_error(self) -> float:

@@ -1,0 +1,91 @@
+"""Every kind of proposal through one table of requirements, against exact divergences of two steps.
+
+A new proposal shows up in `candidates`; the test fails until its kind is in `KINDS`.
+"""
+
+import dataclasses
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import BMinSep, Budget, Mechanism, Poisson
+from jaxacct.kernels import randomness
+from jaxacct.proposals import base
+from jaxacct.proposals.candidates import candidates
+from jaxacct.statistics import bounds, hockey_stick
+from tests.conformance.test_schemes import IDENTITY, divergences
+
+FALSE_ALARM = 1e-6 / 20  # of each interval
+BLOCKS = 64
+KINDS = {"plain", "m replicas", "zero", "plain, less none", "half-space"}
+MECHANISMS = [
+    Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
+    Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
+]
+EPSILONS = (0.2, 3.0)
+
+
+def kind(name: str) -> str:
+    return re.sub(r"^\d+ ", "m ", name)
+
+
+def offered():
+    for mechanism in MECHANISMS:
+        for epsilon in EPSILONS:
+            for direction in ("remove", "add"):
+                for candidate in candidates(mechanism, epsilon, direction, Budget.split(1e-6)):
+                    yield mechanism, epsilon, direction, candidate.proposal
+
+
+def test_every_kind_is_offered_and_known():
+    assert {kind(proposal.name) for *_, proposal in offered()} == KINDS
+
+
+def one_of_each():
+    """One proposal of each kind a direction, and the epsilon it serves."""
+    chosen = {}
+    for _, epsilon, direction, proposal in offered():
+        chosen.setdefault((direction, kind(proposal.name)), (epsilon, proposal))
+    return [pytest.param(*value, id="-".join(key)) for key, value in chosen.items()]
+
+
+@pytest.mark.parametrize(("epsilon", "proposal"), one_of_each())
+def test_requirements(epsilon, proposal):
+    """Bounded terms, the exact divergence in a rigorous interval, draws a function of key and block."""
+    with jax.enable_x64(True):
+        mechanism = proposal.mechanism
+        _, remove, add = divergences(mechanism.scheme, mechanism.noise_multiplier, epsilon)
+    divergence = {"remove": remove, "add": add}[proposal.direction]
+    assert proposal.relative_error >= 0 and proposal.total_variation >= 0
+    if proposal.log_scale == -math.inf:
+        assert divergence == pytest.approx(0, abs=1e-12)
+        return
+    key = randomness.key_from_words([3, 4])
+    draws = proposal.draw(key, 0, BLOCKS)
+    assert draws.loss.dtype == np.float64 and draws.loss.shape == (BLOCKS * randomness.BLOCK_SIZE,)
+    later = proposal.draw(key, 3, BLOCKS)
+    overlap = (BLOCKS - 3) * randomness.BLOCK_SIZE
+    np.testing.assert_array_equal(draws.loss[-overlap:], later.loss[:overlap])
+    np.testing.assert_array_equal(draws.log_weight[-overlap:], later.log_weight[:overlap])
+    terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
+    assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
+    slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
+    scale = math.exp(proposal.log_scale)
+    assert scale * low * (1 - slack) <= divergence <= scale * high * (1 + slack)
+
+
+def test_another_noise_multiplier_does_not_recompile():
+    """The same kind of proposal at another noise multiplier is the same program."""
+    for direction, name in (("remove", "plain"), ("remove", "2 replicas"), ("add", "plain")):
+        for turn, sigma in enumerate((0.8, 0.9)):
+            mechanism = dataclasses.replace(MECHANISMS[0], noise_multiplier=sigma)
+            found = candidates(mechanism, 0.2, direction, Budget.split(1e-6))
+            proposal = next(c.proposal for c in found if c.proposal.name == name)
+            before = base.draw_blocks._cache_size()
+            proposal.draw(randomness.key_from_words([1, 2]), 0, BLOCKS, jnp.float32)
+            assert turn == 0 or base.draw_blocks._cache_size() == before
