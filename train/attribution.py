@@ -54,6 +54,10 @@ class Attribution:
     def num_users(self) -> int:
         return len(self.first_example) - 1
 
+    def barring_batches(self, scheme: MultiAttribution, generator: np.random.Generator) -> "AttributionPool":
+        """Algorithm 3 on this graph."""
+        return AttributionPool(scheme, self, generator)
+
     def examples_of_users(self) -> np.ndarray:
         """(users,) int64: how many examples each user has."""
         return np.diff(self.first_example)
@@ -295,7 +299,7 @@ def check_graph(scheme: Scheme, graph: Attribution | None, dataset_size: int | N
         return
     if graph.num_examples != dataset_size:
         raise ValueError(f"graph must have the {dataset_size} examples of the plan, had {graph.num_examples}")
-    if isinstance(scheme, MultiAttribution):
+    if scheme.examples_bar_each_other:
         check_one_owner(graph)
     _bounded(graph, scheme.examples_per_unit)
 
@@ -349,13 +353,13 @@ def _expected(bars: _Barring, p: float, barred_steps) -> np.ndarray:
     return p * (np.exp(exponent) * bars.examples).sum(axis=1)
 
 
-def expected_batch_sizes(graph: Attribution, scheme: MultiAttribution | IndependentAttribution) -> np.ndarray:
+def expected_batch_sizes(graph: Attribution, scheme) -> np.ndarray:
     """(iterations,) float64, exact: `sum_e p (1-p)^((b-1) (|N(e)| + phantoms of e's users))`.
 
     Under a cold start fewer than b - 1 steps have been before the first ones. Independent attribution has the
     sizes of b-min-sep on every graph.
     """
-    if isinstance(scheme, IndependentAttribution):
+    if not scheme.examples_bar_each_other:
         return scheme.expected_batch_sizes(graph.num_examples)
     b = scheme.min_separation
     before = np.minimum(np.arange(scheme.iterations), b - 1)

@@ -15,7 +15,6 @@ from flax import nnx
 
 from jaxacct import _validate
 from jaxacct.plan import Plan
-from jaxacct.schemes import IndependentAttribution, MultiAttribution
 
 from . import noise, sampler
 from .attribution import Attribution, check_graph, expected_batch_sizes
@@ -103,7 +102,7 @@ def fit(
     steps = mechanism.scheme.iterations if steps is None else _validate.positive_integer("steps", steps)
     dataset_size, expected, largest = batch_sizes(plan)
     rows = _check(plan, data, steps, graph)
-    if graph is not None and isinstance(mechanism.scheme, MultiAttribution | IndependentAttribution):
+    if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
     clip_norm = _validate.positive_number("clip_norm", clip_norm)
     _validate.positive_integer("checkpoint_every", checkpoint_every)

@@ -9,7 +9,6 @@ Which examples were in a batch is private, and so is the key.
 
 import hashlib
 import os
-from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,18 +16,10 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.plan import Plan
-from jaxacct.schemes import (
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
-    IndependentAttribution,
-    MultiAttribution,
-    Poisson,
-    Scheme,
-    TruncatedBMinSep,
-)
+from jaxacct.schemes import Scheme
+from jaxacct.schemes.batches import choose
 
-from .attribution import Attribution, AttributionPool, check_graph
+from .attribution import Attribution, check_graph
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
 
@@ -107,27 +98,16 @@ class Sampler:
         self.dataset_size = _validate.positive_integer("dataset_size", dataset_size)
         self.max_batch_size = _validate.positive_integer("max_batch_size", max_batch_size)
         self._key = fresh_key() if key is None else tuple(int(word) for word in key)
-        self.truncate = truncate or isinstance(scheme, TruncatedBMinSep)
-        if isinstance(scheme, TruncatedBMinSep):
-            wanted = scheme.dataset_size, scheme.max_batch_size
-            if (self.dataset_size, self.max_batch_size) != wanted:
-                raise ValueError(
-                    f"dataset_size and max_batch_size must be the scheme's {wanted}, were "
-                    f"{(self.dataset_size, self.max_batch_size)}"
-                )
-            scheme = scheme.uncut
+        self.truncate = truncate or scheme.cut_to is not None
+        scheme.check_dataset_size(self.dataset_size)
+        if scheme.cut_to not in (None, self.max_batch_size):
+            raise ValueError(
+                f"max_batch_size must be the scheme's {scheme.cut_to}, was {self.max_batch_size}"
+            )
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()
-        kind = type(scheme)
         check_graph(scheme, graph, self.dataset_size)
-        if isinstance(scheme, MultiAttribution) and graph is not None:
-            self._pool = AttributionPool(scheme, graph, self._generator(_SETUP))
-            return
-        if kind not in _POOLS:
-            raise ValueError(
-                f"scheme must be one of {', '.join(k.name for k in _POOLS)}, was {kind.__name__}"
-            )
-        self._pool = _POOLS[kind](scheme, self.dataset_size, self._generator(_SETUP))
+        self._pool = scheme.batches(self.dataset_size, self._generator(_SETUP), graph)
 
     @classmethod
     def from_plan(cls, plan: Plan, key=None, graph: Attribution | None = None) -> "Sampler":
@@ -148,7 +128,7 @@ class Sampler:
         generator = self._generator(self._step)
         members = self._pool.draw(self._step, generator)
         if self.truncate and len(members) > self.max_batch_size:
-            members = members[_choose(generator, len(members), self.max_batch_size)]
+            members = members[choose(generator, len(members), self.max_batch_size)]
         self._step += 1
         self._digest = hashlib.blake2b(
             self._digest.encode() + np.sort(members).astype(np.int64).tobytes(), digest_size=16
@@ -197,82 +177,3 @@ class Sampler:
         # Philox counts up from the lowest word, so the highest keeps the steps apart for ever.
         counter = np.array([0, 0, 0, step], np.uint64)
         return np.random.Generator(np.random.Philox(key=np.array([low, high], np.uint64), counter=counter))
-
-
-def _choose(generator: np.random.Generator, population: int, number: int) -> np.ndarray:
-    """`number` distinct integers below `population`, uniformly, in O(number)."""
-    return generator.choice(population, number, replace=False, shuffle=False)
-
-
-class _EveryStep:
-    """Poisson: any example at any step."""
-
-    def __init__(self, scheme: Poisson, size: int, generator: np.random.Generator):
-        self.size, self.probability = size, scheme.sampling_probability
-
-    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
-        return _choose(generator, self.size, generator.binomial(self.size, self.probability))
-
-
-class _ByPhase:
-    """Cyclic Poisson and balls-in-bins: each example has a phase of its own, independent of all others."""
-
-    def __init__(self, scheme: CyclicPoisson | BallsInBins, size: int, generator: np.random.Generator):
-        self.cycle, self.probability = scheme.min_separation, scheme.sampling_probability
-        phases = generator.integers(self.cycle, size=size, dtype=np.int32)
-        self.members = np.argsort(phases, kind="stable").astype(np.int32)
-        self.ends = np.concatenate([[0], np.cumsum(np.bincount(phases, minlength=self.cycle))])
-
-    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
-        phase = step % self.cycle
-        members = self.members[self.ends[phase] : self.ends[phase + 1]]
-        return members[_choose(generator, len(members), generator.binomial(len(members), self.probability))]
-
-
-class _Eligible:
-    """b-min-sep, also of users' examples: a pool of those who took part in none of the last b - 1 batches.
-
-    The first `count` entries of `pool` are the eligible; `barred` holds who returns at the next step first.
-    """
-
-    def __init__(self, scheme: BMinSep | IndependentAttribution, size: int, generator: np.random.Generator):
-        scheme = scheme.one if isinstance(scheme, IndependentAttribution) else scheme
-        b, self.probability = scheme.min_separation, scheme.sampling_probability
-        self.pool = np.arange(size, dtype=np.int32 if size < 2**31 else np.int64)
-        self.count = size
-        self.barred: deque[np.ndarray] = deque(np.zeros(0, self.pool.dtype) for _ in range(b - 1))
-        if scheme.warm_start and b > 1:
-            held = generator.binomial(size, 1 - scheme.eligible_probability)
-            chosen = generator.permuted(self._take(_choose(generator, size, held)))
-            # Barred for 1..b-1 more steps, all equally likely: who returns after s steps is entry s - 1.
-            parts = generator.multinomial(held, np.full(b - 1, 1 / (b - 1)))
-            self.barred = deque(np.split(chosen, np.cumsum(parts)[:-1]))
-
-    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
-        drawn = self._take(_choose(generator, self.count, generator.binomial(self.count, self.probability)))
-        self.barred.append(drawn)
-        # Whoever took part b - 1 steps ago, or was drawn just now where b = 1, may take part in the next.
-        back = self.barred.popleft()
-        self.pool[self.count : self.count + len(back)] = back
-        self.count += len(back)
-        return drawn
-
-    def _take(self, positions: np.ndarray) -> np.ndarray:
-        """Remove the entries at `positions` from the pool and return them, in O(their number)."""
-        taken = self.pool[positions]
-        left = self.count - len(positions)
-        tail = np.ones(len(positions), bool)
-        tail[positions[positions >= left] - left] = False
-        # Those of the last entries that stay fill the holes before them.
-        self.pool[positions[positions < left]] = self.pool[left : self.count][tail]
-        self.count = left
-        return taken
-
-
-_POOLS = {
-    Poisson: _EveryStep,
-    CyclicPoisson: _ByPhase,
-    BallsInBins: _ByPhase,
-    BMinSep: _Eligible,
-    IndependentAttribution: _Eligible,
-}

@@ -18,6 +18,7 @@ from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_6
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, times_log
+from jaxacct.schemes.batches import Batches, Eligible
 from jaxacct.schemes.poisson import log_bernoulli_product, log_probabilities
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
@@ -147,6 +148,11 @@ class BMinSep(Scheme):
 
     def sums_in_kernel(self, dtype) -> bool:
         return gpu_recurrence.serves(dtype)
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        eligible = self.eligible_probability if self.warm_start else 1.0
+        b, p = self.min_separation, self.sampling_probability
+        return Eligible(b, p, eligible, dataset_size, generator)
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from.

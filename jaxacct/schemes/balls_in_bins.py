@@ -11,6 +11,7 @@ from jaxacct import _validate
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
+from jaxacct.schemes.batches import Batches, ByPhase
 from jaxacct.schemes.cyclic_poisson import draw_phase, log_probability_of_no_turn, repeat_phase
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
@@ -82,6 +83,9 @@ class BallsInBins(Scheme):
     @property
     def replicas(self) -> ModuleType:
         return balls_in_bins_replicas
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return ByPhase(self.cycle_length, self.sampling_probability, dataset_size, generator)
 
     def draw_error(self) -> float:
         """Bound on the relative error of the drawn phases' law: 64 random bits spread over the phases."""

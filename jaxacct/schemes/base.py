@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.schemes.batches import Batches
 from jaxacct.statistics.direction import Direction
 
 
@@ -179,6 +180,21 @@ class Scheme(abc.ABC):
     def cut_to(self) -> int | None:
         """The size that the scheme itself cuts larger batches to; None where it does not."""
         return None
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        """The batches of one run: every unit's examples by the law of `draw_participation`.
+
+        Args:
+          generator: of what is drawn before the first step.
+          graph: of users and examples, where the unit is a user.
+        """
+        del dataset_size, generator, graph
+        raise ValueError(f"scheme must be one that batches can be drawn for, was {self.name}")
+
+    @property
+    def examples_bar_each_other(self) -> bool:
+        """Whether a user's example keeps others from being drawn: each must then have one owner."""
+        return True
 
     def check_dataset_size(self, dataset_size: int) -> None:
         """Refuse a data set that the scheme is not for; ValueError."""

@@ -15,6 +15,7 @@ from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations, times_log
+from jaxacct.schemes.batches import Batches, ByPhase
 from jaxacct.schemes.poisson import log_bernoulli_growth, log_probabilities
 from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 
@@ -96,6 +97,9 @@ class CyclicPoisson(Scheme):
     @property
     def replicas(self) -> ModuleType:
         return cyclic_replicas
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return ByPhase(self.cycle_length, self.sampling_probability, dataset_size, generator)
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""

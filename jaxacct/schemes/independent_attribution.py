@@ -22,6 +22,7 @@ from jaxacct import _validate
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme
+from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.poisson import log_probabilities
 
 # Numbers a sample that the exact likelihood may hold: 70 MB a block of samples in float32.
@@ -136,6 +137,13 @@ class IndependentAttribution(Scheme):
         """(num_samples, iterations) float32 counts 0 .. k_u."""
         keys = jax.random.split(key, self.examples_per_user)
         return sum(self.one.draw_participation(part, num_samples) for part in keys)
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return self.one.batches(dataset_size, generator)
+
+    @property
+    def examples_bar_each_other(self) -> bool:
+        return False
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that participations are drawn from."""

@@ -38,8 +38,9 @@ import scipy
 from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_add_exp
-from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.b_min_sep import BMinSep, counts_at
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
+from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
 
@@ -200,6 +201,11 @@ class MultiAttribution(Scheme):
     def revealed_counts(self) -> tuple[BMinSep, np.ndarray]:
         """On every graph: what of the proof fails on shared ones is that the coins stay hidden."""
         return self.timing, self.count_weights()
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        if graph is None:
+            raise ValueError("graph must be given for multi-attribution")
+        return graph.barring_batches(self, generator)
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from.

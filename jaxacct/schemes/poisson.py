@@ -12,6 +12,7 @@ from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import softplus, tree_sum
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
+from jaxacct.schemes.batches import Batches, EveryStep
 from jaxacct.schemes.replicas import poisson as poisson_replicas
 
 
@@ -84,6 +85,9 @@ class Poisson(Scheme):
     @property
     def replicas(self) -> ModuleType:
         return poisson_replicas
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return EveryStep(self.sampling_probability, dataset_size)
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""

@@ -53,8 +53,8 @@ from jaxacct.kernels.randomness import bits_32
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, disjoint_participations
-
-_DIRECTIONS = ("remove", "add")
+from jaxacct.schemes.batches import Batches
+from jaxacct.statistics.direction import Direction
 
 
 @dataclass(frozen=True)
@@ -289,6 +289,9 @@ class TruncatedBMinSep(Scheme):
         kept = (place < self.max_batch_size).astype(jnp.float32)
         when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
         return sampled * jnp.where(cut, when_cut, when_whole)
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return self.uncut.batches(dataset_size, generator)
 
     def draw_error(self) -> float:
         """Bound on the relative error of the density of `draw_counts` given the batch sizes."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BMinSep, Budget, Mechanism, Poisson
+from jaxacct import BMinSep, Budget, IndependentAttribution, Mechanism, Poisson
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
 from jaxacct.proposals.candidates import candidates
@@ -21,10 +21,11 @@ from tests.conformance.test_schemes import IDENTITY, divergences
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
 BLOCKS = 64
-KINDS = {"plain", "m replicas", "zero", "plain, less none", "half-space"}
+KINDS = {"plain", "m replicas", "m replicas of one example", "zero", "plain, less none", "half-space"}
 MECHANISMS = [
     Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
     Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
+    Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
 ]
 EPSILONS = (0.2, 3.0)
 

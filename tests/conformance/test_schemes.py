@@ -20,6 +20,7 @@ from jaxacct.schemes import (
     BallsInBins,
     BMinSep,
     CyclicPoisson,
+    IndependentAttribution,
     MultiAttribution,
     Poisson,
     TruncatedBMinSep,
@@ -36,6 +37,7 @@ MEMBERS: dict[str, list[Scheme]] = {
     "balls-in-bins": [BallsInBins(5, 3), BallsInBins(2, 3), BallsInBins(3, 1)],
     "b-min-sep": [BMinSep(5, 2, 0.3), BMinSep(5, 2, 0.3, False), BMinSep(2, 3, 1.0), BMinSep(3, 1, 0.4)],
     "multi-attribution": [MultiAttribution(4, 2, 0.3, 2), MultiAttribution(2, 3, 1.0, 2)],
+    "independent-attribution": [IndependentAttribution(4, 2, 0.3, 2), IndependentAttribution(2, 3, 1.0, 2)],
     "truncated-b-min-sep": [TruncatedBMinSep(4, 2, 0.3, 6, 10), TruncatedBMinSep(2, 3, 0.4, 10, 10)],
 }
 ALL = [pytest.param(scheme, id=str(scheme)) for schemes in MEMBERS.values() for scheme in schemes]
@@ -195,5 +197,27 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
         Partial()  # pyright: ignore[reportAbstractUsage]
     with pytest.raises(TypeError, match="name and its unit"):
         type("Nameless", (Scheme,), {})
-    five = MultiAttribution(10, 1, 0.1, 5)
-    assert math.sqrt(five.squared_sensitivity(0.0)) == pytest.approx(15.811, abs=1e-3)
+    for five in (MultiAttribution(10, 1, 0.1, 5), IndependentAttribution(10, 1, 0.1, 5)):
+        assert math.sqrt(five.squared_sensitivity(0.0)) == pytest.approx(15.811, abs=1e-3)
+
+
+@pytest.mark.parametrize("scheme", TYPICAL)
+def test_batches_beside_the_law(scheme):
+    """Real batches have the mean size that the law says; 400 runs, false alarm 1e-9 each by the CLT."""
+    if scheme.examples_bar_each_other and scheme.unit == "user":
+        with pytest.raises(ValueError, match="graph must be given"):  # drawn in tests/training
+            scheme.batches(10, np.random.default_rng(0))
+        return
+    sizes = np.zeros((400, scheme.iterations))
+    for run, row in enumerate(sizes):
+        generator = np.random.default_rng(run)
+        batches = scheme.batches(10, generator)
+        row[:] = [len(np.unique(batches.draw(step, generator))) for step in range(scheme.iterations)]
+    expected = 10 * law_of_one(scheme)
+    assert np.all(np.abs(sizes.mean(axis=0) - expected) < 6 * np.sqrt(np.maximum(expected, 0.1) / 400))
+
+
+def law_of_one(scheme):
+    """The probability of one example to be sampled at each step."""
+    one = getattr(scheme, "one", getattr(scheme, "uncut", scheme))
+    return one.participation_probabilities()

@@ -1,0 +1,86 @@
+"""Real batches, beside the laws that they must obey: who is in each, in O(batch) a step (NumPy)."""
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+
+class Batches(Protocol):
+    """Draws the batches of one run, step by step from 0."""
+
+    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
+        """The positions of the examples of this step, in any order."""
+        ...
+
+
+def choose(generator: np.random.Generator, population: int, number: int) -> np.ndarray:
+    """`number` distinct integers below `population`, uniformly, in O(number)."""
+    return generator.choice(population, number, replace=False, shuffle=False)
+
+
+class EveryStep:
+    """Poisson: any example at any step."""
+
+    def __init__(self, probability: float, size: int):
+        self.size, self.probability = size, probability
+
+    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
+        return choose(generator, self.size, generator.binomial(self.size, self.probability))
+
+
+class ByPhase:
+    """Cyclic Poisson and balls-in-bins: each example has a phase of its own, independent of all others."""
+
+    def __init__(self, cycle: int, probability: float, size: int, generator: np.random.Generator):
+        self.cycle, self.probability = cycle, probability
+        phases = generator.integers(self.cycle, size=size, dtype=np.int32)
+        self.members = np.argsort(phases, kind="stable").astype(np.int32)
+        self.ends = np.concatenate([[0], np.cumsum(np.bincount(phases, minlength=self.cycle))])
+
+    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
+        phase = step % self.cycle
+        members = self.members[self.ends[phase] : self.ends[phase + 1]]
+        return members[choose(generator, len(members), generator.binomial(len(members), self.probability))]
+
+
+class Eligible:
+    """b-min-sep, also of users' examples: a pool of those who took part in none of the last b - 1 batches.
+
+    Each is eligible at the first step with probability `eligible`, independently. The first `count` of
+    `pool` are the eligible; `barred` holds who returns at the next step first.
+    """
+
+    def __init__(
+        self, separation: int, probability: float, eligible: float, size: int, generator: np.random.Generator
+    ):
+        b, self.probability = separation, probability
+        self.pool = np.arange(size, dtype=np.int32 if size < 2**31 else np.int64)
+        self.count = size
+        self.barred: deque[np.ndarray] = deque(np.zeros(0, self.pool.dtype) for _ in range(b - 1))
+        if eligible < 1 and b > 1:
+            held = generator.binomial(size, 1 - eligible)
+            chosen = generator.permuted(self._take(choose(generator, size, held)))
+            # Barred for 1..b-1 more steps, all equally likely: who returns after s steps is entry s - 1.
+            parts = generator.multinomial(held, np.full(b - 1, 1 / (b - 1)))
+            self.barred = deque(np.split(chosen, np.cumsum(parts)[:-1]))
+
+    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
+        drawn = self._take(choose(generator, self.count, generator.binomial(self.count, self.probability)))
+        self.barred.append(drawn)
+        # Whoever took part b - 1 steps ago, or was drawn just now where b = 1, may take part in the next.
+        back = self.barred.popleft()
+        self.pool[self.count : self.count + len(back)] = back
+        self.count += len(back)
+        return drawn
+
+    def _take(self, positions: np.ndarray) -> np.ndarray:
+        """Remove the entries at `positions` from the pool and return them, in O(their number)."""
+        taken = self.pool[positions]
+        left = self.count - len(positions)
+        tail = np.ones(len(positions), bool)
+        tail[positions[positions >= left] - left] = False
+        # Those of the last entries that stay fill the holes before them.
+        self.pool[positions[positions < left]] = self.pool[left : self.count][tail]
+        self.count = left
+        return taken
