@@ -38,7 +38,7 @@ import scipy
 from jaxacct import _validate
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_add_exp
-from jaxacct.schemes.b_min_sep import BMinSep, counts_at
+from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
