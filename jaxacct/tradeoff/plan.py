@@ -1,0 +1,250 @@
+"""Plans of the two deterministic accountants: what was promised, checked again whenever it is asked for."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from jaxacct import _validate
+from jaxacct.files import read_json, write_atomically
+from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma
+from jaxacct.tradeoff.calibration import METHODS, calibrate_noise
+from jaxacct.tradeoff.terms import Terms, last_iterate
+
+
+class _Stored:
+    """JSON of a frozen dataclass of plain values, with a schema and no field missing or added."""
+
+    schema = ""
+
+    def to_json(self) -> dict:
+        """As JSON values."""
+        return {"schema": self.schema, **asdict(self)}  # pyright: ignore
+
+    @classmethod
+    def from_json(cls, data: dict):
+        """The plan in JSON values; ValueError for another thing, or a plan whose promise does not hold."""
+        names = {field.name for field in fields(cls)}  # pyright: ignore
+        if data.get("schema") != cls.schema or set(data) != names | {"schema"}:
+            raise ValueError(f"plan must have schema {cls.schema} and its fields, had {data.get('schema')!r}")
+        try:
+            found = cls(**{name: data[name] for name in names})
+        except TypeError as error:
+            raise ValueError(f"plan has a field of a wrong type: {error}") from None
+        if not found.certified:  # pyright: ignore
+            raise ValueError("plan must hold: its noise does not give its epsilon at its delta")
+        return found
+
+    def save(self, path) -> None:
+        """Write it to a file, whole or not at all."""
+        write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path):
+        """Read it from a file, and check it."""
+        return cls.from_json(read_json(path, "plan"))
+
+
+@dataclass(frozen=True)
+class GeneralPlan(_Stored):
+    """Generalised DP-SGD under a guarantee against whoever sees the sampling (arXiv 2212.05796).
+
+    Attributes:
+      dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size: as `GeneralDPSGD`.
+      sigma: noise std over twice the clip norm, on the sum of clipped terms.
+      epsilon, delta: what is promised.
+    """
+
+    dataset_size: int
+    num_microbatches: int
+    microbatch_size: int
+    num_epochs: int
+    sampling: str
+    group_size: int
+    sigma: float
+    epsilon: float
+    delta: float
+
+    schema = "jaxacct-general-dpsgd"
+
+    def __post_init__(self):
+        _validate.positive_number("sigma", self.sigma)
+        _validate.nonnegative_number("epsilon", self.epsilon)
+        _validate.open_probability("delta", self.delta)
+        self.run  # noqa: B018  checks the sizes
+
+    @classmethod
+    def calibrate(
+        cls,
+        epsilon: float,
+        delta: float,
+        *,
+        dataset_size: int,
+        num_microbatches: int,
+        microbatch_size: int,
+        num_epochs: int,
+        sampling: str,
+        group_size: int = 1,
+    ) -> "GeneralPlan":
+        """The plan with the least noise for (epsilon, delta)."""
+        sizes: dict[str, Any] = dict(
+            dataset_size=dataset_size,
+            num_microbatches=num_microbatches,
+            microbatch_size=microbatch_size,
+            num_epochs=num_epochs,
+            sampling=sampling,
+            group_size=group_size,
+        )
+        return cls(sigma=calibrate_sigma(epsilon, delta, **sizes), epsilon=epsilon, delta=delta, **sizes)
+
+    @property
+    def run(self) -> GeneralDPSGD:
+        """The mechanism."""
+        return GeneralDPSGD(
+            self.dataset_size,
+            self.num_microbatches,
+            self.microbatch_size,
+            self.num_epochs,
+            self.sampling,
+            self.group_size,
+        )
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in all."""
+        return self.run.rounds_per_epoch * self.num_epochs
+
+    @property
+    def certified(self) -> bool:
+        """Whether the noise gives the promise, computed again."""
+        return bool(self.run.curve(self.sigma).delta(self.epsilon) <= self.delta)
+
+    @property
+    def terms(self) -> Terms:
+        """Who it holds against."""
+        return self.run.terms()
+
+    def statement(self) -> str:
+        """The guarantee in a sentence."""
+        return (
+            f"({self.epsilon:g}, {self.delta:g})-differential privacy for replacing up to {self.group_size} "
+            f"of {self.dataset_size} records, against an adversary who sees which records are in which "
+            f"batch and everything else but the noise; {self.run.clip} clipping, {self.sampling}, "
+            f"{self.num_epochs} epochs."
+        )
+
+
+@dataclass(frozen=True)
+class LastIteratePlan(_Stored):
+    """Noisy gradient descent on convex losses of which only the last iterate is released (arXiv 2403.00278).
+
+    Attributes:
+      method: "gd", "cgd" or "sgd".
+      num_examples: n.
+      steps: in all; for "cgd" a whole number of epochs.
+      batch_size: b; n for "gd".
+      stepsize: of every step.
+      noise_std: on the mean gradient of a batch.
+      grad_sensitivity, smoothness, strong_convexity: what every example's loss obeys.
+      diameter: of the ball that is projected onto, None without one.
+      epsilon, delta: what is promised.
+    """
+
+    method: str
+    num_examples: int
+    steps: int
+    batch_size: int
+    stepsize: float
+    noise_std: float
+    grad_sensitivity: float
+    smoothness: float
+    strong_convexity: float
+    diameter: float | None
+    epsilon: float
+    delta: float
+
+    schema = "jaxacct-last-iterate"
+
+    def __post_init__(self):
+        _validate.one_of("method", self.method, tuple(METHODS))
+        for name in ("num_examples", "steps", "batch_size"):
+            _validate.positive_integer(name, getattr(self, name))
+        _validate.positive_number("epsilon", self.epsilon)
+        _validate.open_probability("delta", self.delta)
+        _validate.positive_number("stepsize", self.stepsize)
+        if self.method == "gd" and self.batch_size != self.num_examples:
+            raise ValueError(
+                f"batch_size must be num_examples {self.num_examples} for gd, was {self.batch_size}"
+            )
+        if self.method == "cgd" and (
+            self.num_examples % self.batch_size or self.steps % (self.num_examples // self.batch_size)
+        ):
+            raise ValueError("batch_size must divide num_examples, and steps be whole epochs, for cgd")
+        self.bound()
+
+    @classmethod
+    def calibrate(cls, epsilon: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
+        """The plan with the least noise for (epsilon, delta), for a loss of `train.convex`.
+
+        Args:
+          method: "gd", "cgd" or "sgd".
+          loss: with `grad_sensitivity`, `smoothness`, `strong_convexity`.
+          run: num_examples, steps, batch_size, stepsize, diameter.
+        """
+        conditions = {
+            name: getattr(loss, name) for name in ("grad_sensitivity", "smoothness", "strong_convexity")
+        }
+        wanted = {"num_examples", "steps", "batch_size", "stepsize", "diameter"}
+        if set(run) != wanted:
+            raise ValueError(f"run must give {', '.join(sorted(wanted))}, gave {', '.join(sorted(run))}")
+        arguments = _arguments(method, **run)
+        noise = calibrate_noise(epsilon, delta, method=method, **arguments, **conditions)
+        return cls(method=method, noise_std=noise, epsilon=epsilon, delta=delta, **run, **conditions)
+
+    def bound(self):
+        """The accountant's result."""
+        arguments = _arguments(
+            self.method,
+            num_examples=self.num_examples,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            stepsize=self.stepsize,
+            diameter=self.diameter,
+        )
+        return METHODS[self.method](
+            noise_std=self.noise_std,
+            grad_sensitivity=self.grad_sensitivity,
+            smoothness=self.smoothness,
+            strong_convexity=self.strong_convexity,
+            **arguments,
+        )
+
+    @property
+    def certified(self) -> bool:
+        """Whether the noise gives the promise, computed again."""
+        return bool(self.bound().delta(self.epsilon) <= self.delta)
+
+    @property
+    def terms(self) -> Terms:
+        """Who it holds against."""
+        return last_iterate("certified")
+
+    def statement(self) -> str:
+        """The guarantee in a sentence."""
+        return (
+            f"({self.epsilon:g}, {self.delta:g})-differential privacy for replacing one of "
+            f"{self.num_examples} examples, where nothing but the last of {self.steps} iterates of noisy "
+            f"{self.method} is ever shown."
+        )
+
+
+def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diameter) -> dict[str, Any]:
+    found: dict[str, Any] = dict(num_examples=num_examples, stepsize=stepsize, diameter=diameter)
+    if method == "gd":
+        return found | dict(steps=steps)
+    if method == "sgd":
+        return found | dict(steps=steps, batch_size=batch_size)
+    size = _validate.positive_integer("batch_size", batch_size)
+    if num_examples % size:
+        raise ValueError(f"batch_size must divide num_examples {num_examples}, was {size}")
+    cycle = num_examples // size
+    return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)

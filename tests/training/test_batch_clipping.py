@@ -1,0 +1,266 @@
+"""Generalised DP-SGD: samplers, terms without memory, sensitivity, noise, and what is refused."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxacct.tradeoff.plan import GeneralPlan
+from train.batch_clipping import (
+    clip_by_l2_norm,
+    epoch_batches,
+    fit_general,
+    make_generator,
+    make_round,
+    mean_gradient_term,
+    optimizer_term,
+    private_rounds,
+)
+from train.clipping import clipped_gradient_sum
+from train.grid import Grid
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+
+
+def linear(params, row):
+    return params @ row
+
+
+def square(params, row):
+    return 0.5 * jnp.sum((params - row) ** 2)
+
+
+def plan(**change):
+    fields = dict(
+        dataset_size=12,
+        num_microbatches=1,
+        microbatch_size=4,
+        num_epochs=2,
+        sampling="shuffling",
+        group_size=1,
+    )
+    return GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, **fields | change)
+
+
+def test_clip_by_norm():
+    v = jnp.array([3.0, 4.0])
+    np.testing.assert_allclose(clip_by_l2_norm(v, 1.0), [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_array_equal(clip_by_l2_norm(v, 10.0), v)
+    np.testing.assert_array_equal(clip_by_l2_norm(jnp.zeros(2), 1.0), 0)
+
+
+def test_samplers():
+    for m, s in ((3, 2), (1, 4), (12, 1)):
+        shuffled = epoch_batches((1, 2, 3, 4), 12, m, s, "shuffling")
+        assert shuffled.shape == (12 // (m * s), m, s) and sorted(shuffled.ravel()) == list(range(12))
+        drawn = epoch_batches((1, 2, 3, 4), 12, m, s, "subsampling")
+        assert drawn.shape == shuffled.shape
+        assert all(len(set(row.ravel())) == m * s for row in drawn)
+    generator = make_generator((1, 2, 3, 4))
+    first, second = (epoch_batches(generator, 12, 3, 2, "shuffling") for _ in range(2))
+    assert (first != second).any()
+    for bad in ((12, 5, 1, "shuffling"), (12, 3, 2, "poisson"), (0, 1, 1, "shuffling")):
+        with pytest.raises(ValueError):
+            epoch_batches((1, 2, 3, 4), *bad)
+    with pytest.raises(ValueError, match="key"):
+        epoch_batches((1, 2), 12, 3, 2, "shuffling")
+
+
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+def test_samplers_follow_the_law_of_the_accountant(sampling):
+    """Squared counts of two records over 4000 epochs, chi-square at false alarm 1e-6."""
+    from collections import Counter
+
+    from scipy import stats
+
+    from jaxacct.tradeoff import participation_pmf
+
+    generator, counts = make_generator((5, 6, 7, 8)), Counter()
+    for _ in range(4000):
+        rounds = epoch_batches(generator, 8, 2, 2, sampling)
+        hits = [sum(((term == 0) | (term == 5)).any() for term in one) for one in rounds]
+        counts[sum(k * k for k in hits)] += 1
+    law = participation_pmf(8, 2, 2, 1, 2, sampling)
+    assert set(counts) <= set(law.squared_sensitivity.tolist())
+    seen = [counts[int(y)] for y in law.squared_sensitivity]
+    assert stats.chisquare(seen, law.prob * 4000, sum_check=False).pvalue > 1e-6
+
+
+def total(term, rows, grid, params=None):
+    params = jnp.zeros(rows.shape[-1]) if params is None else params
+    found = clipped_gradient_sum(term, params, jnp.asarray(rows), np.ones(len(rows), bool), grid=grid)
+    return np.asarray(found.total.scaled(1.0))
+
+
+def test_a_term_moves_the_sum_by_at_most_twice_the_clip_norm():
+    """Equality where every term turns from C v to -C v; k terms move it by 2 k C, not 2 sqrt(k) C."""
+    grid, rng = Grid(1.0, 20), np.random.default_rng(0)
+    term = mean_gradient_term(linear)
+    rows = rng.normal(size=(3, 4, 5)) * 10
+    base = total(term, rows, grid)
+    for changed in (1, 2, 4):
+        other = rows.copy()
+        other[0, :changed] = rng.normal(size=(changed, 5)) * 1e6
+        assert np.linalg.norm(total(term, other, grid) - base) <= 2 * (1 + 1e-6)
+    v = np.array([1.0, 0, 0, 0, 0])
+    there, back = np.broadcast_to(9 * v, (3, 4, 5)), np.broadcast_to(-9 * v, (3, 4, 5))
+    assert np.linalg.norm(total(term, there, grid) - total(term, back, grid)) == pytest.approx(6, rel=1e-5)
+
+
+def test_terms_are_what_they_say():
+    params, rows = jnp.array([0.5, -1.0]), jnp.array([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]])
+    mean = jax.grad(mean_gradient_term(square))(params, rows)
+    np.testing.assert_allclose(mean, np.mean(params - rows, axis=0), rtol=1e-6)
+    # Classical SGD inside the term: the sum of gradients along the way (equation 2).
+    rate = 0.1
+    w, along = np.array(params), np.zeros(2)
+    for row in np.array(rows):
+        gradient = w - row
+        along += gradient
+        w = w - rate * gradient
+    found = jax.grad(optimizer_term(square, optax.sgd(rate)))(params, rows)
+    np.testing.assert_allclose(found, rate * along, rtol=1e-5)
+
+
+def test_inner_state_never_leaks_between_rounds_or_terms():
+    """Momentum that lived on would carry a record of one term into another, where nothing is booked."""
+    inner = optax.sgd(0.1, momentum=0.9)
+    term = optimizer_term(square, inner)
+    params, rows = jnp.zeros(2), np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
+    grid = Grid(100.0, 20)
+    alone = jax.grad(term)(params, rows[1])
+    huge = rows.copy()
+    huge[0] = 1e3
+    for before in (rows, huge):
+        both = [jax.grad(term)(params, jnp.asarray(one)) for one in before]
+        np.testing.assert_array_equal(both[1], alone)
+        np.testing.assert_allclose(
+            total(term, before, grid) - total(term, before[:1], grid), alone, atol=1e-3
+        )
+    # A round carries parameters, noise and the outer state, and nothing else.
+    step = make_round(plan(), square, optax.sgd(0.0), clip_norm=1.0, inner=inner, key=KEYS[1])
+    assert all(np.shape(leaf) in ((2,), (), (8,), (0, 2)) for leaf in jax.tree.leaves(step.init(params)))
+
+
+def test_noise_of_a_round():
+    """Per-coordinate deviation of the released mean is 2 C sigma / m; both sides at false alarm 1e-6."""
+    size, clip = 40000, 0.5
+    many = plan(num_microbatches=3, microbatch_size=2, dataset_size=12)
+    private = private_rounds(many, clip_norm=clip, key=KEYS[1])
+    state = private.init(jnp.zeros(size))
+    from train.grid import GridSum
+
+    update, state = private.update(GridSum.zeros(jnp.zeros(size), private.grid), state)
+    expected = 2 * clip * many.sigma / 3
+    spread = 4.9 / math.sqrt(2 * size)
+    assert abs(np.std(np.asarray(update)) / expected - 1) < spread + 1e-3
+    for _ in range(many.rounds - 1):
+        update, state = private.update(GridSum.zeros(jnp.zeros(size), private.grid), state)
+    assert np.isfinite(update).all()
+    over, _ = private.update(GridSum.zeros(jnp.zeros(size), private.grid), state)
+    assert np.isnan(over).all()  # one round more than the plan
+
+
+def test_fit_runs_all_rounds_and_says_who_it_covers():
+    data, calls = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), []
+    result = fit_general(
+        plan(),
+        jnp.zeros(3),
+        square,
+        data,
+        optax.adam(0.1),
+        clip_norm=1.0,
+        clip="batch",
+        keys=KEYS,
+        inner=optax.adam(0.01),
+        progress=lambda *seen: calls.append(seen),
+    )
+    assert result.steps == 6 == len(calls) and np.isfinite(result.params).all()
+    assert "sees which records" in result.statement and "batch clipping, shuffling" in result.statement
+    again = fit_general(
+        plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, inner=optax.adam(0.01), keys=KEYS
+    )
+    np.testing.assert_array_equal(result.params, again.params)
+    other = fit_general(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0)
+    assert (np.asarray(other.params) != np.asarray(result.params)).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"data": np.zeros((11, 3), np.float32)}, "dataset_size"),
+        ({"clip": "individual"}, "clip"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"plan": plan(num_epochs=2000)}, "certified"),
+        ({"plan": "plan.json"}, "plan"),
+        ({"plan": plan(num_microbatches=4, microbatch_size=1), "inner": optax.sgd(0.1)}, "inner"),
+        ({"data": np.full((12, 3), np.nan, np.float32)}, "finite"),
+    ],
+)
+def test_what_the_plan_does_not_cover_is_refused(change, word):
+    fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=np.zeros((12, 3), np.float32))
+    fields |= dict(optimizer=optax.sgd(0.1), clip_norm=1.0)
+    with pytest.raises(ValueError, match=word) as caught:
+        fit_general(**fields | change)
+    assert "\n" not in str(caught.value)
+
+
+def test_plans_are_checked_when_they_are_read(tmp_path):
+    made = GeneralPlan.calibrate(
+        8.0,
+        1e-5,
+        dataset_size=1000,
+        num_microbatches=1,
+        microbatch_size=100,
+        num_epochs=50,
+        sampling="shuffling",
+    )
+    assert made.sigma == pytest.approx(4.24426047, rel=1e-8) and made.certified
+    path = tmp_path / "plan.json"
+    made.save(path)
+    assert GeneralPlan.load(path) == made and made.terms.adversary == "sampling-revealed"
+    stored = json.loads(path.read_text())
+    for name, value in (
+        ("sigma", made.sigma * 0.999),
+        ("epsilon", 7.9),
+        ("delta", 9e-6),
+        ("num_epochs", 51),
+        ("group_size", 2),
+        ("sampling", "subsampling"),
+        ("schema", "other"),
+        ("sigma", -1.0),
+        ("sigma", "4"),
+        ("microbatch_size", 7),
+        ("sigma", math.inf),
+        ("epsilon", math.nan),
+    ):
+        with pytest.raises(ValueError):
+            GeneralPlan.from_json(stored | {name: value})
+    with pytest.raises(ValueError, match="schema"):
+        GeneralPlan.from_json({k: v for k, v in stored.items() if k != "delta"})
+    with pytest.raises(ValueError, match="schema"):
+        GeneralPlan.from_json(stored | {"note": 1})
+
+
+def test_an_attack_does_as_well_as_the_accountant_allows():
+    """The worst case played: one record turns its batch's term around: delta(1) is reached.
+
+    The adversary adds up what its record's rounds released along v; 20,000 runs at false alarm 1e-6.
+    """
+    from jaxacct.tradeoff import gdp_delta, participation_pmf
+
+    run, sigma, runs = participation_pmf(12, 1, 4, 2, 1, "shuffling"), 1.0, 20000
+    rng = np.random.default_rng(0)
+    assert run.squared_sensitivity.tolist() == [2]
+    mu = math.sqrt(2) / sigma
+    # Two rounds hold the record: the sums are +C or -C in them, noise 2 C sigma.
+    seen = {side: (side + 2 * sigma * rng.normal(size=(runs, 2))).sum(axis=1) for side in (1.0, -1.0)}
+    threshold = 1.0 * (2 * sigma) ** 2 / 2  # where log dP/dQ, 2 sum / (2 sigma)^2, is epsilon = 1
+    found = np.mean(seen[1.0] > threshold) - math.e * np.mean(seen[-1.0] > threshold)
+    error = 4.9 * math.sqrt((1 + math.e**2) * 0.25 / runs)
+    assert abs(found - gdp_delta(1.0, mu)) < error
+    assert found > gdp_delta(1.0, mu / 2) + error  # the sensitivity of one clip norm would be false

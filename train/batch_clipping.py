@@ -1,0 +1,210 @@
+"""Generalised DP-SGD: whole terms of s records are clipped rather than examples (arXiv 2212.05796).
+
+A round has m terms; a term is what an inner procedure makes of s records, starting from the current
+parameters and from nothing else: the mean gradient, or the way that an optax optimizer goes through them.
+Terms are clipped to norm C and summed on the integer grid, and get noise of standard deviation 2 C sigma:
+replacing records that are in k terms moves the sum by at most 2 k C. Only noisy sums ever leave a round.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jaxacct import BandedToeplitz, Mechanism, Poisson, _validate
+from jaxacct.tradeoff.participation import SAMPLING
+from jaxacct.tradeoff.plan import GeneralPlan
+from train import sampler
+from train.loop import ArrayRows, Result
+from train.optimizers import Privatizer, privatize
+from train.step import PrivateStep, make_step, nnx_loss
+
+
+def mean_gradient_term(loss: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The term whose gradient is the mean gradient over its records (equation 4); of one record, its own."""
+
+    def term(params, rows):
+        return jnp.mean(jax.vmap(lambda row: loss(params, row))(rows))
+
+    return term
+
+
+def optimizer_term(
+    loss: Callable[..., jax.Array], inner: optax.GradientTransformation
+) -> Callable[..., jax.Array]:
+    """The term whose gradient is how far `inner` moves through its records, in order (equation 2).
+
+    `params - params after s steps`: for SGD with learning rate 1 the sum of gradients along the way. The
+    inner state begins anew in every term, so no record of another round, or of another term, is in it.
+    """
+
+    def moved(params, rows):
+        def step(carry, row):
+            here, state = carry
+            gradient = jax.grad(loss)(here, row)
+            updates, state = inner.update(gradient, state, here)
+            return (optax.apply_updates(here, updates), state), None
+
+        (last, _), _ = jax.lax.scan(step, (params, inner.init(params)), rows)
+        return jax.tree.map(lambda a, b: a - b, params, last)
+
+    def term(params, rows):
+        # Linear in params, so that its gradient is the movement itself and nothing flows through the steps.
+        way = jax.lax.stop_gradient(moved(params, rows))
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(way), strict=True)
+        return sum((jnp.sum(p * w) for p, w in pairs), jnp.zeros(()))
+
+    return term
+
+
+def epoch_batches(
+    key, dataset_size: int, num_microbatches: int, microbatch_size: int, sampling: str
+) -> np.ndarray:
+    """(R, m, s) int32: the records of one epoch by round and term, uniform and exact (Fisher and Yates).
+
+    Args:
+      key: 4 words of 32 bits, or a NumPy generator that goes on from epoch to epoch.
+      sampling: "shuffling" (every record once) or "subsampling" (a fresh m s-subset each round).
+    """
+    N = _validate.positive_integer("dataset_size", dataset_size)
+    m = _validate.positive_integer("num_microbatches", num_microbatches)
+    s = _validate.positive_integer("microbatch_size", microbatch_size)
+    _validate.one_of("sampling", sampling, SAMPLING)
+    if N % (m * s):
+        raise ValueError(
+            f"num_microbatches x microbatch_size must divide dataset_size, was {m} x {s} for {N}"
+        )
+    generator = key if isinstance(key, np.random.Generator) else make_generator(key)
+    rounds = N // (m * s)
+    if sampling == "shuffling":
+        order = generator.permutation(N)
+    else:
+        # Shuffled as well: which term of the round a record goes to is uniform.
+        order = np.concatenate(
+            [generator.choice(N, m * s, replace=False, shuffle=True) for _ in range(rounds)]
+        )
+    return order.reshape(rounds, m, s).astype(np.int32)
+
+
+def make_generator(key) -> np.random.Generator:
+    """A counter-based generator from 4 secret words of 32 bits."""
+    words = [int(word) for word in key]
+    if len(words) != 4 or not all(0 <= word < 2**32 for word in words):
+        raise ValueError(f"key must be 4 words of 32 bits, had {len(words)}")
+    return np.random.Generator(
+        np.random.Philox(key=words[0] | words[1] << 32 | words[2] << 64 | words[3] << 96)
+    )
+
+
+def private_rounds(plan: GeneralPlan, *, clip_norm: float, key=None) -> Privatizer:
+    """The noise of a plan's rounds: `(sum of clipped terms + 2 C sigma N(0, I)) / m`, NaN after its last one.
+
+    Args:
+      plan: certified.
+      clip_norm: C, of every term.
+      key: (8,) uint32, from the operating system by default. Only tests should fix it.
+    """
+    if not isinstance(plan, GeneralPlan):
+        raise ValueError(f"plan must be a GeneralPlan, was {type(plan).__name__}")
+    if not plan.certified:
+        raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
+    # Stands for the noise alone (white, for this many rounds); what is accounted for is the plan.
+    white = Mechanism(Poisson(plan.rounds, 1.0), BandedToeplitz.square_root(1), 2 * plan.sigma)
+    return privatize(white, clip_norm=clip_norm, expected_batch_size=plan.num_microbatches, key=key)
+
+
+def make_round(
+    plan: GeneralPlan,
+    loss: Callable[..., jax.Array],
+    optimizer: optax.GradientTransformation,
+    *,
+    clip_norm: float,
+    inner: optax.GradientTransformation | None = None,
+    key=None,
+    terms_at_once: int | None = None,
+) -> PrivateStep:
+    """One round: `step(state, rows (m, s, ..), mask (m,)) -> (state, private info)`, jitted.
+
+    Args:
+      loss: `loss(params, record) -> scalar` of one record.
+      optimizer: the outer one; it sees noisy sums only, so its state is post-processing.
+      inner: goes through the records of each term; the mean gradient by default.
+      terms_at_once: terms whose updates are in memory at a time.
+    """
+    private = private_rounds(plan, clip_norm=clip_norm, key=key)
+    term = mean_gradient_term(loss) if inner is None else optimizer_term(loss, inner)
+    return make_step(term, private, optimizer, microbatch_size=terms_at_once)
+
+
+def fit_general(
+    plan: GeneralPlan,
+    model,
+    loss: Callable[..., jax.Array],
+    data,
+    optimizer: optax.GradientTransformation,
+    *,
+    clip_norm: float,
+    clip: str | None = None,
+    inner: optax.GradientTransformation | None = None,
+    terms_at_once: int | None = None,
+    progress: Callable[[str, int, float], None] | None = None,
+    keys: tuple | None = None,
+) -> Result:
+    """Train under a plan of generalised DP-SGD: its sampler, its terms, its noise, all of its rounds.
+
+    Args:
+      plan: says which adversary it covers; certified again here.
+      model: an `nnx.Module` without batch norm, or a pytree of parameters.
+      data: pytree of arrays (dataset_size, ...).
+      clip_norm: norm that terms are clipped to.
+      clip: "individual", "batch" or "mixed", where it is given to be checked against the plan.
+      inner, optimizer, terms_at_once: as `make_round`.
+      progress: called with ("training", rounds done, rounds in all).
+      keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
+
+    Raises:
+      ValueError: what the plan does not cover.
+    """
+    if not isinstance(plan, GeneralPlan):
+        raise ValueError(f"plan must be a GeneralPlan, was {type(plan).__name__}")
+    if clip is not None and clip != plan.run.clip:
+        raise ValueError(f"clip must be the plan's {plan.run.clip}, was {clip!r}")
+    if inner is not None and plan.run.clip == "individual":
+        raise ValueError("inner must not be given for individual clipping: a term is one gradient")
+    rows = ArrayRows(data)
+    if len(rows) != plan.dataset_size:
+        raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
+    loss, params = nnx_loss(model, loss) if isinstance(model, nnx.Module) else (loss, model)
+    sampler_key, noise_key = keys or (sampler.fresh_key(), None)
+    step = make_round(
+        plan, loss, optimizer, clip_norm=clip_norm, inner=inner, key=noise_key, terms_at_once=terms_at_once
+    )
+    state = step.init(jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params))
+    m, s = plan.num_microbatches, plan.microbatch_size
+    mask = np.ones(m, bool)
+    for done, places in enumerate(_rounds(plan, make_generator(sampler_key)), 1):
+        flat = rows.take(places.reshape(-1), m * s)
+        terms = jax.tree.map(lambda leaf: leaf.reshape(m, s, *leaf.shape[1:]), flat)
+        state, _ = step(state, terms, mask)
+        if progress:
+            progress("training", done, plan.rounds)
+    return Result(state.params, plan.rounds, {}, plan.statement())
+
+
+def _rounds(plan: GeneralPlan, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    for _ in range(plan.num_epochs):
+        yield from epoch_batches(
+            generator, plan.dataset_size, plan.num_microbatches, plan.microbatch_size, plan.sampling
+        )
+
+
+def clip_by_l2_norm(tree, clip_norm: float) -> Any:
+    """A pytree scaled to one global norm of at most `clip_norm` (float32; sums in training use the grid)."""
+    _validate.positive_number("clip_norm", clip_norm)
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)))
+    scale = 1 / jnp.maximum(1.0, norm / clip_norm)
+    return jax.tree.map(lambda leaf: leaf * scale, tree)
