@@ -18,10 +18,10 @@ from flax import nnx
 from jaxacct import BandedToeplitz, Mechanism, Poisson, _validate
 from jaxacct.tradeoff.participation import SAMPLING
 from jaxacct.tradeoff.plan import GeneralPlan
-from train import sampler
-from train.loop import ArrayRows, Result
-from train.optimizers import Privatizer, privatize
-from train.step import PrivateStep, make_step, nnx_loss
+from . import sampler
+from .loop import ArrayRows, Result
+from .optimizers import Privatizer, privatize
+from .step import PrivateStep, make_step, nnx_loss
 
 
 def mean_gradient_term(loss: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

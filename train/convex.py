@@ -16,8 +16,8 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.tradeoff.contraction import contraction_factor
 from jaxacct.tradeoff.plan import LastIteratePlan
-from train import normals, sampler
-from train.batch_clipping import make_generator
+from . import normals, sampler
+from .batch_clipping import make_generator
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
     python -m tests.benchmarks.interpolation figures
     python -m tests.benchmarks.interpolation digits [--seeds 5]
 
-Values in brackets are printed in the paper. Tables 10 to 12 print crossings E* that do not follow from its theorem
-(proofs/errata.md): they are marked, and not reproduced on purpose.
+Values in brackets are printed in the paper. Tables 10 to 12 print crossings E* that do not follow from its
+theorem (proofs/errata.md): they are marked, and not reproduced on purpose.
 """
 
 import math
@@ -31,7 +31,7 @@ from jaxacct.tradeoff import (
 )
 from jaxacct.tradeoff.renyi import ye_shokri_cyclic_rho
 
-FIGURES = Path(__file__).parent
+FIGURES = Path(__file__).parent / "figures"
 MNIST = dict(batches_per_epoch=40, batch_size=1500, stepsize=0.05, noise_std=0.01, grad_sensitivity=10.0)
 MNIST |= dict(smoothness=32.5)
 TABLE_3 = {"composition": (4.71, 6.67, 9.43), "sgd": (1.03, 1.45, 2.05)}
@@ -66,7 +66,7 @@ DELTA = 1e-5
 
 
 class Report:
-    """Prints computed values next to printed ones and counts where they differ by more than the last digit."""
+    """Prints computed values next to printed ones; counts where they differ beyond the last digit."""
 
     def __init__(self):
         self.compared = self.different = 0
@@ -145,15 +145,15 @@ def tables() -> int:
             for c in (0.98, 0.99, 0.995)
         ]
         report.row(f"E = {E}", [report.cell(a, b, 3) for a, b in zip(mus, printed, strict=True)])
-    print("\ntables 10 to 12: (E*, mu*), cyclic, D = 1, sigma = 3, eta = .04 .02 .01; printed E* fail (errata)")
+    print(
+        "\ntables 10 to 12: (E*, mu*), cyclic, D = 1, sigma = 3, eta = .04 .02 .01; printed E* fail (errata)"
+    )
     for cycle, rows in TABLE_10_12.items():
         for L, printed in rows.items():
             cells = []
             for k, eta in enumerate((0.04, 0.02, 0.01)):
                 run = dict(batches_per_epoch=cycle, batch_size=1, stepsize=eta, noise_std=3.0)
-                bound = noisy_cgd_gdp(
-                    epochs=10**5, grad_sensitivity=L, smoothness=1.0, diameter=1.0, **run
-                )
+                bound = noisy_cgd_gdp(epochs=10**5, grad_sensitivity=L, smoothness=1.0, diameter=1.0, **run)
                 crossing = math.ceil((bound.mu * 3 / L) ** 2 - 1e-9)
                 cells.append(f"E* {crossing} [{printed[2 * k]}, wrong]")
                 cells.append(report.cell(bound.mu, printed[2 * k + 1], 3))
@@ -192,7 +192,10 @@ def figures() -> int:
                 "cyclic, theorem 4.5 (converges)": (epochs, cyclic),
                 "cyclic, Renyi bound": (epochs, [rdp_to_epsilon(one, DELTA) for one in rho]),
                 "stochastic, composition": (few, sgd),
-                "cyclic, composition": (epochs, [gdp_epsilon(DELTA, composition_gdp(2 / 3, int(E))) for E in epochs]),
+                "cyclic, composition": (
+                    epochs,
+                    [gdp_epsilon(DELTA, composition_gdp(2 / 3, int(E))) for E in epochs],
+                ),
             },
             DELTA,
             "epochs",
@@ -231,7 +234,9 @@ def digits(seeds: int) -> int:
     )  # fmt: skip
     loss = LogisticRegression(10, 2.0, 0.02)
     n, b, eta = len(train[1]), 144, 0.3
-    print(f"digits, n = {n}, b = {b}, eta = {eta}, regularisation 0.02, D = 10, delta = 1e-5, {seeds} runs each")
+    print(
+        f"digits, n = {n}, b = {b}, eta = {eta}, regularisation 0.02, D = 10, delta = 1e-5, {seeds} runs each"
+    )
     for epsilon in (2.0, 4.0, 8.0):
         for epochs in (10, 50):
             for method in ("cgd", "sgd"):
