@@ -18,6 +18,7 @@ from flax import nnx
 from jaxacct import BandedToeplitz, Mechanism, Poisson, _validate
 from jaxacct.tradeoff.participation import SAMPLING
 from jaxacct.tradeoff.plan import GeneralPlan
+
 from . import sampler
 from .loop import ArrayRows, Result
 from .optimizers import Privatizer, privatize

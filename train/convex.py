@@ -16,6 +16,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.tradeoff.contraction import contraction_factor
 from jaxacct.tradeoff.plan import LastIteratePlan
+
 from . import normals, sampler
 from .batch_clipping import make_generator
 
