@@ -26,9 +26,10 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
-    Each of m thresholds is off by half a step of 2^-32, at each of n iterations.
+    Each of m thresholds is off by half a step of 2^-32, or by one where it would be 2^32, at each of n
+    iterations; that one is counted as two.
     """
-    return 0.0, mechanism.scheme.iterations * m * 2.0**-33
+    return 0.0, mechanism.scheme.iterations * (m + 1) * 2.0**-33
 
 
 def _law(mechanism: Attracting, m: int):
