@@ -87,7 +87,7 @@ def words_near_every_edge() -> np.ndarray:
 
 
 def test_minus_log_uniform():
-    """Near both ends of 2^-32 .. 1, each binade and each branch, ten values of the bits below: 3.9 million; 8 units."""
+    """Each binade and branch of u in (0, 1), ten values of the bits below: 3.9 million points, 8 units."""
     high = words_near_every_edge()
     lows = np.float32([2.0**-65, 2.0**-40, 2.0**-33, 2.0**-9, 3 * 2.0**-9, 0.3, 0.5, 0.75, 1 - 2.0**-9, 1.0])
     function = jax.jit(randomness.minus_log_uniform)
