@@ -103,4 +103,6 @@ def _same(stored, expected) -> bool:
         return math.isclose(stored, expected, rel_tol=1e-9, abs_tol=0.0)
     if isinstance(expected, float) and type(stored) is int:
         return math.isclose(stored, expected, rel_tol=1e-9, abs_tol=0.0)
+    if isinstance(stored, str) and isinstance(expected, str):  # an enumeration's member is its text
+        return str(stored) == str(expected)
     return type(stored) is type(expected) and stored == expected
