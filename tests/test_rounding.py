@@ -4,7 +4,15 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+)
 from jaxacct.likelihood import rounding
 
 GRID = [
@@ -106,3 +114,49 @@ def test_settings_that_broke_the_measured_margin(scheme, bands, sigma, replicas)
     error = rounding.measured_error(jax.random.key(11), mechanism, replicas)
     assert 0 < error < 1e-5
     assert error < rounding.loss_margin(mechanism, 8.0, replicas) < 8e-3
+
+
+def test_what_is_not_proven_says_so():
+    """Independent attribution: its line names itself measured; its normals are bounded like all others."""
+    mechanism = Mechanism(IndependentAttribution(8, 2, 0.1, 2), BandedToeplitz.square_root(2), 1.0)
+    lines = {line.name: line for line in rounding.loss_lines(mechanism, 1e-5, "remove")}
+    measured = lines["rounding of the loss (measured and multiplied by eight, not proven)"]
+    assert measured.source == "no proof for this scheme"
+    alone = Mechanism(BMinSep(8, 2, 0.1), BandedToeplitz.square_root(2), 1.0)
+    others = {line.name: line for line in rounding.loss_lines(alone, 1e-5, "remove")}
+    assert lines["rounding of the normals"].amount >= 2 * others["rounding of the normals"].amount > 0
+    for name in ("two extreme radii in one sample", "noise far outside its range"):
+        assert lines[name] == others[name]
+    assert not any("not proven" in name for name in others)
+
+
+# (scheme, bands, sigma, replicas) whose draws were off by more than earlier versions' measured margin
+# (proofs/derivations.md, section 11), and users with several examples.
+BROKEN = [
+    (BMinSep(3000, 2, 1e-5), 2, 0.3, 2),
+    pytest.param(BMinSep(50_000, 2, 5e-7), 2, 0.24, 2, marks=pytest.mark.slow),
+    (MultiAttribution(300, 4, 0.05, 3), 4, 0.5, 2),
+    (MultiAttribution(40, 4, 0.4, 8), 4, 0.3, 2),
+]
+
+
+def no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas, blocks):
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    margin = rounding.loss_margin(mechanism, 8.0, replicas, delta_v=1e-6)
+    for block in range(blocks):
+        assert 0 < rounding.measured_error(jax.random.key(block), mechanism, replicas) < margin
+
+
+@pytest.mark.parametrize(("scheme", "bands", "sigma", "replicas"), BROKEN)
+def test_no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas):
+    """256 draws under P (with replicas) and as many under Q, in float32 and in float64."""
+    no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "bands", "sigma", "replicas"), [getattr(case, "values", case) for case in BROKEN]
+)
+def test_no_draw_of_a_million_is_beyond_the_bound(scheme, bands, sigma, replicas):
+    """A million draws each, half of them under either law; 20,000 where a run has 50,000 steps."""
+    no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas, 3907 if scheme.iterations < 10_000 else 80)
