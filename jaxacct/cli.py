@@ -618,7 +618,21 @@ def _evidence_lines(evidence) -> list[str]:
         if seen.num_samples:
             prices = ", ".join(f"{name} {count:,.0f}" for name, count in seen.predicted_samples.items())
             lines.append(f"{'':<22}predicted samples before drawing: {prices}")
+        lines += [f"{'':<22}{_booked_line(line)}" for line in seen.lines if line.amount > 0]
     return lines
+
+
+# What a line of the error budget is taken off, by its kind (`jaxacct.statistics.lines`).
+_BOOKED_OFF = {
+    "epsilon": "nats off epsilon",
+    "relative": "of itself off the threshold",
+    "total variation": "off the threshold",
+    "delta": "off delta_v",
+}
+
+
+def _booked_line(line) -> str:
+    return f"{line.amount:.2g} {_BOOKED_OFF[line.kind]}: {line.name}"
 
 
 PLAN, PART, COEFFICIENTS = "a plan", "a part", "a file of coefficients"

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from jaxacct import bench, cli
+from jaxacct import Plan, bench, cli
+from jaxacct.statistics.lines import KINDS
 
 COMMON = [
     "--scheme",
@@ -36,6 +37,15 @@ def plan_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     assert run("calibrate", *COMMON, *BANDS, *TARGET, "--out", path) == 0
     return path
+
+
+def test_show_prints_every_line_of_the_error_budget(plan_path):
+    plan = Plan.load(plan_path)
+    shown = cli.describe(plan).splitlines()
+    booked = [line for line in plan.evidence.remove.lines + plan.evidence.add.lines if line.amount > 0]
+    assert {line.kind for line in booked} == set(KINDS)
+    for line in booked:
+        assert any(f"{line.amount:.2g} " in text and text.endswith(f": {line.name}") for text in shown)
 
 
 def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
