@@ -29,6 +29,8 @@ def read(kind, value, name: str, *, blank: bool = False) -> Any:
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, was {value!r}")
         return float(value)
+    if kind is str and isinstance(value, str):
+        return str(value)
     if kind in (bool, int, str):
         if type(value) is not kind:
             raise ValueError(f"{name} must be of type {kind.__name__}, was {value!r}")

@@ -22,7 +22,7 @@ def plan(
     separation=4,
     bands=3,
     sigma=1.0,
-    epsilon=1e7,
+    epsilon=1e9,
     **fields,
 ):
     """A plan by an analytic bound; at an epsilon of about 1 it is not certified. Fields may be forged."""
