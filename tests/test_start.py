@@ -13,6 +13,7 @@ import pytest
 import scipy.signal
 
 import jaxacct
+from jaxacct.accountants import analytic
 from jaxacct.compilation_cache import keep_compiled_programs
 
 HEAVY = ("jax", "numpy", "scipy", "dp_accounting", "orbax", "flax", "optax", "grain", "tyro", "rich")
@@ -38,9 +39,10 @@ def test_help_loads_the_command_line_only():
 def test_showing_a_plan_loads_no_statistics(tmp_path):
     """Half of `jaxacct show` was imports of what it never called."""
     scheme = jaxacct.BMinSep(12, 3, 0.1)
-    plan = jaxacct.Plan(
-        jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), 50.0), 1.0, 0.5, analytic_delta=0.4
-    )
+    mechanism = jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), 50.0)
+    by = {"analytic_accountant": "unamplified"}
+    by["analytic_delta"] = analytic.delta_by("unamplified", scheme, 50.0, 1.0)
+    plan = jaxacct.Plan(mechanism, 1.0, 0.5, **by)
     plan.save(tmp_path / "plan.json")
     program = (
         "import sys\nfrom jaxacct import cli\ntry:\n cli.main(['show', sys.argv[1]])\nexcept SystemExit: pass"

@@ -12,7 +12,7 @@ sampling within a step.
 import math
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from jaxacct.accountants.gaussian import gaussian_deltas
 from jaxacct.schemes import BMinSep, Scheme
@@ -30,7 +30,7 @@ def participation_tail(timing: BMinSep) -> np.ndarray:
     j = np.arange(1, timing.max_participations + 1)
     starts = np.exp(timing.start_log_weights()) if timing.warm_start else np.ones(1)
     left = n - 1 - (j[:, None] - 1) * b - np.arange(starts.size)
-    return (stats.nbinom.cdf(left, j[:, None], p) * (left >= 0)) @ starts
+    return (scipy.stats.nbinom.cdf(left, j[:, None], p) * (left >= 0)) @ starts
 
 
 def delta(scheme: Scheme, noise_multiplier: float, epsilon: float) -> float:

@@ -10,6 +10,8 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
+from jaxacct.accountants import analytic
+from jaxacct.batch_sizes import batch_sizes
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import chi_square_p_value
 from train import attribution
@@ -328,14 +330,16 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
     graph = Attribution.load(tmp_path / "graph.npz")
     scheme = MultiAttribution(12, 3, found["sampling_probability"], 2)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
+    expected, largest = batch_sizes(scheme, graph.num_examples)
     plan = Plan(
         mechanism,
         1e4,
         1e-5,
-        analytic_delta=0.0,
+        analytic_accountant="unamplified",
+        analytic_delta=analytic.delta_by("unamplified", scheme, 1.0, 1e4),
         dataset_size=graph.num_examples,
-        expected_batch_size=2.5,
-        max_batch_size=graph.num_examples,
+        expected_batch_size=expected,
+        max_batch_size=largest,
     )
     assert "user with up to 2 examples" in plan.statement()
     data = {"x": np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)}
@@ -353,7 +357,9 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
         fit(plan, np.zeros(3, np.float32), loss, few, optax.sgd(0.1), clip_norm=1.0)
     shared = bound_contributions(papers(120), 2)
     number = shared.num_examples
-    old = dataclasses.replace(plan, dataset_size=number, max_batch_size=number)
+    expected, largest = batch_sizes(scheme, number)
+    sizes = dict(dataset_size=number, expected_batch_size=expected, max_batch_size=largest)
+    old = dataclasses.replace(plan, **sizes)
     theirs = options | {"graph": shared}
     with pytest.raises(ValueError, match="graph must give every example one owner"):
         fit(old, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
