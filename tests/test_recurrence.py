@@ -88,3 +88,9 @@ def test_gradients_flow(x64):
         gradient = jax.grad(first)(jnp.zeros(10))
         assert np.all(np.isfinite(gradient))
         assert np.all(gradient >= 0)
+
+
+def test_softplus_has_a_derivative_at_0(x64):
+    """Tangents at the point where f = 1 pass through it: 1/2 there, where `max` and `abs` together give 0."""
+    for d, slope in ((0.0, 0.5), (-1.0, 1 / (1 + np.e)), (1.0, np.e / (1 + np.e)), (-np.inf, 0.0)):
+        assert float(jax.grad(recurrence.softplus)(d)) == pytest.approx(slope, abs=1e-15)

@@ -50,7 +50,9 @@ def _log1p(t):
 
 def softplus(d):
     """`log(1 + e^d)` elementwise, to a relative `SOFTPLUS_ROUNDINGS` units of the dtype; d may be -inf."""
-    return jnp.maximum(d, 0) + _log1p(jnp.exp(-jnp.abs(d)))
+    # One branch for both parts, so that the derivative at 0 is that of the branch, 1/2, and not 0.
+    positive = d >= 0
+    return jnp.where(positive, d, 0) + _log1p(jnp.exp(jnp.where(positive, -d, d)))
 
 
 def two_sum(a, b):
