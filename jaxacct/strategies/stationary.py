@@ -126,7 +126,7 @@ def add_signal_windows(scores, positions, strategy: "Stationary", scale, counts=
     used = jnp.where(counts > 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
     # With a margin on either side every window is whole; where there is none it is added to the margin.
     padded = jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
-    positions = jnp.minimum(jnp.where(positions < n, positions, n + reach), n + reach)
+    positions = jnp.where(positions < n, positions, n + reach).astype(jnp.int32)
     added = lax.platform_dependent(
         padded, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
     )
