@@ -27,7 +27,7 @@ def test_height_of_the_mean_is_concave_and_extrapolates_above(scheme):
     mechanism, epsilon = make(scheme, scheme.min_separation, 0.8), 0.35
     log_scale = add_direction.log_remainder_scale(mechanism, epsilon)
     mu = scheme.participation_probabilities()
-    signal = add_direction.gram(mechanism, mu)
+    signal = mechanism.strategy.gram(mu)
     along = signal / math.sqrt(mu @ signal)
     distances = np.linspace(0, 3, 7)
     means = [exact_two_steps(mechanism, epsilon, d * along) for d in distances]
@@ -42,7 +42,7 @@ def test_height_of_the_mean_is_concave_and_extrapolates_above(scheme):
 def test_shifted_laws_against_quadrature():
     mechanism, epsilon = make(BMinSep(2, 2, 0.4), 2, 0.8), 0.35
     mu = mechanism.scheme.participation_probabilities()
-    signal = add_direction.gram(mechanism, mu)
+    signal = mechanism.strategy.gram(mu)
     along = signal / math.sqrt(mu @ signal)
     line = extrapolation.at_distances(mechanism, epsilon, 0.7, 1.9)
     for law, distance in ((line.near, 0.7), (line.far, 1.9)):
