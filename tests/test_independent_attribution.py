@@ -101,7 +101,8 @@ def test_drawn_counts_and_their_laws(scheme, bands, key):
     law = enumeration.pattern_law(scheme)
     drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 20_000))(key))
     assert chi_square_p_value(drawn, law) > FALSE_ALARM
-    assert 0 < scheme.draw_error() < 1e-3
+    # At p = 1 from a cold start there is nothing to draw, and nothing that can be off.
+    assert 0 <= scheme.draw_error() < 1e-3 and (scheme.draw_error() > 0 or len(law) == 1)
     some = sum(w * (np.array(x) > 0) for x, w in law.items())
     np.testing.assert_allclose(scheme.participation_probabilities(), some, atol=1e-12)
     none = law.get((0,) * scheme.iterations, 0.0)
