@@ -20,7 +20,7 @@ COMMAND = (
     "calibrate --scheme b-min-sep --iterations 300 --sampling-probability 0.01 --bands 4 --epsilon 1 "
     "--delta 1e-3 --noise-multiplier 1.5 --proposal plain --strategy square-root"
 ).split()
-MECHANISM = Mechanism(Poisson(50, 0.05), BandedToeplitz((1.0,)), 1.1)
+MECHANISM = Mechanism(Poisson(50, 0.05), BandedToeplitz((1.0,)), 1.3)
 TARGET = dict(epsilon=1.0, delta=2e-3, proposal="plain", max_samples=60_000)
 
 
