@@ -139,7 +139,7 @@ class Plan:
             f"adjacency{together}, certified {how}. It assumes that batches are drawn exactly as the "
             f"{self.mechanism.scheme.name} scheme says, that each example's "
             f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
-            f"released.{self._bound()}"
+            f"released.{self._bound()}{self._unproven()}"
         )
 
     def _bound(self) -> str:
@@ -149,6 +149,15 @@ class Plan:
         if self.mechanism.scheme.examples_overlap:
             what = "the likelihood of a user's examples that take part together was bounded"
         return f" It is an upper bound: {what}."
+
+    def _unproven(self) -> str:
+        """What the guarantee rests on that no page of proofs covers."""
+        if self.evidence is None or self.mechanism.scheme.sums is not None:
+            return ""
+        return (
+            " Its allowance for rounding is measured (eight times the largest error of a block of draws) and "
+            "not proven (proofs/rounding.md, section 7)."
+        )
 
     def _unit(self) -> str:
         return self.mechanism.scheme.unit_in_words

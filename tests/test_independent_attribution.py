@@ -13,7 +13,9 @@ from jaxacct import (
     IndependentAttribution,
     Mechanism,
     MultiAttribution,
+    Plan,
     Toeplitz,
+    calibrate,
     privacy_loss,
 )
 from jaxacct.kernels.interacting_recurrence import numbers_kept
@@ -185,3 +187,15 @@ def test_which_likelihoods_are_exact():
     assert IndependentAttribution(1000, 16, 1e-3, 4).is_exact
     assert not IndependentAttribution(1000, 64, 1e-3, 4).is_exact
     assert numbers_kept(16, 2, warm=True) == 16 * 31
+
+
+def test_a_plan_says_what_is_not_proven():
+    """End to end: certified, loaded again, and its statement names the one allowance without a proof."""
+    scheme, strategy = IndependentAttribution(4, 2, 0.1, 2), BandedToeplitz.square_root(2)
+    target = dict(epsilon=1.0, delta=0.02, noise_multiplier=1.2, key=jax.random.key(3))
+    plan = Plan.from_json(calibrate(scheme, strategy, **target).to_json())
+    assert plan.certified and "measured" in plan.statement() and "not proven" in plan.statement()
+    assert plan.evidence.remove.num_samples > 0
+    assert any("not proven" in line.name for line in plan.evidence.remove.lines)
+    proven = calibrate(BMinSep(4, 2, 0.1), strategy, **target)
+    assert "not proven" not in proven.statement()
