@@ -34,13 +34,20 @@ class CountState(NamedTuple):
     guarantee."""
 
 
-def _checked_norms(norms, clip_norm: float) -> None:
-    """For host code: one clear line in place of a state that says infinity later."""
-    norms = np.asarray(norms)
+def _after_all(accountant, norms):
+    """The state after the steps of `norms`, (steps, num_examples), checked on the host.
+
+    One clear line in place of a state that says infinity later.
+    """
+    norms, clip_norm = np.asarray(norms), accountant.clip_norm
     if not np.all(norms >= 0) or not np.all(norms <= clip_norm * (1 + NORM_SLACK)):
         raise ValueError(
             f"norms must be in [0, {clip_norm:g}] (clipped), were in [{np.min(norms):g}, {np.max(norms):g}]"
         )
+    state = accountant.init(norms.shape[1])
+    for row in norms:
+        state = accountant.update(state, row)
+    return state
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,7 @@ class GDPIndividualAccountant:
         Raises:
           ValueError: a negative or unclipped norm.
         """
-        _checked_norms(norms, self.clip_norm)
-        state = self.init(np.shape(norms)[1])
-        for row in np.asarray(norms):
-            state = self.update(state, row)
-        return state
+        return _after_all(self, norms)
 
     def mu(self, state: FilterState) -> np.ndarray:
         """(num_examples,) float64. **Private.**"""
@@ -164,11 +167,7 @@ class _Bucketed:
         Raises:
           ValueError: a negative or unclipped norm.
         """
-        _checked_norms(norms, self.clip_norm)
-        state = self.init(np.shape(norms)[1])
-        for row in np.asarray(norms):
-            state = self.update(state, row)
-        return state
+        return _after_all(self, norms)
 
 
 def _for_each_vector(state: CountState, ask, unknown: float) -> np.ndarray:

@@ -43,7 +43,7 @@ class PrivacyOdometer:
     def spent_mu(self) -> float:
         """The guarantee so far: the pieces that were begun, whole; 0 before the first mechanism."""
         begun = self._piece + (1 if self._squares or self._piece else 0)
-        return float(compose_gdp(self.pieces[:begun])) * (1 + 1e-12)
+        return float(compose_gdp(self.pieces[:begun])) * (1 + 1e-12) if begun else 0.0
 
     def epsilon(self, delta: float) -> float:
         """`spent_mu` as epsilon at delta."""
