@@ -21,7 +21,12 @@ from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal
-from jaxacct.proposals.replicas import log_normalizer, log_scale, most_replicas, table_samples
+from jaxacct.proposals.replicas import (
+    around_the_smallest_scale,
+    log_normalizer,
+    log_scale,
+    most_replicas,
+)
 
 
 def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
@@ -77,16 +82,9 @@ def power_candidates(
     if mechanism.scheme.parts is None:
         return []
     one, number = _one(mechanism)
-    found: list[Proposal] = []
-    for m in range(number + 1, most_replicas(one) + 1):
-        if found and samples_needed and samples_needed(found[-1]) <= table_samples(one, m):
-            break
-        if not math.isfinite(log_normalizer(one, m)):
-            break
-        found.append(power_proposal(mechanism, m, epsilon))
-        if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
-            break
-    return found
+    return around_the_smallest_scale(
+        one, number + 1, lambda m: power_proposal(mechanism, m, epsilon), samples_needed
+    )
 
 
 @functools.cache  # one function a module, so that nothing compiles twice

@@ -86,19 +86,36 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
 def replica_candidates(
     mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
 ) -> list[Proposal]:
-    """The replica proposals worth considering: the orders around the one with the smallest scale.
+    """The replica proposals worth considering, from m = 2 on; `around_the_smallest_scale`."""
+    return around_the_smallest_scale(
+        mechanism, 2, lambda m: replica_proposal(mechanism, m, epsilon), samples_needed
+    )
 
-    Orders are looked at from m = 2 on while their tables fit and Z_m is finite. The scale is log-convex in
+
+def around_the_smallest_scale(
+    tabled: Mechanism,
+    first: int,
+    propose: Callable[[int], Proposal],
+    samples_needed: Callable[[Proposal], float] | None,
+) -> list[Proposal]:
+    """Proposals of the orders around the one with the smallest scale.
+
+    Orders are looked at from `first` on while their tables fit and Z_m is finite. The scale is log-convex in
     m, so the first increase ends the search; so does a proposal for which all samples that it needs are
     drawn sooner than the tables of one more replica are built.
+
+    Args:
+      tabled: the mechanism whose replicas are drawn.
+      propose: the proposal of an order.
+      samples_needed: of a proposal; None looks at all orders.
     """
     found: list[Proposal] = []
-    for m in range(2, most_replicas(mechanism) + 1):
-        if found and samples_needed and samples_needed(found[-1]) <= table_samples(mechanism, m):
+    for m in range(first, most_replicas(tabled) + 1):
+        if found and samples_needed and samples_needed(found[-1]) <= table_samples(tabled, m):
             break
-        if not math.isfinite(log_normalizer(mechanism, m)):
+        if not math.isfinite(log_normalizer(tabled, m)):
             break
-        found.append(replica_proposal(mechanism, m, epsilon))
+        found.append(propose(m))
         if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
             break
     return found
