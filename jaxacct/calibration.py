@@ -32,9 +32,9 @@ LADDER = (5, 3, 2, 1, 0)
 
 
 class NotCertifiedError(Exception):
-    """The verification of a given noise multiplier did not accept; `evidence` says what it saw."""
+    """A given noise multiplier was not certified; `evidence` says what a verification saw, if one drew."""
 
-    def __init__(self, message: str, evidence: Evidence):
+    def __init__(self, message: str, evidence: Evidence | None):
         super().__init__(message)
         self.evidence = evidence
 
@@ -53,6 +53,7 @@ def calibrate(
     rule: str = "anytime",
     max_samples: int | None = None,
     proposal: str | None = None,
+    accountant: str | None = None,
     compose_with=None,
     adjacency: str = "zero-out",
     checkpoint_dir=None,
@@ -79,6 +80,9 @@ def calibrate(
       rule: "anytime" or "fixed" (see `verify`).
       max_samples: draws a direction and candidate; by default half a million, or what the target needs.
       proposal: insist on this proposal ("plain"); by default the cheapest.
+      accountant: certify by this bound and draw nothing: "unamplified", "revealed-pattern" or "pld"
+        (`accountants.analytic`), or "analytic" for the best of them. The first two hold for
+        `MultiAttribution` on graphs in which examples have several owners.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
       adjacency: "zero-out" only. arXiv 2602.09338 has its pairs for it alone; of replace-one it says that one
         can be derived (footnote to corollary D.2), and gives none.
@@ -104,6 +108,13 @@ def calibrate(
         scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     _validate.one_of("adjacency", adjacency, ("zero-out",))
+    if accountant is not None:
+        _validate.one_of("accountant", accountant, ("analytic", *analytic.ACCOUNTANTS))
+        of_draws = dict(max_samples=max_samples, proposal=proposal, checkpoint_dir=checkpoint_dir, key=key)
+        of_draws |= dict(rule=None if rule == "anytime" else rule)
+        for name, value in of_draws.items():
+            if value is not None:
+                raise ValueError(f"{name} must not be given together with accountant: nothing is drawn")
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
     budget = Budget.split(delta - (cut or 0.0), failure_fraction)
     sizes = _Sizes(dataset_size, max_batch_size, cut)
@@ -112,6 +123,9 @@ def calibrate(
     search = _Search(
         scheme, strategy, epsilon, budget, rule, proposal, compose_with, profile, run_key, progress, sizes
     )
+    if accountant is not None:
+        named = None if accountant == "analytic" else accountant
+        return _compute(search, named, delta, grid_ratio, noise_multiplier)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     try:
         options = dict(
@@ -164,6 +178,28 @@ def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan
         search.sizes.max_batch_size,
         search.sizes.truncation_delta,
     )
+
+
+def _compute(search, accountant: str | None, delta, ratio, noise_multiplier: float | None) -> Plan:
+    """The plan of an analytic bound: of the smallest noise on the grid, or of the one given."""
+    if noise_multiplier is None:
+        cross = float(search._at(1.0).cross_terms.max())
+        about = (search.scheme, search.epsilon, search.budget.delta, ratio, search.compose_with, cross)
+        noise_multiplier = ratio ** analytic_exponent(*about, accountant)
+    mechanism = search._at(noise_multiplier)
+    if not search.covered(mechanism):
+        raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
+    sizes = dataclasses.astuple(search.sizes)
+    found = make_plan(
+        mechanism, search.epsilon, delta, None, sizes[0], search.compose_with, *sizes[1:], accountant
+    )
+    if found.flaws:
+        raise NotCertifiedError(
+            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {search.epsilon:g}, "
+            f"delta {delta:g}: {found.flaws[0]}",
+            None,
+        )
+    return found
 
 
 def _release(search, delta, ratio, max_samples, options, key) -> Plan:
@@ -388,11 +424,14 @@ def _fewest(theta: float, budget: Budget) -> float:
     return 0.0 if theta >= 1 else math.log(1 / budget.failure_probability) / -math.log1p(-theta)
 
 
-def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None, cross: float = 0.0) -> int:
+def analytic_exponent(
+    scheme, epsilon, delta, ratio, compose_with=None, cross: float = 0.0, accountant: str | None = None
+) -> int:
     """The smallest grid exponent at which an analytic accountant already gives (epsilon, delta).
 
     Raises:
-      ValueError: when the composed event alone exceeds the target.
+      ValueError: when the composed event alone exceeds the target, or for a named `accountant` that does not
+        cover the scheme.
     """
 
     top = analytic.unamplified_noise_multiplier(scheme, epsilon, delta, cross)
@@ -402,10 +441,12 @@ def analytic_exponent(scheme, epsilon, delta, ratio, compose_with=None, cross: f
     for interval in (2e-3, 1e-4):
 
         def private(exponent, interval=interval):
-            bound = analytic.analytic_delta(scheme, ratio**exponent, epsilon, compose_with, cross, interval)
-            return bound <= delta
+            about = (scheme, ratio**exponent, epsilon, compose_with, cross, interval)
+            return analytic.bound_by(accountant, *about)[1] <= delta
 
         found = _smallest_where(private, start, most)
+        if found is None and interval == 1e-4 and compose_with is None:
+            raise ValueError(f"accountant {accountant} reaches no delta as small as {delta:g}")
         if found is None and interval == 1e-4:
             raise ValueError(
                 f"compose_with must leave room for the mechanism at epsilon {epsilon:g}, delta {delta:g}; "
@@ -443,13 +484,14 @@ def make_plan(
     compose_with,
     cut_to: int | None = None,
     truncation_delta: float | None = None,
+    accountant: str | None = None,
 ) -> Plan:
-    """Assemble a plan; without evidence it is the analytic guarantee that certifies it."""
+    """Assemble a plan; without evidence the analytic guarantee certifies it, of `accountant` or the best."""
     name = bound = None
     if evidence is None:
         cross = float(mechanism.cross_terms.max())
-        name, bound = analytic.best_accountant(
-            mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with, cross
+        name, bound = analytic.bound_by(
+            accountant, mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with, cross
         )
     expected, largest = batch_sizes(mechanism.scheme, dataset_size, cut_to)
     return Plan(

@@ -192,6 +192,7 @@ def calibrate_command(
     max_samples: int | None = None,
     rule: Literal["anytime", "fixed"] = "anytime",
     proposal: str | None = None,
+    accountant: Literal["analytic", "unamplified", "revealed-pattern", "pld"] | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -208,6 +209,8 @@ def calibrate_command(
       max_samples: draws a direction and candidate before giving up.
       rule: stop as soon as the evidence suffices, or draw a fixed number.
       proposal: insist on a law to draw from, such as plain.
+      accountant: certify by this bound, or by the best ("analytic"), and draw nothing; unamplified and
+        revealed-pattern hold for multi-attribution where users share examples.
       force: let --out replace a file that is not a plan.
       json: print the plan as one JSON object.
     """
@@ -228,6 +231,7 @@ def calibrate_command(
             max_samples=max_samples,
             rule=rule,
             proposal=proposal,
+            accountant=accountant,
             progress=progress,
         )
     # What was found is shown first: a disk that has filled up since does not lose it.

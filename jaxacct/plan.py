@@ -159,7 +159,20 @@ class Plan:
             "not proven (proofs/rounding.md, section 7)."
         )
 
+    @property
+    def holds_for_shared_examples(self) -> bool:
+        """Whether the guarantee holds on graphs in which an example has several owners.
+
+        It does by the scheme, or by a bound that holds with all coins revealed; anything else is refused.
+        """
+        if self.mechanism.scheme.holds_for_shared_examples:
+            return True
+        revealed = self.analytic_accountant in analytic.WITH_COINS_REVEALED
+        return self.evidence is None and revealed and self.certified
+
     def _unit(self) -> str:
+        if self.evidence is None and self.analytic_accountant in analytic.WITH_COINS_REVEALED:
+            return self.mechanism.scheme.unit_if_shared
         return self.mechanism.scheme.unit_in_words
 
     def _cuts(self) -> str:
@@ -387,9 +400,7 @@ def _analytic(plan: Plan) -> tuple[str, float]:
     mechanism = plan.mechanism
     cross = float(mechanism.cross_terms.max())
     arguments = (mechanism.scheme, mechanism.noise_multiplier, plan.epsilon, plan.compose_with, cross)
-    if plan.analytic_accountant is None:
-        return analytic.best_accountant(*arguments)
-    return plan.analytic_accountant, analytic.delta_by(plan.analytic_accountant, *arguments)
+    return analytic.bound_by(plan.analytic_accountant, *arguments)
 
 
 def _flaws(plan: Plan) -> list[str]:

@@ -1,13 +1,27 @@
 """Analytic fallbacks against dp-accounting and against enumeration-free closed forms."""
 
+import json
+
 import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from jaxacct import BallsInBins, BMinSep, CyclicPoisson, Poisson
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    MultiAttribution,
+    NotCertifiedError,
+    Plan,
+    Poisson,
+    calibrate,
+    calibration,
+)
 from jaxacct.accountants import analytic
+from jaxacct.files import to_json
 
 
 @pytest.mark.parametrize("sensitivity", [0.1, 1.0, 5.0])
@@ -46,3 +60,49 @@ def test_unamplified_noise_multiplier_is_on_the_line():
             sigma = analytic.unamplified_noise_multiplier(scheme, epsilon, delta)
             k = np.sqrt(scheme.max_participations)
             assert analytic.gaussian_delta(epsilon, sigma, k) == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize("accountant", ["analytic", "unamplified", "revealed-pattern", "pld"])
+def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch):
+    """The smallest noise on the grid by that bound, which loads again; one step below it the bound fails."""
+    monkeypatch.setattr(calibration, "verify", None)
+    scheme = Poisson(4, 0.05) if accountant == "pld" else MultiAttribution(20, 2, 0.05, 2)
+    one_band, target = BandedToeplitz.square_root(1), dict(epsilon=2.0, delta=1e-3, grid_ratio=1.3)
+    plan = calibrate(scheme, one_band, accountant=accountant, **target)
+    best = "revealed-pattern" if accountant == "analytic" else accountant
+    assert plan.certified and plan.evidence is None and plan.analytic_accountant == best
+    assert Plan.from_json(json.loads(to_json(plan.to_json()))) == plan
+    sigma = plan.mechanism.noise_multiplier
+    assert analytic.delta_by(best, scheme, sigma / 1.3, 2.0) > 1e-3
+    again = calibrate(scheme, one_band, accountant=accountant, noise_multiplier=sigma, **target)
+    assert again.analytic_delta == plan.analytic_delta
+    with pytest.raises(NotCertifiedError, match=r"gives delta .*, above 0\.001"):
+        calibrate(scheme, one_band, accountant=accountant, noise_multiplier=sigma / 1.3, **target)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(accountant="prv"), "accountant must be one of analytic, unamplified, revealed-pattern, pld"),
+        (dict(accountant="pld"), "accountant pld does not cover multi-attribution"),
+        (
+            dict(accountant="unamplified", max_samples=9),
+            "max_samples must not be given together with account",
+        ),
+        (
+            dict(accountant="unamplified", proposal="plain"),
+            "proposal must not be given together with account",
+        ),
+        (dict(accountant="unamplified", rule="fixed"), "rule must not be given together with account"),
+        (dict(accountant="unamplified", checkpoint_dir="x"), "checkpoint_dir must not be given together"),
+        (
+            dict(accountant="unamplified", dataset_size=9, max_batch_size=5),
+            "max_batch_size must not be given",
+        ),
+    ],
+)
+def test_what_a_named_accountant_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(
+            MultiAttribution(20, 2, 0.05, 2), BandedToeplitz.square_root(1), epsilon=2, delta=1e-3, **options
+        )

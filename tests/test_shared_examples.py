@@ -7,6 +7,7 @@ refuse such graphs for multi-attribution (`tests/training/test_attribution.py`).
 `jaxacct/proofs/shared_examples.md`.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import IndependentAttribution, MultiAttribution
+from jaxacct import BandedToeplitz, IndependentAttribution, MultiAttribution, calibrate
 from tests.oracles import shared_examples
 from tests.oracles.tuples import two_step_delta
 from train.attribution import AttributionPool, from_edges
@@ -99,6 +100,35 @@ def test_an_adversary_beats_the_batches_of_algorithm_3():
         width = math.sqrt(2 * terms.var(ddof=1) * log_term / runs) + 7 * span * log_term / (3 * (runs - 1))
         assert terms.mean() - width > accounted(p, sigma, 1.0, direction)
         assert terms.mean() - width < shared_examples.exact_delta(m, p, sigma, 1.0, direction)
+
+
+@pytest.mark.parametrize("accountant", ["revealed-pattern", "unamplified"])
+def test_the_revealed_pattern_holds_where_the_printed_theorem_is_broken(accountant):
+    """One target, (1, 1e-3), on the counterexample graph: its exact delta at the noise of the printed theorem
+    and at that of a plan with all coins revealed; nothing else passes for such a graph."""
+    p, m, target = 0.05, 200, 1e-3
+    scheme = MultiAttribution(2, 2, p, 2, False)
+    assert (
+        accounted(p, 1.0, 1.0, "remove") < target < shared_examples.exact_delta(m, p, 1.0, 1.0, "remove") / 5
+    )
+    options = dict(epsilon=1.0, delta=target, dataset_size=m + 1)
+    plan = calibrate(scheme, BandedToeplitz.square_root(1), accountant=accountant, **options)
+    for direction in ("remove", "add"):
+        assert shared_examples.exact_delta(m, p, plan.mechanism.noise_multiplier, 1.0, direction) < target
+    users, rows = shared_examples.edges(m)
+    graph = from_edges(users, rows, dataset_size=m + 1)
+    assert Sampler.from_plan(plan, graph=graph).next().mask.size == plan.max_batch_size
+    forged = [
+        dict(analytic_accountant="pld"),
+        dict(analytic_accountant=None, analytic_delta=None),
+        dict(analytic_delta=plan.analytic_delta / 2),
+        dict(mechanism=dataclasses.replace(plan.mechanism, noise_multiplier=1.0)),
+    ]
+    for change in forged:
+        other = dataclasses.replace(plan, **change)
+        assert not other.holds_for_shared_examples
+        with pytest.raises(ValueError, match="graph must give every example one owner"):
+            Sampler.from_plan(other, graph=graph)
 
 
 def test_independent_draws_do_not_show_the_coin():

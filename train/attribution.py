@@ -280,13 +280,16 @@ def _bounded(graph: Attribution, examples_per_user: int) -> np.ndarray:
     return numbers
 
 
-def check_graph(scheme: Scheme, graph: Attribution | None, dataset_size: int | None) -> None:
-    """Refuse a graph that the scheme's guarantee is not for, and a missing or needless one.
+def check_graph(
+    scheme: Scheme, graph: Attribution | None, dataset_size: int | None, shared_examples: bool
+) -> None:
+    """Refuse a graph that the plan's guarantee is not for, and a missing or needless one.
 
     Args:
       scheme: of the plan.
       graph: of users and examples; for schemes whose unit is a user.
       dataset_size: the plan's number of examples.
+      shared_examples: `Plan.holds_for_shared_examples`.
 
     Raises:
       ValueError: in one line.
@@ -299,16 +302,16 @@ def check_graph(scheme: Scheme, graph: Attribution | None, dataset_size: int | N
         return
     if graph.num_examples != dataset_size:
         raise ValueError(f"graph must have the {dataset_size} examples of the plan, had {graph.num_examples}")
-    if scheme.examples_bar_each_other:
+    if not shared_examples:
         check_one_owner(graph)
     _bounded(graph, scheme.examples_per_unit)
 
 
 def check_one_owner(graph: Attribution) -> None:
-    """Refuse, for multi-attribution, a graph in which an example has several owners.
+    """Refuse a graph in which an example has several owners.
 
-    There the batches of the others show the coins of the user at hand, and the guarantee is false
-    (jaxacct/proofs/shared_examples.md).
+    Under multi-attribution the batches of the others then show the coins of the user at hand, and a guarantee
+    that takes them for hidden is false (jaxacct/proofs/shared_examples.md).
 
     Raises:
       ValueError: with the way out, in one line.
@@ -317,8 +320,8 @@ def check_one_owner(graph: Attribution) -> None:
     if shared:
         raise ValueError(
             f"graph must give every example one owner for multi-attribution, {shared} of "
-            f"{graph.num_examples} have several: use the scheme independent-attribution, or account for the "
-            "revealed pattern"
+            f"{graph.num_examples} have several: use the scheme independent-attribution, or calibrate with "
+            "the accountant revealed-pattern (all its coins revealed)"
         )
 
 
@@ -407,7 +410,7 @@ class AttributionPool:
 
     "Sampled" means drawn, whether or not it joined: otherwise it would be algorithm 4, which is a conjecture,
     and false where examples are shared (jaxacct/proofs/shared_examples.md). This class draws from any graph;
-    whoever trains with it asks `check_one_owner` first.
+    whoever trains with it asks `check_graph` first.
 
     A step costs what the sampled examples and their users number. Phantom examples fill every user up to k_u.
 
@@ -453,6 +456,7 @@ def prepare(
     min_separation: int,
     out: str,
     scheme: Literal["multi-attribution", "independent-attribution"] = "multi-attribution",
+    accountant: Literal["unamplified", "revealed-pattern"] | None = None,
     max_neighborhood: int | None = None,
     duplicates: bool = False,
     seed: int = 0,
@@ -466,8 +470,10 @@ def prepare(
       batch_size: expected batch size.
       min_separation: b, as for `jaxacct calibrate`.
       out: the graph, for `python -m train --graph`.
-      scheme: that the run will have. The first is for graphs in which every example has one user; under the
-        second examples are drawn independently, whoever shares them.
+      scheme: that the run will have. The first is for graphs in which every example has one user, unless
+        `accountant` says otherwise; under the second examples are drawn independently, whoever shares them.
+      accountant: that the run will be calibrated by. With one of these two multi-attribution holds where
+        users share examples, at the price of amplification.
       max_neighborhood: k_e, the most examples that an example may share users with.
       duplicates: use examples several times while their users have room.
       seed: of the order in which examples are considered; public.
@@ -485,7 +491,9 @@ def prepare(
             dataset_size=count, iterations=1, **sizes
         ).sampling_probability
     else:
-        check_one_owner(bounded)
+        rule = MultiAttribution(1, min_separation, 1.0, examples_per_user)
+        if accountant is None and not rule.holds_for_shared_examples:
+            check_one_owner(bounded)
         probability = find_sampling_probability(bounded, **sizes)
     bounded.save(out)
     largest = int(neighborhood_sizes(bounded).max())
@@ -499,6 +507,11 @@ def prepare(
         "expected_batch_size": batch_size,
         "max_neighborhood": largest,
         "barring": barring(min_separation, probability, largest),
+        "next": f"jaxacct calibrate --scheme {scheme} --examples-per-user {examples_per_user} "
+        f"--min-separation {min_separation} --sampling-probability {probability!r} "
+        f"--dataset-size {bounded.num_examples} "
+        + ("" if accountant is None else f"--accountant {accountant} ")
+        + "--iterations ... --bands ... --epsilon ... --delta ... --out plan.json",
     }
     print(json.dumps(found))
     return 0

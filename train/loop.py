@@ -20,7 +20,7 @@ from . import noise, sampler
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .optimizers import privatize
 from .run_folder import RunFolder
-from .sampler import Sampler, SamplerState, batch_sizes
+from .sampler import Sampler, batch_sizes
 from .step import TrainState, make_step, nnx_loss
 
 _LOG_EVERY = 10
@@ -89,7 +89,6 @@ def fit(
       keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
       graph: of users and examples, for an attribution plan; its `rows` say which rows of `data` the
         plan's examples are.
-
       verify: draw a Monte Carlo plan's evidence anew before the first step, with fresh randomness: seconds,
         or as long as certifying took. Not needed by who has just certified it.
 
@@ -100,7 +99,7 @@ def fit(
     """
     mechanism = plan.mechanism
     steps = mechanism.scheme.iterations if steps is None else _validate.positive_integer("steps", steps)
-    dataset_size, expected, largest = batch_sizes(plan)
+    _, expected, largest = batch_sizes(plan)
     rows = _check(plan, data, steps, graph)
     if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
@@ -132,16 +131,14 @@ def fit(
     }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out)) if out is not None else None
-        source = Sampler.from_plan(plan, sampler_key, graph)
+        drawn = None
         if folder:
-            stored = folder.begin(described, source.state.key, rows.fingerprint())
+            # A run that has begun goes on with the key it began with.
+            sampler_key = folder.begin(described, sampler_key, rows.fingerprint())
             state, drawn = folder.restore(state) or (state, None)
-            kept = SamplerState(tuple(stored), 0, source.state.digest) if drawn is None else drawn
-            scheme = mechanism.scheme
-            cut = plan.truncation_delta is not None
-            source = Sampler.resume(scheme, dataset_size, largest, kept, truncate=cut, graph=graph)
-            if drawn is None:
-                folder.save(state, source.state)
+        source = Sampler.from_plan(plan, sampler_key, graph, drawn)
+        if folder and drawn is None:
+            folder.save(state, source.state)
         if verify and source.state.step == 0:
             _verify_anew(plan, progress)
         state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
@@ -202,7 +199,7 @@ def _check(plan: Plan, data, steps: int, graph):
             f"steps must be at most the plan's {plan.mechanism.scheme.iterations}, was {steps}: more are not "
             "covered by the guarantee"
         )
-    check_graph(plan.mechanism.scheme, graph, plan.dataset_size)
+    check_graph(plan.mechanism.scheme, graph, plan.dataset_size, plan.holds_for_shared_examples)
     rows = data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
     if graph is not None:
         if len(rows) != graph.dataset_size:

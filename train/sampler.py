@@ -78,7 +78,9 @@ class Sampler:
       truncate: cut larger batches to a uniformly random subset rather than stop; those left out stay barred.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
       graph: of users and examples, for the attribution schemes; a batch then holds numbers of its examples.
-        Under multi-attribution each must have one owner.
+      shared_examples: whether the guarantee holds where examples have several owners,
+        `Plan.holds_for_shared_examples`; such a graph is refused otherwise. By default what the scheme alone
+        guarantees.
 
     Raises:
       ValueError: bad arguments.
@@ -93,6 +95,7 @@ class Sampler:
         *,
         truncate: bool = False,
         graph: Attribution | None = None,
+        shared_examples: bool | None = None,
     ):
         self.scheme = scheme
         self.dataset_size = _validate.positive_integer("dataset_size", dataset_size)
@@ -106,15 +109,32 @@ class Sampler:
             )
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()
-        check_graph(scheme, graph, self.dataset_size)
+        if shared_examples is None:
+            shared_examples = scheme.holds_for_shared_examples
+        check_graph(scheme, graph, self.dataset_size, shared_examples)
         self._pool = scheme.batches(self.dataset_size, self._generator(_SETUP), graph)
 
     @classmethod
-    def from_plan(cls, plan: Plan, key=None, graph: Attribution | None = None) -> "Sampler":
-        """The sampler of a plan; ValueError when the plan does not say how large the data set is."""
+    def from_plan(
+        cls, plan: Plan, key=None, graph: Attribution | None = None, state: SamplerState | None = None
+    ) -> "Sampler":
+        """The sampler of a plan, fresh from `key` or as it was when `state` was taken.
+
+        Raises:
+          ValueError: a plan that does not say how large the data set is, a graph that its guarantee is not
+            for, or as `resume`.
+        """
         dataset_size, _, largest = batch_sizes(plan)
-        cut = plan.truncation_delta is not None
-        return cls(plan.mechanism.scheme, dataset_size, largest, key, truncate=cut, graph=graph)
+        sampler = cls(
+            plan.mechanism.scheme,
+            dataset_size,
+            largest,
+            key if state is None else state.key,
+            truncate=plan.truncation_delta is not None,
+            graph=graph,
+            shared_examples=plan.holds_for_shared_examples,
+        )
+        return sampler if state is None else sampler._replayed(state)
 
     def next(self) -> Batch:
         """The next batch.
@@ -156,21 +176,26 @@ class Sampler:
         *,
         truncate: bool = False,
         graph: Attribution | None = None,
+        shared_examples: bool | None = None,
     ) -> "Sampler":
         """The sampler as it was when `state` was taken, by drawing the earlier batches again.
 
         Raises:
           ValueError: when they come out differently (another NumPy version draws otherwise).
         """
-        sampler = cls(scheme, dataset_size, max_batch_size, state.key, truncate=truncate, graph=graph)
-        while sampler._step < state.step:
-            sampler.next()
-        if sampler._digest != state.digest:
+        options = dict(truncate=truncate, graph=graph, shared_examples=shared_examples)
+        return cls(scheme, dataset_size, max_batch_size, state.key, **options)._replayed(state)
+
+    def _replayed(self, state: SamplerState) -> "Sampler":
+        """This sampler after the batches that `state` counts; ValueError when they come out differently."""
+        while self._step < state.step:
+            self.next()
+        if self._digest != state.digest:
             raise ValueError(
                 f"state of the sampler does not replay with numpy {np.__version__}: its earlier batches come "
                 "out differently; resume with the version that the run began with"
             )
-        return sampler
+        return self
 
     def _generator(self, step: int) -> np.random.Generator:
         low, high = self._key[0] | self._key[1] << 32, self._key[2] | self._key[3] << 32

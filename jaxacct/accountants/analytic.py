@@ -48,6 +48,9 @@ def unamplified_event(scheme: Scheme, noise_multiplier: float, cross: float = 0.
 
 ACCOUNTANTS = ("unamplified", "revealed-pattern", "pld")
 
+# Those that hold with all coins shown, and so however examples are shared (proofs/shared_examples.md, 4).
+WITH_COINS_REVEALED = ("unamplified", "revealed-pattern")
+
 
 def delta_by(
     accountant: str,
@@ -122,6 +125,22 @@ def best_accountant(
     ]
     bound, name = min(found)
     return name, bound
+
+
+def bound_by(
+    accountant: str | None,
+    scheme: Scheme,
+    noise_multiplier: float,
+    epsilon: float,
+    compose_with=None,
+    cross: float = 0.0,
+    interval: float = 1e-4,
+) -> tuple[str, float]:
+    """(name, bound) of one of `ACCOUNTANTS` as by `delta_by`, or of the best where none is named."""
+    arguments = (scheme, noise_multiplier, epsilon, compose_with, cross, interval)
+    if accountant is None:
+        return best_accountant(*arguments)
+    return accountant, delta_by(accountant, *arguments)
 
 
 def analytic_delta(

@@ -193,8 +193,16 @@ class Scheme(abc.ABC):
 
     @property
     def examples_bar_each_other(self) -> bool:
-        """Whether a user's example keeps others from being drawn: each must then have one owner."""
+        """Whether a sampled example keeps others of its users from joining batches."""
         return True
+
+    @property
+    def holds_for_shared_examples(self) -> bool:
+        """Whether P and Q dominate on graphs in which an example has several owners.
+
+        Where they do not, a bound that reveals all coins may (proofs/shared_examples.md, section 4).
+        """
+        return False
 
     def check_dataset_size(self, dataset_size: int) -> None:
         """Refuse a data set that the scheme is not for; ValueError."""
@@ -278,6 +286,11 @@ class Scheme(abc.ABC):
             if self.examples_per_unit == 1
             else (f"{self.unit} with up to {self.examples_per_unit} examples")
         )
+
+    @property
+    def unit_if_shared(self) -> str:
+        """Whom a guarantee that holds however examples are shared protects, for people."""
+        return self.unit_in_words
 
     @property
     def assumption(self) -> str:

@@ -145,6 +145,10 @@ class IndependentAttribution(Scheme):
     def examples_bar_each_other(self) -> bool:
         return False
 
+    @property
+    def holds_for_shared_examples(self) -> bool:
+        return True
+
     def draw_error(self) -> float:
         """Bound on the relative error of the density that participations are drawn from."""
         return math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))

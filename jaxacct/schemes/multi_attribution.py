@@ -1,8 +1,9 @@
 """Multi-attribution b-min-sep sampling (arXiv 2602.09338, section 6): privacy for users with several
 examples.
 
-**Every example has one owner here.** Where examples are shared theorem 6.1 is false, and the trainer
-refuses the graph (proofs/shared_examples.md has the counterexample and what holds).
+**Every example has one owner here.** Where examples are shared theorem 6.1 is false
+(proofs/shared_examples.md has the counterexample and what holds). The trainer takes such a graph where
+nobody's coins bar others (b = 1 or k_u = 1), or where the plan's bound reveals all coins.
 
 At each step every example is sampled with probability p, and a sampled one joins the batch unless an
 example of the same user was sampled in one of the last b - 1 steps (algorithm 3, drawn by
@@ -58,7 +59,7 @@ class MultiAttribution(Scheme):
 
     `examples_per_user` = 1 is the law of `BMinSep` with the same other fields.
 
-    The guarantee is for graphs in which every example has one owner.
+    The dominating pair is for graphs in which every example has one owner; see `holds_for_shared_examples`.
 
     Source: arXiv 2602.09338, theorem 6.1, as far as it holds; the stationary warm start is derived above.
     """
@@ -162,9 +163,19 @@ class MultiAttribution(Scheme):
         return self.sampling_probability
 
     @property
+    def holds_for_shared_examples(self) -> bool:
+        """Where a user's coins bar no example of others: without barring, or with one example a user."""
+        return self.min_separation == 1 or self.examples_per_user == 1
+
+    @property
     def unit_in_words(self) -> str:
         number = self.examples_per_user
         return f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
+
+    @property
+    def unit_if_shared(self) -> str:
+        number = self.examples_per_user
+        return f"user with up to {number} examples, whoever shares them (and phantoms up to that number)"
 
     @property
     def max_participations(self) -> int:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
+from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan, cli
 from jaxacct.accountants import analytic
 from jaxacct.batch_sizes import batch_sizes
-from tests.oracles import enumeration
+from tests.oracles import enumeration, shared_examples
 from tests.schemes.test_schemes import chi_square_p_value
+from tests.test_plan import whole
 from train import attribution
 from train.attribution import Attribution, AttributionPool, bound_contributions, from_edges
 from train.loop import fit
@@ -296,11 +297,17 @@ def test_independent_draws_keep_to_the_bound():
 def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
     """By the command, by the sampler and by `fit`, old plans included: one line that names the way out."""
     shared = bound_contributions(papers(), 2)
-    message = r"graph must give every example one owner .* independent-attribution, or .* revealed pattern"
+    message = r"graph must give every example one owner .* independent-attribution, or .* revealed-pattern"
     scheme = MultiAttribution(5, 2, 0.1, 2)
     with pytest.raises(ValueError, match=message) as caught:
         Sampler(scheme, shared.num_examples, shared.num_examples, graph=shared)
     assert "\n" not in str(caught.value)
+    drawn = whole("users")  # by Monte Carlo, of the pair that hides the coins
+    owners, rows = shared_examples.edges(499)
+    graph = from_edges(owners, rows, dataset_size=500)
+    for begin in (lambda: Sampler.from_plan(drawn, graph=graph), lambda: fit_on(drawn, graph)):
+        with pytest.raises(ValueError, match=message):
+            begin()
     write_edges(papers(), tmp_path / "edges.csv")
     arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "60", "--examples-per-user", "2"]
     arguments += ["--batch-size", "1", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
@@ -316,6 +323,49 @@ def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
     kept = Attribution.load(tmp_path / "graph.npz").num_examples
     scheme = IndependentAttribution(9, 2, found["sampling_probability"], 2)
     np.testing.assert_allclose(scheme.expected_batch_sizes(kept), 1.0, rtol=1e-12)
+
+
+def fit_on(plan, graph):
+    import optax
+
+    data = {"x": np.zeros((graph.dataset_size, 1), np.float32)}
+    return fit(
+        plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), graph=graph
+    )
+
+
+@pytest.mark.parametrize("separation", [1, 3])
+def test_where_nobody_bars_others_sharing_is_no_matter(separation):
+    """b = 1, or one example a user: the dominating pair holds on every graph, and k_u = 2 with b = 3 bars."""
+    k_u = 2 if separation == 1 else 1
+    shared = bound_contributions(papers(), k_u)
+    Sampler(MultiAttribution(5, separation, 0.1, k_u), shared.num_examples, 60, graph=shared).next()
+    with pytest.raises(ValueError, match="graph must give every example one owner"):
+        Sampler(MultiAttribution(5, 3, 0.1, 2), shared.num_examples, 60, graph=shared)
+
+
+def test_the_command_says_how_to_go_on(tmp_path, capsys):
+    """What it prints for a shared graph is a command line that makes a plan which trains on that graph."""
+    write_edges(papers(), tmp_path / "edges.csv")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "60", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "0.8", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main([*arguments, "--accountant", "revealed-pattern"])
+    assert stop.value.code == 0
+    line = json.loads(capsys.readouterr().out)["next"]
+    values = {"iterations": "12", "bands": "2", "epsilon": "2", "delta": "1e-3"}
+    for name, value in values.items():
+        line = line.replace(f"--{name} ...", f"--{name} {value}")
+    words = line.replace("plan.json", str(tmp_path / "plan.json")).split()
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words[1:], "--strategy", "square-root"])
+    assert stop.value.code == 0
+    plan, graph = Plan.load(tmp_path / "plan.json"), Attribution.load(tmp_path / "graph.npz")
+    assert plan.evidence is None and plan.analytic_accountant == "revealed-pattern"
+    sampler = Sampler.from_plan(plan, (1, 2, 3, 4), graph)
+    drawn = [sampler.next() for _ in range(12)]
+    again = Sampler.from_plan(plan, None, graph, sampler.state)
+    assert again.state == sampler.state and any(batch.mask.any() for batch in drawn)
 
 
 def loose_plan(scheme, dataset_size: int) -> Plan:
@@ -361,10 +411,11 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
         fit(plan, np.zeros(3, np.float32), loss, few, optax.sgd(0.1), clip_norm=1.0)
     shared = bound_contributions(papers(120), 2)
     number = shared.num_examples
-    old = loose_plan(scheme, number)
     theirs = options | {"graph": shared}
-    with pytest.raises(ValueError, match="graph must give every example one owner"):
-        fit(old, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
+    revealed = loose_plan(scheme, number)  # a bound with all coins revealed holds there
+    assert "user with up to 2 examples, whoever shares them" in revealed.statement()
+    result = fit(revealed, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
+    assert np.isfinite(result.params).all()
     scheme = IndependentAttribution(12, 3, 0.02, 2)
     new = loose_plan(scheme, number)
     result = fit(new, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)

@@ -499,3 +499,13 @@ def test_a_secret_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         write_secret(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_sampler_a_run(tmp_path, monkeypatch):
+    """Built fresh from the key that is stored, or from the stored state; never one to throw away."""
+    built = []
+    begin = Sampler.__init__
+    monkeypatch.setattr(Sampler, "__init__", lambda self, *a, **k: built.append(a[3]) or begin(self, *a, **k))
+    run(out=tmp_path / "run")
+    run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
+    assert built == [[1, 2, 3, 4], (1, 2, 3, 4)]
