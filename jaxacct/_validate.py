@@ -6,6 +6,8 @@ import numbers
 # Where arrays of that length, or their product with a block of samples, are beyond any machine.
 _MOST = {"iterations": 2**20, "bands": 2**20, "examples_per_user": 1000}
 
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e9  # whose squares float32 holds with room to spare
+
 
 def positive_integer(name: str, value, *, minimum: int = 1) -> int:
     """Return `value` as an int from `minimum` to what can be computed with, or raise ValueError."""
@@ -28,7 +30,7 @@ def instance(name: str, value, kinds: type | tuple[type, ...], allowed: str):
 def noise_multiplier(name: str, value) -> float:
     """Return `value` as a float whose square float32 holds with room to spare, or raise ValueError."""
     number = positive_number(name, value)
-    if not 1e-9 <= number <= 1e9:
+    if not LEAST_NOISE <= number <= MOST_NOISE:
         raise ValueError(f"{name} must be between 1e-9 and 1e9, was {_shown(value)}")
     return number
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.accountants import analytic, truncation
+from jaxacct.accountants import ACCOUNTANTS, analytic, truncation, unamplified
 from jaxacct.accountants.composition import event_profile
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import Checkpoint
@@ -109,7 +109,7 @@ def calibrate(
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     _validate.one_of("adjacency", adjacency, ("zero-out",))
     if accountant is not None:
-        _validate.one_of("accountant", accountant, ("analytic", *analytic.ACCOUNTANTS))
+        _validate.one_of("accountant", accountant, ("analytic", *ACCOUNTANTS))
         of_draws = dict(max_samples=max_samples, proposal=proposal, checkpoint_dir=checkpoint_dir, key=key)
         of_draws |= dict(rule=None if rule == "anytime" else rule)
         for name, value in of_draws.items():
@@ -183,15 +183,21 @@ def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan
 def _compute(search, accountant: str | None, delta, ratio, noise_multiplier: float | None) -> Plan:
     """The plan of an analytic bound: of the smallest noise on the grid, or of the one given."""
     if noise_multiplier is None:
-        cross = float(search._at(1.0).cross_terms.max())
-        about = (search.scheme, search.epsilon, search.budget.delta, ratio, search.compose_with, cross)
+        about = (search._at(1.0), search.epsilon, search.budget.delta, ratio, search.compose_with)
         noise_multiplier = ratio ** analytic_exponent(*about, accountant)
     mechanism = search._at(noise_multiplier)
     if not search.covered(mechanism):
         raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
-    sizes = dataclasses.astuple(search.sizes)
     found = make_plan(
-        mechanism, search.epsilon, delta, None, sizes[0], search.compose_with, *sizes[1:], accountant
+        mechanism,
+        search.epsilon,
+        delta,
+        None,
+        search.sizes.dataset_size,
+        search.compose_with,
+        search.sizes.max_batch_size,
+        search.sizes.truncation_delta,
+        accountant,
     )
     if found.flaws:
         raise NotCertifiedError(
@@ -203,9 +209,8 @@ def _compute(search, accountant: str | None, delta, ratio, noise_multiplier: flo
 
 
 def _release(search, delta, ratio, max_samples, options, key) -> Plan:
-    cross = float(search._at(1.0).cross_terms.max())
     fallback = analytic_exponent(
-        search.scheme, search.epsilon, search.budget.delta, ratio, search.compose_with, cross
+        search._at(1.0), search.epsilon, search.budget.delta, ratio, search.compose_with
     )
     state = options["checkpoint"].load("search") if options["checkpoint"] else None
     if state is None or state.get("target") != search.describe(delta, ratio, max_samples):
@@ -425,24 +430,28 @@ def _fewest(theta: float, budget: Budget) -> float:
 
 
 def analytic_exponent(
-    scheme, epsilon, delta, ratio, compose_with=None, cross: float = 0.0, accountant: str | None = None
+    mechanism: Mechanism, epsilon, delta, ratio, compose_with=None, accountant: str | None = None
 ) -> int:
     """The smallest grid exponent at which an analytic accountant already gives (epsilon, delta).
+
+    Of the noise on the grid, in place of the mechanism's.
 
     Raises:
       ValueError: when the composed event alone exceeds the target, or for a named `accountant` that does not
         cover the scheme.
     """
 
-    top = analytic.unamplified_noise_multiplier(scheme, epsilon, delta, cross)
+    top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)
     start = math.ceil(math.log(top) / math.log(ratio)) + 1
     most = start + math.ceil(math.log(1e4) / math.log(ratio))
     # Twenty times as fast where a privacy loss distribution is made, and near.
     for interval in (2e-3, 1e-4):
 
         def private(exponent, interval=interval):
-            about = (scheme, ratio**exponent, epsilon, compose_with, cross, interval)
-            return analytic.bound_by(accountant, *about)[1] <= delta
+            if not _validate.LEAST_NOISE <= ratio**exponent <= _validate.MOST_NOISE:
+                return False
+            noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
+            return analytic.bound_by(accountant, noisy, epsilon, compose_with, interval)[1] <= delta
 
         found = _smallest_where(private, start, most)
         if found is None and interval == 1e-4 and compose_with is None:
@@ -489,10 +498,7 @@ def make_plan(
     """Assemble a plan; without evidence the analytic guarantee certifies it, of `accountant` or the best."""
     name = bound = None
     if evidence is None:
-        cross = float(mechanism.cross_terms.max())
-        name, bound = analytic.bound_by(
-            accountant, mechanism.scheme, mechanism.noise_multiplier, epsilon, compose_with, cross
-        )
+        name, bound = analytic.bound_by(accountant, mechanism, epsilon, compose_with)
     expected, largest = batch_sizes(mechanism.scheme, dataset_size, cut_to)
     return Plan(
         mechanism=mechanism,

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxacct import _validate, records
 from jaxacct._validate import open_probability, positive_number
-from jaxacct.accountants import analytic, truncation
+from jaxacct.accountants import ACCOUNTANTS, analytic, truncation
 from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import read_json, to_json, write_atomically
@@ -61,7 +61,7 @@ class Plan:
         evidence it is the guarantee of the whole procedure, calibration and training, whose verifier may
         err with the probability booked in `evidence.budget`.
       evidence: the accepted verification, or None where `analytic_delta` proves the guarantee.
-      analytic_accountant: which of `accountants.analytic.ACCOUNTANTS` gives `analytic_delta`, or None.
+      analytic_accountant: which of `accountants.ACCOUNTANTS` gives `analytic_delta`, or None.
       analytic_delta: its upper bound on delta(epsilon), at most `delta`, or None.
       compose_with: the dp-accounting `DpEvent` the guarantee also covers, or None.
       dataset_size: number of examples, None if not stated.
@@ -167,11 +167,16 @@ class Plan:
         """
         if self.mechanism.scheme.holds_for_shared_examples:
             return True
-        revealed = self.analytic_accountant in analytic.WITH_COINS_REVEALED
-        return self.evidence is None and revealed and self.certified
+        return self._holds_with_coins_revealed and self.certified
+
+    @property
+    def _holds_with_coins_revealed(self) -> bool:
+        """Whether it is a bound for an adversary who sees all coins, and so however examples are shared."""
+        accountant = ACCOUNTANTS.get(self.analytic_accountant or "")
+        return self.evidence is None and accountant is not None and accountant.reveals_all_coins
 
     def _unit(self) -> str:
-        if self.evidence is None and self.analytic_accountant in analytic.WITH_COINS_REVEALED:
+        if self._holds_with_coins_revealed:
             return self.mechanism.scheme.unit_if_shared
         return self.mechanism.scheme.unit_in_words
 
@@ -397,10 +402,7 @@ def _upgraded(plan: Plan) -> Plan:
 
 
 def _analytic(plan: Plan) -> tuple[str, float]:
-    mechanism = plan.mechanism
-    cross = float(mechanism.cross_terms.max())
-    arguments = (mechanism.scheme, mechanism.noise_multiplier, plan.epsilon, plan.compose_with, cross)
-    return analytic.bound_by(plan.analytic_accountant, *arguments)
+    return analytic.bound_by(plan.analytic_accountant, plan.mechanism, plan.epsilon, plan.compose_with)
 
 
 def _flaws(plan: Plan) -> list[str]:

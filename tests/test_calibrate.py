@@ -23,7 +23,7 @@ from jaxacct import (
     estimate_delta,
     sample_privacy_loss,
 )
-from jaxacct.accountants import analytic
+from jaxacct.accountants import analytic, unamplified
 from jaxacct.batch_sizes import max_batch_size
 from jaxacct.calibration import _smallest_where, analytic_exponent
 
@@ -43,7 +43,7 @@ def test_the_plan_is_certified_and_near_the_truth(plan):
     assert "is (2, 0.001)-differentially private" in plan.statement()
     sigma = plan.mechanism.noise_multiplier
     assert sigma == pytest.approx(1.01 ** round(np.log(sigma) / np.log(1.01)), rel=1e-12)
-    assert sigma < analytic.unamplified_noise_multiplier(SMALL, 2.0, 1e-3) / 1.5
+    assert sigma < unamplified.noise_multiplier_for(Mechanism(SMALL, STRATEGY, 1.0), 2.0, 1e-3) / 1.5
     # 5 % less noise is not private: an interval at 99.9999 % clears delta.
     less = Mechanism(SMALL, STRATEGY, 0.95 * sigma)
     found = estimate_delta(less, 2.0, num_samples=400_000, key=jax.random.key(1), confidence=1 - 1e-6)
@@ -121,17 +121,22 @@ def test_the_smallest_integer_where_something_holds(start):
 
 def test_the_analytic_search_ends_at_the_boundary():
     """Whatever the coarse grid of losses said first."""
-    scheme, epsilon, delta = Poisson(300, 0.01), 2.0, 1e-5
-    exponent = analytic_exponent(scheme, epsilon, delta, 1.01)
-    at, below = (analytic.analytic_delta(scheme, 1.01**e, epsilon) for e in (exponent, exponent - 1))
+    mechanism = Mechanism(Poisson(300, 0.01), BandedToeplitz.identity(), 1.0)
+    epsilon, delta = 2.0, 1e-5
+    exponent = analytic_exponent(mechanism, epsilon, delta, 1.01)
+    at, below = (
+        analytic.analytic_delta(dataclasses.replace(mechanism, noise_multiplier=1.01**e), epsilon)
+        for e in (exponent, exponent - 1)
+    )
     assert at <= delta < below
 
 
 def test_certified_noise_beats_the_revealed_phase():
     """Random phase hides what the usual cyclic analysis reveals: never more noise than that analysis."""
     scheme = CyclicPoisson(64, 8, 0.3)
-    exponent = analytic_exponent(scheme, 4.0, 1e-3, 1.01)
-    plan = calibrate(scheme, BandedToeplitz.square_root(8), epsilon=4.0, delta=1e-3, key=jax.random.key(3))
+    strategy = BandedToeplitz.square_root(8)
+    exponent = analytic_exponent(Mechanism(scheme, strategy, 1.0), 4.0, 1e-3, 1.01)
+    plan = calibrate(scheme, strategy, epsilon=4.0, delta=1e-3, key=jax.random.key(3))
     assert plan.mechanism.noise_multiplier <= 1.01**exponent * (1 + 1e-12)
 
 

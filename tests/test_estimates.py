@@ -24,7 +24,8 @@ from jaxacct import (
     estimate_epsilon,
     privacy_profile,
 )
-from jaxacct.accountants.analytic import gaussian_delta, unamplified_epsilon
+from jaxacct.accountants import unamplified
+from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.estimates.estimate import proven_epsilon
 from tests.test_sampling import _pld
 
@@ -160,4 +161,7 @@ def test_what_no_draw_resolves_is_what_holds_without_a_draw(key):
 
 
 def test_infinity_where_nothing_holds():
-    assert unamplified_epsilon(Poisson(4, 0.1), 1e-160, 1e-9) == math.inf
+    assert (
+        unamplified.epsilon_at(Mechanism(Poisson(4, 0.1), BandedToeplitz.identity(), 1e-9), 1e-160)
+        == math.inf
+    )

@@ -346,8 +346,8 @@ STAGES = {
     "q of a line": lambda: extrapolation.judge(a_line(), NAN, 0.0, counts(_5=9), counts(_9=9)),
     "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
     "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
-    "analytic": lambda: analytic.delta_by("unamplified", MECHANISM.scheme, 1.0, NAN),
-    "analytic noise": lambda: analytic.delta_by("unamplified", MECHANISM.scheme, NAN, 1.0),
+    "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),
+    "interval of losses": lambda: analytic.delta_by("pld", MECHANISM, 1.0, interval=NAN),
     "record": lambda: read(float, NAN, "x"),
     "writing": lambda: to_json({"x": NAN}),
 }

@@ -267,7 +267,9 @@ def test_the_fallback_covers_overlaps():
     exact = np.linalg.norm(matrix @ x)
     bound = np.sqrt(3 * (1 + 2 * cross))
     assert exact <= bound < 1.5 * exact
-    assert analytic_delta(scheme, 2.0, 1.0, None, cross) > analytic_delta(scheme, 2.0, 1.0)
+    assert analytic_delta(Mechanism(scheme, strategy, 2.0), 1.0) > analytic_delta(
+        Mechanism(scheme, BandedToeplitz.identity(), 2.0), 1.0
+    )
 
 
 def test_certified_and_stored(tmp_path, capsys):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, TruncatedBMinSep, sample_privacy_loss
-from jaxacct.accountants.analytic import gaussian_delta
+from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.estimates import shared_draws
 from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
 from jaxacct.kernels import gpu_recurrence

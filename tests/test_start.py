@@ -41,7 +41,7 @@ def test_showing_a_plan_loads_no_statistics(tmp_path):
     scheme = jaxacct.BMinSep(12, 3, 0.1)
     mechanism = jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), 50.0)
     by = {"analytic_accountant": "unamplified"}
-    by["analytic_delta"] = analytic.delta_by("unamplified", scheme, 50.0, 1.0)
+    by["analytic_delta"] = analytic.delta_by("unamplified", mechanism, 1.0)
     plan = jaxacct.Plan(mechanism, 1.0, 0.5, **by)
     plan.save(tmp_path / "plan.json")
     program = (

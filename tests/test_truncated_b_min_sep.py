@@ -403,7 +403,9 @@ def test_without_cuts_it_is_b_min_sep(key, x64):
     outputs, sizes = rng.normal(size=(9, 20)), rng.integers(0, 50, (9, 20))
     ours = privacy_loss(Mechanism(cut, strategy, 0.8), outputs, sizes)
     np.testing.assert_array_equal(ours, privacy_loss(Mechanism(whole, strategy, 0.8), outputs))
-    assert analytic_delta(cut, 2.0, 1.0) == analytic_delta(whole, 2.0, 1.0)
+    assert analytic_delta(Mechanism(cut, strategy, 2.0), 1.0) == analytic_delta(
+        Mechanism(whole, strategy, 2.0), 1.0
+    )
     np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
     unbounded = dataclasses.replace(cut, max_batch_size=2**40)  # more than an array of sizes can hold
     counts = unbounded.draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))

@@ -10,7 +10,7 @@ import pytest
 from scipy import optimize, stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
-from jaxacct.accountants import analytic
+from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import make_plan
 from jaxacct.files import Checkpoint
 from jaxacct.proposals.candidates import candidates
@@ -28,7 +28,7 @@ EPSILON = 0.5
 
 def gaussian_with(delta: float) -> Mechanism:
     """One step, always taking part: a Gaussian mechanism with exactly this delta at EPSILON."""
-    sigma = optimize.brentq(lambda s: analytic.gaussian_delta(EPSILON, s, 1.0) - delta, 0.2, 20)
+    sigma = optimize.brentq(lambda s: gaussian_delta(EPSILON, s, 1.0) - delta, 0.2, 20)
     return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
 
 
@@ -110,7 +110,7 @@ def test_accepts_below_the_line(rule):
     for seen in evidence:
         for direction in (seen.remove, seen.add):
             if direction.num_samples:
-                exact = analytic.gaussian_delta(EPSILON, mechanism.noise_multiplier, 1.0)
+                exact = gaussian_delta(EPSILON, mechanism.noise_multiplier, 1.0)
                 error = math.sqrt(exact / direction.num_samples)
                 assert abs(direction.estimate - exact) < 6 * error + 0.006 * exact
 

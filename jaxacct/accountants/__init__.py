@@ -1,1 +1,11 @@
-"""Deterministic bounds: no draws."""
+"""Deterministic bounds: no draws. One file an accountant; what all say of themselves is in `base`."""
+
+from jaxacct.accountants.base import Accountant
+from jaxacct.accountants.pld import PrivacyLossDistribution
+from jaxacct.accountants.revealed_pattern import RevealedPattern
+from jaxacct.accountants.unamplified import Unamplified
+
+_ALL = (Unamplified(), RevealedPattern(), PrivacyLossDistribution())
+ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
+
+__all__ = ["ACCOUNTANTS", "Accountant", "PrivacyLossDistribution", "RevealedPattern", "Unamplified"]

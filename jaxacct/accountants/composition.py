@@ -50,6 +50,24 @@ def _tabulate(event: str):
     return profile
 
 
+def composed_delta(events: list, epsilon: float, interval: float) -> float:
+    """delta(epsilon) of events together, an upper bound by dp-accounting; losses on a grid of `interval`.
+
+    Cached, as a plan computes its bound again.
+    """
+    return _composed(json.dumps([event_to_json(event) for event in events]), epsilon, interval)
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(events: str, epsilon: float, interval: float) -> float:
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    for event in json.loads(events):
+        accountant.compose(event_from_json(event))
+    return float(accountant.get_delta(epsilon))
+
+
 def event_to_json(event) -> dict | None:
     """A `DpEvent` as JSON values by its fields, None for None; ValueError where it has other values."""
     if event is None:

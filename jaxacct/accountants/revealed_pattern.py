@@ -9,13 +9,16 @@ It is far below the bound with the most participations where these are rare, and
 sampling within a step.
 """
 
+import dataclasses
 import math
 
 import numpy as np
 import scipy
 
+from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.gaussian import gaussian_deltas
-from jaxacct.schemes import BMinSep, Scheme
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import BMinSep
 
 _MOST_CELLS = 50_000_000  # of the convolutions; beyond, counts are taken as their largest
 
@@ -33,21 +36,32 @@ def participation_tail(timing: BMinSep) -> np.ndarray:
     return (scipy.stats.nbinom.cdf(left, j[:, None], p) * (left >= 0)) @ starts
 
 
-def delta(scheme: Scheme, noise_multiplier: float, epsilon: float) -> float:
-    """Upper bound on delta(epsilon), natural log epsilon; for columns of norm 1 that do not overlap.
+class RevealedPattern(Accountant):
+    """The mixture over the patterns of a scheme whose `revealed_counts` are known; columns do not overlap."""
 
-    Summed by parts over the number of participations, so that all terms are positive; raised by 1e-9 for
-    float64.
+    name = "revealed-pattern"
+    adjacency = "zero-out"
+    reveals_all_coins = True
 
-    Args:
-      scheme: one with `revealed_counts`; of algorithm 3 on any graph, `MultiAttribution`.
-    """
-    if scheme.revealed_counts is None:
-        raise ValueError(f"scheme must have revealed counts, {scheme.name} has none")
-    timing, weights = scheme.revealed_counts
-    tail = participation_tail(timing)
-    means = _mean_deltas(weights, noise_multiplier, epsilon, tail.size)
-    return float(min(1.0, np.sum(np.diff(means, prepend=0.0) * tail) * (1 + 1e-9)))
+    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
+        if mechanism.scheme.revealed_counts is None:
+            return "the law of its participations is not known"
+        if compose_with is not None:
+            return "nothing is composed with it"
+        return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
+
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
+        """Summed by parts over the number of participations, so that all terms are positive.
+
+        Raised by 1e-9 for float64. Of algorithm 3 it holds on any graph, `MultiAttribution`.
+        """
+        del compose_with, interval
+        counts = mechanism.scheme.revealed_counts
+        assert counts is not None
+        timing, weights = counts
+        tail = participation_tail(timing)
+        means = _mean_deltas(weights, mechanism.noise_multiplier, epsilon, tail.size)
+        return float(min(1.0, np.sum(np.diff(means, prepend=0.0) * tail) * (1 + 1e-9)))
 
 
 def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -> np.ndarray:
@@ -66,12 +80,20 @@ def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -
     return np.maximum.accumulate(np.array(means))
 
 
-def noise_multiplier(scheme: Scheme, epsilon: float, target: float) -> float:
-    """The smallest noise multiplier, up to 1e-9 of it, at which the bound is at most `target`."""
+def noise_multiplier_for(mechanism: Mechanism, epsilon: float, target: float) -> float:
+    """The smallest noise multiplier, in place of the mechanism's and up to 1e-9 of it, at which the bound is
+    at most `target`.
+    """
+    accountant = RevealedPattern()
+
+    def is_above(log_sigma: float) -> bool:
+        noisy = dataclasses.replace(mechanism, noise_multiplier=math.exp(log_sigma))
+        return accountant.delta(noisy, epsilon) > target
+
     low = high = math.log(1e-3)
-    while delta(scheme, math.exp(high), epsilon) > target:
+    while is_above(high):
         low, high = high, high + 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (middle, high) if delta(scheme, math.exp(middle), epsilon) > target else (low, middle)
+        low, high = (middle, high) if is_above(middle) else (low, middle)
     return math.exp(high)

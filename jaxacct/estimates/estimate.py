@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.accountants.analytic import unamplified_epsilon
+from jaxacct.accountants import unamplified
 from jaxacct.accountants.composition import event_profile
 from jaxacct.estimates import interval
 from jaxacct.kernels import randomness
@@ -163,8 +163,7 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
 
     With the participation pattern revealed, or where the scale of a proposal is below `delta`.
     """
-    cross = float(mechanism.cross_terms.max())
-    most = unamplified_epsilon(mechanism.scheme, mechanism.noise_multiplier, delta, cross)
+    most = unamplified.epsilon_at(mechanism, delta)
 
     def is_below(epsilon):
         return _law_at(mechanism, epsilon, direction, delta).log_scale <= math.log(delta)

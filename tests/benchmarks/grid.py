@@ -73,7 +73,7 @@ def run(cell: Cell, max_samples: int | None) -> dict:
     row = dataclasses.asdict(cell)
     if cell.scheme == "cyclic-poisson":
         scheme = CyclicPoisson.from_batch_size(**sizes, cycle_length=cell.separation)
-        sigma = 1.01 ** analytic_exponent(scheme, cell.epsilon, cell.delta, 1.01)
+        sigma = 1.01 ** analytic_exponent(Mechanism(scheme, strategy, 1.0), cell.epsilon, cell.delta, 1.01)
         row |= {
             "method": "analytic phase revealed",
             "samples": 0,

@@ -18,8 +18,15 @@ import time
 
 import numpy as np
 
-from jaxacct import BandedToeplitz, IndependentAttribution, MultiAttribution, calibrate, prefix_sum_error
-from jaxacct.accountants import analytic, revealed_pattern
+from jaxacct import (
+    BandedToeplitz,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    calibrate,
+    prefix_sum_error,
+)
+from jaxacct.accountants import revealed_pattern, unamplified
 from train.attribution import (
     bound_contributions,
     find_sampling_probability,
@@ -66,11 +73,13 @@ def main():
         participations=independent.max_participations,
     )
 
-    def unamplified(epsilon):
-        return analytic.unamplified_noise_multiplier(printed, epsilon, DELTA), None
+    revealing = Mechanism(printed, strategy, 1.0)
+
+    def worst(epsilon):
+        return unamplified.noise_multiplier_for(revealing, epsilon, DELTA), None
 
     def revealed(epsilon):
-        return revealed_pattern.noise_multiplier(printed, epsilon, DELTA), None
+        return revealed_pattern.noise_multiplier_for(revealing, epsilon, DELTA), None
 
     def certified(scheme):
         def find(epsilon):
@@ -80,7 +89,7 @@ def main():
         return find
 
     rows = {
-        "unamplified": unamplified,
+        "unamplified": worst,
         "revealed": revealed,
         "independent": certified(independent),
         "printed": certified(printed),

@@ -29,7 +29,7 @@ def plan(
     bands = 1 if kind == "poisson" else bands
     scheme = SCHEMES[kind](iterations, rate, separation)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-    bound = analytic.delta_by("unamplified", scheme, sigma, epsilon)
+    bound = analytic.delta_by("unamplified", mechanism, epsilon)
     expected, largest = batch_sizes(scheme, dataset_size)
     made = Plan(
         mechanism,

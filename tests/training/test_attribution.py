@@ -371,12 +371,13 @@ def test_the_command_says_how_to_go_on(tmp_path, capsys):
 def loose_plan(scheme, dataset_size: int) -> Plan:
     """Noise 1 at an epsilon so large that an analytic bound certifies it."""
     expected, largest = batch_sizes(scheme, dataset_size)
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
     return Plan(
-        Mechanism(scheme, BandedToeplitz.square_root(3), 1.0),
+        mechanism,
         1e4,
         1e-5,
         analytic_accountant="unamplified",
-        analytic_delta=analytic.delta_by("unamplified", scheme, 1.0, 1e4),
+        analytic_delta=analytic.delta_by("unamplified", mechanism, 1e4),
         dataset_size=dataset_size,
         expected_batch_size=expected,
         max_batch_size=largest,

@@ -1,0 +1,72 @@
+"""The worst participation pattern revealed: a Gaussian mechanism, which bounds every scheme and strategy.
+
+At most k disjoint columns of norm 1 are hit, each by at most k_u examples: sensitivity k_u sqrt(k). Where
+columns overlap (C not banded) each participation adds at most 2 `cross` to the square of that, k_u = 1.
+"""
+
+import math
+
+import scipy
+
+from jaxacct.accountants.base import Accountant, cross_term
+from jaxacct.accountants.composition import composed_delta
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.mechanisms.mechanism import Mechanism
+
+
+class Unamplified(Accountant):
+    """The Gaussian mechanism with all participations of the worst pattern revealed."""
+
+    name = "unamplified"
+    adjacency = "zero-out"
+    reveals_all_coins = True
+
+    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> None:
+        """Every scheme states the sensitivity that this rests on."""
+
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
+        length = sensitivity(mechanism)
+        if compose_with is None:
+            return gaussian_delta(epsilon, mechanism.noise_multiplier, length)
+        import dp_accounting
+
+        event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / length)
+        return composed_delta([event, compose_with], epsilon, interval)
+
+
+def sensitivity(mechanism: Mechanism) -> float:
+    """The largest norm of `C x` with the participation pattern revealed, per unit of clip norm."""
+    return math.sqrt(mechanism.scheme.squared_sensitivity(cross_term(mechanism)))
+
+
+def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:
+    """The noise multiplier, in place of the mechanism's, at which the pattern may be revealed.
+
+    An upper end for any search.
+    """
+    length = sensitivity(mechanism)
+
+    def excess(log_sigma):
+        return gaussian_delta(epsilon, math.exp(log_sigma), length) - delta
+
+    low, high = math.log(1e-3), math.log(1e-3)
+    while excess(high) > 0:
+        high += 1.0
+    return math.exp(scipy.optimize.brentq(excess, low, high)) if high > low else math.exp(low)
+
+
+def epsilon_at(mechanism: Mechanism, delta: float) -> float:
+    """The epsilon at `delta` with the participation pattern revealed, rounded up; inf beyond float64."""
+    length = sensitivity(mechanism)
+
+    def excess(epsilon):
+        return gaussian_delta(epsilon, mechanism.noise_multiplier, length) - delta
+
+    high = 1.0
+    while not excess(high) <= 0:  # not a number counts as too much
+        high *= 2
+        if high > 1e300:
+            return math.inf
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(scipy.optimize.brentq(excess, 0.0, high, rtol=1e-12)) * (1 + 1e-9)

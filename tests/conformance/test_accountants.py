@@ -1,0 +1,239 @@
+"""Every registered accountant through one table of requirements. A new one needs a line in `MEMBERS`.
+
+What a bound has to stay above is the exact divergence of two steps, by enumeration and quadrature; where the
+accountant states the law that it reveals, it has to be that law's divergence too.
+"""
+
+import dataclasses
+import json
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Dense,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    TruncatedBMinSep,
+)
+from jaxacct.accountants import ACCOUNTANTS, Accountant, analytic
+from jaxacct.strategies import Strategy
+from tests.oracles import enumeration
+
+IDENTITY = BandedToeplitz.identity()
+COMPOSED = dp_accounting.GaussianDpEvent(5.0)
+OVERLAPPING = Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
+
+
+def at(scheme, sigma: float = 0.9, strategy: Strategy = IDENTITY) -> Mechanism:
+    return Mechanism(scheme, strategy, sigma)
+
+
+# By name: what it covers (typical, then edges: b = 1, p = 1, n < b); what it does not, with its reason.
+MEMBERS = {
+    "unamplified": (
+        [
+            at(BMinSep(2, 2, 0.3)),
+            at(Poisson(2, 0.3)),
+            at(Poisson(2, 1.0)),
+            at(BallsInBins(2, 3)),
+            at(IndependentAttribution(2, 2, 0.3, 2)),
+            at(TruncatedBMinSep(2, 2, 0.3, 6, 10)),
+            at(Poisson(2, 0.3), strategy=OVERLAPPING),
+        ],
+        [],
+    ),
+    "pld": (
+        [
+            at(Poisson(2, 0.3)),
+            at(BMinSep(2, 1, 0.3)),
+            at(Poisson(2, 1.0)),
+            at(CyclicPoisson(2, 3, 0.7)),
+            at(CyclicPoisson(2, 2, 0.4)),
+        ],
+        [
+            (at(BMinSep(2, 2, 0.3)), None, "rounds are not independent"),
+            (at(BallsInBins(2, 2)), None, "rounds are not independent"),
+            (at(Poisson(2, 0.3), strategy=OVERLAPPING), None, "overlap"),
+        ],
+    ),
+    "revealed-pattern": (
+        [
+            at(MultiAttribution(2, 2, 0.3, 2)),
+            at(MultiAttribution(2, 1, 0.3, 2)),
+            at(MultiAttribution(2, 3, 1.0, 3)),
+            at(MultiAttribution(2, 3, 0.4, 2, False)),
+        ],
+        [
+            (at(Poisson(2, 0.3)), None, "law of its participations"),
+            (at(MultiAttribution(2, 2, 0.3, 2)), COMPOSED, "nothing is composed"),
+        ],
+    ),
+}
+COVERED = [
+    pytest.param(ACCOUNTANTS[name], mechanism, id=f"{name}-{mechanism.scheme}-{mechanism.strategy.kind}")
+    for name, (covered, _) in MEMBERS.items()
+    for mechanism in covered
+]
+TYPICAL = [pytest.param(ACCOUNTANTS[name], covered[0], id=name) for name, (covered, _) in MEMBERS.items()]
+REFUSED = [
+    pytest.param(ACCOUNTANTS[name], *case, id=f"{name}-{case[2]}")
+    for name, (_, refused) in MEMBERS.items()
+    for case in refused
+]
+EPSILONS = (0.1, 0.5, 2.0)
+COARSE = dict(interval=2e-3)  # a privacy loss distribution bounds on any grid; this one takes no time
+
+
+def test_every_registered_accountant_is_in_the_table():
+    assert set(MEMBERS) == set(ACCOUNTANTS)
+    assert all(member.name == name for name, member in ACCOUNTANTS.items())
+
+
+@pytest.mark.parametrize(("accountant", "mechanism"), COVERED)
+def test_a_probability_that_falls_with_epsilon_and_noise(accountant, mechanism):
+    assert accountant.supports(mechanism) and accountant.adjacency == mechanism.adjacency
+    quiet = [accountant.delta(mechanism, epsilon, **COARSE) for epsilon in EPSILONS]
+    noisy = dataclasses.replace(mechanism, noise_multiplier=2 * mechanism.noise_multiplier)
+    assert 1 > quiet[0] > quiet[1] > quiet[2] >= 0
+    assert all(
+        0 <= accountant.delta(noisy, e, **COARSE) < delta for e, delta in zip(EPSILONS, quiet, strict=True)
+    )
+
+
+def exact(mechanism, epsilon: float) -> float:
+    """The larger divergence of two steps by enumeration and the trapezoidal rule, C = I; no kernel of ours.
+
+    Its integrand has a kink, so it is good to about 1e-5.
+    """
+    sigma = mechanism.noise_multiplier
+    grid = np.linspace(-6 * sigma, 6 * sigma, 401)
+    density = stats.norm.pdf(grid, scale=sigma) * (grid[1] - grid[0])
+    outputs = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1).reshape(-1, 2)
+    chances = np.outer(density, density).ravel()
+    ratio = np.exp(enumeration.log_ratio(mechanism.scheme, [1.0], sigma, outputs))
+    remove = chances @ np.maximum(ratio - math.exp(epsilon), 0)
+    return float(max(remove, chances @ np.maximum(1 - math.exp(epsilon) * ratio, 0)))
+
+
+@pytest.mark.parametrize(("accountant", "mechanism"), COVERED)
+def test_at_least_the_exact_divergence(accountant, mechanism):
+    if mechanism.scheme.side_information is not None or mechanism.strategy is OVERLAPPING:
+        pytest.skip("no enumeration: tests/test_truncated_b_min_sep.py and tests/test_non_banded.py")
+    for epsilon in EPSILONS:
+        assert accountant.delta(mechanism, epsilon, **COARSE) >= exact(mechanism, epsilon) - 1e-4
+
+
+def gaussian(epsilon: float, mu):
+    """Delta of a Gaussian mechanism by its definition; mu above 0."""
+    return stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+
+
+def worst_pattern(mechanism, epsilon):
+    patterns = enumeration.pattern_law(mechanism.scheme)
+    return gaussian(epsilon, max(map(np.linalg.norm, patterns)) / mechanism.noise_multiplier)
+
+
+def revealed_patterns(mechanism, epsilon):
+    law = enumeration.pattern_law(mechanism.scheme)
+    lengths = {x: np.linalg.norm(x) / mechanism.noise_multiplier for x in law}
+    return sum(weight * gaussian(epsilon, lengths[x]) for x, weight in law.items() if any(x))
+
+
+# What each bounds exactly where nothing is rounded, and how far up rounding may go.
+ORACLES = {
+    "unamplified": (worst_pattern, 1e-9),
+    "revealed-pattern": (revealed_patterns, 1e-6),
+    "pld": (exact, 1e-2),
+}
+
+
+@pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
+def test_against_the_law_that_it_reveals(accountant, mechanism):
+    oracle, slack = ORACLES[accountant.name]
+    for epsilon in (0.1, 0.5):
+        value = oracle(mechanism, epsilon)
+        assert accountant.delta(mechanism, epsilon, **COARSE) == pytest.approx(value, rel=slack)
+
+
+@pytest.mark.parametrize(("accountant", "mechanism", "composed", "reason"), REFUSED)
+def test_it_refuses_what_it_does_not_cover(accountant, mechanism, composed, reason):
+    assert not accountant.supports(mechanism, composed)
+    assert reason in accountant.why_not(mechanism, composed)
+    with pytest.raises(ValueError, match=f"{accountant.name} does not cover .*{reason}"):
+        accountant.delta(mechanism, 1.0, composed)
+    assert analytic.best_accountant(mechanism, 1.0, composed)[0] != accountant.name
+
+
+@pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
+def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
+    monkeypatch.setattr(type(accountant), "adjacency", "replace-one")
+    with pytest.raises(ValueError, match="it is for replace-one adjacency, not for zero-out"):
+        accountant.delta(mechanism, 1.0)
+    monkeypatch.undo()
+    for epsilon in (0.0, -1.0, math.nan, "one"):
+        with pytest.raises(ValueError, match="epsilon"):
+            accountant.delta(mechanism, epsilon)
+    with pytest.raises(ValueError, match="mechanism must be"):
+        accountant.delta(mechanism.scheme, 1.0)
+    for wrong in (math.nan, -0.1, 1.1):
+        monkeypatch.setattr(type(accountant), "bound", lambda *arguments, wrong=wrong: wrong)
+        with pytest.raises(ValueError, match="which is no probability"):
+            accountant.delta(mechanism, 1.0)
+
+
+@pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
+def test_a_plan_names_it(accountant, mechanism):
+    bound = accountant.delta(mechanism, 2.0)
+    by = {"analytic_accountant": accountant.name, "analytic_delta": bound}
+    stored = json.loads(json.dumps(Plan(mechanism, 2.0, 0.9, **by).to_json()))
+    assert Plan.from_json(stored).analytic_accountant == stored["analytic_accountant"] == accountant.name
+    with pytest.raises(ValueError, match="accountant must be one of"):
+        Plan.from_json(stored | {"analytic_accountant": "unheard-of"})
+
+
+def test_the_best_is_the_smallest_of_those_that_cover():
+    for covered, _ in MEMBERS.values():
+        for mechanism in covered:
+            bounds = {
+                name: member.delta(mechanism, 0.5, **COARSE)
+                for name, member in ACCOUNTANTS.items()
+                if member.supports(mechanism)
+            }
+            assert analytic.best_accountant(mechanism, 0.5, **COARSE) == min(
+                bounds.items(), key=lambda item: item[1]
+            )
+
+
+def test_composition_costs_privacy_and_asks_only_the_best():
+    """What is left out of a composition would have given no smaller bound."""
+    mechanism = at(Poisson(2, 0.3))
+    alone, both = (
+        analytic.best_accountant(mechanism, 0.5, composed, **COARSE) for composed in (None, COMPOSED)
+    )
+    assert both[0] == "pld" and alone[1] < both[1]
+    for outdone in ACCOUNTANTS["pld"].outdoes_composed:
+        assert both[1] <= ACCOUNTANTS[outdone].delta(mechanism, 0.5, COMPOSED, **COARSE)
+
+
+def test_an_accountant_must_say_what_the_guarantee_rests_on():
+    class Partial(Accountant):
+        name, adjacency, reveals_all_coins = "made", "zero-out", False
+
+        def bound(self, mechanism, epsilon, compose_with, interval):
+            return 0.0
+
+    with pytest.raises(TypeError, match="why_not_covered"):
+        Partial()  # pyright: ignore[reportAbstractUsage]
+    with pytest.raises(TypeError, match="must state its name"):
+        type("Nameless", (Accountant,), {})
