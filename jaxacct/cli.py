@@ -344,7 +344,8 @@ def _replay(plan, json: bool) -> int:
         directions = plan.replay(progress)
     same_device = plan.device == here
     same = all(seen.moved == 0 for seen in directions)
-    accepted = all(seen.accepted for seen in directions) and (same or not same_device)
+    close = all(seen.close for seen in directions)
+    accepted = all(seen.accepted for seen in directions) and (same or (close and not same_device))
     if json:
         found = {"accepted": accepted, "same_device": same_device}
         _print(found | {seen.direction: dataclasses.asdict(seen) for seen in directions}, True)

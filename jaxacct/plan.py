@@ -392,6 +392,9 @@ def _upgraded(plan: Plan) -> Plan:
         fresh[name] = recheck.rebuild(
             seen, plan.mechanism, plan.epsilon, stored.rule, stored.budget, plan.compose_with
         )
+        short = recheck.margin_flaw(seen, fresh[name])
+        if short:
+            raise ValueError(f"plan evidence does not add up: {short}")
         kept = ("direction", "proposal", "scale", "replicas", "margin", "num_samples", "accepted")
         for part in kept:
             pair = getattr(seen, part), getattr(fresh[name], part)

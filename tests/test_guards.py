@@ -4,6 +4,7 @@ Each test is for a small plausible mistake that acceptance rates are too coarse 
 """
 
 import dataclasses
+import json
 import math
 
 import jax
@@ -11,9 +12,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, calibration, verify
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    Mechanism,
+    Plan,
+    Poisson,
+    calibrate,
+    calibration,
+    cli,
+    verify,
+)
 from jaxacct.accountants import analytic, truncation
-from jaxacct.batch_sizes import max_batch_size
+from jaxacct.batch_sizes import batch_sizes, max_batch_size
 from jaxacct.files import read_json, to_json
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
@@ -302,6 +314,108 @@ def test_replay_draws_the_stored_key(drawn):
     )
     with pytest.raises(ValueError, match="no draws to repeat"):
         analytic_plan.replay()
+
+
+def replayed(plan: Plan, path, capsys, *options) -> tuple[int, str]:
+    """Exit code and output of `jaxacct verify --replay` for the plan, as it is stored."""
+    plan.save(path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(path), "--replay", *options])
+    return stop.value.code, capsys.readouterr().out
+
+
+def test_the_command_replays(drawn, tmp_path, capsys):
+    """Accepted as it was drawn; edited counts are seen, on this machine and on what claims to be another."""
+    path = tmp_path / "plan.json"
+    code, said = replayed(drawn, path, capsys)
+    assert code == 0 and said.endswith("replayed\n") and said.count(" 0 in another bin") == 2
+    code, said = replayed(dataclasses.replace(drawn, device="another"), path, capsys, "--json")
+    assert code == 0 and json.loads(said)["same_device"] is False
+    evidence = drawn.evidence
+
+    def with_losses(losses, **fields) -> Plan:
+        edited = dataclasses.replace(evidence.remove, loss_counts=tuple(sorted(losses.items())))
+        return dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=edited), **fields)
+
+    losses = dict(evidence.remove.loss_counts)
+    place = max(losses, key=losses.__getitem__)
+    one = losses | {place: losses[place] - 1, 2047: losses.get(2047, 0) + 1}
+    code, said = replayed(with_losses(one), path, capsys)
+    assert code == 1 and "1 in another bin" in said and "NOT replayed" in said
+    code, said = replayed(with_losses(one, device="another"), path, capsys)
+    assert code == 0 and "drawn on another, replayed on" in said
+    all_else = {1024: evidence.remove.num_samples}
+    code, said = replayed(with_losses(all_else, device="another"), path, capsys)
+    assert code == 1 and "NOT replayed" in said
+
+
+def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
+    """By its accountant alone; what only a draw could use is refused, and so is an edited bound."""
+    noisy = dataclasses.replace(MECHANISM, noise_multiplier=12.0)
+    plan = calibration.make_plan(noisy, 1.0, 1e-3, None, None, None)
+    plan.save(tmp_path / "plan.json")
+
+    def verified(*options):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["verify", str(tmp_path / "plan.json"), *options])
+        return stop.value.code, capsys.readouterr()
+
+    code, said = verified()
+    assert (code, said.out) == (0, f"unamplified: delta(1) <= {plan.analytic_delta:.6g}\nverified\n")
+    code, said = verified("--json")
+    assert json.loads(said.out)["accountant"] == "unamplified"
+    for option in (["--max-samples", "9"], ["--rule", "fixed"], ["--proposal", "plain"]):
+        code, said = verified(*option)
+        assert code == 2 and "must not be given for an analytic plan" in said.err
+    code, said = verified("--replay")
+    assert code == 2 and "there are no draws to repeat" in said.err
+    text = to_json(plan.to_json() | {"analytic_delta": plan.analytic_delta / 2})
+    (tmp_path / "plan.json").write_text(text)
+    code, said = verified()
+    assert code == 2 and "analytic_delta is" in said.err and said.err.count("\n") == 1
+
+
+def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
+    """End to end on a drawn plan: it trains; a forged histogram, which no recomputation sees, is refused
+    unless the caller says that it need not be verified."""
+    import optax
+
+    from train.loop import fit
+
+    by_any_proposal = Plan.verify  # here by the one that is compiled already
+    monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
+    expected, largest = batch_sizes(MECHANISM.scheme, 40)
+    honest = dataclasses.replace(drawn, dataset_size=40, expected_batch_size=expected, max_batch_size=largest)
+    asked = []
+
+    def train(plan, **options):
+        data = {"x": np.ones((40, 1), np.float32)}
+        options |= dict(progress=lambda what, done, of: asked.append(what))
+        return fit(
+            plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), **options
+        )
+
+    assert train(honest).steps == 24
+    assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
+    # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
+    little = dataclasses.replace(MECHANISM, noise_multiplier=0.7)
+    digest = run.target_digest(little, 1.5, 1e-2, drawn.evidence.budget, None)
+    sides = {}
+    for name in ("remove", "add"):
+        seen = getattr(drawn.evidence, name)
+        lucky = dataclasses.replace(seen, term_counts=((0, 2**20),), loss_counts=((1024, 2**20),))
+        sides[name] = recheck.rebuild(lucky, little, 1.5, "anytime", drawn.evidence.budget)
+    forged = dataclasses.replace(
+        honest, mechanism=little, evidence=dataclasses.replace(drawn.evidence, target=digest, **sides)
+    )
+    assert forged.certified
+    asked.clear()
+    with pytest.raises(
+        ValueError, match="plan could not be verified with fresh randomness: remove direction"
+    ):
+        train(forged)
+    assert "training" not in asked
+    assert train(forged, verify=False, steps=2).steps == 2
 
 
 # -- NaN ---

@@ -130,10 +130,21 @@ def flaws(
         except (ValueError, ArithmeticError) as error:
             found.append(f"{name}: {error}")
             continue
-        found += differences(seen, fresh, name)
+        short = margin_flaw(seen, fresh)
+        found += [short] if short else differences(seen, fresh, name)
         if not fresh.accepted:
             found.append(f"{name}: the histogram does not support the verdict")
     return found
+
+
+def margin_flaw(seen: DirectionEvidence, fresh: DirectionEvidence) -> str | None:
+    """What is wrong where less was put aside for rounding than is today, as by an earlier version."""
+    if not seen.margin < fresh.margin or not differences(seen.margin, fresh.margin):
+        return None
+    return (
+        f"{seen.direction}: {seen.margin:.3g} of epsilon was put aside for rounding where {fresh.margin:.3g} "
+        "is needed today: certify the mechanism again with `jaxacct calibrate`"
+    )
 
 
 def target_flaws(evidence, mechanism, epsilon, delta, compose_with) -> list[str]:
@@ -159,6 +170,14 @@ class Replayed:
     drawn: int
     moved: int
     accepted: bool
+
+    @property
+    def close(self) -> bool:
+        """Whether no more draws moved than rounding on a machine of another kind could explain.
+
+        An error of 1e-3 in a loss, which is far above any seen, moves 3 % of the draws across a bin of 1/32.
+        """
+        return self.moved <= 0.05 * self.drawn
 
 
 def replay(
