@@ -3,18 +3,16 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from jaxacct import _validate
 from jaxacct.accountants import ACCOUNTANTS, analytic, truncation, unamplified
-from jaxacct.accountants.composition import event_profile
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE
-from jaxacct.mechanisms.mechanism import Mechanism, check_pair
+from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, check_pair
 from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
@@ -25,6 +23,7 @@ from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import Strategy
 from jaxacct.verification.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
 from jaxacct.verification.run import Evidence, Progress, verify
+from jaxacct.verification.target import Target
 
 SEARCH_BLOCKS = 64
 # Grid steps above the smallest promising noise multiplier that are verified as well, largest first.
@@ -55,7 +54,7 @@ def calibrate(
     proposal: str | None = None,
     accountant: str | None = None,
     compose_with=None,
-    adjacency: str = "zero-out",
+    adjacency: str = ADJACENCIES[0],
     checkpoint_dir=None,
     progress: Progress | None = None,
     key=None,
@@ -107,7 +106,7 @@ def calibrate(
     if dataset_size is not None:
         scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
     _validate.one_of("rule", rule, ("anytime", "fixed"))
-    _validate.one_of("adjacency", adjacency, ("zero-out",))
+    _validate.one_of("adjacency", adjacency, ADJACENCIES)
     if accountant is not None:
         _validate.one_of("accountant", accountant, ("analytic", *ACCOUNTANTS))
         of_draws = dict(max_samples=max_samples, proposal=proposal, checkpoint_dir=checkpoint_dir, key=key)
@@ -116,20 +115,18 @@ def calibrate(
             if value is not None:
                 raise ValueError(f"{name} must not be given together with accountant: nothing is drawn")
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
-    budget = Budget.split(delta - (cut or 0.0), failure_fraction)
+    target = Target(epsilon, delta, Budget.split(delta - (cut or 0.0), failure_fraction), compose_with)
     sizes = _Sizes(dataset_size, max_batch_size, cut)
     run_key = randomness.fresh_key() if key is None else key
-    profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
-    search = _Search(
-        scheme, strategy, epsilon, budget, rule, proposal, compose_with, profile, run_key, progress, sizes
-    )
+    target.profile  # noqa: B018 - an event that cannot be composed is refused before anything is searched
+    search = _Search(scheme, strategy, adjacency, target, rule, proposal, run_key, progress, sizes)
     if accountant is not None:
         named = None if accountant == "analytic" else accountant
-        return _compute(search, named, delta, grid_ratio, noise_multiplier)
+        return _compute(search, named, grid_ratio, noise_multiplier)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     try:
         options = dict(
-            budget=budget,
+            budget=target.budget,
             rule=rule,
             proposal=proposal,
             compose_with=compose_with,
@@ -137,15 +134,15 @@ def calibrate(
             progress=progress,
         )
         if noise_multiplier is not None:
-            return _certify(search, noise_multiplier, delta, max_samples, options, key)
-        return _release(search, delta, grid_ratio, max_samples, options, key)
+            return _certify(search, noise_multiplier, max_samples, options, key)
+        return _release(search, grid_ratio, max_samples, options, key)
     finally:
         if checkpoint:
             checkpoint.close()
 
 
-def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan:
-    mechanism = Mechanism(search.scheme, search.strategy, noise_multiplier)
+def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
+    mechanism, target = search.at(noise_multiplier), search.target
     if not search.covered(mechanism):
         raise ValueError(f"max_batch_size cannot be accounted for at noise multiplier {noise_multiplier:g}")
     cost = search.best_case(mechanism)
@@ -154,8 +151,8 @@ def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan
         raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}")
     evidence = verify(
         mechanism,
-        search.epsilon,
-        delta,
+        target.epsilon,
+        target.delta,
         max_samples=limit,
         key=_candidate_key(key, 0),
         **options,
@@ -163,60 +160,39 @@ def _certify(search, noise_multiplier, delta, max_samples, options, key) -> Plan
     if not evidence.accepted:
         bad = evidence.add if evidence.remove.accepted else evidence.remove
         raise NotCertifiedError(
-            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {search.epsilon:g}, "
-            f"delta {delta:g}: {bad.direction} direction: {bad.reason} after {bad.num_samples} samples; "
-            f"delta there is about {bad.estimate:.3g} (an estimate)",
+            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {target.epsilon:g}, "
+            f"delta {target.delta:g}: {bad.direction} direction: {bad.reason} after {bad.num_samples} "
+            f"samples; delta there is about {bad.estimate:.3g} (an estimate)",
             evidence,
         )
-    return make_plan(
-        mechanism,
-        search.epsilon,
-        delta,
-        evidence,
-        search.sizes.dataset_size,
-        search.compose_with,
-        search.sizes.max_batch_size,
-        search.sizes.truncation_delta,
-    )
+    return make_plan(mechanism, target, evidence, search.sizes)
 
 
-def _compute(search, accountant: str | None, delta, ratio, noise_multiplier: float | None) -> Plan:
+def _compute(search, accountant: str | None, ratio, noise_multiplier: float | None) -> Plan:
     """The plan of an analytic bound: of the smallest noise on the grid, or of the one given."""
     if noise_multiplier is None:
-        about = (search._at(1.0), search.epsilon, search.budget.delta, ratio, search.compose_with)
-        noise_multiplier = ratio ** analytic_exponent(*about, accountant)
-    mechanism = search._at(noise_multiplier)
+        noise_multiplier = ratio ** analytic_exponent(search.at(1.0), search.target, ratio, accountant)
+    mechanism, target = search.at(noise_multiplier), search.target
     if not search.covered(mechanism):
         raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
-    found = make_plan(
-        mechanism,
-        search.epsilon,
-        delta,
-        None,
-        search.sizes.dataset_size,
-        search.compose_with,
-        search.sizes.max_batch_size,
-        search.sizes.truncation_delta,
-        accountant,
-    )
+    found = make_plan(mechanism, target, None, search.sizes, accountant)
     if found.flaws:
         raise NotCertifiedError(
-            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {search.epsilon:g}, "
-            f"delta {delta:g}: {found.flaws[0]}",
+            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {target.epsilon:g}, "
+            f"delta {target.delta:g}: {found.flaws[0]}",
             None,
         )
     return found
 
 
-def _release(search, delta, ratio, max_samples, options, key) -> Plan:
-    fallback = analytic_exponent(
-        search._at(1.0), search.epsilon, search.budget.delta, ratio, search.compose_with
-    )
+def _release(search, ratio, max_samples, options, key) -> Plan:
+    target = search.target
+    fallback = analytic_exponent(search.at(1.0), target, ratio)
     state = options["checkpoint"].load("search") if options["checkpoint"] else None
-    if state is None or state.get("target") != search.describe(delta, ratio, max_samples):
+    if state is None or state.get("target") != search.describe(ratio, max_samples):
         smallest, limit = search.smallest_exponent(fallback, ratio, max_samples)
         state = {
-            "target": search.describe(delta, ratio, max_samples),
+            "target": search.describe(ratio, max_samples),
             "smallest": smallest,
             "limit": limit,
         }
@@ -227,13 +203,13 @@ def _release(search, delta, ratio, max_samples, options, key) -> Plan:
         exponent = state["smallest"] + step
         if exponent >= fallback:
             continue
-        mechanism = Mechanism(search.scheme, search.strategy, ratio**exponent)
+        mechanism = search.at(ratio**exponent)
         if not search.covered(mechanism):
             break
         seen = verify(
             mechanism,
-            search.epsilon,
-            delta,
+            target.epsilon,
+            target.delta,
             max_samples=state["limit"],
             key=_candidate_key(key, exponent),
             **options,
@@ -241,20 +217,11 @@ def _release(search, delta, ratio, max_samples, options, key) -> Plan:
         if not seen.accepted:
             break
         released, evidence = mechanism, seen
-    if released is None and not search.covered(search._at(ratio**fallback)):
+    if released is None and not search.covered(search.at(ratio**fallback)):
         raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
     if released is None:
-        released = Mechanism(search.scheme, search.strategy, ratio**fallback)
-    return make_plan(
-        released,
-        search.epsilon,
-        delta,
-        evidence,
-        search.sizes.dataset_size,
-        search.compose_with,
-        search.sizes.max_batch_size,
-        search.sizes.truncation_delta,
-    )
+        released = search.at(ratio**fallback)
+    return make_plan(released, target, evidence, search.sizes)
 
 
 def _candidate_key(key, index: int):
@@ -266,9 +233,9 @@ def _candidate_key(key, index: int):
 class _Sizes:
     """Of the data set and its batches; what cutting them costs, None where they are not cut."""
 
-    dataset_size: int | None
-    max_batch_size: int | None
-    truncation_delta: float | None
+    dataset_size: int | None = None
+    max_batch_size: int | None = None
+    truncation_delta: float | None = None
 
 
 def _truncation_delta(scheme, epsilon, delta, dataset_size, most, compose_with) -> float | None:
@@ -293,33 +260,23 @@ class _Search:
 
     scheme: Scheme
     strategy: Strategy
-    epsilon: float
-    budget: Budget
+    adjacency: str
+    target: Target
     rule: str
     proposal: str | None
-    compose_with: object
-    profile: Callable
     key: object
     progress: Progress | None
-    sizes: "_Sizes"
+    sizes: _Sizes
 
     def covered(self, mechanism: Mechanism) -> bool:
         """Whether the delta put aside for cut batches suffices for this noise."""
-        return self.sizes.truncation_delta is None or truncation.covers(mechanism, self.epsilon)
+        return self.sizes.truncation_delta is None or truncation.covers(mechanism, self.target.epsilon)
 
-    def describe(self, delta, ratio, max_samples) -> str:
-        return repr(
-            (
-                self.scheme,
-                self.strategy,
-                self.epsilon,
-                delta,
-                ratio,
-                max_samples,
-                self.compose_with,
-                self.sizes,
-            )
-        )
+    def describe(self, ratio, max_samples) -> str:
+        """What a checkpoint of the search is about."""
+        target = self.target
+        about = (self.scheme, self.strategy, target.epsilon, target.delta, ratio, max_samples)
+        return repr((*about, target.compose_with, self.sizes))
 
     def smallest_exponent(self, fallback: int, ratio: float, max_samples) -> tuple[int, int]:
         """The smallest grid exponent whose predicted cost fits, and the limit on samples to use."""
@@ -327,7 +284,7 @@ class _Search:
         limit = max_samples
         if limit is None:
             limit = max(500_000, math.ceil(8 * cost)) if math.isfinite(cost) else 500_000
-        elif limit < cost < math.inf and self.best_case(self._at(ratio**fallback)) > limit:
+        elif limit < cost < math.inf and self.best_case(self.at(ratio**fallback)) > limit:
             raise ValueError(
                 f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
             )
@@ -342,17 +299,18 @@ class _Search:
             low, high = (middle, high) if self.cost(ratio**middle, limit) > limit / 2 else (low, middle)
         return high, int(limit)
 
-    def _at(self, noise_multiplier: float) -> Mechanism:
-        return Mechanism(self.scheme, self.strategy, noise_multiplier)
+    def at(self, noise_multiplier: float) -> Mechanism:
+        """The mechanism with that noise multiplier."""
+        return Mechanism(self.scheme, self.strategy, noise_multiplier, self.adjacency)
 
     def best_case(self, mechanism: Mechanism) -> float:
         """Samples that even a verification without a single hit needs, the worse direction."""
 
         def fewest(direction):
-            theta = threshold(self.choose(mechanism, direction), self.budget.delta_v)
+            theta = threshold(self.choose(mechanism, direction), self.target.budget.delta_v)
             if direction == "add" and self.extrapolates(mechanism, theta, self.stream(mechanism)):
                 return 2.0 * PLANNED_SAMPLES
-            return _fewest(theta, self.budget)
+            return _fewest(theta, self.target.budget)
 
         return max(map(fewest, DIRECTIONS))
 
@@ -364,10 +322,10 @@ class _Search:
     def choose(self, mechanism: Mechanism, direction: str):
         found = candidates(
             mechanism,
-            self.epsilon,
+            self.target.epsilon,
             direction,
-            self.budget,
-            composed=self.compose_with is not None,
+            self.target.budget,
+            composed=self.target.composed,
         )
         named = [c for c in found if c.proposal.name == self.proposal]
         if self.proposal is not None and not named and direction == "remove":
@@ -377,7 +335,7 @@ class _Search:
 
     def cost(self, noise_multiplier: float, limit: float) -> float:
         """Predicted samples to certify the costlier direction; infinite when it looks impossible."""
-        mechanism = self._at(noise_multiplier)
+        mechanism = self.at(noise_multiplier)
         if self.progress:
             self.progress(f"search {noise_multiplier:.4g}", 0, 0)
         if not self.covered(mechanism):
@@ -386,7 +344,7 @@ class _Search:
         most = 0.0
         for direction in DIRECTIONS:
             chosen = self.choose(mechanism, direction)
-            theta = threshold(chosen, self.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
+            theta = threshold(chosen, self.target.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:
                 continue
             if direction == "add" and self.extrapolates(mechanism, theta, stream):
@@ -395,7 +353,7 @@ class _Search:
             counts = self.pilot(
                 chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)), theta, limit
             )
-            needed = bounds.predicted_samples(theta, counts, self.budget.failure_probability)
+            needed = bounds.predicted_samples(theta, counts, self.target.budget.failure_probability)
             most = max(most, needed)
             if most == math.inf:
                 break
@@ -403,11 +361,11 @@ class _Search:
 
     def extrapolates(self, mechanism: Mechanism, theta: float, stream) -> bool:
         """Whether `verify` is expected to certify the add direction by extrapolation."""
-        if self.proposal is not None or self.compose_with is not None or self.rule != "anytime":
+        if self.proposal is not None or self.target.composed or self.rule != "anytime":
             return False
-        otherwise = predicted_samples(theta, self.budget.failure_probability)
+        otherwise = predicted_samples(theta, self.target.budget.failure_probability)
         key = randomness.stream_key(stream, len(DIRECTIONS))
-        found = cheaper_extrapolation(mechanism, self.epsilon, self.budget.delta_v, otherwise, key)
+        found = cheaper_extrapolation(mechanism, self.target, otherwise, key)
         return found is not None
 
     def pilot(self, chosen, stream, theta: float, limit: float) -> np.ndarray:
@@ -419,7 +377,9 @@ class _Search:
         while blocks == 0 or (blocks * BLOCK_SIZE < wanted and bounds.mean_upper(counts) * counts.sum() < 30):
             step = max(SEARCH_BLOCKS, blocks // 2)
             for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
-                weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.epsilon, self.profile)
+                weighted = hockey_stick.weighted_terms(
+                    draws, chosen.direction, self.target.epsilon, self.target.profile
+                )
                 counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
             blocks += step
         return counts
@@ -430,9 +390,9 @@ def _fewest(theta: float, budget: Budget) -> float:
 
 
 def analytic_exponent(
-    mechanism: Mechanism, epsilon, delta, ratio, compose_with=None, accountant: str | None = None
+    mechanism: Mechanism, target: Target, ratio: float, accountant: str | None = None
 ) -> int:
-    """The smallest grid exponent at which an analytic accountant already gives (epsilon, delta).
+    """The smallest grid exponent at which an analytic accountant already gives the target's budget.
 
     Of the noise on the grid, in place of the mechanism's.
 
@@ -441,6 +401,7 @@ def analytic_exponent(
         cover the scheme.
     """
 
+    epsilon, delta, compose_with = target.epsilon, target.budget.delta, target.compose_with
     top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)
     start = math.ceil(math.log(top) / math.log(ratio)) + 1
     most = start + math.ceil(math.log(1e4) / math.log(ratio))
@@ -485,31 +446,27 @@ def _smallest_where(holds, start: int, most: int) -> int | None:
 
 
 def make_plan(
-    mechanism,
-    epsilon,
-    delta,
-    evidence,
-    dataset_size,
-    compose_with,
-    cut_to: int | None = None,
-    truncation_delta: float | None = None,
+    mechanism: Mechanism,
+    target: Target,
+    evidence: Evidence | None,
+    sizes: _Sizes = _Sizes(),
     accountant: str | None = None,
 ) -> Plan:
     """Assemble a plan; without evidence the analytic guarantee certifies it, of `accountant` or the best."""
     name = bound = None
     if evidence is None:
-        name, bound = analytic.bound_by(accountant, mechanism, epsilon, compose_with)
-    expected, largest = batch_sizes(mechanism.scheme, dataset_size, cut_to)
+        name, bound = analytic.bound_by(accountant, mechanism, target.epsilon, target.compose_with)
+    expected, largest = batch_sizes(mechanism.scheme, sizes.dataset_size, sizes.max_batch_size)
     return Plan(
         mechanism=mechanism,
-        epsilon=epsilon,
-        delta=delta,
+        epsilon=target.epsilon,
+        delta=target.delta,
         evidence=evidence,
         analytic_accountant=name,
         analytic_delta=bound,
-        compose_with=compose_with,
-        dataset_size=dataset_size,
+        compose_with=target.compose_with,
+        dataset_size=sizes.dataset_size,
         expected_batch_size=expected,
         max_batch_size=largest,
-        truncation_delta=truncation_delta,
+        truncation_delta=sizes.truncation_delta,
     )

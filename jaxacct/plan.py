@@ -17,7 +17,7 @@ from jaxacct.accountants import ACCOUNTANTS, analytic, truncation
 from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import read_json, to_json, write_atomically
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics import hockey_stick
@@ -28,9 +28,9 @@ from jaxacct.verification.run import (
     Evidence,
     Progress,
     dense_counts,
-    target_digest,
     verify,
 )
+from jaxacct.verification.target import Target
 
 SCHEMA = "jaxacct-plan"
 SCHEMA_VERSION = 2
@@ -110,6 +110,18 @@ class Plan:
         return not self.flaws
 
     @property
+    def target(self) -> Target:
+        """What it guarantees, with the budget of its evidence, or the usual one where it has none.
+
+        Raises:
+          ValueError: where the budget of the evidence spends more than delta.
+        """
+        if self.evidence is not None:
+            return Target(self.epsilon, self.delta, self.evidence.budget, self.compose_with)
+        spent = self.truncation_delta or 0.0
+        return Target.at(self.epsilon, self.delta, self.compose_with, spent=spent)
+
+    @property
     def prefix_sum_error(self) -> float:
         """`(1/n) ||A C^-1||_F^2 sigma^2`, squared noise per unit clip norm squared (arXiv 2602.09338,
         7.1).
@@ -135,9 +147,9 @@ class Plan:
         target = f"({_exact(self.epsilon)}, {_exact(self.delta)})"
         together = "" if self.compose_with is None else f", composed with {self.compose_with!r}"
         return (
-            f"The training run is {target}-differentially private for one {self._unit()} under zero-out "
-            f"adjacency{together}, certified {how}. It assumes that batches are drawn exactly as the "
-            f"{self.mechanism.scheme.name} scheme says, that each example's "
+            f"The training run is {target}-differentially private for one {self._unit()} under "
+            f"{self.mechanism.adjacency} adjacency{together}, certified {how}. It assumes that batches are "
+            f"drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's "
             f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
             f"released.{self._bound()}{self._unproven()}"
         )
@@ -210,7 +222,7 @@ class Plan:
             raise ValueError("plan is certified by an analytic accountant: there are no draws to repeat")
         if self.flaws:
             raise ValueError(f"plan evidence does not add up: {self.flaws[0]}")
-        return recheck.replay(self.evidence, self.mechanism, self.epsilon, self.compose_with, progress)
+        return recheck.replay(self.evidence, self.mechanism, self.target, progress)
 
     def checked(self) -> list[str]:
         """What loading computed again, and what only drawing can show; lines for people."""
@@ -258,7 +270,7 @@ class Plan:
             "statement": self.statement(),
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "adjacency": "zero-out",
+            "adjacency": self.mechanism.adjacency,
             "scheme": scheme_to_json(self.mechanism.scheme),
             "strategy": strategy_to_json(self.mechanism.strategy),
             "noise_multiplier": self.mechanism.noise_multiplier,
@@ -291,8 +303,9 @@ class Plan:
         version = data.get("schema_version")
         if type(version) is not int or version not in _READABLE:
             raise ValueError(f"plan schema_version must be {SCHEMA_VERSION} or below, was {version!r}")
-        if data.get("adjacency") != "zero-out":
-            raise ValueError(f"plan adjacency must be 'zero-out', was {data.get('adjacency')!r}")
+        if data.get("adjacency") not in ADJACENCIES:
+            allowed = " or ".join(map(repr, ADJACENCIES))
+            raise ValueError(f"plan adjacency must be {allowed}, was {data.get('adjacency')!r}")
         names = {hint.name for hint in dataclasses.fields(cls)} - {"mechanism"}
         names |= {"schema", "schema_version", "statement", "adjacency", "prefix_sum_error"}
         names |= {"scheme", "strategy", "noise_multiplier"}
@@ -344,7 +357,8 @@ def _read(data: dict, version: int) -> Plan:
         if not isinstance(data[name], kind):
             raise ValueError(f"plan {name} must be of type {kind.__name__}, was {data[name]!r}")
     strategy = strategy_from_json(data["strategy"])
-    mechanism = Mechanism(scheme_from_json(data["scheme"]), strategy, data["noise_multiplier"])
+    scheme, adjacency = scheme_from_json(data["scheme"]), data["adjacency"]
+    mechanism = Mechanism(scheme, strategy, data["noise_multiplier"], adjacency)
     fields: dict[str, Any] = {
         name: records.read(kind, data.get(name), f"plan {name}")
         for name, kind in {
@@ -384,14 +398,11 @@ def _upgraded(plan: Plan) -> Plan:
     if plan.evidence is None:
         name, bound = _analytic(plan)
         return dataclasses.replace(plan, analytic_accountant=name, analytic_delta=bound)
-    stored = plan.evidence
-    target = target_digest(plan.mechanism, plan.epsilon, plan.delta, stored.budget, plan.compose_with)
+    stored, target = plan.evidence, plan.target
     fresh = {}
     for name in DIRECTIONS:
         seen: DirectionEvidence = getattr(stored, name)
-        fresh[name] = recheck.rebuild(
-            seen, plan.mechanism, plan.epsilon, stored.rule, stored.budget, plan.compose_with
-        )
+        fresh[name] = recheck.rebuild(seen, plan.mechanism, target, stored.rule)
         short = recheck.margin_flaw(seen, fresh[name])
         if short:
             raise ValueError(f"plan evidence does not add up: {short}")
@@ -401,7 +412,8 @@ def _upgraded(plan: Plan) -> Plan:
             different = records.differences(*pair, f"{name} {part}")
             if different:
                 raise ValueError(f"plan evidence does not add up: {different[0]}")
-    return dataclasses.replace(plan, evidence=dataclasses.replace(stored, target=target, **fresh))
+    digest = target.digest(plan.mechanism)
+    return dataclasses.replace(plan, evidence=dataclasses.replace(stored, target=digest, **fresh))
 
 
 def _analytic(plan: Plan) -> tuple[str, float]:
@@ -414,8 +426,7 @@ def _flaws(plan: Plan) -> list[str]:
         if plan.evidence is not None and (plan.analytic_delta, plan.analytic_accountant) != (None, None):
             return ["it has both drawn evidence and an analytic bound"]
         if plan.evidence is not None:
-            about = (plan.mechanism, plan.epsilon, plan.delta, plan.compose_with)
-            found = recheck.target_flaws(plan.evidence, *about)
+            found = recheck.target_flaws(plan.evidence, plan.mechanism, plan.target)
             if found:
                 return found
         available = plan.delta - _spent_on_cuts(plan)
@@ -429,9 +440,7 @@ def _flaws(plan: Plan) -> list[str]:
             return _analytic_flaws(plan, available)
         if not plan.evidence.budget.delta <= available:
             return [f"the budget spends {plan.evidence.budget.delta:g} of {available:g} of delta"]
-        return recheck.flaws(
-            plan.evidence, plan.mechanism, plan.epsilon, plan.delta, compose_with=plan.compose_with
-        )
+        return recheck.flaws(plan.evidence, plan.mechanism, plan.target)
     except (ValueError, ArithmeticError) as error:
         return [str(error)]
 

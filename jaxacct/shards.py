@@ -22,7 +22,6 @@ from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.bounds import Budget
 from jaxacct.verification.run import (
     Evidence,
     Progress,
@@ -35,7 +34,6 @@ from jaxacct.verification.run import (
     margin_of,
     not_run,
     sparse_counts,
-    target_digest,
     trivial,
 )
 
@@ -231,9 +229,8 @@ def merge(
         if direction == "remove" and not verdicts["remove"].accepted:
             verdicts["add"] = not_run(verdicts["remove"])
             break
-    budget = _budget(plan)
-    digest = target_digest(plan.mechanism, plan.epsilon, plan.delta, budget, plan.compose_with)
-    evidence = Evidence("anytime", budget, verdicts["remove"], verdicts["add"], 0.0, digest)
+    digest = plan.target.digest(plan.mechanism)
+    evidence = Evidence("anytime", plan.target.budget, verdicts["remove"], verdicts["add"], 0.0, digest)
     if not evidence.accepted:
         return None, evidence
     proven = Plan(
@@ -329,12 +326,6 @@ def _redraw(run, direction: str, parts: list[Part], run_key, number: int, progre
             progress(f"redraw {direction}", done, len(chosen))
 
 
-def _budget(plan: Plan) -> Budget:
-    if plan.evidence is not None:
-        return plan.evidence.budget
-    return Budget.split(plan.delta - (plan.truncation_delta or 0.0))
-
-
 def target_of(plan: Plan) -> str:
     """Digest of what is verified of a plan in parts: its target, data set and batch sizes.
 
@@ -344,7 +335,7 @@ def target_of(plan: Plan) -> str:
     if plan.compose_with is not None:
         raise ValueError("plan must not be composed with another mechanism to be verified in parts")
     sizes = [plan.dataset_size, plan.expected_batch_size, plan.max_batch_size, plan.truncation_delta]
-    digest = target_digest(plan.mechanism, plan.epsilon, plan.delta, _budget(plan), None)
+    digest = plan.target.digest(plan.mechanism)
     return hashlib.sha256(to_json([digest, sizes]).encode()).hexdigest()
 
 
@@ -352,7 +343,7 @@ def _runs(plan: Plan, blocks: int):
     """(direction, what is to be verified) for both directions, by the anytime rule."""
     samples = blocks * randomness.BLOCK_SIZE
     for direction in DIRECTIONS:
-        yield direction, direction_run(plan.mechanism, plan.epsilon, direction, _budget(plan), samples)
+        yield direction, direction_run(plan.mechanism, plan.target, direction, samples)
 
 
 def _device() -> str:

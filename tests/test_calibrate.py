@@ -26,6 +26,7 @@ from jaxacct import (
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.batch_sizes import max_batch_size
 from jaxacct.calibration import _smallest_where, analytic_exponent
+from jaxacct.verification.target import Target
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
 STRATEGY = BandedToeplitz.square_root(6)
@@ -123,7 +124,7 @@ def test_the_analytic_search_ends_at_the_boundary():
     """Whatever the coarse grid of losses said first."""
     mechanism = Mechanism(Poisson(300, 0.01), BandedToeplitz.identity(), 1.0)
     epsilon, delta = 2.0, 1e-5
-    exponent = analytic_exponent(mechanism, epsilon, delta, 1.01)
+    exponent = analytic_exponent(mechanism, Target.at(epsilon, delta), 1.01)
     at, below = (
         analytic.analytic_delta(dataclasses.replace(mechanism, noise_multiplier=1.01**e), epsilon)
         for e in (exponent, exponent - 1)
@@ -135,7 +136,7 @@ def test_certified_noise_beats_the_revealed_phase():
     """Random phase hides what the usual cyclic analysis reveals: never more noise than that analysis."""
     scheme = CyclicPoisson(64, 8, 0.3)
     strategy = BandedToeplitz.square_root(8)
-    exponent = analytic_exponent(Mechanism(scheme, strategy, 1.0), 4.0, 1e-3, 1.01)
+    exponent = analytic_exponent(Mechanism(scheme, strategy, 1.0), Target.at(4.0, 1e-3), 1.01)
     plan = calibrate(scheme, strategy, epsilon=4.0, delta=1e-3, key=jax.random.key(3))
     assert plan.mechanism.noise_multiplier <= 1.01**exponent * (1 + 1e-12)
 
@@ -210,7 +211,7 @@ def test_a_damaged_plan_is_refused(plan, tmp_path):
         json.dumps({"schema": "other"}): "plan must have the schema",
         json.dumps(json.loads(text) | {"schema_version": 99}): "schema_version must be 2 or below, was 99",
         json.dumps({k: v for k, v in json.loads(text).items() if k != "evidence"}): "field 'evidence'",
-        json.dumps(json.loads(text) | {"delta": 1e-4}): "the budget spends",
+        json.dumps(json.loads(text) | {"delta": 1e-4}): "budget must spend at most delta",
         json.dumps(json.loads(text) | {"delta": 2e-3}): "another mechanism, epsilon, delta",
         json.dumps(json.loads(text) | {"noise_multiplier": -1}): "noise_multiplier must be",
         json.dumps(json.loads(text) | {"evidence": None}): "neither evidence nor",

@@ -37,6 +37,7 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.strategies import Toeplitz
 from jaxacct.verification import extrapolation, recheck, run
+from jaxacct.verification.target import Target
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
 BUDGET = Budget.split(1e-2)
@@ -45,9 +46,8 @@ NAN = math.nan
 
 def a_run(proposal=None, rule="anytime", **fields) -> run.Run:
     proposal = proposal or plain(MECHANISM, "remove")
-    made = run.Run(
-        proposal, 1.0, hockey_stick.hockey_stick, BUDGET, rule, 12_800, {proposal.name: 1.0}, "job"
-    )
+    target = Target(1.0, 1e-2, BUDGET)
+    made = run.Run(proposal, target, rule, 12_800, {proposal.name: 1.0}, "job")
     return dataclasses.replace(made, **fields)
 
 
@@ -191,7 +191,7 @@ def ladder(monkeypatch, verdicts, covered=lambda self, mechanism: True):
     monkeypatch.setattr(calibration._Search, "smallest_exponent", lambda *arguments: (10, 1000))
     monkeypatch.setattr(calibration._Search, "covered", covered)
     monkeypatch.setattr(
-        calibration, "make_plan", lambda mechanism, e, d, evidence, *rest: (mechanism, evidence)
+        calibration, "make_plan", lambda mechanism, target, evidence, *rest: (mechanism, evidence)
     )
     mechanism, evidence = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
     return asked, (round(math.log(mechanism.noise_multiplier) / math.log(1.01)), evidence)
@@ -227,26 +227,20 @@ def test_a_budget_above_delta_is_refused():
 def test_a_checkpoint_is_of_one_job_only():
     import dp_accounting as dp
 
-    base = dict(
-        mechanism=MECHANISM,
-        epsilon=1.0,
-        budget=BUDGET,
-        rule="anytime",
-        proposal=None,
-        compose_with=None,
-        max_samples=1000,
-    )
-    others = dict(
-        mechanism=dataclasses.replace(MECHANISM, noise_multiplier=1.6),
-        epsilon=1.1,
-        budget=Budget.split(1e-3),
-        rule="fixed",
-        proposal="plain",
-        compose_with=dp.GaussianDpEvent(3.0),
-        max_samples=1001,
-    )
-    jobs = [run._job_digest(**base), *(run._job_digest(**base | {k: v}) for k, v in others.items())]
-    jobs.append(run._job_digest(**base | {"compose_with": dp.GaussianDpEvent(4.0)}))
+    target = Target(1.0, 1e-2, BUDGET)
+    base = dict(mechanism=MECHANISM, target=target, rule="anytime", proposal=None, max_samples=1000)
+    others = [
+        dict(mechanism=dataclasses.replace(MECHANISM, noise_multiplier=1.6)),
+        dict(target=dataclasses.replace(target, epsilon=1.1)),
+        dict(target=dataclasses.replace(target, budget=Budget.split(1e-3))),
+        dict(target=dataclasses.replace(target, compose_with=dp.GaussianDpEvent(3.0))),
+        dict(rule="fixed"),
+        dict(proposal="plain"),
+        dict(max_samples=1001),
+    ]
+    jobs = [run._job_digest(**base), *(run._job_digest(**base | change) for change in others)]
+    other = dataclasses.replace(target, compose_with=dp.GaussianDpEvent(4.0))
+    jobs.append(run._job_digest(**base | {"target": other}))
     assert len(set(jobs)) == len(jobs)
 
 
@@ -305,12 +299,12 @@ def test_replay_draws_the_stored_key(drawn):
     evidence = drawn.evidence
     number = evidence.remove.num_samples
     lucky = dataclasses.replace(evidence.remove, term_counts=((0, number),), loss_counts=((2047, number),))
-    lucky = recheck.rebuild(lucky, MECHANISM, 1.5, "anytime", evidence.budget)
+    lucky = recheck.rebuild(lucky, MECHANISM, drawn.target, "anytime")
     forged = dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=lucky))
     assert forged.certified  # nothing that can be computed is wrong
     assert forged.replay()[0].moved > 0
     analytic_plan = calibration.make_plan(
-        Mechanism(MECHANISM.scheme, MECHANISM.strategy, 12.0), 1.0, 1e-3, None, None, None
+        Mechanism(MECHANISM.scheme, MECHANISM.strategy, 12.0), Target.at(1.0, 1e-3), None
     )
     with pytest.raises(ValueError, match="no draws to repeat"):
         analytic_plan.replay()
@@ -352,7 +346,7 @@ def test_the_command_replays(drawn, tmp_path, capsys):
 def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
     """By its accountant alone; what only a draw could use is refused, and so is an edited bound."""
     noisy = dataclasses.replace(MECHANISM, noise_multiplier=12.0)
-    plan = calibration.make_plan(noisy, 1.0, 1e-3, None, None, None)
+    plan = calibration.make_plan(noisy, Target.at(1.0, 1e-3), None)
     plan.save(tmp_path / "plan.json")
 
     def verified(*options):
@@ -399,12 +393,12 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
     # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
     little = dataclasses.replace(MECHANISM, noise_multiplier=0.7)
-    digest = run.target_digest(little, 1.5, 1e-2, drawn.evidence.budget, None)
+    digest = drawn.target.digest(little)
     sides = {}
     for name in ("remove", "add"):
         seen = getattr(drawn.evidence, name)
         lucky = dataclasses.replace(seen, term_counts=((0, 2**20),), loss_counts=((1024, 2**20),))
-        sides[name] = recheck.rebuild(lucky, little, 1.5, "anytime", drawn.evidence.budget)
+        sides[name] = recheck.rebuild(lucky, little, drawn.target, "anytime")
     forged = dataclasses.replace(
         honest, mechanism=little, evidence=dataclasses.replace(drawn.evidence, target=digest, **sides)
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan
-from jaxacct.calibration import make_plan
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan
+from jaxacct.calibration import _Sizes, make_plan
 from jaxacct.files import read_json, to_json
-from jaxacct.verification.run import target_digest
+from jaxacct.verification.target import Target
 
 FOLDER = Path(__file__).parent / "fixtures/plans_v1"
 KINDS = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -26,7 +26,7 @@ def whole(kind: str) -> Plan:
     """A plan of one kind, drawn by the version before and read by this one."""
     if kind == "analytic":  # of the accountant that needs no seconds; the other one is tested below
         mechanism = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 12.0)
-        return make_plan(mechanism, 1.0, 1e-3, None, 500, None)
+        return make_plan(mechanism, Target.at(1.0, 1e-3), None, _Sizes(500))
     return Plan.from_json(old(kind))
 
 
@@ -163,8 +163,10 @@ def test_a_relabelled_digest_does_not_help():
         {"mechanism": dataclasses.replace(plan.mechanism, noise_multiplier=1.0)},
     ):
         new = {"epsilon": plan.epsilon, "delta": plan.delta, "mechanism": plan.mechanism} | change
-        digest = target_digest(new["mechanism"], new["epsilon"], new["delta"], evidence.budget, None)
-        forged = dataclasses.replace(plan, **change, evidence=dataclasses.replace(evidence, target=digest))
+        budget = evidence.budget if "delta" not in change else Budget.split(new["delta"])
+        digest = Target(new["epsilon"], new["delta"], budget).digest(new["mechanism"])
+        relabelled = dataclasses.replace(evidence, target=digest, budget=budget)
+        forged = dataclasses.replace(plan, **change, evidence=relabelled)
         assert not forged.certified
         with pytest.raises(ValueError, match="does not add up"):
             Plan.from_json(json.loads(to_json(forged.to_json())))

@@ -9,10 +9,11 @@ import jax
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate, shards, verify
-from jaxacct.calibration import make_plan
+from jaxacct.calibration import _Sizes, make_plan
 from jaxacct.cli import main
 from jaxacct.files import Checkpoint
 from jaxacct.shards import Part, draw_part, merge, parse_shard
+from jaxacct.verification.target import Target
 
 KEY = jax.random.key(11)
 SAMPLES = 30_000
@@ -24,7 +25,7 @@ def plan() -> Plan:
     mechanism = Mechanism(BMinSep(120, 4, 0.02), BandedToeplitz.square_root(4), 1.4)
     evidence = verify(mechanism, 1.0, 5e-4, key=jax.random.key(1))
     assert evidence.accepted
-    return make_plan(mechanism, 1.0, 5e-4, evidence, 1000, None)
+    return make_plan(mechanism, Target.at(1.0, 5e-4), evidence, _Sizes(1000))
 
 
 @pytest.fixture(scope="module")

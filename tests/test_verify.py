@@ -14,10 +14,10 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import make_plan
 from jaxacct.files import Checkpoint
 from jaxacct.proposals.candidates import candidates
-from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.verification.recheck import flaws
 from jaxacct.verification.run import Run, _verify_direction, next_check
+from jaxacct.verification.target import Target
 from tests.oracles import tuples
 from tests.test_sampling import pld_delta
 
@@ -38,8 +38,7 @@ def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anyti
     chosen = next(p for p in found if p.name == "plain") if plain else found[0]
     assert (chosen.name == "plain") == plain
     predicted = {chosen.name: 1.0}
-    stick = hockey_stick.hockey_stick
-    job = Run(chosen, epsilon, stick, budget, rule, max_samples, predicted, "test")
+    job = Run(chosen, Target(epsilon, budget.delta, budget), rule, max_samples, predicted, "test")
     return _verify_direction(job, jax.random.key(run), None, None).accepted
 
 
@@ -135,11 +134,11 @@ def test_evidence_supports_its_verdict_and_tampering_shows():
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.5)
     evidence = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3))
     assert evidence.accepted
-    assert not flaws(evidence, mechanism, 2.0, 1e-2)
+    assert not flaws(evidence, mechanism, Target.at(2.0, 1e-2))
     plain = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3), proposal="plain")
     drawn = plain.remove
     assert drawn.num_samples > 0
-    assert not flaws(plain, mechanism, 2.0, 1e-2)
+    assert not flaws(plain, mechanism, Target.at(2.0, 1e-2))
     top = drawn.term_counts[-1][0]
     worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
     zeros = dict(drawn.term_counts).get(0, 0)
@@ -152,7 +151,7 @@ def test_evidence_supports_its_verdict_and_tampering_shows():
         ),
     )
     for forged in (moved, dataclasses.replace(drawn, num_samples=1)):
-        assert flaws(dataclasses.replace(plain, remove=forged), mechanism, 2.0, 1e-2)
+        assert flaws(dataclasses.replace(plain, remove=forged), mechanism, Target.at(2.0, 1e-2))
 
 
 class Interrupted(Exception):
@@ -289,7 +288,7 @@ def test_extrapolated_verdicts_are_stored_and_rechecked(tmp_path):
     assert evidence.add.proposal == "extrapolated"
     assert evidence.add.num_samples < evidence.add.predicted_samples["plain"] / 10
     assert pld_delta(1.0, 0.02, 300, epsilon, "add") < evidence.add.estimate <= evidence.budget.delta_v
-    plan = make_plan(mechanism, epsilon, delta, evidence, None, None)
+    plan = make_plan(mechanism, Target.at(epsilon, delta), evidence)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").evidence == evidence
     data = json.loads(json.dumps(plan.to_json()))

@@ -33,6 +33,7 @@ from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import NonFiniteLossError, exponent, hockey_stick
 from jaxacct.statistics.lines import BudgetLine, total
+from jaxacct.verification.target import Target
 
 _PILOT_BLOCKS = 16
 _LITTLE = 1e-12  # the delta_v that rare outputs are ruled out by
@@ -207,16 +208,16 @@ def plan_extrapolation(mechanism: Mechanism, epsilon: float, key) -> Extrapolati
 
 
 def cheaper_extrapolation(
-    mechanism: Mechanism, epsilon: float, delta_v: float, samples_otherwise: float, key
+    mechanism: Mechanism, target: Target, samples_otherwise: float, key
 ) -> Extrapolation | None:
-    """An extrapolation where it is expected to certify `delta_v` from fewer samples than otherwise.
+    """An extrapolation where it is expected to certify the target from fewer samples than otherwise.
 
     The choice rests on pilot draws of `key` alone, so it is independent of the draws that certify.
     """
     if samples_otherwise <= 2 * PLANNED_SAMPLES or not supports(mechanism):
         return None
-    planned = plan_extrapolation(mechanism, epsilon, key)
-    return planned if planned and planned.log_expected < math.log(delta_v) else None
+    planned = plan_extrapolation(mechanism, target.epsilon, key)
+    return planned if planned and planned.log_expected < math.log(target.budget.delta_v) else None
 
 
 def _height_error(height: float) -> float:

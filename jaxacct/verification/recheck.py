@@ -13,14 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.accountants.composition import event_profile
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.proposals.candidates import by_name, threshold
 from jaxacct.records import differences
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.bounds import Budget
 from jaxacct.verification import extrapolation
 from jaxacct.verification.run import (
     RULES,
@@ -33,20 +31,13 @@ from jaxacct.verification.run import (
     line_evidence,
     margin_of,
     sparse_counts,
-    target_digest,
     trivial,
     verdict_of,
 )
+from jaxacct.verification.target import Target
 
 
-def rebuild(
-    seen: DirectionEvidence,
-    mechanism: Mechanism,
-    epsilon: float,
-    rule: str,
-    budget: Budget,
-    compose_with=None,
-) -> DirectionEvidence:
+def rebuild(seen: DirectionEvidence, mechanism: Mechanism, target: Target, rule: str) -> DirectionEvidence:
     """The evidence that `verify` would have written about the same draws of one direction.
 
     A margin larger than needed is kept: terms counted at a smaller epsilon are larger.
@@ -58,11 +49,11 @@ def rebuild(
         raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, was {seen.direction!r}")
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, was {rule!r}")
-    run = _run(seen, mechanism, epsilon, rule, budget, compose_with)
+    run = _run(seen, mechanism, target, rule)
     size = len(bounds.TERM_EDGES)
     if seen.extrapolation is not None:
         stored = seen.extrapolation
-        line = _line(seen, mechanism, epsilon, rule, compose_with)
+        line = _line(seen, mechanism, target, rule)
         counts = [
             checked_counts(part, size, f"{name} counts")
             for name, part in (("near", stored.near_counts), ("far", stored.far_counts))
@@ -70,7 +61,7 @@ def rebuild(
         if counts[0].sum() != counts[1].sum() or counts[0].sum() % randomness.BLOCK_SIZE:
             raise ValueError("the counts of the two laws must be equally many whole blocks")
         margin = max(stored.margin, extrapolation.margin_of_line(line))
-        found = extrapolation.judge(line, budget.failure_probability, margin, *counts)
+        found = extrapolation.judge(line, target.budget.failure_probability, margin, *counts)
         return line_evidence(run, line, found, _key(seen.key))
     nothing = trivial(run)
     if nothing is not None:
@@ -85,26 +76,21 @@ def rebuild(
     return verdict_of(run, margin, seen.bets, seen.bet_weights, terms, losses, _key(seen.key))
 
 
-def _run(seen: DirectionEvidence, mechanism, epsilon, rule, budget, compose_with) -> Run:
+def _run(seen: DirectionEvidence, mechanism, target: Target, rule) -> Run:
     """As `verify` made it; only the predictions, which prove nothing, are those of the file."""
-    composed = compose_with is not None
     name = "plain" if seen.extrapolation is not None else seen.proposal
-    proposal = by_name(mechanism, epsilon, seen.direction, name, composed=composed)
-    if not threshold(proposal, budget.delta_v) > 0:
+    proposal = by_name(mechanism, target.epsilon, seen.direction, name, composed=target.composed)
+    if not threshold(proposal, target.budget.delta_v) > 0:
         raise ValueError(f"proposal {name!r} resolves nothing here")
-
-    def profile(t):
-        return (event_profile(compose_with) if composed else hockey_stick.hockey_stick)(t)
-
-    return Run(proposal, epsilon, profile, budget, rule, seen.num_samples, seen.predicted_samples, "")
+    return Run(proposal, target, rule, seen.num_samples, seen.predicted_samples, "")
 
 
-def _line(seen: DirectionEvidence, mechanism, epsilon, rule, compose_with):
-    if seen.direction != "add" or rule != "anytime" or compose_with is not None:
+def _line(seen: DirectionEvidence, mechanism, target: Target, rule):
+    if seen.direction != "add" or rule != "anytime" or target.composed:
         raise ValueError("extrapolation is for the add direction, the anytime rule and no composition")
     stored = seen.extrapolation
     assert stored is not None
-    return extrapolation.at_distances(mechanism, epsilon, stored.near_distance, stored.far_distance)
+    return extrapolation.at_distances(mechanism, target.epsilon, stored.near_distance, stored.far_distance)
 
 
 def _key(words):
@@ -113,11 +99,9 @@ def _key(words):
     return randomness.key_from_words(list(words))
 
 
-def flaws(
-    evidence: Evidence, mechanism: Mechanism, epsilon: float, delta: float, compose_with=None
-) -> list[str]:
+def flaws(evidence: Evidence, mechanism: Mechanism, target: Target) -> list[str]:
     """What in the evidence does not follow from the target and the draws, a line each; empty if it holds."""
-    found = target_flaws(evidence, mechanism, epsilon, delta, compose_with)
+    found = target_flaws(evidence, mechanism, target)
     if found:
         return found
     for name in DIRECTIONS:
@@ -126,7 +110,7 @@ def flaws(
             found.append(f"the {name} evidence is of direction {seen.direction!r}")
             continue
         try:
-            fresh = rebuild(seen, mechanism, epsilon, evidence.rule, evidence.budget, compose_with)
+            fresh = rebuild(seen, mechanism, target, evidence.rule)
         except (ValueError, ArithmeticError) as error:
             found.append(f"{name}: {error}")
             continue
@@ -147,11 +131,9 @@ def margin_flaw(seen: DirectionEvidence, fresh: DirectionEvidence) -> str | None
     )
 
 
-def target_flaws(evidence, mechanism, epsilon, delta, compose_with) -> list[str]:
+def target_flaws(evidence: Evidence, mechanism: Mechanism, target: Target) -> list[str]:
     """Whether evidence is about this very target, before anything costly."""
-    if not evidence.budget.delta <= delta:
-        return [f"the budget spends {evidence.budget.delta:g} of delta {delta:g}"]
-    if evidence.target != target_digest(mechanism, epsilon, delta, evidence.budget, compose_with):
+    if evidence.budget != target.budget or evidence.target != target.digest(mechanism):
         return ["it is about another mechanism, epsilon, delta, budget or composition"]
     return []
 
@@ -181,11 +163,7 @@ class Replayed:
 
 
 def replay(
-    evidence: Evidence,
-    mechanism: Mechanism,
-    epsilon: float,
-    compose_with=None,
-    progress: Progress | None = None,
+    evidence: Evidence, mechanism: Mechanism, target: Target, progress: Progress | None = None
 ) -> tuple[Replayed, ...]:
     """Draw again what the stored keys name, both directions; `verify` draws with fresh keys instead.
 
@@ -196,10 +174,8 @@ def replay(
     for direction in DIRECTIONS:
         seen = getattr(evidence, direction)
         if seen.num_samples:
-            made = _drawn_again(
-                seen, mechanism, epsilon, evidence.rule, evidence.budget, compose_with, progress
-            )
-            fresh = rebuild(made, mechanism, epsilon, evidence.rule, evidence.budget, compose_with)
+            made = _drawn_again(seen, mechanism, target, evidence.rule, progress)
+            fresh = rebuild(made, mechanism, target, evidence.rule)
             moved = sum(_moved(*pair) for pair in zip(_histograms(seen), _histograms(made), strict=True))
             found.append(Replayed(direction, seen.num_samples, moved, fresh.accepted))
         else:
@@ -207,21 +183,21 @@ def replay(
     return tuple(found)
 
 
-def _drawn_again(seen, mechanism, epsilon, rule, budget, compose_with, progress) -> DirectionEvidence:
-    run, key = _run(seen, mechanism, epsilon, rule, budget, compose_with), _key(seen.key)
+def _drawn_again(seen, mechanism, target: Target, rule, progress) -> DirectionEvidence:
+    run, key = _run(seen, mechanism, target, rule), _key(seen.key)
     laws = 1 if seen.extrapolation is None else 2
     blocks = seen.num_samples // (laws * randomness.BLOCK_SIZE)
-    line = _line(seen, mechanism, epsilon, rule, compose_with) if laws == 2 else None
+    line = _line(seen, mechanism, target, rule) if laws == 2 else None
     totals, done, step = None, 0, max(64, blocks // 64)
     while done < blocks:
-        target = min(blocks, done + step)
+        last = min(blocks, done + step)
         if line is None:
-            counts = count_terms(run, key, done, target, seen.margin)
+            counts = count_terms(run, key, done, last, seen.margin)
         else:
             assert seen.extrapolation is not None
-            counts = extrapolation.count_terms(line, key, seen.extrapolation.margin, done, target - done)
+            counts = extrapolation.count_terms(line, key, seen.extrapolation.margin, done, last - done)
         totals = counts if totals is None else tuple(map(np.add, totals, counts))
-        done = target
+        done = last
         if progress:
             progress(f"replay {seen.direction}", laws * done * randomness.BLOCK_SIZE, seen.num_samples)
     assert totals is not None

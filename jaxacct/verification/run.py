@@ -8,13 +8,11 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.accountants.composition import event_profile, event_to_json
 from jaxacct.files import Checkpoint, to_json
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
@@ -22,12 +20,10 @@ from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.candidates import budget_lines, candidates, threshold
-from jaxacct.schemes import scheme_to_json
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.statistics.lines import BudgetLine, total
-from jaxacct.strategies import strategy_to_json
 from jaxacct.verification.extrapolation import (
     PLANNED_SAMPLES,
     Certificate,
@@ -35,6 +31,7 @@ from jaxacct.verification.extrapolation import (
     certify,
     cheaper_extrapolation,
 )
+from jaxacct.verification.target import Target
 
 PILOT_BLOCKS = 16
 # Streams of a run: 0 and 1 verify the two directions, 2 and 3 are their pilots.
@@ -98,7 +95,7 @@ class Evidence:
     """A verification of (epsilon, delta) for one mechanism: the budget and both directions.
 
     Attributes:
-      target: `target_digest` of what was verified, so that it cannot stand for anything else.
+      target: `Target.digest` of what was verified, so that it cannot stand for anything else.
     """
 
     rule: str
@@ -151,21 +148,6 @@ def checked_counts(sparse, size: int, name: str) -> np.ndarray:
     return counts
 
 
-def target_digest(mechanism: Mechanism, epsilon: float, delta: float, budget: Budget, compose_with) -> str:
-    """SHA-256 of what a verification is about: mechanism, epsilon, delta, adjacency, budget, composition."""
-    described = {
-        "scheme": scheme_to_json(mechanism.scheme),
-        "strategy": strategy_to_json(mechanism.strategy),
-        "noise_multiplier": mechanism.noise_multiplier,
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "adjacency": "zero-out",
-        "budget": dataclasses.asdict(budget),
-        "compose_with": event_to_json(compose_with),
-    }
-    return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()
-
-
 def _accepts(counts, theta: float, rule: str, budget: Budget, bets, weights) -> bool:
     q = budget.failure_probability
     if rule == "anytime":
@@ -216,21 +198,18 @@ def verify(
     """
     started = time.monotonic()
     checked(mechanism)
-    epsilon = _validate.positive_number("epsilon", epsilon)
-    delta = _validate.open_probability("delta", delta)
+    target = Target.at(epsilon, delta, compose_with)
+    if budget is not None:
+        target = dataclasses.replace(target, budget=budget)
     _validate.positive_integer("max_samples", max_samples)
     _validate.one_of("rule", rule, RULES)
-    budget = Budget.split(delta) if budget is None else budget
-    if not budget.delta <= delta:
-        raise ValueError(f"budget must spend at most delta {delta!r}, spends {budget.delta!r}")
-    profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
-    job = _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_samples)
+    job = _job_digest(mechanism, target, rule, proposal, max_samples)
     run_key = _run_key(job, checkpoint, key)
     verdicts = {}
     for direction in DIRECTIONS:
-        chosen, predicted = _choose(mechanism, epsilon, direction, budget, proposal, compose_with)
-        run = Run(chosen, epsilon, profile, budget, rule, max_samples, predicted, job)
-        free = proposal is None and compose_with is None
+        chosen, predicted = _choose(mechanism, target, direction, proposal)
+        run = Run(chosen, target, rule, max_samples, predicted, job)
+        free = proposal is None and not target.composed
         line = line_of(run, run_key) if free else None
         if line is None:
             verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
@@ -240,8 +219,8 @@ def verify(
             # One rejection settles it; the other direction is reported as not run.
             verdicts["add"] = not_run(verdicts[direction])
             break
-    target = target_digest(mechanism, epsilon, delta, budget, compose_with)
-    return Evidence(rule, budget, verdicts["remove"], verdicts["add"], time.monotonic() - started, target)
+    digest, seconds = target.digest(mechanism), time.monotonic() - started
+    return Evidence(rule, target.budget, verdicts["remove"], verdicts["add"], seconds, digest)
 
 
 def not_run(remove: DirectionEvidence) -> DirectionEvidence:
@@ -263,17 +242,15 @@ class Run:
     """One direction's verification, before anything is drawn."""
 
     proposal: Proposal
-    epsilon: float
-    profile: Callable
-    budget: Budget
+    target: Target
     rule: str
     max_samples: int
     predicted: dict[str, float]
     job: str
 
 
-def _choose(mechanism, epsilon, direction, budget, name, compose_with):
-    found = candidates(mechanism, epsilon, direction, budget, composed=compose_with is not None)
+def _choose(mechanism, target: Target, direction, name):
+    found = candidates(mechanism, target.epsilon, direction, target.budget, composed=target.composed)
     predicted = {c.proposal.name: c.predicted_samples for c in found}
     if name is None or (direction == "add" and name not in predicted):
         return found[0].proposal, predicted
@@ -283,12 +260,10 @@ def _choose(mechanism, epsilon, direction, budget, name, compose_with):
     raise ValueError(f"proposal must be one of {', '.join(predicted)}, was {name!r}")
 
 
-def direction_run(
-    mechanism: Mechanism, epsilon: float, direction: str, budget: Budget, max_samples: int
-) -> Run:
+def direction_run(mechanism: Mechanism, target: Target, direction: str, max_samples: int) -> Run:
     """One direction by the anytime rule with the cheapest proposal."""
-    chosen, predicted = _choose(mechanism, epsilon, direction, budget, None, None)
-    return Run(chosen, epsilon, hockey_stick.hockey_stick, budget, "anytime", max_samples, predicted, "parts")
+    chosen, predicted = _choose(mechanism, target, direction, None)
+    return Run(chosen, target, "anytime", max_samples, predicted, "parts")
 
 
 def line_of(run: Run, run_key) -> Extrapolation | None:
@@ -297,12 +272,12 @@ def line_of(run: Run, run_key) -> Extrapolation | None:
         return None
     pilot = randomness.stream_key(run_key, _EXTRAPOLATION_PILOT)
     otherwise = run.predicted[run.proposal.name]
-    return cheaper_extrapolation(run.proposal.mechanism, run.epsilon, run.budget.delta_v, otherwise, pilot)
+    return cheaper_extrapolation(run.proposal.mechanism, run.target, otherwise, pilot)
 
 
 def trivial(run: Run) -> DirectionEvidence | None:
     """The evidence where nothing needs to be drawn: a mean of terms in [0, 1] never exceeds 1."""
-    if not threshold(run.proposal, run.budget.delta_v) >= 1:
+    if not threshold(run.proposal, run.target.budget.delta_v) >= 1:
         return None
     zero = run.proposal.log_scale == -math.inf
     reason = "exactly zero" if zero else "the scale is below delta_v: no draw needed"
@@ -311,7 +286,7 @@ def trivial(run: Run) -> DirectionEvidence | None:
 
 def margin_of(run: Run) -> float:
     """What is put aside for float32 losses, natural log."""
-    return finite_margin(total(budget_lines(run.proposal, run.budget.delta_v), "epsilon"))
+    return finite_margin(total(budget_lines(run.proposal, run.target.budget.delta_v), "epsilon"))
 
 
 def finite_margin(margin: float) -> float:
@@ -333,15 +308,15 @@ def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple
 
 def judge(run: Run, run_key, terms, losses, margin: float) -> DirectionEvidence:
     """The evidence of a fixed number of draws, its bets from the same pilot as `verify`'s."""
-    bets, weights = _pilot(run, run_key, margin, threshold(run.proposal, run.budget.delta_v))
+    bets, weights = _pilot(run, run_key, margin, threshold(run.proposal, run.target.budget.delta_v))
     stream = sampling.direction_key(run_key, run.proposal.direction)
     return verdict_of(run, margin, bets, weights, terms, losses, stream)
 
 
 def verdict_of(run: Run, margin: float, bets, weights, terms, losses, stream) -> DirectionEvidence:
     """The evidence that the histograms (terms, losses) of the stream give, with bets fixed before."""
-    theta = threshold(run.proposal, run.budget.delta_v)
-    accepted = _accepts(terms, theta, run.rule, run.budget, bets, weights)
+    theta = threshold(run.proposal, run.target.budget.delta_v)
+    accepted = _accepts(terms, theta, run.rule, run.target.budget, bets, weights)
     reason = _BELOW if accepted else f"not decided after {int(terms.sum())} samples"
     return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
 
@@ -351,7 +326,7 @@ def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvide
     nothing = trivial(run)
     if nothing is not None:
         return nothing
-    theta, margin = threshold(proposal, run.budget.delta_v), margin_of(run)
+    theta, margin = threshold(proposal, run.target.budget.delta_v), margin_of(run)
     name = f"{direction}-{run.job[:16]}"
     state = checkpoint.load(name) if checkpoint else None
     if state is None:
@@ -402,8 +377,8 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
     stream = randomness.stream_key(run_key, _EXTRAPOLATION)
     found = certify(
         line,
-        run.budget.delta_v,
-        run.budget.failure_probability,
+        run.target.budget.delta_v,
+        run.target.budget.failure_probability,
         stream,
         run.max_samples,
         kept=checkpoint.load(name) if checkpoint else None,
@@ -414,12 +389,12 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
 
 def line_evidence(run: Run, line: Extrapolation, found: Certificate, stream) -> DirectionEvidence:
     """The add direction's evidence from a line and what its two laws saw."""
-    accepted = found.bound <= run.budget.delta_v
+    accepted = found.bound <= run.target.budget.delta_v
     reason = "the line through two common events is below delta_v at 0"
     evidence = _evidence(
         run,
         found.margin,
-        run.budget.delta_v / math.exp(line.log_scale),
+        run.target.budget.delta_v / math.exp(line.log_scale),
         (),
         (),
         None,
@@ -446,7 +421,7 @@ def _verdict(run: Run, terms, blocks: int, limit: int, theta, bets, weights):
     finished = blocks >= limit
     if blocks == 0 or (run.rule == "fixed" and not finished):
         return None
-    if _accepts(terms, theta, run.rule, run.budget, bets, weights):
+    if _accepts(terms, theta, run.rule, run.target.budget, bets, weights):
         return True, _BELOW
     if run.rule == "anytime" and bounds.hopeless(terms, theta):
         return False, "the mean term is not below the threshold"
@@ -462,7 +437,9 @@ def next_check(blocks: int) -> int:
 
 
 def _terms(run: Run, draws, margin: float) -> np.ndarray:
-    weighted = hockey_stick.weighted_terms(draws, run.proposal.direction, run.epsilon - margin, run.profile)
+    weighted = hockey_stick.weighted_terms(
+        draws, run.proposal.direction, run.target.epsilon - margin, run.target.profile
+    )
     slack = run.proposal.weight_error(margin)
     return np.minimum(1.0, weighted * math.exp(slack - run.proposal.log_scale))
 
@@ -480,7 +457,7 @@ def _pilot(run: Run, run_key, margin, theta):
 def _evidence(run, margin, theta, bets, weights, counts, stream, accepted, reason):
     proposal = run.proposal
     scale = math.exp(proposal.log_scale)
-    lines = budget_lines(proposal, run.budget.delta_v)
+    lines = budget_lines(proposal, run.target.budget.delta_v)
     terms, losses = counts if counts else (np.zeros(1, np.int64), np.zeros(1, np.int64))
     num_samples = int(terms.sum())
     return DirectionEvidence(
@@ -517,17 +494,7 @@ def _run_key(job: str, checkpoint: Checkpoint | None, key):
     return run_key
 
 
-def _job_digest(mechanism, epsilon, budget, rule, proposal, compose_with, max_samples) -> str:
+def _job_digest(mechanism, target: Target, rule, proposal, max_samples) -> str:
     """A name for exactly this verification: another target, rule or limit is another job."""
-    described = {
-        "scheme": scheme_to_json(mechanism.scheme),
-        "strategy": strategy_to_json(mechanism.strategy),
-        "noise_multiplier": mechanism.noise_multiplier,
-        "epsilon": epsilon,
-        "budget": dataclasses.asdict(budget),
-        "rule": rule,
-        "proposal": proposal,
-        "compose_with": event_to_json(compose_with),
-        "max_samples": max_samples,
-    }
+    described = target.describe(mechanism) | {"rule": rule, "proposal": proposal, "max_samples": max_samples}
     return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()

@@ -19,6 +19,7 @@ from jaxacct import BandedToeplitz, BMinSep, Budget, CyclicPoisson, Mechanism, c
 from jaxacct.calibration import analytic_exponent
 from jaxacct.files import write_atomically
 from jaxacct.proposals.candidates import candidates
+from jaxacct.verification.target import Target
 
 COLUMNS = (
     "scheme iterations epoch_length bands separation epsilon delta noise_multiplier prefix_sum_error "
@@ -73,7 +74,9 @@ def run(cell: Cell, max_samples: int | None) -> dict:
     row = dataclasses.asdict(cell)
     if cell.scheme == "cyclic-poisson":
         scheme = CyclicPoisson.from_batch_size(**sizes, cycle_length=cell.separation)
-        sigma = 1.01 ** analytic_exponent(Mechanism(scheme, strategy, 1.0), cell.epsilon, cell.delta, 1.01)
+        sigma = 1.01 ** analytic_exponent(
+            Mechanism(scheme, strategy, 1.0), Target.at(cell.epsilon, cell.delta), 1.01
+        )
         row |= {
             "method": "analytic phase revealed",
             "samples": 0,
