@@ -4,6 +4,7 @@ The truth is dp-accounting's for Poisson sampling. Runs in which an interval at 
 Binomial(runs, <= 1 - c); tests fail beyond its quantile of `FALSE_ALARM`.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -26,7 +27,9 @@ from jaxacct import (
 )
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
+from jaxacct.proposals.base import plain
 from tests.test_sampling import _pld
 
 FALSE_ALARM = 1e-6
@@ -165,3 +168,13 @@ def test_infinity_where_nothing_holds():
         unamplified.epsilon_at(Mechanism(Poisson(4, 0.1), BandedToeplitz.identity(), 1e-9), 1e-160)
         == math.inf
     )
+
+
+def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
+    """With little noise a scale is beyond e^709: no traceback, and the law that resolves delta is taken."""
+    low = dataclasses.replace(plain(MECHANISM, "remove"), name="low", log_scale=-1.0)
+    high = dataclasses.replace(low, name="high", log_scale=5e4, total_variation=1e-300)
+    for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
+        found = [high, dataclasses.replace(low, total_variation=total_variation)]
+        monkeypatch.setattr(estimate, "proposals_at", lambda *_, found=found: found)
+        assert estimate._law_at(MECHANISM, 1.0, "remove", 1e-6).name == taken

@@ -200,7 +200,11 @@ def _law_near(mechanism: Mechanism, direction: str, delta: float, most: float, k
 def _law_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) -> Proposal:
     """The proposal with the smallest scale at `epsilon`, of those that are drawn well enough for `delta`."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(delta))
-    resolving = [p for p in found if math.exp(p.log_scale) * p.total_variation <= delta / 8]
+    # In logs: a scale may be beyond float64.
+    most = math.log(delta / 8) if delta / 8 > 0 else -math.inf
+    resolving = [
+        p for p in found if p.total_variation <= 0 or p.log_scale + math.log(p.total_variation) <= most
+    ]
     return min(resolving or found[:1], key=lambda p: p.log_scale)
 
 

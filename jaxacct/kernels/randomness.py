@@ -235,6 +235,18 @@ def bernoulli_error(probability: float, trials: int) -> float:
     return math.expm1(trials * max(step / probability, step / (1 - probability)))
 
 
+def thresholds_64(probabilities) -> np.ndarray:
+    """(2, number) uint32: high and low words of `probabilities`, in (0, 1), as multiples of 2^-64."""
+    whole = [min(round(float(p) * 2**64), 2**64 - 1) for p in probabilities]
+    return np.array([[word >> 32 for word in whole], [word & (2**32 - 1) for word in whole]], np.uint32)
+
+
+def below_64(key, threshold, shape):
+    """Bernoulli draws, exact to 2^-64, of a probability that may be traced: (2,) words of `thresholds_64`."""
+    high, low = bits_32(key, (2, *shape))
+    return (high < threshold[0]) | ((high == threshold[0]) & (low < threshold[1]))
+
+
 def bernoulli(key, probability: float, shape):
     """Bernoulli draws, exact to half of 2^-32, or of 2^-64 for a rare side; `probability` 1 is always true.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
@@ -27,6 +28,8 @@ from jaxacct.schemes.poisson import log_probabilities
 
 # Numbers a sample that the exact likelihood may hold: 70 MB a block of samples in float32.
 MOST_NUMBERS = 140_000
+# Examples up to this are written out in the program that draws, more are a loop in it, which compiles sooner.
+_WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,13 @@ class IndependentAttribution(Scheme):
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 counts 0 .. k_u."""
         keys = jax.random.split(key, self.examples_per_user)
-        return sum(self.one.draw_participation(part, num_samples) for part in keys)
+        if self.examples_per_user <= _WRITTEN_OUT:
+            return sum(self.one.draw_participation(part, num_samples) for part in keys)
+
+        def add(total, part):
+            return total + self.one.draw_participation(part, num_samples), None
+
+        return jax.lax.scan(add, jnp.zeros((num_samples, self.iterations), jnp.float32), keys)[0]
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.one.batches(dataset_size, generator)

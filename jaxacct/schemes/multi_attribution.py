@@ -37,12 +37,15 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.kernels.randomness import bernoulli, bernoulli_error
+from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
+
+# Counts up to this are written out in the program, more are a loop in it, which compiles sooner.
+_WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True)
@@ -256,9 +259,19 @@ class MultiAttribution(Scheme):
         """Binomial(k_u, p) given that it is not 0: coin by coin, so that rare counts are exact too."""
         free = self.sampling_probability
         total = jnp.zeros(shape, jnp.float32)
-        for forced, part in zip(
-            self._first_probabilities(), jax.random.split(key, self.examples_per_user), strict=True
-        ):
+        first, keys = self._first_probabilities(), jax.random.split(key, self.examples_per_user)
+        if self.examples_per_user > _WRITTEN_OUT and free < 1:
+
+            def coin(total, at):
+                part, threshold = at
+                forced_key, free_key = jax.random.split(part)
+                forced = below_64(forced_key, threshold, shape)
+                return total + jnp.where(total == 0, forced, bernoulli(free_key, free, shape)), None
+
+            total, _ = jax.lax.scan(coin, total, (keys[:-1], jnp.asarray(thresholds_64(first[:-1]).T)))
+            # The last one is sampled for certain where none was before.
+            return total + jnp.where(total == 0, True, bernoulli(keys[-1], free, shape))
+        for forced, part in zip(first, keys, strict=True):
             forced_key, free_key = jax.random.split(part)
             heads = jnp.where(
                 total == 0,
@@ -305,9 +318,14 @@ class MultiAttribution(Scheme):
         h = jnp.asarray(half_square_norms, log_ratios.dtype)
         with np.errstate(divide="ignore"):
             log_weights = np.log(self.count_weights())
-        terms = [
-            float(log_weight) + j * log_ratios - (j * (j - 1)) * h
-            for j, log_weight in enumerate(log_weights, 1)
-            if log_weight > -np.inf
-        ]
-        return functools.reduce(log_add_exp, terms)
+        terms = [(float(w), j, j * (j - 1)) for j, w in enumerate(log_weights, 1) if w > -np.inf]
+        if len(terms) <= _WRITTEN_OUT:
+            return functools.reduce(log_add_exp, [w + j * log_ratios - pairs * h for w, j, pairs in terms])
+
+        def add(total, term):
+            w, j, pairs = term
+            return log_add_exp(total, w + j * log_ratios - pairs * h), None
+
+        w, j, pairs = terms[0]
+        rest = jnp.asarray(terms[1:], log_ratios.dtype)
+        return jax.lax.scan(add, w + j * log_ratios - pairs * h, rest)[0]

@@ -5,8 +5,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson
-from jaxacct.schemes import scheme_from_json
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+)
+from jaxacct.schemes import independent_attribution, multi_attribution, scheme_from_json
 from tests.oracles import enumeration
 from tests.oracles.settings import IDS, SMALL
 
@@ -133,3 +142,31 @@ def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_many_examples_are_a_loop_in_the_program(key, monkeypatch):
+    """Written out and as a loop: the same likelihood, and counts by the same law (false alarm 1e-6)."""
+    many, some = MultiAttribution(6, 2, 0.1, 20), MultiAttribution(6, 2, 0.3, 3)
+    assert many.examples_per_user > multi_attribution._WRITTEN_OUT
+    counts = np.asarray(jax.jit(lambda key: many._draw_counts(key, (20_000,)))(key)).astype(int)
+    law = np.append(0.0, many.count_weights())
+    common = law * counts.size >= 5
+    observed = np.bincount(counts, minlength=law.size)
+    observed = np.append(observed[common], observed[~common].sum())
+    expected = counts.size * np.append(law[common], law[~common].sum())
+    assert counts.min() >= 1
+    assert stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), common.sum()) > FALSE_ALARM
+    ratios = np.linspace(-3, 3, 12, dtype=np.float32).reshape(2, 6)
+    one = IndependentAttribution(6, 1, 0.3, 3)
+
+    def both():
+        # New functions, so that neither is taken for the other's compiled program.
+        joined = jax.jit(lambda x: some._any_count(x, np.float32(0.2)))(ratios)
+        return np.asarray(joined), np.asarray(jax.jit(lambda key: one.draw_participation(key, 50))(key))
+
+    joined, drawn = both()
+    for module in (multi_attribution, independent_attribution):
+        monkeypatch.setattr(module, "_WRITTEN_OUT", 1)
+    joined_by_loop, drawn_by_loop = both()
+    np.testing.assert_allclose(joined_by_loop, joined, rtol=1e-5)
+    np.testing.assert_array_equal(drawn_by_loop, drawn)
