@@ -15,6 +15,7 @@ from jaxacct.proposals import base as proposals
 from jaxacct.proposals import sampling
 from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.schemes import BMinSep
+from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import BandedToeplitz
 
 # (iterations, bands and separation, data set size, batch size, noise multiplier, epsilon)
@@ -33,7 +34,7 @@ def measure(samples: int) -> dict:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), sigma)
         for proposal in (
-            proposals.plain(mechanism, "remove"),
+            proposals.plain(mechanism, Direction.REMOVE),
             replica_proposal(mechanism, 2, epsilon),
         ):
             rows.append(

@@ -11,7 +11,7 @@ from jaxacct.accountants import ACCOUNTANTS, analytic, truncation, unamplified
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
-from jaxacct.kernels.randomness import BLOCK_SIZE
+from jaxacct.kernels.randomness import BLOCK_SIZE, SearchStream, Stream
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, check_pair
 from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
@@ -20,6 +20,7 @@ from jaxacct.proposals.candidates import candidates, predicted_samples, threshol
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import Strategy
 from jaxacct.verification.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
 from jaxacct.verification.run import Evidence, Progress, verify
@@ -226,7 +227,7 @@ def _release(search, ratio, max_samples, options, key) -> Plan:
 
 def _candidate_key(key, index: int):
     """Independent randomness for every candidate; from the operating system unless a test fixed it."""
-    return None if key is None else randomness.stream_key(key, 1_000_000 + index)
+    return None if key is None else randomness.stream_key(key, Stream.CANDIDATE + index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +309,7 @@ class _Search:
 
         def fewest(direction):
             theta = threshold(self.choose(mechanism, direction), self.target.budget.delta_v)
-            if direction == "add" and self.extrapolates(mechanism, theta, self.stream(mechanism)):
+            if direction == Direction.ADD and self.extrapolates(mechanism, theta, self.stream(mechanism)):
                 return 2.0 * PLANNED_SAMPLES
             return _fewest(theta, self.target.budget)
 
@@ -317,7 +318,7 @@ class _Search:
     def stream(self, mechanism: Mechanism):
         """The key of one candidate; a part in a thousand of a grid step keeps them apart."""
         place = round(1e4 * math.log(mechanism.noise_multiplier)) % 400_000
-        return randomness.stream_key(self.key, 500_000 + place)
+        return randomness.stream_key(self.key, Stream.SEARCH + place)
 
     def choose(self, mechanism: Mechanism, direction: str):
         found = candidates(
@@ -328,7 +329,7 @@ class _Search:
             composed=self.target.composed,
         )
         named = [c for c in found if c.proposal.name == self.proposal]
-        if self.proposal is not None and not named and direction == "remove":
+        if self.proposal is not None and not named and direction == Direction.REMOVE:
             allowed = ", ".join(c.proposal.name for c in found)
             raise ValueError(f"proposal must be one of {allowed}, was {self.proposal!r}")
         return (named or found)[0].proposal
@@ -347,11 +348,11 @@ class _Search:
             theta = threshold(chosen, self.target.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:
                 continue
-            if direction == "add" and self.extrapolates(mechanism, theta, stream):
+            if direction == Direction.ADD and self.extrapolates(mechanism, theta, stream):
                 most = max(most, 2 * PLANNED_SAMPLES)
                 continue
             counts = self.pilot(
-                chosen, randomness.stream_key(stream, DIRECTIONS.index(direction)), theta, limit
+                chosen, randomness.stream_key(stream, SearchStream(direction.place)), theta, limit
             )
             needed = bounds.predicted_samples(theta, counts, self.target.budget.failure_probability)
             most = max(most, needed)
@@ -364,7 +365,7 @@ class _Search:
         if self.proposal is not None or self.target.composed or self.rule != "anytime":
             return False
         otherwise = predicted_samples(theta, self.target.budget.failure_probability)
-        key = randomness.stream_key(stream, len(DIRECTIONS))
+        key = randomness.stream_key(stream, SearchStream.EXTRAPOLATION)
         found = cheaper_extrapolation(mechanism, self.target, otherwise, key)
         return found is not None
 

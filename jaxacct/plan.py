@@ -21,6 +21,7 @@ from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics import hockey_stick
+from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import prefix_sum_error, strategy_from_json, strategy_to_json
 from jaxacct.verification import recheck
 from jaxacct.verification.run import (
@@ -479,10 +480,10 @@ def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np
     losses, counts = losses[counts > 0], counts[counts > 0]
     # M = Z (1/(m-1)) ((m-1)/m)^m e^{(1-m) target} gives Z back; the weight of a draw is Z e^{(1-m) L}.
     m, log_weights = seen.replicas, np.zeros(losses.size)
-    if seen.direction == "remove" and m > 1:
+    if seen.direction == Direction.REMOVE and m > 1:
         log_normalizer = np.log(seen.scale) + np.log(m - 1) - m * np.log((m - 1) / m) + (m - 1) * target
         # Weights fall with L, so a binned loss weighs as its bin's lower edge: pessimistic again.
         log_weights = log_normalizer + (1 - m) * (losses - hockey_stick.LOSS_BIN_WIDTH)
     weights = np.exp(log_weights) * counts / seen.num_samples
-    sign = 1 if seen.direction == "remove" else -1
+    sign = Direction(seen.direction).sign
     return np.array([float(np.sum(weights * hockey_stick.hockey_stick(e - sign * losses))) for e in epsilons])

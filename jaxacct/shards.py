@@ -22,6 +22,7 @@ from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.direction import Direction
 from jaxacct.verification.run import (
     Evidence,
     Progress,
@@ -226,11 +227,13 @@ def merge(
     verdicts = {}
     for direction, run in _runs(plan, reference.blocks):
         verdicts[direction] = _judged(run, direction, parts, run_key, redraw, progress)
-        if direction == "remove" and not verdicts["remove"].accepted:
-            verdicts["add"] = not_run(verdicts["remove"])
+        if direction == Direction.REMOVE and not verdicts[Direction.REMOVE].accepted:
+            verdicts[Direction.ADD] = not_run(verdicts[Direction.REMOVE])
             break
     digest = plan.target.digest(plan.mechanism)
-    evidence = Evidence("anytime", plan.target.budget, verdicts["remove"], verdicts["add"], 0.0, digest)
+    evidence = Evidence(
+        "anytime", plan.target.budget, verdicts[Direction.REMOVE], verdicts[Direction.ADD], 0.0, digest
+    )
     if not evidence.accepted:
         return None, evidence
     proven = Plan(

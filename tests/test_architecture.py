@@ -114,6 +114,54 @@ def test_a_type_test_is_seen(code):
     assert type_tests(ast.parse(code)) == 1
 
 
+NAMES_OF_DIRECTIONS = {"remove", "add"}
+
+
+def direction_strings(tree) -> int:
+    """How often something is compared with the name of a direction, or looked up by it."""
+    count = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [inner for side in (node.left, *node.comparators) for inner in ast.walk(side)]
+        elif isinstance(node, ast.MatchValue):
+            sides = [node.value]
+        elif isinstance(node, ast.Subscript):
+            sides = [node.slice]
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "index"
+        ):
+            sides = list(ast.walk(node.func.value))
+        else:
+            continue
+        constants = {side.value for side in sides if isinstance(side, ast.Constant)}
+        count += bool(constants & NAMES_OF_DIRECTIONS)
+    return count
+
+
+def test_directions_are_members_and_not_strings():
+    """`Direction` says what a direction is; a misspelt string would pass for the other."""
+    for path in SOURCES:
+        where = str(path.relative_to(ROOT))
+        if where != "jaxacct/statistics/direction.py":
+            found = direction_strings(ast.parse(path.read_text(encoding="utf-8")))
+            assert not found, f"{where}: ask for a member of jaxacct.statistics.direction.Direction instead"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'direction == "remove"',
+        '"add" != direction',
+        'direction in ("remove", "add")',
+        '("remove", "add").index(direction)',
+        'verdicts["add"]',
+        'match direction:\n    case "add": pass',
+    ],
+)
+def test_a_direction_string_is_seen(code):
+    assert direction_strings(ast.parse(code)) == 1
+
+
 def references():
     """(file, page, section or theorem or None) of every reference to a page of proofs."""
     texts = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), ROOT / "README.md"]

@@ -9,6 +9,7 @@ from scipy import stats
 
 from jaxacct.kernels import randomness
 from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.statistics.direction import DIRECTIONS
 
 FALSE_ALARM = 1e-6
 SHAPE = (1000, 2000)
@@ -84,6 +85,26 @@ def test_bits_are_fair():
         bound = stats.norm.isf(FALSE_ALARM / 256) * np.sqrt(0.25 / len(bits))
         assert np.abs(bits.mean(axis=0) - 0.5).max() < bound
         assert np.abs((bits[:, 1:] ^ bits[:, :-1]).mean(axis=0) - 0.5).max() < bound
+
+
+def test_streams_keep_their_numbers():
+    """Evidence, checkpoints and parts of earlier runs are drawn again by them."""
+    numbers = {name: int(stream) for name, stream in randomness.Stream.__members__.items()}
+    assert numbers == dict(
+        REMOVE=0,
+        ADD=1,
+        REMOVE_PILOT=2,
+        ADD_PILOT=3,
+        EXTRAPOLATION_PILOT=4,
+        EXTRAPOLATION=5,
+        ESTIMATE_PILOT=100,
+        SEARCH=500_000,
+        CANDIDATE=1_000_000,
+    )
+    for direction in DIRECTIONS:
+        for stream in (randomness.Stream.REMOVE, randomness.Stream.REMOVE_PILOT):
+            assert stream.at(direction.place).name == stream.name.replace("REMOVE", direction.name)
+        assert randomness.SearchStream(direction.place).name == direction.name
 
 
 def test_streams_of_neighbouring_keys_do_not_meet():

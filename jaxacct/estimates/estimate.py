@@ -17,12 +17,13 @@ from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import proposals_at
 from jaxacct.statistics import hockey_stick
+from jaxacct.statistics.direction import Direction
 
 # Where delta is what is asked for, proposals are looked for until one has a scale far below this.
 _SMALLEST_DELTA = 1e-12
 # Laws for an epsilon that is yet to be found: draws of up to so many pilots, in streams of their own, until
 # epsilon moves by less than a fiftieth.
-_PILOTS, _PILOT_SAMPLES, _PILOT_STREAM, _COARSE = 5, 2048, 100, 0.02
+_PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
 _LARGEST_EPSILON = 1e9
 
 
@@ -188,7 +189,7 @@ def _law_near(mechanism: Mechanism, direction: str, delta: float, most: float, k
     anchor = 0.95 * most if most < math.inf else 1.0
     for pilot in range(_PILOTS):
         chosen = _law_at(mechanism, anchor, direction, delta)
-        pilot_key = randomness.stream_key(key, _PILOT_STREAM + pilot)
+        pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
         parts = list(draw_samples(chosen, pilot_key, _PILOT_SAMPLES))
         draws = Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
         before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta), most)
@@ -226,7 +227,7 @@ def best_proposal(mechanism, epsilon, direction, name, composed) -> Proposal:
     for proposal in found:
         if proposal.name == name:
             return proposal
-    if direction == "add":
+    if direction == Direction.ADD:
         return found[0]
     allowed = ", ".join(proposal.name for proposal in found)
     raise ValueError(f"proposal must be one of {allowed}, was {name!r}")

@@ -15,6 +15,7 @@ from jaxacct.likelihood import rounding
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import threshold
 from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.direction import Direction
 
 
 def side_counts(
@@ -116,7 +117,7 @@ def mean_crossing(chosen: Proposal, draws: Draws, delta: float) -> float:
 
 def _furthest(chosen: Proposal, draws: Draws) -> float:
     """The largest epsilon at which any of the draws has a term, at least 0."""
-    losses = draws.loss if chosen.direction == "remove" else -draws.loss
+    losses = draws.loss if chosen.direction == Direction.REMOVE else -draws.loss
     return max(0.0, float(losses.max()))
 
 

@@ -12,6 +12,7 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
+from jaxacct.statistics.direction import Direction
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +95,13 @@ def privacy_profile(
         # Losses are bounds themselves there: nothing is known from below (proofs/non_banded.md).
         for bands in found.values():
             bands[0] = 0.0
-    lower, estimate, upper = np.maximum(found["remove"], found["add"])
+    lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
     return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
 
 
 def _chosen(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
     """Replicas have a known weight at every epsilon; the add direction's proposals serve only their own."""
-    if direction == "add":
+    if direction == Direction.ADD:
         return proposals.plain(mechanism, direction)
     return best_proposal(mechanism, epsilon, direction, None, False)
 
@@ -109,7 +110,7 @@ def _bands(chosen: Proposal, grid: np.ndarray, q: float, parts) -> np.ndarray:
     """(3, points): lower, estimate and upper; each interval wrong with probability q at most."""
     mechanism, direction = chosen.mechanism, chosen.direction
     found = interval.bands(chosen, grid, parts, q)
-    if direction == "add":
+    if direction == Direction.ADD:
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
         none = mechanism.scheme.log_probability_of_none()
         most = np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12)

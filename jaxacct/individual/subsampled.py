@@ -12,8 +12,8 @@ import numpy as np
 from scipy import special
 
 from jaxacct import _validate
+from jaxacct.statistics.direction import Direction
 
-DIRECTIONS = ("remove", "add")
 _UNIT = 2.0**-52
 
 
@@ -40,9 +40,9 @@ def subsampled_gaussian_delta(
     """
     q = _validate.probability("sampling_probability", sampling_probability)
     sigma = _validate.positive_number("sigma", sigma)
-    _validate.one_of("direction", direction, DIRECTIONS)
+    direction = Direction.of(direction)
     epsilon = np.asarray(epsilon, float)
-    if direction == "remove":
+    if direction == Direction.REMOVE:
         place = _place(epsilon, q, sigma)
         delta = _above(place, q, sigma) - np.exp(epsilon) * special.ndtr(-place / sigma)
     else:
@@ -93,7 +93,7 @@ def grid_law(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridLa
         masses = np.zeros(grid.size)
         masses[np.searchsorted(grid, 0.0)] = 1.0
         return GridLaw(masses, 0.0, 0.0)
-    if direction == "remove":
+    if direction == Direction.REMOVE:
         place = _place(grid, q, sigma)
         first = _cell_masses(_below(place, q, sigma), _above(place, q, sigma))
         second = _cell_masses(special.ndtr(place / sigma), special.ndtr(-place / sigma))

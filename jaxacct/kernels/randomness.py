@@ -34,9 +34,17 @@ class Stream(enum.IntEnum):
     CANDIDATE = 1_000_000
     """And on, and below: one for each noise multiplier that a calibration verifies."""
 
-    def of(self, direction: str) -> "Stream":
-        """The stream of the same purpose in a direction, this being that of the remove direction."""
-        return Stream(self + ("remove", "add").index(direction))
+    def at(self, place: int) -> "Stream":
+        """The stream of the same purpose in the direction of that `place`, this being that of the first."""
+        return Stream(self + place)
+
+
+class SearchStream(enum.IntEnum):
+    """What the independent streams of one noise multiplier of a search are for."""
+
+    REMOVE = 0
+    ADD = 1
+    EXTRAPOLATION = 2
 
 
 def fresh_key():

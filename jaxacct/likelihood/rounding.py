@@ -106,7 +106,7 @@ def _loss_lines(mechanism, delta_v, direction, replicas, push):
         *_lines_of_normals(mechanism),
         BudgetLine("outputs of rare participations", "delta", size.beyond + size.above, _SOURCE + "3"),
     ]
-    if size.count < most and direction == "remove":
+    if size.count < most and direction == Direction.REMOVE:
         lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "3"))
     return tuple(lines)
 
@@ -143,7 +143,7 @@ def loss_margin(
     shifts=(),
     *,
     delta_v: float = 1e-12,
-    direction: str = "remove",
+    direction: str = Direction.REMOVE,
 ) -> float:
     """The nats of `loss_lines` together; `epsilon` has no part in it.
 
@@ -157,7 +157,7 @@ def loss_margin(
 
 def weight_line(mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float) -> BudgetLine:
     """Float32 of `ln w = ln Z + (1 - m) L` where a term is positive."""
-    size = sizes(mechanism, delta_v, "remove", replicas, 0.0, _SHARE)
+    size = sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, _SHARE)
     parts = abs(log_normalizer) + (replicas - 1) * size.largest
     return BudgetLine("float32 weights", "relative", math.expm1(3 * _UNIT * parts), _SOURCE + "3")
 
@@ -173,13 +173,13 @@ def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
     noise = float(-ndtri(_RARE / (2 * n)))
     cross = float(np.max(mechanism.cross_terms))
     each = _most_each(scheme)
-    signal = replicas * 2 * each * (1 + cross) if direction == "remove" or _mixed(scheme) else 0.0
+    signal = replicas * 2 * each * (1 + cross) if direction == Direction.REMOVE or _mixed(scheme) else 0.0
     score = sigma * (noise + push) + signal
     ratio = (score + 0.5 + cross) / sigma**2
     most = count * each * (ratio + each / sigma**2)
     largest, above = most, 0.0
     spent = _DELTA_SHARE * delta_v
-    if direction == "add" and not _mixed(scheme):
+    if direction == Direction.ADD and not _mixed(scheme):
         largest, above = -math.log(spent), spent
     elif scheme.replicas is not None and mechanism.is_stationary:
         # P(f > e^t) <= E_P f e^-t = Z_2 e^-t.
@@ -221,7 +221,7 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
     if mechanism.is_upper_bound or share == 0:  # cross terms would have to be counted in
         return most, 0.0
     log_share = math.log(share)
-    if direction == "add" or _mixed(scheme):
+    if direction == Direction.ADD or _mixed(scheme):
         log_share += scheme.sums.log_none
     allowed = math.log(_DELTA_SHARE * delta_v) + log_share - (math.log(2) if _mixed(scheme) else 0.0)
     low, high = 0, most
@@ -335,7 +335,7 @@ def _score_error(mechanism, direction, replicas, size: Size, each, count) -> flo
     noise = (transform + _SPECTRUM_ROUNDINGS * _UNIT) * sigma * _noise_norm(strategy, n)
     error = each * math.sqrt(count) * noise
     windows = adds_windows(scheme, strategy, replicas)
-    if not windows and (direction == "remove" or _mixed(scheme)):
+    if not windows and (direction == Direction.REMOVE or _mixed(scheme)):
         window = _window_norm(strategy, n, scheme.min_separation)
         drawn = replicas * each * math.sqrt(size.count)
         # The participations' transform, seen through C^T C x, and their part of the inverse one.

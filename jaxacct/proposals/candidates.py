@@ -43,7 +43,7 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
         BudgetLine(law, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
         BudgetLine(law, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"),
     )
-    if proposal.direction == "remove" and m > 1 and mechanism.scheme.sums is not None:
+    if proposal.direction == Direction.REMOVE and m > 1 and mechanism.scheme.sums is not None:
         lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer),)
     return lines
 
@@ -135,7 +135,7 @@ def _by_name(mechanism, epsilon, direction, name, composed) -> Proposal | None:
         return proposals.plain(mechanism, direction)
     if composed:
         return None
-    if direction == "add":
+    if direction == Direction.ADD:
         return next((p for p in add_candidates(mechanism, epsilon) if p.name == name), None)
     order = re.fullmatch(r"([0-9]{1,3}) replicas( of one example)?", name)
     if order is None:

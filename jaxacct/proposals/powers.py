@@ -27,6 +27,7 @@ from jaxacct.proposals.replicas import (
     log_scale,
     most_replicas,
 )
+from jaxacct.statistics.direction import Direction
 
 
 def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
@@ -54,7 +55,7 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
 
     return Proposal(
         name=f"{m} replicas of one example",
-        direction="remove",
+        direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m / number, epsilon),
         draw_block=_drawer(module),

@@ -46,7 +46,7 @@ def sample_privacy_loss(
 
 def direction_key(key, direction: str):
     """The key of one direction's stream of a run."""
-    return randomness.stream_key(key, randomness.Stream.REMOVE.of(direction))
+    return randomness.stream_key(key, randomness.Stream.REMOVE.at(Direction(direction).place))
 
 
 def draw_in_batches(

@@ -28,5 +28,10 @@ class Direction(enum.StrEnum):
         """1 or -1: the divergence is the mean of `(1 - e^t)_+` with `t = epsilon - sign L`."""
         return 1 if self is Direction.REMOVE else -1
 
+    @property
+    def place(self) -> int:
+        """0 or 1: its place among streams and tables of both."""
+        return DIRECTIONS.index(self)
+
 
 DIRECTIONS = tuple(Direction)

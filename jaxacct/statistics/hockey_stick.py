@@ -7,6 +7,8 @@ profile (see `jaxacct.accountants.composition`).
 
 import numpy as np
 
+from jaxacct.statistics.direction import Direction
+
 
 class NonFiniteLossError(ArithmeticError):
     """A privacy loss was NaN or infinite: nothing may be averaged, so the run stops."""
@@ -18,7 +20,7 @@ def exponent(loss: np.ndarray, direction: str, epsilon: float) -> np.ndarray:
         raise NonFiniteLossError(
             f"{np.sum(~np.isfinite(loss))} of {loss.size} privacy losses are not finite: nothing certified"
         )
-    return epsilon - loss if direction == "remove" else epsilon + loss
+    return epsilon - Direction(direction).sign * loss
 
 
 def hockey_stick(t: np.ndarray) -> np.ndarray:
@@ -56,7 +58,7 @@ def bin_losses(loss: np.ndarray) -> np.ndarray:
 def loss_bounds(direction: str) -> np.ndarray:
     """The pessimistic loss of each bin, (bins,) float64; infinite for the open end it must cover."""
     lower = (np.arange(_LOSS_BINS) - _LOSS_BINS // 2) * LOSS_BIN_WIDTH
-    if direction == "remove":
+    if direction == Direction.REMOVE:
         bounds = lower + LOSS_BIN_WIDTH
         bounds[-1] = np.inf
     else:

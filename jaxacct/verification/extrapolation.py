@@ -31,6 +31,7 @@ from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.half_space import log_remainder_scale
 from jaxacct.statistics import bounds
+from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import NonFiniteLossError, exponent, hockey_stick
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.verification.target import Target
@@ -64,7 +65,7 @@ class Extrapolation:
     @functools.cached_property
     def lines(self) -> tuple[BudgetLine, ...]:
         """What is booked for the draws of both laws; no delta is shared out, so next to none is spent."""
-        return rounding.loss_lines(self.near.mechanism, _LITTLE, "add", push=1.01 * self.far_distance)
+        return rounding.loss_lines(self.near.mechanism, _LITTLE, Direction.ADD, push=1.01 * self.far_distance)
 
     @property
     def unseen(self) -> float:
@@ -78,7 +79,7 @@ class Extrapolation:
 
     def terms(self, draws: Draws, margin: float) -> np.ndarray:
         """X in [0, 1] of draws, float64: rounded up for `margin > 0`, down for `margin < 0`."""
-        t = exponent(draws.loss, "add", self.epsilon - margin)
+        t = exponent(draws.loss, Direction.ADD, self.epsilon - margin)
         return np.minimum(1.0, hockey_stick(t) * math.exp(-self.log_scale))
 
 
@@ -139,13 +140,15 @@ def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: floa
     signal = mechanism.strategy.gram(weights)
     along = signal / math.sqrt(weights @ signal)
     tables = {"shift": jnp.asarray((1 + guard * 2.0**-20) * distance * along, jnp.float32)}
-    return Proposal(f"shifted by {distance:.4g}", "add", mechanism, log_scale, _shifted, lambda: tables)
+    return Proposal(
+        f"shifted by {distance:.4g}", Direction.ADD, mechanism, log_scale, _shifted, lambda: tables
+    )
 
 
 def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     noise = strategy.noise_scores(key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
     pushed = sigma * (noise - tables["shift"].astype(dtype))
-    loss = loss_of_scores(scheme, strategy, pushed, sigma, "add")
+    loss = loss_of_scores(scheme, strategy, pushed, sigma, Direction.ADD)
     return Draws(loss, jnp.zeros_like(loss))
 
 

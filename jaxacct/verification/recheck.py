@@ -19,6 +19,7 @@ from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.proposals.candidates import by_name, threshold
 from jaxacct.records import differences
 from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.direction import Direction
 from jaxacct.verification import extrapolation
 from jaxacct.verification.run import (
     RULES,
@@ -86,7 +87,7 @@ def _run(seen: DirectionEvidence, mechanism, target: Target, rule) -> Run:
 
 
 def _line(seen: DirectionEvidence, mechanism, target: Target, rule):
-    if seen.direction != "add" or rule != "anytime" or target.composed:
+    if seen.direction != Direction.ADD or rule != "anytime" or target.composed:
         raise ValueError("extrapolation is for the add direction, the anytime rule and no composition")
     stored = seen.extrapolation
     assert stored is not None

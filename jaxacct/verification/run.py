@@ -15,6 +15,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.files import Checkpoint, to_json
 from jaxacct.kernels import randomness
+from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
@@ -22,6 +23,7 @@ from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.candidates import budget_lines, candidates, threshold
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.verification.extrapolation import (
@@ -34,8 +36,6 @@ from jaxacct.verification.extrapolation import (
 from jaxacct.verification.target import Target
 
 PILOT_BLOCKS = 16
-# Streams of a run: 0 and 1 verify the two directions, 2 and 3 are their pilots.
-_EXTRAPOLATION_PILOT, _EXTRAPOLATION = 4, 5
 RULES = ("anytime", "fixed")
 _BELOW = "the mean term is below the threshold"
 
@@ -215,19 +215,19 @@ def verify(
             verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
         else:
             verdicts[direction] = extrapolate(run, line, run_key, checkpoint, progress)
-        if not verdicts[direction].accepted and direction == "remove":
+        if not verdicts[direction].accepted and direction == Direction.REMOVE:
             # One rejection settles it; the other direction is reported as not run.
-            verdicts["add"] = not_run(verdicts[direction])
+            verdicts[Direction.ADD] = not_run(verdicts[direction])
             break
     digest, seconds = target.digest(mechanism), time.monotonic() - started
-    return Evidence(rule, target.budget, verdicts["remove"], verdicts["add"], seconds, digest)
+    return Evidence(rule, target.budget, verdicts[Direction.REMOVE], verdicts[Direction.ADD], seconds, digest)
 
 
 def not_run(remove: DirectionEvidence) -> DirectionEvidence:
     """The add direction's evidence where the remove direction was not accepted."""
     return dataclasses.replace(
         remove,
-        direction="add",
+        direction=Direction.ADD,
         proposal="not run",
         num_samples=0,
         term_counts=(),
@@ -252,7 +252,7 @@ class Run:
 def _choose(mechanism, target: Target, direction, name):
     found = candidates(mechanism, target.epsilon, direction, target.budget, composed=target.composed)
     predicted = {c.proposal.name: c.predicted_samples for c in found}
-    if name is None or (direction == "add" and name not in predicted):
+    if name is None or (direction == Direction.ADD and name not in predicted):
         return found[0].proposal, predicted
     for candidate in found:
         if candidate.proposal.name == name:
@@ -268,9 +268,9 @@ def direction_run(mechanism: Mechanism, target: Target, direction: str, max_samp
 
 def line_of(run: Run, run_key) -> Extrapolation | None:
     """The extrapolation to use in place of the run's proposal, if any: add direction, anytime rule."""
-    if run.proposal.direction != "add" or run.rule != "anytime":
+    if run.proposal.direction != Direction.ADD or run.rule != "anytime":
         return None
-    pilot = randomness.stream_key(run_key, _EXTRAPOLATION_PILOT)
+    pilot = randomness.stream_key(run_key, Stream.EXTRAPOLATION_PILOT)
     otherwise = run.predicted[run.proposal.name]
     return cheaper_extrapolation(run.proposal.mechanism, run.target, otherwise, pilot)
 
@@ -374,7 +374,7 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
             drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
             progress("add (extrapolated)", drawn, max(drawn, 2 * PLANNED_SAMPLES))
 
-    stream = randomness.stream_key(run_key, _EXTRAPOLATION)
+    stream = randomness.stream_key(run_key, Stream.EXTRAPOLATION)
     found = certify(
         line,
         run.target.budget.delta_v,
@@ -446,7 +446,7 @@ def _terms(run: Run, draws, margin: float) -> np.ndarray:
 
 def _pilot(run: Run, run_key, margin, theta):
     """Bets from draws of a stream of their own, so that they are fixed before the verification draws."""
-    stream = randomness.stream_key(run_key, 2 + DIRECTIONS.index(run.proposal.direction))
+    stream = randomness.stream_key(run_key, Stream.REMOVE_PILOT.at(Direction(run.proposal.direction).place))
     counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
     for draws in sampling.draw_in_batches(run.proposal, stream, 0, PILOT_BLOCKS):
         counts += bounds.bin_terms(_terms(run, draws, margin))
