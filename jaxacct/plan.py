@@ -152,7 +152,7 @@ class Plan:
             f"{self.mechanism.adjacency} adjacency{together}, certified {how}. It assumes that batches are "
             f"drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's "
             f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
-            f"released.{self._bound()}{self._unproven()}"
+            f"released.{self._bound()}"
         )
 
     def _bound(self) -> str:
@@ -162,15 +162,6 @@ class Plan:
         if self.mechanism.scheme.examples_overlap:
             what = "the likelihood of a user's examples that take part together was bounded"
         return f" It is an upper bound: {what}."
-
-    def _unproven(self) -> str:
-        """What the guarantee rests on that no page of proofs covers."""
-        if self.evidence is None or self.mechanism.scheme.sums is not None:
-            return ""
-        return (
-            " Its allowance for rounding is measured (eight times the largest error of a block of draws) and "
-            "not proven (proofs/rounding.md, section 7)."
-        )
 
     @property
     def holds_for_shared_examples(self) -> bool:

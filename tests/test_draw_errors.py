@@ -16,14 +16,12 @@ from jaxacct import (
     BallsInBins,
     BandedToeplitz,
     BMinSep,
-    IndependentAttribution,
     Mechanism,
     Poisson,
     TruncatedBMinSep,
 )
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import rounding
-from jaxacct.proposals import base, half_space, powers, replicas
+from jaxacct.proposals import base, half_space, replicas
 from jaxacct.proposals.candidates import budget_lines
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration, tuples
@@ -156,15 +154,6 @@ def test_a_weight_is_off_by_what_its_loss_is_times_the_replicas_less_one(m, monk
     line = next(line for line in budget_lines(proposal, 1e-5) if line.name == "float32 weights")
     # Three roundings of ln Z and of (m - 1) L, L at its largest.
     assert line.amount > 3 * 2.0**-24 * proposal.log_normalizer
-
-
-def test_powers_book_the_loss_of_one_example_as_often_as_it_is_subtracted():
-    mechanism = Mechanism(IndependentAttribution(8, 2, 0.1, 2), BandedToeplitz.square_root(2), 2.0)
-    proposal = powers.power_proposal(mechanism, 3, 1.0)
-    one = Mechanism(mechanism.scheme.one, mechanism.strategy, 2.0)
-    margin = rounding.loss_margin(one, 1.0, 3)
-    assert 0 < margin
-    assert proposal.weight_error(0.25) == 0.25 + 3 * margin
 
 
 @pytest.mark.parametrize(("n", "bands"), [(3, 2), (5, 4), (16, 9)])

@@ -33,11 +33,12 @@ from jaxacct import (
 from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli import main
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.likelihood.rounding import loss_margin, measured_error
+from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import strategy_from_json
 from tests.oracles import enumeration
+from tests.rounding_errors import measured_error
 from train import noise
 
 FALSE_ALARM = 1e-6

@@ -26,9 +26,10 @@ from jaxacct import (
 from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli import main
 from jaxacct.kernels.binomial import _alias_table, binomial_tables, draw_binomial
-from jaxacct.likelihood.rounding import loss_margin, measured_error
+from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.base import plain
 from tests.oracles import enumeration
+from tests.rounding_errors import measured_error
 from tests.schemes.test_schemes import chi_square_p_value
 from train.sampler import Sampler
 

@@ -11,11 +11,14 @@ import math
 
 import numpy as np
 
-from jaxacct.likelihood import rounding
 from jaxacct.proposals.base import Draws, Proposal
-from jaxacct.proposals.candidates import threshold
+from jaxacct.proposals.candidates import budget_lines, threshold
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.lines import total
+
+# A part in a thousand of this is the probability of outputs whose losses may be off by more than is booked.
+_DELTA = 1e-12
 
 
 def side_counts(
@@ -49,7 +52,7 @@ def bands(
     log_scales = np.full(len(grid), chosen.log_scale)
     if chosen.scale_at is not None:
         log_scales = np.array([chosen.scale_at(e) for e in grid])
-    margin = rounding.loss_margin(chosen.mechanism, float(grid[-1]), chosen.replicas)
+    margin, relative, variation = _booked(chosen)
     num_samples, totals = 0, np.zeros(len(grid))
     high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
     for draws in parts:
@@ -61,8 +64,8 @@ def bands(
     scales = np.exp(log_scales)
     upper = np.array([bounds.upper_confidence_bound(counts, q / 2) for counts in high])
     lower = np.array([bounds.lower_confidence_bound(counts, q / 2) for counts in low])
-    upper = np.minimum(1.0, scales * (1 + chosen.relative_error) * (upper + chosen.total_variation))
-    lower = scales * np.maximum(0.0, lower - chosen.total_variation) / (1 + chosen.relative_error)
+    upper = np.minimum(1.0, scales * (1 + relative) * (upper + variation))
+    lower = scales * np.maximum(0.0, lower - variation) / (1 + relative)
     return np.stack([np.minimum(lower, upper), np.clip(totals / num_samples, lower, upper), upper])
 
 
@@ -79,14 +82,14 @@ def crossing(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: flo
     Returns natural logs; low is 0 and high infinite where the draws do not say.
     """
     furthest = _furthest(chosen, draws)
-    margin = rounding.loss_margin(chosen.mechanism, furthest, chosen.replicas)
+    margin, relative, variation = _booked(chosen)
     furthest += 2 * margin
     bets, weights = bounds.default_bets()
 
     def counts(epsilon, side):
         return side_counts(chosen, draws, epsilon, chosen.log_scale, margin, side)
 
-    above = delta * math.exp(-chosen.log_scale) * (1 + chosen.relative_error) + chosen.total_variation
+    above = delta * math.exp(-chosen.log_scale) * (1 + relative) + variation
 
     def is_above(epsilon):
         return bounds.hopeless(counts(epsilon, -1), above, q / 2)
@@ -104,6 +107,12 @@ def crossing(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: flo
     if furthest <= anchor or not is_below(furthest):
         return low, math.inf
     return low, last_true(lambda epsilon: not is_below(epsilon), anchor, furthest)[1]
+
+
+def _booked(chosen: Proposal) -> tuple[float, float, float]:
+    """(nats, relative error, total variation) of arithmetic and of the drawn law."""
+    lines = budget_lines(chosen, _DELTA)
+    return total(lines, "epsilon"), total(lines, "relative"), total(lines, "total variation")
 
 
 def mean_crossing(chosen: Proposal, draws: Draws, delta: float) -> float:

@@ -8,17 +8,22 @@ the weight of replicas (proofs/proposals.md, 2.2) with the attractions inverted 
 step i weighed by `e^{r_i}`. The state is how long each of the other processes stays barred
 (`kernels.bars`); a participation meets those of the last b - 1 steps, earlier ones of a process being b
 steps and more away (proofs/shared_examples.md).
+
+As in `kernels.recurrence`, what runs is ln P/Q less ln(1 - p) for every step at which a process is free.
+A step without participation leaves that alone, so thousands of steps round no more than one
+(proofs/rounding.md, section 7).
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.bars import moves, start_states
-from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.bars import Move, moves, start_states, states
+from jaxacct.kernels.recurrence import log_add_exp, softplus, tree_sum, two_sum
 
 
 def numbers_kept(block: int, processes: int, warm: bool) -> int:
@@ -53,65 +58,150 @@ def interacting_log_recurrence(
     shared = jnp.broadcast_to(jnp.asarray(overlaps, dtype), (n, block))
     shared = jnp.pad(shared, [(0, spare), (0, 0)]).reshape(num_blocks, block, block)
     ratios = ratios.reshape(num_blocks, block, *samples)
-    real = _block_of(moves(block, processes, block), log_p, log_q, block, len(samples))
-    later = jnp.zeros((block * math.comb(block + processes - 2, processes - 1), *samples), dtype)
+    one_step = _certain_step if log_q == -math.inf else _step
+    real = _block_of(one_step, moves(block, processes, block), log_p, log_q, block)
     # Gradients keep one state a block and make the others again.
     remade = jax.checkpoint(lambda later, step: (real(later, *step), None))  # pyright: ignore
+    end = _past_the_end(block, processes, log_q, samples, dtype)
+    # All steps of all processes, but those that are barred to begin with.
+    free = num_blocks * block * processes
     if start_law is None or block == 1:
-        return lax.scan(remade, later, (ratios, shared), reverse=True)[0][0]
-    later, _ = lax.scan(remade, later, (ratios[1:], shared[1:]), reverse=True)
+        (values, lost), _ = lax.scan(remade, end, (ratios, shared), reverse=True)
+        return values[0] + (lost[0] + jnp.asarray(_free_steps(np.array(free), log_q), dtype))
+    later, _ = lax.scan(remade, end, (ratios[1:], shared[1:]), reverse=True)
     # The first block has virtual histories too. Nothing refers to one from there beyond it.
     size = math.comb(2 * block + processes - 3, processes - 1)
-    later = later.reshape(block, -1, *samples)
-    later = jnp.pad(later, [(0, 0), (0, size - later.shape[1])] + [(0, 0)] * len(samples))
-    early = _block_of(moves(block, processes, 2 * block - 1), log_p, log_q, block, len(samples))
-    first = early(later.reshape(block * size, *samples), ratios[0], shared[0])
+    later = _Later(*(_with_room(part, len(states(block, processes - 1)), size) for part in later))
+    early = _block_of(one_step, moves(block, processes, 2 * block - 1), log_p, log_q, block)
+    first = early(later, ratios[0], shared[0])
     earliest, number, chance = start_states(block, processes, np.asarray(start_law))
-    possible = chance > 0
-    weights = np.log(chance[possible]).reshape(-1, *[1] * len(samples))
-    reached = first[(earliest * size + number)[possible]]
-    return jax.nn.logsumexp(reached + jnp.asarray(weights, dtype), axis=0)
+    barred, possible = states(block, processes).sum(axis=1), chance > 0
+    weights = np.log(chance[possible]) + _free_steps(free - barred[possible], log_q)
+    terms = first.values[(earliest * size + number)[possible]] + _column(weights, dtype, len(samples))
+    # As a tree, as there may be tens of thousands.
+    largest = lax.stop_gradient(terms.max(axis=0))
+    return largest + jnp.log(tree_sum(jnp.exp(terms - largest), 0))
 
 
-def _block_of(all_moves, log_p: float, log_q: float, block: int, ndim: int):
-    """`(values of the next block, ratios, overlaps) -> values of this block`, (block * states, ...) each."""
-    size = len(all_moves[0].which)
-    parts = []
-    for j, move in enumerate(all_moves):
-        idle = move.free - j
-        chosen = np.flatnonzero(idle == 0) if log_q == -math.inf else np.arange(len(idle))
-        ways = np.array([math.log(math.comb(int(free), j)) for free in move.free[chosen]])
-        fixed = ways + j * log_p + (idle[chosen] * log_q if log_q > -math.inf else 0.0)
-        parts.append((j, *(np.asarray(field)[chosen] for field in move), fixed))
+class _Later(NamedTuple):
+    """ln of the values of the next block in every state, (rows * states, ...), and what rounding left out.
 
-    def column(values, dtype):
-        return jnp.asarray(values, dtype).reshape(-1, *[1] * ndim)
+    Of `lost` there is one row, that of the step after, or at p = 1 one for every step.
+    """
 
-    def step(values, at):
-        k, ratio, overlap = at
-        dtype = values.dtype
-        total = None
-        apart = overlap.at[0].set(0.0)  # [0] stands for those that nothing is shared with
-        for j, which, _, ago, delta, after, fixed in parts:
-            if not len(which):
-                continue
-            pull = apart[ago].sum(axis=-1)
-            weight = column(fixed, dtype) - j * column(pull, dtype) - (j * (j - 1) // 2) * overlap[0]
-            # Rows above k already hold this block, those up to k the next one.
-            part = values[(k + delta) % block * size + after] + weight + j * ratio
-            if log_q == -math.inf:  # exactly one j for each state
-                blank = jnp.zeros((size, *part.shape[1:]), dtype) if total is None else total
-                total = blank.at[which].set(part)
-            elif total is None:
-                total = part
-            elif len(which) == size:
-                total = log_add_exp(total, part)
-            else:
-                total = total.at[which].set(log_add_exp(total[which], part))
-        assert total is not None  # some j is possible in every state
-        return lax.dynamic_update_slice_in_dim(values, total, k * size, axis=0), None
+    values: jax.Array
+    lost: jax.Array
 
-    def solve(values, ratios, overlaps):
-        return lax.scan(step, values, (jnp.arange(block), ratios, overlaps), reverse=True)[0]
+
+def _column(numbers, dtype, ndim: int):
+    """One number a state, for `ndim` axes of samples."""
+    return jnp.asarray(numbers, dtype).reshape(-1, *[1] * ndim)
+
+
+def _free_steps(count: np.ndarray, log_q: float) -> np.ndarray:
+    """What so many steps at which processes are free were left out with, float64; nothing at p = 1."""
+    return count * (log_q if log_q > -math.inf else 0.0)
+
+
+def _past_the_end(block: int, processes: int, log_q: float, samples, dtype) -> _Later:
+    """The likelihood is 1 there, but the free steps that lie beyond the end were counted."""
+    steps = processes * np.arange(block)[:, None] + states(block, processes - 1).sum(axis=1)
+    values = _column(_free_steps(steps, log_q), dtype, len(samples))
+    values = jnp.broadcast_to(values, (steps.size, *samples))
+    return _Later(values, jnp.zeros_like(values[: steps.size if log_q == -math.inf else steps.shape[1]]))
+
+
+def _with_room(part, size: int, room: int):
+    """Rows of `size` states become rows of `room`, the first `size` of which they keep."""
+    rows = part.reshape(-1, size, *part.shape[1:])
+    rows = jnp.pad(rows, [(0, 0), (0, room - size)] + [(0, 0)] * (part.ndim - 1))
+    return rows.reshape(-1, *part.shape[1:])
+
+
+def _block_of(one_step, all_moves, log_p: float, log_q: float, block: int):
+    """`(_Later of the next block, ratios, overlaps) -> _Later of this block`."""
+
+    # New arrays of 32 bits: JAX remembers those it has seen with the width of that moment.
+    all_moves = [Move(*(part.astype(np.int32) for part in move)) for move in all_moves]
+    step = one_step(all_moves, log_p, log_q, block)
+
+    def solve(later, ratios, overlaps):
+        steps = jnp.arange(block, dtype=jnp.int32)
+        return lax.scan(step, later, (steps, ratios, overlaps), reverse=True)[0]
 
     return solve
+
+
+def _log_factor(counts, free, ago, log_one: float, overlap, ratio):
+    """ln of what `counts` participations multiply the value with in every state, (states, ...).
+
+    Args:
+      counts, free: (states,) int: how many take part, of how many that are free.
+      ago: (states, processes - 1) int, as in `Move`.
+      log_one: ln of what each of them is weighed with besides `e^ratio`.
+    """
+    dtype, ndim = ratio.dtype, ratio.ndim
+    ways = np.array([math.log(math.comb(int(f), int(j))) for f, j in zip(free, counts, strict=True)])
+    apart = overlap.at[0].set(0.0)  # [0] stands for those that nothing is shared with
+    own = jnp.asarray(counts, dtype) * apart[ago].sum(axis=-1)
+    own = own + jnp.asarray(counts * (counts - 1) // 2, dtype) * overlap[0]
+    fixed = jnp.asarray(ways + counts * log_one, dtype) - own
+    return _column(fixed, dtype, ndim) + _column(counts, dtype, ndim) * ratio
+
+
+def _step(all_moves, log_p: float, log_q: float, block: int):
+    """One step back in time, for p < 1.
+
+    `g(s) = g_0 + ln(1 + sum_j e^{a_j})`, g_0 that of the next step without participation.
+    """
+    size, idle = len(all_moves[0].which), all_moves[0].after
+    log_one = log_p - block * log_q
+
+    def step(later, at):
+        k, ratio, overlap = at
+        values, lost = later
+        # Rows above k already hold this block, those up to k the next one.
+        before = values[(k + 1) % block * size + idle]
+        total = None
+        for j, move in enumerate(all_moves[1:], 1):
+            if not len(move.which):
+                continue
+            ahead = values[(k + move.delta) % block * size + move.after]
+            counts = np.full(len(move.which), j)
+            factor = _log_factor(counts, move.free, move.ago, log_one, overlap, ratio)
+            if total is None:  # one process is always free
+                total = (ahead - before) + factor
+                continue
+            part = log_add_exp(total[move.which], (ahead - before[move.which]) + factor)
+            if (move.which == np.arange(len(move.which))).all():
+                total = jnp.concatenate([part, total[len(move.which) :]])
+            else:
+                total = total.at[move.which].set(part)
+        now, lost = two_sum(before, softplus(total) + lost[idle])
+        return _Later(lax.dynamic_update_slice_in_dim(values, now, k * size, axis=0), lost), None
+
+    return step
+
+
+def _certain_step(all_moves, log_p: float, log_q: float, block: int):
+    """One step back in time at p = 1: all that are free take part, so nothing is added up."""
+    free = all_moves[0].free
+    size = len(free)
+    ago, delta, after = (np.zeros_like(part) for part in all_moves[0][2:])
+    for j, move in enumerate(all_moves):
+        chosen = np.flatnonzero(move.free == j)
+        where = move.which[chosen]
+        ago[where], delta[where], after[where] = move.ago[chosen], move.delta[chosen], move.after[chosen]
+
+    def step(later, at):
+        k, ratio, overlap = at
+        row = (k + delta) % block * size + after
+        factor = _log_factor(free, free, ago, log_p, overlap, ratio)
+        now = two_sum(later.values[row], factor + later.lost[row])
+        kept = (
+            lax.dynamic_update_slice_in_dim(old, new, k * size, 0)
+            for old, new in zip(later, now, strict=True)
+        )
+        return _Later(*kept), None
+
+    return step

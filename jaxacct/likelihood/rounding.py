@@ -11,26 +11,21 @@ most, but for outputs of a probability that is booked. `local` are roundings of 
 `joint` are norm-wise errors of the normals and the Fourier transform, spread over the scores by Cauchy and
 Schwarz.
 
-Nothing is measured here, with one exception: schemes without `sums` (`IndependentAttribution`) have no such
-bound yet. Their losses are off by eight times `measured_error`, and the line of the budget says so. What
-their normals are off by is bounded as for all. Elsewhere `measured_error` is for tests, which compare.
+Nothing is measured here; what a draw is really off by is for tests (`tests/rounding_errors.py`).
 """
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import gammaln, ndtri
 
 from jaxacct.kernels import randomness
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
-from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.strategies.stationary import adds_windows, circulant_length
 
@@ -50,9 +45,11 @@ class Size:
     """What the bound depends on.
 
     Attributes:
-      count: participations k of the vectors that count.
+      count: participations k of the vectors that count; of independent examples those of all together.
       beyond: probability under the target law of outputs at which more of them count.
-      largest: ln of the likelihood ratio, exceeded with probability `above` under the target law.
+      drawn: norm of the drawn counts.
+      largest: ln of the likelihood ratio, exceeded with probability `above` under the target law; of one
+        example, where several are bounded by its power.
       noise: largest |score of the noise| / sigma.
       score: largest |score|.
       ratio: largest |log-ratio of one participation|.
@@ -60,6 +57,7 @@ class Size:
 
     count: int
     beyond: float
+    drawn: float
     largest: float
     above: float
     noise: float
@@ -84,31 +82,43 @@ def loss_lines(
 
 @functools.lru_cache(maxsize=512)
 def _loss_lines(mechanism, delta_v, direction, replicas, push):
-    if mechanism.scheme.sums is None:
-        return _measured_lines(mechanism, replicas)
-    most = mechanism.scheme.max_participations
-    size = sizes(mechanism, delta_v, direction, replicas, push, _SHARE)
-    parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
-    share = _SHARE
-    if sum(parts[1]) > 1 and size.count < most:
-        # Vectors beyond the count are off by more: then they may carry less.
-        share = _SHARE * math.exp(-min(sum(parts[1]), 600.0))
-        size = sizes(mechanism, delta_v, direction, replicas, push, share)
-        parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
-    normals, transform, recurrence = parts[0]
-    beyond = 0.0
-    if size.count < most:
-        beyond = share * math.exp(min(sum(parts[1]), 600.0)) if sum(parts[1]) < 600 else math.inf
+    size, share, (normals, transform, recurrence) = _bounded(
+        mechanism,
+        direction,
+        replicas,
+        lambda share: sizes(mechanism, delta_v, direction, replicas, push, share),
+    )
     lines = [
         BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
         BudgetLine("rounding of the scores", "epsilon", transform, _SOURCE + "4"),
-        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence + beyond, _SOURCE + "3"),
+        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence, _SOURCE + "3"),
         *_lines_of_normals(mechanism),
         BudgetLine("outputs of rare participations", "delta", size.beyond + size.above, _SOURCE + "3"),
     ]
-    if size.count < most and direction == Direction.REMOVE:
+    if share and direction == Direction.REMOVE:
         lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "3"))
     return tuple(lines)
+
+
+def _bounded(mechanism, direction, replicas, size_of) -> tuple[Size, float, tuple[float, float, float]]:
+    """(sizes, share that vectors beyond the count carry, errors of `_parts` with what those add).
+
+    Args:
+      size_of: `Size` for a share.
+    """
+    most, share = _most(mechanism.scheme), _SHARE
+    size = size_of(share)
+    parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
+    if sum(parts[1]) > 1 and size.count < most:
+        # Vectors beyond the count are off by more: then they may carry less.
+        share = _SHARE * math.exp(-min(sum(parts[1]), 600.0))
+        size = size_of(share)
+        parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
+    normals, transform, recurrence = parts[0]
+    if size.count >= most:
+        return size, 0.0, parts[0]
+    beyond = share * math.exp(sum(parts[1])) if sum(parts[1]) < 600 else math.inf
+    return size, share, (normals, transform, recurrence + beyond)
 
 
 def _lines_of_normals(mechanism) -> tuple[BudgetLine, ...]:
@@ -117,22 +127,6 @@ def _lines_of_normals(mechanism) -> tuple[BudgetLine, ...]:
     return (
         BudgetLine("two extreme radii in one sample", "total variation", rare, _SOURCE + "5"),
         BudgetLine("noise far outside its range", "total variation", 8 * _RARE, _SOURCE + "4"),
-    )
-
-
-def _measured_lines(mechanism, replicas) -> tuple[BudgetLine, ...]:
-    """For schemes whose recurrence has no proven bound; only what normals are off by is proven.
-
-    `|L(z + dz) - L(z)| <= max_x |C x| |dz| / sigma`, whatever the scheme.
-    """
-    length = math.sqrt(mechanism.scheme.squared_sensitivity(float(np.max(mechanism.cross_terms))))
-    normals = length * _normal_error(_pairs(mechanism)) / mechanism.noise_multiplier
-    error = measured_error(randomness.key_from_words([0, 0]), mechanism, replicas)
-    name = "rounding of the loss (measured and multiplied by eight, not proven)"
-    return (
-        BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
-        BudgetLine(name, "epsilon", 8 * error + 1e-6, "no proof for this scheme"),
-        *_lines_of_normals(mechanism),
     )
 
 
@@ -162,53 +156,163 @@ def weight_line(mechanism: Mechanism, delta_v: float, replicas: int, log_normali
     return BudgetLine("float32 weights", "relative", math.expm1(3 * _UNIT * parts), _SOURCE + "3")
 
 
+@functools.lru_cache(maxsize=512)
+def power_lines(
+    mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float
+) -> tuple[BudgetLine, ...]:
+    """The lines for draws of so many replicas of one example, with weights `ln Z + L - replicas L_1`.
+
+    Args:
+      mechanism: of several independent examples; `L_1` is the loss of one of them.
+    """
+    scheme, number = mechanism.scheme.parts
+    one = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier)
+    of_one, share, parts = _bounded(
+        one, Direction.REMOVE, replicas, lambda share: _sizes_of_one(mechanism, one, delta_v, replicas, share)
+    )
+    as_users = -(-replicas // number)
+
+    def size_of(share):
+        size = sizes(mechanism, delta_v, Direction.REMOVE, as_users, 0.0, share)
+        return dataclasses.replace(size, drawn=of_one.drawn)
+
+    size, _, (normals, transform, recurrence) = _bounded(mechanism, Direction.REMOVE, as_users, size_of)
+    rare = size.beyond + size.above + of_one.beyond + of_one.above
+    logs = abs(log_normalizer) + size.largest * mechanism.scheme.sums.times + replicas * of_one.largest
+    weight = normals + transform + recurrence + replicas * sum(parts) + 4 * _UNIT * logs
+    weight = math.expm1(weight) if weight < 600 else math.inf
+    lines = [
+        BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
+        BudgetLine("rounding of the scores", "epsilon", transform, _SOURCE + "4"),
+        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence, _SOURCE + "7"),
+        *_lines_of_normals(mechanism),
+        BudgetLine("outputs of rare participations", "delta", rare, _SOURCE + "7"),
+        BudgetLine("float32 weights, with the loss of one example", "relative", weight, _SOURCE + "7"),
+    ]
+    if share:
+        lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "7"))
+    return tuple(lines)
+
+
 # --- How large the numbers are ---
 
 
 def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
     """See `Size`; `share` is what vectors of more participations may carry of a likelihood ratio."""
     scheme = mechanism.scheme
-    sigma, n = mechanism.noise_multiplier, scheme.iterations
     count, beyond = _count(mechanism, delta_v, direction, share)
-    noise = float(-ndtri(_RARE / (2 * n)))
-    cross = float(np.max(mechanism.cross_terms))
-    each = _most_each(scheme)
-    signal = replicas * 2 * each * (1 + cross) if direction == Direction.REMOVE or _mixed(scheme) else 0.0
-    score = sigma * (noise + push) + signal
-    ratio = (score + 0.5 + cross) / sigma**2
-    most = count * each * (ratio + each / sigma**2)
+    noise, score, ratio = _magnitudes(mechanism, direction, replicas, push)
+    own = _multiplicity(scheme)[0]
+    most = count * own * (ratio + own / mechanism.noise_multiplier**2)
     largest, above = most, 0.0
     spent = _DELTA_SHARE * delta_v
     if direction == Direction.ADD and not _mixed(scheme):
         largest, above = -math.log(spent), spent
+    elif scheme.parts is not None:
+        # E_P f <= (Z_2 of one example at sigma / sqrt m)^m, and E_P f_1 <= that Z_2.
+        number = scheme.parts[1]
+        times = number if scheme.sums.times == 1 else 1
+        largest, above = times * _log_coincidence(mechanism, number) - math.log(spent), spent
     elif scheme.replicas is not None and mechanism.is_stationary:
         # P(f > e^t) <= E_P f e^-t = Z_2 e^-t.
         if scheme.replicas.most_replicas(mechanism) >= 2:
             largest, above = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent), spent
     if not largest < most:
         largest, above = most, 0.0
-    return Size(count, beyond, largest, above, noise, score, ratio)
+    drawn = replicas * _reach(scheme, count) * scheme.sums.times * (1.5 if _mixed(scheme) else 1)
+    return Size(count, beyond, drawn, largest, above, noise, score, ratio)
+
+
+def _sizes_of_one(mechanism, one, delta_v, replicas, share) -> Size:
+    """Of the loss of one example where a user has several, and the target law is that of the user.
+
+    `E_P f_1 <= Z_2` at sigma / sqrt m, and `E_P F_{>k} <= (P(> k) Z_2')^{1/2}`, Z_2' at sigma / sqrt(2 m).
+    """
+    number, most = mechanism.scheme.parts[1], one.scheme.max_participations
+    spent = _DELTA_SHARE * delta_v
+    count, beyond = most, 0.0
+    if share > 0:
+        allowed = 2 * (math.log(spent) + math.log(share) + one.scheme.sums.log_none)
+        count = _fewest(one.scheme, allowed - _log_coincidence(mechanism, 2 * number))
+        beyond = spent if count < most else 0.0
+    noise, score, ratio = _magnitudes(one, Direction.REMOVE, replicas, 0.0)
+    all_of_it = count * (ratio + 1 / mechanism.noise_multiplier**2)
+    largest, above = _log_coincidence(mechanism, number) - math.log(spent), spent
+    if not largest < all_of_it:
+        largest, above = all_of_it, 0.0
+    return Size(count, beyond, replicas * math.sqrt(count), largest, above, noise, score, ratio)
+
+
+def _log_coincidence(mechanism, power: int) -> float:
+    """`ln E e^{power <C x, C x'> / sigma^2}`, of one example's vectors x, x'; inf without tables."""
+    one, _ = mechanism.scheme.parts
+    sharper = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(power))
+    if not sharper.is_stationary or one.replicas.most_replicas(sharper) < 2:
+        return math.inf
+    found = one.replicas.log_normalizer(sharper, 2)
+    return found if found < math.inf else math.inf  # for nan as well
+
+
+def _magnitudes(mechanism, direction, replicas, push) -> tuple[float, float, float]:
+    """(noise, score, ratio) of `Size`."""
+    scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
+    noise = float(-ndtri(_RARE / (2 * scheme.iterations)))
+    cross = float(np.max(mechanism.cross_terms))
+    at_once = _multiplicity(scheme)[1]
+    signal = replicas * 2 * at_once * (1 + cross) if direction == Direction.REMOVE or _mixed(scheme) else 0.0
+    score = sigma * (noise + push) + signal
+    return noise, score, (score + 0.5 + cross) / sigma**2
 
 
 def _mixed(scheme) -> bool:
     return scheme.side_information is not None
 
 
-def _most_each(scheme) -> int:
-    """The most that one participation counts."""
-    return 1 + _mixed(scheme) if scheme.examples_per_unit == 1 else scheme.examples_per_unit
+def _multiplicity(scheme) -> tuple[int, int]:
+    """(the most that one participation counts, the most of a unit's at one step).
+
+    Independent examples take part one by one.
+    """
+    each = 1 + _mixed(scheme) if scheme.examples_per_unit == 1 else scheme.examples_per_unit
+    return (each, each) if scheme.parts is None else (1, each)
+
+
+def _most(scheme) -> int:
+    """The most participations of one sum over vectors."""
+    return scheme.max_participations * scheme.sums.processes
+
+
+def _reach(scheme, count) -> float:
+    """|x| of count vectors x of `count` participations, `|x|^2 <= max x sum x`."""
+    own, at_once = _multiplicity(scheme)
+    return math.sqrt(own * (1 if scheme.sums.times > 1 else at_once) * count)
 
 
 def log_count_tail(scheme, count: int) -> float:
-    """ln of a bound on the probability of `count` participations or more: all sets of so many steps."""
+    """ln of a bound on the probability of `count` participations or more: all sets of so many steps.
+
+    Of several processes: all ways to share the participations out, of which an even one is the likeliest.
+    """
     sums = scheme.sums
     if sums.probability == 1:
-        return 0.0 if count <= scheme.max_participations else -math.inf
+        return 0.0 if count <= _most(scheme) else -math.inf
+    if sums.processes == 1:
+        return min(0.0, _log_sets(scheme, count))
+    each, more = divmod(count, sums.processes)
+    even = (sums.processes - more) * _log_sets(scheme, each)
+    even += more * _log_sets(scheme, each + 1) if more else 0.0
+    ways = gammaln(count + sums.processes) - gammaln(count + 1) - gammaln(sums.processes)
+    return min(0.0, float(ways) + even)
+
+
+def _log_sets(scheme, count: int) -> float:
+    """ln of `p^count` times the number of sets of so many steps, as far apart as participations are."""
+    sums = scheme.sums
     places = sums.steps if sums.phases else scheme.iterations - (count - 1) * (scheme.min_separation - 1)
     if count > places:
-        return -math.inf
+        return 0.0 if count == 0 else -math.inf
     ways = gammaln(places + 1) - gammaln(count + 1) - gammaln(places - count + 1)
-    return min(0.0, float(ways) + count * math.log(sums.probability))
+    return float(ways) + count * math.log(sums.probability)
 
 
 def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
@@ -217,20 +321,24 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
     By Markov's inequality: `E_P P(x | y) = P(x)`. Under another law than P a likelihood ratio is at least
     P(x = 0), and the summands of x have mean p(x) at most.
     """
-    scheme, most = mechanism.scheme, mechanism.scheme.max_participations
-    if mechanism.is_upper_bound or share == 0:  # cross terms would have to be counted in
-        return most, 0.0
+    scheme, most = mechanism.scheme, _most(mechanism.scheme)
+    if mechanism.is_upper_bound or scheme.sums.times > 1 or share == 0:
+        return most, 0.0  # cross terms would have to be counted in, and the sum is not that of the law
     log_share = math.log(share)
     if direction == Direction.ADD or _mixed(scheme):
         log_share += scheme.sums.log_none
     allowed = math.log(_DELTA_SHARE * delta_v) + log_share - (math.log(2) if _mixed(scheme) else 0.0)
-    low, high = 0, most
+    count = _fewest(scheme, allowed)
+    return count, 0.0 if count >= most else _DELTA_SHARE * delta_v
+
+
+def _fewest(scheme, allowed: float) -> int:
+    """The least k >= 1 for which more have a probability of `e^allowed` at most, or the most there can be."""
+    low, high = 0, _most(scheme)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if log_count_tail(scheme, middle + 1) <= allowed else (middle + 1, high)
-    if low >= most:
-        return most, 0.0
-    return max(low, 1), _DELTA_SHARE * delta_v
+    return max(low, 1)
 
 
 # --- The three parts ---
@@ -238,12 +346,14 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
 
 def _parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, float, float]:
     """(normals, scores, recurrence): errors of ln of the summand of a vector of `count` participations."""
-    each = _most_each(mechanism.scheme) + _mixed(mechanism.scheme)  # ln P/R and ln Q/R together
-    reach = each * math.sqrt(count)  # |x|
+    scheme, times = mechanism.scheme, mechanism.scheme.sums.times
+    reach = _reach(scheme, count)
+    if _mixed(scheme):  # ln P/R and ln Q/R together
+        reach *= 1.5
     length = reach * math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))  # |C x|
     normals = length * _normal_error(_pairs(mechanism)) / mechanism.noise_multiplier
-    transform = _score_error(mechanism, direction, replicas, size, each, count)
-    return normals, transform, _recurrence_error(mechanism, size, each, count)
+    transform = _score_error(mechanism, direction, replicas, size, reach, count)
+    return times * normals, times * transform, times * _recurrence_error(mechanism, size, count)
 
 
 def _pairs(mechanism) -> int:
@@ -318,37 +428,37 @@ def fourier_roundings(length: int) -> float:
     return _FOURIER_ROUNDINGS[0] * math.log2(length) + _FOURIER_ROUNDINGS[1]
 
 
-def _score_error(mechanism, direction, replicas, size: Size, each, count) -> float:
+def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> float:
     strategy, scheme, sigma = mechanism.strategy, mechanism.scheme, mechanism.noise_multiplier
     n, variance = scheme.iterations, sigma**2
+    each = _multiplicity(scheme)[1] + _mixed(scheme)
     # Its share of a log-ratio: additions of noise, shift and windows.
     local = each * count * 4 * replicas * _UNIT * size.score / variance
     if not strategy.is_toeplitz:
         outputs = sigma * (math.sqrt(n) + math.sqrt(-2 * math.log(_RARE)))
-        outputs += (
-            2 * replicas * each * math.sqrt(size.count * (1 + 2 * float(np.max(mechanism.cross_terms))))
-        )
+        outputs += 2 * size.drawn * math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))
         return local + each * count * 2 * (n + 4) * _UNIT * outputs / variance
     if strategy.bands == 1:
         return local
     transform = fourier_roundings(circulant_length(n, strategy.bands)) * _UNIT
     noise = (transform + _SPECTRUM_ROUNDINGS * _UNIT) * sigma * _noise_norm(strategy, n)
-    error = each * math.sqrt(count) * noise
+    error = reach * noise
     windows = adds_windows(scheme, strategy, replicas)
     if not windows and (direction == Direction.REMOVE or _mixed(scheme)):
         window = _window_norm(strategy, n, scheme.min_separation)
-        drawn = replicas * each * math.sqrt(size.count)
         # The participations' transform, seen through C^T C x, and their part of the inverse one.
-        error += 2 * each * math.sqrt(count) * (transform + 2 * _UNIT) * window * drawn
+        error += 2 * reach * (transform + 2 * _UNIT) * window * size.drawn
     return local + error / variance
 
 
-def _recurrence_error(mechanism, size: Size, each, count) -> float:
+def _recurrence_error(mechanism, size: Size, count) -> float:
     scheme = mechanism.scheme
-    sums = scheme.sums
+    sums, each = scheme.sums, _multiplicity(scheme)[0] + _mixed(scheme)
+    if sums.processes > 1:
+        return _interacting_error(mechanism, size, count)
     half = 0.5 / mechanism.noise_multiplier**2
     local = _RATIO_ROUNDINGS * size.ratio * each
-    if scheme.examples_per_unit > 1:
+    if each > 1 and not _mixed(scheme):
         top = sums.log_weights + each * size.ratio + 2 * each**2 * half
         local += 4 * top + each * (top + SOFTPLUS_ROUNDINGS)
     if sums.most_sampled:
@@ -371,61 +481,35 @@ def _recurrence_error(mechanism, size: Size, each, count) -> float:
     return _UNIT * twice * (count * local + common + last)
 
 
-# --- What tests compare with ---
-
-
-def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:
-    """The largest |float32 loss - float64 loss| of one block of draws from the same normals.
-
-    Runs in float64 for a moment whatever the JAX configuration. Measured under P (the
-    sum of `replicas` participation vectors, at least one participation each) and under Q; both with the
-    normalised scores pushed down by `shift`, (iterations,) float32.
-    """
-    scheme, strategy = mechanism.scheme, mechanism.strategy
-    seen = scheme.side_information
-    tables = None if seen is None else seen.tables()
-    normals, participations, batch_sizes = _probe(key, tables, scheme, strategy, replicas)
-    worst = 0.0
-    for participation in participations:
-        sigma = mechanism.noise_multiplier
-        single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
-        with jax.enable_x64(True):
-            exact = _losses(
-                scheme,
-                strategy,
-                np.float64(mechanism.noise_multiplier),
-                tuple(np.asarray(part, np.float64) for part in normals),
-                np.asarray(participation, np.float64),
-                None if shift is None else np.asarray(shift, np.float64),
-                batch_sizes,
-            )
-            worst = float(np.maximum(worst, np.max(np.abs(single - np.asarray(exact)))))  # max() drops NaN
-    return worst
-
-
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _probe(key, tables, scheme, strategy, replicas):
-    """Normals, the participations under P and under Q, and batch sizes where there are any."""
-    normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
-    n, size = scheme.iterations, randomness.BLOCK_SIZE
-    normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
-    if scheme.side_information is None:
-        batch_sizes = None
-        drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
-        counts = jnp.stack(drawn).sum(axis=0)
-        others = jnp.zeros_like(counts)
-    else:
-        batch_sizes = scheme.side_information.draw(jax.random.fold_in(key, 0), size, tables)
-        counts, others = (scheme.draw_counts(counts_key, size, side, batch_sizes) for side in DIRECTIONS)
-    # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
-    somewhere = jax.random.randint(somewhere_key, (size, 1), 0, n)
-    one = (jnp.arange(n) == somewhere).astype(jnp.float32)
-    counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
-    return normals, (counts, others), batch_sizes
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
-    drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
-    drawn = drawn if shift is None else drawn - sigma * shift
-    return loss_of_scores(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
+def _interacting_error(mechanism, size: Size, count) -> float:
+    """Of `kernels.interacting_recurrence`, for vectors of `count` participations (section 7)."""
+    scheme, variance = mechanism.scheme, mechanism.noise_multiplier**2
+    sums = scheme.sums
+    number, together = sums.processes, math.log(sums.terms)
+    depth = math.ceil(math.log2(max(sums.terms, 2))) + 20
+    overlap = 1.5 * number / variance
+    own = (_RATIO_ROUNDINGS + 1) * size.ratio + (number + 7) * overlap
+    if sums.probability == 1:
+        top = math.log(number) + size.ratio + overlap
+        return _UNIT * (count * (own + 5 * top) + depth + 4 * (count * top + together))
+    log_q = -math.log1p(-sums.probability)
+    barred = math.log1p((scheme.min_separation - 1) * sums.probability)
+    free = number * (sums.steps + 2 * scheme.min_separation) * log_q
+    growth = size.largest + free + number * barred
+    shift = -math.log(sums.probability) + scheme.min_separation * log_q
+    top = shift + math.log(number) + size.ratio + overlap
+    # One participation: its factor, differences of g, and the sum over how many take part at a step.
+    local = own + 4 * top + 4 * growth
+    local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)
+    most = _most(scheme)
+    steps = SOFTPLUS_ROUNDINGS + 2  # of an increment
+    ends = steps * growth + 2 * sums.steps * _UNIT * growth + 3 * free
+    # Computed increments add up to a little more than exact ones: d grows with the d of all vectors.
+    slope = _UNIT * (most * (4 + 3 * number) + steps * (2 * most + 1))
+    if not slope < 0.5:
+        return math.inf
+    of_all = _UNIT * (most * local + ends) / (1 - slope)
+    last = depth + 4 * (growth + together + number * shift)
+    return _UNIT * (
+        count * (local + (4 + 3 * number) * of_all) + ends + steps * (2 * count + 1) * of_all + last
+    )

@@ -26,6 +26,7 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
@@ -75,15 +76,18 @@ class Proposal:
     replicas: int = 1
     scale_at: Callable[[float], float] | None = None
     """ln M at another epsilon, where it is known there too."""
-    other_weight_error: Callable[[float], float] | None = None
-    """`weight_error` where the weight is no function of L alone."""
+    rounding_lines: Callable[[float], tuple[BudgetLine, ...]] | None = None
+    """All that is booked for float32 at a delta_v, weights too, where those are no function of L alone."""
     push: float = 0.0
     log_normalizer: float = 0.0
 
     def weight_error(self, loss_error: float) -> float:
-        """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log."""
-        if self.other_weight_error is not None:
-            return self.other_weight_error(loss_error)
+        """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log.
+
+        0 where `rounding_lines` have it.
+        """
+        if self.rounding_lines is not None:
+            return 0.0
         return (self.replicas - 1) * loss_error if self.direction == Direction.REMOVE else 0.0
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:

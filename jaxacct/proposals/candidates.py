@@ -37,15 +37,18 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
     if proposal.log_scale == -math.inf:
         return ()
     mechanism, m = proposal.mechanism, proposal.replicas
-    lines = rounding.loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
+    if proposal.rounding_lines is not None:
+        lines = proposal.rounding_lines(delta_v)
+    else:
+        lines = rounding.loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
+        if proposal.direction == Direction.REMOVE and m > 1:
+            lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer),)
     law = "law of the draws"
-    lines += (
+    return (
+        *lines,
         BudgetLine(law, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
         BudgetLine(law, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"),
     )
-    if proposal.direction == Direction.REMOVE and m > 1 and mechanism.scheme.sums is not None:
-        lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer),)
-    return lines
 
 
 def threshold(proposal: Proposal, delta_v: float) -> float:

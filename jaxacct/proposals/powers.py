@@ -50,9 +50,6 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         arrays = module.tables(one, m)
         return {"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays}
 
-    def weight_error(loss_error: float) -> float:
-        return loss_error + m * rounding.loss_margin(one, epsilon, m)
-
     return Proposal(
         name=f"{m} replicas of one example",
         direction=Direction.REMOVE,
@@ -64,7 +61,8 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         total_variation=total_variation,
         replicas=-(-m // number),
         scale_at=lambda other: log_scale(log_z, m / number, other),
-        other_weight_error=weight_error,
+        rounding_lines=lambda delta_v: rounding.power_lines(mechanism, float(delta_v), m, log_z),
+        log_normalizer=log_z,
     )
 
 

@@ -51,6 +51,8 @@ class Sums:
       phases: whether that sum is over phases, each a product of its own.
       log_weights: largest |ln| of the weights of several counts at one step.
       most_sampled: largest batch that a factor of a cut batch is made of, 0 without cuts.
+      processes: how many examples, of one unit, are added up together with what they share.
+      times: how often the sum of one example is taken for the unit's, as a bound.
     """
 
     probability: float
@@ -60,6 +62,8 @@ class Sums:
     phases: bool = False
     log_weights: float = 0.0
     most_sampled: int = 0
+    processes: int = 1
+    times: int = 1
 
 
 class Scheme(abc.ABC):
@@ -141,6 +145,11 @@ class Scheme(abc.ABC):
         Returns () of the same dtype, natural log.
         """
 
+    @property
+    @abc.abstractmethod
+    def sums(self) -> Sums:
+        """How its likelihood ratios are added up, from which the bound on their rounding follows."""
+
     @classmethod
     @abc.abstractmethod
     def from_batch_size(cls, **sizes) -> "Scheme":
@@ -213,11 +222,6 @@ class Scheme(abc.ABC):
 
         For columns that do not overlap. None leaves the bound with all participations revealed.
         """
-        return None
-
-    @property
-    def sums(self) -> Sums | None:
-        """How its likelihood ratios are added up; None leaves their rounding measured and not proven."""
         return None
 
     @property

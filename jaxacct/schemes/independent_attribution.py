@@ -10,6 +10,7 @@ theorem 2). Its likelihood is that of `kernels.interacting_recurrence`. Where th
 many, the likelihood is bounded by those of k examples that do not interact (theorem 4).
 """
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme
+from jaxacct.schemes.base import Scheme, Sums
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.poisson import log_probabilities
 
@@ -122,6 +123,18 @@ class IndependentAttribution(Scheme):
     @property
     def side_information(self) -> None:
         return None
+
+    @property
+    def sums(self) -> Sums:
+        one, number = self.one.sums, self.examples_per_user
+        if number == 1:
+            return one
+        if not self.is_exact:
+            return dataclasses.replace(one, times=number)
+        warm = self.warm_start and self.min_separation > 1
+        terms = math.comb(self.min_separation + number - 1, number) if warm else 1
+        none = self.log_probability_of_none()
+        return Sums(self.sampling_probability, none, one.steps, terms, processes=number)
 
     def participation_probabilities(self) -> np.ndarray:
         """(iterations,) float64: the probability that some example of a user takes part at each step."""

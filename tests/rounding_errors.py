@@ -1,0 +1,90 @@
+"""What float32 losses are really off by: computed again in float64 from the same normals."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import Mechanism
+from jaxacct.kernels import randomness
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.statistics.direction import DIRECTIONS, Direction
+
+
+def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:
+    """The largest |float32 loss - float64 loss| of one block of draws from the same normals.
+
+    Runs in float64 for a moment whatever the JAX configuration. Measured under P (the
+    sum of `replicas` participation vectors, at least one participation each) and under Q; both with the
+    normalised scores pushed down by `shift`, (iterations,) float32.
+    """
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    seen = scheme.side_information
+    tables = None if seen is None else seen.tables()
+    normals, participations, batch_sizes = _probe(key, tables, scheme, strategy, replicas)
+    worst = 0.0
+    for participation in participations:
+        sigma = mechanism.noise_multiplier
+        single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
+        with jax.enable_x64(True):
+            exact = _losses(
+                scheme,
+                strategy,
+                np.float64(mechanism.noise_multiplier),
+                tuple(np.asarray(part, np.float64) for part in normals),
+                np.asarray(participation, np.float64),
+                None if shift is None else np.asarray(shift, np.float64),
+                batch_sizes,
+            )
+            worst = float(np.maximum(worst, np.max(np.abs(single - np.asarray(exact)))))  # max() drops NaN
+    return worst
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _probe(key, tables, scheme, strategy, replicas):
+    """Normals, the participations under P and under Q, and batch sizes where there are any."""
+    normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
+    if scheme.side_information is None:
+        batch_sizes = None
+        drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
+        counts = jnp.stack(drawn).sum(axis=0)
+        others = jnp.zeros_like(counts)
+    else:
+        batch_sizes = scheme.side_information.draw(jax.random.fold_in(key, 0), size, tables)
+        counts, others = (scheme.draw_counts(counts_key, size, side, batch_sizes) for side in DIRECTIONS)
+    # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
+    somewhere = jax.random.randint(somewhere_key, (size, 1), 0, n)
+    one = (jnp.arange(n) == somewhere).astype(jnp.float32)
+    counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
+    return normals, (counts, others), batch_sizes
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
+    drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
+    drawn = drawn if shift is None else drawn - sigma * shift
+    return loss_of_scores(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
+
+
+def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:
+    """The largest error of `L - replicas L_1` in float32, L_1 the loss of one example; draws as above.
+
+    Outputs have the sum of so many vectors of one example, drawn independently.
+    """
+    one = Mechanism(mechanism.scheme.parts[0], mechanism.strategy, mechanism.noise_multiplier)
+    normals, (counts, _), _ = _probe(key, None, one.scheme, one.strategy, replicas)
+
+    def weights(dtype, sigma):
+        drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
+        loss, single = (
+            _losses(each.scheme, each.strategy, sigma, *drawn, None, None) for each in (mechanism, one)
+        )
+        return np.asarray(loss - dtype(replicas) * single)
+
+    sigma = mechanism.noise_multiplier
+    found = weights(np.float32, sigma)
+    with jax.enable_x64(True):
+        return float(np.max(np.abs(found - weights(np.float64, np.float64(sigma)))))
