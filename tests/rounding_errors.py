@@ -74,7 +74,8 @@ def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:
 
     Outputs have the sum of so many vectors of one example, drawn independently.
     """
-    one = Mechanism(mechanism.scheme.parts[0], mechanism.strategy, mechanism.noise_multiplier)
+    scheme, _ = mechanism.scheme.parts or (mechanism.scheme, 1)
+    one = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier)
     normals, (counts, _), _ = _probe(key, None, one.scheme, one.strategy, replicas)
 
     def weights(dtype, sigma):

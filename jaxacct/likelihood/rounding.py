@@ -165,6 +165,7 @@ def power_lines(
     Args:
       mechanism: of several independent examples; `L_1` is the loss of one of them.
     """
+    assert mechanism.scheme.parts is not None  # of several examples
     scheme, number = mechanism.scheme.parts
     one = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier)
     of_one, share, parts = _bounded(
