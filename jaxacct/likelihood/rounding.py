@@ -26,6 +26,7 @@ from scipy.special import gammaln, ndtri
 from jaxacct.kernels import randomness
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.strategies.stationary import adds_windows, circulant_length
 
