@@ -7,7 +7,7 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
-from jaxacct.kernels import randomness
+from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.statistics.direction import DIRECTIONS
 
@@ -33,7 +33,7 @@ def test_each_normal_is_normal(pair):
 def test_words_drawn_flat_are_those_of_jax(shape):
     """Plans store keys so that draws can be repeated: how words are laid out must not change them."""
     key = jax.random.key(3)
-    np.testing.assert_array_equal(randomness.bits_32(key, shape), jax.random.bits(key, shape, jnp.uint32))
+    np.testing.assert_array_equal(threefry.bits_32(key, shape), jax.random.bits(key, shape, jnp.uint32))
 
 
 def test_tails_beyond_jax(pair):
@@ -68,19 +68,53 @@ def test_the_two_are_independent(pair):
 def test_words_are_those_of_jax(shape):
     """Bit for bit, one key at a time and mapped over keys."""
     keys = jax.random.split(jax.random.key(11), 3)
-    mapped = jax.vmap(lambda key: randomness.words_32(key, shape))(keys)
+    mapped = jax.vmap(lambda key: threefry.two_words(key, shape))(keys)
     size = int(np.prod(shape))
     for index, key in enumerate(keys):
         theirs = threefry_2x32(jax.random.key_data(key), jnp.arange(2 * size, dtype=jnp.uint32))
-        ours = randomness.words_32(key, shape)
+        ours = threefry.two_words(key, shape)
         for part, whole, expected in zip(ours, mapped, (theirs[:size], theirs[size:]), strict=True):
             np.testing.assert_array_equal(np.asarray(part).reshape(-1), expected)
             np.testing.assert_array_equal(whole[index], part)
 
 
+def test_keys_and_integers_are_those_of_jax():
+    """Also one by one inside a mapped and jitted function, and for spans above 2^16, where sums overflow."""
+    keys = jax.random.split(jax.random.key(12), 4)
+
+    @jax.jit
+    @jax.vmap
+    def ours(key):
+        parts = threefry.split(key, 3)
+        whole = [threefry.integers(parts[0], (50,), below) for below in (1, 7, 2**16, 1_500_000_001)]
+        return parts, threefry.fold_in(key, 77), whole
+
+    @jax.jit
+    @jax.vmap
+    def theirs(key):
+        parts = jax.random.split(key, 3)
+        whole = [jax.random.randint(parts[0], (50,), 0, below) for below in (1, 7, 2**16, 1_500_000_001)]
+        return parts, jax.random.fold_in(key, 77), whole
+
+    for mine, expected in zip(jax.tree.leaves(ours(keys)), jax.tree.leaves(theirs(keys)), strict=True):
+        if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
+            mine, expected = jax.random.key_data(mine), jax.random.key_data(expected)
+        np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize("below", [1, 3, 7, 2**8 - 1])
+def test_the_error_of_integers_holds(below):
+    """The same arithmetic in words of 8 bits, all 2^16 pairs of them: 2^4 stands for 2^16."""
+    high, low = np.divmod(np.arange(2**16), 2**8)
+    shift = (2**4 % below) ** 2 % 2**8 % below
+    seen = np.bincount((high % below * shift % 2**8 + low % below) % 2**8 % below, minlength=below) / 2**16
+    allowed = below * (2.0**-8 if below <= 2**4 else 2.0**-7)
+    assert np.abs(seen * below - 1).max() <= allowed
+
+
 def test_bits_are_fair():
     """Each of the 32 places of both arrays, and each pair of neighbouring places; false alarm 1e-6 in all."""
-    for words in randomness.words_32(jax.random.key(3), (1 << 20,)):
+    for words in threefry.two_words(jax.random.key(3), (1 << 20,)):
         bits = (np.asarray(words)[:, None] >> np.arange(32, dtype=np.uint32)) & 1
         bound = stats.norm.isf(FALSE_ALARM / 256) * np.sqrt(0.25 / len(bits))
         assert np.abs(bits.mean(axis=0) - 0.5).max() < bound
@@ -110,7 +144,7 @@ def test_streams_keep_their_numbers():
 def test_streams_of_neighbouring_keys_do_not_meet():
     """Words of 64 keys made by fold_in repeat as often as independent words; Poisson, false alarm 1e-6."""
     keys = randomness.block_keys(jax.random.key(0), 0, 64)
-    pairs = jax.vmap(lambda key: randomness.words_32(key, (1 << 14,)))(keys)
+    pairs = jax.vmap(lambda key: threefry.two_words(key, (1 << 14,)))(keys)
     words = np.stack([np.asarray(part) for part in pairs])
     words = words.reshape(-1)
     repeats = words.size - len(np.unique(words))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.kernels import randomness
+from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood.loss import loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS
@@ -133,7 +133,7 @@ def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _blocks(scheme, strategy, direction, sigmas, keys):
     def one_block(key):
-        normals_key, counts_key = jax.random.split(key)
+        normals_key, counts_key = threefry.split(key)
         n, size = scheme.iterations, randomness.BLOCK_SIZE
         normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
         noise = strategy.scores_from_normals(normals, n, 1.0)

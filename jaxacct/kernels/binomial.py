@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels.randomness import bits_32
+from jaxacct.kernels import threefry
 
 _MOST_CELLS = 2**20
 _TOTAL_BITS = 62
@@ -44,7 +44,7 @@ def draw_binomial(key, trials, one_set, cells):
     level = jnp.arange(levels, dtype=jnp.int32)[:, None]
     digit = (trials >> (level * digit_bits)) & (radix - 1)
     first, log_cells, lowest = (jnp.asarray(part)[level, digit] for part in one_set)
-    words = bits_32(key, (2, levels, trials.shape[0]))
+    words = threefry.bits_32(key, (2, levels, trials.shape[0]))
     shift = (32 - log_cells).astype(jnp.uint32)
     own = (words[0] >> shift).astype(jnp.int32)
     high, low = words[0] & ((jnp.uint32(1) << shift) - 1), words[1] >> (32 - _LOW_BITS)

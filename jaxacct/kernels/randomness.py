@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
+from jaxacct.kernels.threefry import bits_32, split, two_words
+
 BLOCK_SIZE = 128
 
 
@@ -85,32 +87,6 @@ def block_keys(key, first_block: int, num_blocks: int):
     return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-
-
-def words_32(key, shape):
-    """Two independent arrays of `shape` of uniform uint32 words, from one key of threefry.
-
-    Those of `jax.extend.random.threefry_2x32`, with its twenty rounds written out, so that XLA makes them
-    where they are used. JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65 microseconds a
-    sample at n = 7200. Both words of a counter are used; `jax.random.bits` keeps one of them.
-
-    Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011), Threefry-2x32-20.
-    """
-    first, second = jax.random.key_data(key)
-    keys = (first, second, first ^ second ^ jnp.uint32(0x1BD11BDA))
-    size = int(np.prod(shape))
-    counters = jnp.arange(2 * size, dtype=jnp.uint32)
-    x, y = counters[:size].reshape(shape) + keys[0], counters[size:].reshape(shape) + keys[1]
-    for injection in range(5):
-        for rotation in _ROTATIONS[injection % 2]:
-            x = x + y
-            y = ((y << rotation) | (y >> (32 - rotation))) ^ x
-        x = x + keys[(injection + 1) % 3]
-        y = y + keys[(injection + 2) % 3] + jnp.uint32(injection + 1)
-    return x, y
-
-
 def _minus_log1p_coefficients() -> np.ndarray:
     """`-log(1 + t) / t` on [-1/4, 1/2] by Chebyshev interpolation of degree 11: a relative error of 2e-9."""
     series = chebyshev.Chebyshev.interpolate(lambda t: -np.log1p(t) / t, 11, domain=[-0.25, 0.5])
@@ -162,8 +138,8 @@ def normal_pairs(key, shape, dtype):
     """
     if jnp.dtype(dtype) != jnp.float32:
         return tuple(jax.random.normal(part, shape, dtype) for part in jax.random.split(key))
-    key, row_key = jax.random.split(key)
-    radius_bits, angle_bits = words_32(key, shape)
+    key, row_key = split(key)
+    radius_bits, angle_bits = two_words(key, shape)
     row_words = bits_32(row_key, (2, shape[0], *[1] * (len(shape) - 1))).astype(jnp.float32)
     row_low = (row_words[0] + (row_words[1] + 0.5) * jnp.float32(2.0**-32)) * jnp.float32(2.0**-32)
     rest = jnp.where(radius_bits < _RARE_RADII, row_low, jnp.float32(0.5))
@@ -185,14 +161,6 @@ def normals(key, shape, dtype):
     num_samples, size = shape
     pairs = normal_pairs(key, (num_samples, -(-size // 2)), dtype)
     return jnp.concatenate(pairs, axis=1)[:, :size]
-
-
-def bits_32(key, shape):
-    """Uniform uint32 words of `shape`: the bits of `jax.random.bits`, drawn flat.
-
-    XLA compiles the rounds of threefry over one long axis in half the time it takes over several.
-    """
-    return jax.random.bits(key, (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
 def uniform_64(key, shape, dtype=jnp.float32):

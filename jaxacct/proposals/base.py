@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import randomness
+from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.direction import DIRECTIONS, Direction
@@ -152,7 +152,7 @@ def draw_block_at(
     few may be given by `draw_positions(key, size)` instead, positions and counts
     (`Strategy.add_signal_windows`).
     """
-    normals_key, counts_key = jax.random.split(key)
+    normals_key, counts_key = threefry.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = strategy.draw_normals(normals_key, n, size, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, size)
@@ -195,7 +195,7 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
     """What the adversary sees besides the outputs, if anything, then outputs given it."""
     seen, side = scheme.side_information, None
     if seen is not None:
-        side_key, key = jax.random.split(key)
+        side_key, key = threefry.split(key)
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
     if direction == Direction.REMOVE and _few_windows(scheme, strategy):
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from jaxacct.kernels import randomness
+from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
@@ -210,10 +210,10 @@ def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
 
 
 def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    noise_key, cell_key, place_key = jax.random.split(key, 3)
+    noise_key, cell_key, place_key = threefry.split(key, 3)
     size, n = randomness.BLOCK_SIZE, scheme.iterations
     noise = strategy.noise_scores(noise_key, n, size, dtype)
-    cell = jnp.searchsorted(tables["last"], randomness.bits_32(cell_key, (size,)))
+    cell = jnp.searchsorted(tables["last"], threefry.bits_32(cell_key, (size,)))
     below = tables["width"].astype(dtype) * randomness.uniform_64(place_key, (size,), dtype)
     upper = tables["upper"][cell].astype(dtype)
     # ln phi(t) from its value at the upper end of the cell: no cancellation.

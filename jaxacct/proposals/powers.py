@@ -13,10 +13,9 @@ import functools
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels import randomness
+from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -90,7 +89,7 @@ def power_candidates(
 def _drawer(module) -> Callable[..., Draws]:
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
         one, _ = scheme.parts
-        normals_key, counts_key = jax.random.split(key)
+        normals_key, counts_key = threefry.split(key)
         n, size = scheme.iterations, randomness.BLOCK_SIZE
         normals = strategy.draw_normals(normals_key, n, size, dtype)
         counts = module.draw_counts(counts_key, one, tables["arrays"], size).astype(dtype)

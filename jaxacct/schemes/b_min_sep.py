@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from jaxacct import _validate
-from jaxacct.kernels import gpu_recurrence
+from jaxacct.kernels import gpu_recurrence, threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
@@ -169,7 +169,8 @@ class BMinSep(Scheme):
         waits = 0.0 if p == 1 else 10 * 2.0**-24 * (2 * n + self.max_participations + 1)
         start = 0.0
         if self.warm_start:
-            start = math.log1p(bernoulli_error(self.eligible_probability, 1)) + b * 2.0**-32
+            start = math.log1p(bernoulli_error(self.eligible_probability, 1))
+            start += threefry.integers_error(b)
         return math.expm1(waits + start)
 
     def draw_participation(self, key, num_samples: int):
@@ -186,7 +187,7 @@ class BMinSep(Scheme):
         For a separation of 2 at least. The same draws as those of `draw_participation`.
         """
         n, b = self.iterations, self.min_separation
-        gap_key, start_key = jax.random.split(key)
+        gap_key, start_key = threefry.split(key)
         _, log_q = log_probabilities(self.sampling_probability)
         exponential = exponential_64(gap_key, (num_samples, self.max_participations))
         waiting = jnp.minimum(jnp.floor(exponential / -log_q), n).astype(jnp.int32)
@@ -251,6 +252,6 @@ def draw_barred_steps(key, scheme: BMinSep, num_samples: int):
     b = scheme.min_separation
     if not scheme.warm_start or b == 1:
         return jnp.zeros(num_samples, jnp.int32)
-    free_key, which_key = jax.random.split(key)
+    free_key, which_key = threefry.split(key)
     free = bernoulli(free_key, scheme.eligible_probability, (num_samples,))
-    return jnp.where(free, 0, jax.random.randint(which_key, (num_samples,), 1, b))
+    return jnp.where(free, 0, 1 + threefry.integers(which_key, (num_samples,), b - 1))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.kernels import threefry
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
@@ -89,7 +90,7 @@ class BallsInBins(Scheme):
 
     def draw_error(self) -> float:
         """Bound on the relative error of the drawn phases' law: 64 random bits spread over the phases."""
-        return self.cycle_length * 2.0**-32
+        return threefry.integers_error(self.cycle_length)
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
 from jaxacct import _validate
+from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
@@ -104,11 +104,11 @@ class CyclicPoisson(Scheme):
     def draw_error(self) -> float:
         """Bound on the relative error of the density that `draw_participation` draws from."""
         coins = bernoulli_error(self.sampling_probability, self.max_participations)
-        return (1 + coins) * (1 + self.cycle_length * 2.0**-32) - 1
+        return (1 + coins) * (1 + threefry.integers_error(self.cycle_length)) - 1
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 of 0 and 1."""
-        phase_key, join_key = jax.random.split(key)
+        phase_key, join_key = threefry.split(key)
         rounds = self.max_participations
         mine = draw_phase(phase_key, num_samples, self.cycle_length)
         joins = bernoulli(join_key, self.sampling_probability, (num_samples, rounds))
@@ -129,7 +129,7 @@ def log_probability_of_no_turn(iterations: int, cycle_length: int, probability: 
 
 def draw_phase(key, num_samples: int, cycle_length: int):
     """(num_samples, cycle_length) bool, one true entry a row: a uniform phase."""
-    phase = jax.random.randint(key, (num_samples, 1), 0, cycle_length)
+    phase = threefry.integers(key, (num_samples, 1), cycle_length)
     return phase == jnp.arange(cycle_length)
 
 

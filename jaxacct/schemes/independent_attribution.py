@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.kernels import threefry
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums
@@ -151,7 +152,7 @@ class IndependentAttribution(Scheme):
 
     def draw_participation(self, key, num_samples: int):
         """(num_samples, iterations) float32 counts 0 .. k_u."""
-        keys = jax.random.split(key, self.examples_per_user)
+        keys = threefry.split(key, self.examples_per_user)
         if self.examples_per_user <= _WRITTEN_OUT:
             return sum(self.one.draw_participation(part, num_samples) for part in keys)
 

@@ -37,6 +37,7 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
+from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
@@ -239,7 +240,7 @@ class MultiAttribution(Scheme):
         """(num_samples, iterations) float32 counts 0 .. k_u of the dominating pair."""
         if self.examples_per_user == 1:
             return self.timing.draw_participation(key, num_samples)
-        times_key, counts_key = jax.random.split(key)
+        times_key, counts_key = threefry.split(key)
         counts = self._draw_counts(counts_key, (num_samples, self.max_participations))
         # The k-th participation of a sample takes its k-th count.
         if self.min_separation > 1:
@@ -259,12 +260,12 @@ class MultiAttribution(Scheme):
         """Binomial(k_u, p) given that it is not 0: coin by coin, so that rare counts are exact too."""
         free = self.sampling_probability
         total = jnp.zeros(shape, jnp.float32)
-        first, keys = self._first_probabilities(), jax.random.split(key, self.examples_per_user)
+        first, keys = self._first_probabilities(), threefry.split(key, self.examples_per_user)
         if self.examples_per_user > _WRITTEN_OUT and free < 1:
 
             def coin(total, at):
                 part, threshold = at
-                forced_key, free_key = jax.random.split(part)
+                forced_key, free_key = threefry.split(part)
                 forced = below_64(forced_key, threshold, shape)
                 return total + jnp.where(total == 0, forced, bernoulli(free_key, free, shape)), None
 
@@ -272,7 +273,7 @@ class MultiAttribution(Scheme):
             # The last one is sampled for certain where none was before.
             return total + jnp.where(total == 0, True, bernoulli(keys[-1], free, shape))
         for forced, part in zip(first, keys, strict=True):
-            forced_key, free_key = jax.random.split(part)
+            forced_key, free_key = threefry.split(part)
             heads = jnp.where(
                 total == 0,
                 bernoulli(forced_key, min(1.0, float(forced)), shape),

@@ -48,8 +48,8 @@ import scipy
 from jax import lax
 
 from jaxacct import _validate
+from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import binomial_tables, draw_binomial
-from jaxacct.kernels.randomness import bits_32
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, disjoint_participations
@@ -221,7 +221,7 @@ class TruncatedBMinSep(Scheme):
         """
         joining, past = self.batch_size_tables() if tables is None else tables
         n, b = self.iterations, self.min_separation
-        past_key, key = jax.random.split(key)
+        past_key, key = threefry.split(key)
         pool = jnp.full((num_samples,), self.dataset_size - 1, jnp.int32)
         recent = jnp.zeros((b - 1, num_samples), jnp.int32)  # slot i mod (b-1): step i - (b-1)
         if past is not None:
@@ -229,7 +229,7 @@ class TruncatedBMinSep(Scheme):
 
             def past_step(pool, step):
                 t, one_set = step
-                size = draw_binomial(jax.random.fold_in(past_key, t), pool, one_set, cells)
+                size = draw_binomial(threefry.fold_in(past_key, t), pool, one_set, cells)
                 return pool - size, size
 
             pool, recent = lax.scan(past_step, pool, (jnp.arange(b - 1), sets))
@@ -241,7 +241,7 @@ class TruncatedBMinSep(Scheme):
             else:
                 sets, cells = joining
                 one_set = jax.tree.map(lambda part: part[0], sets)
-                size = draw_binomial(jax.random.fold_in(key, i), pool, one_set, cells)
+                size = draw_binomial(threefry.fold_in(key, i), pool, one_set, cells)
             if b > 1:
                 slot = i % (b - 1)
                 pool = pool - size + recent[slot]
@@ -278,13 +278,13 @@ class TruncatedBMinSep(Scheme):
         """
         drawn_from_p = Direction.of(direction) is Direction.REMOVE
         batch_sizes = _required(side)
-        sampled_key, kept_key = jax.random.split(key)
+        sampled_key, kept_key = threefry.split(key)
         sampled = self.draw_participation(sampled_key, num_samples)
         if not self.can_cut:  # the maximum may then be beyond 32 bits
             return sampled if drawn_from_p else jnp.zeros_like(sampled)
         cut = batch_sizes >= self.max_batch_size
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
-        bits = bits_32(kept_key, batch_sizes.shape)
+        bits = threefry.bits_32(kept_key, batch_sizes.shape)
         place = _multiply_high(bits, batch_sizes.astype(jnp.uint32) + 1)
         kept = (place < self.max_batch_size).astype(jnp.float32)
         when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.kernels import threefry
 from jaxacct.tradeoff import _arrays as arrays
 from jaxacct.tradeoff.batch_clipping import MonteCarloDelta, upper_mean
 from jaxacct.tradeoff.gaussian import gdp_delta
@@ -51,7 +52,7 @@ def sample_participation(
 @functools.partial(jax.jit, static_argnums=range(1, 8))
 def _draw(key, n, m, s, draws, g, shuffled, samples):
     def add(total, one):
-        keys = jax.random.split(jax.random.fold_in(key, one), samples)
+        keys = threefry.split(threefry.fold_in(key, one), samples)
         positions = jax.vmap(lambda k: _distinct(k, n, g))(keys)
         return total + jax.vmap(lambda p: _squares(p, n, m, s, shuffled))(positions), None
 
@@ -60,7 +61,7 @@ def _draw(key, n, m, s, draws, g, shuffled, samples):
 
 def _distinct(key, n: int, g: int):
     """g different positions in 0..n-1, uniform (Floyd's algorithm): O(g^2), never O(n)."""
-    words = jax.random.bits(key, (g, 2), jnp.uint32)
+    words = threefry.bits_32(key, (g, 2))
 
     def step(chosen, index):
         limit = jnp.uint32(n - g + index)  # draw from 0..limit

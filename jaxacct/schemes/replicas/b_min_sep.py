@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels import threefry
 from jaxacct.kernels.bars import moves, rank, start_states, states
 from jaxacct.kernels.loops import any_left
-from jaxacct.kernels.randomness import bits_32, exponential_64, uniform_64
+from jaxacct.kernels.randomness import exponential_64, uniform_64
 from jaxacct.schemes.base import counts_at
 from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.schemes.replicas.base import Attracting
@@ -249,7 +250,7 @@ def thresholds_of(law: np.ndarray):
 
 def draw_index(key, thresholds, num: int):
     """(num,) int32 indices, one for each row of `thresholds` (or all from its only row)."""
-    bits = bits_32(key, (num, 1))
+    bits = threefry.bits_32(key, (num, 1))
     return jnp.sum(bits >= thresholds, axis=-1).astype(jnp.int32)
 
 
@@ -259,7 +260,7 @@ def _draw_starts(key, arrays, b: int, m: int, num: int):
         return jnp.zeros(num, jnp.int32), jnp.zeros((num, m - 1), jnp.int32)
     bars = []
     for k, thresholds in enumerate(arrays["starts"]):
-        bars.append(draw_index(jax.random.fold_in(key, k), thresholds[tuple(bars)], num))
+        bars.append(draw_index(threefry.fold_in(key, k), thresholds[tuple(bars)], num))
     bars = jnp.sort(jnp.stack(bars, axis=1), axis=1)
     left = bars[:, 1:] - bars[:, :1]
     return bars[:, 0], jnp.where(left > 0, left + b - 1, 0)
@@ -287,7 +288,7 @@ def draw_positions(key, scheme, arrays, num_samples: int):
     float32.
     """
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["hazards"])
-    start_key, walk_key = jax.random.split(key)
+    start_key, walk_key = threefry.split(key)
     step, codes = _draw_starts(start_key, arrays, b, m, num_samples)
     slots = m * scheme.max_participations
     positions = jnp.full((num_samples, slots), n, jnp.int32)
@@ -300,7 +301,7 @@ def draw_positions(key, scheme, arrays, num_samples: int):
 
     def advance(state):
         turn, step, codes, slot, positions, counts = state
-        wait_key, thin_key = jax.random.split(jax.random.fold_in(walk_key, turn))
+        wait_key, thin_key = threefry.split(threefry.fold_in(walk_key, turn))
         remaining = jnp.where(codes >= b, codes - (b - 1), codes)
         release = jnp.min(jnp.where(remaining > 0, remaining, n + b), axis=1)
         rate = arrays["rate"][rank(codes)]

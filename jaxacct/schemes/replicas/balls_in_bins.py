@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting
 
@@ -91,6 +92,6 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     phases: list = []
     for k, thresholds in enumerate(arrays):
         rows = thresholds[tuple(phases)]
-        phases.append(draw_index(jax.random.fold_in(key, k), rows, num_samples))
+        phases.append(draw_index(threefry.fold_in(key, k), rows, num_samples))
     turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases]).sum(axis=0)
     return jnp.tile(turns, (1, -(-n // b)))[:, :n]

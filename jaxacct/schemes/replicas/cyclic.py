@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting
@@ -104,7 +105,7 @@ def chain_weights(b: int, most: int, p: float, attraction: np.ndarray) -> np.nda
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of two replicas' participation vectors, (num_samples, iterations) float32 of 0, 1, 2."""
     b, n = scheme.min_separation, scheme.iterations
-    first_key, second_key, chain_key = jax.random.split(key, 3)
+    first_key, second_key, chain_key = threefry.split(key, 3)
     one = draw_index(first_key, arrays["first"], num_samples)
     two = draw_index(second_key, arrays["second"][one], num_samples)
     early, late = jnp.minimum(one, two), jnp.maximum(one, two)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels.randomness import bits_32
+from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.b_min_sep import (
     MAX_TABLE_BYTES,
     attractions,
@@ -137,12 +137,12 @@ def _starts(scheme, weights) -> np.ndarray:
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of two replicas' counts, (num_samples, iterations) float32."""
     n, b, k = scheme.iterations, scheme.min_separation, scheme.examples_per_user
-    first_key, second_key, walk_key = jax.random.split(key, 3)
+    first_key, second_key, walk_key = threefry.split(key, 3)
     bars = jnp.zeros((2, num_samples), jnp.int32)
     if arrays["starts"] is not None:
         first = draw_index(first_key, arrays["starts"][0], num_samples)
         bars = jnp.stack([first, draw_index(second_key, arrays["starts"][1][first], num_samples)])
-    bits = bits_32(walk_key, (n, num_samples, 1))
+    bits = threefry.bits_32(walk_key, (n, num_samples, 1))
     steps = {"bits": bits, "together": arrays["together"]}
     if arrays["alone"] is not None:
         steps["alone"] = arrays["alone"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxacct.kernels.randomness import bits_32
+from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.base import Attracting
 
 
@@ -54,7 +54,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
 
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
-    bits = bits_32(key, (num_samples, scheme.iterations))
+    bits = threefry.bits_32(key, (num_samples, scheme.iterations))
     counts = jnp.zeros(bits.shape, jnp.float32)
     return jax.lax.fori_loop(
         0,
