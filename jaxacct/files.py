@@ -142,10 +142,21 @@ def _refuse(constant: str):
     raise ValueError(f"{constant} is not a number that JSON has")
 
 
+def _object(pairs: list) -> dict:
+    """A JSON object; one that has a key twice says one thing to one reader and another to the next."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"it has the key {twice!r:.80} twice")
+    return found
+
+
 def read_json(path, what: str) -> dict:
     """The JSON object in `path`; ValueError naming `what` when it is missing, truncated or another thing."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+        text = Path(path).read_text(encoding="utf-8")
+        data = json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
     except OSError as error:
         raise ValueError(f"{what} {path} cannot be read: {error.strerror}") from None
     except RecursionError:

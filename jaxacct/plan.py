@@ -18,7 +18,6 @@ from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import read_json, to_json, write_atomically
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism
-from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.direction import Direction
@@ -35,7 +34,8 @@ from jaxacct.verification.target import Target
 
 SCHEMA = "jaxacct-plan"
 SCHEMA_VERSION = 2
-# Version 1 stored neither the accountant nor the digest of the target; what it lacks is computed on reading.
+# Version 1 stored no accountant, which is computed on reading, and draws without the digest of their target:
+# relabelled ones could not be told from honest ones, so that drawn plans of version 1 are refused.
 _READABLE = (1, SCHEMA_VERSION)
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "dp-accounting")
 
@@ -224,7 +224,7 @@ class Plan:
             "computed again: scale, errors, rounding margin, threshold, the verdict from the stored counts, "
             "batch sizes",
             "only drawing shows: that the counts are those of the stored key (`jaxacct verify --replay`) and "
-            "that the key was not chosen (`jaxacct verify`)",
+            "that neither key, rule nor bets were chosen afterwards (`jaxacct verify`)",
             "as written, without bearing on the guarantee: predicted samples, times, device, versions",
         ]
 
@@ -306,6 +306,11 @@ class Plan:
         if lacks or unknown:
             what = f"lacks the field {lacks[0]!r}" if lacks else f"has an unknown field {unknown[0]!r}"
             raise ValueError(f"plan {what}")
+        if version == 1 and data["evidence"] is not None:
+            raise ValueError(
+                "plan of version 1 holds draws that name no target and put too little aside for rounding: "
+                "certify the mechanism again with `jaxacct calibrate`"
+            )
         try:
             plan = _read(data, version)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -343,8 +348,7 @@ def _as_read(value):
 
 
 def _read(data: dict, version: int) -> Plan:
-    """The plan in JSON values, their types checked; of version 1 with what it lacks filled in."""
-    old = version == 1
+    """The plan in JSON values, their types checked; of version 1 with its accountant filled in."""
     for name, kind in (("scheme", dict), ("strategy", dict), ("statement", str)):
         if not isinstance(data[name], kind):
             raise ValueError(f"plan {name} must be of type {kind.__name__}, was {data[name]!r}")
@@ -373,39 +377,15 @@ def _read(data: dict, version: int) -> Plan:
     given = records.read(float, data["prefix_sum_error"], "plan prefix_sum_error")
     evidence = data["evidence"]
     if evidence is not None:
-        evidence = records.read(Evidence, evidence, "plan evidence", blank=old)
+        evidence = records.read(Evidence, evidence, "plan evidence")
     compose_with = event_from_json(data["compose_with"])
     plan = Plan(mechanism, evidence=evidence, compose_with=compose_with, **fields)
     if records.differences(given, plan.prefix_sum_error, "prefix_sum_error"):
         raise ValueError(f"plan prefix_sum_error must be {plan.prefix_sum_error!r}, was {given!r}")
-    return _upgraded(plan) if old else plan
-
-
-def _upgraded(plan: Plan) -> Plan:
-    """A plan of version 1 with what followed from its mechanism then computed as it is today.
-
-    Its draws stay as they are, so what they were counted with must still do: the same scale, and a margin no
-    smaller than what is put aside today.
-    """
-    if plan.evidence is None:
+    if version == 1:
         name, bound = _analytic(plan)
-        return dataclasses.replace(plan, analytic_accountant=name, analytic_delta=bound)
-    stored, target = plan.evidence, plan.target
-    fresh = {}
-    for name in DIRECTIONS:
-        seen: DirectionEvidence = getattr(stored, name)
-        fresh[name] = recheck.rebuild(seen, plan.mechanism, target, stored.rule)
-        short = recheck.margin_flaw(seen, fresh[name])
-        if short:
-            raise ValueError(f"plan evidence does not add up: {short}")
-        kept = ("direction", "proposal", "scale", "replicas", "margin", "num_samples", "accepted")
-        for part in kept:
-            pair = getattr(seen, part), getattr(fresh[name], part)
-            different = records.differences(*pair, f"{name} {part}")
-            if different:
-                raise ValueError(f"plan evidence does not add up: {different[0]}")
-    digest = target.digest(plan.mechanism)
-    return dataclasses.replace(plan, evidence=dataclasses.replace(stored, target=digest, **fresh))
+        plan = dataclasses.replace(plan, analytic_accountant=name, analytic_delta=bound)
+    return plan
 
 
 def _analytic(plan: Plan) -> tuple[str, float]:

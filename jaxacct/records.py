@@ -2,20 +2,22 @@
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from typing import Any
 
+_LARGEST = sys.float_info.max
 
-def read(kind, value, name: str, *, blank: bool = False) -> Any:
+
+def read(kind, value, name: str) -> Any:
     """`value` as a `kind`: bool, int, float, str, None, tuple, dict by text, dataclass, or a union with None.
 
-    Numbers are finite, an int may stand for a float, and nothing else stands for anything else. A dataclass
-    must have all of its fields and no others.
+    Numbers are finite, texts are printable, an int may stand for a float, and nothing else stands for
+    anything else. A dataclass must have all of its fields and no others.
 
     Args:
       name: of the value, for the error.
-      blank: fill fields that are missing with an empty value of their type (files of older versions).
 
     Raises:
       ValueError: in one line, with the name of the leaf.
@@ -24,12 +26,14 @@ def read(kind, value, name: str, *, blank: bool = False) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in parts:
             return None
-        return read(next(part for part in parts if part is not type(None)), value, name, blank=blank)
+        return read(next(part for part in parts if part is not type(None)), value, name)
     if kind is float:
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, was {value!r}")
+        if type(value) not in (int, float) or not -_LARGEST <= value <= _LARGEST:  # false for NaN
+            raise ValueError(f"{name} must be a finite number, was {value!r:.80}")
         return float(value)
     if kind is str and isinstance(value, str):
+        if not value.isprintable():  # it could pass for other lines of what is shown
+            raise ValueError(f"{name} must be printable text in one line, was {value!r:.80}")
         return str(value)
     if kind in (bool, int, str):
         if type(value) is not kind:
@@ -39,46 +43,35 @@ def read(kind, value, name: str, *, blank: bool = False) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{name} must be a list, was {value!r}")
         if len(parts) == 2 and parts[1] is Ellipsis:
-            return tuple(read(parts[0], item, f"{name}[{i}]", blank=blank) for i, item in enumerate(value))
+            return tuple(read(parts[0], item, f"{name}[{i}]") for i, item in enumerate(value))
         if len(value) != len(parts):
             raise ValueError(f"{name} must have {len(parts)} entries, had {len(value)}")
         return tuple(
-            read(part, item, f"{name}[{i}]", blank=blank)
-            for i, (part, item) in enumerate(zip(parts, value, strict=True))
+            read(part, item, f"{name}[{i}]") for i, (part, item) in enumerate(zip(parts, value, strict=True))
         )
     if origin is dict:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        if not isinstance(value, dict):
             raise ValueError(f"{name} must be an object, was {value!r}")
-        return {key: read(parts[1], item, f"{name}.{key}", blank=blank) for key, item in value.items()}
+        return {
+            read(str, key, f"{name} key"): read(parts[1], item, f"{name}.{key}")
+            for key, item in value.items()
+        }
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, name, blank)
+        return _dataclass(kind, value, name)
     raise TypeError(f"{name}: values of type {kind} cannot be read")
 
 
-def _dataclass(kind, value, name: str, blank: bool):
+def _dataclass(kind, value, name: str):
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object, was {value!r}")
     hints = typing.get_type_hints(kind)
     wanted = [field.name for field in dataclasses.fields(kind)]
     missing = [field for field in wanted if field not in value]
     unknown = sorted(set(value) - set(wanted))
-    if unknown or (missing and not blank):
-        what = f"lacks {missing[0]}" if missing and not blank else f"has the unknown field {unknown[0]}"
+    if unknown or missing:
+        what = f"lacks {missing[0]}" if missing else f"has the unknown field {unknown[0]}"
         raise ValueError(f"{name} {what}")
-    fields: dict[str, Any] = {}
-    for field in wanted:
-        if field in missing:
-            fields[field] = _empty(hints[field])
-        else:
-            fields[field] = read(hints[field], value[field], f"{name}.{field}", blank=blank)
-    return kind(**fields)
-
-
-def _empty(kind):
-    origin = typing.get_origin(kind)
-    if origin in (types.UnionType, typing.Union):
-        return None
-    return (origin or kind)()
+    return kind(**{field: read(hints[field], value[field], f"{name}.{field}") for field in wanted})
 
 
 def differences(stored, expected, name: str = "") -> list[str]:

@@ -42,6 +42,9 @@ SCHEMA = "jaxacct-part"
 _STRETCHES = 64  # a part keeps this many histograms a direction, each of which can be drawn again
 
 
+_MOST_PARTS = 2**20
+
+
 @dataclass(frozen=True)
 class Stretch:
     """Sparse histograms (index, count) of consecutive blocks of one stream."""
@@ -85,6 +88,8 @@ class Part:
     def __post_init__(self):
         if not (0 <= self.index < self.count and self.blocks > 0):
             raise ValueError(f"part must be of 0 <= index < count, was {self.index}/{self.count}")
+        if self.count > _MOST_PARTS or self.blocks > 2**50:
+            raise ValueError(f"part must be one of {_MOST_PARTS} at most, with at most 2^50 blocks in all")
         if not all(0 <= word < 2**32 for word in self.key):
             raise ValueError("part key must be two words of 32 bits")
 
@@ -117,7 +122,8 @@ def write_run_key(path) -> None:
 def read_run_key(path):
     """The JAX key in a file of `write_run_key`; ValueError otherwise."""
     words = read_json(path, "run key").get("run_key")
-    if not (isinstance(words, list) and len(words) == 2 and all(isinstance(w, int) for w in words)):
+    is_list = isinstance(words, list) and len(words) == 2
+    if not (is_list and all(type(word) is int and 0 <= word < 2**32 for word in words)):
         raise ValueError(f"run key {path} must hold two words of 32 bits")
     return randomness.key_from_words(words)
 
@@ -125,8 +131,11 @@ def read_run_key(path):
 def parse_shard(text: str) -> tuple[int, int]:
     """(i, k) from "i/k", 0 <= i < k."""
     index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise ValueError(f"shard must be i/k with 0 <= i < k, such as 0/16, was {text!r}")
+    digits = text.isascii() and len(text) < 20 and index.isdigit() and count.isdigit()
+    if not (digits and int(index) < int(count) <= _MOST_PARTS):
+        raise ValueError(
+            f"shard must be i/k with 0 <= i < k <= {_MOST_PARTS}, such as 0/16, was {text!r:.80}"
+        )
     return int(index), int(count)
 
 

@@ -1,5 +1,7 @@
 """Composition with a dp-accounting event."""
 
+import math
+
 import dp_accounting as dp
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, estimate_delta
-from jaxacct.accountants.composition import event_from_json, event_profile, event_to_json
+from jaxacct.accountants.composition import composed_delta, event_from_json, event_profile, event_to_json
 from jaxacct.accountants.gaussian import gaussian_delta
 
 Z = stats.norm.isf(1e-6 / 2)
@@ -57,3 +59,15 @@ def test_bad_json(data):
 def test_unsupported_event():
     with pytest.raises(ValueError, match="compose_with must be an event"):
         event_profile(dp.UnsupportedDpEvent())
+
+
+def test_an_event_with_impossible_numbers_is_refused_in_one_line():
+    for event in (
+        dp.SelfComposedDpEvent(dp.GaussianDpEvent(5.0), 2.5),
+        dp.GaussianDpEvent(-1.0),
+        dp.PoissonSampledDpEvent(math.nan, dp.GaussianDpEvent(1.0)),
+    ):
+        for use in (event_profile, lambda event: composed_delta([event], 1.0, 1e-2)):
+            with pytest.raises(ValueError, match="compose_with must be") as caught:
+                use(event)
+            assert "\n" not in str(caught.value)

@@ -12,9 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, records
+from jaxacct.accountants.composition import event_from_json
 from jaxacct.calibration import _Sizes, make_plan
 from jaxacct.files import read_json, to_json
+from jaxacct.schemes import scheme_from_json
+from jaxacct.strategies import strategy_from_json
+from jaxacct.verification import recheck
+from jaxacct.verification.run import DirectionEvidence, Evidence
 from jaxacct.verification.target import Target
 
 FOLDER = Path(__file__).parent / "fixtures/plans_v1"
@@ -27,19 +32,25 @@ def whole(kind: str) -> Plan:
     if kind == "analytic":  # of the accountant that needs no seconds; the other one is tested below
         mechanism = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 12.0)
         return make_plan(mechanism, Target.at(1.0, 1e-3), None, _Sizes(500))
-    return Plan.from_json(old(kind))
-
-
-def old(kind: str) -> dict:
-    """The JSON values of a plan of version 1, as if it had put aside enough for rounding."""
     data = read_json(FOLDER / f"{kind}.json", "plan")
-    for side in ("remove", "add") if data["evidence"] else ():
-        seen = data["evidence"][side]
+    rule, budget = data["evidence"]["rule"], Budget(**data["evidence"]["budget"])
+    composed = event_from_json(data["compose_with"])
+    scheme, strategy = scheme_from_json(data["scheme"]), strategy_from_json(data["strategy"])
+    mechanism = Mechanism(scheme, strategy, data["noise_multiplier"])
+    target = Target(data["epsilon"], data["delta"], budget, composed)
+    sides = {}
+    for side in ("remove", "add"):
+        seen = data["evidence"][side] | {"lines": []}
         if seen["num_samples"]:
-            seen["margin"] = 1.0
+            seen["margin"] = 1.0  # as if it had put aside enough for rounding
         if seen["extrapolation"]:
-            seen["extrapolation"]["margin"] = seen["margin"]
-    return data
+            seen["extrapolation"] |= {"margin": seen["margin"], "unseen": 0.0}
+        stored = records.read(DirectionEvidence, seen, side)
+        sides[side] = recheck.rebuild(stored, mechanism, target, rule)
+    evidence = Evidence(rule, budget, **sides, seconds=1.0, target=target.digest(mechanism))
+    names = ("dataset_size", "expected_batch_size", "max_batch_size", "truncation_delta")
+    kept = {name: data[name] for name in names}
+    return Plan(mechanism, target.epsilon, target.delta, evidence, compose_with=composed, **kept)
 
 
 def leaves(value, path=()):
@@ -141,15 +152,59 @@ def test_no_changed_plan_claims_more(kind, most):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plans_of_version_1_load_or_lack_a_margin(kind):
-    """As they were written: their draws put eight times a measured error aside, not what is proven."""
-    try:
-        plan = Plan.load(FOLDER / f"{kind}.json")
-    except ValueError as error:
-        assert kind != "analytic"
-        assert "\n" not in str(error) and "put aside for rounding" in str(error)
-        assert str(error).endswith("certify the mechanism again with `jaxacct calibrate`")
-    else:
-        assert plan.certified and kind == "analytic"
+    """As they were written: their draws name no target, and put eight times a measured error aside."""
+    if kind == "analytic":
+        assert Plan.load(FOLDER / f"{kind}.json").certified
+        return
+    with pytest.raises(ValueError, match=r"plan of version 1 holds draws .* again with `jaxacct calibrate`$"):
+        Plan.load(FOLDER / f"{kind}.json")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "analytic"])
+def test_a_plan_is_not_relabelled_by_calling_it_old(kind):
+    """Version 1 had no digest of its target: a plan of today that said it was one loaded with any epsilon."""
+    data = json.loads(to_json(whole(kind).to_json())) | {"schema_version": 1}
+    for change in ({}, {"epsilon": data["epsilon"] / 2}):
+        with pytest.raises(ValueError, match="plan of version 1 holds draws"):
+            Plan.from_json(data | change)
+
+
+def test_too_small_a_margin_says_what_to_do():
+    data = json.loads(to_json(whole("plain").to_json()))
+    data["evidence"]["remove"]["margin"] = 1e-7
+    with pytest.raises(ValueError, match=r"put aside for rounding .* again with `jaxacct calibrate`$"):
+        Plan.from_json(data)
+
+
+def test_what_reads_in_two_ways_is_refused(tmp_path):
+    """Keys that come twice, digits of other scripts, texts that pass for lines, one key for two sides."""
+    data = json.loads(to_json(whole("plain").to_json()))
+    text = to_json(data)
+    written = {
+        "twice first": "{" + '"epsilon": 0.1, ' + text[1:],
+        "twice last": text[:-1] + ', "epsilon": 0.1}',
+        "twice within": text.replace('"budget": {', '"budget": {"delta": 1e-9, '),
+        "other digits": text.replace('"epsilon": 1.5', '"epsilon": ١.٥'),
+        "many digits": text.replace('"epsilon": 1.5', '"epsilon": ' + "9" * 400),
+    }
+    path = tmp_path / "plan.json"
+    for name, forged in written.items():
+        assert forged != text, name
+        path.write_text(forged)
+        with pytest.raises(ValueError) as caught:
+            Plan.load(path)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 300, name
+    line = "plain\nThe training run is (0.1, 1e-09)-differentially private"
+    for where, value in (
+        (("device",), line),
+        (("versions",), {line: "1"}),
+        (("evidence", "remove", "predicted_samples"), {line: 1.0}),
+        (("evidence", "remove", "reason"), "\x1b[2J"),
+    ):
+        with pytest.raises(ValueError, match="must be printable text in one line"):
+            Plan.from_json(changed(data, where, value))
+    with pytest.raises(ValueError, match="both directions have the same key"):
+        Plan.from_json(changed(data, ("evidence", "add", "key"), data["evidence"]["remove"]["key"]))
 
 
 def test_a_relabelled_digest_does_not_help():

@@ -1,6 +1,7 @@
 """Verification in parts: the same evidence as one machine, and what merging refuses."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -31,6 +32,35 @@ def plan() -> Plan:
 @pytest.fixture(scope="module")
 def parts(plan) -> list[Part]:
     return [draw_part(plan, KEY, index, 3, SAMPLES) for index in range(3)]
+
+
+@pytest.mark.parametrize("text", ["²/³", "٣/٨", "0/8 ", "-1/8", "8/8", "1/9999999999999999999", "0/1048577"])
+def test_shards_are_plain_digits(text):
+    with pytest.raises(ValueError, match="shard must be i/k"):
+        parse_shard(text)
+
+
+def test_forged_keys_and_parts_are_refused_when_read(tmp_path):
+    path = tmp_path / "file.json"
+    for words in ([True, False], [2**32, 0], [-1, 0], [10**40, 1], [0.0, 1], [1]):
+        path.write_text(json.dumps({"run_key": words}))
+        with pytest.raises(ValueError, match="must hold two words of 32 bits"):
+            shards.read_run_key(path)
+    fields = {"schema": "jaxacct-part", "target": "x", "version": "1", "device": "d", "key": [1, 2]}
+    fields |= {"index": 0, "count": 2, "blocks": 5, "counts": {}}
+    drawn = {"proposal": "plain", "margin": 0.1, "stretches": []}
+    for change in (
+        {"count": 10**12},  # whose gaps would be listed
+        {"blocks": 10**40},
+        {"key": [2**32, 1]},
+        {"device": "d\nverified"},
+        {"counts": {"remove": drawn | {"margin": 10**400}}},
+        {"counts": {"remove\n": drawn}},
+    ):
+        path.write_text(json.dumps(fields | change))
+        with pytest.raises(ValueError) as caught:
+            Part.load(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_parts_make_the_evidence_of_one_machine(plan, parts):

@@ -77,8 +77,12 @@ class Attribution:
             raise ValueError(f"graph {path} cannot be read: {error.strerror or error}") from None
         except Exception:  # zip, zlib and key errors of a damaged file
             raise ValueError(f"graph {path} is not a file that train.attribution wrote") from None
-        fields["dataset_size"] = int(fields["dataset_size"])
-        return cls(**fields)
+        size = fields["dataset_size"]
+        if size.shape == () and size.dtype.kind == "i":
+            fields["dataset_size"] = int(size)
+        graph = cls(**fields)
+        check_consistent(graph)
+        return graph
 
 
 def from_edges(users, rows, *, dataset_size: int) -> Attribution:
@@ -300,11 +304,45 @@ def check_graph(
         )
     if graph is None:
         return
+    check_consistent(graph)
     if graph.num_examples != dataset_size:
         raise ValueError(f"graph must have the {dataset_size} examples of the plan, had {graph.num_examples}")
     if not shared_examples:
         check_one_owner(graph)
     _bounded(graph, scheme.examples_per_unit)
+
+
+def check_consistent(graph: Attribution) -> None:
+    """Refuse a graph whose two sides tell of different edges: what is counted must be what bars.
+
+    Raises:
+      ValueError: in one line, for arrays that `from_edges` and `bound_contributions` do not make.
+    """
+    size = _validate.positive_integer("graph dataset_size", graph.dataset_size)
+    for name in ("rows", "first_user", "users", "first_example", "examples"):
+        array = getattr(graph, name)
+        if not (isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind == "i"):
+            raise ValueError(f"graph {name} must be a list of integers")
+    owners, num_users = np.diff(graph.first_user), graph.num_users
+    ends = graph.first_user[[0, -1]] if graph.first_user.size else np.zeros(2)
+    numbers = graph.users
+    if (
+        not graph.num_examples
+        or len(owners) != graph.num_examples
+        or (owners < 1).any()
+        or (ends != (0, len(numbers))).any()
+        or not 0 <= numbers.min() <= numbers.max() < num_users
+    ):
+        raise ValueError("graph must list one user or more of every example, each by a number that it counts")
+    if not 0 <= graph.rows.min() <= graph.rows.max() < size:
+        raise ValueError(f"graph rows must be in 0..{size - 1}")
+    examples = np.repeat(np.arange(graph.num_examples), owners)
+    if (np.diff(examples * np.int64(num_users) + numbers) <= 0).any():
+        raise ValueError("graph users must be ascending for every example, none twice")
+    again = _compressed(graph.rows, examples, numbers, num_users, size)
+    for name in ("first_example", "examples"):
+        if not np.array_equal(getattr(graph, name), getattr(again, name)):
+            raise ValueError(f"graph {name} must say the same as its users, does not")
 
 
 def check_one_owner(graph: Attribution) -> None:

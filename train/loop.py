@@ -136,6 +136,8 @@ def fit(
             # A run that has begun goes on with the key it began with.
             sampler_key = folder.begin(described, sampler_key, rows.fingerprint())
             state, drawn = folder.restore(state) or (state, None)
+            if drawn is not None and drawn.key != tuple(sampler_key):
+                raise ValueError(f"out {out} holds checkpoints of another run than its secret.json")
         source = Sampler.from_plan(plan, sampler_key, graph, drawn)
         if folder and drawn is None:
             folder.save(state, source.state)
@@ -300,7 +302,8 @@ def _lasting(plan: Plan) -> dict:
     fields = plan.to_json()
     names = "scheme strategy noise_multiplier epsilon delta dataset_size expected_batch_size"
     names += " max_batch_size truncation_delta"
-    return {name: fields[name] for name in names.split()}
+    composed = {} if plan.compose_with is None else {"compose_with": fields["compose_with"]}
+    return {name: fields[name] for name in names.split()} | composed
 
 
 __all__ = ["ArrayRows", "Result", "fit"]

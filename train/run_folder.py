@@ -70,6 +70,11 @@ class RunFolder:
         """
         run, secret = self.folder / "run.json", self.folder / "secret.json"
         if not secret.exists():
+            if self._manager.latest_step() is not None:
+                raise ValueError(
+                    f"out {self.folder} holds checkpoints of a run whose secret.json is gone: its noise "
+                    "must not be used twice; begin in a new folder"
+                )
             key = [int(word) for word in key]
             data = _keyed(key, fingerprint)
             # The secret last: as long as it is missing, nothing was drawn.
@@ -85,6 +90,10 @@ class RunFolder:
                     "its noise must not be used twice"
                 )
         kept = read_json(secret, "secret")
+        if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
+            raise ValueError(
+                f"secret {secret} must hold a sampler key of four words and a digest of the data"
+            )
         if kept["data"] != _keyed(kept["sampler_key"], fingerprint):
             raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
         return kept["sampler_key"]
@@ -138,6 +147,11 @@ class RunFolder:
                 f"remove its folder {step} to go on from the one before it"
             ) from error
         kept = found["sampler"]
+        if not (kept["step"] == step and _is_key(kept["key"]) and isinstance(kept["digest"], str)):
+            raise CheckpointError(
+                f"checkpoint of step {step} in {self.folder} is damaged: its sampler stands elsewhere; "
+                f"remove its folder {step} to go on from the one before it"
+            )
         for name in ("metrics.jsonl", "private_metrics.jsonl"):
             self._cut(self.folder / name, step)
         kept_leaves = {name: _placed(leaf) for name, leaf in found["state"].items()}
@@ -184,6 +198,15 @@ class RunFolder:
     def finish(self, result: dict) -> None:
         """Write result.json."""
         write_atomically(self.folder / "result.json", json.dumps(result, indent=1) + "\n")
+
+
+def _is_key(words) -> bool:
+    """Whether it is a sampler's key: four words of 32 bits."""
+    return (
+        isinstance(words, list | tuple)
+        and len(words) == 4
+        and all(type(word) is int and 0 <= word < 2**32 for word in words)
+    )
 
 
 def _placed(leaf):

@@ -39,7 +39,8 @@ def event_profile(event):
 def _tabulate(event: str):
     from dp_accounting import pld
 
-    accountant = pld.PLDAccountant().compose(event_from_json(json.loads(event)))
+    accountant = pld.PLDAccountant()
+    _compose(accountant, event_from_json(json.loads(event)))
     values = np.array([accountant.get_delta(float(t)) for t in _GRID])
     values = np.minimum(np.maximum.accumulate(values[::-1])[::-1], 1.0)
     alphas = np.exp(_GRID)
@@ -58,13 +59,21 @@ def composed_delta(events: list, epsilon: float, interval: float) -> float:
     return _composed(json.dumps([event_to_json(event) for event in events]), epsilon, interval)
 
 
+def _compose(accountant, event) -> None:
+    """Compose the event in; ValueError for numbers in it that dp-accounting refuses."""
+    try:
+        accountant.compose(event)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(f"compose_with must be an event that can be, was {event!r}: {error}") from None
+
+
 @functools.lru_cache(maxsize=64)
 def _composed(events: str, epsilon: float, interval: float) -> float:
     from dp_accounting import pld
 
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
     for event in json.loads(events):
-        accountant.compose(event_from_json(event))
+        _compose(accountant, event_from_json(event))
     return float(accountant.get_delta(epsilon))
 
 

@@ -105,6 +105,8 @@ def flaws(evidence: Evidence, mechanism: Mechanism, target: Target) -> list[str]
     found = target_flaws(evidence, mechanism, target)
     if found:
         return found
+    if evidence.remove.key and evidence.remove.key == evidence.add.key:
+        return ["both directions have the same key: their draws are of two streams"]
     for name in DIRECTIONS:
         seen = getattr(evidence, name)
         if seen.direction != name:

@@ -262,6 +262,42 @@ def test_bad_input(tmp_path, capsys):
         Attribution.load(tmp_path / "graph.npz")
 
 
+FORGED = {
+    "hidden user": dict(users=np.zeros(5, np.int32)),
+    "hidden examples": dict(first_example=np.array([0, 1, 2, 5])),
+    "uncounted user": dict(first_user=np.array([0, 1, 2, 3, 4, 6]), users=np.array([0, 0, 1, 1, 2, 7])),
+    "negative user": dict(users=np.array([0, 0, 1, 1, -1])),
+    "fraction": dict(users=np.array([0, 0, 1, 1, 2.0])),
+    "no owner": dict(first_user=np.array([0, 1, 2, 3, 4, 4])),
+    "first not 0": dict(first_user=np.array([1, 1, 2, 3, 4, 5])),
+    "back and forth": dict(first_user=np.array([0, 3, 1, 3, 4, 5])),
+    "a user twice": dict(first_user=np.array([0, 2, 3, 4, 5, 6]), users=np.array([0, 0, 0, 1, 1, 2])),
+    "no such row": dict(rows=np.array([0, 1, 2, 3, 5])),
+    "negative row": dict(rows=np.array([0, 1, 2, 3, -1])),
+    "examples of nobody": dict(examples=np.array([9, 9, 9, 9, 9])),
+    "two dimensions": dict(users=np.array([[0, 0, 1, 1, 2]])),
+    "another type": dict(first_user=np.array([0, 1, 2, 3, 4, 5], np.uint64)),
+    "size fraction": dict(dataset_size=np.array(5.7)),
+    "size list": dict(dataset_size=np.array([5])),
+    "size bool": dict(dataset_size=np.array(True)),
+    "nothing": {name: np.zeros(0, int) for name in ("rows", "users", "first_user", "examples")},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_graph_whose_sides_differ_is_refused(forged, tmp_path):
+    """One side says who bars whom, the other who has how many: an edge of one alone is not accounted for."""
+    graph = from_edges([0, 0, 1, 1, 2], [0, 1, 2, 3, 4], dataset_size=5)
+    fields = {name: getattr(graph, name) for name in Attribution.__dataclass_fields__} | FORGED[forged]
+    np.savez(tmp_path / "graph.npz", **fields)
+    with pytest.raises(ValueError) as caught:
+        Attribution.load(tmp_path / "graph.npz")
+    assert "graph" in str(caught.value) and "\n" not in str(caught.value)
+    for scheme in (MultiAttribution(5, 2, 0.1, 2), IndependentAttribution(5, 2, 0.1, 2)):
+        with pytest.raises(ValueError, match="graph"):
+            Sampler(scheme, 5, 5, graph=Attribution(**fields))
+
+
 def write_edges(graph: Attribution, path) -> None:
     lines = ["user,row"]
     for row, owners in enumerate(user_sets(graph)):

@@ -19,7 +19,7 @@ from flax import nnx
 
 from jaxacct import Plan
 from tests.training.plans import plan
-from train import noise
+from train import noise, run_folder
 from train.loop import ArrayRows, fit
 from train.optimizers import privatize
 from train.run_folder import CheckpointError, RunFolder, write_secret
@@ -499,6 +499,33 @@ def test_a_secret_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         write_secret(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypatch):
+    """A new key over old checkpoints would go on with noise that other data or batches may have had."""
+    folder = tmp_path / "run"
+    run(out=folder, checkpoint_every=6)
+    secret = json.loads((folder / "secret.json").read_text())
+    refused = {
+        "checkpoints of a run whose secret.json is gone": None,
+        "must hold a sampler key of four words": secret | {"sampler_key": [1, 2, 3, True]},
+        "four words and a digest": {"sampler_key": secret["sampler_key"]},
+    }
+    for message, content in refused.items():
+        (folder / "secret.json").unlink(missing_ok=True)
+        if content is not None:
+            (folder / "secret.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=message):
+            run(out=folder, checkpoint_every=6)
+    other = run_folder._keyed([5, 6, 7, 8], ArrayRows(data()).fingerprint())
+    (folder / "secret.json").write_text(json.dumps({"sampler_key": [5, 6, 7, 8], "data": other}))
+    with pytest.raises(ValueError, match=r"checkpoints of another run than its secret\.json"):
+        run(out=folder, checkpoint_every=6)
+    (folder / "secret.json").write_text(json.dumps(secret))
+    sampler = next((folder / "checkpoints" / "12").glob("sampler/*"))
+    sampler.write_text(json.dumps(json.loads(sampler.read_text()) | {"step": 0}))
+    with pytest.raises(CheckpointError, match="its sampler stands elsewhere"):
+        run(out=folder, checkpoint_every=6)
 
 
 def test_one_sampler_a_run(tmp_path, monkeypatch):
