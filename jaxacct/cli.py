@@ -296,7 +296,7 @@ def verify_command(
     loaded = jaxacct.Plan.load(plan)
     if replay:
         return _replay(loaded, json)
-    if loaded.evidence is None and shard is None:
+    if not loaded.certificate.drawn and shard is None:
         # Loading has computed the bound again and compared it.
         drawing = dict(max_samples=max_samples, rule=rule, proposal=proposal, checkpoint_dir=checkpoint_dir)
         _refuse("for an analytic plan", **drawing)
@@ -330,8 +330,7 @@ def verify_command(
     if json:
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
-        print("\n".join(_evidence_lines(evidence)))
-        print("verified" if evidence.accepted else "NOT verified")
+        _print_evidence(loaded, evidence)
     return 0 if evidence.accepted else 1
 
 
@@ -402,13 +401,13 @@ def merge_command(
     found = [shards.Part.load(part) for part in parts]
     if not found:
         raise ValueError("parts must not be empty")
+    reference = jaxacct.Plan.load(plan)
     with watch() as progress:
-        merged, evidence = shards.merge(jaxacct.Plan.load(plan), found, redraw=redraw, progress=progress)
+        merged, evidence = shards.merge(reference, found, redraw=redraw, progress=progress)
     if json:
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
-        print("\n".join(_evidence_lines(evidence)))
-        print("verified" if evidence.accepted else "NOT verified")
+        _print_evidence(reference, evidence)
     if merged is not None and out:
         merged.save(out)
     return 0 if evidence.accepted else 1
@@ -565,6 +564,13 @@ def tradeoff_command() -> int:
     raise ValueError("tradeoff must be followed by convert, general or last-iterate")
 
 
+def _print_evidence(plan: "jaxacct.Plan", evidence) -> None:
+    from jaxacct.verification.certificates import BothDirections
+
+    print("\n".join(BothDirections(evidence).lines(plan.target)))
+    print("verified" if evidence.accepted else "NOT verified")
+
+
 def describe(plan: "jaxacct.Plan") -> str:
     """A plan for a person to read."""
     mechanism = plan.mechanism
@@ -586,10 +592,7 @@ def describe(plan: "jaxacct.Plan") -> str:
                 else f", larger ones cut: {plan.truncation_delta:.3g} of delta"
             )
         )
-    if plan.evidence is None:
-        lines.append(f"evidence              analytic: delta({plan.epsilon:g}) <= {plan.analytic_delta:.6g}")
-    else:
-        lines += _evidence_lines(plan.evidence)
+    lines += plan.certificate.lines(plan.target)
     items = plan.budget_lines()
     spent = math.fsum(delta for _, delta in items)
     for name, delta in [*items, ("left over", max(0.0, plan.delta - spent))]:
@@ -605,39 +608,6 @@ def _strategy_line(mechanism: "jaxacct.Mechanism") -> str:
         copies = f"; training keeps {strategy.noise_copies} more noise copies of the parameters"
     bound = "; the noise multiplier is an upper bound" if mechanism.is_upper_bound else ""
     return f"{strategy.describe()}, column norm 1{copies}{bound}"
-
-
-def _evidence_lines(evidence) -> list[str]:
-    budget = evidence.budget
-    lines = [
-        f"budget                delta_v {budget.delta_v:.6g} + failure probability "
-        f"{budget.failure_probability:.3g} = {budget.delta:.6g} ({evidence.rule} rule, "
-        f"{evidence.seconds:.1f} s)"
-    ]
-    for seen in (evidence.remove, evidence.add):
-        verdict = "accepted" if seen.accepted else "not accepted"
-        lines.append(
-            f"{seen.direction:<22}{verdict}: {seen.reason}; {seen.proposal}, {seen.num_samples:,} samples, "
-            f"scale {seen.scale:.3g}, estimate {seen.estimate:.3g}, rounding margin {seen.margin:.2g}"
-        )
-        if seen.num_samples:
-            prices = ", ".join(f"{name} {count:,.0f}" for name, count in seen.predicted_samples.items())
-            lines.append(f"{'':<22}predicted samples before drawing: {prices}")
-        lines += [f"{'':<22}{_booked_line(line)}" for line in seen.lines if line.amount > 0]
-    return lines
-
-
-# What a line of the error budget is taken off, by its kind (`jaxacct.statistics.lines`).
-_BOOKED_OFF = {
-    "epsilon": "nats off epsilon",
-    "relative": "of itself off the threshold",
-    "total variation": "off the threshold",
-    "delta": "off delta_v",
-}
-
-
-def _booked_line(line) -> str:
-    return f"{line.amount:.2g} {_BOOKED_OFF[line.kind]}: {line.name}"
 
 
 PLAN, PART, COEFFICIENTS = "a plan", "a part", "a file of coefficients"

@@ -13,23 +13,19 @@ import numpy as np
 
 from jaxacct import _validate, records
 from jaxacct._validate import open_probability, positive_number
-from jaxacct.accountants import ACCOUNTANTS, analytic, truncation
+from jaxacct.accountants import truncation
 from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import read_json, to_json, write_atomically
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism
 from jaxacct.schemes import scheme_from_json, scheme_to_json
-from jaxacct.statistics import hockey_stick
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import prefix_sum_error, strategy_from_json, strategy_to_json
-from jaxacct.verification import recheck
-from jaxacct.verification.run import (
-    DirectionEvidence,
-    Evidence,
-    Progress,
-    dense_counts,
-    verify,
-)
+from jaxacct.verification.analytic_bound import AnalyticBound
+from jaxacct.verification.certificate import PlanCertificate
+from jaxacct.verification.certificates import of_plan
+from jaxacct.verification.replay import Replayed, replay
+from jaxacct.verification.run import Evidence, Progress, verify
 from jaxacct.verification.target import Target
 
 SCHEMA = "jaxacct-plan"
@@ -122,6 +118,15 @@ class Plan:
         spent = self.truncation_delta or 0.0
         return Target.at(self.epsilon, self.delta, self.compose_with, spent=spent)
 
+    @functools.cached_property
+    def certificate(self) -> PlanCertificate:
+        """What proves it.
+
+        Raises:
+          ValueError: for a plan that names two things.
+        """
+        return of_plan(self.evidence, self.analytic_accountant, self.analytic_delta)
+
     @property
     def prefix_sum_error(self) -> float:
         """`(1/n) ||A C^-1||_F^2 sigma^2`, squared noise per unit clip norm squared (arXiv 2602.09338,
@@ -137,14 +142,7 @@ class Plan:
         """The guarantee in a sentence for a privacy review."""
         if not self.certified:
             return "NOT CERTIFIED: the stored evidence does not support the stated guarantee."
-        how = (
-            f"by the analytic accountant {self.analytic_accountant!r}"
-            if self.evidence is None
-            else (
-                f"by {self.evidence.num_samples:,} Monte Carlo samples; the {_exact(self.delta)} "
-                f"includes the verifier's failure probability {self.evidence.budget.failure_probability:.3g}"
-            )
-        )
+        how = self.certificate.how(self.target)
         target = f"({_exact(self.epsilon)}, {_exact(self.delta)})"
         together = "" if self.compose_with is None else f", composed with {self.compose_with!r}"
         return (
@@ -171,16 +169,10 @@ class Plan:
         """
         if self.mechanism.scheme.holds_for_shared_examples:
             return True
-        return self._holds_with_coins_revealed and self.certified
-
-    @property
-    def _holds_with_coins_revealed(self) -> bool:
-        """Whether it is a bound for an adversary who sees all coins, and so however examples are shared."""
-        accountant = ACCOUNTANTS.get(self.analytic_accountant or "")
-        return self.evidence is None and accountant is not None and accountant.reveals_all_coins
+        return self.certified and self.certificate.reveals_all_coins
 
     def _unit(self) -> str:
-        if self._holds_with_coins_revealed:
+        if self.certificate.reveals_all_coins:
             return self.mechanism.scheme.unit_if_shared
         return self.mechanism.scheme.unit_in_words
 
@@ -200,12 +192,11 @@ class Plan:
         """
         if self.evidence is None:
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
-        budget = self.evidence.budget
-        options = {"budget": budget, "compose_with": self.compose_with} | options
+        options = {"budget": self.evidence.budget, "compose_with": self.compose_with} | options
         return verify(self.mechanism, self.epsilon, self.delta, **options)
 
-    def replay(self, progress: Progress | None = None) -> tuple[recheck.Replayed, ...]:
-        """Draw what the stored keys name again, and compare histograms; see `verification.recheck.replay`.
+    def replay(self, progress: Progress | None = None) -> tuple[Replayed, ...]:
+        """Draw what the stored keys name again, and compare histograms; see `verification.replay`.
 
         Raises:
           ValueError: for a plan without Monte Carlo evidence, or whose evidence does not add up.
@@ -214,28 +205,15 @@ class Plan:
             raise ValueError("plan is certified by an analytic accountant: there are no draws to repeat")
         if self.flaws:
             raise ValueError(f"plan evidence does not add up: {self.flaws[0]}")
-        return recheck.replay(self.evidence, self.mechanism, self.target, progress)
+        return replay(self.evidence, self.mechanism, self.target, progress)
 
     def checked(self) -> list[str]:
         """What loading computed again, and what only drawing can show; lines for people."""
-        if self.evidence is None:
-            return [f"computed again: the bound of the accountant {self.analytic_accountant!r}, batch sizes"]
-        return [
-            "computed again: scale, errors, rounding margin, threshold, the verdict from the stored counts, "
-            "batch sizes",
-            "only drawing shows: that the counts are those of the stored key (`jaxacct verify --replay`) and "
-            "that neither key, rule nor bets were chosen afterwards (`jaxacct verify`)",
-            "as written, without bearing on the guarantee: predicted samples, times, device, versions",
-        ]
+        return self.certificate.checked()
 
     def budget_lines(self) -> list[tuple[str, float]]:
-        """(item, delta spent) for every item of the budget of delta; Monte Carlo evidence only."""
-        if self.evidence is None:
-            items = [(f"bound of {self.analytic_accountant}", self.analytic_delta or 0.0)]
-        else:
-            budget = self.evidence.budget
-            spent = budget.failure_probability * (1 - budget.delta_v)
-            items = [("delta_v, the divergence verified", budget.delta_v), ("wrong acceptance", spent)]
+        """(item, delta spent) for every item of the budget of delta."""
+        items = self.certificate.spends()
         if self.truncation_delta is not None:
             items.append(("cut batches", self.truncation_delta))
         return items
@@ -246,16 +224,11 @@ class Plan:
         An estimate without a guarantee, of both directions where both were drawn: binned losses rounded
         pessimistically. NaN where no loss was stored.
         """
-        epsilons = np.asarray(epsilons, float)
-        if self.evidence is None:
-            return np.full(epsilons.shape, np.nan)
-        curves = [
-            _profile(seen, self.epsilon, epsilons) for seen in (self.evidence.remove, self.evidence.add)
-        ]
-        return np.fmax(*curves)
+        return self.certificate.profile(self.target, np.asarray(epsilons, float))
 
     def to_json(self) -> dict:
         """Plain JSON values, readable by `from_json`."""
+        held = self.certificate.to_json()
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
@@ -271,10 +244,10 @@ class Plan:
             "max_batch_size": self.max_batch_size,
             "truncation_delta": self.truncation_delta,
             "prefix_sum_error": self.prefix_sum_error,
-            "analytic_accountant": self.analytic_accountant,
-            "analytic_delta": self.analytic_delta,
+            "analytic_accountant": held["analytic_accountant"],
+            "analytic_delta": held["analytic_delta"],
             "compose_with": event_to_json(self.compose_with),
-            "evidence": None if self.evidence is None else dataclasses.asdict(self.evidence),
+            "evidence": held["evidence"],
             "created": self.created,
             "device": self.device,
             "versions": self.versions,
@@ -383,24 +356,17 @@ def _read(data: dict, version: int) -> Plan:
     if records.differences(given, plan.prefix_sum_error, "prefix_sum_error"):
         raise ValueError(f"plan prefix_sum_error must be {plan.prefix_sum_error!r}, was {given!r}")
     if version == 1:
-        name, bound = _analytic(plan)
-        plan = dataclasses.replace(plan, analytic_accountant=name, analytic_delta=bound)
+        bound = AnalyticBound.computed(mechanism, plan.target)
+        plan = dataclasses.replace(plan, **bound.fields())
     return plan
-
-
-def _analytic(plan: Plan) -> tuple[str, float]:
-    return analytic.bound_by(plan.analytic_accountant, plan.mechanism, plan.epsilon, plan.compose_with)
 
 
 def _flaws(plan: Plan) -> list[str]:
     """What in a plan does not follow from its mechanism and its draws, a line each; cheap checks first."""
     try:
-        if plan.evidence is not None and (plan.analytic_delta, plan.analytic_accountant) != (None, None):
-            return ["it has both drawn evidence and an analytic bound"]
-        if plan.evidence is not None:
-            found = recheck.target_flaws(plan.evidence, plan.mechanism, plan.target)
-            if found:
-                return found
+        found = plan.certificate.is_about(plan.mechanism, plan.target)
+        if found:
+            return found
         available = plan.delta - _spent_on_cuts(plan)
         cut_to = plan.max_batch_size if plan.truncation_delta is not None else None
         sizes = batch_sizes(plan.mechanism.scheme, plan.dataset_size, cut_to)
@@ -408,22 +374,14 @@ def _flaws(plan: Plan) -> list[str]:
         found = records.differences(stated, sizes, "batch sizes")
         if found:
             return found
-        if plan.evidence is None:
-            return _analytic_flaws(plan, available)
-        if not plan.evidence.budget.delta <= available:
-            return [f"the budget spends {plan.evidence.budget.delta:g} of {available:g} of delta"]
-        return recheck.flaws(plan.evidence, plan.mechanism, plan.target)
+        target = plan.target
+        if not plan.certificate.drawn:
+            target = dataclasses.replace(target, budget=Budget.split(available))
+        if not target.budget.delta <= available:
+            return [f"the budget spends {target.budget.delta:g} of {available:g} of delta"]
+        return plan.certificate.recheck(plan.mechanism, target)
     except (ValueError, ArithmeticError) as error:
         return [str(error)]
-
-
-def _analytic_flaws(plan: Plan, available: float) -> list[str]:
-    if plan.analytic_accountant is None or plan.analytic_delta is None:
-        return ["neither evidence nor an analytic bound below delta"]
-    _, bound = _analytic(plan)
-    if not bound <= available:
-        return [f"{plan.analytic_accountant} gives delta {bound:g}, above {available:g}"]
-    return records.differences(plan.analytic_delta, bound, "analytic_delta")
 
 
 def _spent_on_cuts(plan: Plan) -> float:
@@ -439,22 +397,3 @@ def _spent_on_cuts(plan: Plan) -> float:
     if not truncation.covers(plan.mechanism, plan.epsilon):
         raise ValueError("the delta put aside for cut batches does not cover this noise multiplier")
     return max(needed, plan.truncation_delta)
-
-
-def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np.ndarray:
-    """The curve of one direction; NaN where its draws have no weights that losses alone determine."""
-    weights_known = seen.proposal == "plain" or seen.proposal == f"{seen.replicas} replicas"
-    if not seen.num_samples or not weights_known:
-        return np.full(epsilons.shape, np.nan)
-    losses = hockey_stick.loss_bounds(seen.direction)
-    counts = dense_counts(seen.loss_counts, losses.size)
-    losses, counts = losses[counts > 0], counts[counts > 0]
-    # M = Z (1/(m-1)) ((m-1)/m)^m e^{(1-m) target} gives Z back; the weight of a draw is Z e^{(1-m) L}.
-    m, log_weights = seen.replicas, np.zeros(losses.size)
-    if seen.direction == Direction.REMOVE and m > 1:
-        log_normalizer = np.log(seen.scale) + np.log(m - 1) - m * np.log((m - 1) / m) + (m - 1) * target
-        # Weights fall with L, so a binned loss weighs as its bin's lower edge: pessimistic again.
-        log_weights = log_normalizer + (1 - m) * (losses - hockey_stick.LOSS_BIN_WIDTH)
-    weights = np.exp(log_weights) * counts / seen.num_samples
-    sign = Direction(seen.direction).sign
-    return np.array([float(np.sum(weights * hockey_stick.hockey_stick(e - sign * losses))) for e in epsilons])

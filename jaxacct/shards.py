@@ -23,19 +23,18 @@ from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import Direction
+from jaxacct.verification.histogram import checked_counts, draw_histograms, sparse_counts
 from jaxacct.verification.run import (
     Evidence,
     Progress,
-    checked_counts,
+    choose_extrapolation,
     count_terms,
     direction_run,
+    evidence_from_counts,
     extrapolate,
-    judge,
-    line_of,
     margin_of,
-    not_run,
-    sparse_counts,
-    trivial,
+    nothing_to_draw,
+    skipped_add_direction,
 )
 
 SCHEMA = "jaxacct-part"
@@ -171,7 +170,7 @@ def draw_part(
     )
     counts = {}
     for direction, run in _runs(plan, blocks):
-        if trivial(run) is not None or line_of(run, run_key) is not None:
+        if nothing_to_draw(run) is not None or choose_extrapolation(run, run_key) is not None:
             continue
         margin, stream = margin_of(run), sampling.direction_key(run_key, direction)
         name = f"part-{index}-of-{count}-{direction}"
@@ -179,18 +178,29 @@ def draw_part(
         state = checkpoint.load(name) if checkpoint else None
         if state is None or state.get("job") != job:
             state = {"job": job, "stretches": []}
-        done = records.read(tuple[Stretch, ...], state["stretches"], "checkpoint stretches")
-        stretches = list(done)
+        stretches = records.read(tuple[Stretch, ...], state["stretches"], "checkpoint stretches")
         first, last = empty.edges[0], empty.edges[-1]
-        for begin, end in itertools.pairwise(empty.edges[len(stretches) :]):
-            terms, losses = count_terms(run, stream, begin, end, margin)
-            stretches.append(Stretch(sparse_counts(terms), sparse_counts(losses)))
+
+        def count_stretch(begin, end, run=run, stream=stream, margin=margin):
+            return Stretch(*map(sparse_counts, count_terms(run, stream, begin, end, margin)))
+
+        def keep(done, held, name=name, job=job, direction=direction, first=first, last=last):
             if checkpoint:
-                checkpoint.save(name, {"job": job, "stretches": list(map(dataclasses.asdict, stretches))})
+                checkpoint.save(name, {"job": job, "stretches": list(map(dataclasses.asdict, held))})
             if progress:
-                drawn, wanted = ((x - first) * randomness.BLOCK_SIZE for x in (end, last))
+                drawn, wanted = ((x - first) * randomness.BLOCK_SIZE for x in (done, last))
                 progress(f"shard {index}/{count} {direction}", drawn, wanted)
-        counts[direction] = Drawn(run.proposal.name, margin, tuple(stretches))
+
+        drawn = draw_histograms(
+            count_stretch,
+            lambda done, held, last=last: held if done >= last else None,
+            lambda done: next(edge for edge in empty.edges if edge > done),
+            add=lambda held, stretch: (*held, stretch),
+            done=empty.edges[len(stretches)],
+            counts=stretches,
+            keep=keep,
+        )
+        counts[direction] = Drawn(run.proposal.name, margin, drawn)
     return dataclasses.replace(empty, counts=counts)
 
 
@@ -237,7 +247,7 @@ def merge(
     for direction, run in _runs(plan, reference.blocks):
         verdicts[direction] = _judged(run, direction, parts, run_key, redraw, progress)
         if direction == Direction.REMOVE and not verdicts[Direction.REMOVE].accepted:
-            verdicts[Direction.ADD] = not_run(verdicts[Direction.REMOVE])
+            verdicts[Direction.ADD] = skipped_add_direction(verdicts[Direction.REMOVE])
             break
     digest = plan.target.digest(plan.mechanism)
     evidence = Evidence(
@@ -283,10 +293,10 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
 
 
 def _judged(run, direction: str, parts: list[Part], run_key, redraw: int, progress):
-    nothing = trivial(run)
+    nothing = nothing_to_draw(run)
     if nothing is not None:
         return nothing
-    line = line_of(run, run_key)
+    line = choose_extrapolation(run, run_key)
     if line is not None:
         return extrapolate(run, line, run_key, None, None)
     needed, margins = margin_of(run), set()
@@ -315,7 +325,7 @@ def _judged(run, direction: str, parts: list[Part], run_key, redraw: int, progre
                     raise ValueError(f"{name} holds {held} draws in a stretch, not its share {wanted}")
             terms, losses = terms + more, losses + more_losses
     _redraw(run, direction, parts, run_key, redraw, progress)
-    return judge(run, run_key, terms, losses, margins.pop())
+    return evidence_from_counts(run, run_key, terms, losses, margins.pop())
 
 
 def _redraw(run, direction: str, parts: list[Part], run_key, number: int, progress) -> None:

@@ -36,7 +36,8 @@ from jaxacct.records import differences, read
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.strategies import Toeplitz
-from jaxacct.verification import extrapolation, recheck, run
+from jaxacct.verification import extrapolation, run
+from jaxacct.verification.certificates import of_direction
 from jaxacct.verification.target import Target
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
@@ -97,7 +98,7 @@ def test_no_stream_serves_twice(monkeypatch):
     key = jax.random.key(1)
     evidence = verify(MECHANISM, 1.0, 1e-3, proposal="plain", key=key)
     assert evidence.accepted
-    assert run.line_of(a_run(plain(MECHANISM, "add"), predicted={"plain": 1.0}), key) is None
+    assert run.choose_extrapolation(a_run(plain(MECHANISM, "add"), predicted={"plain": 1.0}), key) is None
     with pytest.raises(KeyboardInterrupt):
         run.extrapolate(a_run(plain(MECHANISM, "add")), None, key, None, None)
     # A direction asks for its stream again and again; so each key once in the order of first use.
@@ -131,7 +132,7 @@ def a_line() -> extrapolation.Extrapolation:
 
 def test_both_confidence_bounds_of_a_line_share_q():
     line, near, far = a_line(), counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
-    found = extrapolation.judge(line, 1e-6, 0.0, near, far)
+    found = extrapolation.bound_from_counts(line, 1e-6, 0.0, near, far)
     upper, lower = bounds.upper_confidence_bound(near, 5e-7), bounds.lower_confidence_bound(far, 5e-7)
     assert (found.near_upper, found.far_lower, found.q) == (upper, lower, 1e-6)
     assert found.bound == math.exp(line.log_bound(upper, lower))
@@ -299,7 +300,7 @@ def test_replay_draws_the_stored_key(drawn):
     evidence = drawn.evidence
     number = evidence.remove.num_samples
     lucky = dataclasses.replace(evidence.remove, term_counts=((0, number),), loss_counts=((2047, number),))
-    lucky = recheck.rebuild(lucky, MECHANISM, drawn.target, "anytime")
+    lucky = of_direction(lucky, "anytime").rebuilt(MECHANISM, drawn.target)
     forged = dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=lucky))
     assert forged.certified  # nothing that can be computed is wrong
     assert forged.replay()[0].moved > 0
@@ -398,7 +399,7 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     for name in ("remove", "add"):
         seen = getattr(drawn.evidence, name)
         lucky = dataclasses.replace(seen, term_counts=((0, 2**20),), loss_counts=((1024, 2**20),))
-        sides[name] = recheck.rebuild(lucky, little, drawn.target, "anytime")
+        sides[name] = of_direction(lucky, "anytime").rebuilt(little, drawn.target)
     forged = dataclasses.replace(
         honest, mechanism=little, evidence=dataclasses.replace(drawn.evidence, target=digest, **sides)
     )
@@ -438,7 +439,7 @@ STAGES = {
     "scale": lambda: threshold(plain_with(log_scale=NAN), 1e-2),
     "relative error": lambda: threshold(plain_with(relative_error=NAN), 1e-2),
     "total variation": lambda: threshold(plain_with(total_variation=NAN), 1e-2),
-    "nothing to draw": lambda: run.trivial(a_run(plain_with(log_scale=NAN))),
+    "nothing to draw": lambda: run.nothing_to_draw(a_run(plain_with(log_scale=NAN))),
     "margin": lambda: run.finite_margin(NAN),
     "theta": lambda: run._accepts(counts(_0=10**6), NAN, "anytime", BUDGET, (0.5,), (1.0,)),
     "theta, fixed": lambda: run._accepts(counts(_0=10**6), NAN, "fixed", BUDGET, (), ()),
@@ -451,7 +452,7 @@ STAGES = {
     "divergence": lambda: bounds.kl(NAN, 0.5),
     "distances": lambda: extrapolation.at_distances(a_line().near.mechanism, 0.5, NAN, 2.0),
     "epsilon of a line": lambda: extrapolation.at_distances(a_line().near.mechanism, NAN, 1.0, 2.0),
-    "q of a line": lambda: extrapolation.judge(a_line(), NAN, 0.0, counts(_5=9), counts(_9=9)),
+    "q of a line": lambda: extrapolation.bound_from_counts(a_line(), NAN, 0.0, counts(_5=9), counts(_9=9)),
     "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
     "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
     "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),

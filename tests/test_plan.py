@@ -18,7 +18,7 @@ from jaxacct.calibration import _Sizes, make_plan
 from jaxacct.files import read_json, to_json
 from jaxacct.schemes import scheme_from_json
 from jaxacct.strategies import strategy_from_json
-from jaxacct.verification import recheck
+from jaxacct.verification.certificates import of_direction
 from jaxacct.verification.run import DirectionEvidence, Evidence
 from jaxacct.verification.target import Target
 
@@ -46,7 +46,7 @@ def whole(kind: str) -> Plan:
         if seen["extrapolation"]:
             seen["extrapolation"] |= {"margin": seen["margin"], "unseen": 0.0}
         stored = records.read(DirectionEvidence, seen, side)
-        sides[side] = recheck.rebuild(stored, mechanism, target, rule)
+        sides[side] = of_direction(stored, rule).rebuilt(mechanism, target)
     evidence = Evidence(rule, budget, **sides, seconds=1.0, target=target.digest(mechanism))
     names = ("dataset_size", "expected_batch_size", "max_batch_size", "truncation_delta")
     kept = {name: data[name] for name in names}

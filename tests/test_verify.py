@@ -15,7 +15,7 @@ from jaxacct.calibration import make_plan
 from jaxacct.files import Checkpoint
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
-from jaxacct.verification.recheck import flaws
+from jaxacct.verification.certificates import BothDirections
 from jaxacct.verification.run import Run, _verify_direction, next_check
 from jaxacct.verification.target import Target
 from tests.oracles import tuples
@@ -134,11 +134,11 @@ def test_evidence_supports_its_verdict_and_tampering_shows():
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.5)
     evidence = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3))
     assert evidence.accepted
-    assert not flaws(evidence, mechanism, Target.at(2.0, 1e-2))
+    assert not BothDirections(evidence).recheck(mechanism, Target.at(2.0, 1e-2))
     plain = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3), proposal="plain")
     drawn = plain.remove
     assert drawn.num_samples > 0
-    assert not flaws(plain, mechanism, Target.at(2.0, 1e-2))
+    assert not BothDirections(plain).recheck(mechanism, Target.at(2.0, 1e-2))
     top = drawn.term_counts[-1][0]
     worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
     zeros = dict(drawn.term_counts).get(0, 0)
@@ -151,7 +151,8 @@ def test_evidence_supports_its_verdict_and_tampering_shows():
         ),
     )
     for forged in (moved, dataclasses.replace(drawn, num_samples=1)):
-        assert flaws(dataclasses.replace(plain, remove=forged), mechanism, Target.at(2.0, 1e-2))
+        tampered = BothDirections(dataclasses.replace(plain, remove=forged))
+        assert tampered.recheck(mechanism, Target.at(2.0, 1e-2))
 
 
 class Interrupted(Exception):

@@ -11,7 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-KINDS = ("epsilon", "relative", "total variation", "delta")
+# Kinds of lines, and what each is taken off.
+_OFF = {
+    "epsilon": "nats off epsilon",
+    "relative": "of itself off the threshold",
+    "total variation": "off the threshold",
+    "delta": "off delta_v",
+}
+KINDS = tuple(_OFF)
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,11 @@ class BudgetLine:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, was {self.kind!r}")
         if not self.amount >= 0:  # false for nan as well
             raise ValueError(f"amount of {self.name!r} must be at least 0, was {self.amount!r}")
+
+    @property
+    def in_words(self) -> str:
+        """For people, a line."""
+        return f"{self.amount:.2g} {_OFF[self.kind]}: {self.name}"
 
 
 def total(lines: Sequence[BudgetLine], kind: str) -> float:

@@ -34,6 +34,7 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import NonFiniteLossError, exponent, hockey_stick
 from jaxacct.statistics.lines import BudgetLine, total
+from jaxacct.verification.histogram import add_counts, dense_counts, draw_histograms, sparse_counts
 from jaxacct.verification.target import Target
 
 _PILOT_BLOCKS = 16
@@ -101,7 +102,7 @@ def log_bound(near: float, far: float, log_scale: float, near_upper: float, far_
 
 
 @dataclass(frozen=True)
-class Certificate:
+class LineEvidence:
     """What two samplings say about H(Q, P).
 
     Attributes:
@@ -248,7 +249,7 @@ def certify(
     *,
     kept: dict | None = None,
     keep: Callable[[dict], None] = lambda state: None,
-) -> Certificate:
+) -> LineEvidence:
     """Draw from both laws until H(Q, P) <= delta_v is certified, or `max_samples` in all are drawn.
 
     If H(Q, P) > delta_v, then `bound <= delta_v` has probability at most q: one of two confidence bounds,
@@ -263,18 +264,25 @@ def certify(
     """
     margin = margin_of_line(extrapolation)
     state = kept or {"blocks": 0, "near": [], "far": []}
-    counts = [_dense(state["near"]), _dense(state["far"])]
     limit = max(1, max_samples // (2 * randomness.BLOCK_SIZE))
-    done = state["blocks"]
-    while True:
-        found = judge(extrapolation, q, margin, *counts)
-        if found.bound <= delta_v or done >= limit:
-            return found
-        more = min(limit - done, max(32, done // 2))
-        for seen, drawn in zip(counts, count_terms(extrapolation, key, margin, done, more), strict=True):
-            seen += drawn
-        done += more
-        keep({"blocks": done, "near": _sparse(counts[0]), "far": _sparse(counts[1])})
+
+    def settled(done: int, counts) -> LineEvidence | None:
+        found = bound_from_counts(extrapolation, q, margin, *counts)
+        return found if found.bound <= delta_v or done >= limit else None
+
+    def keep_counts(done: int, counts) -> None:
+        near, far = map(sparse_counts, counts)
+        keep({"blocks": done, "near": near, "far": far})
+
+    return draw_histograms(
+        lambda first, last: count_terms(extrapolation, key, margin, first, last),
+        settled,
+        lambda done: min(limit, done + max(32, done // 2)),
+        add=add_counts,
+        done=state["blocks"],
+        counts=tuple(dense_counts(state[law], len(bounds.TERM_EDGES)) for law in ("near", "far")),
+        keep=keep_counts,
+    )
 
 
 def margin_of_line(extrapolation: Extrapolation) -> float:
@@ -285,49 +293,38 @@ def margin_of_line(extrapolation: Extrapolation) -> float:
     return margin
 
 
-def count_terms(extrapolation: Extrapolation, key, margin: float, first: int, number: int):
-    """Histograms (near, far) of `number` blocks from `first` on: rounded up at the near point and down at the
-    far one, each the safe way."""
+def count_terms(extrapolation: Extrapolation, key, margin: float, first: int, last: int):
+    """Histograms (near, far) of the blocks first..last-1: rounded up at the near point and down at the far
+    one, each the safe way."""
     counts = []
     for index, (law, rounded) in enumerate(
         ((extrapolation.near, margin), (extrapolation.far, -margin)),
     ):
         stream = randomness.stream_key(key, index)
         counts.append(np.zeros(len(bounds.TERM_EDGES), np.int64))
-        for draws in sampling.draw_in_batches(law, stream, first, number):
+        for draws in sampling.draw_in_batches(law, stream, first, last - first):
             counts[-1] += bounds.bin_terms(extrapolation.terms(draws, rounded))
     return counts
 
 
-def judge(extrapolation: Extrapolation, q: float, margin: float, near, far) -> Certificate:
+def bound_from_counts(extrapolation: Extrapolation, q: float, margin: float, near, far) -> LineEvidence:
     """What two dense histograms say about H(Q, P); the bound is infinite before anything was drawn."""
     bound, near_upper, far_lower = math.inf, 1.0, 0.0
     if near.sum() and far.sum():
         near_upper = bounds.upper_confidence_bound(near, q / 2)
         far_lower = bounds.lower_confidence_bound(far, q / 2)
         bound = math.exp(extrapolation.log_bound(near_upper, far_lower))
-    return Certificate(
+    return LineEvidence(
         bound=bound,
         q=q,
         log_scale=extrapolation.log_scale,
         near_distance=extrapolation.near_distance,
         far_distance=extrapolation.far_distance,
-        near_counts=_sparse(near),
-        far_counts=_sparse(far),
+        near_counts=sparse_counts(near),
+        far_counts=sparse_counts(far),
         near_upper=near_upper,
         far_lower=far_lower,
         num_samples=int(near.sum() + far.sum()),
         margin=margin,
         unseen=extrapolation.unseen,
     )
-
-
-def _sparse(counts) -> tuple[tuple[int, int], ...]:
-    return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
-
-
-def _dense(sparse) -> np.ndarray:
-    counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
-    for index, count in sparse:
-        counts[index] = count
-    return counts

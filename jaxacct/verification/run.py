@@ -28,11 +28,12 @@ from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.verification.extrapolation import (
     PLANNED_SAMPLES,
-    Certificate,
     Extrapolation,
+    LineEvidence,
     certify,
     cheaper_extrapolation,
 )
+from jaxacct.verification.histogram import add_counts, dense_counts, draw_histograms, sparse_counts
 from jaxacct.verification.target import Target
 
 PILOT_BLOCKS = 16
@@ -86,7 +87,7 @@ class DirectionEvidence:
     estimate: float
     accepted: bool
     reason: str
-    extrapolation: Certificate | None = None
+    extrapolation: LineEvidence | None = None
     lines: tuple[BudgetLine, ...] = ()
 
 
@@ -114,38 +115,6 @@ class Evidence:
     def num_samples(self) -> int:
         """Verification draws of both directions."""
         return self.remove.num_samples + self.add.num_samples
-
-
-def dense_counts(sparse, size: int) -> np.ndarray:
-    """(size,) int64 counts from (index, count) pairs."""
-    counts = np.zeros(size, np.int64)
-    for index, count in sparse:
-        counts[index] = count
-    return counts
-
-
-def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """(index, count) pairs of the non-zero counts."""
-    return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
-
-
-def checked_counts(sparse, size: int, name: str) -> np.ndarray:
-    """(size,) int64 counts from stored (index, count) pairs of strictly ascending indices and counts above 0.
-
-    Raises:
-      ValueError: for anything else: a repeated index would hide all but its last count.
-    """
-    counts, before = np.zeros(size, np.int64), -1
-    for pair in sparse:
-        index, count = pair
-        if type(index) is not int or type(count) is not int:
-            raise ValueError(f"{name} must hold pairs of integers, held {pair!r}")
-        if not before < index < size:
-            raise ValueError(f"{name} must have strictly ascending indices below {size}, had {index}")
-        if not 0 < count < 2**62:
-            raise ValueError(f"{name} must have counts above 0, had {count} at {index}")
-        counts[index], before = count, index
-    return counts
 
 
 def _accepts(counts, theta: float, rule: str, budget: Budget, bets, weights) -> bool:
@@ -210,20 +179,20 @@ def verify(
         chosen, predicted = _choose(mechanism, target, direction, proposal)
         run = Run(chosen, target, rule, max_samples, predicted, job)
         free = proposal is None and not target.composed
-        line = line_of(run, run_key) if free else None
+        line = choose_extrapolation(run, run_key) if free else None
         if line is None:
             verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
         else:
             verdicts[direction] = extrapolate(run, line, run_key, checkpoint, progress)
         if not verdicts[direction].accepted and direction == Direction.REMOVE:
             # One rejection settles it; the other direction is reported as not run.
-            verdicts[Direction.ADD] = not_run(verdicts[direction])
+            verdicts[Direction.ADD] = skipped_add_direction(verdicts[direction])
             break
     digest, seconds = target.digest(mechanism), time.monotonic() - started
     return Evidence(rule, target.budget, verdicts[Direction.REMOVE], verdicts[Direction.ADD], seconds, digest)
 
 
-def not_run(remove: DirectionEvidence) -> DirectionEvidence:
+def skipped_add_direction(remove: DirectionEvidence) -> DirectionEvidence:
     """The add direction's evidence where the remove direction was not accepted."""
     return dataclasses.replace(
         remove,
@@ -266,7 +235,7 @@ def direction_run(mechanism: Mechanism, target: Target, direction: str, max_samp
     return Run(chosen, target, "anytime", max_samples, predicted, "parts")
 
 
-def line_of(run: Run, run_key) -> Extrapolation | None:
+def choose_extrapolation(run: Run, run_key) -> Extrapolation | None:
     """The extrapolation to use in place of the run's proposal, if any: add direction, anytime rule."""
     if run.proposal.direction != Direction.ADD or run.rule != "anytime":
         return None
@@ -275,7 +244,7 @@ def line_of(run: Run, run_key) -> Extrapolation | None:
     return cheaper_extrapolation(run.proposal.mechanism, run.target, otherwise, pilot)
 
 
-def trivial(run: Run) -> DirectionEvidence | None:
+def nothing_to_draw(run: Run) -> DirectionEvidence | None:
     """The evidence where nothing needs to be drawn: a mean of terms in [0, 1] never exceeds 1."""
     if not threshold(run.proposal, run.target.budget.delta_v) >= 1:
         return None
@@ -306,7 +275,7 @@ def count_terms(run: Run, stream, first: int, last: int, margin: float) -> tuple
     return terms, losses
 
 
-def judge(run: Run, run_key, terms, losses, margin: float) -> DirectionEvidence:
+def evidence_from_counts(run: Run, run_key, terms, losses, margin: float) -> DirectionEvidence:
     """The evidence of a fixed number of draws, its bets from the same pilot as `verify`'s."""
     bets, weights = _pilot(run, run_key, margin, threshold(run.proposal, run.target.budget.delta_v))
     stream = sampling.direction_key(run_key, run.proposal.direction)
@@ -323,7 +292,7 @@ def verdict_of(run: Run, margin: float, bets, weights, terms, losses, stream) ->
 
 def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvidence:
     proposal, direction = run.proposal, run.proposal.direction
-    nothing = trivial(run)
+    nothing = nothing_to_draw(run)
     if nothing is not None:
         return nothing
     theta, margin = threshold(proposal, run.target.budget.delta_v), margin_of(run)
@@ -339,28 +308,33 @@ def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvide
             "losses": [],
         }
     bets, weights = tuple(state["bets"]), tuple(state["weights"])
-    terms = dense_counts(state["terms"], len(bounds.TERM_EDGES))
-    losses = dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction)))
-    blocks = state["blocks"]
     stream = sampling.direction_key(run_key, direction)
     limit = -(-run.max_samples // randomness.BLOCK_SIZE)
-    # The verdict is looked for before drawing, so that a resumed run ends where the whole one did.
-    while not (verdict := _verdict(run, terms, blocks, limit, theta, bets, weights)):
-        target = min(limit, next_check(blocks))
-        more_terms, more_losses = count_terms(run, stream, blocks, target, margin)
-        terms, losses, blocks = terms + more_terms, losses + more_losses, target
+
+    def settled(blocks: int, counts) -> DirectionEvidence | None:
+        verdict = _verdict(run, counts[0], blocks, limit, theta, bets, weights)
+        return verdict and _evidence(run, margin, theta, bets, weights, counts, stream, *verdict)
+
+    def keep(blocks: int, counts) -> None:
         if checkpoint:
-            state |= {
-                "blocks": blocks,
-                "terms": sparse_counts(terms),
-                "losses": sparse_counts(losses),
-            }
-            checkpoint.save(name, state)
+            terms, losses = map(sparse_counts, counts)
+            checkpoint.save(name, state | {"blocks": blocks, "terms": terms, "losses": losses})
         if progress:
             expected = run.predicted[proposal.name] if run.rule == "anytime" else run.max_samples
             progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, expected)
-    accepted, reason = verdict
-    return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
+
+    return draw_histograms(
+        lambda first, last: count_terms(run, stream, first, last, margin),
+        settled,
+        lambda blocks: min(limit, next_check(blocks)),
+        add=add_counts,
+        done=state["blocks"],
+        counts=(
+            dense_counts(state["terms"], len(bounds.TERM_EDGES)),
+            dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction))),
+        ),
+        keep=keep,
+    )
 
 
 def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) -> DirectionEvidence:
@@ -387,7 +361,7 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
     return line_evidence(run, line, found, stream)
 
 
-def line_evidence(run: Run, line: Extrapolation, found: Certificate, stream) -> DirectionEvidence:
+def line_evidence(run: Run, line: Extrapolation, found: LineEvidence, stream) -> DirectionEvidence:
     """The add direction's evidence from a line and what its two laws saw."""
     accepted = found.bound <= run.target.budget.delta_v
     reason = "the line through two common events is below delta_v at 0"
