@@ -25,6 +25,7 @@ from jaxacct import _validate
 from jaxacct._interrupted import leave
 from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.progress import watch
+from jaxacct.records import exact
 
 SchemeName = Literal[
     "poisson",
@@ -301,7 +302,8 @@ def verify_command(
         drawing = dict(max_samples=max_samples, rule=rule, proposal=proposal, checkpoint_dir=checkpoint_dir)
         _refuse("for an analytic plan", **drawing)
         found = {"accepted": True, "accountant": loaded.analytic_accountant, "delta": loaded.analytic_delta}
-        text = f"{loaded.analytic_accountant}: delta({loaded.epsilon:g}) <= {loaded.analytic_delta:.6g}"
+        bound = f"delta({exact(loaded.epsilon)}) <= {exact(loaded.analytic_delta or 0.0)}"
+        text = f"{loaded.analytic_accountant}: {bound}"
         _print(found if json else f"{text}\nverified", json)
         return 0
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
@@ -577,8 +579,9 @@ def describe(plan: "jaxacct.Plan") -> str:
     lines = [
         plan.statement(),
         "",
-        f"noise multiplier      {mechanism.noise_multiplier:.6g}   (noise std per unit of clip norm)",
-        f"epsilon, delta        {plan.epsilon:g}, {plan.delta:g}",
+        # All digits: a rounded number that is typed in elsewhere may be too little noise.
+        f"noise multiplier      {exact(mechanism.noise_multiplier)}   (noise std per unit of clip norm)",
+        f"epsilon, delta        {exact(plan.epsilon)}, {exact(plan.delta)}",
         f"scheme                {mechanism.scheme}",
         f"strategy              {_strategy_line(mechanism)}",
         f"prefix-sum error      {plan.prefix_sum_error:.6g}",

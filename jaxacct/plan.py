@@ -18,6 +18,7 @@ from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.files import read_json, to_json, write_atomically
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism
+from jaxacct.records import exact
 from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import prefix_sum_error, strategy_from_json, strategy_to_json
@@ -143,7 +144,7 @@ class Plan:
         if not self.certified:
             return "NOT CERTIFIED: the stored evidence does not support the stated guarantee."
         how = self.certificate.how(self.target)
-        target = f"({_exact(self.epsilon)}, {_exact(self.delta)})"
+        target = f"({exact(self.epsilon)}, {exact(self.delta)})"
         together = "" if self.compose_with is None else f", composed with {self.compose_with!r}"
         return (
             f"The training run is {target}-differentially private for one {self._unit()} under "
@@ -303,11 +304,6 @@ class Plan:
     def load(cls, path) -> "Plan":
         """Read and check a plan; ValueError in one line otherwise."""
         return cls.from_json(read_json(path, "plan"))
-
-
-def _exact(value: float) -> str:
-    """All digits, as 0.0010000001 is not 0.001; without a trailing .0."""
-    return repr(float(value)).removesuffix(".0")
 
 
 _NEW_IN_2 = {"analytic_accountant", "truncation_delta"}

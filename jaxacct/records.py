@@ -7,6 +7,12 @@ import types
 import typing
 from typing import Any
 
+
+def exact(value: float) -> str:
+    """All digits, as 0.0010000001 is not 0.001; without a trailing .0."""
+    return repr(float(value)).removesuffix(".0")
+
+
 _LARGEST = sys.float_info.max
 
 

@@ -337,12 +337,25 @@ def check_consistent(graph: Attribution) -> None:
     if not 0 <= graph.rows.min() <= graph.rows.max() < size:
         raise ValueError(f"graph rows must be in 0..{size - 1}")
     examples = np.repeat(np.arange(graph.num_examples), owners)
+    if _has_copies_with_other_owners(graph):
+        raise ValueError("graph must give all examples that are the same row of the data the same users")
     if (np.diff(examples * np.int64(num_users) + numbers) <= 0).any():
         raise ValueError("graph users must be ascending for every example, none twice")
     again = _compressed(graph.rows, examples, numbers, num_users, size)
     for name in ("first_example", "examples"):
         if not np.array_equal(getattr(graph, name), getattr(again, name)):
             raise ValueError(f"graph {name} must say the same as its users, does not")
+
+
+def _has_copies_with_other_owners(graph: Attribution) -> bool:
+    """Whether two examples are one row of the data, and a user of one is none of the other's."""
+    order = np.argsort(graph.rows, kind="stable")
+    same = graph.rows[order[1:]] == graph.rows[order[:-1]]
+    one, other = order[:-1][same], order[1:][same]
+    owners = np.diff(graph.first_user)
+    if (owners[one] != owners[other]).any():
+        return True
+    return not np.array_equal(_users_of(graph, one)[1], _users_of(graph, other)[1])
 
 
 def check_one_owner(graph: Attribution) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxacct import _validate
 from jaxacct.files import read_json, write_atomically
+from jaxacct.records import exact
 from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma
 from jaxacct.tradeoff.calibration import METHODS, calibrate_noise
 from jaxacct.tradeoff.terms import Terms, last_iterate
@@ -28,9 +29,12 @@ class _Stored:
             raise ValueError(f"plan must have schema {cls.schema} and its fields, had {data.get('schema')!r}")
         try:
             found = cls(**{name: data[name] for name in names})
+            certified = found.certified  # pyright: ignore
         except TypeError as error:
             raise ValueError(f"plan has a field of a wrong type: {error}") from None
-        if not found.certified:  # pyright: ignore
+        except ArithmeticError as error:
+            raise ValueError(f"plan has a number that cannot be computed with: {error}") from None
+        if not certified:
             raise ValueError("plan must hold: its noise does not give its epsilon at its delta")
         return found
 
@@ -126,10 +130,10 @@ class GeneralPlan(_Stored):
     def statement(self) -> str:
         """The guarantee in a sentence."""
         return (
-            f"({self.epsilon:g}, {self.delta:g})-differential privacy for replacing up to {self.group_size} "
-            f"of {self.dataset_size} records, against an adversary who sees which records are in which "
-            f"batch and everything else but the noise; {self.run.clip} clipping, {self.sampling}, "
-            f"{self.num_epochs} epochs."
+            f"({exact(self.epsilon)}, {exact(self.delta)})-differential privacy for replacing up to "
+            f"{self.group_size} of {self.dataset_size} records, against an adversary who sees which records "
+            f"are in which batch and everything else but the noise; {self.run.clip} clipping, "
+            f"{self.sampling}, {self.num_epochs} epochs, noise {exact(self.sigma)} times twice the clip norm."
         )
 
 
@@ -231,9 +235,12 @@ class LastIteratePlan(_Stored):
     def statement(self) -> str:
         """The guarantee in a sentence."""
         return (
-            f"({self.epsilon:g}, {self.delta:g})-differential privacy for replacing one of "
+            f"({exact(self.epsilon)}, {exact(self.delta)})-differential privacy for replacing one of "
             f"{self.num_examples} examples, where nothing but the last of {self.steps} iterates of noisy "
-            f"{self.method} is ever shown."
+            f"{self.method} is ever shown, every example's loss has a gradient sensitivity of at most "
+            f"{exact(self.grad_sensitivity)}, smoothness {exact(self.smoothness)} and strong convexity "
+            f"{exact(self.strong_convexity)}, and the noise on mean gradients has the standard deviation "
+            f"{exact(self.noise_std)}."
         )
 
 

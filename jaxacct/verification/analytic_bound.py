@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxacct.accountants import ACCOUNTANTS, analytic
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.records import differences
+from jaxacct.records import differences, exact
 from jaxacct.verification.certificate import PlanCertificate
 from jaxacct.verification.target import Target
 
@@ -47,7 +47,8 @@ class AnalyticBound(PlanCertificate):
         return self.fields()
 
     def lines(self, target: Target) -> list[str]:
-        return [f"evidence              analytic: delta({target.epsilon:g}) <= {self.delta:.6g}"]
+        bound = f"delta({exact(target.epsilon)}) <= {exact(self.delta or 0.0)}"
+        return [f"evidence              analytic: {bound}"]
 
     def how(self, target: Target) -> str:
         del target

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import DIRECTIONS
+from jaxacct.records import exact
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.direction import Direction
 from jaxacct.verification.analytic_bound import AnalyticBound
@@ -74,7 +75,7 @@ class BothDirections(PlanCertificate):
         return said + [line for direction in DIRECTIONS for line in self.of(direction).lines(target)]
 
     def how(self, target: Target) -> str:
-        delta = repr(float(target.delta)).removesuffix(".0")
+        delta = exact(target.delta)
         return (
             f"by {self.evidence.num_samples:,} Monte Carlo samples; the {delta} "
             f"includes the verifier's failure probability {self.evidence.budget.failure_probability:.3g}"

@@ -274,6 +274,7 @@ FORGED = {
     "a user twice": dict(first_user=np.array([0, 2, 3, 4, 5, 6]), users=np.array([0, 0, 0, 1, 1, 2])),
     "no such row": dict(rows=np.array([0, 1, 2, 3, 5])),
     "negative row": dict(rows=np.array([0, 1, 2, 3, -1])),
+    "a row with two owners": dict(rows=np.array([0, 1, 1, 3, 4])),
     "examples of nobody": dict(examples=np.array([9, 9, 9, 9, 9])),
     "two dimensions": dict(users=np.array([[0, 0, 1, 1, 2]])),
     "another type": dict(first_user=np.array([0, 1, 2, 3, 4, 5], np.uint64)),

@@ -1,5 +1,6 @@
 """Convex losses by construction: their conditions by brute force, the iterates, what is refused."""
 
+import dataclasses
 import math
 
 import jax
@@ -195,6 +196,13 @@ def test_plans_refuse_steps_outside_the_conditions(tmp_path):
     assert LastIteratePlan.load(path) == plan()
     with pytest.raises(ValueError, match="hold"):
         LastIteratePlan.from_json(plan().to_json() | {"noise_std": 0.1})
+    with pytest.raises(ValueError, match="a number that cannot be computed with"):
+        LastIteratePlan.from_json(plan().to_json() | {"diameter": 1e308})
+    # What the promise rests on is in its sentence.
+    easier = LastIteratePlan.from_json(plan().to_json() | {"grad_sensitivity": 0.0})
+    assert "gradient sensitivity of at most 0," in easier.statement() != plan().statement()
+    almost = dataclasses.replace(plan(), epsilon=8.000000001)
+    assert "(8.000000001, " in almost.statement()
     made = LastIteratePlan.calibrate(
         3.0,
         1e-5,
