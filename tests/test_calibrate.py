@@ -148,12 +148,13 @@ def test_other_schemes(scheme):
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-def test_composition_needs_more_noise():
-    alone = calibrate(SMALL, STRATEGY, epsilon=2.0, delta=1e-2, key=jax.random.key(4))
-    other = dp.GaussianDpEvent(4.0)
-    both = calibrate(SMALL, STRATEGY, epsilon=2.0, delta=1e-2, key=jax.random.key(4), compose_with=other)
+def test_composition_needs_more_noise(plan):
+    other, sigma = dp.GaussianDpEvent(2.0), plan.mechanism.noise_multiplier
+    options = dict(**TARGET, key=jax.random.key(4), compose_with=other)
+    with pytest.raises(NotCertifiedError):
+        calibrate(SMALL, STRATEGY, **options, noise_multiplier=sigma)
+    both = calibrate(SMALL, STRATEGY, **options, noise_multiplier=2 * sigma)
     assert both.certified
-    assert both.mechanism.noise_multiplier > alone.mechanism.noise_multiplier
     assert "composed with" in both.statement()
     assert Plan.from_json(json.loads(json.dumps(both.to_json()))) == both
     with pytest.raises(ValueError, match="compose_with must leave room"):

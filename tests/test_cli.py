@@ -22,7 +22,8 @@ COMMON = [
     "--iterations",
     "60",
 ]
-BANDS = ["--bands", "6", "--min-separation", "6"]
+# With COMMON the mechanism of `test_calibrate`, whose programs are compiled anyway.
+BANDS = ["--bands", "6", "--min-separation", "6", "--strategy", "square-root"]
 TARGET = ["--epsilon", "2", "--delta", "1e-2"]
 
 
@@ -67,8 +68,6 @@ def test_json_is_one_object_and_nothing_else(capsys):
         "estimate",
         *COMMON,
         *BANDS,
-        "--strategy",
-        "square-root",
         "--noise-multiplier",
         "1.5",
     ]
@@ -146,7 +145,7 @@ def test_not_certified_exits_1_and_says_why(capsys):
             ["calibrate", *COMMON, *BANDS, *TARGET, "--max-samples", "10", "--proposal", "plain"],
             "max_samples",
         ),
-        (["calibrate", *COMMON, *BANDS, *TARGET, "--strategy", "nope"], "strategy must be"),
+        (["calibrate", *COMMON, *BANDS[:-1], "nope", *TARGET], "strategy must be"),
         (["calibrate", *COMMON, *BANDS, *TARGET, "--out", "/no/such/folder/x.json"], "out must be"),
         (
             ["calibrate", "--iterations", "0", *BANDS, *TARGET, "--sampling-probability", "0.1"],
@@ -175,7 +174,7 @@ def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, 
 def test_bad_coefficients(coefficients, tmp_path, capsys):
     path = tmp_path / "c.txt"
     path.write_text(coefficients)
-    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--strategy", path) == 2
+    assert run("calibrate", *COMMON, *BANDS[2:-1], path, *TARGET) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

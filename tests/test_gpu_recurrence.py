@@ -126,15 +126,16 @@ def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
 def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
     """Same positions as participation vectors; the windows' sum is what two FFTs give."""
     scheme, strategy = BMinSep(n, b, p, warm), BandedToeplitz.square_root(bands)
-    participation = np.asarray(scheme.draw_participation(key, 200), float)
-    positions = np.asarray(scheme.draw_positions(key, 200))
+    participation = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 200))(key), float)
+    positions = np.asarray(jax.jit(lambda k: scheme.draw_positions(k, 200))(key))
     assert positions.shape == (200, scheme.max_participations)
     assert np.all(np.diff(positions, axis=1) >= b)
     for row, steps in zip(participation, positions, strict=True):
         np.testing.assert_array_equal(np.flatnonzero(row), steps[steps < n])
     before = np.random.default_rng(0).normal(size=(200, n))
-    ours = stationary.add_signal_windows(jnp.asarray(before), jnp.asarray(positions), strategy, 0.7)
-    expected = before + 0.7 * np.asarray(strategy.signal_scores(jnp.asarray(participation)))
+    add = jax.jit(lambda *arrays: stationary.add_signal_windows(*arrays, strategy, 0.7))
+    ours = add(jnp.asarray(before), jnp.asarray(positions))
+    expected = before + 0.7 * np.asarray(jax.jit(strategy.signal_scores)(jnp.asarray(participation)))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
 
 
@@ -149,9 +150,9 @@ def test_a_block_drawn_by_windows_is_the_same_block(monkeypatch, key):
         (),
         jnp.float32,
     )
-    by_fft = draw()
+    by_fft = jax.jit(lambda: draw())()
     monkeypatch.setattr(proposals, "_few_windows", lambda *_: True)
-    by_windows = draw()
+    by_windows = jax.jit(lambda: draw())()
     assert by_windows.loss.shape == (BLOCK_SIZE,)
     np.testing.assert_allclose(by_windows.loss, by_fft.loss, rtol=1e-4, atol=1e-5)
     assert np.ptp(by_fft.loss) > 1

@@ -13,12 +13,15 @@ from jaxacct import (
     Budget,
     Mechanism,
     MultiAttribution,
+    NotCertifiedError,
     Plan,
     Toeplitz,
     TruncatedBMinSep,
     calibrate,
+    sample_privacy_loss,
     verify,
 )
+from jaxacct.proposals.candidates import candidates
 from tests.oracles import enumeration
 from tests.test_truncated_b_min_sep import mixture_delta, pair_delta
 from tests.training.plans import plan as some_plan
@@ -93,16 +96,21 @@ def test_other_adjacencies_are_refused(tmp_path):
 
 
 def test_one_example_a_user_is_b_min_sep(key):
-    """k_u = 1: the same noise multiplier to a grid step or two, from independent draws."""
-    options = dict(epsilon=2.0, delta=1e-3, key=key)
+    """k_u = 1: the same losses from the same key, proposals of the same scales; k_u = 3: larger ones."""
     strategy = BandedToeplitz.square_root(3)
-    plain = calibrate(BMinSep(60, 6, 0.02), strategy, **options)
-    users = calibrate(MultiAttribution(60, 6, 0.02, 1), strategy, **options)
-    ratio = users.mechanism.noise_multiplier / plain.mechanism.noise_multiplier
-    assert 1.01**-2.5 < ratio < 1.01**2.5
-    more = calibrate(MultiAttribution(60, 6, 0.02, 3), strategy, **options)
-    assert more.mechanism.noise_multiplier > users.mechanism.noise_multiplier
-    assert more.certified and more.evidence is not None
+    schemes = BMinSep(30, 6, 0.02), *(MultiAttribution(30, 6, 0.02, k) for k in (1, 3))
+    plain, users, more = (Mechanism(scheme, strategy, 1.3) for scheme in schemes)
+    for direction in ("remove", "add"):
+        losses = [sample_privacy_loss(key, mechanism, 1000, direction) for mechanism in (plain, users)]
+        np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
+        found = [
+            {c.proposal.name: c.proposal.log_scale for c in candidates(m, 1.0, direction, Budget.split(1e-3))}
+            for m in (plain, users, more)
+        ]
+        assert found[0] == pytest.approx(found[1], rel=1e-6)
+        shared = set(found[0]) & set(found[2]) - {"plain"}
+        assert all(found[2][name] > found[0][name] for name in shared)
+        assert shared or direction == "add"
 
 
 def test_composition_and_profile_of_variants(key):
@@ -112,9 +120,13 @@ def test_composition_and_profile_of_variants(key):
     from jaxacct import privacy_profile
 
     strategy, scheme = BandedToeplitz.square_root(3), MultiAttribution(30, 6, 0.02, 2)
-    alone = calibrate(scheme, strategy, epsilon=2.0, delta=1e-2, key=key)
-    both = calibrate(scheme, strategy, epsilon=2.0, delta=1e-2, key=key, compose_with=dp.GaussianDpEvent(3.0))
-    assert both.mechanism.noise_multiplier > alone.mechanism.noise_multiplier
+    options = dict(epsilon=2.0, delta=1e-2, key=key)
+    other = dp.GaussianDpEvent(3.0)
+    alone = calibrate(scheme, strategy, **options)
+    sigma = alone.mechanism.noise_multiplier
+    with pytest.raises(NotCertifiedError):
+        calibrate(scheme, strategy, **options, compose_with=other, noise_multiplier=sigma)
+    assert calibrate(scheme, strategy, **options, compose_with=other, noise_multiplier=2 * sigma).certified
     profile = privacy_profile(alone.mechanism, [0.5, 1.0, 2.0], num_samples=20_000, key=key)
     assert np.all(np.diff(profile.estimate) <= 0)
     assert profile.lower[-1] <= 1e-2
