@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.accountants import ACCOUNTANTS, analytic, truncation, unamplified
-from jaxacct.batch_sizes import batch_sizes
+from jaxacct.batch_sizes import Overflow, batch_sizes, overflow
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE, SearchStream, Stream
@@ -116,8 +116,10 @@ def calibrate(
             if value is not None:
                 raise ValueError(f"{name} must not be given together with accountant: nothing is drawn")
     cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
-    target = Target(epsilon, delta, Budget.split(delta - (cut or 0.0), failure_fraction), compose_with)
-    sizes = _Sizes(dataset_size, max_batch_size, cut)
+    sizes = _Sizes(
+        dataset_size, max_batch_size, cut, overflow(scheme, epsilon, delta, dataset_size, max_batch_size)
+    )
+    target = Target(epsilon, delta, Budget.split(delta - sizes.spent, failure_fraction), compose_with)
     run_key = randomness.fresh_key() if key is None else key
     target.profile  # noqa: B018 - an event that cannot be composed is refused before anything is searched
     search = _Search(scheme, strategy, adjacency, target, rule, proposal, run_key, progress, sizes)
@@ -232,11 +234,17 @@ def _candidate_key(key, index: int):
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Of the data set and its batches; what cutting them costs, None where they are not cut."""
+    """Of the data set and its batches; what cutting them or stopping at larger ones costs, else None."""
 
     dataset_size: int | None = None
     max_batch_size: int | None = None
     truncation_delta: float | None = None
+    overflow: Overflow | None = None
+
+    @property
+    def spent(self) -> float:
+        """The part of delta."""
+        return (self.truncation_delta or 0.0) + (self.overflow.delta if self.overflow else 0.0)
 
 
 def _truncation_delta(scheme, epsilon, delta, dataset_size, most, compose_with) -> float | None:
@@ -457,7 +465,8 @@ def make_plan(
     name = bound = None
     if evidence is None:
         name, bound = analytic.bound_by(accountant, mechanism, target.epsilon, target.compose_with)
-    expected, largest = batch_sizes(mechanism.scheme, sizes.dataset_size, sizes.max_batch_size)
+    stops = () if sizes.overflow is None else (sizes.overflow.probability,)
+    expected, largest = batch_sizes(mechanism.scheme, sizes.dataset_size, sizes.max_batch_size, *stops)
     return Plan(
         mechanism=mechanism,
         epsilon=target.epsilon,
@@ -470,4 +479,5 @@ def make_plan(
         expected_batch_size=expected,
         max_batch_size=largest,
         truncation_delta=sizes.truncation_delta,
+        overflow_delta=None if sizes.overflow is None else sizes.overflow.delta,
     )

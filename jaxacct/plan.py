@@ -15,7 +15,7 @@ from jaxacct import _validate, records
 from jaxacct._validate import open_probability, positive_number
 from jaxacct.accountants import truncation
 from jaxacct.accountants.composition import event_from_json, event_to_json
-from jaxacct.batch_sizes import batch_sizes
+from jaxacct.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
 from jaxacct.files import read_json, to_json, write_atomically
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism
 from jaxacct.records import exact
@@ -30,10 +30,11 @@ from jaxacct.verification.run import Evidence, Progress, verify
 from jaxacct.verification.target import Target
 
 SCHEMA = "jaxacct-plan"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # Version 1 stored no accountant, which is computed on reading, and draws without the digest of their target:
 # relabelled ones could not be told from honest ones, so that drawn plans of version 1 are refused.
-_READABLE = (1, SCHEMA_VERSION)
+# Version 2 put nothing aside for batches too large; a plan that does not is still written as that.
+_READABLE = (1, 2, SCHEMA_VERSION)
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "dp-accounting")
 
 
@@ -64,10 +65,12 @@ class Plan:
       compose_with: the dp-accounting `DpEvent` the guarantee also covers, or None.
       dataset_size: number of examples, None if not stated.
       expected_batch_size: mean batch size over the run, None without a data set size.
-      max_batch_size: exceeded in any step of a run with probability 1e-9 at most, or what larger batches are
-        cut to where `truncation_delta` is not None; None likewise.
+      max_batch_size: a run stops at a larger batch, or where `truncation_delta` is not None larger ones are
+        cut to it; None likewise.
       truncation_delta: the part of `delta` that cutting batches spends (`accountants.truncation`); None where
         batches are never cut.
+      overflow_delta: the part of `delta` that stopping at a larger batch spends (`batch_sizes.overflow`);
+        None where sizes are cut or not stated, and in plans of before, which put nothing aside.
       created: time of certification, ISO 8601, UTC.
       device: the platform JAX drew on.
       versions: package versions.
@@ -84,6 +87,7 @@ class Plan:
     expected_batch_size: float | None = None
     max_batch_size: int | None = None
     truncation_delta: float | None = None
+    overflow_delta: float | None = None
     created: str = field(default_factory=_now)
     device: str = field(default_factory=lambda: jax.devices()[0].device_kind)
     versions: dict[str, str] = field(default_factory=_versions)
@@ -116,7 +120,7 @@ class Plan:
         """
         if self.evidence is not None:
             return Target(self.epsilon, self.delta, self.evidence.budget, self.compose_with)
-        spent = self.truncation_delta or 0.0
+        spent = (self.truncation_delta or 0.0) + (self.overflow_delta or 0.0)
         return Target.at(self.epsilon, self.delta, self.compose_with, spent=spent)
 
     @functools.cached_property
@@ -210,13 +214,21 @@ class Plan:
 
     def checked(self) -> list[str]:
         """What loading computed again, and what only drawing can show; lines for people."""
-        return self.certificate.checked()
+        if self.overflow_delta is not None or _overflow_of(self) is None:
+            return self.certificate.checked()
+        before = (
+            "not put aside: a run stopped by a batch too large, 1e-9 of delta at most, for users 1 + e^epsilon "
+            "times that; plans of version 3 do"
+        )
+        return [*self.certificate.checked(), before]
 
     def budget_lines(self) -> list[tuple[str, float]]:
         """(item, delta spent) for every item of the budget of delta."""
         items = self.certificate.spends()
         if self.truncation_delta is not None:
             items.append(("cut batches", self.truncation_delta))
+        if self.overflow_delta is not None:
+            items.append(("runs stopped by a batch too large", self.overflow_delta))
         return items
 
     def profile(self, epsilons) -> np.ndarray:
@@ -230,9 +242,11 @@ class Plan:
     def to_json(self) -> dict:
         """Plain JSON values, readable by `from_json`."""
         held = self.certificate.to_json()
-        return {
+        before = _overflow_of(self) is not None and self.overflow_delta is None
+        new_in_3 = {} if before else {"overflow_delta": self.overflow_delta}
+        return new_in_3 | {
             "schema": SCHEMA,
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": 2 if before else SCHEMA_VERSION,
             "statement": self.statement(),
             "epsilon": self.epsilon,
             "delta": self.delta,
@@ -275,6 +289,7 @@ class Plan:
         names = {hint.name for hint in dataclasses.fields(cls)} - {"mechanism"}
         names |= {"schema", "schema_version", "statement", "adjacency", "prefix_sum_error"}
         names |= {"scheme", "strategy", "noise_multiplier"}
+        names -= _NEW_IN_3 if version < 3 else set()
         lacks = sorted(names - set(data) - (_NEW_IN_2 if version == 1 else set()))
         unknown = sorted(set(data) - names)
         if lacks or unknown:
@@ -291,8 +306,12 @@ class Plan:
             raise ValueError(f"plan garbles a field: {error}") from None
         if plan.flaws:
             raise ValueError(f"plan evidence does not add up: {'; '.join(plan.flaws[:3])}")
-        written = records.differences(data, _as_read(plan.to_json()))
-        if version == SCHEMA_VERSION and written:
+        again = _as_read(plan.to_json())
+        if version == 2:
+            again = {name: value for name, value in again.items() if name not in _NEW_IN_3}
+            again["schema_version"] = version
+        written = records.differences(data, again)
+        if version > 1 and written:
             raise ValueError(f"plan does not add up: {'; '.join(written[:3])}")
         return plan
 
@@ -307,6 +326,7 @@ class Plan:
 
 
 _NEW_IN_2 = {"analytic_accountant", "truncation_delta"}
+_NEW_IN_3 = {"overflow_delta"}
 
 
 def _as_read(value):
@@ -335,6 +355,7 @@ def _read(data: dict, version: int) -> Plan:
             "expected_batch_size": float | None,
             "max_batch_size": int | None,
             "truncation_delta": float | None,
+            "overflow_delta": float | None,
             "created": str,
             "device": str,
             "versions": dict[str, str],
@@ -363,9 +384,16 @@ def _flaws(plan: Plan) -> list[str]:
         found = plan.certificate.is_about(plan.mechanism, plan.target)
         if found:
             return found
-        available = plan.delta - _spent_on_cuts(plan)
+        stops, spent = OVERFLOW, 0.0  # of a plan of before
+        if plan.overflow_delta is not None:
+            booked = _overflow_of(plan)
+            stops, spent = (OVERFLOW, 0.0) if booked is None else (booked.probability, booked.delta)
+        found = records.differences(plan.overflow_delta or 0.0, spent, "overflow_delta")
+        if found:
+            return found
+        available = plan.delta - _spent_on_cuts(plan) - spent
         cut_to = plan.max_batch_size if plan.truncation_delta is not None else None
-        sizes = batch_sizes(plan.mechanism.scheme, plan.dataset_size, cut_to)
+        sizes = batch_sizes(plan.mechanism.scheme, plan.dataset_size, cut_to, stops)
         stated = plan.expected_batch_size, plan.max_batch_size
         found = records.differences(stated, sizes, "batch sizes")
         if found:
@@ -378,6 +406,12 @@ def _flaws(plan: Plan) -> list[str]:
         return plan.certificate.recheck(plan.mechanism, target)
     except (ValueError, ArithmeticError) as error:
         return [str(error)]
+
+
+def _overflow_of(plan: Plan) -> Overflow | None:
+    """What is to be put aside for batches too large."""
+    cut_to = plan.max_batch_size if plan.truncation_delta is not None else None
+    return overflow(plan.mechanism.scheme, plan.epsilon, plan.delta, plan.dataset_size, cut_to)
 
 
 def _spent_on_cuts(plan: Plan) -> float:

@@ -264,6 +264,7 @@ def merge(
         expected_batch_size=plan.expected_batch_size,
         max_batch_size=plan.max_batch_size,
         truncation_delta=plan.truncation_delta,
+        overflow_delta=plan.overflow_delta,
     )
     return Plan.from_json(json.loads(to_json(proven.to_json()))), evidence
 

@@ -210,7 +210,7 @@ def test_a_damaged_plan_is_refused(plan, tmp_path):
         text[: len(text) // 2]: "not valid JSON",
         "[]": "must hold a JSON object",
         json.dumps({"schema": "other"}): "plan must have the schema",
-        json.dumps(json.loads(text) | {"schema_version": 99}): "schema_version must be 2 or below, was 99",
+        json.dumps(json.loads(text) | {"schema_version": 99}): "schema_version must be 3 or below, was 99",
         json.dumps({k: v for k, v in json.loads(text).items() if k != "evidence"}): "field 'evidence'",
         json.dumps(json.loads(text) | {"delta": 1e-4}): "budget must spend at most delta",
         json.dumps(json.loads(text) | {"delta": 2e-3}): "another mechanism, epsilon, delta",

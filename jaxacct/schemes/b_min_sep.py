@@ -114,6 +114,10 @@ class BMinSep(Scheme):
         return Sums(self.sampling_probability, self.log_probability_of_none(), steps, terms)
 
     @property
+    def others_are_independent(self) -> bool:
+        return True
+
+    @property
     def side_information(self) -> None:
         return None
 

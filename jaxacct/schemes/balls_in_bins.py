@@ -68,6 +68,10 @@ class BallsInBins(Scheme):
         return Sums(1.0, none, rounds, self.cycle_length, phases=True)
 
     @property
+    def others_are_independent(self) -> bool:
+        return True
+
+    @property
     def side_information(self) -> None:
         return None
 

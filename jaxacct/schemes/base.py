@@ -201,6 +201,14 @@ class Scheme(abc.ABC):
         raise ValueError(f"scheme must be one that batches can be drawn for, was {self.name}")
 
     @property
+    def others_are_independent(self) -> bool:
+        """Whether batches without a unit have nothing to do with its coins, and it adds one example at most.
+
+        Whether a batch is too large then says nothing of the unit (proofs/rounding.md, section 8).
+        """
+        return False
+
+    @property
     def examples_bar_each_other(self) -> bool:
         """Whether a sampled example keeps others of its users from joining batches."""
         return True

@@ -77,6 +77,10 @@ class CyclicPoisson(Scheme):
         return Sums(self.sampling_probability, none, rounds, self.cycle_length, phases=True)
 
     @property
+    def others_are_independent(self) -> bool:
+        return True
+
+    @property
     def side_information(self) -> None:
         return None
 

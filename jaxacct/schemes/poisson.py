@@ -66,6 +66,10 @@ class Poisson(Scheme):
         return Sums(self.sampling_probability, self.log_probability_of_none(), self.iterations)
 
     @property
+    def others_are_independent(self) -> bool:
+        return True
+
+    @property
     def side_information(self) -> None:
         return None
 
