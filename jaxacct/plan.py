@@ -217,8 +217,8 @@ class Plan:
         if self.overflow_delta is not None or _overflow_of(self) is None:
             return self.certificate.checked()
         before = (
-            "not put aside: a run stopped by a batch too large, 1e-9 of delta at most, for users 1 + e^epsilon "
-            "times that; plans of version 3 do"
+            "not put aside: a run stopped by a batch too large, 1e-9 of delta at most, for users "
+            "1 + e^epsilon times that; plans of version 3 do"
         )
         return [*self.certificate.checked(), before]
 
@@ -306,11 +306,11 @@ class Plan:
             raise ValueError(f"plan garbles a field: {error}") from None
         if plan.flaws:
             raise ValueError(f"plan evidence does not add up: {'; '.join(plan.flaws[:3])}")
-        again = _as_read(plan.to_json())
+        again = plan.to_json()
         if version == 2:
             again = {name: value for name, value in again.items() if name not in _NEW_IN_3}
             again["schema_version"] = version
-        written = records.differences(data, again)
+        written = records.differences(data, _as_read(again))
         if version > 1 and written:
             raise ValueError(f"plan does not add up: {'; '.join(written[:3])}")
         return plan
