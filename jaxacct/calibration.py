@@ -15,8 +15,8 @@ from jaxacct.kernels.randomness import BLOCK_SIZE, SearchStream, Stream
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, check_pair
 from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
-from jaxacct.proposals.base import DIRECTIONS
-from jaxacct.proposals.candidates import candidates, predicted_samples, threshold
+from jaxacct.proposals.base import DIRECTIONS, Proposal
+from jaxacct.proposals.candidates import choose_candidate, predicted_samples, threshold
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
@@ -328,19 +328,12 @@ class _Search:
         place = round(1e4 * math.log(mechanism.noise_multiplier)) % 400_000
         return randomness.stream_key(self.key, Stream.SEARCH + place)
 
-    def choose(self, mechanism: Mechanism, direction: str):
-        found = candidates(
-            mechanism,
-            self.target.epsilon,
-            direction,
-            self.target.budget,
-            composed=self.target.composed,
+    def choose(self, mechanism: Mechanism, direction: str) -> Proposal:
+        target, name = self.target, self.proposal
+        chosen, _ = choose_candidate(
+            mechanism, target.epsilon, direction, target.budget, name, composed=target.composed
         )
-        named = [c for c in found if c.proposal.name == self.proposal]
-        if self.proposal is not None and not named and direction == Direction.REMOVE:
-            allowed = ", ".join(c.proposal.name for c in found)
-            raise ValueError(f"proposal must be one of {allowed}, was {self.proposal!r}")
-        return (named or found)[0].proposal
+        return chosen
 
     def cost(self, noise_multiplier: float, limit: float) -> float:
         """Predicted samples to certify the costlier direction; infinite when it looks impossible."""

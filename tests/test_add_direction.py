@@ -66,11 +66,11 @@ def test_zero_at_minus_log_none_and_positive_below(scheme):
     mechanism = make(scheme, 1, 0.7)
     edge = -scheme.log_probability_of_none()
     for epsilon in (edge + 1e-9, edge + 1, 50.0):
-        (zero,) = add_direction.add_candidates(mechanism, epsilon)
+        (zero,) = add_direction.half_space_candidates(mechanism, epsilon)
         assert add_direction.add_is_zero(mechanism, epsilon) and zero.log_scale == -math.inf
     below = edge - 0.05
     assert not add_direction.add_is_zero(mechanism, below)
-    assert all(c.log_scale > -math.inf for c in add_direction.add_candidates(mechanism, below))
+    assert all(c.log_scale > -math.inf for c in add_direction.half_space_candidates(mechanism, below))
     # Noise far down has f close to P0, hence a positive term: the divergence is positive.
     far_down = np.full((1, scheme.iterations), -30.0)
     assert noise_and_log_ratio(mechanism, far_down)[1][0] < -below
@@ -212,7 +212,7 @@ def test_weights_average_to_the_probability_of_the_half_space():
 def test_two_steps_against_quadrature(scheme, bands, sigma, epsilon):
     mechanism = make(scheme, bands, sigma)
     exact = exact_two_steps(mechanism, epsilon)
-    found = add_direction.add_candidates(mechanism, epsilon)
+    found = add_direction.half_space_candidates(mechanism, epsilon)
     assert found[-1].name == "half-space"
     for proposal in found if isinstance(scheme, Poisson) else found[-1:]:
         scale = math.exp(proposal.log_scale)
@@ -251,7 +251,7 @@ def test_poisson_against_the_pld_accountant(n, p, sigma, epsilon, interval):
     """Down to deltas of 2e-12 and 4e-13 from fifty thousand draws."""
     optimistic, pessimistic = pld_add(n, p, sigma, epsilon, interval)
     mechanism = make(Poisson(n, p), 1, sigma)
-    proposal = add_direction.add_candidates(mechanism, epsilon)[-1]
+    proposal = add_direction.half_space_candidates(mechanism, epsilon)[-1]
     assert proposal.name == "half-space"
     terms, _ = draw_terms(proposal, epsilon, 400)
     low, high = (d / math.exp(proposal.log_scale) for d in (optimistic, pessimistic))
@@ -263,7 +263,7 @@ def test_poisson_against_the_pld_accountant(n, p, sigma, epsilon, interval):
 @pytest.mark.slow
 def test_several_bands_against_plain_sampling():
     mechanism, epsilon = make(BMinSep(24, 4, 0.2), 4, 2.0), 0.5
-    proposal = add_direction.add_candidates(mechanism, epsilon)[-1]
+    proposal = add_direction.half_space_candidates(mechanism, epsilon)[-1]
     terms, _ = draw_terms(proposal, epsilon, 400)
     base = add_direction.plain(mechanism, "add")
     reference, _ = draw_terms(base, epsilon, 400, seed=9)

@@ -20,7 +20,7 @@ from jaxacct import (
 )
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.proposals.half_space import add_candidates
+from jaxacct.proposals.half_space import half_space_candidates
 from jaxacct.proposals.powers import power_candidates, power_proposal
 from jaxacct.proposals.sampling import direction_key, draw_in_batches
 from jaxacct.schemes import independent_attribution
@@ -137,7 +137,7 @@ def test_proposals_against_integration(scheme, exact, key, monkeypatch):
     width = -math.log(FALSE_ALARM)
     for epsilon, direction in ((0.1, "remove"), (1.5, "remove"), (0.1, "add")):
         truth = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
-        find = power_candidates if direction == "remove" else add_candidates
+        find = power_candidates if direction == "remove" else half_space_candidates
         found = find(mechanism, epsilon)
         assert found or direction == "add"
         for proposal in found:

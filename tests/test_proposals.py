@@ -9,7 +9,7 @@ from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
 from jaxacct.proposals.base import plain
-from jaxacct.proposals.half_space import add_candidates
+from jaxacct.proposals.half_space import half_space_candidates
 from jaxacct.proposals.replicas import (
     _module,
     log_normalizer,
@@ -107,7 +107,7 @@ def test_production_deltas_of_the_prototype(key):
 @pytest.mark.parametrize(("scheme", "bands"), SOME_IN_CI)
 def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
-    found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+    found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
     for proposal in found:
         if proposal.log_scale == -math.inf:
             continue
@@ -123,7 +123,7 @@ def test_one_step_against_quadrature(sigma, p, direction, key):
     mechanism = Mechanism(Poisson(1, p), BandedToeplitz((1.0,)), sigma)
     for epsilon in (0.02, 0.3, 1.5):
         exact = tuples.one_step_delta(sigma, p, epsilon, direction)
-        found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+        found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
         for proposal in [plain(mechanism, direction), *found]:
             if proposal.log_scale == -math.inf:
                 assert exact == 0
@@ -149,7 +149,7 @@ def test_two_steps_against_integration(scheme, bands, direction, key):
     mechanism = Mechanism(scheme, strategy, sigma)
     for epsilon in (0.1, 0.6):
         exact = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
-        found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+        found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
         for proposal in found:
             if proposal.log_scale == -math.inf:
                 assert exact < 1e-9
@@ -173,7 +173,7 @@ def test_poisson_against_pld_to_1e_12(direction, delta, key):
     for _ in range(60):
         epsilon = (low + high) / 2
         low, high = (epsilon, high) if pld_delta(sigma, p, n, epsilon, direction) > delta else (low, epsilon)
-    found = (replica_candidates if direction == "remove" else add_candidates)(mechanism, epsilon)
+    found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
     best = min(found, key=lambda proposal: proposal.log_scale)
     assert best.log_scale > -math.inf
     exact = pld_delta(sigma, p, n, epsilon, direction)
@@ -197,7 +197,7 @@ def test_add_is_zero_exactly_beyond_the_probability_of_none(scheme, key):
     bands = min(scheme.min_separation, 2)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)
     edge = -scheme.log_probability_of_none()
-    assert add_candidates(mechanism, edge * (1 + 1e-9))[0].log_scale == -math.inf
+    assert half_space_candidates(mechanism, edge * (1 + 1e-9))[0].log_scale == -math.inf
     found = estimate_delta(mechanism, 0.9 * edge, num_samples=20_000, key=key)
     assert found.directions["add"] > 0
     losses = draw(plain(mechanism, "add"), 100, key).loss

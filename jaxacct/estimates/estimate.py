@@ -15,9 +15,8 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
-from jaxacct.proposals.candidates import proposals_at
+from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.statistics import hockey_stick
-from jaxacct.statistics.direction import Direction
 
 # Where delta is what is asked for, proposals are looked for until one has a scale far below this.
 _SMALLEST_DELTA = 1e-12
@@ -222,15 +221,7 @@ def _samples_for(delta: float):
 def best_proposal(mechanism, epsilon, direction, name, composed) -> Proposal:
     """The proposal called `name`, or the one with the smallest scale; a name must exist for "remove"."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
-    if name is None:
-        return min(found, key=lambda p: p.log_scale)
-    for proposal in found:
-        if proposal.name == name:
-            return proposal
-    if direction == Direction.ADD:
-        return found[0]
-    allowed = ", ".join(proposal.name for proposal in found)
-    raise ValueError(f"proposal must be one of {allowed}, was {name!r}")
+    return choose_proposal(found, direction, name, min(found, key=lambda p: p.log_scale))
 
 
 def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None):

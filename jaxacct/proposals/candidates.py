@@ -2,23 +2,44 @@
 
 import functools
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
-from jaxacct.proposals.half_space import add_candidates
-from jaxacct.proposals.powers import power_candidates, power_proposal
-from jaxacct.proposals.replicas import replica_candidates, replica_proposal
+from jaxacct.proposals.half_space import half_space_called, half_space_candidates
+from jaxacct.proposals.powers import power_called, power_candidates
+from jaxacct.proposals.replicas import replica_called, replica_candidates
 from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine, total
 
 # Seconds of sampling, below which one more replica is not worth a look.
 _FEW_SAMPLES = 60_000
+
+
+@dataclass(frozen=True)
+class Family:
+    """The proposals of one kind for one direction, besides plain draws. A new kind is a line in `FAMILIES`.
+
+    Attributes:
+      offered: (mechanism, epsilon, samples needed by a proposal, or None) -> those worth considering.
+      called: (mechanism, epsilon, name) -> the one of that name, None where it is of another family.
+    """
+
+    offered: Callable[..., list[Proposal]]
+    called: Callable[[Mechanism, float, str], Proposal | None]
+
+
+FAMILIES: dict[Direction, tuple[Family, ...]] = {
+    Direction.REMOVE: (
+        Family(replica_candidates, replica_called),
+        Family(power_candidates, power_called),
+    ),
+    Direction.ADD: (Family(half_space_candidates, half_space_called),),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,12 +131,44 @@ def proposals_at(
 ) -> list[Proposal]:
     """Every proposal for one direction, plain first; see `candidates` and `replica_candidates`."""
     found = [proposals.plain(mechanism, direction)]
-    if composed:
-        return found
-    if direction == Direction.REMOVE:
-        found += replica_candidates(mechanism, epsilon, samples_needed)
-        return found + power_candidates(mechanism, epsilon, samples_needed)
-    return found + add_candidates(mechanism, epsilon)
+    families = () if composed else FAMILIES[Direction.of(direction)]
+    return found + [p for family in families for p in family.offered(mechanism, epsilon, samples_needed)]
+
+
+def choose_candidate(
+    mechanism: Mechanism,
+    epsilon: float,
+    direction: str,
+    budget: bounds.Budget,
+    name: str | None = None,
+    *,
+    composed: bool = False,
+) -> tuple[Proposal, dict[str, float]]:
+    """(the proposal to verify a direction with, samples predicted for each by name): `choose_proposal`."""
+    found = candidates(mechanism, epsilon, direction, budget, composed=composed)
+    predicted = {candidate.proposal.name: candidate.predicted_samples for candidate in found}
+    return choose_proposal([candidate.proposal for candidate in found], direction, name), predicted
+
+
+def choose_proposal(
+    found: Sequence[Proposal], direction: str, name: str | None = None, best: Proposal | None = None
+) -> Proposal:
+    """The proposal of that name; without a name the `best`, which is the first by default.
+
+    A name is for the remove direction: where the add direction has none so called, it takes the first.
+
+    Raises:
+      ValueError: for a name that the remove direction does not have, or where nothing was found.
+    """
+    if not found:
+        raise ValueError(f"delta must be larger: no proposal resolves it in the {direction} direction")
+    if name is None:
+        return found[0] if best is None else best
+    named = [proposal for proposal in found if proposal.name == name]
+    if not named and direction == Direction.REMOVE:
+        allowed = ", ".join(proposal.name for proposal in found)
+        raise ValueError(f"proposal must be one of {allowed}, was {name!r}")
+    return (named or found)[0]
 
 
 def by_name(
@@ -138,14 +191,8 @@ def _by_name(mechanism, epsilon, direction, name, composed) -> Proposal | None:
         return proposals.plain(mechanism, direction)
     if composed:
         return None
-    if direction == Direction.ADD:
-        return next((p for p in add_candidates(mechanism, epsilon) if p.name == name), None)
-    order = re.fullmatch(r"([0-9]{1,3}) replicas( of one example)?", name)
-    if order is None:
-        return None
-    if order[2] is None:
-        return replica_proposal(mechanism, int(order[1]), epsilon)
-    return None if mechanism.scheme.parts is None else power_proposal(mechanism, int(order[1]), epsilon)
+    called = (family.called(mechanism, epsilon, name) for family in FAMILIES[Direction.of(direction)])
+    return next((proposal for proposal in called if proposal is not None), None)
 
 
 def predicted_samples(theta: float, failure_probability: float) -> float:

@@ -15,6 +15,7 @@ side times the normal density, and the rest of the noise freely.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -236,12 +237,21 @@ def _tree_sum(values):
     return values[:, 0]
 
 
-def add_candidates(mechanism: Mechanism, epsilon: float) -> list[Proposal]:
-    """Proposals for the add direction other than plain sampling, for the caller to price.
+def half_space_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
+    """The one of `half_space_candidates` of that name, None where there is none."""
+    found = half_space_candidates(mechanism, epsilon)
+    return next((proposal for proposal in found if proposal.name == name), None)
+
+
+def half_space_candidates(
+    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
+) -> list[Proposal]:
+    """Proposals for the add direction other than plain sampling, all of them, for the caller to price.
 
     A zero divergence is one proposal of scale 0 (log_scale -inf). Where noise of size 0 already has
     L <= -epsilon no half-space excludes it, and none is tried; plain draws still have scale M_0.
     """
+    del samples_needed
     log_scale = log_remainder_scale(mechanism, epsilon)
     base = plain(mechanism, Direction.ADD)
     if mechanism.scheme.side_information is not None:  # Q is no Gaussian, and f has no such bounds

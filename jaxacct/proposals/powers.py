@@ -11,6 +11,7 @@ Where f itself is bounded by f_1^k, that bound takes its place and everything ho
 
 import functools
 import math
+import re
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -83,6 +84,14 @@ def power_candidates(
     return around_the_smallest_scale(
         one, number + 1, lambda m: power_proposal(mechanism, m, epsilon), samples_needed
     )
+
+
+def power_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
+    """The proposal of that name, None for a name of another kind; ValueError as `power_proposal`."""
+    order = re.fullmatch(r"([0-9]{1,3}) replicas of one example", name)
+    if order is None or mechanism.scheme.parts is None:
+        return None
+    return power_proposal(mechanism, int(order[1]), epsilon)
 
 
 @functools.cache  # one function a module, so that nothing compiles twice

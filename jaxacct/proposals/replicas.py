@@ -9,6 +9,7 @@ draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
 
 import functools
 import math
+import re
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -90,6 +91,12 @@ def replica_candidates(
     return around_the_smallest_scale(
         mechanism, 2, lambda m: replica_proposal(mechanism, m, epsilon), samples_needed
     )
+
+
+def replica_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
+    """The one of that name, None for a name of another kind; ValueError as `replica_proposal`."""
+    order = re.fullmatch(r"([0-9]{1,3}) replicas", name)
+    return None if order is None else replica_proposal(mechanism, int(order[1]), epsilon)
 
 
 def around_the_smallest_scale(

@@ -20,7 +20,7 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
-from jaxacct.proposals.candidates import budget_lines, candidates, threshold
+from jaxacct.proposals.candidates import budget_lines, choose_candidate, threshold
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
@@ -219,14 +219,8 @@ class Run:
 
 
 def _choose(mechanism, target: Target, direction, name):
-    found = candidates(mechanism, target.epsilon, direction, target.budget, composed=target.composed)
-    predicted = {c.proposal.name: c.predicted_samples for c in found}
-    if name is None or (direction == Direction.ADD and name not in predicted):
-        return found[0].proposal, predicted
-    for candidate in found:
-        if candidate.proposal.name == name:
-            return candidate.proposal, predicted
-    raise ValueError(f"proposal must be one of {', '.join(predicted)}, was {name!r}")
+    budget, composed = target.budget, target.composed
+    return choose_candidate(mechanism, target.epsilon, direction, budget, name, composed=composed)
 
 
 def direction_run(mechanism: Mechanism, target: Target, direction: str, max_samples: int) -> Run:
