@@ -39,6 +39,7 @@ from jaxacct.strategies import Toeplitz
 from jaxacct.verification import extrapolation, run
 from jaxacct.verification.certificates import of_direction
 from jaxacct.verification.target import Target
+from tests.benchmarks import mutants
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
 BUDGET = Budget.split(1e-2)
@@ -490,3 +491,8 @@ def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
         run.margin_of(a_run())
     with pytest.raises(NonFiniteLossError, match="margin"):
         extrapolation.margin_of_line(line)
+
+
+def test_every_mutant_can_be_planted():
+    """The slow command `python -m tests.benchmarks.mutants` would otherwise rot as the code changes."""
+    assert not mutants.misplaced()

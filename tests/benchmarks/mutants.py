@@ -1,0 +1,491 @@
+"""Plant small plausible mistakes, one at a time, and see which the tests notice.
+
+    python -m tests.benchmarks.mutants            # all; the score goes to RESULTS.md
+    python -m tests.benchmarks.mutants bounds.py  # those in files of that name
+
+Each mutant is run against the tests that should see it, in a copy of the checkout. `test_guards.py` checks
+that every `before` is still in its file exactly once.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("jaxacct", "train", "tests", "pyproject.toml", "README.md", "notebooks", "LICENSE")
+SECONDS = 600  # a mutant that makes the tests hang counts as seen
+
+
+class Mutant(NamedTuple):
+    """`before` in `path` becomes `after`; `tests` should fail."""
+
+    path: str
+    before: str
+    after: str
+    tests: str
+
+
+BOUNDS, GUARDS, VERIFY = "tests/test_bounds.py", "tests/test_guards.py", "tests/test_verify.py"
+RUN, LINE = "jaxacct/verification/run.py", "jaxacct/verification/extrapolation.py"
+LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
+SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
+LOOP = "tests/training/test_loop.py"
+
+MUTANTS = [
+    # Statistics.
+    Mutant(
+        "jaxacct/statistics/bounds.py",
+        "self.delta_v + self.failure_probability * (1 - self.delta_v)\n",
+        "self.delta_v\n",
+        BOUNDS,
+    ),
+    Mutant(
+        "jaxacct/statistics/bounds.py",
+        "        return -math.log(b)\n",
+        "        return -math.log1p(-b)\n",
+        BOUNDS,
+    ),
+    Mutant(
+        "jaxacct/statistics/bounds.py",
+        "math.exp(-samples * kl(start, theta))",
+        "math.exp(-samples * kl(theta, start))",
+        BOUNDS,
+    ),
+    Mutant(
+        "jaxacct/statistics/bounds.py",
+        "_occupied(counts, _LOWER_EDGES)",
+        "_occupied(counts, TERM_EDGES)",
+        BOUNDS,
+    ),
+    Mutant(
+        "jaxacct/statistics/bounds.py",
+        '_validate.open_probability("confidence", confidence)) / 2',
+        '_validate.open_probability("confidence", confidence))',
+        BOUNDS,
+    ),
+    Mutant(
+        "jaxacct/statistics/bounds.py",
+        "np.full(rates.size, 1 / rates.size)",
+        "np.full(rates.size, 1.0)",
+        BOUNDS,
+    ),
+    Mutant(
+        "jaxacct/statistics/bounds.py", "np.insert(weights / 2, 0, 0.5)", "np.insert(weights, 0, 0.5)", BOUNDS
+    ),
+    Mutant("jaxacct/statistics/bounds.py", "logs @ counts - _ROUNDING", "logs @ counts + _ROUNDING", BOUNDS),
+    Mutant(
+        "jaxacct/statistics/bounds.py",
+        "7 * log_term / (3 * (total - 1))",
+        "log_term / (3 * (total - 1))",
+        BOUNDS,
+    ),
+    # Orchestration of a verification.
+    Mutant(RUN, "run.target.epsilon - margin", "run.target.epsilon + margin", GUARDS),
+    Mutant(RUN, '(run.rule == "fixed" and not finished)', "False", GUARDS),
+    Mutant(RUN, "Stream.REMOVE_PILOT.at(", "Stream.REMOVE.at(", GUARDS),
+    Mutant(
+        RUN,
+        "    slack = run.proposal.weight_error(margin)\n",
+        "    slack = 0.0\n",
+        f"{GUARDS} tests/test_rounding.py",
+    ),
+    Mutant(
+        RUN,
+        "    q = budget.failure_probability\n",
+        "    q = min(0.5, 2 * budget.failure_probability)\n",
+        f"{GUARDS} tests/conformance/test_certificates.py {VERIFY}",
+    ),
+    Mutant(
+        RUN,
+        "accepted = found.bound <= run.target.budget.delta_v",
+        "accepted = found.bound <= run.target.delta",
+        f"{GUARDS} tests/conformance/test_certificates.py tests/test_extrapolation.py",
+    ),
+    Mutant(
+        RUN, "run.target.budget.delta_v) >= 1:", "run.target.budget.delta_v) >= 0.5:", f"{GUARDS} {VERIFY}"
+    ),
+    Mutant(RUN, '| {"rule": rule, "proposal": proposal, "max_samples": max_samples}', "", GUARDS),
+    Mutant(
+        "jaxacct/verification/target.py",
+        ', "adjacency": mechanism.adjacency}',
+        "}",
+        f"{GUARDS} tests/test_plan.py",
+    ),
+    Mutant(
+        "jaxacct/verification/target.py",
+        '            "compose_with": event_to_json(self.compose_with),\n',
+        "",
+        GUARDS,
+    ),
+    Mutant(
+        "jaxacct/verification/target.py",
+        "if not self.budget.delta <= self.delta:",
+        "if not self.budget.delta <= 2 * self.delta:",
+        f"{GUARDS} {VERIFY}",
+    ),
+    Mutant(
+        "jaxacct/verification/histogram.py",
+        "if not before < index < size:",
+        "if not -1 < index < size:",
+        f"{GUARDS} tests/test_plan.py tests/test_shards.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/candidates.py",
+        'left = delta_v - total(lines, "delta")',
+        "left = delta_v",
+        f"{GUARDS} tests/test_rounding.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/candidates.py",
+        'return intended - total(lines, "total variation")',
+        "return intended",
+        f"{GUARDS} tests/test_rounding.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/candidates.py",
+        ' / (1 + total(lines, "relative"))',
+        "",
+        f"{GUARDS} tests/test_rounding.py",
+    ),
+    Mutant(
+        LINE,
+        "near_upper + self.unseen, far_lower - self.unseen",
+        "near_upper, far_lower",
+        f"{GUARDS} tests/test_extrapolation.py",
+    ),
+    Mutant(
+        LINE,
+        "bounds.lower_confidence_bound(far, q / 2)",
+        "bounds.lower_confidence_bound(far, q)",
+        f"{GUARDS} tests/test_extrapolation.py",
+    ),
+    Mutant(LINE, "(extrapolation.far, -margin)", "(extrapolation.far, margin)", GUARDS),
+    Mutant(
+        "jaxacct/calibration.py",
+        "        if not seen.accepted:\n            break\n",
+        "        if not seen.accepted:\n            continue\n",
+        GUARDS,
+    ),
+    Mutant(
+        "jaxacct/calibration.py", "        if not search.covered(mechanism):\n            break\n", "", GUARDS
+    ),
+    # Accountants.
+    Mutant(
+        "jaxacct/accountants/composition.py",
+        "values, left=1.0)",
+        "values, left=0.0)",
+        "tests/test_composition.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/truncation.py",
+        "scipy.stats.binom.sf(most - 1,",
+        "scipy.stats.binom.sf(most,",
+        "tests/test_truncation.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/truncation.py",
+        "    add = sampled if epsilon >= -math.log(none or 5e-324) else any_step\n",
+        "    add = sampled\n",
+        "tests/test_truncation.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/truncation.py",
+        "return bool(log_normalizer(mechanism, 2) <=",
+        "return bool(log_normalizer(mechanism, 2) / 10 <=",
+        "tests/test_truncation.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/revealed_pattern.py",
+        "left = n - 1 - (j[:, None] - 1) * b",
+        "left = n - (j[:, None] - 1) * b",
+        "tests/test_revealed_pattern.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/revealed_pattern.py",
+        "lengths = np.sqrt(np.arange(1, most * k * k + 1))",
+        "lengths = np.sqrt(np.arange(1, most * k * k + 1) / k)",
+        "tests/test_revealed_pattern.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/unamplified.py",
+        "squared_sensitivity(cross_term(mechanism))",
+        "squared_sensitivity(0.0)",
+        "tests/conformance/test_accountants.py tests/test_analytic.py tests/test_non_banded.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/dice.py",
+        "(steps - first) * (2 * c2 + share) ** 2",
+        "(steps - first) * share**2",
+        "tests/test_dice_accountant.py",
+    ),
+    Mutant(
+        "jaxacct/batch_sizes.py", "isf(overflow / iterations,", "isf(overflow,", "tests/test_calibrate.py"
+    ),
+    # Proposals.
+    Mutant(
+        "jaxacct/proposals/replicas.py",
+        "m * math.log((m - 1) / m)",
+        "math.log((m - 1) / m)",
+        "tests/test_proposals.py tests/conformance/test_proposals.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/replicas.py",
+        '(1 - tables["m"]) * loss',
+        '(2 - tables["m"]) * loss',
+        "tests/conformance/test_proposals.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/powers.py",
+        'loss - tables["m"] * single',
+        'loss - (tables["m"] - 1) * single',
+        "tests/conformance/test_proposals.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/half_space.py",
+        "_tree_sum(products) - slack",
+        "_tree_sum(products) + slack",
+        GUARDS,
+    ),
+    Mutant(
+        "jaxacct/proposals/half_space.py",
+        "below * (upper - below / 2)",
+        "below * (upper - below)",
+        "tests/conformance/test_proposals.py tests/test_add_direction.py",
+    ),
+    # Kernels.
+    Mutant("jaxacct/kernels/randomness.py", "os.urandom(8)", "os.urandom(4) * 2", GUARDS),
+    Mutant(
+        "jaxacct/kernels/randomness.py",
+        "threshold = round(probability * 2**bits)",
+        "threshold = round(probability * 2**23) << bits - 23",
+        "tests/test_draw_errors.py",
+    ),
+    Mutant(
+        "jaxacct/kernels/randomness.py",
+        "row_low, jnp.float32(0.5))",
+        "jnp.float32(0.5), jnp.float32(0.5))",
+        "tests/test_randomness.py tests/test_draw_errors.py tests/test_float32_functions.py",
+    ),
+    Mutant(
+        "jaxacct/kernels/threefry.py",
+        "return (x ^ y).reshape(shape)",
+        "return x.reshape(shape)",
+        "tests/test_randomness.py",
+    ),
+    Mutant(
+        "jaxacct/kernels/recurrence.py",
+        "start = ahead + column(np.arange(block) * log_q)",
+        "start = ahead",
+        "tests/test_recurrence.py",
+    ),
+    Mutant(
+        "jaxacct/kernels/recurrence.py",
+        "return two_sum(g, added + lost)",
+        "return two_sum(g, added)",
+        "tests/test_rounding.py tests/test_recurrence.py",
+    ),
+    # Schemes: the law, the likelihood and the sampler of each.
+    Mutant(
+        "jaxacct/schemes/b_min_sep.py",
+        "weights[0] = 1.0\n",
+        "weights[0] = self.sampling_probability\n",
+        SCHEMES,
+    ),
+    Mutant(
+        "jaxacct/schemes/b_min_sep.py",
+        "1 + threefry.integers(which_key, (num_samples,), b - 1)",
+        "threefry.integers(which_key, (num_samples,), b - 1)",
+        LAWS,
+    ),
+    Mutant(
+        "jaxacct/schemes/b_min_sep.py",
+        "return -(-self.iterations // self.min_separation)",
+        "return self.iterations // self.min_separation",
+        SCHEMES,
+    ),
+    Mutant(
+        "jaxacct/schemes/independent_attribution.py",
+        "self.examples_per_user**2 * self.max_participations",
+        "self.examples_per_user * self.max_participations",
+        f"tests/test_independent_attribution.py {SCHEMES}",
+    ),
+    Mutant(
+        "jaxacct/schemes/independent_attribution.py",
+        "(self.examples_per_user - 1) / 2 * most",
+        "(self.examples_per_user - 1) / 4 * most",
+        "tests/test_independent_attribution.py",
+    ),
+    Mutant(
+        "jaxacct/schemes/batches.py",
+        "held = generator.binomial(size, 1 - eligible)",
+        "held = generator.binomial(size, eligible)",
+        SAMPLER,
+    ),
+    Mutant(
+        "jaxacct/schemes/batches.py",
+        "self.pool.dtype) for _ in range(b - 1))",
+        "self.pool.dtype) for _ in range(b))",
+        SAMPLER,
+    ),
+    # Plans and files.
+    Mutant("jaxacct/files.py", ", parse_constant=_refuse", "", "tests/test_files.py tests/test_plan.py"),
+    Mutant(
+        "jaxacct/files.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "tests/test_files.py",
+    ),
+    Mutant(
+        "jaxacct/records.py",
+        " or not -_LARGEST <= value <= _LARGEST",
+        "",
+        "tests/test_plan.py",
+    ),
+    # Trade-off functions and individual accounting.
+    Mutant(
+        "jaxacct/tradeoff/batch_clipping.py",
+        "min(m, g) ** 2",
+        "min(m, g)",
+        "tests/tradeoff/test_participation.py",
+    ),
+    Mutant(
+        "jaxacct/tradeoff/batch_clipping.py",
+        "full * m * m + rest * rest",
+        "full * m + rest",
+        "tests/tradeoff/test_participation.py",
+    ),
+    Mutant(
+        "jaxacct/individual/filters.py",
+        "return cls(gdp_mu(epsilon, delta))",
+        "return cls(2 * gdp_mu(epsilon, delta))",
+        "tests/individual",
+    ),
+    Mutant(
+        "jaxacct/individual/filters.py",
+        "mu = jnp.where(state.active & (mu >= 0), mu, jnp.nan)",
+        "mu = jnp.where(mu >= 0, mu, jnp.nan)",
+        "tests/individual",
+    ),
+    Mutant(
+        "jaxacct/individual/subsampled.py",
+        "place = _place(-epsilon, q, sigma)\n",
+        "place = _place(epsilon, q, sigma)\n",
+        "tests/individual",
+    ),
+    # Training.
+    Mutant("train/clipping.py", "keep = real & kept & jnp.isfinite(value)", "keep = real & kept", CLIPPING),
+    Mutant(
+        "train/clipping.py", "jnp.trunc(", "jnp.round(", f"{CLIPPING} tests/training/test_released_numbers.py"
+    ),
+    Mutant(
+        "train/clipping.py",
+        "scale = grid.clip_norm / (norm + 0.01)",
+        "scale = grid.clip_norm / norm",
+        CLIPPING,
+    ),
+    Mutant(
+        "train/normals.py",
+        "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",
+        "jnp.arange(at_once, dtype=jnp.uint32), 0, 0, 0)",
+        f"{NOISE} tests/training/test_released_numbers.py",
+    ),
+    Mutant(
+        "train/normals.py",
+        "sine = jnp.where((quadrant & 2) != 0, -sine, sine)",
+        "",
+        f"{NOISE} tests/training/test_released_numbers.py",
+    ),
+    Mutant("train/noise.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
+    Mutant(
+        "train/optimizers.py",
+        "covered = state.step < self.mechanism.scheme.iterations",
+        "covered = True",
+        f"{NOISE} {LOOP}",
+    ),
+    Mutant(
+        "train/optimizers.py",
+        "levels = self.mechanism.noise_multiplier * 2.0**self.grid.bits",
+        "levels = 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits",
+        f"{NOISE} tests/training/test_released_numbers.py",
+    ),
+    Mutant(
+        "train/sampler.py",
+        "members = members[choose(generator, len(members), self.max_batch_size)]",
+        "members = members[: self.max_batch_size]",
+        "tests/test_truncation.py",
+    ),
+    Mutant("train/loop.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
+    Mutant("train/loop.py", "    if not evidence.accepted:\n", "    if False:\n", LOOP),
+    Mutant(
+        "train/loop.py",
+        "if steps > plan.mechanism.scheme.iterations:",
+        "if steps > 2 * plan.mechanism.scheme.iterations:",
+        LOOP,
+    ),
+    Mutant(
+        "train/run_folder.py",
+        'if kept["data"] != _keyed(kept["sampler_key"], fingerprint):',
+        "if False:",
+        LOOP,
+    ),
+    Mutant("train/run_folder.py", "        checkpoints.chmod(0o700)\n", "", f"{LOOP} tests/test_files.py"),
+]
+
+
+def misplaced() -> list[str]:
+    """Mutants whose `before` is not in its file exactly once."""
+    found = []
+    for mutant in MUTANTS:
+        times = (ROOT / mutant.path).read_text(encoding="utf-8").count(mutant.before)
+        tests = [path for path in mutant.tests.split() if not (ROOT / path).exists()]
+        if times != 1 or tests:
+            found.append(f"{mutant.path}: {mutant.before!r} is there {times} times; missing tests: {tests}")
+    return found
+
+
+def is_seen(mutant: Mutant, tree: Path) -> bool:
+    """Whether its tests fail in `tree`, a copy of the checkout, which is as before afterwards."""
+    path = tree / mutant.path
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace(mutant.before, mutant.after), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *mutant.tests.split()]
+    try:
+        done = subprocess.run(command, cwd=tree, capture_output=True, timeout=SECONDS)
+        return done.returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        path.write_text(whole, encoding="utf-8")
+
+
+def main() -> int:
+    wanted = [mutant for mutant in MUTANTS if all(name in mutant.path for name in sys.argv[1:])]
+    bad = misplaced()
+    if bad or not wanted:
+        print("\n".join(bad) or f"no mutant is in a file named {sys.argv[1:]}", file=sys.stderr)
+        return 2
+    survivors, started = [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="jaxacct-mutants-") as folder:
+        tree = Path(folder)
+        for name in COPIED:
+            source = ROOT / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, tree / name)
+        for index, mutant in enumerate(wanted, 1):
+            seen = is_seen(mutant, tree)
+            if not seen:
+                survivors.append(mutant)
+            verdict = "seen" if seen else "SURVIVED"
+            each = (time.monotonic() - started) / index
+            print(f"{index}/{len(wanted)} {verdict} {mutant.path}: {mutant.before.strip()!r}, "
+                  f"{each * (len(wanted) - index) / 60:.0f} min left", flush=True)  # fmt: skip
+    killed = len(wanted) - len(survivors)
+    print(f"{killed} of {len(wanted)} mutants seen: {100 * killed / len(wanted):.1f} %")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
