@@ -16,11 +16,14 @@ from jaxacct import (
     BallsInBins,
     BandedToeplitz,
     BMinSep,
+    CyclicPoisson,
     Mechanism,
+    MultiAttribution,
     Poisson,
     TruncatedBMinSep,
 )
 from jaxacct.kernels import randomness
+from jaxacct.kernels.bars import rank
 from jaxacct.proposals import base, half_space, replicas
 from jaxacct.proposals.candidates import budget_lines
 from jaxacct.strategies.stationary import circulant_length
@@ -219,3 +222,167 @@ def test_batch_sizes_and_counts_under_x64_are_those_without():
     for one, other in zip(single, double, strict=True):
         np.testing.assert_array_equal(one, other)
     assert np.isfinite(losses).all()
+
+
+# -- Exact laws of replicas whose tables are looked up step by step --
+
+
+def sums_of(vectors: dict) -> dict:
+    """The law of sums over replicas, from that of ((counts of one, ..) a step, ..)."""
+    found: dict[tuple[int, ...], float] = {}
+    for joined, chance in vectors.items():
+        counts = tuple(map(sum, joined))
+        found[counts] = found.get(counts, 0.0) + chance
+    return found
+
+
+def law_of_b_min_sep(scheme, arrays, m: int) -> dict:
+    """What `draw_positions` draws: waits and thinning give each step the hazards of its state, in float32."""
+    b, n = scheme.min_separation, scheme.iterations
+    free = ((0, False),) * m
+    begun = {free: 1.0}
+    if arrays["starts"] is not None:
+        begun = {}
+        for bars in itertools.product(range(b), repeat=m):
+            state = tuple(sorted((bar, bar > 0) for bar in bars))
+            chance = math.prod(float(cells(t)[bars[: k + 1]]) for k, t in enumerate(arrays["starts"]))
+            begun[state] = begun.get(state, 0.0) + chance
+    now = {(state, ()): chance for state, chance in begun.items()}
+    for step in range(n):
+        after: dict = {}
+        for (state, past), chance in now.items():
+            for j, probability in hazards_of(arrays, state, step, b).items():
+                if probability > 0:
+                    joined = sorted(state)
+                    joined = [(b, False)] * j + joined[j:]
+                    moved = tuple(sorted((max(0, bar - 1), was and bar > 1) for bar, was in joined))
+                    key = moved, (*past, (j,))
+                    after[key] = after.get(key, 0.0) + chance * probability
+        now = after
+    found: dict = {}
+    for (_, past), chance in now.items():
+        found[past] = found.get(past, 0.0) + chance
+    return found
+
+
+def hazards_of(arrays, state, step: int, b: int) -> dict:
+    """{j: probability that j replicas take part}, the state as (bar, whether virtual) of each."""
+    bars = sorted(state)
+    number_free = sum(bar == 0 for bar, _ in bars)
+    if not number_free:
+        return {0: 1.0}
+    codes = sorted(bar + (b - 1) * was for bar, was in bars[1:])
+    chances = {}
+    for j in range(1, number_free + 1):
+        number = int(rank(np.array(codes[j - 1 :], np.int64)))
+        kind = "virtual_hazards" if max(codes, default=0) >= b else "hazards"
+        chances[j] = float(np.asarray(arrays[kind][j - 1])[step, number])
+    everything = sum(chances.values())
+    # Thinning can only lower: the rate of candidates has to be at least the hazard.
+    rate = float(np.asarray(arrays["rate"])[int(rank(np.array(codes, np.int64)))])
+    assert everything <= -math.expm1(-rate)
+    return {0: max(0.0, 1 - everything)} | chances
+
+
+def law_of_cyclic(scheme, arrays, m: int) -> dict:
+    b, n, found = scheme.min_separation, scheme.iterations, {}
+    first, second, rounds = (
+        cells(arrays["first"]),
+        cells(arrays["second"]),
+        np.asarray(arrays["rounds"]),
+    )
+    take, begin = (np.asarray(arrays[name], np.float64) for name in ("take", "first_take"))
+    for one, two in itertools.product(range(b), repeat=2):
+        early, late = min(one, two), max(one, two)
+        sites = int(rounds[early] + rounds[late])
+        for values in itertools.product((0, 1), repeat=sites):
+            chance = first[one] * second[one, two]
+            counts = [0] * n
+            for k, value in enumerate(values):
+                left = sites - 1 - k
+                edge = 0 if k % 2 else 1
+                high = begin[late - early, left] if k == 0 else take[late - early, left, edge, values[k - 1]]
+                chance *= high if value else 1 - high
+                counts[(late if k % 2 else early) + b * (k // 2)] += value
+            key = tuple((count,) for count in counts)
+            found[key] = found.get(key, 0.0) + chance
+    return found
+
+
+def law_of_multi_attribution(scheme, arrays, m: int) -> dict:
+    b, k = scheme.min_separation, scheme.examples_per_user
+    begun = {((0, 0), (0, 0)): 1.0}
+    if arrays["starts"] is not None:
+        one, two = (cells(part) for part in arrays["starts"])
+        begun = {((i, 0), (j, 0)): one[i] * two[i, j] for i in range(b) for j in range(b)}
+    now = {(state, ()): chance for state, chance in begun.items()}
+    for step in range(scheme.iterations):
+        after: dict = {}
+        together = cells(arrays["together"][step]).reshape(k + 1, k + 1)
+        alone = None if arrays["alone"] is None else cells(arrays["alone"][step])
+        for (state, past), chance in now.items():
+            (bar, _), (other, _) = state
+            if bar and other:
+                ways = {(0, 0): 1.0}
+            elif not bar and not other:
+                ways = {(i, j): together[i, j] for i in range(k + 1) for j in range(k + 1)}
+            else:
+                barred, history = max(state)
+                law = alone[barred - 1, history]
+                ways = {(j, 0) if bar == 0 else (0, j): law[j] for j in range(k + 1)}
+            for joined, probability in ways.items():
+                moved = tuple(
+                    (max(0, (b if count else was) - 1), count if count else past_count)
+                    for count, (was, past_count) in zip(joined, state, strict=True)
+                )
+                key = moved, (*past, joined)
+                after[key] = after.get(key, 0.0) + chance * probability
+        now = after
+    found: dict = {}
+    for (_, past), chance in now.items():
+        found[past] = found.get(past, 0.0) + chance
+    return found
+
+
+LAWS = [
+    (BMinSep(5, 3, 0.3), 2, law_of_b_min_sep, "hazards"),
+    (BMinSep(5, 3, 0.3, False), 3, law_of_b_min_sep, "hazards"),
+    (BMinSep(4, 3, 0.05), 3, law_of_b_min_sep, "virtual_hazards"),
+    (BMinSep(5, 2, 0.02), 2, law_of_b_min_sep, "starts"),
+    (CyclicPoisson(5, 3, 0.3), 2, law_of_cyclic, "take"),
+    (CyclicPoisson(5, 2, 0.01), 2, law_of_cyclic, "second"),
+    (MultiAttribution(4, 3, 0.2, 2), 2, law_of_multi_attribution, "together"),
+    (MultiAttribution(4, 2, 0.01, 2, False), 2, law_of_multi_attribution, "alone"),
+]
+
+
+def excess(drawn: dict, exact: dict, relative: float) -> float:
+    """The distance that is left where densities may be off by a relative error."""
+    vectors = drawn | exact
+    apart = ((drawn.get(x, 0.0), exact.get(x, 0.0)) for x in vectors)
+    return math.fsum(max(0.0, abs(one - other) - relative * other) for one, other in apart) / 2
+
+
+@pytest.mark.parametrize(("scheme", "m", "law", "table"), LAWS, ids=[f"{each[0]}-{each[1]}" for each in LAWS])
+def test_replicas_draw_what_their_tables_say_within_what_they_declare(scheme, m, law, table):
+    """Every sequence of draws, in float64, from the float32 tables; a table that is off is noticed."""
+    strategy, sigma = BandedToeplitz.square_root(scheme.min_separation), 0.7
+    module = scheme.replicas
+    mechanism = Mechanism(scheme, strategy, sigma)
+    relative, variation = module.errors(mechanism, m)
+    arrays = module.tables(mechanism, m)
+    _, exact = tuples.count_law(scheme, strategy.coefficients, sigma, m)
+    drawn = sums_of(law(scheme, arrays, m))
+    assert sum(drawn.values()) == pytest.approx(1.0, abs=1e-6)
+    assert excess(drawn, exact, relative) <= variation + 1e-14
+    assert relative + variation < 1e-3
+    worse = sums_of(law(scheme, arrays | {table: off(arrays[table])}, m))
+    assert excess(worse, exact, relative) > 10 * (variation + 1e-14)
+
+
+def off(table):
+    """The table, or the first of several, 1 % lower."""
+    if isinstance(table, list):
+        return [off(table[0]), *table[1:]]
+    low = np.asarray(table)
+    return (low * 0.99).astype(low.dtype)
