@@ -121,10 +121,10 @@ def write_run_key(path) -> None:
 def read_run_key(path):
     """The JAX key in a file of `write_run_key`; ValueError otherwise."""
     words = read_json(path, "run key").get("run_key")
-    is_list = isinstance(words, list) and len(words) == 2
-    if not (is_list and all(type(word) is int and 0 <= word < 2**32 for word in words)):
-        raise ValueError(f"run key {path} must hold two words of 32 bits")
-    return randomness.key_from_words(words)
+    if isinstance(words, list) and len(words) == 2:
+        if all(type(word) is int and 0 <= word < 2**32 for word in words):
+            return randomness.key_from_words(words)
+    raise ValueError(f"run key {path} must hold two words of 32 bits")
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -183,8 +183,16 @@ class Sampler:
         Raises:
           ValueError: when they come out differently (another NumPy version draws otherwise).
         """
-        options = dict(truncate=truncate, graph=graph, shared_examples=shared_examples)
-        return cls(scheme, dataset_size, max_batch_size, state.key, **options)._replayed(state)
+        sampler = cls(
+            scheme,
+            dataset_size,
+            max_batch_size,
+            state.key,
+            truncate=truncate,
+            graph=graph,
+            shared_examples=shared_examples,
+        )
+        return sampler._replayed(state)
 
     def _replayed(self, state: SamplerState) -> "Sampler":
         """This sampler after the batches that `state` counts; ValueError when they come out differently."""
