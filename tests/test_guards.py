@@ -399,7 +399,7 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     sides = {}
     for name in ("remove", "add"):
         seen = getattr(drawn.evidence, name)
-        lucky = dataclasses.replace(seen, term_counts=((0, 2**20),), loss_counts=((1024, 2**20),))
+        lucky = dataclasses.replace(seen, term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
         sides[name] = of_direction(lucky, "anytime").rebuilt(little, drawn.target)
     forged = dataclasses.replace(
         honest, mechanism=little, evidence=dataclasses.replace(drawn.evidence, target=digest, **sides)

@@ -18,6 +18,8 @@ from jaxacct.batch_sizes import overflow
 from jaxacct.calibration import _Sizes, make_plan
 from jaxacct.files import read_json, to_json
 from jaxacct.schemes import scheme_from_json
+from jaxacct.statistics import bounds
+from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import strategy_from_json
 from jaxacct.verification.certificates import of_direction
 from jaxacct.verification.run import DirectionEvidence, Evidence
@@ -44,7 +46,9 @@ def whole(kind: str) -> Plan:
     for side in ("remove", "add"):
         seen = data["evidence"][side] | {"lines": []}
         if seen["num_samples"]:
-            seen["margin"] = 1.0  # as if it had put aside enough for rounding
+            seen["margin"] = 5e-3  # as if it had put aside enough for rounding
+        if seen["proposal"] == "plain":
+            seen["term_counts"] = terms_of(seen, target)
         if seen["extrapolation"]:
             seen["extrapolation"] |= {"margin": seen["margin"], "unseen": 0.0}
         stored = records.read(DirectionEvidence, seen, side)
@@ -53,6 +57,16 @@ def whole(kind: str) -> Plan:
     names = ("dataset_size", "expected_batch_size", "max_batch_size", "truncation_delta")
     kept = {name: data[name] for name in names}
     return Plan(mechanism, target.epsilon, target.delta, evidence, compose_with=composed, **kept)
+
+
+def terms_of(seen: dict, target: Target):
+    """The terms that plain draws with these losses have at least, with the margin put aside."""
+    sign, terms = Direction(seen["direction"]).sign, np.zeros(len(bounds.TERM_EDGES), np.int64)
+    for index, count in seen["loss_counts"]:
+        loss = (index - 2048) / 32 + (sign < 0) / 32
+        term = target.profile(np.array([target.epsilon - seen["margin"] - sign * loss]))
+        terms += count * bounds.bin_terms(term)
+    return [[int(index), int(terms[index])] for index in np.flatnonzero(terms)]
 
 
 def leaves(value, path=()):
@@ -170,6 +184,23 @@ def test_a_plan_is_not_relabelled_by_calling_it_old(kind):
     for change in ({}, {"epsilon": data["epsilon"] / 2}):
         with pytest.raises(ValueError, match="plan of version 1 holds draws"):
             Plan.from_json(data | change)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"), [("plain", 0.5), ("plain", 0.9), ("plain", 1.2), ("fixed", 0.5), ("composed", 0.9)]
+)
+def test_plain_draws_are_not_believed_of_another_epsilon(kind, factor):
+    """Nor is it with a new digest: losses and terms of the same draws no longer agree.
+
+    Where no loss is above either epsilon they do, and then the draws say the same of both.
+    """
+    plan = whole(kind)
+    assert plan.certified
+    assert plan.evidence is not None and plan.evidence.remove.proposal == "plain"
+    target = dataclasses.replace(plan.target, epsilon=factor * plan.epsilon)
+    evidence = dataclasses.replace(plan.evidence, target=target.digest(plan.mechanism))
+    forged = dataclasses.replace(plan, epsilon=target.epsilon, evidence=evidence)
+    assert any("not those that the losses have" in flaw for flaw in forged.flaws)
 
 
 def test_too_small_a_margin_says_what_to_do():
