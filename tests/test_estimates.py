@@ -163,11 +163,12 @@ def test_what_no_draw_resolves_is_what_holds_without_a_draw(key):
     assert found.low == 0
 
 
-def test_infinity_where_nothing_holds():
-    assert (
-        unamplified.epsilon_at(Mechanism(Poisson(4, 0.1), BandedToeplitz.identity(), 1e-9), 1e-160)
-        == math.inf
-    )
+def test_infinity_where_nothing_holds(monkeypatch):
+    """With noise as small as none that a mechanism takes, and where the formula is not a number."""
+    assert 1e17 < unamplified.epsilon_at(dataclasses.replace(MECHANISM, noise_multiplier=1e-9), 1e-9) < 1e21
+    for said in (1.0, math.nan):
+        monkeypatch.setattr(unamplified, "gaussian_delta", lambda *arguments, said=said: said)
+        assert unamplified.epsilon_at(MECHANISM, 1e-9) == math.inf
 
 
 def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
