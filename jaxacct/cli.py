@@ -4,12 +4,7 @@ With --json, standard output carries one JSON object and nothing else. Exit code
 1 not certified, 2 bad input, 130 interrupted. Bad input is one line on standard error.
 """
 
-import contextlib
 import dataclasses
-import difflib
-import functools
-import inspect
-import io
 import json
 import math
 import sys
@@ -23,6 +18,7 @@ import tyro
 import jaxacct
 from jaxacct import _validate
 from jaxacct._interrupted import leave
+from jaxacct.command_line import nearest, parse
 from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.progress import watch
 from jaxacct.records import exact
@@ -170,9 +166,9 @@ def coefficients(strategy: str, bands: int | None):
     if strategy in NAMES:
         return None
     if not Path(strategy).is_file():
-        nearest = _nearest(strategy, NAMES)
+        near = nearest(strategy, NAMES)
         raise ValueError(
-            f"strategy must be {', '.join(NAMES)} or a file of coefficients, was {strategy!r}{nearest}"
+            f"strategy must be {', '.join(NAMES)} or a file of coefficients, was {strategy!r}{near}"
         )
     if bands is not None:
         raise ValueError(f"bands must not be given with the coefficients in {strategy}: they are counted")
@@ -669,7 +665,7 @@ def main(argv: list[str] | None = None) -> None:
             from jaxacct.tradeoff import command
 
             raise SystemExit(command.run(arguments[1:]))
-        code = _parse(arguments)()
+        code = parse(COMMANDS, arguments, prog="jaxacct", description=__doc__)()
     except SystemExit:  # of --help: the errors below would load what it has no need of
         raise
     except KeyboardInterrupt:
@@ -691,65 +687,6 @@ def main(argv: list[str] | None = None) -> None:
 
 def _complain(message: str) -> None:
     print("jaxacct: " + " ".join(message.split()), file=sys.stderr)
-
-
-def _parse(arguments: list[str]):
-    """The chosen command, ready to be called; ValueError in one line where tyro fills a box."""
-
-    def later(command):
-        @functools.wraps(command)
-        def chosen(*args, **kwargs):
-            return functools.partial(command, *args, **kwargs)
-
-        return chosen
-
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.extras.subcommand_cli_from_dict(
-                {name: later(command) for name, command in COMMANDS.items()},
-                prog="jaxacct",
-                description=__doc__,
-                args=arguments,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise ValueError(_unknown(arguments) or _unboxed(box.getvalue())) from None
-
-
-def _unknown(arguments: list[str]) -> str | None:
-    """The first command or flag that does not exist, with the nearest one that does."""
-    command = arguments[0] if arguments else ""
-    if command not in COMMANDS:
-        return f"command must be one of {', '.join(COMMANDS)}, was {command!r}{_nearest(command, COMMANDS)}"
-    names = [*inspect.signature(COMMANDS[command]).parameters]
-    if "problem" in names:
-        names += [field.name for field in dataclasses.fields(Problem)]
-    flags = [f"--{name.replace('_', '-')}" for name in names if name != "problem"] + ["--help"]
-    for argument in arguments[1:]:
-        flag = argument.partition("=")[0].replace("_", "-")
-        if flag.startswith("--") and flag not in flags:
-            return f"{flag} is not an option of {command}{_nearest(flag, flags)}"
-    return None
-
-
-def _nearest(word: str, known) -> str:
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
-
-
-def _unboxed(text: str) -> str:
-    """What a box of tyro says, up to its first rule."""
-    said = []
-    for line in text.splitlines():
-        line = line.strip("│╭╮╰╯ ")
-        if said and set(line) <= {"─"}:
-            break
-        if line and not line.startswith("─"):
-            said.append(line)
-    return " ".join(said) or "the command line cannot be read; see jaxacct --help"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxacct import _validate
+from jaxacct.command_line import parse
 from jaxacct.tradeoff import plots
 from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma, generic_group_epsilon
 from jaxacct.tradeoff.calibration import calibrate_noise
@@ -240,13 +241,7 @@ COMMANDS = {"convert": convert_command, "general": general_command, "last-iterat
 def run(argv: list[str]) -> int:
     """The exit code; ValueError for bad input."""
     try:
-        return tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
-            prog="jaxacct tradeoff",
-            description=__doc__,
-            args=argv,
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
+        return parse(COMMANDS, argv, prog="jaxacct tradeoff", description=__doc__)()
     except NotImplementedError as error:
         raise ValueError(str(error)) from None
 

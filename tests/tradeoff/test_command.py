@@ -56,6 +56,10 @@ def test_last_iterate(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
+        (["nope"], "command must be one of convert, general, last-iterate, was 'nope'"),
+        (["general", "--nonsense", "3"], "--nonsense is not an option of general"),
+        (["convert", "--mu", "x"], "--mu"),
+        (["last-iterate"], "--num-examples"),
         (["convert"], "mu"),
         (["convert", "--mu", "-1"], "mu"),
         (["convert", "--mu", "nan", "--delta", ".1"], "mu"),
