@@ -18,8 +18,9 @@ import pytest
 from flax import nnx
 
 from jaxacct import Plan
+from tests.test_plan import whole
 from tests.training.plans import plan
-from train import noise, run_folder
+from train import loop, noise, run_folder
 from train.loop import ArrayRows, fit
 from train.optimizers import privatize
 from train.run_folder import CheckpointError, RunFolder, write_secret
@@ -536,3 +537,12 @@ def test_one_sampler_a_run(tmp_path, monkeypatch):
     run(out=tmp_path / "run")
     run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
     assert built == [[1, 2, 3, 4], (1, 2, 3, 4)]
+
+
+def test_a_run_is_bound_to_what_its_plan_is_composed_with():
+    """Else a folder that began with one plan could end with the statement of another that was never verified.
+
+    What earlier folders were begun with, plans without composition, is described as before.
+    """
+    assert loop._lasting(whole("composed"))["compose_with"]["kind"] == "GaussianDpEvent"
+    assert "compose_with" not in loop._lasting(whole("plain"))
