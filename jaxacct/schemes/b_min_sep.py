@@ -46,6 +46,7 @@ class BMinSep(Scheme):
     warm_start: bool = True
     name: ClassVar[str] = "b-min-sep"
     unit: ClassVar[str] = "example"
+    options: ClassVar = {"separation": "min_separation", "warm_start": "warm_start"}
 
     def __post_init__(self):
         set_ = object.__setattr__

@@ -14,6 +14,7 @@ from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
 from jaxacct.schemes.batches import Batches, ByPhase
 from jaxacct.schemes.cyclic_poisson import draw_phase, log_probability_of_no_turn, repeat_phase
+from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
 
@@ -36,6 +37,23 @@ class BallsInBins(Scheme):
         """An epoch of ceil(|D| / B) batches: the expected batch size is at most `batch_size`."""
         rate = participation_rate(dataset_size, batch_size)
         return cls(iterations, int(np.ceil(round(1 / rate, 9))))
+
+    @classmethod
+    def from_numbers(cls, numbers: Numbers) -> "BallsInBins":
+        """By the length of its cycle, or by both sizes, which give it."""
+        numbers.refuse(cls.name, ("separation",))
+        if numbers.sampling_probability is not None:
+            raise ValueError(f"sampling_probability does not apply to {cls.name}; give min_separation")
+        if (numbers.dataset_size is None) != (numbers.batch_size is None):
+            raise ValueError("dataset_size and batch_size must be given together, or min_separation instead")
+        if numbers.dataset_size is None:
+            return cls(numbers.iterations, numbers.separation)
+        if numbers.min_separation is not None:
+            raise ValueError(
+                f"min_separation must not be given together with dataset_size for {cls.name}: "
+                "it is dataset_size / batch_size"
+            )
+        return cls.from_batch_size(**numbers.sizes())
 
     @property
     def min_separation(self) -> int:

@@ -6,7 +6,8 @@ has a default.
 
 import abc
 import dataclasses
-from types import ModuleType
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Self
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.schemes.batches import Batches
+from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.direction import Direction
 
 
@@ -77,6 +79,8 @@ class Scheme(abc.ABC):
     """On the command line and in JSON."""
     unit: ClassVar[str]
     """Whom the guarantee protects: "example" or "user"."""
+    options: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Of `Numbers`, besides steps, sizes and probability: those that it takes, and what it calls them."""
     iterations: int
     """n, the number of steps."""
     min_separation: int
@@ -154,6 +158,20 @@ class Scheme(abc.ABC):
     @abc.abstractmethod
     def from_batch_size(cls, **sizes) -> "Scheme":
         """The scheme with an expected batch size."""
+
+    @classmethod
+    def from_numbers(cls, numbers: Numbers) -> "Scheme":
+        """The scheme of plain numbers, by its sampling probability or its batch size.
+
+        Raises:
+          ValueError: in one line, for what is missing, cannot be, or would be ignored.
+        """
+        numbers.refuse(cls.name, cls.options)
+        given: dict[str, Any] = {mine: getattr(numbers, option) for option, mine in cls.options.items()}
+        if numbers.sampling_probability is None:
+            return cls.from_batch_size(**given | numbers.sizes())
+        given |= {"iterations": numbers.iterations, "sampling_probability": numbers.sampling_probability}
+        return cls(**given)
 
     # -- What may be left out -----------------------------------------------------------------------------
 

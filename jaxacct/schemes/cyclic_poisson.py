@@ -34,6 +34,7 @@ class CyclicPoisson(Scheme):
     sampling_probability: float
     name: ClassVar[str] = "cyclic-poisson"
     unit: ClassVar[str] = "example"
+    options: ClassVar = {"separation": "cycle_length"}
 
     def __post_init__(self):
         set_ = object.__setattr__

@@ -55,6 +55,11 @@ class IndependentAttribution(Scheme):
     warm_start: bool = True
     name: ClassVar[str] = "independent-attribution"
     unit: ClassVar[str] = "user"
+    options: ClassVar = {
+        "separation": "min_separation",
+        "examples_per_user": "examples_per_user",
+        "warm_start": "warm_start",
+    }
 
     def __post_init__(self):
         one = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)

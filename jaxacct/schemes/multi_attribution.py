@@ -75,6 +75,11 @@ class MultiAttribution(Scheme):
     warm_start: bool = True
     name: ClassVar[str] = "multi-attribution"
     unit: ClassVar[str] = "user"
+    options: ClassVar = {
+        "separation": "min_separation",
+        "examples_per_user": "examples_per_user",
+        "warm_start": "warm_start",
+    }
 
     def __post_init__(self):
         set_ = object.__setattr__

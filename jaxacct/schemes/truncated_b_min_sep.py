@@ -81,6 +81,12 @@ class TruncatedBMinSep(Scheme):
     warm_start: bool = True
     name: ClassVar[str] = "truncated-b-min-sep"
     unit: ClassVar[str] = "example"
+    options: ClassVar = {
+        "separation": "min_separation",
+        "truncate_to": "max_batch_size",
+        "dataset_size": "dataset_size",
+        "warm_start": "warm_start",
+    }
 
     def __post_init__(self):
         plain = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)

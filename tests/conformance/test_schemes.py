@@ -8,13 +8,14 @@ import dataclasses
 import functools
 import json
 import math
+import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, privacy_loss
+from jaxacct import BandedToeplitz, Mechanism, cli, privacy_loss
 from jaxacct.schemes import (
     SCHEMES,
     BallsInBins,
@@ -28,6 +29,7 @@ from jaxacct.schemes import (
     scheme_to_json,
 )
 from jaxacct.schemes.base import Scheme
+from jaxacct.schemes.numbers import Numbers
 from tests.oracles import enumeration
 
 # By name: one of four or five steps, and edges (b = 1, p = 1, n < b, one step).
@@ -158,6 +160,49 @@ def test_jit_vmap_precision_and_one_trace(scheme):
     traced(scheme, 1.0)
     traced(dataclasses.replace(scheme), 2.0)
     assert len(traces) == 1
+
+
+def test_the_command_line_knows_every_scheme():
+    assert set(typing.get_args(cli.SchemeName)) == set(SCHEMES)
+
+
+# By option: a value, and what the refusal names.
+OPTIONS = {
+    "separation": ({"min_separation": 2}, "min_separation"),
+    "warm_start": ({"warm_start": False}, "cold_start"),
+    "examples_per_user": ({"examples_per_user": 2}, "examples_per_user"),
+    "truncate_to": ({"truncate_to": 12}, "truncate_to"),
+}
+
+
+@pytest.mark.parametrize("scheme", TYPICAL)
+def test_from_plain_numbers(scheme):
+    """By probability or by sizes, with every option that it takes; those it does not take are refused."""
+    kind = type(scheme)
+    taken = {"separation"} if kind is BallsInBins else set(kind.options) & set(OPTIONS)
+    needed = {name: OPTIONS[name][0][name] for name in ("examples_per_user", "truncate_to") if name in taken}
+    fields = {field.name for field in dataclasses.fields(scheme)}
+    common = dict(iterations=6, separation=2, **needed)
+    by_sizes = kind.from_numbers(Numbers(**common, dataset_size=40, batch_size=4.0))
+    assert by_sizes.expected_batch_sizes(40).mean() <= 4 + 1e-9 and by_sizes.iterations == 6
+    if "sampling_probability" in fields:
+        more = dict(dataset_size=40) if "dataset_size" in fields else {}
+        made = kind.from_numbers(Numbers(**common, **more, sampling_probability=0.25))
+        assert made.sampling_probability == 0.25 and made.min_separation == (2 if taken else 1)
+        cold = Numbers(**common, **more, sampling_probability=0.25, warm_start=False)
+        if "warm_start" in taken:
+            assert not kind.from_numbers(cold).warm_start
+        with pytest.raises(ValueError, match="batch_size must not be given together"):
+            kind.from_numbers(Numbers(**common, batch_size=4.0, sampling_probability=0.25))
+    for name, (value, said) in OPTIONS.items():
+        if name not in taken:
+            with pytest.raises(ValueError, match=f"{said} does not apply to {kind.name}"):
+                kind.from_numbers(Numbers(**(common | {"dataset_size": 40, "batch_size": 4.0} | value)))
+    for name in needed:
+        with pytest.raises(ValueError, match=f"{name} must be given for {kind.name}"):
+            kind.from_numbers(Numbers(**(common | {name: None})))
+    with pytest.raises(ValueError, match="dataset_size and batch_size must"):
+        kind.from_numbers(Numbers(**common, batch_size=4.0))
 
 
 @pytest.mark.parametrize("scheme", ALL)
