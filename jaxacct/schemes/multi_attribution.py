@@ -178,6 +178,8 @@ class MultiAttribution(Scheme):
 
     @property
     def unit_in_words(self) -> str:
+        if self.holds_for_shared_examples:
+            return self.unit_if_shared
         number = self.examples_per_user
         return f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
 

@@ -376,7 +376,10 @@ def test_where_nobody_bars_others_sharing_is_no_matter(separation):
     """b = 1, or one example a user: the dominating pair holds on every graph, and k_u = 2 with b = 3 bars."""
     k_u = 2 if separation == 1 else 1
     shared = bound_contributions(papers(), k_u)
-    Sampler(MultiAttribution(5, separation, 0.1, k_u), shared.num_examples, 60, graph=shared).next()
+    scheme = MultiAttribution(5, separation, 0.1, k_u)
+    Sampler(scheme, shared.num_examples, 60, graph=shared).next()
+    assert "whoever shares them" in scheme.unit_in_words
+    assert "each with no other user" in MultiAttribution(5, 3, 0.1, 2).unit_in_words
     with pytest.raises(ValueError, match="graph must give every example one owner"):
         Sampler(MultiAttribution(5, 3, 0.1, 2), shared.num_examples, 60, graph=shared)
 
