@@ -71,7 +71,7 @@ def test_long_runs(iterations, separation, bands, p, sigma):
 
 
 def test_typical_margins_are_small():
-    """The price at the production setting: at most 0.01 of an epsilon of 10 (issue 11)."""
+    """The price at the production settings: at most 0.01 (issue 11)."""
     scheme = BMinSep.from_batch_size(
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
     )

@@ -24,6 +24,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import gammaln, ndtri
 
 from jaxacct.kernels import randomness
+from jaxacct.kernels.interacting_recurrence import compensates_all
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.direction import Direction
@@ -503,11 +504,15 @@ def _interacting_error(mechanism, size: Size, count) -> float:
     # One participation: its factor, differences of g, and the sum over how many take part at a step.
     local = own + 4 * top + 4 * growth
     local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)
+    # Steps at which some process is barred, where the recurrence is not compensated.
+    barred_steps = 0 if compensates_all(scheme.min_separation) else scheme.min_separation + 1
+    local += barred_steps * growth
     most = _most(scheme)
     steps = SOFTPLUS_ROUNDINGS + 2  # of an increment
-    ends = steps * growth + 2 * sums.steps * _UNIT * growth + 3 * free
+    ends = (steps + number * barred_steps) * growth + 2 * sums.steps * _UNIT * growth + 3 * free
     # Computed increments add up to a little more than exact ones: d grows with the d of all vectors.
-    slope = _UNIT * (most * (4 + 3 * number) + steps * (2 * most + 1))
+    each = 4 + 3 * number + barred_steps
+    slope = _UNIT * ((most + number) * each + steps * (2 * most + 1))
     if not slope < 0.5:
         return math.inf
     of_all = _UNIT * (most * local + ends) / (1 - slope)
