@@ -114,6 +114,19 @@ def test_a_type_test_is_seen(code):
     assert type_tests(ast.parse(code)) == 1
 
 
+def test_no_public_name_hides_a_module():
+    """What a folder re-exports is never the module of that name by chance."""
+    for init in [*(ROOT / "jaxacct").rglob("__init__.py"), ROOT / "train" / "__init__.py"]:
+        modules = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+        names = set()
+        for node in ast.walk(ast.parse(init.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                names |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+        assert not names & modules, f"{init.relative_to(ROOT)} hides {names & modules}"
+
+
 NAMES_OF_DIRECTIONS = {"remove", "add"}
 
 

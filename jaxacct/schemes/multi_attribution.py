@@ -10,16 +10,10 @@ example of the same user was sampled in one of the last b - 1 steps (algorithm 3
 `train.attribution`). What is accounted for is the dominating pair of theorem 6.1: the counts x of one user
 alone, where x_i = 0 if any of x_{i-b+1} .. x_{i-1} is above 0, and x_i ~ Binomial(k_u, p) otherwise.
 
-Why it dominates, more simply than in the paper. The other users' batches do not depend on this user's
-coins, so they may be revealed. Let s_i ~ Binomial(k_u, p) count the user's sampled examples, and let x' be
-the counts of the dominating pair driven by the same s. If algorithm 3 lets any of the user's examples in at
-step i, none of them was sampled in the b - 1 steps before: s is zero there, so x' is, and x'_i = s_i. So
-the counts of algorithm 3 are never above x', and a non-negative C keeps that order. The argument may begin
-any number of steps before the first batch. As algorithm 3 remembers b - 1 draws and those are independent
-of everything else, b - 1 steps without training put it in its stationary law exactly, and the stationary x'
-dominates it: the warm start has an accountant of its own, which the paper leaves open.
+Why it dominates, and why a warm start has an accountant of its own, which the paper leaves open:
+proofs/shared_examples.md, theorem 1.
 
-The argument is for a user with exactly k_u examples. For fewer the paper says that they are no worse ("having
+Its argument is for a user with exactly k_u examples. For fewer the paper says that they are no worse ("having
 fewer examples only improves the privacy guarantee"), which is no proof: fewer examples also bar less often.
 So `train.attribution` gives every user phantom examples up to k_u, which bar as any other and never join.
 """

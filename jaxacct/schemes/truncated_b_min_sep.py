@@ -3,33 +3,10 @@
 Batches are drawn by b-min-sep; one of more than B_max examples is cut to a uniformly random subset of B_max,
 a smaller one is padded with zeros. An example that was sampled and cut stays barred as if it had taken part.
 
-**The pair.** Let r_i be the number of *other* examples sampled at step i before cutting. r has the same law
-on both data sets and does not depend on when the sensitive example is sampled, so it is shown to the
-adversary: `H = E_r H(P | r, Q | r)`, and the pair is `P = N(C x, sigma^2 I)`, `Q = N(C y, sigma^2 I)` with
-
-    x_i = 1, y_i = 0     sampled at step i, r_i < B_max (nothing is cut);
-    x_i = 2, y_i = -1    sampled at step i, r_i >= B_max, and kept, with probability B_max / (r_i + 1);
-    x_i = 0, y_i = 0     otherwise.
-
-**Why it dominates.** Fix r and the random subsets: at a step with r_i >= B_max let S be the sum of the B_max
-others kept when the example is not in the batch, and h that other one whose place it takes when it is. A
-random subset of B_max less a random member is a random subset of B_max - 1, so this couples the two cases.
-None of it depends on the example. Take S off the output, adaptively: what remains has mean `C X` with rows
-
-    D  (the example is there, gradient g):   g  (nothing cut),   g - h  (cut and kept),   0  (else);
-    D' (its gradient is zero):               0,                  -h or 0,                 0.
-
-In D', `-h` if the zeroed example still takes its place in the batch, `0` if it takes none: one pair serves
-both readings. Row norms are at most x_i and -y_i, and C >= 0, so those of `C X` are at most `C x`, `-C y`.
-That is all lemma D.1 needs, in short: for one row, unnormalised weights and a test phi with
-`E_N(0) phi = Phi(z)`, Neyman and Pearson give `E_N(v) phi <= Phi(z + |v|)` and `E_N(w) phi >= Phi(z - |w|)`.
-So `sum_k p_k E_N(v_k) phi - alpha sum_l q_l E_N(w_l) phi` is at most what a half-line gets from the scalar
-mixtures with means `a_k >= |v_k|` and `-b_l <= -|w_l|`; with the two swapped it is the other half-line, so
-both directions hold. Rows are replaced one at a time from the last, given all others: adaptivity only looks
-back, and a replaced row depends on nothing but k (or l). Averaging over the subsets is joint convexity.
-
-**Likelihoods.** Both sides are mixtures, so each is divided by the centred Gaussian and has the recurrence of
-plain b-min-sep with its own factor of a participation; a warm start is averaged before the two are divided.
+Given the numbers r_i of *other* examples sampled at step i, which the adversary sees, the pair is
+`P = N(C x, sigma^2 I)`, `Q = N(C y, sigma^2 I)` with (x_i, y_i) = (1, 0) where nothing is cut, (2, -1) where
+the example is kept in a cut batch and (0, 0) otherwise. Why it dominates: proofs/truncated_batches.md,
+theorem 1.
 
 Where the maximum is some deviations above the mean batch, `accountants.truncation` costs next to nothing and
 keeps the bounded-weight proposals; the pair here is drawn plainly, but serves any maximum.
