@@ -6,7 +6,9 @@ Terms are clipped to norm C and summed on the integer grid, and get noise of sta
 replacing records that are in k terms moves the sum by at most 2 k C. Only noisy sums ever leave a round.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,8 +22,9 @@ from jaxacct.tradeoff.participation import SAMPLING
 from jaxacct.tradeoff.plan import GeneralPlan
 
 from . import sampler
-from .loop import ArrayRows, Result
+from .loop import ArrayRows, Result, run_and_keep
 from .optimizers import Privatizer, privatize
+from .sampler import Batch, SamplerState
 from .step import PrivateStep, make_step, nnx_loss
 
 
@@ -152,10 +155,16 @@ def fit_general(
     clip: str | None = None,
     inner: optax.GradientTransformation | None = None,
     terms_at_once: int | None = None,
+    out=None,
+    evaluate: Callable[[Any], dict[str, float]] | None = None,
+    checkpoint_every: int = 100,
     progress: Callable[[str, int, float], None] | None = None,
     keys: tuple | None = None,
 ) -> Result:
     """Train under a plan of generalised DP-SGD: its sampler, its terms, its noise, all of its rounds.
+
+    With `out`, everything is kept there as by `train.loop.fit`: the same call goes on after an interruption
+    and ends with the same bits, and a folder of another run is refused.
 
     Args:
       plan: says which adversary it covers; certified again here.
@@ -164,6 +173,8 @@ def fit_general(
       clip_norm: norm that terms are clipped to.
       clip: "individual", "batch" or "mixed", where it is given to be checked against the plan.
       inner, optimizer, terms_at_once: as `make_round`.
+      out: folder of the run.
+      evaluate, checkpoint_every: as `train.loop.fit`; in rounds.
       progress: called with ("training", rounds done, rounds in all).
       keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
 
@@ -176,6 +187,7 @@ def fit_general(
         raise ValueError(f"clip must be the plan's {plan.run.clip}, was {clip!r}")
     if inner is not None and plan.run.clip == "individual":
         raise ValueError("inner must not be given for individual clipping: a term is one gradient")
+    _validate.positive_integer("checkpoint_every", checkpoint_every)
     rows = ArrayRows(data)
     if len(rows) != plan.dataset_size:
         raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
@@ -184,16 +196,60 @@ def fit_general(
     step = make_round(
         plan, loss, optimizer, clip_norm=clip_norm, inner=inner, key=noise_key, terms_at_once=terms_at_once
     )
-    state = step.init(jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params))
-    m, s = plan.num_microbatches, plan.microbatch_size
-    mask = np.ones(m, bool)
-    for done, places in enumerate(_rounds(plan, make_generator(sampler_key)), 1):
-        flat = rows.take(places.reshape(-1), m * s)
-        terms = jax.tree.map(lambda leaf: leaf.reshape(m, s, *leaf.shape[1:]), flat)
-        state, _ = step(state, terms, mask)
-        if progress:
-            progress("training", done, plan.rounds)
-    return Result(state.params, plan.rounds, {}, plan.statement())
+    return run_and_keep(
+        step,
+        step.init(jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)),
+        _Terms(rows, plan.num_microbatches, plan.microbatch_size),
+        plan.rounds,
+        plan=plan.to_json(),
+        clip_norm=float(clip_norm),
+        sampler_key=sampler_key,
+        source_at=lambda key, drawn: _Rounds(plan, key, drawn),
+        statement=plan.statement(),
+        before_first=None,  # the plan was computed again above
+        out=out,
+        checkpoint_every=checkpoint_every,
+        evaluate=evaluate,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """The records of a round as `(m, s, ..)` terms, and their mask."""
+
+    rows: ArrayRows
+    number: int
+    size: int
+
+    def take(self, indices):
+        flat = self.rows.take(indices, self.number * self.size)
+        shape = self.number, self.size
+        return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), flat), np.ones(shape[0], bool)
+
+
+class _Rounds:
+    """The records of all rounds of a plan, one round after the other.
+
+    Raises:
+      ValueError: for a `drawn` that the key does not draw.
+    """
+
+    def __init__(self, plan: GeneralPlan, key, drawn: SamplerState | None):
+        self._key = tuple(int(word) for word in key)
+        self._left = _rounds(plan, make_generator(self._key))
+        self.state = SamplerState(self._key, 0, "")
+        while drawn is not None and self.state.step < drawn.step:
+            self.next()
+        if drawn is not None and drawn != self.state:
+            raise ValueError("state must be of this plan and key: its batches were others")
+
+    def next(self) -> Batch:
+        """The records of the next round, all of its terms in a row."""
+        places = next(self._left).reshape(-1).astype(np.int64)
+        digest = hashlib.blake2b(self.state.digest.encode() + places.tobytes(), digest_size=16).hexdigest()
+        self.state = SamplerState(self._key, self.state.step + 1, digest)
+        return Batch(places, np.ones(len(places), bool))
 
 
 def _rounds(plan: GeneralPlan, generator: np.random.Generator) -> Iterator[np.ndarray]:

@@ -20,8 +20,8 @@ from . import noise, sampler
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .optimizers import privatize
 from .run_folder import RunFolder
-from .sampler import Sampler, batch_sizes
-from .step import TrainState, make_step, nnx_loss
+from .sampler import Sampler, SamplerState, batch_sizes
+from .step import PrivateStep, TrainState, make_step, nnx_loss
 
 _LOG_EVERY = 10
 
@@ -118,11 +118,53 @@ def fit(
     sampler_key, noise_key = keys or (sampler.fresh_key(), noise.fresh_key())
     private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
     step = make_step(loss, private, optimizer, microbatch_size=microbatch_size, normalize=normalize)
-    state = step.init(params)
     size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
     batch = _Rows(rows, size, mesh)
+    return run_and_keep(
+        step,
+        step.init(params),
+        batch,
+        steps,
+        plan=_lasting(plan),
+        clip_norm=clip_norm,
+        sampler_key=sampler_key,
+        source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn),
+        statement=plan.statement(),
+        before_first=(lambda: _verify_anew(plan, progress)) if verify else None,
+        out=out,
+        checkpoint_every=checkpoint_every,
+        evaluate=evaluate,
+        progress=progress,
+    )
+
+
+def run_and_keep(
+    step: PrivateStep,
+    state: TrainState,
+    batch,
+    steps: int,
+    *,
+    plan: dict,
+    clip_norm: float,
+    sampler_key,
+    source_at: Callable[[Any, SamplerState | None], Any],
+    statement: str,
+    before_first: Callable[[], None] | None,
+    out,
+    checkpoint_every: int,
+    evaluate: Callable[[Any], dict[str, float]] | None,
+    progress: Callable[[str, int, float], None] | None,
+) -> Result:
+    """All steps of a private run, kept in the folder `out` where there is one; see `fit`.
+
+    Args:
+      batch: `take(indices)` gives what `step` takes of these examples; `rows` with a `fingerprint()`.
+      plan: JSON values that no run may change and go on.
+      source_at: (key, what it had drawn or None) -> the batches, with `next()` and `state`.
+      before_first: called before a run begins that goes on from nothing.
+    """
     described = {
-        "plan": _digest(json.dumps(_lasting(plan), sort_keys=True).encode()),
+        "plan": _digest(json.dumps(plan, sort_keys=True).encode()),
         "clip_norm": clip_norm,
         "steps": steps,
         "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
@@ -134,18 +176,18 @@ def fit(
         drawn = None
         if folder:
             # A run that has begun goes on with the key it began with.
-            sampler_key = folder.begin(described, sampler_key, rows.fingerprint())
+            sampler_key = folder.begin(described, sampler_key, batch.rows.fingerprint())
             state, drawn = folder.restore(state) or (state, None)
             if drawn is not None and drawn.key != tuple(sampler_key):
                 raise ValueError(f"out {out} holds checkpoints of another run than its secret.json")
-        source = Sampler.from_plan(plan, sampler_key, graph, drawn)
+        source = source_at(sampler_key, drawn)
         if folder and drawn is None:
             folder.save(state, source.state)
-        if verify and source.state.step == 0:
-            _verify_anew(plan, progress)
+        if before_first and source.state.step == 0:
+            before_first()
         state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
         evaluation = evaluate(state.params) if evaluate else {}
-        result = Result(state.params, steps, evaluation, plan.statement())
+        result = Result(state.params, steps, evaluation, statement)
         if folder:
             folder.save_model(state.params)
             folder.finish({"steps": steps, "evaluation": evaluation, "guarantee": result.statement})
@@ -306,4 +348,4 @@ def _lasting(plan: Plan) -> dict:
     return {name: fields[name] for name in names.split()} | composed
 
 
-__all__ = ["ArrayRows", "Result", "fit"]
+__all__ = ["ArrayRows", "Result", "fit", "run_and_keep"]

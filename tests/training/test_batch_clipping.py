@@ -189,6 +189,27 @@ def test_fit_runs_all_rounds_and_says_who_it_covers():
     assert (np.asarray(other.params) != np.asarray(result.params)).any()
 
 
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path):
+    """Interrupted after four of six rounds, a checkpoint after three; other runs' folders are refused."""
+    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    whole = fit_general(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, keys=KEYS)
+
+    def stop(what, done, expected):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=data, optimizer=optax.adam(0.1))
+    fields |= dict(clip_norm=1.0, out=tmp_path / "run", checkpoint_every=3)
+    with pytest.raises(KeyboardInterrupt):
+        fit_general(**fields, keys=KEYS, progress=stop)
+    for change, word in (({"data": data + 1}, "other data"), ({"clip_norm": 2.0}, "another clip_norm")):
+        with pytest.raises(ValueError, match=word):
+            fit_general(**fields | change)
+    result = fit_general(**fields)  # with fresh keys, which the folder's replace
+    np.testing.assert_array_equal(result.params, whole.params)
+    assert result.steps == 6
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
