@@ -245,7 +245,7 @@ def merge(
     run_key = randomness.key_from_words(list(reference.key))
     verdicts = {}
     for direction, run in _runs(plan, reference.blocks):
-        verdicts[direction] = _judged(run, direction, parts, run_key, redraw, progress)
+        verdicts[direction] = _verdict_of_parts(run, direction, parts, run_key, redraw, progress)
         if direction == Direction.REMOVE and not verdicts[Direction.REMOVE].accepted:
             verdicts[Direction.ADD] = skipped_add_direction(verdicts[Direction.REMOVE])
             break
@@ -293,7 +293,7 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
     return merge(plan, [records.read(Part, fields, "part") for fields in found])
 
 
-def _judged(run, direction: str, parts: list[Part], run_key, redraw: int, progress):
+def _verdict_of_parts(run, direction: str, parts: list[Part], run_key, redraw: int, progress):
     nothing = nothing_to_draw(run)
     if nothing is not None:
         return nothing

@@ -31,7 +31,7 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.candidates import by_name, candidates, threshold
+from jaxacct.proposals.candidates import candidates, proposal_by_name, threshold
 from jaxacct.records import differences, read
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
@@ -121,10 +121,10 @@ def test_only_plain_draws_where_another_mechanism_is_composed():
         found = candidates(MECHANISM, 1.0, direction, BUDGET, composed=True)
         assert [c.proposal.name for c in found] == ["plain"]
         assert len(candidates(MECHANISM, 1.0, direction, BUDGET)) > 1
-    assert by_name(MECHANISM, 1.0, "remove", "2 replicas").replicas == 2
+    assert proposal_by_name(MECHANISM, 1.0, "remove", "2 replicas").replicas == 2
     for direction, name in (("remove", "2 replicas"), ("add", "half-space"), ("add", "zero")):
         with pytest.raises(ValueError, match="is none for"):
-            by_name(MECHANISM, 1.0, direction, name, composed=True)
+            proposal_by_name(MECHANISM, 1.0, direction, name, composed=True)
 
 
 def a_line() -> extrapolation.Extrapolation:

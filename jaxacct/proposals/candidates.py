@@ -171,7 +171,7 @@ def choose_proposal(
     return (named or found)[0]
 
 
-def by_name(
+def proposal_by_name(
     mechanism: Mechanism, epsilon: float, direction: str, name: str, *, composed: bool = False
 ) -> Proposal:
     """The one proposal of that name among `candidates`, without pricing the others.
@@ -179,14 +179,14 @@ def by_name(
     Raises:
       ValueError: for a name that `candidates` could not give.
     """
-    found = _by_name(mechanism, epsilon, direction, name, composed)
+    found = _proposal_by_name(mechanism, epsilon, direction, name, composed)
     if found is None:
         raise ValueError(f"proposal {name!r} is none for the {direction} direction of this mechanism")
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _by_name(mechanism, epsilon, direction, name, composed) -> Proposal | None:
+def _proposal_by_name(mechanism, epsilon, direction, name, composed) -> Proposal | None:
     if name == "plain":
         return proposals.plain(mechanism, direction)
     if composed:

@@ -17,7 +17,7 @@ from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.progress import Progress
 from jaxacct.proposals.base import DIRECTIONS
-from jaxacct.proposals.candidates import by_name, threshold
+from jaxacct.proposals.candidates import proposal_by_name, threshold
 from jaxacct.records import differences
 from jaxacct.verification.certificate import Certificate
 from jaxacct.verification.histogram import add_counts, draw_histograms, sparse_counts
@@ -70,7 +70,7 @@ class OfDirection(Certificate):
             raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, was {seen.direction!r}")
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, was {self.rule!r}")
-        proposal = by_name(mechanism, target.epsilon, seen.direction, name, composed=target.composed)
+        proposal = proposal_by_name(mechanism, target.epsilon, seen.direction, name, composed=target.composed)
         if not threshold(proposal, target.budget.delta_v) > 0:
             raise ValueError(f"proposal {name!r} resolves nothing here")
         return Run(proposal, target, self.rule, seen.num_samples, seen.predicted_samples, "")
