@@ -238,5 +238,5 @@ def test_forged_evidence_is_refused():
     counts[-1][1] += counts[0][1] // 2
     counts[0][1] -= counts[0][1] // 2
     data["evidence"]["remove"]["term_counts"] = counts
-    with pytest.raises(ValueError, match=r"remove\.(estimate|accepted|reason)"):
+    with pytest.raises(ValueError, match="remove: the terms are not those that the losses have"):
         Plan.from_json(data)
