@@ -477,3 +477,17 @@ def test_accumulators_are_exact_to_1e12_samples():
     for q in (1e-3, 1e-9):
         assert bounds.lower_confidence_bound(many, q) <= 1e-3 <= bounds.upper_confidence_bound(many, q)
         assert bounds.upper_confidence_bound(many, q) < 1e-3 * (1 + 1e-3)  # the bets are a fixed grid
+
+
+@pytest.mark.parametrize("theta", [1e-6, 0.01, 0.3, 0.9])
+def test_wealth_is_no_more_than_what_was_put_in(theta):
+    """After one coin of mean theta its expectation is at most 1, whichever side is bet on."""
+    heads, tails = (bin_terms(np.array([value])) for value in (1.0, 0.0))
+    fair = (
+        bounds.log_wealth(heads, theta, *bounds.default_bets()),
+        bounds.log_wealth(tails, theta, *bounds.default_bets()),
+    )
+    other = bounds._log_wealth_above(heads, theta), bounds._log_wealth_above(tails, theta)
+    for of_heads, of_tails in (fair, other):
+        mean = theta * math.exp(of_heads) + (1 - theta) * math.exp(of_tails)
+        assert 0.1 < mean <= 1 + 1e-9

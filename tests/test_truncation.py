@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, Poisson, calibrate
+from jaxacct.accountants import truncation
 from jaxacct.accountants.truncation import MOST_SECOND_MOMENT, covers, reserve
 from tests.training.test_sampler import participation
 from train.sampler import Sampler
@@ -182,6 +183,21 @@ def test_a_huge_second_moment_is_not_covered():
     assert not covers(mechanism, 30.0)
     assert covers(Mechanism(mechanism.scheme, mechanism.strategy, 4.0), 30.0)
     assert MOST_SECOND_MOMENT > 1
+
+
+@pytest.mark.parametrize(("factor", "is_covered"), [(0.999, True), (1.001, False)])
+def test_covered_up_to_the_second_moment_that_was_allowed_for(factor, is_covered, monkeypatch):
+    mechanism = Mechanism(BMinSep(1024, 8, 0.02), BandedToeplitz.square_root(8), 4.0)
+    monkeypatch.setattr(truncation, "log_normalizer", lambda *_: math.log(factor * MOST_SECOND_MOMENT))
+    assert covers(mechanism, 30.0) is is_covered
+
+
+def test_the_add_direction_of_a_small_epsilon_pays_for_every_batch_that_may_be_cut():
+    """proofs/truncation.md, add: sampled batches alone suffice from e^epsilon P(x = 0) >= 1 on, not below."""
+    scheme, due = Poisson(1, 0.1), stats.binom.sf(1, 7, 0.1)
+    edge = -scheme.log_probability_of_none()
+    assert reserve(scheme, 0.99 * edge, 8, 2) >= due
+    assert reserve(scheme, 1.01 * edge, 8, 2) < due / 4
 
 
 def test_bad_input():
