@@ -29,6 +29,9 @@ from jaxacct.verification.target import Target
 SEARCH_BLOCKS = 64
 # Grid steps above the smallest promising noise multiplier that are verified as well, largest first.
 LADDER = (5, 3, 2, 1, 0)
+# The smallest noise multiplier that a search looks at: targets that hold at any noise would have it go on for
+# ever, and a privacy loss distribution of less takes minutes.
+LEAST_SEARCHED = 0.05
 
 
 class NotCertifiedError(Exception):
@@ -298,9 +301,10 @@ class _Search:
                 f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
             )
         high, step = fallback, 64
+        least = math.ceil(math.log(LEAST_SEARCHED) / math.log(ratio))
         while True:
-            low = high - step
-            if self.cost(ratio**low, limit) > limit / 2:
+            low = max(high - step, least - 1)
+            if low < least or self.cost(ratio**low, limit) > limit / 2:
                 break
             high = low
         while high - low > 1:
@@ -411,7 +415,7 @@ def analytic_exponent(
     for interval in (2e-3, 1e-4):
 
         def private(exponent, interval=interval):
-            if not _validate.LEAST_NOISE <= ratio**exponent <= _validate.MOST_NOISE:
+            if not LEAST_SEARCHED <= ratio**exponent <= _validate.MOST_NOISE:
                 return False
             noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
             return analytic.bound_by(accountant, noisy, epsilon, compose_with, interval)[1] <= delta

@@ -20,6 +20,7 @@ from jaxacct import (
     Plan,
     Poisson,
     calibrate,
+    calibration,
     estimate_delta,
     sample_privacy_loss,
 )
@@ -118,6 +119,13 @@ def test_the_smallest_integer_where_something_holds(start):
     assert _smallest_where(lambda i: asked.append(i) or i >= 37, start, 1000) == 37
     assert len(asked) <= 2 * math.log2(abs(start - 37) + 2) + 3
     assert _smallest_where(lambda i: False, start, 1000) is None
+
+
+def test_a_search_ends_where_any_noise_is_private():
+    """An example that hardly ever takes part: delta is larger than the probability that it does at all."""
+    plan = calibrate(BMinSep(10, 5, 1e-7), BandedToeplitz.identity(), epsilon=1.0, delta=1e-3)
+    assert plan.certified
+    assert plan.mechanism.noise_multiplier == pytest.approx(calibration.LEAST_SEARCHED, rel=0.02)
 
 
 def test_the_analytic_search_ends_at_the_boundary():

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
+from jaxacct.proposals import replicas
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.half_space import half_space_candidates
 from jaxacct.proposals.replicas import (
@@ -239,3 +240,12 @@ def test_overflowing_tables_are_not_offered():
     cyclic = Mechanism(CyclicPoisson(40, 10, 0.5), BandedToeplitz.square_root(4), 1.0)
     with pytest.raises(ValueError, match=r"m must be in 2\.\.2"):
         replica_proposal(cyclic, 3, 1.0)
+
+
+@pytest.mark.parametrize("m", [1.5, 2, 3, 7])
+@pytest.mark.parametrize("epsilon", [0.1, 2.0])
+def test_the_scale_is_the_largest_weighted_term(m, epsilon):
+    """`M = sup over losses of Z e^{(1 - m) L} (1 - e^{epsilon - L})`: neither below it nor above."""
+    losses = epsilon + np.linspace(1e-4, 10, 200_001)
+    largest = np.max(np.exp(0.3 + (1 - m) * losses) * -np.expm1(epsilon - losses))
+    assert math.exp(replicas.log_scale(0.3, m, epsilon)) == pytest.approx(largest, rel=1e-6)

@@ -223,7 +223,7 @@ MUTANTS = [
         "tests/test_dice_accountant.py",
     ),
     Mutant(
-        "jaxacct/batch_sizes.py", "isf(overflow / iterations,", "isf(overflow,", "tests/test_calibrate.py"
+        "jaxacct/batch_sizes.py", "isf(overflow / iterations,", "isf(overflow,", "tests/test_batch_sizes.py"
     ),
     # Proposals.
     Mutant(
