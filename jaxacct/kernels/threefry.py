@@ -1,15 +1,15 @@
-"""The counter-based generator Threefry-2x32-20, written out.
+"""Words, keys and integers of the counter-based generator Threefry-2x32-20, for use inside kernels.
 
-The same bits as `jax.random` with its default (partitionable) threefry, whatever JAX is configured to. JAX
-runs the twenty rounds as a loop over arrays in memory on a CPU, which takes twice as long to compile and 25
-of 65 microseconds a sample at n = 7200; written out, XLA makes the bits where they are used.
+All are the bits of `jax.random`. `two_words` has the twenty rounds written out, so that XLA makes them where
+they are used; JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65 microseconds a sample at
+n = 7200. The others keep JAX's loop: written out as well, they are computed anew for every use, and some
+programs no longer end compiling.
 
 Keys are JAX keys of the implementation "threefry2x32".
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
 """
 
-import functools
 import math
 
 import jax
@@ -18,11 +18,16 @@ import jax.numpy as jnp
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-@functools.partial(jax.jit, inline=True)
-def _encrypted(first, second, x, y):
-    """The block cipher: words (x, y) of one shape under the key (first, second), all uint32."""
+def two_words(key, shape):
+    """Two independent arrays of `shape` of uniform uint32 words: those of `jax.extend.random.threefry_2x32`.
+
+    Both words of a counter are used, where `bits_32` keeps one of them.
+    """
+    first, second = jax.random.key_data(key)
     keys = (first, second, first ^ second ^ jnp.uint32(0x1BD11BDA))
-    x, y = x + keys[0], y + keys[1]
+    size = math.prod(shape)
+    counters = jnp.arange(2 * size, dtype=jnp.uint32)
+    x, y = counters[:size].reshape(shape) + keys[0], counters[size:].reshape(shape) + keys[1]
     for injection in range(5):
         for rotation in _ROTATIONS[injection % 2]:
             x = x + y
@@ -32,38 +37,22 @@ def _encrypted(first, second, x, y):
     return x, y
 
 
-def _key_of(words):
-    return jax.random.wrap_key_data(jnp.stack(words, axis=-1), impl="threefry2x32")
-
-
-def two_words(key, shape):
-    """Two independent arrays of `shape` of uniform uint32 words: those of `jax.extend.random.threefry_2x32`.
-
-    Both words of a counter are used, where `bits_32` keeps one of them.
-    """
-    size = math.prod(shape)
-    counters = jnp.arange(2 * size, dtype=jnp.uint32)
-    x, y = counters[:size].reshape(shape), counters[size:].reshape(shape)
-    return _encrypted(*jax.random.key_data(key), x, y)
-
-
 def bits_32(key, shape):
-    """Uniform uint32 words of `shape`: the bits of `jax.random.bits`."""
-    counters = jnp.arange(math.prod(shape), dtype=jnp.uint32)
-    x, y = _encrypted(*jax.random.key_data(key), jnp.zeros_like(counters), counters)
-    return (x ^ y).reshape(shape)
+    """Uniform uint32 words of `shape`: the bits of `jax.random.bits`, drawn flat.
+
+    XLA compiles the rounds of threefry over one long axis in half the time it takes over several.
+    """
+    return jax.random.bits(key, (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
 def split(key, num: int = 2):
     """(num,) keys: those of `jax.random.split`."""
-    counters = jnp.arange(num, dtype=jnp.uint32)
-    return _key_of(_encrypted(*jax.random.key_data(key), jnp.zeros_like(counters), counters))
+    return jax.random.split(key, num)
 
 
 def fold_in(key, number):
     """The key of `jax.random.fold_in`, for a number below 2^32."""
-    word = jnp.asarray(number, jnp.uint32)
-    return _key_of(_encrypted(*jax.random.key_data(key), jnp.zeros_like(word), word))
+    return jax.random.fold_in(key, number)
 
 
 def integers(key, shape, below: int):
@@ -72,10 +61,7 @@ def integers(key, shape, below: int):
     Args:
       below: 1 .. 2^31 - 1, static.
     """
-    high, low = (bits_32(part, shape) for part in split(key))
-    # 2^32 high + low modulo `below`, in words of 32 bits, as JAX has it.
-    shift = (2**16 % below) ** 2 % 2**32 % below
-    return ((high % below * jnp.uint32(shift) + low % below) % below).astype(jnp.int32)
+    return jax.random.randint(key, shape, 0, below)
 
 
 def integers_error(below: int) -> float:
