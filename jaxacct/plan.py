@@ -384,14 +384,14 @@ def _flaws(plan: Plan) -> list[str]:
         found = plan.certificate.is_about(plan.mechanism, plan.target)
         if found:
             return found
-        stops, spent = OVERFLOW, 0.0  # of a plan of before
-        if plan.overflow_delta is not None:
-            booked = _overflow_of(plan)
-            stops, spent = (OVERFLOW, 0.0) if booked is None else (booked.probability, booked.delta)
-        found = records.differences(plan.overflow_delta or 0.0, spent, "overflow_delta")
+        stops, needed = OVERFLOW, None  # of a plan of before, or without batches that may be too large
+        booked = None if plan.overflow_delta is None else _overflow_of(plan)
+        if booked is not None:
+            stops, needed = booked.probability, booked.delta
+        found = records.differences(plan.overflow_delta, needed, "overflow_delta")
         if found:
             return found
-        available = plan.delta - _spent_on_cuts(plan) - spent
+        available = plan.delta - _spent_on_cuts(plan) - (needed or 0.0)
         cut_to = plan.max_batch_size if plan.truncation_delta is not None else None
         sizes = batch_sizes(plan.mechanism.scheme, plan.dataset_size, cut_to, stops)
         stated = plan.expected_batch_size, plan.max_batch_size

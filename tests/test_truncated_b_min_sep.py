@@ -490,4 +490,4 @@ def test_bad_input(capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments.split())
     assert stop.value.code == 2
-    assert "truncate_to must be given for truncated-b-min-sep" in capsys.readouterr().err
+    assert "truncate_to does not apply to b-min-sep" in capsys.readouterr().err
