@@ -517,6 +517,5 @@ def _interacting_error(mechanism, size: Size, count) -> float:
         return math.inf
     of_all = _UNIT * (most * local + ends) / (1 - slope)
     last = depth + 4 * (growth + together + number * shift)
-    return _UNIT * (
-        count * (local + (4 + 3 * number) * of_all) + ends + steps * (2 * count + 1) * of_all + last
-    )
+    drift = (count + number) * each + steps * (2 * count + 1)
+    return _UNIT * (count * local + drift * of_all + ends + last)
