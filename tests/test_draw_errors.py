@@ -259,6 +259,11 @@ def law_of_b_min_sep(scheme, arrays, m: int) -> dict:
                     key = moved, (*past, (j,))
                     after[key] = after.get(key, 0.0) + chance * probability
         now = after
+    return law_of_the_past(now)
+
+
+def law_of_the_past(now: dict) -> dict:
+    """{what was drawn: probability} of {(state, what was drawn): probability}."""
     found: dict = {}
     for (_, past), chance in now.items():
         found[past] = found.get(past, 0.0) + chance
@@ -338,10 +343,7 @@ def law_of_multi_attribution(scheme, arrays, m: int) -> dict:
                 key = moved, (*past, joined)
                 after[key] = after.get(key, 0.0) + chance * probability
         now = after
-    found: dict = {}
-    for (_, past), chance in now.items():
-        found[past] = found.get(past, 0.0) + chance
-    return found
+    return law_of_the_past(now)
 
 
 LAWS = [
