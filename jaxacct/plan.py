@@ -6,7 +6,7 @@ import functools
 import platform
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -91,6 +91,9 @@ class Plan:
     created: str = field(default_factory=_now)
     device: str = field(default_factory=lambda: jax.devices()[0].device_kind)
     versions: dict[str, str] = field(default_factory=_versions)
+
+    training: ClassVar[str] = "correlated-noise"
+    """What realises it: the name of a procedure of `train.loop`."""
 
     def __post_init__(self):
         positive_number("epsilon", self.epsilon)

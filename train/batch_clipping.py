@@ -9,23 +9,24 @@ replacing records that are in k terms moves the sum by at most 2 k C. Only noisy
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, _validate
 from jaxacct.tradeoff.participation import SAMPLING
 from jaxacct.tradeoff.plan import GeneralPlan
 
 from . import sampler
-from .loop import ArrayRows, Result, run_and_keep
+from .clipping import clip_to_grid
+from .grid import Grid, GridSum
+from .loop import Procedure, Result, Wanted, as_rows, fit, functional, given_optimizer, run_and_keep
 from .optimizers import Privatizer, privatize
 from .sampler import Batch, SamplerState
-from .step import PrivateStep, make_step, nnx_loss
+from .step import PrivateStep, make_step
 
 
 def mean_gradient_term(loss: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -152,73 +153,69 @@ def fit_general(
     optimizer: optax.GradientTransformation,
     *,
     clip_norm: float,
-    clip: str | None = None,
-    inner: optax.GradientTransformation | None = None,
     terms_at_once: int | None = None,
-    out=None,
-    evaluate: Callable[[Any], dict[str, float]] | None = None,
-    checkpoint_every: int = 100,
-    progress: Callable[[str, int, float], None] | None = None,
-    keys: tuple | None = None,
+    **options,
 ) -> Result:
-    """Train under a plan of generalised DP-SGD: its sampler, its terms, its noise, all of its rounds.
-
-    With `out`, everything is kept there as by `train.loop.fit`: the same call goes on after an interruption
-    and ends with the same bits, and a folder of another run is refused.
-
-    Args:
-      plan: says which adversary it covers; certified again here.
-      model: an `nnx.Module` without batch norm, or a pytree of parameters.
-      data: pytree of arrays (dataset_size, ...).
-      clip_norm: norm that terms are clipped to.
-      clip: "individual", "batch" or "mixed", where it is given to be checked against the plan.
-      inner, optimizer, terms_at_once: as `make_round`.
-      out: folder of the run.
-      evaluate, checkpoint_every: as `train.loop.fit`; in rounds.
-      progress: called with ("training", rounds done, rounds in all).
-      keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
+    """`train.loop.fit` for a `GeneralPlan`, `microbatch_size` by its better name `terms_at_once`.
 
     Raises:
-      ValueError: what the plan does not cover.
+      ValueError: as `fit`, and for a plan of another kind.
     """
-    if not isinstance(plan, GeneralPlan):
+    if getattr(plan, "training", None) != GeneralPlan.training:
         raise ValueError(f"plan must be a GeneralPlan, was {type(plan).__name__}")
-    if clip is not None and clip != plan.run.clip:
-        raise ValueError(f"clip must be the plan's {plan.run.clip}, was {clip!r}")
-    if inner is not None and plan.run.clip == "individual":
+    options |= dict(clip_norm=clip_norm, microbatch_size=terms_at_once)
+    return fit(plan, model, loss, data, optimizer, **options)
+
+
+def _train(plan: GeneralPlan, wanted: Wanted) -> Result:
+    """Whole terms are clipped: the procedure of a `GeneralPlan`. Its sampler, its terms, its noise."""
+    if wanted.clip not in (None, plan.run.clip):
+        raise ValueError(f"clip must be the plan's {plan.run.clip}, was {wanted.clip!r}")
+    if wanted.inner is not None and plan.run.clip == "individual":
         raise ValueError("inner must not be given for individual clipping: a term is one gradient")
-    _validate.positive_integer("checkpoint_every", checkpoint_every)
-    rows = ArrayRows(data)
+    rounds = plan.rounds if wanted.steps is None else _validate.positive_integer("steps", wanted.steps)
+    if rounds > plan.rounds:
+        raise ValueError(
+            f"steps must be at most the plan's {plan.rounds}, was {rounds}: more are not covered"
+        )
+    rows = as_rows(wanted.data)
     if len(rows) != plan.dataset_size:
         raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
-    loss, params = nnx_loss(model, loss) if isinstance(model, nnx.Module) else (loss, model)
-    sampler_key, noise_key = keys or (sampler.fresh_key(), None)
+    clip_norm = _validate.positive_number("clip_norm", 1.0 if wanted.clip_norm is None else wanted.clip_norm)
+    loss, params = functional(wanted)
+    sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), None)
     step = make_round(
-        plan, loss, optimizer, clip_norm=clip_norm, inner=inner, key=noise_key, terms_at_once=terms_at_once
+        plan,
+        loss,
+        given_optimizer(wanted),
+        clip_norm=clip_norm,
+        inner=wanted.inner,
+        key=noise_key,
+        terms_at_once=wanted.microbatch_size,
     )
     return run_and_keep(
         step,
-        step.init(jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)),
+        step.init(params),
         _Terms(rows, plan.num_microbatches, plan.microbatch_size),
-        plan.rounds,
+        rounds,
         plan=plan.to_json(),
-        clip_norm=float(clip_norm),
+        clip_norm=clip_norm,
         sampler_key=sampler_key,
-        source_at=lambda key, drawn: _Rounds(plan, key, drawn),
+        source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
         statement=plan.statement(),
-        before_first=None,  # the plan was computed again above
-        out=out,
-        checkpoint_every=checkpoint_every,
-        evaluate=evaluate,
-        progress=progress,
+        before_first=None,  # the plan was computed again by `make_round`
+        **wanted.kept(),
     )
+
+
+PROCEDURE = Procedure(_train, frozenset("optimizer clip_norm clip inner steps microbatch_size".split()))
 
 
 @dataclass(frozen=True)
 class _Terms:
     """The records of a round as `(m, s, ..)` terms, and their mask."""
 
-    rows: ArrayRows
+    rows: Any
     number: int
     size: int
 
@@ -228,16 +225,18 @@ class _Terms:
         return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), flat), np.ones(shape[0], bool)
 
 
-class _Rounds:
-    """The records of all rounds of a plan, one round after the other.
+class Replayed:
+    """Batches that a key draws one after the other: `draws(generator)` gives positions.
 
     Raises:
       ValueError: for a `drawn` that the key does not draw.
     """
 
-    def __init__(self, plan: GeneralPlan, key, drawn: SamplerState | None):
+    def __init__(
+        self, draws: Callable[[np.random.Generator], Iterator[np.ndarray]], key, drawn: SamplerState | None
+    ):
         self._key = tuple(int(word) for word in key)
-        self._left = _rounds(plan, make_generator(self._key))
+        self._left = draws(make_generator(self._key))
         self.state = SamplerState(self._key, 0, "")
         while drawn is not None and self.state.step < drawn.step:
             self.next()
@@ -265,3 +264,82 @@ def clip_by_l2_norm(tree, clip_norm: float) -> Any:
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)))
     scale = 1 / jnp.maximum(1.0, norm / clip_norm)
     return jax.tree.map(lambda leaf: leaf * scale, tree)
+
+
+class RoundInfo(NamedTuple):
+    """Private: no guarantee covers it."""
+
+    norms: jax.Array
+    """(m,) float32: of terms before clipping."""
+    clipped_fraction: jax.Array
+
+
+def aggregate(per_group_updates, clip_norm: float, mode: str):
+    """`U`, the sum over terms of each clipped to `clip_norm`: on the integer grid of training, as float32.
+
+    Private: nothing is added to it.
+
+    Args:
+      per_group_updates: pytree of arrays (m, ...): one update a term, over all leaves one vector each.
+      clip_norm: C.
+      mode: "batch" (m = 1), "individual" or "mixed".
+
+    Raises:
+      ValueError: bad arguments, or updates that are not finite.
+    """
+    _validate.one_of("mode", mode, ("individual", "batch", "mixed"))
+    leaves = jax.tree.leaves(per_group_updates)
+    numbers = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
+    if len(numbers) != 1 or None in numbers:
+        raise ValueError("per_group_updates must be arrays with one common leading axis, of terms")
+    if mode == "batch" and numbers != {1}:
+        raise ValueError(f"mode must not be batch for {numbers.pop()} terms: it has one a round")
+    total, kept, _ = _sum_on_grid(per_group_updates, Grid(clip_norm, _BITS))
+    if not bool(kept.all()):
+        raise ValueError("per_group_updates must be finite, had NaN or infinity")
+    return total.scaled(1.0)
+
+
+def private_round_update(
+    key, params, batch, inner_fn: Callable[..., Any], clip_norm: float, sigma: float, *, diagnostics=False
+):
+    """One round by itself: `(U + 2 C sigma N(0, I)) / m`, and `None`, or what no guarantee covers.
+
+    What a `GeneralPlan` runs in `train.loop.fit`, for who writes a loop of his own and counts rounds.
+
+    Args:
+      key: (8,) uint32, secret, of this round alone: two rounds with one key can be subtracted.
+      params: w, what has been released so far.
+      batch: pytree of arrays (m, s, ...).
+      inner_fn: `inner_fn(params, records (s, ...)) -> update`, a pytree like `params`. It must keep nothing
+        from call to call.
+      clip_norm: C.
+      sigma: noise std over 2 C.
+      diagnostics: return `RoundInfo` as well: private.
+    """
+    terms = np.shape(jax.tree.leaves(batch)[0])[0]
+    white = Mechanism(Poisson(1, 1.0), BandedToeplitz.square_root(1), 2 * sigma)
+    private = privatize(white, clip_norm=clip_norm, expected_batch_size=terms, key=key)
+    updates = jax.vmap(inner_fn, (None, 0))(params, batch)
+    total, _, norms = _sum_on_grid(updates, private.grid)
+    released, _ = private.update(total, private.init(params))
+    return released, RoundInfo(norms, jnp.mean(norms > clip_norm)) if diagnostics else None
+
+
+def outer_update(params, released, stepsize: float):
+    """`w - eta Ubar / m`: post-processing of what `private_round_update` released."""
+    _validate.positive_number("stepsize", stepsize)
+    return jax.tree.map(lambda w, u: w - stepsize * u, params, released)
+
+
+_BITS = 20  # of the grid where no noise says which one serves it
+
+
+def _sum_on_grid(updates, grid: Grid):
+    """(sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
+    kept, counts, norms = jax.vmap(lambda one: clip_to_grid(one, grid))(updates)
+    one = jax.tree.map(lambda leaf: leaf[0], updates)
+    part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
+    if len(kept) > grid.most_at_once:
+        raise ValueError(f"batch must have at most {grid.most_at_once} terms, had {len(kept)}")
+    return GridSum.zeros(one, grid).plus(part), kept, norms

@@ -3,11 +3,13 @@
 Logistic regression, binary or multinomial (arXiv 2403.00278): every example's features are cut to a norm and
 get a constant, so its loss has a known gradient bound and smoothness; a ridge term gives strong convexity
 (proofs/shifted_interpolation.md).
-Runs in float64. The last iterate is rounded to 2^-16 of its last noise before it is shown.
+Runs in float64. The last iterate is rounded to 2^-16 of its last noise before it is shown; those before it
+are in checkpoints, which are secret, and nowhere else.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,12 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.tradeoff.contraction import contraction_factor
+from jaxacct.tradeoff.losses import logistic_conditions
 from jaxacct.tradeoff.plan import LastIteratePlan
 
 from . import normals, sampler
-from .batch_clipping import make_generator
+from .batch_clipping import Replayed
+from .loop import ArrayRows, Procedure, Result, Rows, Wanted, fit, run_and_keep
 
 
 @dataclass(frozen=True)
@@ -39,37 +43,56 @@ class LogisticRegression:
     clip_norm: float | None = None
 
     def __post_init__(self):
-        _validate.positive_integer("num_classes", self.num_classes, minimum=2)
-        _validate.positive_number("feature_norm", self.feature_norm)
-        _validate.nonnegative_number("regularization", self.regularization)
-        if self.clip_norm is not None:
-            _validate.positive_number("clip_norm", self.clip_norm)
-            if self.num_classes > 2:
-                raise ValueError(
-                    "clip_norm must not be given for more than two classes: a clipped softmax gradient is "
-                    "not the gradient of a convex loss; bound feature_norm instead"
-                )
+        self._conditions  # noqa: B018  checks the fields
 
     @property
-    def _norm(self) -> float:
-        return float(np.hypot(self.feature_norm, 1.0))
+    def _conditions(self) -> dict[str, float]:
+        return logistic_conditions(self.num_classes, self.feature_norm, self.regularization, self.clip_norm)
+
+    @classmethod
+    def within(cls, plan: LastIteratePlan, num_classes: int) -> "LogisticRegression":
+        """The loss with the plan's strong convexity and the longest features that it covers.
+
+        Two classes are clipped where the plan's sensitivity is below what its smoothness allows.
+
+        Raises:
+          ValueError: for a plan that covers no features at all.
+        """
+        _validate.positive_integer("num_classes", num_classes, minimum=2)
+        binary, hair = num_classes == 2, 1 - 1e-12
+        squared = (4 if binary else 2) * (plan.smoothness - plan.strong_convexity)
+        longest = plan.grad_sensitivity / 2
+        if not binary:
+            squared = min(squared, longest**2 / 2)
+        if squared <= 1 or not longest > 0:
+            raise ValueError(
+                f"plan must have the smoothness and grad_sensitivity of {num_classes} classes, has "
+                f"{plan.smoothness:g} and {plan.grad_sensitivity:g}: `jaxacct tradeoff last-iterate "
+                "--num-classes --feature-norm` computes them"
+            )
+        clip = longest if binary and longest**2 < squared else None
+        return cls(num_classes, (squared - 1) ** 0.5 * hair, plan.strong_convexity, clip)
 
     @property
     def grad_sensitivity(self) -> float:
         """L: largest distance of two examples' gradients at one point; the ridge term cancels."""
-        if self.num_classes > 2:
-            return 2 * 2**0.5 * self._norm  # |p - y| <= sqrt(2)
-        return 2 * (self._norm if self.clip_norm is None else min(self._norm, self.clip_norm))
+        return self._conditions["grad_sensitivity"]
 
     @property
     def smoothness(self) -> float:
         """M: the Hessian is at most `|x|^2 / 4` (binary) or `|x|^2 / 2` (softmax), and the ridge term."""
-        return self._norm**2 / (4 if self.num_classes == 2 else 2) + self.regularization
+        return self._conditions["smoothness"]
 
     @property
     def strong_convexity(self) -> float:
         """m, from the ridge term alone."""
-        return float(self.regularization)
+        return self._conditions["strong_convexity"]
+
+    def __call__(self, weights, example):
+        """Loss of one example `(features with their constant, label)`; what is clipped is its gradient."""
+        x, y = example
+        scores = jnp.stack([0.0 * (x @ weights), x @ weights]) if self.num_classes == 2 else weights @ x
+        return -jax.nn.log_softmax(scores)[y] + self.regularization / 2 * jnp.sum(jnp.square(weights))
 
     def shape(self, features: int) -> tuple[int, ...]:
         """Of the weights."""
@@ -106,29 +129,57 @@ class LogisticRegression:
         return (x @ weights > 0).astype(int) if self.num_classes == 2 else (x @ weights.T).argmax(axis=1)
 
 
-def project_l2_ball(radius: float, center=0.0) -> Callable:
-    """The projection onto a ball of diameter 2 `radius`, all weights as one vector."""
-    _validate.positive_number("radius", radius)
+@dataclass(frozen=True)
+class L2Ball:
+    """The projection onto a ball, all weights as one vector."""
 
-    def project(weights):
-        away = weights - center
-        return center + away * jnp.minimum(1.0, radius / jnp.maximum(jnp.linalg.norm(away.ravel()), 1e-300))
+    radius: float
+    center: Any = 0.0
 
-    project.diameter = 2 * radius  # pyright: ignore
-    return project
+    def __post_init__(self):
+        _validate.positive_number("radius", self.radius)
+
+    @property
+    def diameter(self) -> float:
+        """Of the ball."""
+        return 2 * self.radius
+
+    def __call__(self, weights):
+        away = weights - self.center
+        short = jnp.minimum(1.0, self.radius / jnp.maximum(jnp.linalg.norm(away.ravel()), 1e-300))
+        return self.center + away * short
 
 
-def project_box(low: float, high: float, size: int) -> Callable:
+@dataclass(frozen=True)
+class Box:
+    """The projection onto `[low, high]^size`."""
+
+    low: float
+    high: float
+    size: int
+
+    def __post_init__(self):
+        if not self.low < self.high:
+            raise ValueError(f"low must be below high, were {self.low!r} and {self.high!r}")
+        _validate.positive_integer("size", self.size)
+
+    @property
+    def diameter(self) -> float:
+        """Of the box."""
+        return (self.high - self.low) * self.size**0.5
+
+    def __call__(self, weights):
+        return jnp.clip(weights, self.low, self.high)
+
+
+def project_l2_ball(radius: float, center=0.0) -> L2Ball:
+    """The projection onto a ball of diameter 2 `radius`."""
+    return L2Ball(radius, center)
+
+
+def project_box(low: float, high: float, size: int) -> Box:
     """The projection onto `[low, high]^size`, of diameter `(high - low) sqrt(size)`."""
-    if not low < high:
-        raise ValueError(f"low must be below high, were {low!r} and {high!r}")
-    _validate.positive_integer("size", size)
-
-    def project(weights):
-        return jnp.clip(weights, low, high)
-
-    project.diameter = (high - low) * size**0.5  # pyright: ignore
-    return project
+    return Box(low, high, size)
 
 
 def fit_convex(
@@ -138,13 +189,9 @@ def fit_convex(
     labels,
     *,
     return_iterates: bool = False,
-    progress: Callable[[str, int, float], None] | None = None,
-    keys: tuple | None = None,
+    **options,
 ) -> np.ndarray:
-    """The last iterate of noisy gradient descent under a plan: full, cyclic or stochastic batches.
-
-    Starts at 0. Batches of "cgd" are the rows in their order, never shuffled; those of "sgd" are drawn
-    without replacement from a secret key.
+    """The last iterate of noisy gradient descent under a plan: `train.loop.fit` for a `LastIteratePlan`.
 
     Args:
       plan: certified again here.
@@ -152,7 +199,7 @@ def fit_convex(
       features: (num_examples, ...) finite.
       labels: (num_examples,) classes 0 .. num_classes - 1.
       return_iterates: refused: an iterate that is seen voids the plan.
-      keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
+      options: out, checkpoint_every, evaluate, progress, keys of `fit`.
 
     Returns:
       weights, float64.
@@ -164,8 +211,37 @@ def fit_convex(
         raise ValueError(
             "return_iterates must be False: the plan holds only where no iterate but the last is shown"
         )
-    if not isinstance(plan, LastIteratePlan):
+    if getattr(plan, "training", None) != LastIteratePlan.training:
         raise ValueError(f"plan must be a LastIteratePlan, was {type(plan).__name__}")
+    return fit(plan, None, loss, {"inputs": features, "labels": labels}, **options).params
+
+
+class Iterate(NamedTuple):
+    """All that changes from step to step: secret until the last step."""
+
+    params: jax.Array
+    """The weights, float64."""
+    step: jax.Array
+    """() uint32: steps so far; the noise of a step is a function of it and the key."""
+    key: jax.Array
+    """(8,) uint32."""
+
+
+class IterateInfo(NamedTuple):
+    """Private: no guarantee covers it."""
+
+    gradient_norm: jax.Array
+
+
+def _train(plan: LastIteratePlan, wanted: Wanted) -> Result:
+    """Noisy gradient descent of which only the last iterate is shown: the procedure of a `LastIteratePlan`.
+
+    Starts at 0. Batches of "gd" and "cgd" are the rows in their order, never shuffled; those of "sgd" are
+    drawn without replacement from a secret key.
+    """
+    if wanted.model is not None:
+        raise ValueError("model must be None for a plan of last-iterate: weights of the loss start at 0")
+    loss, steps = wanted.loss, wanted.steps
     if not isinstance(loss, LogisticRegression):
         raise ValueError(
             "loss must be a LogisticRegression, which is convex and smooth by construction, was "
@@ -173,6 +249,10 @@ def fit_convex(
         )
     if not plan.certified:
         raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
+    if steps not in (None, plan.steps):
+        raise ValueError(
+            f"steps must be the plan's {plan.steps}, was {steps!r}: only its last iterate is shown"
+        )
     for name, holds in (
         ("grad_sensitivity", loss.grad_sensitivity <= plan.grad_sensitivity),
         ("smoothness", loss.smoothness <= plan.smoothness),
@@ -183,98 +263,167 @@ def fit_convex(
                 f"loss must have the plan's {name} {getattr(plan, name):g}, has {getattr(loss, name):g}"
             )
     contraction_factor(plan.stepsize, plan.strong_convexity, plan.smoothness)
-    x, y = loss.prepare(features), np.asarray(labels)
+    rows = _prepared(plan, loss, wanted.data)
+    sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), normals.fresh_key())
+    evaluate, kept = wanted.evaluate, wanted.kept()
+    if evaluate is not None:
+
+        def evaluated(weights):
+            with jax.enable_x64(False):
+                return evaluate(weights)
+
+        kept["evaluate"] = evaluated
+    fine = plan.stepsize * plan.noise_std * 2.0**-16
+    with jax.enable_x64(True):
+        weights = jnp.zeros(loss.shape(rows.arrays[0].shape[1] - 1), jnp.float64)
+        return run_and_keep(
+            _Step(plan, loss),
+            Iterate(weights, jnp.uint32(0), jnp.asarray(noise_key, jnp.uint32)),
+            Rows(rows, plan.batch_size, None),
+            plan.steps,
+            plan=plan.to_json(),
+            clip_norm=loss.grad_sensitivity / 2,
+            sampler_key=sampler_key,
+            source_at=lambda key, drawn: Replayed(lambda generator: _batches(plan, generator), key, drawn),
+            statement=plan.statement(),
+            before_first=None,  # the plan was computed again above
+            released=lambda weights: np.asarray(jnp.round(weights / fine) * fine),
+            only_last=True,
+            **kept,
+        )
+
+
+PROCEDURE = Procedure(_train, frozenset({"steps"}))
+
+
+def _prepared(plan: LastIteratePlan, loss: LogisticRegression, data) -> ArrayRows:
+    """Rows of (features of bounded norm, label); of `{"inputs", "labels"}`, a pair, or a `train.data` set."""
+    if hasattr(data, "take") and hasattr(data, "fingerprint"):
+        data = data.take(np.arange(len(data)), len(data))
+    if isinstance(data, dict):
+        if set(data) != {"inputs", "labels"}:
+            raise ValueError(f"data must have inputs and labels, had {', '.join(map(str, data))}")
+        data = data["inputs"], data["labels"]
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ValueError(f"data must be features and labels, was {type(data).__name__}")
+    x, y = loss.prepare(data[0]), np.asarray(data[1])
     if y.shape != (len(x),) or len(x) != plan.num_examples:
         raise ValueError(
             f"features and labels must have the plan's {plan.num_examples} rows, had {len(x)}, {y.shape}"
         )
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= loss.num_classes:
         raise ValueError(f"labels must be integers 0 to {loss.num_classes - 1}")
-    sampler_key, noise_key = keys or (sampler.fresh_key(), normals.fresh_key())
-    batches = _batches(plan, make_generator(sampler_key))
-    with jax.enable_x64(True):
-        run = _program(plan, loss, jnp.asarray(x), jnp.asarray(y), jnp.asarray(noise_key, jnp.uint32))
-        weights = jnp.zeros(loss.shape(x.shape[1] - 1), jnp.float64)
-        at_once = max(1, 2**20 // plan.batch_size)
-        for start in range(0, plan.steps, at_once):
-            chunk = np.stack([next(batches) for _ in range(min(at_once, plan.steps - start))])
-            weights = run(weights, jnp.asarray(chunk), jnp.uint32(start))
-            if progress:
-                progress("training", start + len(chunk), plan.steps)
-        fine = plan.stepsize * plan.noise_std * 2.0**-16
-        return np.asarray(jnp.round(weights / fine) * fine)
+    return ArrayRows((x, y))
 
 
-def _batches(plan: LastIteratePlan, generator: np.random.Generator):
+def _batches(plan: LastIteratePlan, generator: np.random.Generator) -> Iterator[np.ndarray]:
     n, b = plan.num_examples, plan.batch_size
     for step in range(plan.steps):
         if plan.method == "sgd":
-            yield generator.choice(n, b, replace=False, shuffle=False).astype(np.int32)
+            yield generator.choice(n, b, replace=False, shuffle=False)
         else:
             first = step * b % n
-            yield np.arange(first, first + b, dtype=np.int32)
+            yield np.arange(first, first + b)
 
 
-def _program(plan: LastIteratePlan, loss: LogisticRegression, x, y, key):
-    project = (lambda w: w) if plan.diameter is None else project_l2_ball(plan.diameter / 2)
+class _Step:
+    """One step, as `train.step.PrivateStep`: `step(state, (x, y), mask) -> (state, private info)`."""
 
-    @jax.jit
-    def run(weights, batches, start):
-        def step(weights, at):
-            rows, number = at
-            gradient = loss.mean_gradient(weights, x[rows], y[rows])
-            z = normals.standard_normals(key, number, weights.size).reshape(weights.shape)
-            return project(weights - plan.stepsize * (gradient + plan.noise_std * z)), None
+    def __init__(self, plan: LastIteratePlan, loss: LogisticRegression):
+        project = (lambda w: w) if plan.diameter is None else project_l2_ball(plan.diameter / 2)
 
-        numbers = start + jnp.arange(len(batches), dtype=jnp.uint32)
-        return jax.lax.scan(step, weights, (batches, numbers))[0]
+        def step(state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
+            del mask  # every batch is full
+            gradient = loss.mean_gradient(state.params, *batch)
+            z = normals.standard_normals(state.key, state.step, gradient.size).reshape(gradient.shape)
+            params = project(state.params - plan.stepsize * (gradient + plan.noise_std * z))
+            info = IterateInfo(jnp.linalg.norm(gradient.ravel()))
+            return Iterate(params, state.step + jnp.uint32(1), state.key), info
 
-    return run
+        self._jitted = jax.jit(step, donate_argnums=0)
 
+    def __call__(self, state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
+        return self._jitted(state, batch, mask)
 
-def noisy_gd(
-    loss, features, labels, key=None, *, steps, stepsize, epsilon, delta, diameter=None
-) -> np.ndarray:
-    """Calibrate and run full batches; the last iterate. `key` as `keys` of `fit_convex`."""
-    return _calibrated(
-        "gd", loss, features, labels, key, steps, len(features), stepsize, epsilon, delta, diameter
-    )
+    def lower(self, state: Iterate, batch, mask):
+        """The step as a program."""
+        return self._jitted.lower(state, batch, mask)
 
 
-def noisy_cgd(
-    loss, features, labels, key=None, *, epochs, batch_size, stepsize, epsilon, delta, diameter=None
-) -> np.ndarray:
-    """The same with a fixed cycle of batches."""
-    n = len(features)
+def noisy_gd(loss_fn, data, key=None, *, steps: int, **options) -> np.ndarray:
+    """Full batches; the last iterate and nothing else. See `noisy_sgd` for the arguments."""
+    return _run("gd", loss_fn, data, key, steps=steps, batch_size=len(_pair(data)[0]), **options)
+
+
+def noisy_cgd(loss_fn, data, key=None, *, epochs: int, batch_size: int, **options) -> np.ndarray:
+    """The same with a fixed cycle of batches, `epochs` times."""
+    n = len(_pair(data)[0])
     if n % _validate.positive_integer("batch_size", batch_size):
         raise ValueError(f"batch_size must divide the number of examples {n}, was {batch_size}")
     steps = _validate.positive_integer("epochs", epochs) * (n // batch_size)
-    return _calibrated(
-        "cgd", loss, features, labels, key, steps, batch_size, stepsize, epsilon, delta, diameter
-    )
+    return _run("cgd", loss_fn, data, key, steps=steps, batch_size=batch_size, **options)
 
 
-def noisy_sgd(
-    loss, features, labels, key=None, *, steps, batch_size, stepsize, epsilon, delta, diameter=None
+def noisy_sgd(loss_fn, data, key=None, *, steps: int, batch_size: int, **options) -> np.ndarray:
+    """The same with batches drawn without replacement.
+
+    Args:
+      loss_fn: a `LogisticRegression`: only of losses that are convex and smooth by construction can the
+        conditions be checked.
+      data: (features, labels), or `{"inputs", "labels"}`.
+      key: as `keys` of `fit`. Only tests should fix it.
+      options: `stepsize`; `delta`, and `epsilon` (to calibrate) or `noise_std` (on the mean gradient, which
+        then gives its own epsilon); `clip_norm` and `regularizer`, the ridge, in place of the loss's own;
+        `projection`, by `project_l2_ball`; `init`, None for 0.
+
+    Raises:
+      ValueError: what no bound covers.
+    """
+    return _run("sgd", loss_fn, data, key, steps=steps, batch_size=batch_size, **options)
+
+
+def _pair(data):
+    found = (data["inputs"], data["labels"]) if isinstance(data, dict) and len(data) == 2 else data
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise ValueError(f"data must be a pair of features and labels, was {type(data).__name__}")
+    return found
+
+
+def _run(
+    method,
+    loss_fn,
+    data,
+    key,
+    *,
+    steps,
+    batch_size,
+    stepsize,
+    delta,
+    noise_std=None,
+    epsilon=None,
+    init=None,
+    clip_norm=None,
+    regularizer=None,
+    projection=None,
 ) -> np.ndarray:
-    """The same with batches drawn without replacement."""
-    return _calibrated(
-        "sgd", loss, features, labels, key, steps, batch_size, stepsize, epsilon, delta, diameter
-    )
-
-
-def _calibrated(method, loss, features, labels, key, steps, batch_size, stepsize, epsilon, delta, diameter):
-    if not isinstance(loss, LogisticRegression):
-        raise ValueError(f"loss must be a LogisticRegression, was {type(loss).__name__}")
-    plan = LastIteratePlan.calibrate(
-        epsilon,
-        delta,
-        method=method,
-        loss=loss,
-        num_examples=len(features),
-        steps=steps,
-        batch_size=batch_size,
-        stepsize=stepsize,
-        diameter=diameter,
-    )
-    return fit_convex(plan, loss, features, labels, keys=key)
+    if not isinstance(loss_fn, LogisticRegression):
+        raise ValueError(f"loss_fn must be a LogisticRegression, was {type(loss_fn).__name__}")
+    if init is not None:
+        raise ValueError("init must be None: the weights start at 0, which depends on no data")
+    if (noise_std is None) == (epsilon is None):
+        raise ValueError("epsilon (to calibrate) or noise_std must be given, and not both")
+    if clip_norm is not None:
+        loss_fn = replace(loss_fn, clip_norm=clip_norm)
+    if regularizer is not None:
+        loss_fn = replace(loss_fn, regularization=regularizer)
+    features, labels = _pair(data)
+    if projection is not None and projection != L2Ball(getattr(projection, "radius", 1.0)):
+        raise ValueError("projection must be project_l2_ball(radius), the set around 0 that a plan can name")
+    diameter = None if projection is None else projection.diameter
+    run = dict(num_examples=len(features), steps=steps, batch_size=batch_size)
+    run |= dict(stepsize=stepsize, diameter=diameter)
+    if noise_std is None:
+        plan = LastIteratePlan.calibrate(epsilon, delta, method=method, loss=loss_fn, **run)
+    else:
+        plan = LastIteratePlan.at_noise(noise_std, delta, method=method, loss=loss_fn, **run)
+    return fit_convex(plan, loss_fn, features, labels, keys=key)

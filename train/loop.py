@@ -1,12 +1,14 @@
 """Run a plan: real batches, private steps, checkpoints; and refuse whatever the plan does not cover."""
 
 import contextlib
+import dataclasses
 import hashlib
+import importlib
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -43,14 +45,88 @@ class Result:
     statement: str
 
 
+class TrainingPlan(Protocol):
+    """What `fit` asks of a plan, whatever it proves."""
+
+    training: str
+    """Which of `PROCEDURES` realises it."""
+
+    @property
+    def certified(self) -> bool:
+        """Whether the promise holds, computed again."""
+        ...
+
+    def statement(self) -> str:
+        """The promise in a sentence, with the adversary it is against."""
+        ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run is to be beside its plan, and where it is kept: the arguments of `fit`, which see."""
+
+    model: Any
+    loss: Any
+    data: Any
+    optimizer: optax.GradientTransformation | None = None
+    clip_norm: float | None = None
+    clip: str | None = None
+    inner: optax.GradientTransformation | None = None
+    steps: int | None = None
+    microbatch_size: int | None = None
+    normalize: bool = False
+    mesh: jax.sharding.Mesh | None = None
+    graph: Attribution | None = None
+    out: Any = None
+    evaluate: Callable[[Any], dict[str, float]] | None = None
+    checkpoint_every: int = 100
+    progress: Callable[[str, int, float], None] | None = None
+    keys: tuple | None = None
+    verify: bool = True
+
+    def kept(self) -> dict[str, Any]:
+        """What `run_and_keep` is told about keeping the run."""
+        names = "out", "checkpoint_every", "evaluate", "progress"
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """How plans of one kind are realised.
+
+    Attributes:
+      train: (plan, wanted) -> `Result`; refuses whatever the plan does not cover.
+      honours: which optional fields of `Wanted` it does something with. Others are refused where they are
+        given: what would be ignored might be what a guarantee is thought to rest on.
+    """
+
+    train: Callable[[Any, Wanted], Result]
+    honours: frozenset[str]
+
+
+# The `training` of a plan -> the module whose PROCEDURE realises it, loaded for the first such plan.
+PROCEDURES = {"correlated-noise": "loop", "general-dpsgd": "batch_clipping", "last-iterate": "convex"}
+_KEEPING = {"out", "evaluate", "checkpoint_every", "progress", "keys", "verify"}
+
+
+def procedure_of(plan: TrainingPlan) -> Procedure:
+    """What realises a plan; ValueError for something else."""
+    name = getattr(plan, "training", None)
+    if name not in PROCEDURES:
+        raise ValueError(f"plan must be a plan of {', '.join(PROCEDURES)}, was {type(plan).__name__}")
+    return importlib.import_module(f".{PROCEDURES[name]}", __package__).PROCEDURE
+
+
 def fit(
-    plan: Plan,
+    plan: TrainingPlan,
     model,
-    loss: Callable[..., jax.Array],
+    loss,
     data,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | None = None,
     *,
-    clip_norm: float = 1.0,
+    clip_norm: float | None = None,
+    clip: str | None = None,
+    inner: optax.GradientTransformation | None = None,
     out=None,
     steps: int | None = None,
     microbatch_size: int | None = None,
@@ -63,26 +139,32 @@ def fit(
     graph: Attribution | None = None,
     verify: bool = True,
 ) -> Result:
-    """Train under a plan: its sampler, its strategy, its noise, at most its steps, on as many examples.
+    """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
     With `out`, everything is kept there; the same call goes on after an interruption and ends with the same
     bits. The keys are stored before the first step, and a step's noise is a function of them, so it is never
     drawn for another batch, program or data set: those are refused on resuming.
 
     Args:
-      plan: certified, with a `dataset_size`.
-      model: an `nnx.Module`, or a pytree of parameters.
-      loss: `loss(model or params, example) -> scalar` of one example.
+      plan: certified. What it is decides what trains (`PROCEDURES`): a `jaxacct.Plan` with a `dataset_size`;
+        a `GeneralPlan`, whose rounds clip whole terms (`train.batch_clipping`); a `LastIteratePlan`, whose
+        loss is convex by construction and of which no iterate but the last is shown (`train.convex`).
+      model: an `nnx.Module`, or a pytree of parameters; None for a `LastIteratePlan`, which starts at 0.
+      loss: `loss(model or params, example) -> scalar` of one example; a `train.convex.LogisticRegression`
+        for a `LastIteratePlan`.
       data: pytree of arrays (dataset_size, ...); or an object with `__len__`, `take(indices, size)`, which
         returns such rows padded to `size`, and `fingerprint()`, a text that changes with the content.
-      optimizer: any; the noise is added before it.
-      clip_norm: norm that gradients are clipped to.
+      optimizer: any; the noise is added before it. None for a `LastIteratePlan`, which is gradient descent.
+      clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
+      clip: "individual", "batch" or "mixed", where it is given to be checked against the plan.
+      inner: for a `GeneralPlan`, what goes through the records of each term, beginning anew in each; the mean
+        gradient by default.
       out: folder of the run.
       steps: by default all of the plan's.
-      microbatch_size: examples whose gradients are in memory at a time.
+      microbatch_size: examples, or terms, whose gradients are in memory at a time.
       normalize: automatic clipping.
-      evaluate: called with the parameters at checkpoints and at the end; must use public data only, as its
-        result is logged openly.
+      evaluate: called with the parameters at checkpoints and at the end (for a `LastIteratePlan` at the end
+        only); must use public data only, as its result is logged openly.
       checkpoint_every: steps between checkpoints.
       mesh: devices to spread a batch over, along the mesh's first axis; parameters stay as they are sharded.
       progress: called with ("training", steps done, steps in all).
@@ -93,49 +175,104 @@ def fit(
         or as long as certifying took. Not needed by who has just certified it.
 
     Raises:
-      ValueError: what the plan does not cover, bad arguments, or a folder of another run; a plan that fresh
-        draws do not verify.
+      ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
+        plan, or a folder of another run; a plan that fresh draws do not verify.
       BatchOverflowError: see `train.sampler`.
     """
-    mechanism = plan.mechanism
+    procedure = procedure_of(plan)
+    wanted = Wanted(
+        model=model,
+        loss=loss,
+        data=data,
+        optimizer=optimizer,
+        clip_norm=clip_norm,
+        clip=clip,
+        inner=inner,
+        steps=steps,
+        microbatch_size=microbatch_size,
+        normalize=normalize,
+        mesh=mesh,
+        graph=graph,
+        out=out,
+        evaluate=evaluate,
+        checkpoint_every=checkpoint_every,
+        progress=progress,
+        keys=keys,
+        verify=verify,
+    )
+    _validate.positive_integer("checkpoint_every", checkpoint_every)
+    for field in dataclasses.fields(Wanted):
+        optional = field.default is not dataclasses.MISSING and field.name not in _KEEPING
+        if (
+            optional
+            and field.name not in procedure.honours
+            and getattr(wanted, field.name) is not field.default
+        ):
+            raise ValueError(f"{field.name} must not be given for a plan of {plan.training}")
+    return procedure.train(plan, wanted)
+
+
+def given_optimizer(wanted: Wanted) -> optax.GradientTransformation:
+    """The optimizer, where there must be one."""
+    if wanted.optimizer is None:
+        raise ValueError("optimizer must be given")
+    return wanted.optimizer
+
+
+def _train(plan: Plan, wanted: Wanted) -> Result:
+    """Correlated noise on per-example clipped gradients: the procedure of a `jaxacct.Plan`."""
+    mechanism, mesh, graph = plan.mechanism, wanted.mesh, wanted.graph
+    if wanted.clip not in (None, "individual"):
+        raise ValueError(f"clip must be 'individual' for this plan, was {wanted.clip!r}")
+    steps = wanted.steps
     steps = mechanism.scheme.iterations if steps is None else _validate.positive_integer("steps", steps)
     _, expected, largest = batch_sizes(plan)
-    rows = _check(plan, data, steps, graph)
+    rows = _check(plan, wanted.data, steps, graph)
     if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
-    clip_norm = _validate.positive_number("clip_norm", clip_norm)
-    _validate.positive_integer("checkpoint_every", checkpoint_every)
-    if isinstance(model, nnx.Module):
-        loss, params = nnx_loss(model, loss)
-    else:
-        params = model
-    # The state is donated; what the caller gave stays theirs.
-    params = jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), params)
+    clip_norm = _validate.positive_number("clip_norm", 1.0 if wanted.clip_norm is None else wanted.clip_norm)
+    loss, params = functional(wanted)
     if mesh is not None:
         # Axes left to the compiler: a model written for one device then runs as it is.
         mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         params = jax.tree.map(lambda leaf: _on(mesh, leaf), params)
-    sampler_key, noise_key = keys or (sampler.fresh_key(), noise.fresh_key())
+    sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), noise.fresh_key())
     private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
-    step = make_step(loss, private, optimizer, microbatch_size=microbatch_size, normalize=normalize)
+    step = make_step(
+        loss,
+        private,
+        given_optimizer(wanted),
+        microbatch_size=wanted.microbatch_size,
+        normalize=wanted.normalize,
+    )
     size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
-    batch = _Rows(rows, size, mesh)
     return run_and_keep(
         step,
         step.init(params),
-        batch,
+        Rows(rows, size, mesh),
         steps,
         plan=_lasting(plan),
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn),
         statement=plan.statement(),
-        before_first=(lambda: _verify_anew(plan, progress)) if verify else None,
-        out=out,
-        checkpoint_every=checkpoint_every,
-        evaluate=evaluate,
-        progress=progress,
+        before_first=(lambda: _verify_anew(plan, wanted.progress)) if wanted.verify else None,
+        **wanted.kept(),
     )
+
+
+def functional(wanted: Wanted):
+    """`(loss(params, example), params)`, the parameters copied: the state is donated, theirs stays theirs."""
+    if isinstance(wanted.model, nnx.Module):
+        loss, params = nnx_loss(wanted.model, wanted.loss)
+    else:
+        loss, params = wanted.loss, wanted.model
+    return loss, jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), params)
+
+
+PROCEDURE = Procedure(
+    _train, frozenset("optimizer clip_norm clip steps microbatch_size normalize mesh graph".split())
+)
 
 
 def run_and_keep(
@@ -154,6 +291,8 @@ def run_and_keep(
     checkpoint_every: int,
     evaluate: Callable[[Any], dict[str, float]] | None,
     progress: Callable[[str, int, float], None] | None,
+    released: Callable[[Any], Any] = lambda params: params,
+    only_last: bool = False,
 ) -> Result:
     """All steps of a private run, kept in the folder `out` where there is one; see `fit`.
 
@@ -162,6 +301,9 @@ def run_and_keep(
       plan: JSON values that no run may change and go on.
       source_at: (key, what it had drawn or None) -> the batches, with `next()` and `state`.
       before_first: called before a run begins that goes on from nothing.
+      released: what is shown of the last parameters.
+      only_last: whether parameters on the way must be shown to nobody, `evaluate` included; they are in
+        checkpoints, which are secret anyway.
     """
     described = {
         "plan": _digest(json.dumps(plan, sort_keys=True).encode()),
@@ -185,11 +327,13 @@ def run_and_keep(
             folder.save(state, source.state)
         if before_first and source.state.step == 0:
             before_first()
-        state = _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress)
-        evaluation = evaluate(state.params) if evaluate else {}
-        result = Result(state.params, steps, evaluation, statement)
+        seen = None if only_last else evaluate
+        state = _run(step, state, source, batch, steps, folder, checkpoint_every, seen, progress)
+        params = released(state.params)
+        evaluation = evaluate(params) if evaluate else {}
+        result = Result(params, steps, evaluation, statement)
         if folder:
-            folder.save_model(state.params)
+            folder.save_model(params)
             folder.finish({"steps": steps, "evaluation": evaluation, "guarantee": result.statement})
         return result
 
@@ -244,7 +388,7 @@ def _check(plan: Plan, data, steps: int, graph):
             "covered by the guarantee"
         )
     check_graph(plan.mechanism.scheme, graph, plan.dataset_size, plan.holds_for_shared_examples)
-    rows = data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
+    rows = as_rows(data)
     if graph is not None:
         if len(rows) != graph.dataset_size:
             raise ValueError(f"data must have the graph's {graph.dataset_size} rows, had {len(rows)}")
@@ -252,6 +396,11 @@ def _check(plan: Plan, data, steps: int, graph):
     if len(rows) != plan.dataset_size:
         raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
     return rows
+
+
+def as_rows(data):
+    """The data as an object with `take` and `fingerprint`."""
+    return data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
 
 
 @dataclass(frozen=True)
@@ -308,7 +457,7 @@ class ArrayRows:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """Padded batches and their masks, spread over the mesh if there is one."""
 
     rows: Any
@@ -348,4 +497,14 @@ def _lasting(plan: Plan) -> dict:
     return {name: fields[name] for name in names.split()} | composed
 
 
-__all__ = ["ArrayRows", "Result", "fit", "run_and_keep"]
+__all__ = [
+    "PROCEDURES",
+    "ArrayRows",
+    "Procedure",
+    "Result",
+    "Rows",
+    "TrainingPlan",
+    "Wanted",
+    "fit",
+    "run_and_keep",
+]

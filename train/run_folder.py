@@ -190,7 +190,7 @@ class RunFolder:
         A single array is the entry "params" of one: Orbax does not store it bare.
         """
         plain = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
-        if isinstance(plain, jax.Array):
+        if isinstance(plain, jax.Array | np.ndarray):
             plain = {"params": plain}
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(self.folder / "model", plain, force=True)

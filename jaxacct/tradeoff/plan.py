@@ -1,8 +1,12 @@
-"""Plans of the two deterministic accountants: what was promised, checked again whenever it is asked for."""
+"""Plans of the two deterministic accountants: what was promised, checked again whenever it is asked for.
+
+A plan says who it holds against (`terms`), whether it holds (`certified`), what to tell people (`statement`)
+and which procedure of the trainer realises it (`training`).
+"""
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxacct import _validate
 from jaxacct.files import read_json, write_atomically
@@ -15,7 +19,9 @@ from jaxacct.tradeoff.terms import Terms, last_iterate
 class _Stored:
     """JSON of a frozen dataclass of plain values, with a schema and no field missing or added."""
 
-    schema = ""
+    schema: ClassVar[str] = ""
+    training: ClassVar[str] = ""
+    """What realises it: the name of a procedure of `train.loop`."""
 
     def to_json(self) -> dict:
         """As JSON values."""
@@ -69,6 +75,7 @@ class GeneralPlan(_Stored):
     delta: float
 
     schema = "jaxacct-general-dpsgd"
+    training = "general-dpsgd"
 
     def __post_init__(self):
         _validate.positive_number("sigma", self.sigma)
@@ -167,6 +174,7 @@ class LastIteratePlan(_Stored):
     delta: float
 
     schema = "jaxacct-last-iterate"
+    training = "last-iterate"
 
     def __post_init__(self):
         _validate.one_of("method", self.method, tuple(METHODS))
@@ -194,15 +202,22 @@ class LastIteratePlan(_Stored):
           loss: with `grad_sensitivity`, `smoothness`, `strong_convexity`.
           run: num_examples, steps, batch_size, stepsize, diameter.
         """
-        conditions = {
-            name: getattr(loss, name) for name in ("grad_sensitivity", "smoothness", "strong_convexity")
-        }
-        wanted = {"num_examples", "steps", "batch_size", "stepsize", "diameter"}
-        if set(run) != wanted:
-            raise ValueError(f"run must give {', '.join(sorted(wanted))}, gave {', '.join(sorted(run))}")
-        arguments = _arguments(method, **run)
+        conditions = _conditions(loss)
+        arguments = _arguments(method, **_complete(run))
         noise = calibrate_noise(epsilon, delta, method=method, **arguments, **conditions)
         return cls(method=method, noise_std=noise, epsilon=epsilon, delta=delta, **run, **conditions)
+
+    @classmethod
+    def at_noise(cls, noise_std: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
+        """The plan with this noise and the least epsilon at `delta`; arguments as `calibrate`."""
+        fields = dict(method=method, noise_std=noise_std, delta=delta) | _complete(run) | _conditions(loss)
+        epsilon = float(cls(epsilon=1.0, **fields).bound().epsilon(delta))
+        # A root from below would not be certified.
+        for hair in (0.0, 1e-12, 1e-9, 1e-6):
+            plan = cls(epsilon=max(epsilon * (1 + hair), 1e-9), **fields)
+            if plan.certified:
+                return plan
+        raise ValueError(f"noise_std must give an epsilon at delta {delta:g}, was {noise_std!r}")
 
     def bound(self):
         """The accountant's result."""
@@ -244,6 +259,17 @@ class LastIteratePlan(_Stored):
         )
 
 
+def _conditions(loss) -> dict[str, float]:
+    return {name: getattr(loss, name) for name in ("grad_sensitivity", "smoothness", "strong_convexity")}
+
+
+def _complete(run: dict[str, Any]) -> dict[str, Any]:
+    wanted = {"num_examples", "steps", "batch_size", "stepsize", "diameter"}
+    if set(run) != wanted:
+        raise ValueError(f"run must give {', '.join(sorted(wanted))}, gave {', '.join(sorted(run))}")
+    return run
+
+
 def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diameter) -> dict[str, Any]:
     found: dict[str, Any] = dict(num_examples=num_examples, stepsize=stepsize, diameter=diameter)
     if method == "gd":
@@ -255,3 +281,6 @@ def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diamet
         raise ValueError(f"batch_size must divide num_examples {num_examples}, was {size}")
     cycle = num_examples // size
     return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)
+
+
+PLANS = {kind.schema: kind for kind in (GeneralPlan, LastIteratePlan)}

@@ -11,6 +11,7 @@ import pytest
 
 from jaxacct.tradeoff.plan import GeneralPlan
 from train.batch_clipping import (
+    aggregate,
     clip_by_l2_norm,
     epoch_batches,
     fit_general,
@@ -18,10 +19,13 @@ from train.batch_clipping import (
     make_round,
     mean_gradient_term,
     optimizer_term,
+    outer_update,
+    private_round_update,
     private_rounds,
 )
 from train.clipping import clipped_gradient_sum
 from train.grid import Grid
+from train.loop import fit
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 
@@ -285,3 +289,70 @@ def test_an_attack_does_as_well_as_the_accountant_allows():
     error = 4.9 * math.sqrt((1 + math.e**2) * 0.25 / runs)
     assert abs(found - gdp_delta(1.0, mu)) < error
     assert found > gdp_delta(1.0, mu / 2) + error  # the sensitivity of one clip norm would be false
+
+
+def test_fit_dispatches_by_what_the_plan_says(tmp_path):
+    """The same bits as `fit_general`, also of a Flax model; options of other kinds of plan are refused."""
+    from flax import nnx
+
+    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=data, optimizer=optax.adam(0.1))
+    result = fit(**fields, clip="batch", clip_norm=1.0, keys=KEYS)
+    again = fit_general(**fields, clip_norm=1.0, keys=KEYS)
+    np.testing.assert_array_equal(result.params, again.params)
+    assert fit(**fields, steps=2).steps == 2
+
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    flax = fields | dict(model=model, loss=lambda m, row: jnp.sum(m(row) ** 2))
+    trained = fit(**flax, keys=KEYS, out=tmp_path / "run", inner=optax.sgd(0.1))
+    assert np.isfinite(jax.tree.leaves(trained.params)[1]).all() and (tmp_path / "run/model").is_dir()
+    for change, word in (
+        ({"normalize": True}, "normalize must not be given for a plan of general-dpsgd"),
+        ({"steps": 7}, "steps must be at most the plan's 6, was 7"),
+        ({"clip": "individual"}, "clip must be the plan's batch"),
+        ({"optimizer": None}, "optimizer must be given"),
+        ({"plan": 3}, "plan must be a plan of"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+    ):
+        with pytest.raises(ValueError, match=word) as caught:
+            fit(**fields | change)
+        assert "\n" not in str(caught.value)
+    from tests.training.plans import plan as correlated
+
+    for name, value in (("clip", "batch"), ("inner", optax.sgd(0.1))):
+        with pytest.raises(ValueError, match=name):
+            fit(**fields | {"plan": correlated(dataset_size=12), name: value})
+
+
+def test_a_round_by_itself():
+    """`aggregate` clips whole terms on the grid; a round adds noise of 2 C sigma / m and keeps nothing."""
+    updates = {"a": jnp.array([[3.0], [0.3], [0.0]]), "b": jnp.array([[4.0], [0.4], [0.0]])}
+    total = aggregate(updates, 1.0, "mixed")
+    np.testing.assert_allclose([total["a"][0], total["b"][0]], [0.9, 1.2], atol=1e-5)
+    for bad, word in (
+        ((updates, 1.0, "batch"), "batch"),
+        ((updates, 1.0, "sum"), "mode"),
+        (({"a": jnp.array([[jnp.nan]])}, 1.0, "batch"), "finite"),
+        (({"a": jnp.zeros(2), "b": jnp.zeros(())}, 1.0, "mixed"), "leading axis"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            aggregate(*bad)
+    size, key = 40000, np.arange(8, dtype=np.uint32)
+    rows = jnp.zeros((3, 2, 1))
+
+    def nothing(params, rows):
+        return 0 * params
+
+    released, info = private_round_update(key, jnp.zeros(size), rows, nothing, 0.5, 2.0)
+    spread = 4.9 / math.sqrt(2 * size)
+    assert info is None and abs(np.std(released) / (2 * 0.5 * 2.0 / 3) - 1) < spread + 1e-3
+    # With hardly any noise: the mean of the clipped terms, and what is private only if asked for.
+    data = jnp.array([[[3.0, 4.0]], [[0.3, 0.4]]])
+
+    def negative_mean(params, rows):
+        return -rows.mean(axis=0)
+
+    seen, info = private_round_update(key, jnp.zeros(2), data, negative_mean, 1.0, 1e-4, diagnostics=True)
+    np.testing.assert_allclose(seen, [-0.45, -0.6], atol=2e-3)
+    assert float(info.clipped_fraction) == 0.5
+    np.testing.assert_allclose(outer_update(jnp.ones(2), jnp.array([1.0, 2.0]), 0.5), [0.5, 0.0])

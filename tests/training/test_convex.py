@@ -1,6 +1,7 @@
 """Convex losses by construction: their conditions by brute force, the iterates, what is refused."""
 
 import dataclasses
+import json
 import math
 
 import jax
@@ -8,7 +9,16 @@ import numpy as np
 import pytest
 
 from jaxacct.tradeoff.plan import LastIteratePlan
-from train.convex import LogisticRegression, fit_convex, noisy_cgd, project_box, project_l2_ball
+from train.convex import (
+    LogisticRegression,
+    fit_convex,
+    noisy_cgd,
+    noisy_gd,
+    noisy_sgd,
+    project_box,
+    project_l2_ball,
+)
+from train.loop import fit
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 LOSSES = [
@@ -141,15 +151,14 @@ def test_learning_something():
     loss = LogisticRegression(3, 2.0, 0.01)
     weights = noisy_cgd(
         loss,
-        features,
-        labels,
+        (features, labels),
         KEYS,
         epochs=10,
         batch_size=300,
         stepsize=0.3,
         epsilon=2.0,
         delta=1e-5,
-        diameter=20.0,
+        projection=project_l2_ball(10.0),
     )
     assert np.mean(loss.predict(weights, features) == labels) > 0.8
     assert jax.config.read("jax_enable_x64") is False
@@ -216,3 +225,120 @@ def test_plans_refuse_steps_outside_the_conditions(tmp_path):
     )
     assert made.certified and made.bound().epsilon(1e-5) == pytest.approx(3.0, rel=1e-8)
     assert "last of 12 iterates" in made.statement()
+
+
+def test_the_loss_is_that_of_its_gradient(x64):
+    for loss in (LOSSES[0], LOSSES[2]):
+        x = loss.prepare([[1.0, -2.0, 0.5]])
+        weights = np.random.default_rng(1).normal(size=loss.shape(3))
+        for y in range(loss.num_classes):
+            found = jax.grad(loss)(weights, (x[0], y))
+            np.testing.assert_allclose(found, gradient(loss, weights, x, np.array([y])), rtol=1e-9)
+
+
+def test_the_loss_that_a_plan_covers():
+    for loss in LOSSES:
+        covered = plan(
+            grad_sensitivity=loss.grad_sensitivity,
+            smoothness=loss.smoothness,
+            strong_convexity=loss.strong_convexity,
+        )
+        found = LogisticRegression.within(covered, loss.num_classes)
+        assert found.num_classes == loss.num_classes and found.regularization == loss.regularization
+        assert found.feature_norm == pytest.approx(loss.feature_norm, rel=1e-9)
+        for name in ("grad_sensitivity", "smoothness"):
+            assert getattr(covered, name) * (1 - 1e-9) < getattr(found, name) <= getattr(covered, name)
+    with pytest.raises(ValueError, match="plan must have the smoothness"):
+        LogisticRegression.within(plan(smoothness=0.3), 2)
+
+
+def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(tmp_path):
+    """Stopped after 8 of 12 steps, a checkpoint after 6: `evaluate` never saw an iterate on the way."""
+    run, seen = plan("sgd", epsilon=30.0), []
+    whole = fit_convex(run, LOSSES[0], *DATA, keys=KEYS)
+
+    def stop(what, done, expected):
+        if done == 8:
+            raise KeyboardInterrupt
+
+    def evaluate(weights):
+        assert jax.config.read("jax_enable_x64") is False
+        seen.append(weights)
+        return {"norm": float(np.linalg.norm(weights))}
+
+    folder = tmp_path / "run"
+    options = dict(out=folder, checkpoint_every=3, evaluate=evaluate)
+    data = {"inputs": DATA[0], "labels": DATA[1]}
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, None, LOSSES[0], data, **options, keys=KEYS, progress=stop)
+    assert not seen and not (folder / "model").exists() and not (folder / "metrics.jsonl").exists()
+    assert (folder / "checkpoints").stat().st_mode & 0o077 == 0
+    for change, word in (
+        ({"data": {"inputs": DATA[0] + 1, "labels": DATA[1]}}, "other data"),
+        ({"plan": plan("sgd", epsilon=31.0)}, "another plan"),
+        ({"loss": LogisticRegression(2, 3.0, 0.2)}, "another plan|another program|smoothness"),
+    ):
+        fields = dict(plan=run, model=None, loss=LOSSES[0], data=data) | options
+        with pytest.raises(ValueError, match=word):
+            fit(**fields | change)
+    result = fit(run, None, LOSSES[0], data, **options)  # with fresh keys, which the folder's replace
+    np.testing.assert_array_equal(result.params, whole)
+    assert len(seen) == 1 and (seen[0] == whole).all() and result.steps == 12
+    assert not (folder / "metrics.jsonl").exists()
+    assert "last of 12 iterates" in json.loads((folder / "result.json").read_text())["guarantee"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"model": np.zeros(3)}, "model must be None"),
+        ({"steps": 11}, "steps must be the plan's 12"),
+        ({"optimizer": object()}, "optimizer must not be given for a plan of last-iterate"),
+        ({"clip_norm": 1.0}, "clip_norm must not be given"),
+        ({"inner": object()}, "inner must not be given"),
+        ({"normalize": True}, "normalize must not be given"),
+        ({"data": np.zeros((8, 3))}, "data must be features and labels"),
+        ({"data": {"x": DATA[0]}}, "data must have inputs and labels, had x"),
+        ({"loss": lambda w, x: 0.0}, "loss must be a LogisticRegression"),
+        ({"checkpoint_every": 0}, "checkpoint_every"),
+    ],
+)
+def test_fit_refuses_what_the_plan_does_not_cover(change, word, tmp_path):
+    fields = dict(plan=plan(), model=None, loss=LOSSES[0], data=DATA, out=tmp_path / "run")
+    with pytest.raises(ValueError, match=word) as caught:
+        fit(**fields | change)
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_the_functions_of_the_paper():
+    """By noise or by epsilon; a loss, a set or a start that no plan can name is refused."""
+    given = dict(stepsize=0.2, delta=1e-5, projection=project_l2_ball(0.5))
+    by_noise = noisy_gd(LOSSES[0], DATA, KEYS, steps=12, noise_std=20.0, **given)
+    covered = LastIteratePlan.at_noise(
+        20.0,
+        1e-5,
+        method="gd",
+        loss=LOSSES[0],
+        num_examples=8,
+        steps=12,
+        batch_size=8,
+        stepsize=0.2,
+        diameter=1.0,
+    )
+    assert covered.certified and covered.epsilon < 8
+    np.testing.assert_array_equal(by_noise, fit_convex(covered, LOSSES[0], *DATA, keys=KEYS))
+    with pytest.raises(ValueError, match="clip_norm"):
+        noisy_sgd(LOSSES[2], DATA, KEYS, steps=2, batch_size=2, noise_std=20.0, clip_norm=1.0, **given)
+    for change, word in (
+        ({"epsilon": 1.0}, "not both"),
+        ({"init": np.zeros(3)}, "init"),
+        ({"projection": project_box(-1.0, 1.0, 3)}, "projection"),
+        ({"projection": project_l2_ball(0.5, 1.0)}, "projection"),
+        ({"stepsize": 5.0}, "stepsize"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            noisy_sgd(LOSSES[0], DATA, KEYS, **dict(steps=2, batch_size=2, noise_std=20.0) | given | change)
+    with pytest.raises(ValueError, match="data must be a pair"):
+        noisy_cgd(LOSSES[0], DATA[0], DATA[1], epochs=1, batch_size=2, noise_std=20.0, **given)
+    with pytest.raises(ValueError, match="loss_fn"):
+        noisy_cgd(lambda w, e: 0.0, DATA, epochs=1, batch_size=2, noise_std=20.0, **given)
