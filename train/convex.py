@@ -345,7 +345,7 @@ class _Step:
     def __call__(self, state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
         return self._jitted(state, batch, mask)
 
-    def lower(self, state: Iterate, batch, mask):
+    def lower(self, state: Iterate, batch, mask) -> jax.stages.Lowered:
         """The step as a program."""
         return self._jitted.lower(state, batch, mask)
 
@@ -422,8 +422,7 @@ def _run(
     diameter = None if projection is None else projection.diameter
     run = dict(num_examples=len(features), steps=steps, batch_size=batch_size)
     run |= dict(stepsize=stepsize, diameter=diameter)
-    if noise_std is None:
-        plan = LastIteratePlan.calibrate(epsilon, delta, method=method, loss=loss_fn, **run)
-    else:
-        plan = LastIteratePlan.at_noise(noise_std, delta, method=method, loss=loss_fn, **run)
+    make = LastIteratePlan.calibrate if noise_std is None else LastIteratePlan.at_noise
+    given: Any = epsilon if noise_std is None else noise_std
+    plan = make(given, delta, method=method, loss=loss_fn, **run)
     return fit_convex(plan, loss_fn, features, labels, keys=key)

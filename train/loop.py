@@ -23,7 +23,7 @@ from .attribution import Attribution, check_graph, expected_batch_sizes
 from .optimizers import privatize
 from .run_folder import RunFolder
 from .sampler import Sampler, SamplerState, batch_sizes
-from .step import PrivateStep, TrainState, make_step, nnx_loss
+from .step import make_step, nnx_loss
 
 _LOG_EVERY = 10
 
@@ -275,9 +275,21 @@ PROCEDURE = Procedure(
 )
 
 
+class Step(Protocol):
+    """What `run_and_keep` repeats, as `train.step.PrivateStep`."""
+
+    def __call__(self, state, batch, mask) -> tuple[Any, Any]:
+        """`(state, private info)`; a state is a pytree with `params`."""
+        ...
+
+    def lower(self, state, batch, mask) -> jax.stages.Lowered:
+        """The step as a program."""
+        ...
+
+
 def run_and_keep(
-    step: PrivateStep,
-    state: TrainState,
+    step: Step,
+    state: Any,
     batch,
     steps: int,
     *,
@@ -351,7 +363,7 @@ def _verify_anew(plan: Plan, progress) -> None:
         )
 
 
-def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress) -> TrainState:
+def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress) -> Any:
     waiting = []
     for index in range(source.state.step, steps):
         drawn = source.next()

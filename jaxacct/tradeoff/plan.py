@@ -202,15 +202,16 @@ class LastIteratePlan(_Stored):
           loss: with `grad_sensitivity`, `smoothness`, `strong_convexity`.
           run: num_examples, steps, batch_size, stepsize, diameter.
         """
-        conditions = _conditions(loss)
-        arguments = _arguments(method, **_complete(run))
-        noise = calibrate_noise(epsilon, delta, method=method, **arguments, **conditions)
-        return cls(method=method, noise_std=noise, epsilon=epsilon, delta=delta, **run, **conditions)
+        fields: dict[str, Any] = _complete(run) | _conditions(loss)
+        found: dict[str, Any] = _arguments(method, **run) | _conditions(loss)
+        noise = calibrate_noise(epsilon, delta, method=method, **found)
+        return cls(method=method, noise_std=noise, epsilon=epsilon, delta=delta, **fields)
 
     @classmethod
     def at_noise(cls, noise_std: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
         """The plan with this noise and the least epsilon at `delta`; arguments as `calibrate`."""
-        fields = dict(method=method, noise_std=noise_std, delta=delta) | _complete(run) | _conditions(loss)
+        fields: dict[str, Any] = dict(method=method, noise_std=noise_std, delta=delta)
+        fields |= _complete(run) | _conditions(loss)
         epsilon = float(cls(epsilon=1.0, **fields).bound().epsilon(delta))
         # A root from below would not be certified.
         for hair in (0.0, 1e-12, 1e-9, 1e-6):
