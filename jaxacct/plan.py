@@ -6,7 +6,7 @@ import functools
 import platform
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -92,14 +92,16 @@ class Plan:
     device: str = field(default_factory=lambda: jax.devices()[0].device_kind)
     versions: dict[str, str] = field(default_factory=_versions)
 
-    training: ClassVar[str] = "correlated-noise"
-    """What realises it: the name of a procedure of `train.loop`."""
-
     def __post_init__(self):
         positive_number("epsilon", self.epsilon)
         open_probability("delta", self.delta)
         if self.dataset_size is not None:
             _validate.positive_integer("dataset_size", self.dataset_size)
+
+    @property
+    def training(self) -> str:
+        """What realises it: the name of a procedure of `train.loop`."""
+        return "correlated-noise"
 
     @functools.cached_property
     def flaws(self) -> tuple[str, ...]:

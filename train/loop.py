@@ -48,8 +48,10 @@ class Result:
 class TrainingPlan(Protocol):
     """What `fit` asks of a plan, whatever it proves."""
 
-    training: str
-    """Which of `PROCEDURES` realises it."""
+    @property
+    def training(self) -> str:
+        """Which of `PROCEDURES` realises it."""
+        ...
 
     @property
     def certified(self) -> bool:
