@@ -1,7 +1,7 @@
 """Per-example clipped gradient sums in microbatches: memory follows the microbatch, not the batch."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,37 @@ def clipped_gradient_sum(
     Raises:
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
+    return _summed(loss, params, batch, mask, grid, microbatch_size, normalize, None, ())[0]
+
+
+def admitted_gradient_sum(
+    loss: Callable[..., jax.Array],
+    params,
+    batch,
+    mask,
+    admit: Callable[[Any, jax.Array], tuple[Any, jax.Array]],
+    records,
+    *,
+    grid: Grid,
+    microbatch_size: int | None = None,
+    normalize: bool = False,
+) -> tuple[ClippedSum, Any]:
+    """`clipped_gradient_sum` of those that `admit` lets in, whose verdict is on what they would contribute.
+
+    Args:
+      mask: (batch,) bool: who was sampled. `admit` is asked of all rows, sampled or not, once each.
+      admit: `(records of some rows, (rows,) float64) -> (their records after this step, (rows,) bool)`. The
+        second is the exact square of each clipped gradient in grid units, 0 where it is not finite. Who is
+        not let in contributes exactly zero, and has norm and loss 0 in what comes back.
+      records: pytree of arrays (batch, ...).
+
+    Returns:
+      the sum, and the records after this step.
+    """
+    return _summed(loss, params, batch, mask, grid, microbatch_size, normalize, admit, records)
+
+
+def _summed(loss, params, batch, mask, grid, microbatch_size, normalize, admit, records):
     if not isinstance(grid, Grid):
         raise ValueError(f"grid must be a train.grid.Grid, was {type(grid).__name__}")
     mask = jnp.asarray(mask, bool)
@@ -82,7 +113,7 @@ def clipped_gradient_sum(
         return array.reshape(micro, -1, *array.shape[1:]).swapaxes(0, 1)
 
     def join(array):
-        return array.swapaxes(0, 1).reshape(-1)[:size]
+        return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])[:size]
 
     def one(example, real):
         value, gradient = jax.value_and_grad(loss)(params, example)
@@ -91,17 +122,39 @@ def clipped_gradient_sum(
         counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
         return counts, jnp.where(real, norm, 0.0), jnp.where(real, value.astype(jnp.float32), 0.0)
 
+    def admitted(rows, sampled, kept):
+        counts, norms, losses = jax.vmap(one)(rows, jnp.ones_like(sampled))
+        kept, let_in = admit(kept, jax.vmap(_square)(counts))
+        counted = sampled & let_in
+
+        def keep(leaf):
+            return jnp.where(counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+
+        return jax.tree.map(keep, counts), keep(norms), keep(losses), kept
+
     def accumulate(total, inputs):
-        counts, norms, losses = jax.vmap(one)(*inputs)
+        rows, real, kept = inputs
+        if admit is None:
+            counts, norms, losses = jax.vmap(one)(rows, real)
+        else:
+            counts, norms, losses, kept = admitted(rows, real, kept)
         # At most `most_at_once` of them, so 32 bits hold their sum.
         part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
-        return total.plus(part), (norms, losses)
+        return total.plus(part), (norms, losses, kept)
 
     zeros = GridSum.zeros(params, grid)
-    total, (norms, losses) = jax.lax.scan(accumulate, zeros, (jax.tree.map(split, batch), split(mask)))
-    norms, losses = join(norms), join(losses)
+    inputs = jax.tree.map(split, batch), split(mask), jax.tree.map(split, records)
+    total, (norms, losses, records) = jax.lax.scan(accumulate, zeros, inputs)
+    norms, losses, records = join(norms), join(losses), jax.tree.map(join, records)
     clipped = jnp.sum((norms > grid.clip_norm) & mask) / jnp.maximum(1, mask.sum())
-    return ClippedSum(total, norms, losses, clipped)
+    return ClippedSum(total, norms, losses, clipped), records
+
+
+def _square(counts) -> jax.Array:
+    """Exact: integers whose squares add up to at most 2^46."""
+    with jax.enable_x64(True):
+        squares = jax.tree.map(lambda n: jnp.sum(jnp.square(n.astype(jnp.float64))), counts)
+        return sum(jax.tree.leaves(squares), jnp.zeros((), jnp.float64))
 
 
 def clip_to_grid(gradient, grid: Grid, normalize: bool = False):

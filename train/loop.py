@@ -20,6 +20,7 @@ from jaxacct.plan import Plan
 
 from . import noise, sampler
 from .attribution import Attribution, check_graph, expected_batch_sizes
+from .individual import IndividualAccounting, PrivateLosses, follow
 from .optimizers import privatize
 from .run_folder import RunFolder
 from .sampler import Sampler, SamplerState, batch_sizes
@@ -37,12 +38,14 @@ class Result:
       steps: how many were run.
       evaluation: what `evaluate` returned at the end.
       statement: the guarantee, in a sentence.
+      private_individual: what every example has spent, with `individual`. **Private**: not covered.
     """
 
     params: Any
     steps: int
     evaluation: dict[str, float]
     statement: str
+    private_individual: PrivateLosses | None = dataclasses.field(default=None, repr=False)
 
 
 class TrainingPlan(Protocol):
@@ -85,6 +88,7 @@ class Wanted:
     progress: Callable[[str, int, float], None] | None = None
     keys: tuple | None = None
     verify: bool = True
+    individual: IndividualAccounting | None = None
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
@@ -140,6 +144,7 @@ def fit(
     keys: tuple | None = None,
     graph: Attribution | None = None,
     verify: bool = True,
+    individual: IndividualAccounting | None = None,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -175,6 +180,9 @@ def fit(
         plan's examples are.
       verify: draw a Monte Carlo plan's evidence anew before the first step, with fresh randomness: seconds,
         or as long as certifying took. Not needed by who has just certified it.
+      individual: track every example's own privacy loss, and filter if it says so: for plans of Poisson
+        batches (full ones, with sampling probability 1) and independent noise. Every example's gradient is
+        computed at every step, and all data is on the device. See `train.individual`.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -201,6 +209,7 @@ def fit(
         progress=progress,
         keys=keys,
         verify=verify,
+        individual=individual,
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     for field in dataclasses.fields(Wanted):
@@ -240,25 +249,32 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         params = jax.tree.map(lambda leaf: _on(mesh, leaf), params)
     sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), noise.fresh_key())
     private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
-    step = make_step(
-        loss,
-        private,
-        given_optimizer(wanted),
-        microbatch_size=wanted.microbatch_size,
-        normalize=wanted.normalize,
-    )
-    size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
+    optimizer, lasting = given_optimizer(wanted), _lasting(plan)
+    if wanted.individual is None:
+        micro, normalize = wanted.microbatch_size, wanted.normalize
+        step = make_step(loss, private, optimizer, microbatch_size=micro, normalize=normalize)
+        size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
+        parts: dict[str, Any] = dict(
+            step=step,
+            batch=Rows(rows, size, mesh),
+            source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn),
+            statement=plan.statement(),
+        )
+    else:
+        if mesh is not None:
+            raise ValueError("mesh must not be given with individual: its records are on one device")
+        micro = largest if wanted.microbatch_size is None else wanted.microbatch_size
+        options: dict[str, Any] = dict(microbatch_size=micro, normalize=wanted.normalize)
+        parts = follow(wanted.individual, plan, rows, loss, private, optimizer, **options)._asdict()
+        lasting |= {"individual": repr(wanted.individual)}
     return run_and_keep(
-        step,
-        step.init(params),
-        Rows(rows, size, mesh),
-        steps,
-        plan=_lasting(plan),
+        state=parts["step"].init(params),
+        steps=steps,
+        plan=lasting,
         clip_norm=clip_norm,
         sampler_key=sampler_key,
-        source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn),
-        statement=plan.statement(),
         before_first=(lambda: _verify_anew(plan, wanted.progress)) if wanted.verify else None,
+        **parts,
         **wanted.kept(),
     )
 
@@ -273,7 +289,8 @@ def functional(wanted: Wanted):
 
 
 PROCEDURE = Procedure(
-    _train, frozenset("optimizer clip_norm clip steps microbatch_size normalize mesh graph".split())
+    _train,
+    frozenset("optimizer clip_norm clip steps microbatch_size normalize mesh graph individual".split()),
 )
 
 
@@ -307,6 +324,7 @@ def run_and_keep(
     progress: Callable[[str, int, float], None] | None,
     released: Callable[[Any], Any] = lambda params: params,
     only_last: bool = False,
+    report: Callable[[Any, int], PrivateLosses] | None = None,
 ) -> Result:
     """All steps of a private run, kept in the folder `out` where there is one; see `fit`.
 
@@ -318,6 +336,7 @@ def run_and_keep(
       released: what is shown of the last parameters.
       only_last: whether parameters on the way must be shown to nobody, `evaluate` included; they are in
         checkpoints, which are secret anyway.
+      report: (the last state, steps) -> what every example has spent.
     """
     described = {
         "plan": _digest(json.dumps(plan, sort_keys=True).encode()),
@@ -345,7 +364,8 @@ def run_and_keep(
         state = _run(step, state, source, batch, steps, folder, checkpoint_every, seen, progress)
         params = released(state.params)
         evaluation = evaluate(params) if evaluate else {}
-        result = Result(params, steps, evaluation, statement)
+        private = None if report is None else report(state, steps)
+        result = Result(params, steps, evaluation, statement, private)
         if folder:
             folder.save_model(params)
             folder.finish({"steps": steps, "evaluation": evaluation, "guarantee": result.statement})

@@ -2,7 +2,8 @@
 
     run.json               what is run; a resumed call must describe the same (public)
     secret.json            sampler key, keyed digest of the data (mode 600)
-    checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700)
+    checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700); with
+                           individual accounting also private_individual/: every example's privacy loss
     metrics.jsonl          step, evaluation on public data; no times: they tell batch sizes, which are private
     private_metrics.jsonl  loss, clipped fraction, norms: no guarantee covers these (mode 600)
     model/                 Orbax: the trained parameters, covered by the guarantee
@@ -106,10 +107,7 @@ class RunFolder:
         """
         if drawn.step in self._manager.all_steps():
             return
-        # Orbax refuses empty arrays (the noise buffer of one band); there is nothing to keep of them.
-        leaves = {f"{i:05d}": leaf for i, leaf in enumerate(jax.tree.leaves(state)) if leaf.size}
-        items = {
-            "state": ocp.args.StandardSave(leaves),
+        items = {name: ocp.args.StandardSave(leaves) for name, leaves in _parts(state).items()} | {
             "sampler": ocp.args.JsonSave(
                 {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
             ),
@@ -137,8 +135,10 @@ class RunFolder:
         def shape(leaf):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
-        wanted = {f"{i:05d}": shape(leaf) for i, leaf in enumerate(leaves) if leaf.size}
-        items = {"state": ocp.args.StandardRestore(wanted), "sampler": ocp.args.JsonRestore()}
+        parts = _parts(like)
+        items = {
+            name: ocp.args.StandardRestore(jax.tree.map(shape, wanted)) for name, wanted in parts.items()
+        } | {"sampler": ocp.args.JsonRestore()}
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
@@ -154,7 +154,7 @@ class RunFolder:
             )
         for name in ("metrics.jsonl", "private_metrics.jsonl"):
             self._cut(self.folder / name, step)
-        kept_leaves = {name: _placed(leaf) for name, leaf in found["state"].items()}
+        kept_leaves = {name: _placed(leaf) for part in parts for name, leaf in found[part].items()}
         leaves = [kept_leaves.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
         state = jax.tree.unflatten(structure, leaves)
         return state, SamplerState(tuple(kept["key"]), kept["step"], kept["digest"])
@@ -198,6 +198,21 @@ class RunFolder:
     def finish(self, result: dict) -> None:
         """Write result.json."""
         write_atomically(self.folder / "result.json", json.dumps(result, indent=1) + "\n")
+
+
+def _parts(state) -> dict[str, dict]:
+    """The leaves of a state by the item of the checkpoint that they go to, numbered in their order.
+
+    What a state names `private_individual` is an item of that name: a folder says what it holds.
+    """
+    parts: dict[str, dict] = {"state": {}}
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
+        name = getattr(next(iter(path), None), "name", None)
+        item = name if name == "private_individual" else "state"
+        # Orbax refuses empty arrays (the noise buffer of one band); there is nothing to keep of them.
+        if leaf.size:
+            parts.setdefault(item, {})[f"{i:05d}"] = leaf
+    return parts
 
 
 def _is_key(words) -> bool:

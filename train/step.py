@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from .clipping import clipped_gradient_sum
+from .clipping import ClippedSum, clipped_gradient_sum
 from .noise import NoiseState
 from .optimizers import Privatizer
 
@@ -104,15 +104,22 @@ def make_step(
             microbatch_size=microbatch_size,
             normalize=normalize,
         )
-        gradient, noise = private.update(found.total, state.noise)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        real = jnp.maximum(1, mask.sum())
-        median = jnp.nanmedian(jnp.where(mask, found.norms, jnp.nan))
-        info = StepInfo(found.losses.sum() / real, found.clipped_fraction, median)
-        return TrainState(params, noise, opt_state), info
+        return advance(private, optimizer, state, found, mask)
 
     return PrivateStep(step, private, optimizer)
+
+
+def advance(
+    private: Privatizer, optimizer: optax.GradientTransformation, state: TrainState, found: ClippedSum, mask
+) -> tuple[TrainState, StepInfo]:
+    """The state after noise on the sum that was found, and the optimizer; what to log privately."""
+    gradient, noise = private.update(found.total, state.noise)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    real = jnp.maximum(1, mask.sum())
+    median = jnp.nanmedian(jnp.where(mask, found.norms, jnp.nan))
+    info = StepInfo(found.losses.sum() / real, found.clipped_fraction, median)
+    return TrainState(params, noise, opt_state), info
 
 
 def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array]):

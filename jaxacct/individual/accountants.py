@@ -139,11 +139,12 @@ class _Bucketed:
         n = _validate.positive_integer("num_examples", num_examples)
         return CountState(jnp.zeros((n, self.grid.sigmas.size), jnp.int32), jnp.zeros(n, jnp.int32))
 
-    def update(self, state: CountState, norms) -> CountState:
-        """One step; jittable, memory linear in examples times buckets.
+    def bucket_of(self, norms) -> tuple[jax.Array, jax.Array]:
+        """The bucket of each norm, rounded to the side that charges more; whether it is known; jittable.
 
-        Args:
-          norms: (num_examples,) float, of the clipped gradients of *all* examples.
+        Returns:
+          bucket: (num_examples,) int; bucket 0, the dearest, where a norm is not in [0, clip norm].
+          known: (num_examples,) bool: False there.
         """
         norms = jnp.asarray(norms)
         wide = norms.dtype == jnp.float64
@@ -156,8 +157,19 @@ class _Bucketed:
         # hardware may take for 0, must not be charged as nothing.
         pattern = jax.lax.bitcast_convert_type(jnp.abs(norms), bits)
         reached = pattern[:, None] <= jnp.asarray(limits.view(bits))
-        bucket = jnp.maximum(0, reached.sum(axis=1) - 1)
-        rows = jnp.arange(norms.shape[0])
+        return jnp.where(known, jnp.maximum(0, reached.sum(axis=1) - 1), 0), known
+
+    def update(self, state: CountState, norms) -> CountState:
+        """One step; jittable, memory linear in examples times buckets.
+
+        Args:
+          norms: (num_examples,) float, of the clipped gradients of *all* examples.
+        """
+        return self.count(state, *self.bucket_of(norms))
+
+    def count(self, state: CountState, bucket, known) -> CountState:
+        """One step of examples in the buckets that `bucket_of` gave."""
+        rows = jnp.arange(state.counts.shape[0])
         counts = state.counts.at[rows, bucket].add(known.astype(jnp.int32))
         return CountState(counts, state.refused + ~known)
 

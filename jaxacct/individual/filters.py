@@ -207,17 +207,19 @@ class IndividualRDPFilter:
     Attributes:
       order: a, above 1, fixed before the first step.
       budget: of the Renyi divergence at that order.
+      readmit: whether an example that did not fit may come back when it costs less; sound either way.
     """
 
     order: int
     budget: float
+    readmit: bool = True
 
     def __post_init__(self):
         object.__setattr__(self, "order", int(checked_orders([self.order])[0]))
         object.__setattr__(self, "budget", _validate.positive_number("budget", self.budget))
 
     @classmethod
-    def from_epsilon_delta(cls, epsilon: float, delta: float, order: int):
+    def from_epsilon_delta(cls, epsilon: float, delta: float, order: int, **options):
         """The largest budget at `order` that is (epsilon, delta)-DP; ValueError where there is none."""
         order = int(checked_orders([order])[0])
         epsilon = _validate.positive_number("epsilon", epsilon)
@@ -225,7 +227,7 @@ class IndividualRDPFilter:
         budget = epsilon - np.log1p(-1 / order) + (log_delta + np.log(order)) / (order - 1)
         if not budget > 0:
             raise ValueError(f"order must be larger for epsilon {epsilon:g} at delta {delta:g}, was {order}")
-        return cls(order, float(budget))
+        return cls(order, float(budget), **options)
 
     def init(self, num_examples: int) -> FilterState:
         """Nothing spent by `num_examples` examples."""
@@ -233,6 +235,8 @@ class IndividualRDPFilter:
 
     def step(self, state: FilterState, rdp) -> tuple[FilterState, jax.Array]:
         """(state, (num_examples,) bool); rdp: (num_examples,), the divergence of this step at `order`."""
+        rdp = _of_the_examples(state, rdp)
+        rdp = jnp.where(self.readmit | state.active, rdp, jnp.nan)
         active, total, rest = _charge(state, rdp, self.budget)
         return _keep(state, active, total, rest), active
 
