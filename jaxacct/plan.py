@@ -103,6 +103,11 @@ class Plan:
         """What realises it: the name of a procedure of `train.loop`."""
         return "correlated-noise"
 
+    @property
+    def iterations(self) -> int:
+        """Steps that it covers."""
+        return self.mechanism.scheme.iterations
+
     @functools.cached_property
     def flaws(self) -> tuple[str, ...]:
         """Why the plan is not certified, a line each; empty if everything that it claims follows.

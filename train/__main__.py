@@ -10,23 +10,29 @@ command goes on where it was.
 
 import json
 import sys
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import tyro
 from flax import nnx
 
 from jaxacct import _validate
 from jaxacct._interrupted import leave
 from jaxacct.compilation_cache import keep_compiled_programs
+from jaxacct.files import read_json
 from jaxacct.plan import Plan
 from jaxacct.progress import watch
+from jaxacct.tradeoff.plan import PLANS, LastIteratePlan
 
 from .attribution import Attribution
-from .data import Dataset, load
-from .loop import fit
+from .convex import LogisticRegression
+from .data import Dataset, Split, load
+from .loop import TrainingPlan, fit
 from .models import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
 from .run_folder import CheckpointError
@@ -52,63 +58,127 @@ def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):
     return evaluate
 
 
+def read_plan(path: str) -> TrainingPlan:
+    """A plan of any kind, checked; ValueError in one line otherwise."""
+    data = read_json(path, "plan")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    return PLANS.get(str(schema), Plan).from_json(data)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the command line says of model and optimizer; None where it says nothing."""
+
+    model: str | None
+    optimizer: str | None
+    learning_rate: float | None
+    inner_learning_rate: float | None
+    model_seed: int | None
+    steps: int | None
+
+
+def network(plan: TrainingPlan, split: Split, chosen: Chosen) -> dict[str, Any]:
+    """A Flax model, its loss and an optimizer, as `fit` takes them."""
+    total = plan.iterations if chosen.steps is None else chosen.steps
+    rate = 0.5 if chosen.learning_rate is None else chosen.learning_rate
+    _validate.positive_number("learning_rate", rate)
+    model = MODELS[chosen.model or "cnn"](
+        split.train.shape, split.num_classes, nnx.Rngs(chosen.model_seed or 0)
+    )
+    inner = None
+    if chosen.inner_learning_rate is not None:
+        inner = optax.sgd(_validate.positive_number("inner_learning_rate", chosen.inner_learning_rate))
+    return dict(
+        model=model,
+        loss=cross_entropy,
+        optimizer=OPTIMIZERS[chosen.optimizer or "sgd"](rate, total),
+        inner=inner,
+        evaluate=accuracy(model, split.test),
+    )
+
+
+def logistic(plan: LastIteratePlan, split: Split, chosen: Chosen) -> dict[str, Any]:
+    """The logistic regression that a plan of last iterates covers; there is nothing left to choose."""
+    for name in ("model", "optimizer", "learning_rate", "inner_learning_rate", "model_seed"):
+        if getattr(chosen, name) is not None:
+            raise ValueError(f"{name} must not be given for a plan of {plan.training}")
+    loss = LogisticRegression.within(plan, split.num_classes)
+    test = split.test.take(np.arange(len(split.test)), len(split.test))
+
+    def evaluate(weights) -> dict[str, float]:
+        return {"accuracy": float(np.mean(loss.predict(weights, test["inputs"]) == test["labels"]))}
+
+    return dict(model=None, loss=loss, evaluate=evaluate)
+
+
+# The `training` of a plan -> what there is to train with, as arguments of `fit`.
+RECIPES: dict[str, Callable[[Any, Split, Chosen], dict[str, Any]]] = {
+    "correlated-noise": network,
+    "general-dpsgd": network,
+    "last-iterate": logistic,
+}
+
+
 def train(
     plan: str,
     out: str,
-    data: Literal["digits", "cifar-10", "cinic-10"] = "digits",
+    data: Literal["digits", "mnist", "cifar-10", "cinic-10"] = "digits",
     data_folder: str | None = None,
-    model: Literal["cnn", "vgg"] = "cnn",
-    optimizer: Literal["sgd", "adam"] = "sgd",
-    learning_rate: float = 0.5,
-    clip_norm: float = 1.0,
+    model: Literal["cnn", "vgg"] | None = None,
+    optimizer: Literal["sgd", "adam"] | None = None,
+    learning_rate: float | None = None,
+    clip_norm: float | None = None,
+    clip: Literal["individual", "batch", "mixed"] | None = None,
+    inner_learning_rate: float | None = None,
     normalize: bool = False,
     steps: int | None = None,
     microbatch_size: int | None = None,
     checkpoint_every: int = 100,
-    model_seed: int = 0,
+    model_seed: int | None = None,
     graph: str | None = None,
     json_output: bool = False,
 ) -> int:
-    """Train a model with DP-SGD or BandMF exactly as a plan says.
+    """Train a model exactly as a plan says: DP-SGD or BandMF, batch clipping, or noisy gradient descent.
 
     Args:
-      plan: from `jaxacct calibrate --out`, made with --dataset-size.
+      plan: from `jaxacct calibrate --out`, made with --dataset-size; or from `jaxacct tradeoff general --out`
+        or `last-iterate --out`. The last trains the logistic regression that it covers, and no network.
       out: folder of the run: model, logs, checkpoints (secret) and the guarantee.
       data: which data set.
       data_folder: where it is, in its published layout; digits need none.
-      model: "cnn", or the "vgg" of the paper for 32 x 32 images.
-      optimizer: SGD with momentum 0.95, or Adam; both with the paper's learning-rate decay.
-      learning_rate: before the decay.
-      clip_norm: norm that each example's gradient is clipped to.
+      model: "cnn" (the default), or the "vgg" of the paper for 32 x 32 images.
+      optimizer: SGD with momentum 0.95 (the default), or Adam; both with the paper's learning-rate decay.
+      learning_rate: before the decay; 0.5 by default.
+      clip_norm: norm that each example's gradient, or each term, is clipped to; 1 by default.
+      clip: what is clipped, to be checked against the plan.
+      inner_learning_rate: go through the records of each term by SGD, in place of their mean gradient; for
+        plans that clip whole terms.
       normalize: automatic clipping.
       steps: by default all of the plan's.
-      microbatch_size: examples whose gradients are in memory at a time.
+      microbatch_size: examples, or terms, whose gradients are in memory at a time.
       checkpoint_every: steps between checkpoints.
-      model_seed: of the initial parameters, which are public.
+      model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `python -m train.attribution`, for an attribution plan.
       json_output: print one JSON object and nothing else.
     """
-    covered = Plan.load(plan)
+    covered = read_plan(plan)
     split = load(data, data_folder)
-    _validate.positive_number("learning_rate", learning_rate)
-    total = covered.mechanism.scheme.iterations if steps is None else steps
-    network = MODELS[model](split.train.shape, split.num_classes, nnx.Rngs(model_seed))
+    chosen = Chosen(model, optimizer, learning_rate, inner_learning_rate, model_seed, steps)
+    recipe = RECIPES[covered.training](covered, split, chosen)
     with watch(unit="steps") as progress:
         result = fit(
             covered,
-            network,
-            cross_entropy,
-            split.train,
-            OPTIMIZERS[optimizer](learning_rate, total),
+            data=split.train,
             clip_norm=clip_norm,
+            clip=clip,
             out=out,
             steps=steps,
             microbatch_size=microbatch_size,
             normalize=normalize,
-            evaluate=accuracy(network, split.test),
             checkpoint_every=checkpoint_every,
             progress=progress,
             graph=None if graph is None else Attribution.load(graph),
+            **recipe,
         )
     if json_output:
         print(json.dumps({"steps": result.steps, **result.evaluation, "guarantee": result.statement}))

@@ -1,11 +1,13 @@
-"""Data sets: digits that need no download, CIFAR-10 and CINIC-10 from a local folder as published.
+"""Data sets: digits that need no download; MNIST, CIFAR-10 and CINIC-10 from a local folder as published.
 
 Records are read through Grain when a batch asks for them, so a folder of images need not fit in memory.
 """
 
+import gzip
 import hashlib
 import io
 import pickle
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +70,10 @@ def load(name: str, folder=None) -> Split:
 
     Args:
       name: "digits" (1797 images of 8 x 8 that scikit-learn brings along; a fixed permutation puts 1440 in
-        the training set), "cifar-10" (a folder with cifar-10-batches-py or cifar-10-batches-bin) or
-        "cinic-10" (a folder with train, valid and test, each with a folder of PNG files a class).
-      folder: where the last two are.
+        the training set), "mnist" (a folder with the four idx files, gzipped or not), "cifar-10" (a folder
+        with cifar-10-batches-py or cifar-10-batches-bin) or "cinic-10" (a folder with train, valid and test,
+        each with a folder of PNG files a class).
+      folder: where the others are.
 
     Raises:
       ValueError: an unknown name, or a folder that does not hold the published layout.
@@ -128,6 +131,33 @@ def _digits() -> Split:
     parts = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
     train, test = (from_arrays(images[part], labels[part], scale=16.0) for part in parts)
     return Split("digits", train, test, 10)
+
+
+def _mnist(folder: Path) -> Split:
+    def part(name: str) -> Dataset:
+        images = _idx(folder / f"{name}-images-idx3-ubyte", 3)
+        labels = _idx(folder / f"{name}-labels-idx1-ubyte", 1)
+        if images.shape[1:] != (28, 28) or len(images) != len(labels):
+            raise ValueError(f"data_folder {folder} must hold 28 x 28 images with a label each, in {name}")
+        return from_arrays(images[..., None], _labels(labels, folder / name), scale=255.0)
+
+    return Split("mnist", part("train"), part("t10k"), 10)
+
+
+def _idx(path: Path, dimensions: int) -> np.ndarray:
+    """Bytes in the idx format: two zeros, type 8, the number of dimensions, their sizes, the entries."""
+    zipped = path.with_name(f"{path.name}.gz")
+    content = _content(path if path.exists() or not zipped.exists() else zipped)
+    if content[:2] == b"\x1f\x8b":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"data file {zipped} cannot be unzipped: {error}") from None
+    first = 4 + 4 * dimensions
+    sizes = np.frombuffer(content[4:first], ">u4").astype(np.int64)
+    if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) - first != sizes.prod():
+        raise ValueError(f"data file {path} must be an idx file of {dimensions} dimensions of bytes")
+    return np.frombuffer(content, np.uint8, offset=first).reshape(sizes)
 
 
 def _cifar_10(folder: Path) -> Split:
@@ -257,4 +287,4 @@ def _png_folder(folder: Path, classes: list[str]) -> Dataset:
     return Dataset(source, (32, 32, 3), 255.0, digest.hexdigest())
 
 
-LOADERS = {"digits": _digits, "cifar-10": _cifar_10, "cinic-10": _cinic_10}
+LOADERS = {"digits": _digits, "mnist": _mnist, "cifar-10": _cifar_10, "cinic-10": _cinic_10}

@@ -61,6 +61,11 @@ class TrainingPlan(Protocol):
         """Whether the promise holds, computed again."""
         ...
 
+    @property
+    def iterations(self) -> int:
+        """Steps that it covers."""
+        ...
+
     def statement(self) -> str:
         """The promise in a sentence, with the adversary it is against."""
         ...

@@ -6,16 +6,18 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxacct import _validate
+from jaxacct import _validate, files
 from jaxacct.command_line import parse
 from jaxacct.tradeoff import plots
-from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma, generic_group_epsilon
+from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, generic_group_epsilon
 from jaxacct.tradeoff.calibration import calibrate_noise
 from jaxacct.tradeoff.curves import EpsilonDelta, Gaussian, Subsampled, TradeOff
 from jaxacct.tradeoff.gaussian import gdp_mu
+from jaxacct.tradeoff.losses import logistic_conditions
 from jaxacct.tradeoff.noisy_cgd import noisy_cgd_gdp
 from jaxacct.tradeoff.noisy_gd import noisy_gd_gdp
 from jaxacct.tradeoff.noisy_sgd import noisy_sgd_accountant
+from jaxacct.tradeoff.plan import GeneralPlan, LastIteratePlan
 
 
 def convert_command(
@@ -90,6 +92,7 @@ def general_command(
     sigma: float | None = None,
     epsilon: float | None = None,
     plot: str | None = None,
+    out: str | None = None,
     json: bool = False,
 ) -> int:
     """Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual or batch clipping.
@@ -105,15 +108,17 @@ def general_command(
       sigma: noise std over 2 x clip norm, to evaluate.
       epsilon: target, to calibrate sigma.
       plot: write the trade-off curves to this PNG.
+      out: with epsilon, write the plan here, for `python -m train`.
       json: print one JSON object.
     """
     plots.check_plot(plot)
     if (sigma is None) == (epsilon is None):
         raise ValueError("sigma (to evaluate) or epsilon (to calibrate) must be given, and not both")
+    _check_out(out, GeneralPlan, "sigma", sigma)
     run = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size)
     if sigma is None:
         assert epsilon is not None
-        sigma = calibrate_sigma(
+        plan = GeneralPlan.calibrate(
             epsilon,
             delta,
             dataset_size=dataset_size,
@@ -123,6 +128,9 @@ def general_command(
             group_size=group_size,
             sampling=sampling,
         )
+        sigma = plan.sigma
+        if out is not None:
+            plan.save(out)
     found_epsilon = float(run.epsilon(delta, sigma))
     one = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, 1)
     per_record = math.sqrt(one.most()) / sigma
@@ -157,9 +165,12 @@ def last_iterate_command(
     method: Annotated[Literal["gd", "cgd", "sgd"], tyro.conf.Positional],
     num_examples: int,
     stepsize: float,
-    grad_sensitivity: float,
-    smoothness: float,
     delta: float,
+    grad_sensitivity: float | None = None,
+    smoothness: float | None = None,
+    num_classes: int | None = None,
+    feature_norm: float | None = None,
+    clip_norm: float | None = None,
     steps: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -168,6 +179,7 @@ def last_iterate_command(
     noise_std: float | None = None,
     epsilon: float | None = None,
     plot: str | None = None,
+    out: str | None = None,
     json: bool = False,
 ) -> int:
     """Noisy gradient descent on convex losses, last iterate only (arXiv 2403.00278): gd, cgd or sgd.
@@ -176,9 +188,12 @@ def last_iterate_command(
       method: full batches, a fixed cycle of batches, or batches drawn without replacement.
       num_examples: number of examples, the same in both data sets.
       stepsize: of every step.
+      delta: target or where epsilon is evaluated.
       grad_sensitivity: largest distance of two per-example gradients at one point; twice the clip norm.
       smoothness: of every example's loss.
-      delta: target or where epsilon is evaluated.
+      num_classes: in place of these two, those of logistic regression on so many classes.
+      feature_norm: with num_classes, the norm that features are cut to.
+      clip_norm: with two classes, the norm that gradients are clipped to.
       steps: for gd and sgd.
       epochs: for cgd.
       batch_size: for cgd and sgd.
@@ -187,19 +202,17 @@ def last_iterate_command(
       noise_std: on the mean gradient of a batch, to evaluate.
       epsilon: target, to calibrate noise_std.
       plot: write the trade-off curves to this PNG.
+      out: with epsilon, write the plan here, for `python -m train`.
       json: print one JSON object.
     """
     plots.check_plot(plot)
     if (noise_std is None) == (epsilon is None):
         raise ValueError("noise_std (to evaluate) or epsilon (to calibrate) must be given, and not both")
-    run: dict[str, Any] = dict(
-        stepsize=stepsize,
-        grad_sensitivity=grad_sensitivity,
-        smoothness=smoothness,
-        strong_convexity=strong_convexity,
-        diameter=diameter,
-        num_examples=num_examples,
+    _check_out(out, LastIteratePlan, "noise_std", noise_std)
+    conditions = _conditions(
+        grad_sensitivity, smoothness, strong_convexity, num_classes, feature_norm, clip_norm
     )
+    run: dict[str, Any] = dict(stepsize=stepsize, diameter=diameter, num_examples=num_examples, **conditions)
     if (steps is None) != (method == "cgd") or (epochs is None) != (method != "cgd"):
         raise ValueError("steps must be given for gd and sgd, epochs for cgd")
     if (batch_size is None) != (method == "gd"):
@@ -214,6 +227,12 @@ def last_iterate_command(
     if noise_std is None:
         assert epsilon is not None
         noise_std = calibrate_noise(epsilon, delta, method=method, **run)
+        if out is not None:
+            b = num_examples if batch_size is None else batch_size
+            total = steps if epochs is None else epochs * (num_examples // b)
+            fields: dict[str, Any] = dict(steps=total, batch_size=b, num_examples=num_examples)
+            fields |= dict(method=method, stepsize=stepsize, diameter=diameter, noise_std=noise_std)
+            LastIteratePlan(epsilon=epsilon, delta=delta, **fields | conditions).save(out)
     found: dict[str, Any] = {"method": method, "noise_std": noise_std, "delta": delta}
     if method == "sgd":
         bounds = noisy_sgd_accountant(noise_std=noise_std, **run)
@@ -233,6 +252,26 @@ def last_iterate_command(
         plots.save(plots.tradeoff_figure(lines, f"noisy {method}, last iterate"), plot)
     _print(found, json)
     return 0
+
+
+def _check_out(out: str | None, plan, name: str, noise: float | None) -> None:
+    """Refuse a plan of noise that was not calibrated, and files that are no such plan."""
+    if out is not None and noise is not None:
+        raise ValueError(f"out must not be given with {name}: a plan is calibrated, with epsilon")
+    files.check_target(out, lambda path: files.holds_schema(path, plan.schema), "a plan of this kind")
+
+
+def _conditions(
+    grad_sensitivity, smoothness, strong_convexity, num_classes, feature_norm, clip_norm
+) -> dict[str, Any]:
+    """As they were given, or those of logistic regression."""
+    numbers, loss = (grad_sensitivity, smoothness), (num_classes, feature_norm)
+    if None not in numbers and loss == (None, None) and clip_norm is None:
+        found = dict(grad_sensitivity=grad_sensitivity, smoothness=smoothness)
+        return found | dict(strong_convexity=strong_convexity)
+    if numbers == (None, None) and None not in loss:
+        return logistic_conditions(num_classes, feature_norm, strong_convexity, clip_norm)
+    raise ValueError("grad_sensitivity and smoothness, or num_classes and feature_norm, must be given")
 
 
 COMMANDS = {"convert": convert_command, "general": general_command, "last-iterate": last_iterate_command}

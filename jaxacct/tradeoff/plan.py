@@ -125,6 +125,11 @@ class GeneralPlan(_Stored):
         return self.run.rounds_per_epoch * self.num_epochs
 
     @property
+    def iterations(self) -> int:
+        """Steps that it covers: its rounds."""
+        return self.rounds
+
+    @property
     def certified(self) -> bool:
         """Whether the noise gives the promise, computed again."""
         return bool(self.run.curve(self.sigma).delta(self.epsilon) <= self.delta)
@@ -219,6 +224,11 @@ class LastIteratePlan(_Stored):
             if plan.certified:
                 return plan
         raise ValueError(f"noise_std must give an epsilon at delta {delta:g}, was {noise_std!r}")
+
+    @property
+    def iterations(self) -> int:
+        """Steps that it covers, all of which must be run."""
+        return self.steps
 
     def bound(self):
         """The accountant's result."""

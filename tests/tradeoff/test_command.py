@@ -97,3 +97,24 @@ def test_a_picture_replaces_no_other_file(capsys, tmp_path):
 def test_alone_it_says_what_is_missing(capsys):
     code, _, err = run(capsys)
     assert code == 2 and "general" in err
+
+
+def test_plans_are_written(capsys, tmp_path):
+    from jaxacct.tradeoff.plan import GeneralPlan, LastIteratePlan
+
+    path = tmp_path / "plan.json"
+    assert run(capsys, *GENERAL, "--epsilon", "8", "--out", str(path))[0] == 0
+    assert GeneralPlan.load(path).epsilon == 8 and GeneralPlan.load(path).run.clip == "batch"
+    code, _, error = run(capsys, *CYCLIC, "--epsilon", "4", "--out", str(path))
+    assert code == 2 and "a plan of this kind" in error and error.count("\n") == 1
+    path.unlink()
+    words = [*CYCLIC, "--epsilon", "4", "--out", str(path)]
+    words[words.index("--grad-sensitivity") : words.index("--strong-convexity")] = []
+    code, _, error = run(capsys, *words)
+    assert code == 2 and "num_classes and feature_norm, must be given" in error and not path.exists()
+    assert run(capsys, *words, "--num-classes", "10", "--feature-norm", "8")[0] == 0
+    made = LastIteratePlan.load(path)
+    assert (made.steps, made.smoothness) == (2000, pytest.approx(32.502))
+    assert made.grad_sensitivity == pytest.approx(2 * 130**0.5)
+    code, _, error = run(capsys, *CYCLIC, "--noise-std", ".1", "--out", str(path))
+    assert code == 2 and "out must not be given with noise_std" in error

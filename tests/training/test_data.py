@@ -107,8 +107,8 @@ def test_cinic_10(tmp_path):
 
 
 def test_bad_input(tmp_path):
-    with pytest.raises(ValueError, match="data must be one of digits, cifar-10, cinic-10, was 'mnist'"):
-        load("mnist")
+    with pytest.raises(ValueError, match="data must be one of digits, mnist, cifar-10, cinic-10, was 'svhn'"):
+        load("svhn")
     with pytest.raises(ValueError, match="data_folder must be given"):
         load("cifar-10")
     with pytest.raises(ValueError, match="data_folder must be a folder"):
@@ -135,3 +135,40 @@ def test_bad_arrays():
         from_arrays(images, np.zeros(4))
     with pytest.raises(ValueError, match="height, width, channels"):
         from_arrays(np.zeros((3, 4)), labels)
+
+
+def test_mnist_from_a_folder(tmp_path):
+    """The idx format by hand, zipped and not; other shapes, lengths and types are refused."""
+    import gzip
+
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (5, 28, 28), np.uint8), np.array([0, 9, 3, 3, 1], np.uint8)
+
+    def idx(array):
+        sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+        return bytes((0, 0, 8, array.ndim)) + sizes + array.tobytes()
+
+    for name in ("train", "t10k"):
+        (tmp_path / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+        (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(idx(labels))
+    split = load("mnist", tmp_path)
+    found = split.test.take(np.array([4, 1]), 3)
+    np.testing.assert_array_equal(
+        found["inputs"][:2, ..., 0], images[[4, 1]].astype(np.float32) / np.float32(255)
+    )
+    assert found["labels"].tolist() == [1, 9, 0] and len(split.train) == 5 and split.num_classes == 10
+    path = tmp_path / "t10k-labels-idx1-ubyte"
+    for bad, word in (
+        (idx(labels)[:-1], "idx file"),
+        (idx(labels[:4]), "label each"),
+        (idx(labels + 1), "labels 0..9"),
+        (b"", "idx file"),
+        (b"\x1f\x8b nonsense", "unzipped"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(ValueError, match=word) as caught:
+            load("mnist", tmp_path)
+        assert "\n" not in str(caught.value)
+    path.unlink()
+    with pytest.raises(ValueError, match="cannot be read"):
+        load("mnist", tmp_path)
