@@ -104,7 +104,7 @@ def _summed(loss, params, batch, mask, grid, microbatch_size, normalize, admit, 
     micro = min(micro, size, grid.most_at_once)
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
-    _check_loss(loss, params, batch, size)
+    check_loss(loss, params, batch, size)
     pad = -size % micro
 
     def split(array):
@@ -187,7 +187,7 @@ def global_norm(tree) -> jax.Array:
         return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float64))) for leaf in jax.tree.leaves(tree)))
 
 
-def _check_loss(loss, params, batch, size: int) -> None:
+def check_loss(loss, params, batch, size: int) -> None:
     """Refuse a loss of another shape than () for one example, before anything runs."""
     for leaf in jax.tree.leaves(batch):
         if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:

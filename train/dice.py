@@ -3,12 +3,15 @@
 What clipping cuts off is kept in an error `e` and fed back, clipped, in later steps (arXiv 2311.14632,
 algorithms 2 and 3). `v = m + clip(e, C2)` plus noise is released; `e` is as private as the data and leaves
 neither in checkpoints (`release`) nor in metrics. The valid accountant is `accountants.dice.dice_mu`; it asks
-for much noise, as theorem 3.7 of the paper, which asks for less, is false (proofs/dice.md).
+for much noise, as theorem 3.7 of the paper, which asks for less, is false (proofs/dice.md). `fit` trains
+under a `DicePlan`, in whose run folder the error is in `checkpoints/`, which is secret.
 
 Gradients and the error that is fed back are rounded towards zero onto a public grid, so no norm can grow,
 and added as integers with integer noise: the release is a function of what was accounted for.
 """
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +20,15 @@ import numpy as np
 import optax
 
 from jaxacct import _validate
+from jaxacct.accountants.dice_plan import DicePlan
 
-from .clipping import clip_to_grid, global_norm
+from . import sampler
+from .batch_clipping import Replayed
+from .clipping import check_loss, clip_to_grid, global_norm
 from .grid import Grid
+from .loop import Procedure, Result, Rows, Wanted, as_rows, functional, given_optimizer, run_and_keep
 from .normals import fresh_key, standard_normals
+from .step import StepInfo
 
 _BITS = 20  # the clip norm in grid units is 2^20
 # A gradient of this many clip norms is as far as the error takes notice: it stays finite, whatever the data.
@@ -46,6 +54,78 @@ def noise_std_from_multiplier(noise_multiplier: float, clip_norm: float, batch_s
     return z * _validate.positive_number("clip_norm", clip_norm) / size
 
 
+@dataclass(frozen=True)
+class DiceRule:
+    """What a step releases, as pure functions: contributions of examples are added up, then `released`.
+
+    Attributes: as the arguments of `dice_aggregate`.
+    """
+
+    clip_norm: float
+    error_clip_norm: float
+    noise_std: float
+    batch_size: int
+    automatic: bool = False
+    reset_every: int | None = None
+
+    def __post_init__(self):
+        c2 = _validate.positive_number("error_clip_norm", self.error_clip_norm)
+        sigma = _validate.nonnegative_number("noise_std", self.noise_std)
+        size = _validate.positive_integer("batch_size", self.batch_size)
+        if self.reset_every is not None:
+            _validate.positive_integer("reset_every", self.reset_every)
+        if max(sigma, c2) * size / self.grid.unit > 2.0**46:
+            raise ValueError(
+                "noise_std and error_clip_norm must be smaller beside clip_norm / batch_size: no grid fits"
+            )
+
+    @property
+    def grid(self) -> Grid:
+        """On which gradients are summed."""
+        return Grid(_validate.positive_number("clip_norm", self.clip_norm), _BITS)
+
+    def nothing(self, like):
+        """The sums over no example: (clipped, raw), pytrees like the parameters, float64."""
+        with jax.enable_x64(True):
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), like)
+            return zeros, zeros
+
+    def sums(self, gradients, mask):
+        """(clipped in grid units, raw) sums over examples with leading axis, and norms before clipping.
+
+        An example whose gradient is not finite counts as zero in both.
+        """
+        with jax.enable_x64(True):
+            kept, counts, norms = jax.vmap(lambda g: clip_to_grid(g, self.grid, self.automatic))(gradients)
+            keep = kept & mask
+            raw = jax.vmap(lambda g: _bounded(g, self.clip_norm * _LARGEST_RESIDUAL))(gradients)
+            return (_sum_where(keep, counts), _sum_where(keep, raw)), norms
+
+    def release(self, state: "DiceState", clipped, raw):
+        """(`v + w`, the state after it) of the sums over a whole batch."""
+        with jax.enable_x64(True):
+            units = self.batch_size / self.grid.unit  # a mean in grid units of the sum
+            error = state.error
+            if self.reset_every is not None:
+                first = state.count % self.reset_every == 0
+                error = jax.tree.map(lambda e: jnp.where(first, jnp.zeros_like(e), e), error)
+            v = jax.tree.map(
+                jnp.add, clipped, _clip_to_units(error, self.error_clip_norm, units, self.automatic)
+            )
+            after = jax.tree.map(
+                lambda e, g, n: (e.astype(jnp.float64) + g / self.batch_size - n / units).astype(jnp.float32),
+                error,
+                raw,
+                v,
+            )
+            released = jax.tree.map(
+                lambda n, w: ((n + jnp.round(self.noise_std * units * w)) / units).astype(jnp.float32),
+                v,
+                _normals(state.key, state.count, v),
+            )
+        return released, DiceState(state.count + 1, after, state.key)
+
+
 def dice_aggregate(
     *,
     clip_norm: float,
@@ -53,6 +133,7 @@ def dice_aggregate(
     noise_std: float,
     batch_size: int,
     automatic: bool = False,
+    reset_every: int | None = None,
     key=None,
 ) -> optax.GradientTransformationExtraArgs:
     """Per-example gradients in, `v + w` out: put it first in an optax chain.
@@ -67,52 +148,29 @@ def dice_aggregate(
       noise_std: sigma_1, standard deviation on the mean; 0 trains without any privacy.
       batch_size: B, the fixed divisor: the expected batch size, never the one that was drawn.
       automatic: scale every gradient to norm C1 |g| / (|g| + 0.01) and the error likewise (algorithm 4).
+      reset_every: the error is set to 0 before steps 0, R, 2 R, ...; None for never.
       key: (8,) uint32, from the operating system by default. Only tests should fix it.
 
     Raises:
       ValueError: bad arguments; updates without a common leading axis, or of another length than `batch_size`
         without a mask.
     """
-    grid = Grid(_validate.positive_number("clip_norm", clip_norm), _BITS)
-    c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
-    sigma = _validate.nonnegative_number("noise_std", noise_std)
-    size = _validate.positive_integer("batch_size", batch_size)
-    if max(sigma, c2) * size / grid.unit > 2.0**46:
-        raise ValueError(
-            "noise_std and error_clip_norm must be smaller beside clip_norm / batch_size: no grid fits"
-        )
+    rule = DiceRule(clip_norm, error_clip_norm, noise_std, batch_size, automatic, reset_every)
     words = jnp.asarray(fresh_key() if key is None else key, jnp.uint32)
-
-    def init(params) -> DiceState:
-        error = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
-        return DiceState(jnp.zeros((), jnp.int32), error, words)
 
     def update(updates, state: DiceState, params=None, *, mask=None, **_):
         del params
-        count = _examples(updates, state.error, size, mask)
+        count = _examples(updates, state.error, rule.batch_size, mask)
         mask = jnp.ones(count, bool) if mask is None else jnp.asarray(mask, bool)
-        with jax.enable_x64(True):
-            units = size / grid.unit  # a mean in grid units of the sum
-            kept, counts, _ = jax.vmap(lambda g: clip_to_grid(g, grid, automatic))(updates)
-            keep = kept & mask
-            total = _sum_where(keep, counts)
-            fed_back = _clip_to_units(state.error, c2, units, automatic)
-            v = jax.tree.map(jnp.add, total, fed_back)
-            raw = _sum_where(keep, jax.vmap(lambda g: _bounded(g, clip_norm * _LARGEST_RESIDUAL))(updates))
-            error = jax.tree.map(
-                lambda e, g, n: (e.astype(jnp.float64) + g / size - n / units).astype(jnp.float32),
-                state.error,
-                raw,
-                v,
-            )
-            released = jax.tree.map(
-                lambda n, w: ((n + jnp.round(sigma * units * w)) / units).astype(jnp.float32),
-                v,
-                _normals(state.key, state.count, v),
-            )
-        return released, DiceState(state.count + 1, error, state.key)
+        (clipped, raw), _norms = rule.sums(updates, mask)
+        return rule.release(state, clipped, raw)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(lambda params: _fresh(params, words), update)
+
+
+def _fresh(params, words) -> DiceState:
+    error = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
+    return DiceState(jnp.zeros((), jnp.int32), error, words)
 
 
 def _examples(updates, error, size: int, mask) -> int:
@@ -198,3 +256,135 @@ def reset_error(opt_state):
         return node
 
     return jax.tree.map(reset, opt_state, is_leaf=lambda node: isinstance(node, DiceState))
+
+
+class DiceTrainState(NamedTuple):
+    """All that changes from step to step."""
+
+    params: Any
+    opt_state: Any
+    private_dice: DiceState
+    """**Private**; checkpoints have an item of this name."""
+
+
+class DiceStep:
+    """`step(state, batch, mask) -> (state, private info)` under a plan, jitted; `state` is donated."""
+
+    def __init__(
+        self,
+        plan: DicePlan,
+        loss: Callable[..., jax.Array],
+        optimizer: optax.GradientTransformation,
+        *,
+        key=None,
+        microbatch_size: int | None = None,
+    ):
+        rule = rule_of(plan)
+        self._key = jnp.asarray(fresh_key() if key is None else key, jnp.uint32)
+        self._optimizer = optimizer
+        micro = plan.batch_size
+        if microbatch_size is not None:
+            micro = min(micro, _validate.positive_integer("microbatch_size", microbatch_size))
+
+        def step(state: DiceTrainState, batch, mask) -> tuple[DiceTrainState, StepInfo]:
+            check_loss(loss, state.params, batch, mask.shape[0])
+            (clipped, raw), values, norms = _summed(rule, loss, state.params, batch, mask, micro)
+            released, dice = rule.release(state.private_dice, clipped, raw)
+            # After the plan's last step nothing more is covered.
+            covered = state.private_dice.count < plan.iterations
+            released = jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), released)
+            updates, opt_state = optimizer.update(released, state.opt_state, state.params)
+            info = StepInfo(values.mean(), jnp.mean(norms > plan.clip_norm), jnp.median(norms))
+            return DiceTrainState(optax.apply_updates(state.params, updates), opt_state, dice), info
+
+        self._jitted = jax.jit(step, donate_argnums=0)
+
+    def init(self, params) -> DiceTrainState:
+        """The state before the first step."""
+        return DiceTrainState(params, self._optimizer.init(params), _fresh(params, self._key))
+
+    def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:
+        return self._jitted(state, batch, mask)
+
+    def lower(self, state, batch, mask) -> jax.stages.Lowered:
+        """The step as a program."""
+        return self._jitted.lower(state, batch, mask)
+
+
+def rule_of(plan: DicePlan) -> DiceRule:
+    """What a certified plan releases; ValueError for another."""
+    if not plan.certified:
+        raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
+    return DiceRule(
+        plan.clip_norm,
+        plan.error_clip_norm,
+        plan.noise_std,
+        plan.batch_size,
+        plan.automatic,
+        plan.reset_every,
+    )
+
+
+def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
+    """((clipped, raw) sums, losses, norms) of a batch, `micro` gradients in memory at a time."""
+    size = mask.shape[0]
+    pad, wide = -size % micro, jax.config.read("jax_enable_x64")
+
+    def split(array):
+        array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
+        return array.reshape(-1, micro, *array.shape[1:])
+
+    def accumulate(total, inputs):
+        rows, real = inputs
+        with jax.enable_x64(wide):  # the loss in the caller's precision
+            values, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, rows)
+            values = values.astype(jnp.float32)
+        part, norms = rule.sums(gradients, real & jnp.isfinite(values))
+        return jax.tree.map(jnp.add, total, part), (values, norms)
+
+    inputs = jax.tree.map(split, batch), split(mask)
+    with jax.enable_x64(True):
+        total, (values, norms) = jax.lax.scan(accumulate, rule.nothing(params), inputs)
+    return total, values.reshape(-1)[:size], norms.reshape(-1)[:size]
+
+
+def _shuffled(plan: DicePlan, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """Batches of exactly `batch_size`: a fresh order every epoch, of which what does not fill one is left."""
+    while True:
+        order = generator.permutation(plan.dataset_size)
+        for first in range(0, plan.dataset_size - plan.batch_size + 1, plan.batch_size):
+            yield order[first : first + plan.batch_size]
+
+
+def _train(plan: DicePlan, wanted: Wanted) -> Result:
+    """Clipped error feedback on shuffled batches: the procedure of a `DicePlan`."""
+    steps = plan.iterations if wanted.steps is None else _validate.positive_integer("steps", wanted.steps)
+    if steps > plan.iterations:
+        raise ValueError(
+            f"steps must be at most the plan's {plan.iterations}, was {steps}: more are not covered"
+        )
+    if wanted.clip_norm not in (None, plan.clip_norm):
+        raise ValueError(f"clip_norm must be the plan's {plan.clip_norm:g}, was {wanted.clip_norm!r}")
+    rows = as_rows(wanted.data)
+    if len(rows) != plan.dataset_size:
+        raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
+    loss, params = functional(wanted)
+    sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), None)
+    micro = wanted.microbatch_size
+    step = DiceStep(plan, loss, given_optimizer(wanted), key=noise_key, microbatch_size=micro)
+    return run_and_keep(
+        step,
+        step.init(params),
+        Rows(rows, plan.batch_size, None),
+        steps,
+        plan=plan.to_json(),
+        clip_norm=plan.clip_norm,
+        sampler_key=sampler_key,
+        source_at=lambda key, drawn: Replayed(lambda generator: _shuffled(plan, generator), key, drawn),
+        statement=plan.statement(),
+        before_first=None,  # the plan was computed again by `rule_of`
+        **wanted.kept(),
+    )
+
+
+PROCEDURE = Procedure(_train, frozenset("optimizer clip_norm steps microbatch_size".split()))

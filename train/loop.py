@@ -116,7 +116,12 @@ class Procedure:
 
 
 # The `training` of a plan -> the module whose PROCEDURE realises it, loaded for the first such plan.
-PROCEDURES = {"correlated-noise": "loop", "general-dpsgd": "batch_clipping", "last-iterate": "convex"}
+PROCEDURES = {
+    "correlated-noise": "loop",
+    "general-dpsgd": "batch_clipping",
+    "last-iterate": "convex",
+    "dice": "dice",
+}
 _KEEPING = {"out", "evaluate", "checkpoint_every", "progress", "keys", "verify"}
 
 
@@ -160,7 +165,8 @@ def fit(
     Args:
       plan: certified. What it is decides what trains (`PROCEDURES`): a `jaxacct.Plan` with a `dataset_size`;
         a `GeneralPlan`, whose rounds clip whole terms (`train.batch_clipping`); a `LastIteratePlan`, whose
-        loss is convex by construction and of which no iterate but the last is shown (`train.convex`).
+        loss is convex by construction and of which no iterate but the last is shown (`train.convex`); a
+        `DicePlan`, whose steps feed back what clipping cut off (`train.dice`).
       model: an `nnx.Module`, or a pytree of parameters; None for a `LastIteratePlan`, which starts at 0.
       loss: `loss(model or params, example) -> scalar` of one example; a `train.convex.LogisticRegression`
         for a `LastIteratePlan`.

@@ -2,8 +2,9 @@
 
     run.json               what is run; a resumed call must describe the same (public)
     secret.json            sampler key, keyed digest of the data (mode 600)
-    checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700); with
-                           individual accounting also private_individual/: every example's privacy loss
+    checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700);
+                           private_individual/: every example's own privacy loss, where it is followed;
+                           private_dice/: the error of DiceSGD
     metrics.jsonl          step, evaluation on public data; no times: they tell batch sizes, which are private
     private_metrics.jsonl  loss, clipped fraction, norms: no guarantee covers these (mode 600)
     model/                 Orbax: the trained parameters, covered by the guarantee
@@ -203,12 +204,12 @@ class RunFolder:
 def _parts(state) -> dict[str, dict]:
     """The leaves of a state by the item of the checkpoint that they go to, numbered in their order.
 
-    What a state names `private_individual` is an item of that name: a folder says what it holds.
+    What a state names `private_...` is an item of that name, so that a folder says what it holds.
     """
     parts: dict[str, dict] = {"state": {}}
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
         name = getattr(next(iter(path), None), "name", None)
-        item = name if name == "private_individual" else "state"
+        item = name if name and name.startswith("private_") else "state"
         # Orbax refuses empty arrays (the noise buffer of one band); there is nothing to keep of them.
         if leaf.size:
             parts.setdefault(item, {})[f"{i:05d}"] = leaf
