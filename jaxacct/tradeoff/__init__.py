@@ -16,6 +16,7 @@ from jaxacct.tradeoff.calibration import calibrate_noise, composition_gdp
 from jaxacct.tradeoff.composition import Composed, compose
 from jaxacct.tradeoff.contraction import contraction_factor
 from jaxacct.tradeoff.curves import Best, EpsilonDelta, Gaussian, Identity, Mixture, Subsampled, TradeOff
+from jaxacct.tradeoff.filtering import filtered_participation_pmf
 from jaxacct.tradeoff.gaussian import (
     compose_gdp,
     dp_tradeoff,
@@ -34,6 +35,8 @@ from jaxacct.tradeoff.gaussian import (
 from jaxacct.tradeoff.groups import group_tradeoff
 from jaxacct.tradeoff.hull import Shifts, shifted_interpolation_gdp
 from jaxacct.tradeoff.langevin import exponential_mechanism_gdp, langevin_gdp, projected_langevin_gdp
+from jaxacct.tradeoff.losses import logistic_conditions
+from jaxacct.tradeoff.lower_bounds import constrained_gdp_lower_bound
 from jaxacct.tradeoff.mixtures import GaussianMixture, mixture_delta, mixture_epsilon, mixture_tradeoff
 from jaxacct.tradeoff.noisy_cgd import noisy_cgd_gdp, noisy_cgd_gdp_lower_bound
 from jaxacct.tradeoff.noisy_gd import noisy_gd_gdp
@@ -81,9 +84,11 @@ __all__ = [
     "compose_gdp",
     "compose_pmf",
     "composition_gdp",
+    "constrained_gdp_lower_bound",
     "contraction_factor",
     "dp_tradeoff",
     "exponential_mechanism_gdp",
+    "filtered_participation_pmf",
     "gaussian_tradeoff",
     "gdp_delta",
     "gdp_epsilon",
@@ -98,6 +103,7 @@ __all__ = [
     "group_tradeoff",
     "individual_subsampling_tail",
     "langevin_gdp",
+    "logistic_conditions",
     "mc_mixture_delta",
     "mixture_delta",
     "mixture_epsilon",

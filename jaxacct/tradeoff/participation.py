@@ -8,8 +8,10 @@ are computed in integers (`Fraction`), which alternate without rounding, and onl
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -119,8 +121,8 @@ def participation_pmf(
         )
     hits = round_hits(dataset_size, num_microbatches, microbatch_size, group_size)
     if len(hits) <= 2:  # at most one term can be hit: c^2 counts rounds
-        return _binomial(rounds * num_epochs, hits[1] if len(hits) == 2 else Fraction(0))
-    return self_compose_pmf(_from_exact({k * k: p for k, p in enumerate(hits)}), rounds * num_epochs)
+        return binomial_pmf(rounds * num_epochs, hits[1] if len(hits) == 2 else Fraction(0))
+    return self_compose_pmf(from_exact({k * k: p for k, p in enumerate(hits)}), rounds * num_epochs)
 
 
 def round_hits(
@@ -162,29 +164,39 @@ def shuffled_epoch(
             )
             for j in range(1, min(g, rounds) + 1)
         }
-        return _from_exact({j: p for j, p in law.items() if p})
+        return from_exact({j: p for j, p in law.items() if p})
+    return from_exact(epoch_law(n, m, s, g, lambda k: {k: 1}))
+
+
+def epoch_law(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[int, Any]]):
+    """`{c^2: probability}` of one shuffled epoch in exact numbers.
+
+    Args:
+      n, m, s, g: as `shuffled_epoch`.
+      counted: number of terms hit in a round -> `{how many of them count: probability}`, `{k: 1}` for all.
+    """
     # Polynomials in x up to x^g, each coefficient a dictionary {power of t: count}.
     bump = [0] + [math.comb(s, j) for j in range(1, min(s, g) + 1)]
-    one: list[dict[int, int]] = [{} for _ in range(g + 1)]
+    one: list[dict[int, Any]] = [{} for _ in range(g + 1)]
     power = [1] + [0] * g
     for k in range(min(m, g) + 1):
         for degree, count in enumerate(power):
             if count:
-                one[degree][k * k] = one[degree].get(k * k, 0) + math.comb(m, k) * count
+                for j, share in counted(k).items():
+                    one[degree][j * j] = one[degree].get(j * j, 0) + math.comb(m, k) * count * share
         power = [
             sum(power[degree - j] * bump[j] for j in range(1, min(degree, len(bump) - 1) + 1))
             for degree in range(g + 1)
         ]
-    result: list[dict[int, int]] = [{0: 1}] + [{} for _ in range(g)]
-    base, left = one, rounds
+    result: list[dict[int, Any]] = [{0: 1}] + [{} for _ in range(g)]
+    base, left = one, n // (m * s)
     while left:
         if left & 1:
             result = _times(result, base, g)
         left >>= 1
         if left:
             base = _times(base, base, g)
-    whole = math.comb(n, g)
-    return _from_exact({y: Fraction(count, whole) for y, count in result[g].items()})
+    return {y: Fraction(count) / math.comb(n, g) for y, count in result[g].items()}
 
 
 def compose_pmf(a: ParticipationPMF, b: ParticipationPMF) -> ParticipationPMF:
@@ -209,7 +221,7 @@ def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
 
 
 def _times(a, b, most):
-    product: list[dict[int, int]] = [{} for _ in range(most + 1)]
+    product: list[dict[int, Any]] = [{} for _ in range(most + 1)]
     for i, left in enumerate(a):
         for j in range(most + 1 - i):
             right, into = b[j], product[i + j]
@@ -219,7 +231,7 @@ def _times(a, b, most):
     return product
 
 
-def _binomial(trials: int, p: Fraction) -> ParticipationPMF:
+def binomial_pmf(trials: int, p: Fraction) -> ParticipationPMF:
     """The law of a count, by a recurrence from its mode in float64; tails below 1e-30 are truncated."""
     from scipy import stats
 
@@ -230,7 +242,8 @@ def _binomial(trials: int, p: Fraction) -> ParticipationPMF:
     return _sparse(stats.binom.pmf(values, trials, rate), 0, 0.0)
 
 
-def _from_exact(law: dict[int, Fraction]) -> ParticipationPMF:
+def from_exact(law: dict[int, Fraction]) -> ParticipationPMF:
+    """A law of exact probabilities that sum to 1."""
     values = sorted(y for y, p in law.items() if p)
     assert sum(law.values()) == 1
     return ParticipationPMF(np.array(values, np.int64), np.array([float(law[y]) for y in values]))

@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy import optimize
+from scipy import optimize, special
 
 from jaxacct.tradeoff import (
     calibrate_noise,
     composition_gdp,
+    constrained_gdp_lower_bound,
     contraction_factor,
     exponential_mechanism_gdp,
     gdp_epsilon,
@@ -371,3 +372,69 @@ def test_contraction():
         strong_convexity=1.0,
         smoothness=1.0,
     ).mu == pytest.approx(0.3)
+
+
+def walk(steps, drift, noise, width, cells=400):
+    """The law of the projected walk from the middle of `[-width/2, width/2]`, as (below or at 0, above 0).
+
+    Probabilities of cells are carried exactly from their middles: a walk whose place is rounded to the middle
+    of its cell at every step. Two end cells of no width hold what is projected.
+    """
+    from scipy import stats
+
+    edges = np.linspace(-width / 2, width / 2, cells + 1)
+    middles = np.concatenate([[-width / 2], (edges[1:] + edges[:-1]) / 2, [width / 2]])
+    kernels = {}
+    for shift in {drift(step) for step in range(steps)}:
+        below = stats.norm.cdf(edges, middles[:, None] + shift, noise)
+        kernels[shift] = np.concatenate([below[:, :1], np.diff(below), 1 - below[:, -1:]], axis=1)
+    law = np.zeros(cells + 2)
+    law[1 + cells // 2 - 1 : 1 + cells // 2 + 1] = 0.5  # about 0
+    for step in range(steps):
+        law = law @ kernels[drift(step)]
+    return law[: 1 + cells // 2].sum(), law[1 + cells // 2 :].sum()
+
+
+@pytest.mark.parametrize(("n", "cycle"), [(1, 1), (4, 4)])
+def test_lower_bound_against_the_exact_walk(n, cycle):
+    """The event of the proof, with its real probabilities, shows a mu between the two bounds."""
+    run = dict(stepsize=1.0, noise_std=1.0, grad_sensitivity=0.25 * n, num_examples=n, diameter=20.0)
+    for steps in (40, 80, 160):
+        lower = constrained_gdp_lower_bound(steps=steps, batches_per_epoch=cycle, **run)
+
+        def drift(step):
+            return 0.25 * cycle * (step % cycle == cycle - 1)
+
+        none = walk(steps, lambda step: 0.0, 1.0, 20.0)
+        down = walk(steps, drift, 1.0, 20.0)[0]
+        assert none[1] == pytest.approx(0.5, abs=1e-9)
+        seen = -special.ndtri(down)
+        if cycle == 1:
+            upper = noisy_gd_gdp(steps=steps, smoothness=1.0, **run)
+        else:
+            epochs_of = dict(epochs=steps // cycle, batches_per_epoch=cycle, batch_size=1)
+            upper = noisy_cgd_gdp(**epochs_of, smoothness=1.0, **run)
+        assert 0 < lower < seen < upper.mu, steps
+
+
+def test_the_constants_of_the_lower_bound():
+    """C.16: with c0 = 1/5, from t = Dn / (eta L) on, c1 = 0.92; theorem 4.3 is tight to a factor of 2.3."""
+    eta, n, D = 0.1, 20, 2.0
+    for L in (1.0, 3.0):
+        for X in (5.0, 20.0, 200.0):
+            sigma = math.sqrt(L * D / (eta * n * X))
+            first = math.ceil(D * n / (eta * L))
+            for steps in (first, 30 * first):
+                run = dict(
+                    steps=steps, stepsize=eta, noise_std=sigma, grad_sensitivity=L, num_examples=n, diameter=D
+                )
+                lower = constrained_gdp_lower_bound(**run)
+                assert 0.92 * math.sqrt(X) <= lower
+                upper = noisy_gd_gdp(smoothness=1.0, **run).mu
+                assert lower <= upper * (1 + 1e-12) and upper < 2.3 * lower
+    assert constrained_gdp_lower_bound(**run | {"noise_std": 1e3}) == 0.0
+    with pytest.raises(ValueError, match="batches_per_epoch"):
+        constrained_gdp_lower_bound(**run, batches_per_epoch=7)
+    for name in ("stepsize", "diameter", "noise_std"):
+        with pytest.raises(ValueError, match=name):
+            constrained_gdp_lower_bound(**run | {name: 0.0})

@@ -17,6 +17,7 @@ from jaxacct.tradeoff import (
     calibrate_sigma,
     chernoff_tail,
     compose_pmf,
+    filtered_participation_pmf,
     gdp_delta,
     gdp_epsilon,
     mc_mixture_delta,
@@ -324,3 +325,54 @@ def test_other_bad_input():
         ParticipationPMF(np.array([2, 1]), np.array([0.5, 0.5]))
     with pytest.raises(ValueError, match="pmf"):
         mixture_delta(1.0, None, 1.0)  # pyright: ignore
+
+
+def thinned(law, m, least):
+    """A law of {(hit terms of each round): probability}, every term of every round kept by a coin."""
+    found = Counter()
+    for hits, p in law.items():
+        for kept in itertools.product(*[itertools.product((0, 1), repeat=m) for _ in hits]):
+            counts = [
+                sum(coins[:k]) if sum(coins) >= least else 0 for coins, k in zip(kept, hits, strict=True)
+            ]
+            found[sum(k * k for k in counts)] += p * Fraction(1, 2 ** (m * len(hits)))
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "s", "g", "least"), [(4, 1, 2, 2, 1), (8, 2, 2, 3, 1), (8, 2, 2, 3, 2), (6, 3, 1, 3, 2)]
+)
+def test_filtered_laws_by_enumeration(n, m, s, g, least):
+    """All places of the group and all coins, one epoch shuffled and one of independent rounds."""
+    rounds, shuffled, one = n // (m * s), Counter(), Counter()
+    for places in itertools.combinations(range(n), g):
+        per_round = Counter(term // m for term in {place // s for place in places})
+        shuffled[tuple(per_round[b] for b in range(rounds))] += Fraction(1, math.comb(n, g))
+        one[(len({place // s for place in places if place < m * s}),)] += Fraction(1, math.comb(n, g))
+    sizes = (n, m, s, 1, g)
+    found = filtered_participation_pmf(*sizes, "shuffling", least_kept=least)
+    assert_law(found, thinned(shuffled, m, least))
+    law = {0: Fraction(1)}
+    for _ in range(rounds):
+        after = Counter()
+        for y, p in law.items():
+            for z, q in thinned(one, m, least).items():
+                after[y + z] += p * q
+        law = dict(sorted(after.items()))
+    assert_law(filtered_participation_pmf(*sizes, "subsampling", least_kept=least), law)
+    # Fewer terms count than without coins, and fewer still where rounds are skipped.
+    assert found.mean < participation_pmf(*sizes, "shuffling").mean
+
+
+def test_half_of_mu_is_no_bound_for_filtered_batches():
+    """G_{c / (2 sigma)}, the heuristic of appendix D, promises less than one record costs at small delta."""
+    pmf, sigma = filtered_participation_pmf(1000, 1, 100, 4, 1, "shuffling"), 1.0
+    assert pmf.squared_sensitivity.tolist() == [0, 1, 2, 3, 4] and pmf.mean == 2
+    np.testing.assert_allclose(pmf.prob, stats.binom.pmf(np.arange(5), 4, 0.5), rtol=1e-12)
+    full, half = 2 / sigma, 1 / sigma
+    assert gdp_delta(4.0, half) < mixture_delta(4.0, pmf, sigma) < gdp_delta(4.0, full)
+    for bad in (0, 2):
+        with pytest.raises(ValueError, match="least_kept"):
+            filtered_participation_pmf(12, 1, 3, 1, 1, "shuffling", least_kept=bad)
+    with pytest.raises(NotImplementedError, match="poisson"):
+        filtered_participation_pmf(12, 1, 3, 1, 1, "poisson")
