@@ -198,12 +198,13 @@ def _train(plan: GeneralPlan, wanted: Wanted) -> Result:
         step.init(params),
         _Terms(rows, plan.num_microbatches, plan.microbatch_size),
         rounds,
-        plan=plan.to_json(),
+        plan=plan.lasting(),
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
         statement=plan.statement(),
-        before_first=None,  # the plan was computed again by `make_round`
+        # Draws say nothing of how they were come by: they are made anew.
+        before_first=(lambda: plan.verify(progress=wanted.progress)) if wanted.verify else None,
         **wanted.kept(),
     )
 

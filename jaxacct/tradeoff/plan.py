@@ -10,10 +10,19 @@ from typing import Any, ClassVar
 
 from jaxacct import _validate
 from jaxacct.files import read_json, write_atomically
+from jaxacct.kernels.randomness import checked_key
 from jaxacct.records import exact
 from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma
 from jaxacct.tradeoff.calibration import METHODS, calibrate_noise
-from jaxacct.tradeoff.terms import Terms, last_iterate
+from jaxacct.tradeoff.laws import SamplerLaw
+from jaxacct.tradeoff.mixture_certificate import (
+    MixtureEvidence,
+    calibrate_mixture,
+    certify_mixture,
+    flaws,
+    replayed,
+)
+from jaxacct.tradeoff.terms import Terms, last_iterate, sampling_revealed
 
 
 class _Stored:
@@ -134,6 +143,14 @@ class GeneralPlan(_Stored):
         """Whether the noise gives the promise, computed again."""
         return bool(self.run.curve(self.sigma).delta(self.epsilon) <= self.delta)
 
+    def verify(self, *, progress=None) -> None:
+        """Nothing to draw: `certified` computes all of it again."""
+        del progress
+
+    def lasting(self) -> dict:
+        """What a run may not change and go on: all but evidence, which may be drawn anew."""
+        return self.to_json()
+
     @property
     def terms(self) -> Terms:
         """Who it holds against."""
@@ -146,6 +163,97 @@ class GeneralPlan(_Stored):
             f"{self.group_size} of {self.dataset_size} records, against an adversary who sees which records "
             f"are in which batch and everything else but the noise; {self.run.clip} clipping, "
             f"{self.sampling}, {self.num_epochs} epochs, noise {exact(self.sigma)} times twice the clip norm."
+        )
+
+
+@dataclass(frozen=True)
+class SampledGeneralPlan(GeneralPlan):
+    """A `GeneralPlan` by draws of its participation law: where the exact law takes too long to compute.
+
+    Attributes:
+      evidence: the draws; delta includes the probability that they mislead.
+    """
+
+    evidence: MixtureEvidence | None = None
+
+    schema = "jaxacct-general-dpsgd-sampled"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.evidence, dict):  # as JSON gives it back
+            object.__setattr__(self, "evidence", MixtureEvidence(**self.evidence))
+        if not isinstance(self.evidence, MixtureEvidence):
+            raise ValueError(f"evidence must be draws of the law, was {type(self.evidence).__name__}")
+
+    @classmethod
+    def calibrate(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None, progress=None, **sizes
+    ) -> "SampledGeneralPlan":
+        """A plan with hardly more noise than (epsilon, delta) needs, shown by at most `num_samples` draws.
+
+        Args:
+          epsilon, delta: the promise.
+          num_samples: more of them need less noise.
+          key: a JAX key; from the operating system by default. Only tests should fix it.
+          progress: called with ("participations", draws, most draws).
+          sizes: as `GeneralPlan.calibrate`.
+
+        Raises:
+          ValueError: bad arguments, or draws that do not show it.
+        """
+        law = SamplerLaw(GeneralDPSGD(**sizes))
+        key = checked_key(key)
+        sigma = calibrate_mixture(law, epsilon, delta, num_samples=num_samples, key=key)
+        evidence = certify_mixture(
+            law, sigma, epsilon, delta, num_samples=num_samples, key=key, progress=progress
+        )
+        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **sizes)
+
+    @property
+    def law(self) -> SamplerLaw:
+        """What was drawn."""
+        return SamplerLaw(self.run)
+
+    @property
+    def draws(self) -> MixtureEvidence:
+        """The evidence, which is never missing."""
+        assert self.evidence is not None
+        return self.evidence
+
+    @property
+    def flaws(self) -> list[str]:
+        """Why the draws do not show the promise, a line each; empty if they do."""
+        return flaws(self.draws, self.law, self.sigma, self.epsilon, self.delta)
+
+    @property
+    def certified(self) -> bool:
+        """Whether the stored draws show the promise, computed again."""
+        return not self.flaws
+
+    def verify(self, *, num_samples: int | None = None, key=None, progress=None) -> MixtureEvidence:
+        """Fresh draws that show the promise, a million or eight times as many at most; or ValueError."""
+        most = max(2**20, 8 * self.draws.num_samples) if num_samples is None else num_samples
+        return certify_mixture(
+            self.law, self.sigma, self.epsilon, self.delta, num_samples=most, key=key, progress=progress
+        )
+
+    def replay(self) -> bool:
+        """Whether the stored key draws the stored counts."""
+        return replayed(self.draws, self.law)
+
+    def lasting(self) -> dict:
+        return {name: value for name, value in self.to_json().items() if name != "evidence"}
+
+    @property
+    def terms(self) -> Terms:
+        """Who it holds against."""
+        return sampling_revealed(self.group_size, "certified")
+
+    def statement(self) -> str:
+        """The guarantee in a sentence."""
+        return (
+            f"{super().statement()} Certified by {self.draws.num_samples:,} draws of the batches, with the "
+            "probability that they mislead in delta."
         )
 
 
@@ -294,4 +402,4 @@ def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diamet
     return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)
 
 
-PLANS = {kind.schema: kind for kind in (GeneralPlan, LastIteratePlan)}
+PLANS = {kind.schema: kind for kind in (GeneralPlan, SampledGeneralPlan, LastIteratePlan)}
