@@ -81,14 +81,24 @@ class FourierAccountant:
         }
 
     @functools.cached_property
-    def _spectra(self) -> dict[str, np.ndarray]:
-        """(buckets, n/2 + 1) complex logarithms of the transforms, with the origin at index 0."""
+    def _spectra(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """(buckets, n/2 + 1) logarithms of size, and phases, of the transforms; the origin is at index 0."""
         found = {}
         for direction, laws in self._laws.items():
             spectra = [fft.rfft(fft.ifftshift(law.masses)) for law in laws]
             with np.errstate(divide="ignore"):
-                found[direction] = np.log(np.array(spectra))
+                logs = np.log(np.array(spectra))
+            # A transform that is exactly 0 has the logarithm -inf; 0 times that must not become NaN.
+            found[direction] = np.maximum(np.real(logs), -1e5), np.ascontiguousarray(np.imag(logs))
         return found
+
+    @functools.cached_property
+    def _norms(self) -> dict[str, np.ndarray]:
+        """(buckets,): 2-norms of the laws on the grid."""
+        return {
+            direction: np.array([np.linalg.norm(law.masses) for law in laws])
+            for direction, laws in self._laws.items()
+        }
 
     @functools.cached_property
     def _tilted(self) -> dict[str, np.ndarray]:
@@ -119,10 +129,14 @@ class FourierAccountant:
 
     def _composed(self, counts: np.ndarray, direction: str) -> np.ndarray:
         used = counts.any(axis=0)
-        logs = self._spectra[direction][used]
-        # A transform that is exactly 0 has the logarithm -inf; 0 times that must not become NaN.
-        magnitude = counts[:, used] @ np.maximum(np.real(logs), -1e5)
-        return np.exp(magnitude) * np.exp(1j * (counts[:, used] @ np.imag(logs)))
+        size, phase = self._spectra[direction]
+        if not used.all():
+            size, phase, counts = size[used], phase[used], counts[:, used]
+        size, phase = np.exp(counts @ size), counts @ phase
+        found = np.empty(size.shape, complex)
+        np.multiply(size, np.cos(phase), out=found.real)
+        np.multiply(size, np.sin(phase), out=found.imag)
+        return found
 
     def booked_error(self, counts) -> np.ndarray:
         """(2, groups): what is added to delta: infinite losses, wrapped mass, rounding; remove and add."""
@@ -138,7 +152,7 @@ class FourierAccountant:
             # |F_b| <= 1, each off by at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms, product
             # and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n) |a_b|_2;
             # one more transform or inner product of the result, and running sums over the grid.
-            norms = np.sqrt(n) * np.array([np.linalg.norm(law.masses) for law in laws])
+            norms = np.sqrt(n) * self._norms[direction]
             each = (7 * math.log2(n) + 64 + 8 * len(laws)) * _UNIT
             spectral = each * (counts @ norms + norms.max())
             rows.append(infinite + wrapped + cells + spectral + 4 * n * _UNIT)
