@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 from jaxacct.accountants import dice
@@ -102,6 +103,63 @@ def test_theorem_3_7_is_beaten():
     # The valid bound covers the same attack.
     mu = dice.dice_mu(iterations=steps, clip_norm=c1, error_clip_norm=c2, batch_size=batch, noise_std=sigma)
     assert caught - math.exp(2) * false_alarm <= gdp_delta(mu, 2.0)
+
+
+def test_no_accountant_can_certify_much_less():
+    """Theorem 1 of proofs/dice.md: the sum of all releases moves by (k - 1) a / B for every shuffle.
+
+    So at a noise below the bound the threshold test beats the promise; the valid bound asks for at most a
+    factor of about 2 / (1 - 1/k) more, and clipped DP-SGD at the threshold C1 + N C2 needs the same noise.
+    """
+    size, batch, epochs, c1, c2 = 60, 5, 8, 1.0, 0.3
+    steps, rng = epochs * size // batch, np.random.default_rng(9)
+    for a in (0.5, c1 + 0.4 * size * c2, c1 + size * c2):
+        most_left = max(0.0, a - c1) / batch
+        for _ in range(200):
+            error, total = 0.0, 0.0
+            for _ in range(epochs):
+                taken = rng.integers(size // batch)
+                for t in range(size // batch):
+                    v = (t == taken) * min(a, c1) / batch + min(error, c2)
+                    error += (t == taken) * a / batch - v
+                    total += v
+                assert error <= most_left * (1 + 1e-12)
+            assert total >= (epochs - 1) * a / batch * (1 - 1e-12)
+    problem = dict(dataset_size=size, batch_size=batch, clip_norm=c1, error_clip_norm=c2)
+    least = dice.dice_least_noise_std(4.0, 1e-5, epochs=epochs, **problem)
+    shift = (epochs - 1) * (c1 + size * c2) / batch
+    assert gdp_delta(shift / (math.sqrt(steps) * least), 4.0) == pytest.approx(1e-5, rel=1e-6)
+    assert gdp_delta(shift / (math.sqrt(steps) * least * 0.99), 4.0) > 1e-5
+    run = dict(iterations=steps, clip_norm=c1, error_clip_norm=c2, batch_size=batch)
+    valid = dice.dice_noise_std(4.0, 1e-5, **run)
+    assert least < valid < least * (2 + c1 / (batch * c2)) / (1 - 1 / epochs)
+    bounded = dice.dice_least_noise_std(4.0, 1e-5, epochs=epochs, gradient_bound=2.0, **problem)
+    assert bounded == pytest.approx(least * 2.0 / (c1 + size * c2))
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "epochs"), [(2.0, 1e-5, 40), (8.0, 1e-5, 100)])
+def test_the_least_noise_is_that_of_dp_sgd_at_a_larger_threshold(epsilon, delta, epochs):
+    """DP-SGD at the threshold C1 + N C2, Poisson batches, by dp-accounting: within 15 % of theorem 1."""
+    size, batch = 1000, 100
+    least = dice.dice_least_noise_std(
+        epsilon, delta, epochs=epochs, dataset_size=size, batch_size=batch, clip_norm=1.0, error_clip_norm=0.1
+    )
+    sigma = least / (1 - 1 / epochs) * batch / (1.0 + size * 0.1)  # noise multiplier of such a DP-SGD
+    steps = epochs * size // batch
+    peer = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma * 1.15, sampling_prob=batch / size, value_discretization_interval=1e-3
+    ).self_compose(steps)
+    assert peer.get_delta_for_epsilon(epsilon) <= delta
+
+
+def test_the_most_that_feeding_back_can_gain():
+    """Theorem 2: `(beta^2 + X) / max(X, h beta^2) <= 1 + 1/h`, attained at X = h beta^2."""
+    mu, d, epochs = gdp_mu(8.0, 1e-5), 1000, 10
+    h = d * (1 - 1 / epochs) ** 2 / mu**2
+    beta, x = np.geomspace(1e-3, 1e3, 61)[:, None], np.geomspace(1e-6, 1e6, 121)
+    ratio = (beta**2 + x) / np.maximum(x, h * beta**2)
+    assert ratio.max() <= (1 + 1 / h) * (1 + 1e-12) and 1 + 1 / h == pytest.approx(1.0034, abs=1e-4)
+    assert (beta**2 + h * beta**2)[0, 0] / (h * beta**2)[0, 0] == pytest.approx(1 + 1 / h)
 
 
 def test_the_error_does_not_contract():

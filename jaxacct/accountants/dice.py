@@ -69,6 +69,39 @@ def dice_noise_std(epsilon: float, delta: float, **problem) -> float:
     return dice_mu(**problem, noise_std=1.0) / gdp_mu(epsilon, delta)
 
 
+def dice_least_noise_std(
+    epsilon: float,
+    delta: float,
+    *,
+    epochs: int,
+    dataset_size: int,
+    batch_size: int,
+    clip_norm: float,
+    error_clip_norm: float,
+    gradient_bound: float = math.inf,
+) -> float:
+    """`noise_std` below which DiceSGD is **not** (epsilon, delta)-DP, however it is accounted for.
+
+    `(1 - 1/k) sqrt(T) min(C0, C1 + N C2) / (N mu)` for k epochs of shuffled batches (proofs/dice.md, theorem
+    1).
+
+    Args:
+      batch_size: B, a divisor of the dataset_size N.
+      gradient_bound: C0, that raw gradients are known to keep; infinite by default.
+    """
+    k = _validate.positive_integer("epochs", epochs)
+    n = _validate.positive_integer("dataset_size", dataset_size)
+    b = _validate.positive_integer("batch_size", batch_size)
+    if n % b:
+        raise ValueError(f"batch_size must divide dataset_size {n}, was {b}")
+    c1 = _validate.positive_number("clip_norm", clip_norm)
+    c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
+    if not gradient_bound > 0:
+        raise ValueError(f"gradient_bound must be above 0, was {gradient_bound!r}")
+    most = min(gradient_bound, c1 + n * c2)
+    return (1 - 1 / k) * math.sqrt(k * n // b) * most / (n * float(gdp_mu(epsilon, delta)))
+
+
 def dice_rdp_subsampled(
     order: float,
     *,
