@@ -43,6 +43,10 @@ class GDPBound:
         """Delta at epsilon >= 0."""
         return self.curve.delta(epsilon)
 
+    def holds(self, epsilon: float, delta: float) -> bool:
+        """Whether it shows (epsilon, delta)."""
+        return bool(self.delta(epsilon) <= delta)
+
     def tradeoff(self, alpha):
         """Type II error at level alpha."""
         return self.curve(alpha)

@@ -40,11 +40,12 @@ def calibrate_noise(
         return math.exp(_least(lambda log_std: found(log_std).mu <= limit, 0.0, 1.0, tolerance, target_eps))
 
     def good(log_std: float) -> bool:
-        # One delta a bound, and the first that serves is enough: composing is what takes long.
-        return any(one.delta(target_eps) <= delta for one in found(log_std).bounds)
+        # A bound that is far worse in the limit is not asked: composing is what takes long.
+        pairs = found(log_std).by_limit()
+        return any(one.delta(target_eps) <= delta for mu, one in pairs if mu <= 1.2 * pairs[0][0])
 
     # The central limit theorem says where to begin, a few per cent from where it ends.
-    start = _least(lambda log_std: found(log_std).clt_mu() <= limit, 0.0, 1.0, 0.01, target_eps)
+    start = _least(lambda log_std: found(log_std).by_limit()[0][0] <= limit, 0.0, 1.0, 0.01, target_eps)
     return math.exp(_least(good, start, 0.03, tolerance, target_eps))
 
 

@@ -100,6 +100,16 @@ class BestTradeoffBound:
         """Delta at epsilon >= 0, from above."""
         return min(bound.delta(epsilon) for bound in self.bounds)
 
+    def by_limit(self) -> list[tuple[float, TradeoffBound]]:
+        """(mu of the central limit theorem, bound), the least first; infinite where it overflows."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            pairs = [(one.clt_mu(), one) for one in self.bounds]
+        return sorted(((math.inf if math.isnan(mu) else mu, one) for mu, one in pairs), key=lambda p: p[0])
+
+    def holds(self, epsilon: float, delta: float) -> bool:
+        """Whether one of them shows (epsilon, delta); the likeliest is asked first: composing takes long."""
+        return any(one.delta(epsilon) <= delta for _, one in self.by_limit())
+
     def tradeoff(self, alpha):
         """Type II error at level alpha, from below."""
         return functools.reduce(np.maximum, [bound.tradeoff(alpha) for bound in self.bounds])
@@ -204,7 +214,8 @@ def _choose(make, most: int, window: int | None, noise_split: float | None) -> T
     splits = np.linspace(-4, 3, 15) if noise_split is None else [0.0]
     _, _, _, log_w, log_split = min((*cost(a, s), a, s) for a in windows for s in splits)
     if window is None or noise_split is None:
-        found = optimize.minimize(lambda x: cost(*x)[0], [log_w, log_split], method="Nelder-Mead")
+        with np.errstate(invalid="ignore"):  # of infinities, where the limit's mu overflows
+            found = optimize.minimize(lambda x: cost(*x)[0], [log_w, log_split], method="Nelder-Mead")
         log_w, log_split = min((log_w, log_split), tuple(found.x), key=lambda x: cost(*x)[0])
     _, w, split = cost(log_w, log_split)
     return make(w, split)

@@ -359,7 +359,7 @@ class LastIteratePlan(_Stored):
     @property
     def certified(self) -> bool:
         """Whether the noise gives the promise, computed again."""
-        return bool(self.bound().delta(self.epsilon) <= self.delta)
+        return self.bound().holds(self.epsilon, self.delta)
 
     @property
     def terms(self) -> Terms:

@@ -12,6 +12,7 @@ from jaxacct.tradeoff import (
     Gaussian,
     Subsampled,
     TradeoffBound,
+    calibrate_noise,
     compose,
     gdp_epsilon,
     noisy_sgd_accountant,
@@ -252,3 +253,13 @@ def test_one_step_is_tight_for_composition():
         worst == pytest.approx(0.3 * (2 * special.ndtr(0.75) - 1), rel=1e-5)
         and worst <= curve.delta(0.0) + 1e-9
     )
+
+
+def test_calibration_finds_the_least_noise():
+    """It serves and a hundredth less does not; where the limit theorem's mu overflows it is infinite."""
+    fields = dict(steps=20, batch_size=10, num_examples=100, stepsize=0.5, grad_sensitivity=1.0)
+    fields |= dict(smoothness=1.0, strong_convexity=0.2, diameter=1.0)
+    noise = calibrate_noise(0.5, 1e-5, method="sgd", **fields)
+    enough, less = (noisy_sgd_accountant(noise_std=noise * share, **fields) for share in (1.0, 0.99))
+    assert enough.holds(0.5, 1e-5) and not less.holds(0.5, 1e-5)
+    assert noisy_sgd_accountant(noise_std=1e-4, **fields).by_limit()[0][0] == math.inf
