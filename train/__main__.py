@@ -23,6 +23,7 @@ from flax import nnx
 
 from jaxacct import _validate
 from jaxacct._interrupted import leave
+from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.files import read_json
 from jaxacct.plan import Plan
@@ -32,6 +33,7 @@ from jaxacct.tradeoff.plan import PLANS, LastIteratePlan
 from .attribution import Attribution
 from .convex import LogisticRegression
 from .data import Dataset, Split, load
+from .individual import IndividualAccounting
 from .loop import TrainingPlan, fit
 from .models import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
@@ -62,7 +64,7 @@ def read_plan(path: str) -> TrainingPlan:
     """A plan of any kind, checked; ValueError in one line otherwise."""
     data = read_json(path, "plan")
     schema = data.get("schema") if isinstance(data, dict) else None
-    return PLANS.get(str(schema), Plan).from_json(data)
+    return (PLANS | {DicePlan.schema: DicePlan}).get(str(schema), Plan).from_json(data)
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ RECIPES: dict[str, Callable[[Any, Split, Chosen], dict[str, Any]]] = {
     "correlated-noise": network,
     "general-dpsgd": network,
     "last-iterate": logistic,
+    "dice": network,
 }
 
 
@@ -136,9 +139,11 @@ def train(
     checkpoint_every: int = 100,
     model_seed: int | None = None,
     graph: str | None = None,
+    individual_epsilon: float | None = None,
+    individual_delta: float | None = None,
     json_output: bool = False,
 ) -> int:
-    """Train a model exactly as a plan says: DP-SGD or BandMF, batch clipping, or noisy gradient descent.
+    """Train a model exactly as a plan says: DP-SGD or BandMF, batch clipping, DiceSGD, or noisy descent.
 
     Args:
       plan: from `jaxacct calibrate --out`, made with --dataset-size; or from `jaxacct tradeoff general --out`
@@ -159,12 +164,18 @@ def train(
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `python -m train.attribution`, for an attribution plan.
+      individual_epsilon, individual_delta: leave every example out of each step that would take its own
+        loss past this (`train.individual`); for Poisson batches with independent noise. Who is left out is
+        private and is not shown.
       json_output: print one JSON object and nothing else.
     """
     covered = read_plan(plan)
     split = load(data, data_folder)
     chosen = Chosen(model, optimizer, learning_rate, inner_learning_rate, model_seed, steps)
     recipe = RECIPES[covered.training](covered, split, chosen)
+    individual = None
+    if individual_epsilon is not None or individual_delta is not None:
+        individual = IndividualAccounting(individual_epsilon, individual_delta)
     with watch(unit="steps") as progress:
         result = fit(
             covered,
@@ -178,6 +189,7 @@ def train(
             checkpoint_every=checkpoint_every,
             progress=progress,
             graph=None if graph is None else Attribution.load(graph),
+            individual=individual,
             **recipe,
         )
     if json_output:

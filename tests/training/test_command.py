@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.tradeoff.plan import GeneralPlan, LastIteratePlan
 from train.__main__ import RECIPES, main, read_plan
 from train.convex import LogisticRegression
@@ -44,6 +45,22 @@ def test_batch_clipping_from_the_command_line(tmp_path, capsys):
         (["--normalize"], "normalize must not be given for a plan of general-dpsgd"),
         (["--clip-norm", "2"], "another clip_norm"),
         (["--steps", "41"], "steps must be at most the plan's 40"),
+    ):
+        code, _, error = command(capsys, *given, *words)
+        assert code == 2 and said in error and error.count("\n") == 1
+
+
+def test_dice_from_the_command_line(tmp_path, capsys):
+    sizes = dict(dataset_size=1440, batch_size=36, iterations=4, clip_norm=1.0, error_clip_norm=0.1)
+    plan = DicePlan.calibrate(8.0, 1e-5, **sizes)
+    plan.save(tmp_path / "plan.json")
+    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--steps", "2"]
+    code, out, _ = command(capsys, *given, "--json-output")
+    assert code == 0 and "DiceSGD, 4 steps of 36 examples" in json.loads(out)["guarantee"]
+    for words, said in (
+        (["--normalize"], "normalize must not be given for a plan of dice"),
+        (["--individual-epsilon", "1", "--individual-delta", "1e-5"], "individual must not be given"),
+        (["--individual-epsilon", "1"], "must be given together"),
     ):
         code, _, error = command(capsys, *given, *words)
         assert code == 2 and said in error and error.count("\n") == 1
