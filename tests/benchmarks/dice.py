@@ -132,7 +132,7 @@ def draw(best: dict) -> None:
     panels[0].set(xscale="log", xlabel="clip threshold C1", ylabel="test accuracy", title=title, ylim=(0, 1))
     panels[1].set(xscale="log", yscale="log", xlabel="clip threshold C1", ylabel="noise on the mean / C1")
     panels[1].set_title("Noise")
-    panels[1].legend(fontsize=8)
+    panels[1].legend(fontsize=8, loc="center", bbox_to_anchor=(0.6, 0.72))
     for panel in panels:
         panel.grid(alpha=0.3)
     figure.tight_layout()
