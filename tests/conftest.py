@@ -9,6 +9,8 @@ import jax
 import pytest
 
 MIN_COMPILE_SECONDS = 0.1  # what takes less to compile is not worth a file
+OPTIMIZE = os.environ.get("JAXACCT_TESTS_OPTIMIZE") == "1"
+"""Whether all programs are compiled as users have them; else those of modules marked `optimized` alone."""
 
 
 def pytest_configure(config):
@@ -16,6 +18,8 @@ def pytest_configure(config):
 
     New each time, unless JAX_COMPILATION_CACHE_DIR names one to keep.
     """
+    if not OPTIMIZE:
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="jaxacct-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
@@ -23,6 +27,26 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_SECONDS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of one file in one worker: what they have in common is traced and compiled once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation(request):
+    """Without LLVM's optimizations, which take most of the time and are run once, unless a module is marked.
+
+    Programs are forgotten in between, or one compiled for the module before would be run.
+    """
+    wanted = not OPTIMIZE and request.node.get_closest_marker("optimized") is None
+    if jax.config.read("jax_disable_most_optimizations") != wanted:
+        jax.clear_caches()
+        jax.config.update("jax_disable_most_optimizations", wanted)
 
 
 @pytest.fixture

@@ -9,10 +9,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.extend.random import threefry_2x32
 
 from jaxacct.kernels import randomness
 from jaxacct.kernels.recurrence import _LOG1P, SOFTPLUS_ROUNDINGS, _log1p, softplus
+
+pytestmark = pytest.mark.optimized
 
 UNIT = 2.0**-24
 EACH = 1 << 15  # points a binade

@@ -15,6 +15,8 @@ from jaxacct.proposals import base as proposals
 from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.strategies import stationary
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize(
     ("n", "b", "num_samples", "p", "scale"),

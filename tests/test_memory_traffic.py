@@ -7,6 +7,8 @@ from jax import lax
 
 from jaxacct.kernels.memory_traffic import bytes_moved
 
+pytestmark = pytest.mark.optimized
+
 
 def counted(function, *shapes) -> float:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

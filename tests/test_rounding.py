@@ -20,6 +20,8 @@ from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.lines import total
 from tests.rounding_errors import measured_error, measured_weight_error
 
+pytestmark = pytest.mark.optimized
+
 GRID = [
     (BMinSep(16, 4, 0.1), 4),
     (BMinSep(1024, 16, 1 / 240), 16),
