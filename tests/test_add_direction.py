@@ -200,13 +200,18 @@ def test_weights_average_to_the_probability_of_the_half_space():
     ("scheme", "bands", "sigma", "epsilon"),
     [
         (Poisson(2, 0.3), 1, 1.0, 0.4),
-        (Poisson(2, 0.9), 1, 3.0, 1.5),
         (BMinSep(2, 2, 0.4), 2, 1.5, 0.3),
-        (BMinSep(2, 2, 0.4, False), 2, 1.5, 0.3),
-        (BMinSep(2, 2, 1.0), 2, 2.0, 0.8),
-        (CyclicPoisson(2, 2, 0.7), 2, 2.0, 0.3),
-        (BallsInBins(2, 2), 2, 1.5, 1.0),
-        (BallsInBins(2, 3), 2, 1.5, 0.5),
+        *(
+            pytest.param(*setting, marks=pytest.mark.slow)
+            for setting in (
+                (Poisson(2, 0.9), 1, 3.0, 1.5),
+                (BMinSep(2, 2, 0.4, False), 2, 1.5, 0.3),
+                (BMinSep(2, 2, 1.0), 2, 2.0, 0.8),
+                (CyclicPoisson(2, 2, 0.7), 2, 2.0, 0.3),
+                (BallsInBins(2, 2), 2, 1.5, 1.0),
+                (BallsInBins(2, 3), 2, 1.5, 0.5),
+            )
+        ),
     ],
 )
 def test_two_steps_against_quadrature(scheme, bands, sigma, epsilon):
@@ -239,8 +244,8 @@ def test_one_step_is_known_exactly(epsilon):
 
 
 PLD = [
-    (30, 0.5, 5.0, 3.0, 1e-3),
-    (30, 0.5, 5.0, 3.5, 1e-3),
+    pytest.param(30, 0.5, 5.0, 3.0, 1e-3, marks=pytest.mark.slow),
+    pytest.param(30, 0.5, 5.0, 3.5, 1e-3, marks=pytest.mark.slow),
     (8, 0.8, 4.0, 3.7, 1e-3),
     (10, 0.1, 2.0, 0.5, 1e-4),
 ]
@@ -273,7 +278,7 @@ def test_several_bands_against_plain_sampling():
     assert abs(scale * terms.mean() - reference.mean()) <= 2 * allowed
 
 
-@pytest.mark.parametrize("scheme", [Poisson(500, 0.02), BMinSep(500, 8, 0.03), BallsInBins(500, 100)])
+@pytest.mark.parametrize("scheme", [Poisson(50, 0.02), BMinSep(50, 8, 0.03), BallsInBins(50, 10)])
 def test_one_compilation_for_every_noise_multiplier(scheme):
     from jaxacct.proposals.base import draw_blocks
 

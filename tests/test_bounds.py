@@ -285,9 +285,10 @@ LAWS = {  # draws of mean theta
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("pilot", [True, False])
-def test_anytime_rule_on_terms_that_are_not_coins(law, pilot):
-    """2000 runs at mean theta, looked at five times: wrong ones are Binomial(2000, <= q)."""
-    rng, theta, q, runs, wrong = np.random.default_rng(6), 0.1, 0.05, 2000, 0
+@pytest.mark.parametrize("runs", [500, pytest.param(2000, marks=pytest.mark.slow)])
+def test_anytime_rule_on_terms_that_are_not_coins(law, pilot, runs):
+    """At mean theta, looked at five times: wrong runs are Binomial(runs, <= q)."""
+    rng, theta, q, wrong = np.random.default_rng(6), 0.1, 0.05, 0
     draws = LAWS[law](rng, 0.8 * theta, 500)
     bets, weights = bounds.default_bets(theta, bin_terms(draws) if pilot else None)
     for _ in range(runs):

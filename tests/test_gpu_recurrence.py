@@ -15,8 +15,6 @@ from jaxacct.proposals import base as proposals
 from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.strategies import stationary
 
-pytestmark = pytest.mark.optimized
-
 
 @pytest.mark.parametrize(
     ("n", "b", "num_samples", "p", "scale"),
@@ -36,8 +34,8 @@ def test_kernel_against_the_scan_in_float64(n, b, num_samples, p, scale):
     log_p, log_q = log_probabilities(p)
     options = dict(log_p=log_p, log_q=log_q, block=b)
     ratios = (scale * np.random.default_rng(n * b).normal(size=(n, num_samples))).astype(np.float32)
-    scan = functools.partial(blocked_log_recurrence, **options)
-    ours = gpu_recurrence.first_block(jnp.asarray(ratios), **options, interpret=True)
+    scan = jax.jit(functools.partial(blocked_log_recurrence, **options))
+    ours = jax.jit(functools.partial(gpu_recurrence.first_block, **options, interpret=True))(ratios)
     single = np.asarray(scan(jnp.asarray(ratios)), float)
     with jax.enable_x64(True):
         exact = np.asarray(scan(jnp.asarray(ratios, jnp.float64)))
@@ -49,7 +47,9 @@ def test_kernel_against_the_scan_in_float64(n, b, num_samples, p, scale):
 def test_kernel_over_blocks_of_samples():
     """`vmap` over blocks is one more axis of the grid."""
     log_p, log_q = log_probabilities(0.2)
-    run = functools.partial(gpu_recurrence.first_block, log_p=log_p, log_q=log_q, block=5, interpret=True)
+    run = jax.jit(
+        functools.partial(gpu_recurrence.first_block, log_p=log_p, log_q=log_q, block=5, interpret=True)
+    )
     ratios = jnp.asarray(np.random.default_rng(1).normal(size=(3, 22, 128)), jnp.float32)
     together = jax.jit(jax.vmap(run))(ratios)
     for part, alone in zip(together, ratios, strict=True):
@@ -64,10 +64,11 @@ def test_sums_in_the_kernel_are_those_outside(n, b, count):
     arrays = [jnp.asarray(rng.normal(size=(n, 131)), jnp.float32) for _ in range(2)]
     factors = jnp.asarray(rng.normal(size=(count, 2)), jnp.float32)
     options = dict(log_p=log_p, log_q=log_q, block=b)
-    ours = gpu_recurrence.first_block_of_sums(arrays, factors, **options, interpret=True)
+    kernel = functools.partial(gpu_recurrence.first_block_of_sums, **options, interpret=True)
+    ours = jax.jit(kernel)(arrays, factors)
     with jax.enable_x64(True):
         ratios = np.einsum("vk,kns->nvs", np.asarray(factors, float), np.asarray(arrays, float))
-        exact = np.asarray(blocked_log_recurrence(jnp.asarray(ratios), **options))
+        exact = np.asarray(jax.jit(functools.partial(blocked_log_recurrence, **options))(ratios))
     assert ours.shape == exact.shape == (b, count, 131)
     np.testing.assert_allclose(ours, exact, rtol=0, atol=(n + 8) * 2.0**-23 * (np.abs(exact).max() + 1))
 

@@ -55,7 +55,7 @@ def test_normalizer_against_all_tuples(scheme, bands, sigma):
         assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
 
 
-@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+@pytest.mark.parametrize(("scheme", "bands"), SOME_IN_CI)
 def test_drawn_counts_follow_the_enumerated_law(scheme, bands, key):
     """Chi-square over all count vectors, false alarm 1e-6; the plain law of counts must be told apart."""
     strategy = BandedToeplitz.square_root(bands)
@@ -91,6 +91,7 @@ def test_normalizers_of_the_prototype(scheme, bands, sigma, published):
     assert math.exp(log_normalizer(mechanism, 2)) == pytest.approx(published, rel=4e-3)
 
 
+@pytest.mark.slow
 def test_production_deltas_of_the_prototype(key):
     """delta(1), (4), (6) at sigma 0.40 from 81,920 draws of the prototype (0.6, 2 and 5 % errors)."""
     mechanism = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.40)
@@ -118,7 +119,14 @@ def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize(("sigma", "p"), [(0.6, 0.05), (1.0, 0.5), (2.0, 1.0)])
+@pytest.mark.parametrize(
+    ("sigma", "p"),
+    [
+        (0.6, 0.05),
+        pytest.param(1.0, 0.5, marks=pytest.mark.slow),
+        pytest.param(2.0, 1.0, marks=pytest.mark.slow),
+    ],
+)
 def test_one_step_against_quadrature(sigma, p, direction, key):
     """Mean of every proposal at one step; false alarm 1e-6 each."""
     mechanism = Mechanism(Poisson(1, p), BandedToeplitz((1.0,)), sigma)
@@ -139,10 +147,15 @@ def test_one_step_against_quadrature(sigma, p, direction, key):
     ("scheme", "bands"),
     [
         (BMinSep(2, 2, 0.3), 2),
-        (BMinSep(2, 2, 0.3, False), 2),
-        (CyclicPoisson(2, 2, 0.6), 2),
-        (BMinSep(2, 3, 0.5), 1),
-        (Poisson(2, 0.2), 1),
+        *(
+            pytest.param(*setting, marks=pytest.mark.slow)
+            for setting in (
+                (BMinSep(2, 2, 0.3, False), 2),
+                (CyclicPoisson(2, 2, 0.6), 2),
+                (BMinSep(2, 3, 0.5), 1),
+                (Poisson(2, 0.2), 1),
+            )
+        ),
     ],
 )
 def test_two_steps_against_integration(scheme, bands, direction, key):
@@ -161,7 +174,7 @@ def test_two_steps_against_integration(scheme, bands, direction, key):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize("delta", [1e-4, 1e-8, 1e-12])
+@pytest.mark.parametrize("delta", [1e-12, *(pytest.param(d, marks=pytest.mark.slow) for d in (1e-4, 1e-8))])
 def test_poisson_against_pld_to_1e_12(direction, delta, key):
     """The best proposal against the PLD accountant where plain sampling would see nothing.
 
@@ -193,7 +206,13 @@ def test_probability_of_none(scheme, _bands):
     assert ours == pytest.approx(math.log(exact), rel=1e-12) if exact else ours == -math.inf
 
 
-@pytest.mark.parametrize("scheme", [BMinSep(6, 3, 0.2), CyclicPoisson(6, 3, 0.2), Poisson(4, 0.1)])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        BMinSep(6, 3, 0.2),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in (CyclicPoisson(6, 3, 0.2), Poisson(4, 0.1))),
+    ],
+)
 def test_add_is_zero_exactly_beyond_the_probability_of_none(scheme, key):
     bands = min(scheme.min_separation, 2)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)

@@ -39,7 +39,10 @@ def pld_delta(sigma, p, n, epsilon, direction):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize(("sigma", "p", "n", "epsilon"), [(1.0, 0.1, 40, 1.0), (0.8, 0.02, 100, 0.5)])
+@pytest.mark.parametrize(
+    ("sigma", "p", "n", "epsilon"),
+    [(1.0, 0.1, 40, 1.0), pytest.param(0.8, 0.02, 100, 0.5, marks=pytest.mark.slow)],
+)
 def test_poisson_against_pld(sigma, p, n, epsilon, direction, key):
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
     terms = hockey_stick_terms(sample_privacy_loss(key, mechanism, 200_000, direction), direction, epsilon)
@@ -77,7 +80,7 @@ def test_the_production_deltas(key):
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
     )
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(256), 0.47)
-    losses = np.asarray(sample_privacy_loss(key, mechanism, 60_000), float)
+    losses = np.asarray(sample_privacy_loss(key, mechanism, 20_000), float)
     assert np.all(np.isfinite(losses))
     for epsilon, published in ((1.0, 5.97e-3), (2.0, 3.2e-4)):
         terms = hockey_stick_terms(losses, "remove", epsilon)
@@ -91,11 +94,11 @@ def test_batches_do_not_matter(key):
     mechanism = Mechanism(BMinSep(50, 5, 0.1), BandedToeplitz.square_root(5), 0.8)
     proposal = proposals.plain(mechanism, "remove")
     stream = sampling.direction_key(key, "remove")
-    whole = proposal.draw(stream, 0, 6).loss
-    parts = np.concatenate([proposal.draw(stream, first, 1).loss for first in range(6)])
+    whole = proposal.draw(stream, 0, 8).loss
+    parts = np.concatenate([proposal.draw(stream, first, 1).loss for first in range(8)])
     # Same draws; XLA may round differently for another batch shape.
     np.testing.assert_allclose(parts, whole, atol=2e-6)
-    batches = list(sampling.draw_in_batches(proposal, stream, 2, 4))
+    batches = list(sampling.draw_in_batches(proposal, stream, 2, 6))
     np.testing.assert_allclose(np.concatenate([b.loss for b in batches]), whole[2 * BLOCK_SIZE :], atol=2e-6)
     few = sample_privacy_loss(key, mechanism, 100)
     np.testing.assert_allclose(few, whole[:100].astype(np.float32), atol=2e-6)
@@ -113,15 +116,15 @@ def test_blocks_and_directions_are_independent(key):
 
 @pytest.mark.parametrize("sigma", [0.05, 100.0])
 def test_finite_at_extreme_noise(sigma, key):
-    for scheme, bands in (
-        (BMinSep(700, 32, 0.9), 32),
-        (Poisson(300, 1e-6), 1),
-        (BMinSep(700, 32, 1e-6), 32),
+    for scheme, bands, direction in (
+        (BMinSep(700, 32, 0.9), 32, "remove"),
+        (BMinSep(700, 32, 0.9), 32, "add"),
+        (Poisson(300, 1e-6), 1, "remove"),
+        (BMinSep(700, 32, 1e-6), 32, "remove"),
     ):
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-        for direction in ("remove", "add"):
-            losses = np.asarray(sample_privacy_loss(key, mechanism, 256, direction))
-            assert np.all(np.isfinite(losses))
+        losses = np.asarray(sample_privacy_loss(key, mechanism, 256, direction))
+        assert np.all(np.isfinite(losses))
 
 
 def test_float64(x64, key):

@@ -113,6 +113,7 @@ def test_one_example_a_user_is_b_min_sep(key):
         assert shared or direction == "add"
 
 
+@pytest.mark.slow
 def test_composition_and_profile_of_variants(key):
     """A composed event costs noise; profiles of both directions fall and hold the certified point."""
     import dp_accounting as dp

@@ -94,9 +94,12 @@ def test_noise_has_the_covariance_of_the_scores(strategy, x64):
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_float32_is_near_float64(strategy):
-    single = strategy.scores_from_normals(strategy.draw_normals(jax.random.key(1), N, 4, jnp.float32), N, 1.0)
+    def scores(key):
+        return strategy.scores_from_normals(strategy.draw_normals(key, N, 4, jnp.float32), N, 1.0)
+
+    single = jax.jit(scores)(jax.random.key(1))
     assert single.dtype == jnp.float32 and single.shape == (4, N)
-    signal = strategy.signal_scores(jnp.asarray(X, jnp.float32))
+    signal = jax.jit(strategy.signal_scores)(jnp.asarray(X, jnp.float32))
     np.testing.assert_allclose(signal, X @ (extended(strategy).T @ extended(strategy)), atol=1e-5)
 
 

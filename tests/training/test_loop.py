@@ -336,6 +336,7 @@ def command(plan_path, out, *more):
     ]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_the_command_ends_with_the_same_bits(tmp_path):
     """SIGKILL in the middle; the uninterrupted twin starts from a copy of the folder as first written."""
     plan(dataset_size=1440, iterations=60, rate=0.02).save(tmp_path / "plan.json")
