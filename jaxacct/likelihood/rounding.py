@@ -103,19 +103,19 @@ def _loss_lines(mechanism, delta_v, direction, replicas, push):
 
 
 def _bounded(mechanism, direction, replicas, size_of) -> tuple[Size, float, tuple[float, float, float]]:
-    """(sizes, share that vectors beyond the count carry, errors of `_parts` with what those add).
+    """(sizes, share that vectors beyond the count carry, errors of `_error_parts` with what those add).
 
     Args:
       size_of: `Size` for a share.
     """
-    most, share = _most(mechanism.scheme), _SHARE
+    most, share = _most_participations(mechanism.scheme), _SHARE
     size = size_of(share)
-    parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
+    parts = [_error_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
     if sum(parts[1]) > 1 and size.count < most:
         # Vectors beyond the count are off by more: then they may carry less.
         share = _SHARE * math.exp(-min(sum(parts[1]), 600.0))
         size = size_of(share)
-        parts = [_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
+        parts = [_error_parts(mechanism, size, direction, replicas, k) for k in (size.count, most)]
     normals, transform, recurrence = parts[0]
     if size.count >= most:
         return size, 0.0, parts[0]
@@ -280,7 +280,7 @@ def _multiplicity(scheme) -> tuple[int, int]:
     return (each, each) if scheme.parts is None else (1, each)
 
 
-def _most(scheme) -> int:
+def _most_participations(scheme) -> int:
     """The most participations of one sum over vectors."""
     return scheme.max_participations * scheme.sums.processes
 
@@ -298,7 +298,7 @@ def log_count_tail(scheme, count: int) -> float:
     """
     sums = scheme.sums
     if sums.probability == 1:
-        return 0.0 if count <= _most(scheme) else -math.inf
+        return 0.0 if count <= _most_participations(scheme) else -math.inf
     if sums.processes == 1:
         return min(0.0, _log_sets(scheme, count))
     each, more = divmod(count, sums.processes)
@@ -324,7 +324,7 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
     By Markov's inequality: `E_P P(x | y) = P(x)`. Under another law than P a likelihood ratio is at least
     P(x = 0), and the summands of x have mean p(x) at most.
     """
-    scheme, most = mechanism.scheme, _most(mechanism.scheme)
+    scheme, most = mechanism.scheme, _most_participations(mechanism.scheme)
     if mechanism.is_upper_bound or scheme.sums.times > 1 or share == 0:
         return most, 0.0  # cross terms would have to be counted in, and the sum is not that of the law
     log_share = math.log(share)
@@ -337,7 +337,7 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
 
 def _fewest(scheme, allowed: float) -> int:
     """The least k >= 1 for which more have a probability of `e^allowed` at most, or the most there can be."""
-    low, high = 0, _most(scheme)
+    low, high = 0, _most_participations(scheme)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if log_count_tail(scheme, middle + 1) <= allowed else (middle + 1, high)
@@ -347,7 +347,7 @@ def _fewest(scheme, allowed: float) -> int:
 # --- The three parts ---
 
 
-def _parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, float, float]:
+def _error_parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, float, float]:
     """(normals, scores, recurrence): errors of ln of the summand of a vector of `count` participations."""
     scheme, times = mechanism.scheme, mechanism.scheme.sums.times
     reach = _reach(scheme, count)
@@ -377,14 +377,14 @@ def _normal_error(pairs: int) -> float:
     while index < steps / 4:
         below = min(1.0, 4 * index / steps)
         each = 1 / ((2 * index + 1) * math.sqrt(-2 * math.log(below)))
-        square += _most_of(pairs, below) * each**2
+        square += _rarely_exceeded(pairs, below) * each**2
         index *= 4
     # u above 1/4: half a step of u moves -ln u by 2^-39 at most, and R by that over R, or by its square root.
-    square += pairs * (2.0**-39 * 2**8) ** 2 + _most_of(pairs, 2.0**-16) * 2 * 2.0**-39
+    square += pairs * (2.0**-39 * 2**8) ** 2 + _rarely_exceeded(pairs, 2.0**-16) * 2 * 2.0**-39
     return math.sqrt(square)
 
 
-def _most_of(trials: int, probability: float) -> int:
+def _rarely_exceeded(trials: int, probability: float) -> int:
     """A number of successes that is exceeded with probability `_RARE` / 16 at most."""
     mean = trials * probability
     if mean > 50:
@@ -507,7 +507,7 @@ def _interacting_error(mechanism, size: Size, count) -> float:
     # Steps at which some process is barred, where the recurrence is not compensated.
     barred_steps = 0 if compensates_all(scheme.min_separation) else scheme.min_separation + 1
     local += barred_steps * growth
-    most = _most(scheme)
+    most = _most_participations(scheme)
     steps = SOFTPLUS_ROUNDINGS + 2  # of an increment
     ends = (steps + number * barred_steps) * growth + 2 * sums.steps * _UNIT * growth + 3 * free
     # Computed increments add up to a little more than exact ones: d grows with the d of all vectors.
