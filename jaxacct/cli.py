@@ -1,4 +1,4 @@
-"""The `jaxacct` command: calibrate, verify, run-key, merge, estimate, strategy, show, bench.
+"""The `jaxacct` command: calibrate, verify, run-key, merge, estimate, strategy, show, report, bench.
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
 1 not certified, 2 bad input, 130 interrupted. Bad input is one line on standard error.
@@ -455,6 +455,35 @@ def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False)
     return 0
 
 
+def report_command(
+    plan: Annotated[str, tyro.conf.Positional], out: str, force: bool = False, json: bool = False
+) -> int:
+    """Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.
+
+    Args:
+      plan: file written by calibrate.
+      out: HTML file to write; it needs no other file and loads nothing.
+      force: replace a file that is no report.
+      json: print one JSON object: certified, out, and the certified risk.
+    """
+    from jaxacct import files, report, risk
+
+    files.check_target(out, None if force else report.is_report, "a report")
+    loaded = jaxacct.Plan.load(plan)
+    report.save(loaded, out, Path(plan).name)
+    found = {"certified": loaded.certified, "out": out}
+    if loaded.certified:
+        found["advantage_at_most"] = risk.advantage(loaded.epsilon, loaded.delta)
+        found["true_positive_rate_at_one_percent_at_most"] = float(
+            risk.true_positive_rate(loaded.epsilon, loaded.delta, 0.01)
+        )
+    if json:
+        _print(found, True)
+    else:
+        print(f"{loaded.statement()}\n{out} written")
+    return 0 if loaded.certified else 1
+
+
 def bench_command(samples: int = 8192, json: bool = False) -> int:
     """Measure draws of the privacy loss per second on this machine.
 
@@ -576,6 +605,7 @@ COMMANDS = {
     "estimate": estimate_command,
     "strategy": strategy_command,
     "show": show_command,
+    "report": report_command,
     "bench": bench_command,
     "tradeoff": tradeoff_command,
 }

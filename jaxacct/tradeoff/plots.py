@@ -5,17 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxacct.files import check_target, write_bytes_atomically
-
-
-def _figure(width: float, height: float):
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plot needs matplotlib, which is not installed") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+from jaxacct.plot import blank
 
 
 def is_png(path) -> bool:
@@ -28,7 +18,7 @@ def check_plot(path: str | None) -> None:
     """Refuse a target that a picture could not be written to, before any work."""
     check_target(path, is_png, "a PNG", "plot")
     if path is not None:
-        _figure(1, 1)
+        blank(1, 1)
 
 
 def save(figure, path: str) -> None:
@@ -38,7 +28,7 @@ def save(figure, path: str) -> None:
 
 def tradeoff_figure(curves: dict[str, Callable], title: str):
     """Type II against type I error of several curves, the first drawn heavier; perfect privacy dotted."""
-    figure = _figure(5.2, 5.0)
+    figure = blank(5.2, 5.0)
     axes = figure.add_subplot()
     alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
     axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="perfect privacy")
@@ -54,7 +44,7 @@ def tradeoff_figure(curves: dict[str, Callable], title: str):
 
 def epsilon_figure(lines: dict[str, tuple], delta: float, xlabel: str, title: str):
     """Epsilon at delta over steps or epochs: `{name: (x, epsilon)}`, both axes logarithmic."""
-    figure = _figure(6.0, 4.2)
+    figure = blank(6.0, 4.2)
     axes = figure.add_subplot()
     styles = ("-", "--", "-.", ":")
     for index, (name, (x, epsilon)) in enumerate(lines.items()):

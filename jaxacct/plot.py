@@ -1,0 +1,174 @@
+"""Pictures of plans and mechanisms as matplotlib figures, which is asked for only here.
+
+Lines differ in dash and weight and not in colour alone, so that they can be told apart in grey.
+"""
+
+import io
+
+import numpy as np
+
+from jaxacct import risk
+from jaxacct.kernels import randomness
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.plan import Plan
+from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
+
+_RESOLVED = 30
+DARK, LIGHT = "#1f4e79", "#c55a11"
+
+
+def blank(width: float, height: float):
+    """An empty figure, without a window.
+
+    Raises:
+      ValueError: where matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError("plot needs matplotlib, which is not installed") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def svg(figure) -> str:
+    """A figure as an `<svg>` element for a page, its words as words."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxacct"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]
+
+
+def profile(plan: Plan):
+    """delta over epsilon: the certified point, what follows from it alone, and the estimate of the draws."""
+    figure = blank(5.6, 4.0)
+    axes = figure.add_subplot()
+    epsilons = np.linspace(0, 2 * plan.epsilon, 201)
+    implied = _delta_from_point(plan.epsilon, plan.delta, epsilons)
+    axes.plot(epsilons, implied, color="0.35", linestyle="--", label="what the certified point alone says")
+    points = profile_points(plan)
+    if points is not None:
+        axes.plot(*points, color=DARK, linewidth=2, label="estimate from the stored draws, no guarantee")
+    axes.plot(plan.epsilon, plan.delta, "*", color=LIGHT, markersize=15, label="certified")
+    least = min(plan.delta, plan.delta if points is None else points[1].min()) / 10
+    axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(least, 1.5), title="privacy profile")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def tradeoff(plan: Plan):
+    """True against false positive rate of the best test for membership, both axes logarithmic."""
+    figure = blank(5.6, 4.0)
+    axes = figure.add_subplot()
+    rates = np.geomspace(1e-5, 1, 300)
+    axes.plot(rates, rates, color="0.6", linestyle=":", label="guessing")
+    bound = risk.true_positive_rate(plan.epsilon, plan.delta, rates)
+    axes.plot(
+        rates, bound, color=LIGHT, linestyle="--", linewidth=2, label="certified: no test is above this"
+    )
+    points = profile_points(plan)
+    if points is not None:
+        label = "estimate from the stored draws, no guarantee"
+        axes.plot(rates, risk.true_positive_rate(*points, rates), color=DARK, linewidth=2, label=label)
+    axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1.3), title="membership inference")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    return figure
+
+
+def losses(plan: Plan):
+    """Histograms of the privacy losses that the evidence holds; None where none were drawn."""
+    drawn = {}
+    for direction in DIRECTIONS if plan.evidence is not None else ():
+        counts = dict(getattr(getattr(plan.evidence, direction), "loss_counts", ()) or ())
+        if counts:
+            drawn[direction] = counts
+    if not drawn:
+        return None
+    figure = blank(5.6, 3.2)
+    axes = figure.add_subplot()
+    for (direction, counts), style, colour in zip(drawn.items(), ("-", "--"), (DARK, LIGHT), strict=False):
+        low, high = min(counts), max(counts)
+        heights = np.array([counts.get(index, 0) for index in range(low, high + 1)], float)
+        edges = np.nan_to_num(loss_bounds(direction)[low : high + 1] - LOSS_BIN_WIDTH / 2)
+        axes.step(edges, heights / heights.sum(), where="mid", linestyle=style, color=colour, label=direction)
+    axes.axvline(plan.epsilon, color="0.35", linestyle=":", label="epsilon")
+    axes.set(xlabel="privacy loss of a draw, natural log", ylabel="share of draws", title="what was drawn")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def participation(mechanism: Mechanism, examples: int = 40, key=None):
+    """Who is in which batch: the steps of made examples, drawn by the scheme with a fresh key."""
+    scheme = mechanism.scheme
+    figure = blank(7.0, 3.2)
+    axes = figure.add_subplot()
+    key = randomness.checked_key(key)
+    shown = min(scheme.iterations, 200)
+    drawn = np.asarray(scheme.draw_participation(key, examples))[:, :shown]
+    axes.imshow(drawn > 0, aspect="auto", cmap="Greys", interpolation="nearest")
+    axes.set(xlabel="step", ylabel=scheme.unit, title=f"{scheme.name}: who takes part when")
+    return figure
+
+
+def matrices(mechanism: Mechanism, steps: int = 64):
+    """C, what it is inverted to, and how noise adds up over the steps with it and without."""
+    import scipy
+
+    n = min(steps, mechanism.scheme.iterations)
+    first = np.asarray(mechanism.strategy.array, float)
+    if first.ndim != 1:
+        matrix = first[:n, :n]
+    else:
+        matrix = scipy.linalg.toeplitz(np.pad(first, (0, n))[:n], np.zeros(n))
+    inverse = np.linalg.inv(matrix)
+    figure = blank(10.0, 3.2)
+    left, middle, right = figure.subplots(1, 3)
+    for axes, shown, title in ((left, matrix, "C"), (middle, inverse, "C inverse")):
+        size = np.abs(shown).max()
+        picture = axes.imshow(shown, cmap="PuOr", vmin=-size, vmax=size, interpolation="nearest")
+        axes.set(title=title, xlabel="step", ylabel="step")
+        figure.colorbar(picture, ax=axes, shrink=0.8)
+    steps_done = np.arange(1, n + 1)
+    sums = np.sqrt(np.square(np.cumsum(inverse, axis=0)).sum(axis=1))
+    right.plot(steps_done, np.sqrt(steps_done), color=LIGHT, linestyle="--", label="independent noise")
+    right.plot(steps_done, sums, color=DARK, linewidth=2, label="correlated noise")
+    right.set(xlabel="step", ylabel="standard deviation / sigma", title="noise in the running sum")
+    right.legend(fontsize=8, frameon=False)
+    right.grid(alpha=0.3)
+    return figure
+
+
+def profile_points(plan: Plan) -> tuple[np.ndarray, np.ndarray] | None:
+    """(epsilons, estimated deltas) as far as the stored draws resolve them; None where nothing is known.
+
+    Below `_RESOLVED` draws' worth the estimate soon is 0, and what it says of rare errors too little.
+    """
+    if plan.evidence is None:
+        return None
+    epsilons = np.linspace(0, 2 * plan.epsilon, 400)
+    deltas = plan.profile(epsilons)
+    drawn = [getattr(plan.evidence, direction).num_samples for direction in DIRECTIONS]
+    # Of a direction that was not drawn nothing is known but at the plan's own epsilon.
+    known = np.isfinite(deltas) & (deltas * min(drawn) >= _RESOLVED)
+    return (epsilons[known], np.minimum(deltas[known], 1)) if known.any() else None
+
+
+def _delta_from_point(epsilon: float, delta: float, others: np.ndarray) -> np.ndarray:
+    """The bound on delta at `others` that (epsilon, delta) alone gives: the worst pair of laws has it."""
+    # Its losses are epsilon and -epsilon but for delta (Kairouz, Oh and Viswanath, ICML 2015).
+    odds = (1 - delta) / (1 + np.exp(epsilon))
+    gain = np.maximum(0.0, np.exp(epsilon) - np.exp(others)) * odds
+    return delta + gain
+
+
+__all__ = ["blank", "losses", "matrices", "participation", "profile", "svg", "tradeoff"]

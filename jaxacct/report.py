@@ -1,0 +1,195 @@
+"""A plan as one page for a privacy reviewer: HTML without scripts or links to elsewhere, pictures inside."""
+
+import html
+import math
+from pathlib import Path
+
+import numpy as np
+
+from jaxacct import plot, risk
+from jaxacct.files import write_atomically
+from jaxacct.plan import Plan
+from jaxacct.records import exact
+
+FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
+
+# What a guarantee rests on besides its numbers, what the code does about it, and the test that attacks it.
+ASSUMPTIONS = (
+    (
+        "Batches are drawn exactly as the scheme says, from keys that nobody else knows.",
+        "The trainer's own sampler, with keys of the operating system; an interrupted run goes on with them.",
+        "tests/training/test_sampler.py::test_each_example_follows_the_accounted_law",
+    ),
+    (
+        "Which examples were in a batch, and sizes of batches, are not released.",
+        "They are in the private log alone.",
+        "tests/training/test_loop.py::test_logs_are_json_and_tell_no_times",
+    ),
+    (
+        "Each example's gradient is clipped to the clip norm, whatever it is.",
+        "Norms in float64, an exact integer check after scaling; what is not finite counts as zero.",
+        "tests/training/test_clipping.py::test_every_power_of_two_is_clipped",
+    ),
+    (
+        "Noise has the stated size and matrix, and its low bits say nothing of the gradients.",
+        "Gradients on a public grid, integer sums, integer noise from a 256-bit key.",
+        "tests/training/test_released_numbers.py::test_the_low_bit_attack_finds_nothing",
+    ),
+    (
+        "Only the noisy sums and what follows from them are released.",
+        "A canary audit of the trainer stays below the certified epsilon; broken trainers do not.",
+        "tests/training/test_audit.py::test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not",
+    ),
+)
+
+_STYLE = """
+body { font: 16px/1.5 Georgia, serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; color: #111; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #999; }
+.statement { border-left: 5px solid #1f4e79; padding: .6rem 1rem; background: #f2f5f8; font-size: 1.1rem; }
+.refused { border-color: #a00; background: #fbecec; }
+table { border-collapse: collapse; width: 100%; } td, th { border: 1px solid #bbb; padding: .35rem .6rem; }
+th { background: #eee; text-align: left; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+code, pre { font: 14px/1.4 monospace; background: #f4f4f4; } pre { padding: .6rem; white-space: pre-wrap; }
+svg { max-width: 100%; height: auto; } .note { color: #444; font-size: .92rem; }
+"""
+
+
+def report(plan: Plan, source: str = "plan.json") -> str:
+    """The page as HTML.
+
+    Args:
+      plan: certified or not; a plan that is not says so first.
+      source: what to call its file in the commands.
+
+    Raises:
+      ValueError: where matplotlib is not installed.
+    """
+    certified = plan.certified
+    kind = "statement" if certified else "statement refused"
+    parts = [
+        f'<p class="{kind}">{_text(plan.statement())}</p>',
+        _section("The mechanism", _table(("what", "value"), _mechanism(plan))),
+        _section("Where delta goes", _budget(plan)),
+        _section("The evidence", "<pre>" + _text("\n".join(plan.certificate.lines(plan.target))) + "</pre>"),
+        _section("What an attacker can do", _risk(plan) if certified else _NOTHING),
+        _section("Pictures", _pictures(plan)),
+        _section(
+            "What it rests on",
+            _table(
+                ("assumption", "what the trainer does", "the test that attacks it"),
+                [(a, b, f"<code>{_text(test)}</code>") for a, b, test in ASSUMPTIONS],
+                raw=(2,),
+            )
+            + "<p class=note>A trainer of another make must do the same by itself. Derivations are in the "
+            "package's <code>proofs/</code>, statements of papers that fail in "
+            "<code>proofs/errata.md</code>.</p>",
+        ),
+        _section("What was computed again when this plan was read", _list(plan.checked())),
+        _section("How to check it yourself", f"<pre>{_text(_commands(plan, source))}</pre>"),
+    ]
+    title = f"Differential privacy of a training run: ({exact(plan.epsilon)}, {exact(plan.delta)})"
+    head = f"<meta charset='utf-8'><title>{_text(title)}</title><style>{_STYLE}</style>"
+    return f"{FIRST_LINE}\n<html lang='en'><head>{head}</head><body><h1>{_text(title)}</h1>" + (
+        "\n".join(parts) + "</body></html>\n"
+    )
+
+
+def save(plan: Plan, path, source: str = "plan.json") -> None:
+    """Write the page, whole or not at all."""
+    write_atomically(path, report(plan, source))
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file begins as these pages do."""
+    with open(path, "rb") as file:
+        return file.read(len(FIRST_LINE)) == FIRST_LINE.encode()
+
+
+_NOTHING = "<p>Nothing is claimed: the plan is not certified.</p>"
+
+
+def _mechanism(plan: Plan) -> list[tuple[str, str]]:
+    mechanism = plan.mechanism
+    rows = [
+        ("noise multiplier", f"{exact(mechanism.noise_multiplier)} (noise std per unit of clip norm)"),
+        ("sampling scheme", repr(mechanism.scheme)),
+        ("matrix", mechanism.strategy.describe()),
+        ("steps", f"{mechanism.scheme.iterations:,}"),
+        ("protected", mechanism.scheme.unit_in_words + f", {mechanism.adjacency} adjacency"),
+        ("prefix-sum error", f"{plan.prefix_sum_error:.6g}"),
+    ]
+    if plan.expected_batch_size is not None:
+        rows.append(("batch size", f"{plan.expected_batch_size:.6g} expected, {plan.max_batch_size} at most"))
+    if plan.compose_with is not None:
+        rows.append(("composed with", repr(plan.compose_with)))
+    return rows
+
+
+def _budget(plan: Plan) -> str:
+    items = plan.budget_lines()
+    left = max(0.0, plan.delta - math.fsum(delta for _, delta in items))
+    rows = [(name, f"{delta:.6g}") for name, delta in [*items, ("left over", left)]]
+    return _table(("item", "delta"), [*rows, ("in all", exact(plan.delta))], numbers=(1,))
+
+
+def _risk(plan: Plan) -> str:
+    """The same numbers from the certified point, and from the stored draws where there are any."""
+    rates = (1e-4, 1e-3, 0.01, 0.1)
+    certified = risk.true_positive_rate(plan.epsilon, plan.delta, np.array(rates))
+    points = plot.profile_points(plan)
+    estimated = None if points is None else risk.true_positive_rate(*points, np.array(rates))
+    rows = []
+    for place, rate in enumerate(rates):
+        last = "-" if estimated is None else f"{estimated[place]:.3g}"
+        rows.append((f"true positive rate at false positive rate {rate:g}", f"{certified[place]:.3g}", last))
+    last = "-" if points is None else f"{risk.advantage(*points):.3g}"
+    bound = f"{risk.advantage(plan.epsilon, plan.delta):.3g}"
+    rows.append(("advantage: true minus false positive rate", bound, last))
+    return (
+        _table(
+            ("test for one example's participation", "certified: at most", "estimate"), rows, numbers=(1, 2)
+        )
+        + "<p class=note>The second column follows from (epsilon, delta) alone and holds against every test. "
+        "The third is from the histograms of the stored draws: an estimate without a guarantee.</p>"
+    )
+
+
+def _pictures(plan: Plan) -> str:
+    figures = [plot.profile(plan), plot.tradeoff(plan) if plan.certified else None, plot.losses(plan)]
+    return "".join(f"<p>{plot.svg(figure)}</p>" for figure in figures if figure is not None)
+
+
+def _commands(plan: Plan, source: str) -> str:
+    lines = [f"jaxacct show {source}            # everything on this page, computed again"]
+    lines.append(f"jaxacct verify {source}          # the guarantee again, from fresh randomness where drawn")
+    if plan.evidence is not None:
+        lines.append(f"jaxacct verify {source} --replay # the very draws that this plan names")
+    return "\n".join(lines)
+
+
+def _text(value) -> str:
+    return html.escape(str(value), quote=True)
+
+
+def _section(title: str, content: str) -> str:
+    return f"<h2>{_text(title)}</h2>{content}"
+
+
+def _list(lines: list[str]) -> str:
+    return "<ul>" + "".join(f"<li>{_text(line)}</li>" for line in lines) + "</ul>"
+
+
+def _table(head, rows, numbers=(), raw=()) -> str:
+    """Args: columns of `numbers` are set to the right; those of `raw` are HTML already."""
+
+    def cell(place, value):
+        kind = " class=number" if place in numbers else ""
+        return f"<td{kind}>{value if place in raw else _text(value)}</td>"
+
+    top = "".join(f"<th>{_text(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(cell(*each) for each in enumerate(row)) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"
+
+
+__all__ = ["report", "save"]

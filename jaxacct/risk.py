@@ -1,0 +1,63 @@
+"""What a guarantee says of membership inference: true positive rate at a false positive rate, and advantage.
+
+The adversary decides from everything released whether an example took part or was zeroed out. For every test
+and every epsilon, `TPR <= e^epsilon FPR + delta(epsilon)`, and with the roles exchanged
+`1 - FPR <= e^epsilon (1 - TPR) + delta(epsilon)`, delta being the larger one of both directions
+(Wasserman and Zhou, JASA 2010; Kairouz, Oh and Viswanath, ICML 2015, theorem 2).
+"""
+
+import numpy as np
+
+
+def true_positive_rate(epsilons, deltas, false_positive_rate):
+    """The most that TPR can be at a false positive rate, given points of a privacy profile.
+
+    Args:
+      epsilons: () or (points,) at least 0, natural log.
+      deltas: of the same shape, in [0, 1]: of both directions.
+      false_positive_rate: () or (rates,) in [0, 1].
+
+    Returns:
+      Float64 of the shape of `false_positive_rate`. A bound if the deltas are bounds, an estimate if they are
+      estimates.
+
+    Raises:
+      ValueError: for numbers outside their ranges, NaN among them.
+    """
+    epsilons, deltas = _points(epsilons, deltas)
+    rates = np.asarray(false_positive_rate, np.float64)
+    if not np.all((rates >= 0) & (rates <= 1)):
+        raise ValueError(f"false_positive_rate must be in [0, 1], was {false_positive_rate!r}")
+    alpha = rates[..., None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        low = np.exp(epsilons) * alpha + deltas
+    high = 1 - np.exp(-epsilons) * (1 - deltas - alpha)
+    # Where alpha is 0 and e^epsilon infinite the product is NaN: the bound there is delta.
+    low = np.where(np.isnan(low), deltas, low)
+    return np.maximum(rates, np.minimum(1.0, np.minimum(low, high).min(axis=-1)))
+
+
+def advantage(epsilons, deltas) -> float:
+    """The most that `TPR - FPR` can be: `(e^epsilon - 1 + 2 delta) / (e^epsilon + 1)`, the least over points.
+
+    Raises:
+      ValueError: for numbers outside their ranges, NaN among them.
+    """
+    epsilons, deltas = _points(epsilons, deltas)
+    each = np.tanh(epsilons / 2) + deltas * (1 - np.tanh(epsilons / 2))
+    return float(np.minimum(1.0, each.min()))
+
+
+def _points(epsilons, deltas) -> tuple[np.ndarray, np.ndarray]:
+    found = [np.atleast_1d(np.asarray(part, np.float64)) for part in (epsilons, deltas)]
+    if found[0].shape != found[1].shape or found[0].ndim != 1 or not found[0].size:
+        raise ValueError(
+            f"epsilons and deltas must be equally many numbers, were {epsilons!r} and {deltas!r}"
+        )
+    for name, part, most in (("epsilons", found[0], np.inf), ("deltas", found[1], 1.0)):
+        if not np.all((part >= 0) & (part <= most)):
+            raise ValueError(f"{name} must be in [0, {most:g}], were {part!r}")
+    return found[0], found[1]
+
+
+__all__ = ["advantage", "true_positive_rate"]

@@ -1,0 +1,177 @@
+"""The reviewer's page, the risk numbers on it and its pictures."""
+
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, plot, risk
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.cli import main
+from jaxacct.report import ASSUMPTIONS, FIRST_LINE, report
+from tests.test_plan import KINDS, whole
+
+VOID = {"meta", "br", "path", "use", "line"}
+
+
+class Page(HTMLParser):
+    """Refuses tags that do not close, and all that a page could load or run."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "iframe", "link", "img", "object", "form")
+        for name, value in attrs:
+            assert not name.startswith("on")
+            assert name not in ("src", "href", "xlink:href") or value.startswith("#"), (tag, name, value)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_plan_has_a_page(kind):
+    """Statement, every budget line and the commands are on it; nothing is loaded, nothing runs."""
+    plan = whole(kind)
+    page = Page(report(plan, "<b>&.json"))
+    words = " ".join(page.words.split())
+    assert " ".join(plan.statement().split()) in words
+    assert all(name in words for name, _ in plan.budget_lines())
+    assert "jaxacct verify <b>&.json" in words
+
+
+def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
+    plan = Plan(
+        Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 0.3), 1.0, 1e-3, analytic_delta=0.0
+    )
+    assert not plan.certified
+    text = report(plan)
+    assert text.index("NOT CERTIFIED") < text.index("The mechanism")
+    assert (
+        "refused" in text and "at most" not in Page(text).words.split("How to check")[0].split("What an")[1]
+    )
+
+
+def test_the_tests_it_names_exist():
+    for _, _, named in ASSUMPTIONS:
+        path, function = named.split("::")
+        assert f"def {function}(" in (Path(__file__).parents[1] / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("shift", [0.3, 1.0, 3.0])
+def test_the_risk_of_a_gaussian_is_that_of_its_best_test(shift):
+    """Its trade-off function is known: from the whole profile exactly, from one point a bound above it."""
+    rates = np.array([0.0, 1e-4, 0.01, 0.3, 0.9, 1.0])
+    exact = stats.norm.cdf(stats.norm.ppf(rates) + shift)
+    # Its best tests have thresholds from below -3 to above 3: epsilons up to 3 shift + shift^2 / 2.
+    epsilons = np.linspace(0, 4.5 * shift + shift**2 / 2, 4000)
+    deltas = np.array([gaussian_delta(float(e), 1 / shift, 1.0) for e in epsilons])
+    found = risk.true_positive_rate(epsilons, deltas, rates)
+    np.testing.assert_allclose(found[1:], exact[1:], rtol=2e-4)
+    assert found[0] <= deltas[-1] + 1e-12
+    assert risk.advantage(epsilons, deltas) == pytest.approx(2 * stats.norm.cdf(shift / 2) - 1, rel=1e-6)
+    for epsilon, delta in zip(epsilons[::500], deltas[::500], strict=True):
+        assert np.all(risk.true_positive_rate(epsilon, delta, rates) >= exact - 1e-12)
+        assert risk.advantage(epsilon, delta) >= 2 * stats.norm.cdf(shift / 2) - 1 - 1e-12
+
+
+def test_no_test_on_the_worst_pair_does_better_than_the_bound():
+    """The pair with losses epsilon, -epsilon and infinity: every set of its outcomes, as a test."""
+    epsilon, delta = 1.2, 0.05
+    high, low = (
+        (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon)),
+        (1 - delta) / (1 + math.exp(epsilon)),
+    )
+    p, q = np.array([delta, high, low, 0.0]), np.array([0.0, low, high, delta])
+    best = 0.0
+    for chosen in range(16):
+        mask = np.array([chosen >> k & 1 for k in range(4)], bool)
+        rate, power = q[mask].sum(), p[mask].sum()
+        assert power <= risk.true_positive_rate(epsilon, delta, min(rate, 1.0)) + 1e-12
+        best = max(best, power - rate)
+    assert best == pytest.approx(risk.advantage(epsilon, delta), rel=1e-12)
+    # The picture's curve through the point is the profile of that pair.
+    others = np.linspace(0, 2, 9)
+    exact = [np.maximum(0, p - math.exp(e) * q).sum() for e in others]
+    np.testing.assert_allclose(plot._delta_from_point(epsilon, delta, others), exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 5.0, 800.0, math.inf])
+def test_extreme_points(epsilon):
+    rates = np.array([0.0, 0.5, 1.0])
+    found = risk.true_positive_rate(epsilon, 1e-5, rates)
+    assert np.all((found >= rates) & (found <= 1)) and found[2] == 1
+    assert found[0] == pytest.approx(1e-5)
+    assert 1e-5 <= risk.advantage(epsilon, 1e-5) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((math.nan, 0.1, 0.5), "epsilons must be in"),
+        ((-1.0, 0.1, 0.5), "epsilons must be in"),
+        ((1.0, math.nan, 0.5), "deltas must be in"),
+        ((1.0, 1.1, 0.5), "deltas must be in"),
+        ((1.0, 0.1, math.nan), "false_positive_rate must be in"),
+        ((1.0, 0.1, 1.5), "false_positive_rate must be in"),
+        (([1.0, 2.0], 0.1, 0.5), "equally many"),
+        (([], [], 0.5), "equally many"),
+    ],
+)
+def test_bad_numbers_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        risk.true_positive_rate(*arguments)
+    if "false_positive" not in match:
+        with pytest.raises(ValueError, match=match):
+            risk.advantage(*arguments[:2])
+
+
+def test_the_command(tmp_path, capsys):
+    plan, out = tmp_path / "plan.json", tmp_path / "report.html"
+    whole(KINDS[0]).save(plan)
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(plan), "--out", str(out)])
+    assert stop.value.code == 0 and "differentially private" in capsys.readouterr().out
+    assert out.read_text().startswith(FIRST_LINE)
+    other = tmp_path / "notes.html"
+    other.write_text("mine")
+    for target, code in ((other, 2), (out, 0)):
+        with pytest.raises(SystemExit) as stop:
+            main(["report", str(plan), "--out", str(target)])
+        assert stop.value.code == code
+    assert other.read_text() == "mine" and "is another file" in capsys.readouterr().err
+
+
+def test_estimates_stop_where_the_draws_do():
+    """Nothing from a direction that was not drawn, and nothing from fewer than 30 draws' worth."""
+    for kind in KINDS:
+        plan, points = whole(kind), plot.profile_points(whole(kind))
+        seen = plan.evidence and [getattr(plan.evidence, side).num_samples for side in ("remove", "add")]
+        if not seen or not all(seen):
+            assert points is None
+        elif points is not None:
+            assert points[1].min() >= 30 / min(seen)
+    assert plot.profile_points(whole("plain")) is not None
+    assert plot.profile_points(whole("zero_add")) is None
+
+
+def test_pictures_of_a_mechanism(key):
+    mechanism = Mechanism(BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3), 1.0)
+    assert "<svg" in plot.svg(plot.participation(mechanism, key=key))
+    text = plot.svg(plot.matrices(mechanism))
+    assert "correlated noise" in text
