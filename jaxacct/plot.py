@@ -1,13 +1,12 @@
-"""Pictures of plans and mechanisms as matplotlib figures, which is asked for only here.
+"""Pictures of plans and mechanisms as matplotlib figures.
 
 Lines differ in dash and weight and not in colour alone, so that they can be told apart in grey.
 """
 
-import io
-
 import numpy as np
 
 from jaxacct import risk
+from jaxacct.figure import blank, svg
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
@@ -16,33 +15,6 @@ from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 
 _RESOLVED = 30
 DARK, LIGHT = "#1f4e79", "#c55a11"
-
-
-def blank(width: float, height: float):
-    """An empty figure, without a window.
-
-    Raises:
-      ValueError: where matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("plot needs matplotlib, which is not installed") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def svg(figure) -> str:
-    """A figure as an `<svg>` element for a page, its words as words."""
-    import matplotlib
-
-    file = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxacct"}):
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    text = file.getvalue()
-    return text[text.index("<svg") :]
 
 
 def profile(plan: Plan):

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxacct.figure import blank
 from jaxacct.files import check_target, write_bytes_atomically
-from jaxacct.plot import blank
 
 
 def is_png(path) -> bool:
