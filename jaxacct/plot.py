@@ -94,14 +94,11 @@ def participation(mechanism: Mechanism, examples: int = 40, key=None):
 
 def matrices(mechanism: Mechanism, steps: int = 64):
     """C, what it is inverted to, and how noise adds up over the steps with it and without."""
-    import scipy
-
-    n = min(steps, mechanism.scheme.iterations)
-    first = np.asarray(mechanism.strategy.array, float)
-    if first.ndim != 1:
-        matrix = first[:n, :n]
-    else:
-        matrix = scipy.linalg.toeplitz(np.pad(first, (0, n))[:n], np.zeros(n))
+    strategy, whole = mechanism.strategy, mechanism.scheme.iterations
+    n = min(steps, whole)
+    # The scores of a unit output are a row of C; the first rows of a Toeplitz matrix are the same for any n.
+    rows = np.asarray(strategy.output_scores(np.eye(n if strategy.is_toeplitz else whole)))
+    matrix = np.tril(rows.astype(np.float64)[:n, :n])
     inverse = np.linalg.inv(matrix)
     figure = blank(10.0, 3.2)
     left, middle, right = figure.subplots(1, 3)

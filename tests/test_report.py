@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, plot, risk
+from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, plot, risk
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.cli import main
 from jaxacct.report import ASSUMPTIONS, FIRST_LINE, report
@@ -171,7 +171,13 @@ def test_estimates_stop_where_the_draws_do():
 
 
 def test_pictures_of_a_mechanism(key):
-    mechanism = Mechanism(BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3), 1.0)
-    assert "<svg" in plot.svg(plot.participation(mechanism, key=key))
-    text = plot.svg(plot.matrices(mechanism))
-    assert "correlated noise" in text
+    scheme = BMinSep(12, 3, 0.3)
+    square_root, steps = BandedToeplitz.square_root(3), np.tri(12) - np.tri(12, k=-3)
+    strategies = square_root, Dense(steps / np.sqrt(3))
+    assert "<svg" in plot.svg(plot.participation(Mechanism(scheme, square_root, 1.0), key=key))
+    for strategy, bands in zip(strategies, (square_root.coefficients, [3**-0.5] * 3), strict=True):
+        figure = plot.matrices(Mechanism(scheme, strategy, 1.0), steps=8)
+        assert "correlated noise" in plot.svg(figure)
+        shown = figure.axes[0].images[0].get_array()
+        np.testing.assert_allclose(shown[:3, 0], bands, rtol=1e-6)
+        assert shown.shape == (8, 8) and not np.triu(shown, 1).any()
