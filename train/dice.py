@@ -282,7 +282,7 @@ class DiceStep:
         rule = rule_of(plan)
         self._key = jnp.asarray(fresh_key() if key is None else key, jnp.uint32)
         self._optimizer = optimizer
-        micro = plan.batch_size
+        micro = plan.max_batch_size
         if microbatch_size is not None:
             micro = min(micro, _validate.positive_integer("microbatch_size", microbatch_size))
 
@@ -294,7 +294,10 @@ class DiceStep:
             covered = state.private_dice.count < plan.iterations
             released = jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), released)
             updates, opt_state = optimizer.update(released, state.opt_state, state.params)
-            info = StepInfo(values.mean(), jnp.mean(norms > plan.clip_norm), jnp.median(norms))
+            real = jnp.maximum(1, mask.sum())
+            clipped_share = jnp.sum((norms > plan.clip_norm) & mask) / real
+            median = jnp.nanmedian(jnp.where(mask, norms, jnp.nan))
+            info = StepInfo(jnp.where(mask, values, 0).sum() / real, clipped_share, median)
             return DiceTrainState(optax.apply_updates(state.params, updates), opt_state, dice), info
 
         self._jitted = jax.jit(step, donate_argnums=0)
@@ -357,7 +360,7 @@ def _shuffled(plan: DicePlan, generator: np.random.Generator) -> Iterator[np.nda
 
 
 def _train(plan: DicePlan, wanted: Wanted) -> Result:
-    """Clipped error feedback on shuffled batches: the procedure of a `DicePlan`."""
+    """Clipped error feedback: the procedure of a `DicePlan`."""
     steps = plan.iterations if wanted.steps is None else _validate.positive_integer("steps", wanted.steps)
     if steps > plan.iterations:
         raise ValueError(
@@ -372,15 +375,22 @@ def _train(plan: DicePlan, wanted: Wanted) -> Result:
     sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), None)
     micro = wanted.microbatch_size
     step = DiceStep(plan, loss, given_optimizer(wanted), key=noise_key, microbatch_size=micro)
+
+    def source_at(key, drawn):
+        if plan.sampling == "shuffling":
+            return Replayed(lambda generator: _shuffled(plan, generator), key, drawn)
+        sizes = plan.scheme, plan.dataset_size, plan.max_batch_size
+        return sampler.Sampler(*sizes, key) if drawn is None else sampler.Sampler.resume(*sizes, drawn)
+
     return run_and_keep(
         step,
         step.init(params),
-        Rows(rows, plan.batch_size, None),
+        Rows(rows, plan.max_batch_size, None),
         steps,
         plan=plan.to_json(),
         clip_norm=plan.clip_norm,
         sampler_key=sampler_key,
-        source_at=lambda key, drawn: Replayed(lambda generator: _shuffled(plan, generator), key, drawn),
+        source_at=source_at,
         statement=plan.statement(),
         before_first=None,  # the plan was computed again by `rule_of`
         **wanted.kept(),

@@ -1,26 +1,34 @@
-"""A plan of DiceSGD: the bound that holds (`dice.dice_mu`), checked again whenever it is asked for."""
+"""A plan of DiceSGD: the bounds that hold (`dice.dice_mu`, `dice.dice_delta_subsampled`), checked again
+whenever it is asked for.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 from jaxacct import _validate
-from jaxacct.accountants.dice import dice_mu, dice_noise_std
+from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu, dice_noise_std
+from jaxacct.batch_sizes import Overflow, batch_sizes, overflow
 from jaxacct.individual.gdp import gdp_delta
 from jaxacct.records import exact
+from jaxacct.schemes import Poisson
 from jaxacct.tradeoff.plan import _Stored
+
+SAMPLING = ("shuffling", "poisson")
 
 
 @dataclass(frozen=True)
 class DicePlan(_Stored):
-    """DiceSGD on shuffled batches of one size, under a guarantee for the whole released history.
+    """DiceSGD under a guarantee for the whole released history; zero-out adjacency.
 
-    The bound holds for any batches that are fixed beforehand or drawn independently of the data, even where
-    they are known to the adversary; it does not use that they are random. Its adjacency is zero-out: in the
-    neighbouring data set one example's gradients are zero.
+    In the neighbouring data set one example's gradients are zero. The bound for shuffled batches does not use
+    that they are random, so they may be known. That for Poisson batches is the better of it and of partial
+    amplification: until an example is first drawn nothing tells of it. It is worth something where T B / N
+    is small, and needs the batches to stay hidden.
 
     Attributes:
       dataset_size: N.
-      batch_size: B, at most N; also the divisor of every mean.
+      batch_size: B, at most N, of every batch or, Poisson, on average; the divisor of every mean.
+      sampling: "shuffling" or "poisson".
       iterations: T.
       clip_norm: C1, of each gradient.
       error_clip_norm: C2, of the error that is fed back.
@@ -32,6 +40,7 @@ class DicePlan(_Stored):
 
     dataset_size: int
     batch_size: int
+    sampling: str
     iterations: int
     clip_norm: float
     error_clip_norm: float
@@ -48,6 +57,7 @@ class DicePlan(_Stored):
         size = _validate.positive_integer("dataset_size", self.dataset_size)
         if _validate.positive_integer("batch_size", self.batch_size) > size:
             raise ValueError(f"batch_size must be at most the dataset_size {size}, was {self.batch_size}")
+        _validate.one_of("sampling", self.sampling, SAMPLING)
         _validate.positive_number("epsilon", self.epsilon)
         _validate.open_probability("delta", self.delta)
         _validate.instance("automatic", self.automatic, bool, "True or False")
@@ -64,6 +74,7 @@ class DicePlan(_Stored):
         iterations: int,
         clip_norm: float,
         error_clip_norm: float,
+        sampling: str = "shuffling",
         reset_every: int | None = None,
         automatic: bool = False,
     ) -> "DicePlan":
@@ -75,16 +86,44 @@ class DicePlan(_Stored):
             batch_size=batch_size,
             reset_every=reset_every,
         )
+        more = dict(dataset_size=dataset_size, sampling=sampling, automatic=automatic)
+        more |= dict(epsilon=epsilon, delta=delta)
+
+        def at(noise_std: float) -> "DicePlan":
+            return cls(noise_std=noise_std, **more, **problem)
+
+        # Part of delta is put aside for overfull Poisson batches.
+        whole = delta if sampling == "shuffling" else delta * (1 - 2e-3)
         # A hair more: what is rounded down would not be certified.
-        noise_std = dice_noise_std(epsilon, delta, **problem) * (1 + 1e-9)
-        return cls(
-            dataset_size=dataset_size,
-            noise_std=noise_std,
-            automatic=automatic,
-            epsilon=epsilon,
-            delta=delta,
-            **problem,
-        )
+        high = dice_noise_std(epsilon, whole, **problem) * (1 + 1e-9)
+        if sampling == "shuffling":
+            return at(high)
+        low = high / 2
+        while at(low).certified:
+            high, low = low, low / 2
+        while high > low * (1 + 1e-6):
+            middle = (high * low) ** 0.5
+            high, low = (middle, low) if at(middle).certified else (high, middle)
+        return at(high)
+
+    @property
+    def scheme(self) -> Poisson:
+        """Who is in which batch, where batches are Poisson-sampled."""
+        return Poisson(self.iterations, self.batch_size / self.dataset_size)
+
+    @property
+    def overflow(self) -> Overflow | None:
+        """What is put aside for a Poisson batch too large, at which a run stops; None for shuffled ones."""
+        if self.sampling == "shuffling":
+            return None
+        return overflow(self.scheme, self.epsilon, self.delta, self.dataset_size)
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch."""
+        aside = self.overflow
+        largest = batch_sizes(self.scheme, self.dataset_size, None, aside.probability)[1] if aside else None
+        return self.batch_size if largest is None else largest
 
     @property
     def mu(self) -> float:
@@ -101,18 +140,34 @@ class DicePlan(_Stored):
     @property
     def certified(self) -> bool:
         """Whether the noise gives the promise, computed again."""
-        return bool(gdp_delta(self.mu, self.epsilon) <= self.delta)
+        bound, aside = float(gdp_delta(self.mu, self.epsilon)), self.overflow
+        if aside is None:
+            return bound <= self.delta
+        if self.reset_every is None:
+            amplified = dice_delta_subsampled(
+                self.epsilon,
+                iterations=self.iterations,
+                clip_norm=self.clip_norm,
+                error_clip_norm=self.error_clip_norm,
+                batch_size=self.batch_size,
+                noise_std=self.noise_std,
+                sampling_probability=self.batch_size / self.dataset_size,
+            )
+            bound = min(bound, amplified)
+        return bound + aside.delta <= self.delta
 
     def statement(self) -> str:
         """The guarantee in a sentence."""
         resets = "" if self.reset_every is None else f", set to 0 every {self.reset_every} steps"
         scaled = "normalised to" if self.automatic else "clipped at"
+        seen, drawn, section = "every released step and which examples are in which batch", "", "section 1"
+        if self.sampling == "poisson":
+            seen, drawn, section = "every released step", " on average, Poisson-sampled", "sections 1 and 2"
         return (
             f"({exact(self.epsilon)}, {exact(self.delta)})-differential privacy under zero-out adjacency for "
-            f"one of {self.dataset_size} examples, against an adversary who sees every released step and "
-            "which examples are in which batch, but neither the error that is fed back nor the noise: "
-            f"DiceSGD, {self.iterations} steps of {self.batch_size} examples, gradients {scaled} "
-            f"{exact(self.clip_norm)}, the error at {exact(self.error_clip_norm)}{resets}, noise "
-            f"{exact(self.noise_std)} on the mean. By the bound of proofs/dice.md, section 1, not by theorem "
-            "3.7 of arXiv 2311.14632, which is false."
+            f"one of {self.dataset_size} examples, against an adversary who sees {seen}, but neither the "
+            f"error that is fed back nor the noise: DiceSGD, {self.iterations} steps of "
+            f"{self.batch_size} examples{drawn}, gradients {scaled} {exact(self.clip_norm)}, the error at "
+            f"{exact(self.error_clip_norm)}{resets}, noise {exact(self.noise_std)} on the mean. By the "
+            f"bounds of proofs/dice.md, {section}, not by theorem 3.7 of arXiv 2311.14632, which is false."
         )
