@@ -80,6 +80,28 @@ def test_subsampled_renyi_against_quadrature():
     assert worst == pytest.approx(1.098876, rel=1e-3)
 
 
+def test_an_odometer_against_an_adaptive_adversary():
+    """Who asks for more after a lucky output: the exact composition stays below what the odometer says.
+
+    Pieces 0.6 and 0.8; a first step of 0.6, then 0.8 or nothing. One that forgot its first piece would be
+    beaten by the same sequence.
+    """
+    for epsilon in (0.5, 1.0, 2.0):
+
+        def conditional(t, epsilon=epsilon):
+            second = 0.8 if t > 0 else 0.0
+            return stats.norm.pdf(t, 0.6) * float(gdp_delta(second, epsilon - (0.6 * t - 0.18)))
+
+        exact = integrate.quad(conditional, -12, 12, points=[0], epsabs=1e-12, limit=400)[0]
+        odometer = PrivacyOdometer([0.6, 0.8])
+        odometer.charge(0.6)
+        odometer.charge(0.8)
+        assert exact <= gdp_delta(odometer.spent_mu(), epsilon)
+        assert exact > gdp_delta(0.8, epsilon)
+    with pytest.raises(ValueError, match="fits in none"):
+        odometer.charge(0.01)
+
+
 def test_odometer():
     odometer = PrivacyOdometer([0.25] * 16)
     assert odometer.spent_mu() == 0

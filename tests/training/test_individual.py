@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct.individual import RDPIndividualAccountant, gdp_delta, gdp_mu
+from jaxacct.individual import RDPIndividualAccountant, gdp_delta, gdp_mu, subsampled_gaussian_rdp
 from tests.training.plans import plan
 from tests.training.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
 from train.individual import IndividualAccounting, PrivateLosses
@@ -103,13 +103,13 @@ def adversary(params, example):
     return -1e6 * example["canary"] * params["w"][0] + others * (1 - example["canary"])
 
 
-def watched(individual, sigma):
+def watched(individual, sigma, rate=1.0):
     """What the adversary reads off in each step, clip norms along the canary's direction; the result."""
     rows = {"x": np.zeros((ROWS, 3), np.float32), "canary": np.eye(ROWS, dtype=np.float32)[5]}
-    covered = plan("poisson", dataset_size=ROWS, rate=1.0, sigma=sigma)
+    covered = plan("poisson", dataset_size=ROWS, rate=rate, sigma=sigma)
     options = dict(data=rows, loss=adversary, model=WATCHED, optimizer=recording(1.0), clip_norm=1.0)
     result = run(covered, individual, **options)
-    return -np.asarray(result.params["seen"])[:, 0] * ROWS, result
+    return -np.asarray(result.params["seen"])[:, 0] * rate * ROWS, result
 
 
 def test_a_canary_is_retired_before_its_budget_is_passed():
@@ -131,6 +131,24 @@ def test_a_canary_is_retired_before_its_budget_is_passed():
         private = losses(result)
         assert not private.active()[5] and private.active().sum() == ROWS - 1
         assert private.epsilon(delta)[5] <= epsilon
+
+
+def test_a_sampled_canary_is_retired_whether_it_was_drawn_or_not():
+    """Half of the time it is not in the batch and pays all the same: three steps' budget lasts three."""
+    sigma, rate, order = 0.02, 0.5, 2
+    whole, _ = watched(None, sigma, rate)
+    drawn = whole > 0.5
+    assert drawn[3:].any() and not drawn.all()
+    cost = float(subsampled_gaussian_rdp(rate, sigma / (1 + 1e-6), (order,))[0])
+    for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):
+        epsilon = (
+            3 * cost * room + float(np.log1p(-1 / order)) - (np.log(DELTA) + np.log(order)) / (order - 1)
+        )
+        seen, result = watched(IndividualAccounting(epsilon, DELTA, order=order), sigma, rate)
+        assert ((seen > 0.5) == (drawn & (np.arange(12) < last))).all()
+        private = losses(result)
+        nothing = private.records.counts.shape[1] - 1
+        assert not private.active()[5] and private.records.counts[5, nothing] == 12 - last
 
 
 def test_a_retired_example_adds_exactly_nothing():
