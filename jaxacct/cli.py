@@ -516,7 +516,7 @@ def bench_command(samples: int = 8192, json: bool = False) -> int:
 
 def tradeoff_command() -> int:
     """Trade-off functions: convert, generalised DP-SGD, last iterates; see `jaxacct tradeoff --help`."""
-    raise ValueError("tradeoff must be followed by convert, general or last-iterate")
+    raise ValueError("tradeoff must be followed by convert, general, last-iterate or show")
 
 
 def _print_evidence(plan: "jaxacct.Plan", evidence) -> None:

@@ -17,7 +17,7 @@ from jaxacct.tradeoff.losses import logistic_conditions
 from jaxacct.tradeoff.noisy_cgd import noisy_cgd_gdp
 from jaxacct.tradeoff.noisy_gd import noisy_gd_gdp
 from jaxacct.tradeoff.noisy_sgd import noisy_sgd_accountant
-from jaxacct.tradeoff.plan import GeneralPlan, LastIteratePlan
+from jaxacct.tradeoff.plan import PLANS, GeneralPlan, LastIteratePlan, SampledGeneralPlan
 
 
 def convert_command(
@@ -93,6 +93,7 @@ def general_command(
     epsilon: float | None = None,
     plot: str | None = None,
     out: str | None = None,
+    draws: int | None = None,
     json: bool = False,
 ) -> int:
     """Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual or batch clipping.
@@ -109,25 +110,42 @@ def general_command(
       epsilon: target, to calibrate sigma.
       plot: write the trade-off curves to this PNG.
       out: with epsilon, write the plan here, for `python -m train`.
+      draws: with epsilon, certify by at most so many draws of the batches in place of their exact law, which
+        takes long for large groups and many terms.
       json: print one JSON object.
     """
     plots.check_plot(plot)
+    if draws is not None and (epsilon is None or plot is not None):
+        raise ValueError("draws must be given with epsilon, and without plot")
     if (sigma is None) == (epsilon is None):
         raise ValueError("sigma (to evaluate) or epsilon (to calibrate) must be given, and not both")
-    _check_out(out, GeneralPlan, "sigma", sigma)
-    run = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size)
+    _check_out(out, GeneralPlan if draws is None else SampledGeneralPlan, "sigma", sigma)
+    sizes: dict[str, Any] = dict(
+        dataset_size=dataset_size,
+        num_microbatches=num_microbatches,
+        microbatch_size=microbatch_size,
+        num_epochs=num_epochs,
+        sampling=sampling,
+        group_size=group_size,
+    )
+    run = GeneralDPSGD(**sizes)
+    if draws is not None:
+        assert epsilon is not None
+        drawn = SampledGeneralPlan.calibrate(epsilon, delta, num_samples=draws, **sizes)
+        if out is not None:
+            drawn.save(out)
+        found = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "sigma": drawn.sigma,
+            "noise_multiplier": 2 * drawn.sigma,
+        }
+        found |= {"clip": run.clip, "draws": drawn.draws.num_samples, **drawn.terms.to_json()}
+        _print(found | {"warnings": run.warnings(epsilon, delta)}, json)
+        return 0
     if sigma is None:
         assert epsilon is not None
-        plan = GeneralPlan.calibrate(
-            epsilon,
-            delta,
-            dataset_size=dataset_size,
-            num_microbatches=num_microbatches,
-            microbatch_size=microbatch_size,
-            num_epochs=num_epochs,
-            group_size=group_size,
-            sampling=sampling,
-        )
+        plan = GeneralPlan.calibrate(epsilon, delta, **sizes)
         sigma = plan.sigma
         if out is not None:
             plan.save(out)
@@ -274,7 +292,28 @@ def _conditions(
     raise ValueError("grad_sensitivity and smoothness, or num_classes and feature_norm, must be given")
 
 
-COMMANDS = {"convert": convert_command, "general": general_command, "last-iterate": last_iterate_command}
+def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
+    """What a plan of `general` or `last-iterate` promises and against whom; everything is computed again.
+
+    Args:
+      plan: the file that --out wrote.
+      json: print one JSON object.
+    """
+    data = files.read_json(plan, "plan")
+    kind = PLANS.get(str(data.get("schema")) if isinstance(data, dict) else "")
+    if kind is None:
+        raise ValueError(f"plan must be of {', '.join(PLANS)}, was another file: {plan!r}")
+    read = kind.from_json(data)
+    _print({"statement": read.statement(), **read.terms.to_json(), "steps": read.iterations}, json)
+    return 0
+
+
+COMMANDS = {
+    "convert": convert_command,
+    "general": general_command,
+    "last-iterate": last_iterate_command,
+    "show": show_command,
+}
 
 
 def run(argv: list[str]) -> int:

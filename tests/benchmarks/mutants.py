@@ -34,6 +34,9 @@ RUN, LINE = "jaxacct/verification/run.py", "jaxacct/verification/extrapolation.p
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
 LOOP = "tests/training/test_loop.py"
+CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
+DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
+INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 
 MUTANTS = [
     # Statistics.
@@ -433,6 +436,58 @@ MUTANTS = [
         LOOP,
     ),
     Mutant("train/run_folder.py", "        checkpoints.chmod(0o700)\n", "", f"{LOOP} tests/test_files.py"),
+    # Batch clipping, last iterates, mixtures by draws.
+    Mutant("train/convex.py", "            only_last=True,\n", "", CONVEX),
+    Mutant("train/convex.py", "jnp.round(weights / fine) * fine", "weights", CONVEX),
+    Mutant(
+        "train/convex.py",
+        "loss.smoothness <= plan.smoothness",
+        "loss.smoothness <= 2 * plan.smoothness",
+        CONVEX,
+    ),
+    Mutant("train/convex.py", "if steps not in (None, plan.steps):", "if False:", CONVEX),
+    Mutant("train/convex.py", "state.step + jnp.uint32(1)", "state.step", CONVEX),
+    Mutant("train/batch_clipping.py", "2 * plan.sigma)", "plan.sigma)", BATCHES),
+    Mutant("train/batch_clipping.py", "    if rounds > plan.rounds:\n", "    if False:\n", BATCHES),
+    Mutant("train/batch_clipping.py", "if drawn is not None and drawn != self.state:", "if False:", BATCHES),
+    Mutant("train/batch_clipping.py", "if wanted.verify else None", "if False else None", DRAWN),
+    Mutant("train/loop.py", "field.name not in procedure.honours", "False", f"{BATCHES} {CONVEX}"),
+    Mutant(
+        "jaxacct/tradeoff/filtering.py",
+        "if kept + others >= least_kept",
+        "if kept >= least_kept",
+        LAWS_OF_GROUPS,
+    ),
+    Mutant(
+        "jaxacct/tradeoff/lower_bounds.py",
+        "math.exp(-drift * width",
+        "math.exp(-2 * drift * width",
+        INTERPOLATION,
+    ),
+    Mutant(
+        "jaxacct/tradeoff/lower_bounds.py",
+        "-math.sqrt(t) * drift",
+        "-2 * math.sqrt(t) * drift",
+        INTERPOLATION,
+    ),
+    Mutant(
+        "jaxacct/tradeoff/losses.py", '"grad_sensitivity": 2 * longest', '"grad_sensitivity": longest', CONVEX
+    ),
+    Mutant("jaxacct/tradeoff/losses.py", "norm**2 / 2\n", "norm**2 / 4\n", CONVEX),
+    Mutant(
+        "jaxacct/tradeoff/mixture_certificate.py",
+        "if evidence.target != digest(",
+        "if False and digest(",
+        DRAWN,
+    ),
+    Mutant(
+        "jaxacct/tradeoff/mixture_certificate.py",
+        "self._budget.delta_v / (",
+        "1.05 * self._budget.delta_v / (",
+        DRAWN,
+    ),
+    Mutant("jaxacct/tradeoff/mixture_certificate.py", "evidence.counts[-1][0] > law.most()", "False", DRAWN),
+    Mutant("jaxacct/tradeoff/laws.py", "np.minimum(hits, 1)", "hits", DRAWN),
 ]
 
 

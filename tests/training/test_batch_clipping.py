@@ -1,5 +1,6 @@
 """Generalised DP-SGD: samplers, terms without memory, sensitivity, noise, and what is refused."""
 
+import dataclasses
 import json
 import math
 
@@ -11,6 +12,7 @@ import pytest
 
 from jaxacct.tradeoff.plan import GeneralPlan
 from train.batch_clipping import (
+    Replayed,
     aggregate,
     clip_by_l2_norm,
     epoch_batches,
@@ -212,6 +214,23 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path):
     result = fit_general(**fields)  # with fresh keys, which the folder's replace
     np.testing.assert_array_equal(result.params, whole.params)
     assert result.steps == 6
+
+
+def test_batches_are_replayed_and_others_are_refused():
+    """A checkpoint goes on with the batches of its key; one of other batches is not believed."""
+
+    def draws(generator):
+        return (generator.permutation(4) for _ in range(5))
+
+    whole = Replayed(draws, KEYS[0], None)
+    batches = [whole.next().indices for _ in range(2)]
+    state, third = whole.state, whole.next().indices
+    again = Replayed(draws, KEYS[0], state)
+    np.testing.assert_array_equal(again.next().indices, third)
+    assert len(batches) == state.step == 2
+    for wrong in ({"digest": "0" * 32}, {"key": (1, 2, 3, 5)}):
+        with pytest.raises(ValueError, match="batches were others"):
+            Replayed(draws, KEYS[0], dataclasses.replace(state, **wrong))
 
 
 @pytest.mark.parametrize(

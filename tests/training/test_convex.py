@@ -169,9 +169,9 @@ def test_learning_something():
     [
         ({"return_iterates": True}, "return_iterates"),
         ({"plan": plan(noise_std=0.1)}, "certified"),
-        ({"plan": plan(grad_sensitivity=1.0)}, "grad_sensitivity"),
-        ({"plan": plan(smoothness=0.2)}, "smoothness"),
-        ({"plan": plan(strong_convexity=0.2)}, "strong_convexity"),
+        ({"plan": plan(grad_sensitivity=LOSSES[0].grad_sensitivity * 0.999)}, "grad_sensitivity"),
+        ({"plan": plan(smoothness=LOSSES[0].smoothness * 0.999)}, "smoothness"),
+        ({"plan": plan(strong_convexity=0.1001)}, "strong_convexity"),
         ({"plan": plan(num_examples=12)}, "rows"),
         ({"loss": lambda w, x: 0.0}, "loss"),
         ({"labels": np.array([0, 1, 2, 0, 1, 2, 0, 1])}, "labels"),
