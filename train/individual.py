@@ -54,7 +54,7 @@ class IndividualAccounting:
 
     Without `epsilon` losses are tracked and nothing else changes: the same plan and keys give the same bits.
     With it no example takes part in a step that would take its own loss past (epsilon, delta), so the release
-    is (epsilon, delta)-DP for the removal or addition of any example, even where the plan's own epsilon is
+    is (epsilon, delta)-DP for one example under zero-out adjacency, even where the plan's own epsilon is
     larger. Training goes on to the last step whoever is left: stopping early would tell who was retired.
 
     Attributes:
@@ -141,10 +141,10 @@ class IndividualAccounting:
         return (
             f"An individual filter ({tracker.describe()}) left each example out of every step that would "
             "have taken its own loss past its budget: what is released"
-            f"{together} is also ({exact(self.epsilon)}, {exact(self.delta)})-differentially private for the "
-            "removal or the addition of any one example. Every example was charged at every step that it was "
-            "not left out of for the norm of its own clipped gradient there, whether it was in the batch or "
-            f"not. {private}"
+            f"{together} is also ({exact(self.epsilon)}, {exact(self.delta)})-differentially private for one "
+            "example under zero-out adjacency. Every example was charged at every step that it was not left "
+            "out of for the norm of its own clipped gradient there, whether it was in the batch or not. "
+            f"{private}"
         )
 
 

@@ -6,9 +6,11 @@ import pytest
 
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.tradeoff.plan import GeneralPlan, LastIteratePlan
+from tests.training import plans
 from train.__main__ import RECIPES, main, read_plan
 from train.convex import LogisticRegression
-from train.loop import PROCEDURES, procedure_of
+from train.individual import IndividualAccounting
+from train.loop import PROCEDURES, Result, procedure_of
 
 GENERAL = GeneralPlan(1440, 1, 36, 1, "shuffling", 1, sigma=1.0, epsilon=50.0, delta=1e-5)
 
@@ -64,6 +66,24 @@ def test_dice_from_the_command_line(tmp_path, capsys):
     ):
         code, _, error = command(capsys, *given, *words)
         assert code == 2 and said in error and error.count("\n") == 1
+
+
+def test_filters_of_individuals_from_the_command_line(tmp_path, capsys, monkeypatch):
+    """The two options reach `fit`; what comes back prints no individual value."""
+    seen = []
+
+    def fit(plan, *, individual, **_):
+        seen.append(individual)
+        return Result({}, 1, {"accuracy": 0.5}, individual.statement(individual.tracker(0.5, 3.0)))
+
+    monkeypatch.setattr("train.__main__.fit", fit)
+    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
+    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--individual-epsilon", "1.5"]
+    code, out, _ = command(capsys, *given, "--individual-delta", "1e-5")
+    assert code == 0 and seen == [IndividualAccounting(1.5, 1e-5)]
+    assert "(1.5, 1e-05)-differentially private for one example under zero-out adjacency" in out
+    code, _, error = command(capsys, *given)
+    assert code == 2 and error.count("\n") == 1
 
 
 def test_last_iterates_from_the_command_line(tmp_path, capsys):
