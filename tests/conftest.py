@@ -1,5 +1,6 @@
 """Shared fixtures. Statistical tests fix their keys and derive tolerances from a stated false alarm."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -11,6 +12,12 @@ import pytest
 MIN_COMPILE_SECONDS = 0.1  # what takes less to compile is not worth a file
 OPTIMIZE = os.environ.get("JAXACCT_TESTS_OPTIMIZE") == "1"
 """Whether all programs are compiled as users have them; else those of modules marked `optimized` alone."""
+
+
+def pytest_collection_finish(session):
+    """Traced programs are many objects that live long: looked through less often."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 def pytest_configure(config):

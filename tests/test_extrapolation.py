@@ -13,6 +13,8 @@ from jaxacct.schemes import BallsInBins, BMinSep, Poisson
 from jaxacct.verification import extrapolation
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
+pytestmark = pytest.mark.optimized  # many draws from few programs
+
 
 def test_height_of_a_term_is_concave_in_the_loss():
     """Theorem 4 needs `v -> Phi^{-1}(1 - e^v)` concave and decreasing for v < 0."""

@@ -17,6 +17,8 @@ from jaxacct.accountants.truncation import MOST_SECOND_MOMENT, covers, reserve
 from tests.training.test_sampler import participation
 from train.sampler import Sampler
 
+pytestmark = pytest.mark.optimized  # many draws from few programs
+
 FALSE_ALARM = 1e-6
 PRODUCTION = BMinSep.from_batch_size(
     dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256

@@ -21,6 +21,8 @@ from jaxacct.verification.target import Target
 from tests.oracles import tuples
 from tests.test_sampling import pld_delta
 
+pytestmark = pytest.mark.optimized  # many draws from few programs
+
 FALSE_ALARM = 1e-6
 IDENTITY = BandedToeplitz((1.0,))
 EPSILON = 0.5

@@ -24,6 +24,8 @@ from jaxacct.plan import Plan
 from train.loop import fit
 from train.sampler import Sampler
 
+pytestmark = pytest.mark.optimized  # many draws from few programs
+
 FALSE_ALARM = 1e-6
 # Fixed, as only tests may: what the audit sees is then the same at every run.
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
