@@ -169,7 +169,7 @@ def test_composition_needs_more_noise(plan):
     assert "composed with" in both.statement()
     assert Plan.from_json(json.loads(json.dumps(both.to_json()))) == both
     with pytest.raises(ValueError, match="compose_with must leave room"):
-        calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=dp.GaussianDpEvent(1.0))
+        calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=other)
 
 
 def test_resumes_from_a_folder(tmp_path):

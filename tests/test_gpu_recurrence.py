@@ -22,10 +22,10 @@ from jaxacct.strategies import stationary
         (1, 1, 1, 0.3, 3.0),
         (30, 1, 130, 0.3, 3.0),
         (31, 2, 5, 1e-6, 300.0),
-        (64, 16, 128, 0.3, 3.0),
-        (65, 16, 3, 0.3, 300.0),
+        pytest.param(64, 16, 128, 0.3, 3.0, marks=pytest.mark.slow),
+        pytest.param(65, 16, 3, 0.3, 300.0, marks=pytest.mark.slow),
         (65, 16, 3, 1.0, 2.0),
-        (5, 9, 7, 0.3, 3.0),
+        pytest.param(5, 9, 7, 0.3, 3.0, marks=pytest.mark.slow),
         (100, 33, 257, 1e-6, 300.0),
     ],
 )
@@ -56,7 +56,14 @@ def test_kernel_over_blocks_of_samples():
         np.testing.assert_array_equal(part, run(alone))
 
 
-@pytest.mark.parametrize(("n", "b", "count"), [(1, 1, 1), (22, 5, 30), (23, 3, 6), (50, 16, 7), (40, 9, 2)])
+@pytest.mark.parametrize(
+    ("n", "b", "count"),
+    [
+        (1, 1, 1),
+        (22, 5, 30),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in ((23, 3, 6), (50, 16, 7), (40, 9, 2))),
+    ],
+)
 def test_sums_in_the_kernel_are_those_outside(n, b, count):
     """More noise multipliers than one thread takes, counts that are no multiple of it, odd steps."""
     log_p, log_q = log_probabilities(0.2)
@@ -120,10 +127,10 @@ def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
     ("n", "b", "bands", "p", "warm"),
     [
         (1, 2, 2, 0.5, True),
-        (5, 9, 4, 0.9, False),
+        pytest.param(5, 9, 4, 0.9, False, marks=pytest.mark.slow),
         (40, 3, 3, 1.0, True),
         (41, 6, 6, 0.3, True),
-        (64, 8, 1, 0.2, False),
+        pytest.param(64, 8, 1, 0.2, False, marks=pytest.mark.slow),
     ],
 )
 def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):

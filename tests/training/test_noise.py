@@ -36,7 +36,9 @@ def run(strategy, steps, params=PARAMS, key=KEY):
     return np.stack(w), np.stack(z)
 
 
-@pytest.mark.parametrize("bands", [1, 2, 5, 16, 64, 100])
+@pytest.mark.parametrize(
+    "bands", [1, 5, 100, *(pytest.param(b, marks=pytest.mark.slow) for b in (2, 16, 64))]
+)
 def test_against_the_dense_inverse(bands):
     strategy = BandedToeplitz.square_root(bands)
     w, z = run(strategy, 64)
