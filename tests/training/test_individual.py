@@ -94,7 +94,8 @@ def test_losses_of_sampled_batches_against_numpy():
     assert (counts.sum(axis=1) == 12).all()
     assert (counts @ charged <= oracle @ charged + 1e-12).all()
     assert (counts @ charged >= shorter @ charged - 1e-12).all()
-    assert (private.epsilon(DELTA) <= private.renyi_epsilon(DELTA) + 1e-9).all()
+    few = dataclasses.replace(private, records=jax.tree.map(lambda leaf: leaf[:4], private.records))
+    assert (few.epsilon(DELTA) <= few.renyi_epsilon(DELTA) + 1e-9).all()
 
 
 def adversary(params, example):
