@@ -82,8 +82,8 @@ def dice_least_noise_std(
 ) -> float:
     """`noise_std` below which DiceSGD is **not** (epsilon, delta)-DP, however it is accounted for.
 
-    `(1 - 1/k) sqrt(T) min(C0, C1 + N C2) / (N mu)` for k epochs of shuffled batches (proofs/dice.md, theorem
-    1).
+    `(1 - 1/k) sqrt(T) min(C0, C1 + N C2) / (N mu)` for k epochs of shuffled batches, clipped (not
+    normalised), whose error is never reset (proofs/dice.md, theorem 1).
 
     Args:
       batch_size: B, a divisor of the dataset_size N.

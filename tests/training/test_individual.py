@@ -11,7 +11,13 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct.individual import RDPIndividualAccountant, gdp_delta, gdp_mu, subsampled_gaussian_rdp
+from jaxacct.individual import (
+    RDPIndividualAccountant,
+    gdp_delta,
+    gdp_mu,
+    rdp_to_epsilon,
+    subsampled_gaussian_rdp,
+)
 from tests.training.plans import plan
 from tests.training.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
 from train.individual import IndividualAccounting, PrivateLosses
@@ -226,6 +232,11 @@ def test_the_charge_is_never_below_what_enters_the_sum():
     records, active = jax.jit(tracker.step)(tracker.init(norms.size), norms)
     charged = tracker.accountant.charged_sigmas[np.argmax(records.counts, axis=1)]
     assert (charged <= 3.0 / np.asarray(norms, float)).all() and active.all()
+    # What a filter lets through, the slack of its comparisons and all, is within what is stated.
+    whole = individual.tracker(1.0, 3.0).filter.budget_mu * (1 + 2.0**-20) ** 0.5
+    assert gdp_delta(whole, 1.2) <= DELTA
+    most, order = tracker.filter.budget * (1 + 2.0**-20), tracker.filter.order
+    assert rdp_to_epsilon([most], [order], DELTA)[0] <= 1.2
     bad = jnp.array([np.nan, -1.0, 1.5], jnp.float32)
     for follower in (tracker, individual.tracker(1.0, 3.0)):
         records, active = follower.step(follower.init(3), bad)
