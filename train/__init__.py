@@ -17,12 +17,14 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     )
     from .convex import noisy_cgd, noisy_gd, noisy_sgd, project_box, project_l2_ball
     from .loop import fit
+    from .run_folder import load_model
 
 __all__ = [
     "aggregate",
     "clip_by_l2_norm",
     "epoch_batches",
     "fit",
+    "load_model",
     "noisy_cgd",
     "noisy_gd",
     "noisy_sgd",
@@ -37,6 +39,7 @@ _HOMES = {
     "batch_clipping": "aggregate clip_by_l2_norm epoch_batches outer_update private_round_update",
     "convex": "noisy_cgd noisy_gd noisy_sgd project_box project_l2_ball",
     "loop": "fit",
+    "run_folder": "load_model",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -190,15 +190,65 @@ class RunFolder:
 
         A single array is the entry "params" of one: Orbax does not store it bare.
         """
-        plain = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
-        if isinstance(plain, jax.Array | np.ndarray):
-            plain = {"params": plain}
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(self.folder / "model", plain, force=True)
+            checkpointer.save(self.folder / "model", _plain(params), force=True)
 
     def finish(self, result: dict) -> None:
         """Write result.json."""
         write_atomically(self.folder / "result.json", json.dumps(result, indent=1) + "\n")
+
+
+def load_model(run, model):
+    """The trained model of a finished run.
+
+    Args:
+      run: folder of the run; only its `model/` is read, which is covered by the guarantee.
+      model: an `nnx.Module` or a pytree of parameters of the same shapes and dtypes, whatever their values.
+
+    Returns:
+      `model` itself with the parameters set, where it is a module; else a pytree like it.
+
+    Raises:
+      ValueError: no such folder, or parameters of another structure, shape or dtype.
+    """
+    folder = Path(run).absolute() / "model"
+    if not folder.is_dir():
+        raise ValueError(f"run must be the folder of a finished run, {str(run)!r} has no model")
+    params = nnx.state(model, nnx.Param) if isinstance(model, nnx.Module) else model
+    wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(params))
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            stored = checkpointer.metadata(folder).item_metadata.tree
+            found = {_name(path): (tuple(leaf.shape), leaf.dtype) for path, leaf in _leaves(stored)}
+            given = {_name(path): (tuple(leaf.shape), leaf.dtype) for path, leaf in _leaves(wanted)}
+            if found != given:
+                name = min(set(found.items()) ^ set(given.items()), key=str)[0]
+                raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
+            plain = checkpointer.restore(folder, wanted)
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"model must be of the structure that was trained: {error}") from None
+    if isinstance(model, nnx.Module):
+        nnx.replace_by_pure_dict(params, plain)
+        nnx.update(model, params)
+        return model
+    return plain["params"] if isinstance(model, jax.Array | np.ndarray) else plain
+
+
+def _plain(params):
+    """Parameters as Orbax stores them: plain nested dictionaries, of a single array the only entry."""
+    plain = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+    return {"params": plain} if isinstance(plain, jax.Array | np.ndarray) else plain
+
+
+def _leaves(tree):
+    return jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+
+
+def _name(path) -> str:
+    """The same for attributes, keys and places, which Orbax does not tell apart."""
+    return ".".join(
+        str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path
+    )
 
 
 def _parts(state) -> dict[str, dict]:
