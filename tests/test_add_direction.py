@@ -5,9 +5,10 @@ import math
 import jax
 import numpy as np
 import pytest
-from scipy import integrate
+from scipy import integrate, stats
 from scipy.special import log_ndtr, ndtr
 
+from jaxacct.kernels import randomness, threefry
 from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
 from jaxacct.statistics import hockey_stick
@@ -172,6 +173,27 @@ def test_scale_of_the_table_against_quadrature(edge, slope):
         depth = (np.arange(upper.size) + fraction) * cell_width
         rounding = 5e-7 * (1 + np.abs(weight))
         assert np.all(log_w + np.log(-np.expm1(-slope * depth)) <= log_scale + rounding)
+
+
+def test_a_weight_is_the_density_of_the_normal_over_that_of_its_cell():
+    """Exactly, where it was drawn: cells are wide enough that half of `below^2` forgotten would show."""
+    mechanism, epsilon = make(Poisson(10, 0.1), 1, 2.0), 0.3
+    proposal = add_direction.half_space_proposal(
+        mechanism, epsilon, add_direction.best_minorant(mechanism, epsilon)
+    )
+    key, tables = jax.random.key(5), proposal.tables()
+    draws = proposal.draw_block(key, mechanism.scheme, mechanism.strategy, 2.0, tables, np.float32)
+    _, cell_key, place_key = threefry.split(key, 3)
+    size, cell_width = randomness.BLOCK_SIZE, float(tables["width"])
+    last = np.asarray(tables["last"], np.float64)
+    cell = np.searchsorted(last, np.asarray(threefry.bits_32(cell_key, (size,)), np.float64))
+    below = cell_width * np.asarray(randomness.uniform_64(place_key, (size,)), np.float64)
+    assert below.max() ** 2 / 2 > 5e-6
+    density = np.diff(last, prepend=-1.0)[cell] * 2.0**-32 / cell_width
+    exact = stats.norm.logpdf(np.asarray(tables["upper"], np.float64)[cell] - below) - np.log(density)
+    above = np.asarray(draws.log_weight, np.float64) - exact
+    slack = 2.0**-21 * (1 + np.abs(exact))
+    assert np.all(above >= -slack) and np.all(above <= 4 * slack)
 
 
 def test_weights_average_to_the_probability_of_the_half_space():
