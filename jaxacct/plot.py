@@ -97,7 +97,7 @@ def matrices(mechanism: Mechanism, steps: int = 64):
     strategy, whole = mechanism.strategy, mechanism.scheme.iterations
     n = min(steps, whole)
     # The scores of a unit output are a row of C; the first rows of a Toeplitz matrix are the same for any n.
-    rows = np.asarray(strategy.output_scores(np.eye(n if strategy.is_toeplitz else whole)))
+    rows = np.asarray(strategy.output_scores(np.eye(n if strategy.is_toeplitz else whole, dtype=np.float32)))
     matrix = np.tril(rows.astype(np.float64)[:n, :n])
     inverse = np.linalg.inv(matrix)
     figure = blank(10.0, 3.2)

@@ -153,3 +153,19 @@ def test_ctrl_c_while_importing(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 130
     assert done.stderr == "jaxacct: interrupted\n"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_has_no_name_for_is_no_json_here(number, tmp_path):
+    (tmp_path / "plan.json").write_text(f'{{"epsilon": {number}}}')
+    with pytest.raises(ValueError, match="not valid JSON"):
+        files.read_json(tmp_path / "plan.json", "plan")
+
+
+def test_one_folder_has_one_owner(tmp_path):
+    """Two would write over each other's checkpoints; afterwards it is free again."""
+    first = files.Checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="is in use by another process"):
+        files.Checkpoint(tmp_path)
+    first.close()
+    files.Checkpoint(tmp_path).close()
