@@ -259,3 +259,9 @@ def test_a_relabelled_digest_does_not_help():
         assert not forged.certified
         with pytest.raises(ValueError, match="does not add up"):
             Plan.from_json(json.loads(to_json(forged.to_json())))
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, "1", True, None])
+def test_a_number_of_a_record_is_finite(value):
+    with pytest.raises(ValueError, match="x must be a finite number"):
+        records.read(float, value, "x")

@@ -174,3 +174,21 @@ def test_float32_log_add_exp():
     found = np.asarray(log_add_exp(jnp.asarray(a), jnp.asarray(b)), np.float64)
     assert np.max(np.abs(found - exact) / np.maximum(np.abs(exact), np.log(2))) < 4 * 2.0**-24
     assert float(log_add_exp(jnp.float32(-np.inf), jnp.float32(1.5))) == 1.5
+
+
+def test_the_rarest_radii_take_their_last_bits_from_their_row(monkeypatch):
+    """Of the lowest index the radius is that of `u = (row's word) 2^-40`, so there is no last one."""
+
+    def lowest(key, shape):
+        return jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
+
+    monkeypatch.setattr(randomness, "two_words", lowest)
+    x, y = (
+        np.asarray(part, float) for part in randomness.normal_pairs(jax.random.key(1), (64, 2), jnp.float32)
+    )
+    radius = np.hypot(x, y)
+    least = np.sqrt(2 * 40 * np.log(2))
+    assert (radius > least * (1 - 1e-6)).all()
+    np.testing.assert_allclose(radius[:, 0], radius[:, 1], rtol=1e-6)  # of one row
+    # A word is uniform, so radius^2 / 2 - 40 ln 2 is exponential: 64 of them, false alarm 1e-6.
+    assert stats.kstest(np.maximum(radius[:, 0] ** 2 / 2 - 40 * np.log(2), 0), "expon").pvalue > 1e-6

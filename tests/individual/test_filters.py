@@ -151,3 +151,10 @@ def test_a_filter_without_its_rule_would_be_beaten():
         return 1.6 if t > 0.6 else 0.0  # the mean square is about 1.28 / 2 + .36 = 1
 
     assert adaptive_divergence(2.0, 0.6, lucky) > 1.5 * gdp_delta(1.0, 2.0)
+
+
+@pytest.mark.parametrize("kind", [GDPFilter, IndividualGDPFilter])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (8.0, 1e-3)])
+def test_the_budget_of_a_target_is_the_largest_that_keeps_it(kind, epsilon, delta):
+    budget = kind.from_epsilon_delta(epsilon, delta).budget_mu
+    assert gdp_delta(budget, epsilon) <= delta * (1 + 1e-9) < gdp_delta(1.001 * budget, epsilon)

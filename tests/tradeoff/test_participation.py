@@ -376,3 +376,12 @@ def test_half_of_mu_is_no_bound_for_filtered_batches():
             filtered_participation_pmf(12, 1, 3, 1, 1, "shuffling", least_kept=bad)
     with pytest.raises(NotImplementedError, match="poisson"):
         filtered_participation_pmf(12, 1, 3, 1, 1, "poisson")
+
+
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+@pytest.mark.parametrize(
+    ("n", "m", "s", "g"), [(6, 2, 1, 2), (6, 1, 2, 2), (8, 2, 2, 3), (6, 3, 1, 2), (4, 1, 1, 3)]
+)
+def test_the_largest_is_the_largest_of_the_law(n, m, s, g, sampling):
+    run = GeneralDPSGD(n, m, s, 2, sampling, g)
+    assert run.most() == max(run.pmf().squared_sensitivity)
