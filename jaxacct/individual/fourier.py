@@ -133,10 +133,10 @@ class FourierAccountant:
         if not used.all():
             size, phase, counts = size[used], phase[used], counts[:, used]
         size, phase = np.exp(counts @ size), counts @ phase
-        found = np.empty(size.shape, complex)
-        np.multiply(size, np.cos(phase), out=found.real)
-        np.multiply(size, np.sin(phase), out=found.imag)
-        return found
+        found = np.empty((*size.shape, 2))
+        np.multiply(size, np.cos(phase), out=found[..., 0])
+        np.multiply(size, np.sin(phase), out=found[..., 1])
+        return found.view(complex)[..., 0]
 
     def booked_error(self, counts) -> np.ndarray:
         """(2, groups): what is added to delta: infinite losses, wrapped mass, rounding; remove and add."""
