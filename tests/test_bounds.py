@@ -171,7 +171,7 @@ def test_overall_delta_is_valid_and_no_worse_than_the_peer(samples, delta_prime,
     kind = dict(delta_prime=delta_prime, samples=samples)
     ours, theirs = bounds.overall_delta(**kind), peer.get_overall_delta(samples, delta_prime)
     assert theirs == pytest.approx(known, rel=1e-7)
-    assert ours <= theirs * (1 + 1e-12)
+    assert ours <= theirs * (1 + 1e-11)  # SciPy before 1.17 has them 2e-12 apart
     assert ours == pytest.approx(known, rel=1e-6)  # same rule, so no better either
     delta_v = bounds.best_delta_v(**kind)
     q = bounds.failure_probability(delta_v=delta_v, **kind)

@@ -60,10 +60,10 @@ def gdp_log_delta(epsilon, mu):
         integral = m / 2 * xp.sum(_WEIGHTS * slopes, axis=-1)
     right = near > 0
     x = xp.where(right, near, 1.0)
-    difference = _mills(special, x) - _mills(special, xp.where(right, far, 2.0))
+    difference = _mills(xp, special, x) - _mills(xp, special, xp.where(right, far, 2.0))
     kept = xp.where(thin, integral, difference)
     tail = -(near**2) / 2 - _LOG_SQRT_2PI + xp.log(xp.where(kept > 0, kept, 1e-320))
-    body = special.ndtr(-near) - xp.exp(-(near**2) / 2 - _LOG_SQRT_2PI) * _mills(special, xp.abs(far))
+    body = special.ndtr(-near) - xp.exp(-(near**2) / 2 - _LOG_SQRT_2PI) * _mills(xp, special, xp.abs(far))
     value = xp.where(thin | right, tail, xp.log(xp.where(thin | right, 1.0, body)))
     value = xp.where(usable, value, xp.where((mu > 0) & xp.isfinite(size), 0.0, -xp.inf))
     value = xp.where(xp.isnan(mu) | xp.isnan(epsilon), xp.nan, value)
@@ -180,8 +180,12 @@ def dp_tradeoff(alpha, epsilon, delta):
     return plain(xp.maximum(0.0, xp.maximum(steep, flat)))
 
 
-def _mills(special, x):
-    return math.sqrt(math.pi / 2) * special.erfcx(x / math.sqrt(2))
+def _mills(xp, special, x):
+    """`(1 - Phi(x)) / phi(x)`: not by `erfcx`, which only the newest JAX has."""
+    far = x > _FAR
+    high, low = xp.where(far, x, _FAR), xp.where(far, 0.0, x)
+    near = math.sqrt(math.pi / 2) * xp.exp(low * low / 2) * special.erfc(low / math.sqrt(2))
+    return xp.where(far, 1 / (high + _fraction(high)), near)
 
 
 def _slope(xp, special, x):
@@ -190,7 +194,7 @@ def _slope(xp, special, x):
     high = xp.where(far, x, _FAR)
     tail = _fraction(high)
     low = xp.where(far, 0.0, xp.maximum(x, -37.0))
-    return xp.where(far, tail / (high + tail), 1 - low * _mills(special, low))
+    return xp.where(far, tail / (high + tail), 1 - low * _mills(xp, special, low))
 
 
 def _fraction(x):
