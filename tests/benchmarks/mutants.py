@@ -422,7 +422,7 @@ MUTANTS = [
         "tests/test_truncation.py",
     ),
     Mutant("train/loop.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
-    Mutant("train/loop.py", "    if not evidence.accepted:\n", "    if False:\n", LOOP),
+    Mutant("train/loop.py", "    if not evidence.accepted:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
     Mutant(
         "train/loop.py",
         "if steps > plan.mechanism.scheme.iterations:",
