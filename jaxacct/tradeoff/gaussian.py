@@ -181,7 +181,9 @@ def dp_tradeoff(alpha, epsilon, delta):
 
 
 def _mills(xp, special, x):
-    """`(1 - Phi(x)) / phi(x)`: not by `erfcx`, which only the newest JAX has."""
+    """`(1 - Phi(x)) / phi(x)`, where there is no `erfcx`, as in older JAX, by a continued fraction."""
+    if hasattr(special, "erfcx"):
+        return math.sqrt(math.pi / 2) * special.erfcx(x / math.sqrt(2))
     far = x > _FAR
     high, low = xp.where(far, x, _FAR), xp.where(far, 0.0, x)
     near = math.sqrt(math.pi / 2) * xp.exp(low * low / 2) * special.erfc(low / math.sqrt(2))
