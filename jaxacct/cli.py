@@ -456,13 +456,18 @@ def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False)
 
 
 def report_command(
-    plan: Annotated[str, tyro.conf.Positional], out: str, force: bool = False, json: bool = False
+    plan: Annotated[str, tyro.conf.Positional],
+    out: str,
+    draws: int | None = None,
+    force: bool = False,
+    json: bool = False,
 ) -> int:
     """Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.
 
     Args:
       plan: file written by calibrate.
       out: HTML file to write; it needs no other file and loads nothing.
+      draws: fresh draws a direction for bands of the whole privacy profile, such as 20000; none by default.
       force: replace a file that is no report.
       json: print one JSON object: certified, out, and the certified risk.
     """
@@ -470,7 +475,11 @@ def report_command(
 
     files.check_target(out, None if force else report.is_report, "a report")
     loaded = jaxacct.Plan.load(plan)
-    report.save(loaded, out, Path(plan).name)
+    bands = None
+    if draws is not None:
+        with watch() as progress:
+            bands = report.measure(loaded, _validate.positive_integer("draws", draws), progress=progress)
+    report.save(loaded, out, Path(plan).name, bands)
     found = {"certified": loaded.certified, "out": out}
     if loaded.certified:
         found["advantage_at_most"] = risk.advantage(loaded.epsilon, loaded.delta)

@@ -6,6 +6,7 @@ Lines differ in dash and weight and not in colour alone, so that they can be tol
 import numpy as np
 
 from jaxacct import risk
+from jaxacct.estimates.profile import Profile
 from jaxacct.figure import blank, svg
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -13,30 +14,37 @@ from jaxacct.plan import Plan
 from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 
-_RESOLVED = 30
 DARK, LIGHT = "#1f4e79", "#c55a11"
 
 
-def profile(plan: Plan):
-    """delta over epsilon: the certified point, what follows from it alone, and the estimate of the draws."""
+def profile(plan: Plan, bands: Profile | None = None):
+    """delta over epsilon: the certified point, what it says alone, and `bands` of `privacy_profile`."""
     figure = blank(5.6, 4.0)
     axes = figure.add_subplot()
     epsilons = np.linspace(0, 2 * plan.epsilon, 201)
     implied = _delta_from_point(plan.epsilon, plan.delta, epsilons)
     axes.plot(epsilons, implied, color="0.35", linestyle="--", label="what the certified point alone says")
-    points = profile_points(plan)
-    if points is not None:
-        axes.plot(*points, color=DARK, linewidth=2, label="estimate from the stored draws, no guarantee")
+    least = plan.delta / 10
+    if bands is not None:
+        low, label = np.maximum(bands.lower, 1e-300), f"bands, {bands.confidence:.4g} confidence in all"
+        middle = np.clip(bands.estimate, low, bands.upper)
+        sides = middle - low, bands.upper - middle
+        axes.errorbar(
+            bands.epsilons, middle, sides, fmt="o", color=DARK, capsize=4, markersize=4, label=label
+        )
+        least = min(least, bands.upper.min() / 10)
     axes.plot(plan.epsilon, plan.delta, "*", color=LIGHT, markersize=15, label="certified")
-    least = min(plan.delta, plan.delta if points is None else points[1].min()) / 10
     axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(least, 1.5), title="privacy profile")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False)
     return figure
 
 
-def tradeoff(plan: Plan):
-    """True against false positive rate of the best test for membership, both axes logarithmic."""
+def tradeoff(plan: Plan, bands: Profile | None = None):
+    """True against false positive rate of the best test for membership, both axes logarithmic.
+
+    With `bands` of `privacy_profile` also the bound that they give at their confidence.
+    """
     figure = blank(5.6, 4.0)
     axes = figure.add_subplot()
     rates = np.geomspace(1e-5, 1, 300)
@@ -45,10 +53,11 @@ def tradeoff(plan: Plan):
     axes.plot(
         rates, bound, color=LIGHT, linestyle="--", linewidth=2, label="certified: no test is above this"
     )
-    points = profile_points(plan)
-    if points is not None:
-        label = "estimate from the stored draws, no guarantee"
-        axes.plot(rates, risk.true_positive_rate(*points, rates), color=DARK, linewidth=2, label=label)
+    if bands is not None:
+        most = np.minimum(bound, risk.true_positive_rate(bands.epsilons, bands.upper, rates))
+        axes.plot(
+            rates, most, color=DARK, linewidth=2, label=f"the same with confidence {bands.confidence:.4g}"
+        )
     axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1.3), title="membership inference")
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.grid(alpha=0.3)
@@ -115,21 +124,6 @@ def matrices(mechanism: Mechanism, steps: int = 64):
     right.legend(fontsize=8, frameon=False)
     right.grid(alpha=0.3)
     return figure
-
-
-def profile_points(plan: Plan) -> tuple[np.ndarray, np.ndarray] | None:
-    """(epsilons, estimated deltas) as far as the stored draws resolve them; None where nothing is known.
-
-    Below `_RESOLVED` draws' worth the estimate soon is 0, and what it says of rare errors too little.
-    """
-    if plan.evidence is None:
-        return None
-    epsilons = np.linspace(0, 2 * plan.epsilon, 400)
-    deltas = plan.profile(epsilons)
-    drawn = [getattr(plan.evidence, direction).num_samples for direction in DIRECTIONS]
-    # Of a direction that was not drawn nothing is known but at the plan's own epsilon.
-    known = np.isfinite(deltas) & (deltas * min(drawn) >= _RESOLVED)
-    return (epsilons[known], np.minimum(deltas[known], 1)) if known.any() else None
 
 
 def _delta_from_point(epsilon: float, delta: float, others: np.ndarray) -> np.ndarray:

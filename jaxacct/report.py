@@ -3,12 +3,15 @@
 import html
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxacct import plot, risk
+from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.files import write_atomically
 from jaxacct.plan import Plan
+from jaxacct.progress import Progress
 from jaxacct.records import exact
 
 FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
@@ -55,12 +58,29 @@ svg { max-width: 100%; height: auto; } .note { color: #444; font-size: .92rem; }
 """
 
 
-def report(plan: Plan, source: str = "plan.json") -> str:
+CONFIDENCE = 0.999
+
+
+def measure(plan: Plan, draws: int, key=None, progress: Progress | None = None) -> Profile:
+    """The plan's privacy profile from `draws` fresh draws a direction, with bands of 99.9 % all together.
+
+    Raises:
+      ValueError: for a plan of more than its mechanism, whose profile that is not: cut batches, composition.
+    """
+    if plan.compose_with is not None or plan.truncation_delta is not None:
+        raise ValueError("draws must not be given for a plan that is composed or whose batches are cut")
+    grid = np.linspace(0, 1.5 * plan.epsilon, 13)
+    options: dict[str, Any] = dict(num_samples=draws, confidence=CONFIDENCE, key=key, progress=progress)
+    return privacy_profile(plan.mechanism, grid, **options)
+
+
+def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) -> str:
     """The page as HTML.
 
     Args:
       plan: certified or not; a plan that is not says so first.
       source: what to call its file in the commands.
+      bands: of `measure`, for what (epsilon, delta) alone does not tell.
 
     Raises:
       ValueError: where matplotlib is not installed.
@@ -72,8 +92,8 @@ def report(plan: Plan, source: str = "plan.json") -> str:
         _section("The mechanism", _table(("what", "value"), _mechanism(plan))),
         _section("Where delta goes", _budget(plan)),
         _section("The evidence", "<pre>" + _text("\n".join(plan.certificate.lines(plan.target))) + "</pre>"),
-        _section("What an attacker can do", _risk(plan) if certified else _NOTHING),
-        _section("Pictures", _pictures(plan)),
+        _section("What an attacker can do", _risk(plan, bands) if certified else _NOTHING),
+        _section("Pictures", _pictures(plan, bands)),
         _section(
             "What it rests on",
             _table(
@@ -95,9 +115,9 @@ def report(plan: Plan, source: str = "plan.json") -> str:
     )
 
 
-def save(plan: Plan, path, source: str = "plan.json") -> None:
+def save(plan: Plan, path, source: str = "plan.json", bands: Profile | None = None) -> None:
     """Write the page, whole or not at all."""
-    write_atomically(path, report(plan, source))
+    write_atomically(path, report(plan, source, bands))
 
 
 def is_report(path: Path) -> bool:
@@ -133,30 +153,42 @@ def _budget(plan: Plan) -> str:
     return _table(("item", "delta"), [*rows, ("in all", exact(plan.delta))], numbers=(1,))
 
 
-def _risk(plan: Plan) -> str:
-    """The same numbers from the certified point, and from the stored draws where there are any."""
-    rates = (1e-4, 1e-3, 0.01, 0.1)
-    certified = risk.true_positive_rate(plan.epsilon, plan.delta, np.array(rates))
-    points = plot.profile_points(plan)
-    estimated = None if points is None else risk.true_positive_rate(*points, np.array(rates))
-    rows = []
-    for place, rate in enumerate(rates):
-        last = "-" if estimated is None else f"{estimated[place]:.3g}"
-        rows.append((f"true positive rate at false positive rate {rate:g}", f"{certified[place]:.3g}", last))
-    last = "-" if points is None else f"{risk.advantage(*points):.3g}"
-    bound = f"{risk.advantage(plan.epsilon, plan.delta):.3g}"
-    rows.append(("advantage: true minus false positive rate", bound, last))
-    return (
-        _table(
-            ("test for one example's participation", "certified: at most", "estimate"), rows, numbers=(1, 2)
+def _risk(plan: Plan, bands: Profile | None) -> str:
+    """From the certified point, and from the bands of fresh draws where there are any."""
+    rates = np.array((1e-4, 1e-3, 0.01, 0.1))
+    names = [f"true positive rate at false positive rate {rate:g}" for rate in rates]
+    names.append("advantage: true minus false positive rate")
+    columns = [_risks(plan.epsilon, plan.delta, rates)]
+    heads = ["test for one example's participation", "certified: at most"]
+    note = "The certified column follows from (epsilon, delta) alone and holds against every test."
+    if bands is not None:
+        measured = _risks(bands.epsilons, bands.upper, rates)
+        columns.append([min(pair) for pair in zip(columns[0], measured, strict=True)])
+        heads.append(f"at most, with confidence {bands.confidence:.4g}")
+        note += (
+            f" The last one is from {bands.num_samples:,} fresh draws a direction: its numbers hold together "
+            "with that confidence, which delta does not include; runs stopped by a batch too large are left "
+            "out."
         )
-        + "<p class=note>The second column follows from (epsilon, delta) alone and holds against every test. "
-        "The third is from the histograms of the stored draws: an estimate without a guarantee.</p>"
-    )
+    rows = [
+        (name, *(_rounded_up(value) for value in row)) for name, *row in zip(names, *columns, strict=True)
+    ]
+    return _table(heads, rows, numbers=(1, 2)) + f"<p class=note>{_text(note)}</p>"
 
 
-def _pictures(plan: Plan) -> str:
-    figures = [plot.profile(plan), plot.tradeoff(plan) if plan.certified else None, plot.losses(plan)]
+def _risks(epsilons, deltas, rates) -> list[float]:
+    return [*risk.true_positive_rate(epsilons, deltas, rates), risk.advantage(epsilons, deltas)]
+
+
+def _rounded_up(bound: float) -> str:
+    """Three digits that are not below the bound."""
+    shown = float(f"{bound:.2e}")
+    return f"{shown if shown >= bound else min(1.0, shown + 10.0 ** (math.floor(math.log10(bound)) - 2)):.3g}"
+
+
+def _pictures(plan: Plan, bands: Profile | None) -> str:
+    figures = [plot.profile(plan, bands), plot.tradeoff(plan, bands), plot.losses(plan)]
+    figures = figures if plan.certified else figures[2:]
     return "".join(f"<p>{plot.svg(figure)}</p>" for figure in figures if figure is not None)
 
 
@@ -192,4 +224,4 @@ def _table(head, rows, numbers=(), raw=()) -> str:
     return f"<table><tr>{top}</tr>{body}</table>"
 
 
-__all__ = ["report", "save"]
+__all__ = ["measure", "report", "save"]

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, plot, risk
+from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson, plot, risk
 from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.calibration import make_plan
 from jaxacct.cli import main
-from jaxacct.report import ASSUMPTIONS, FIRST_LINE, report
+from jaxacct.report import ASSUMPTIONS, FIRST_LINE, _rounded_up, measure, report
+from jaxacct.verification.target import Target
 from tests.test_plan import KINDS, whole
 
 VOID = {"meta", "br", "path", "use", "line"}
@@ -157,17 +159,26 @@ def test_the_command(tmp_path, capsys):
     assert other.read_text() == "mine" and "is another file" in capsys.readouterr().err
 
 
-def test_estimates_stop_where_the_draws_do():
-    """Nothing from a direction that was not drawn, and nothing from fewer than 30 draws' worth."""
-    for kind in KINDS:
-        plan, points = whole(kind), plot.profile_points(whole(kind))
-        seen = plan.evidence and [getattr(plan.evidence, side).num_samples for side in ("remove", "add")]
-        if not seen or not all(seen):
-            assert points is None
-        elif points is not None:
-            assert points[1].min() >= 30 / min(seen)
-    assert plot.profile_points(whole("plain")) is not None
-    assert plot.profile_points(whole("zero_add")) is None
+def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key):
+    """One Gaussian step, whose best test is known: above it, and below what the certified point says."""
+    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
+    plan = make_plan(mechanism, Target.at(1.0, 0.13), None)
+    assert plan.certified
+    bands = measure(plan, 4000, key)
+    rates = np.array([0.01, 0.1, 0.5])
+    exact = stats.norm.cdf(stats.norm.ppf(rates) + 0.5)
+    assert np.all(risk.true_positive_rate(bands.epsilons, bands.upper, rates) >= exact)
+    text = Page(report(plan, bands=bands)).words
+    assert "with confidence 0.999" in text and "4,000 fresh draws" in text
+    assert "estimate" not in Page(report(plan)).words.split("What an attacker can do")[1].split("Pictures")[0]
+    for kind in ("composed", "cut"):
+        with pytest.raises(ValueError, match="draws must not be given"):
+            measure(whole(kind), 10)
+
+
+@pytest.mark.parametrize("bound", [0.03014, 0.0301, 0.99949, 0.9999, 1.0, 1.0001e-5, 9.999e-4])
+def test_no_bound_is_rounded_down(bound):
+    assert bound <= float(_rounded_up(bound)) <= min(1.0, bound * 1.02)
 
 
 def test_pictures_of_a_mechanism(key):
