@@ -127,27 +127,28 @@ def dice_rdp_subsampled(
     """
     if not order > 1 or not math.isfinite(order):
         raise ValueError(f"order must be a finite number above 1, was {order!r}")
-    given = (
-        iterations,
-        clip_norm,
-        error_clip_norm,
-        batch_size,
-        noise_std,
-        sampling_probability,
-        residual_bound,
-    )
-    return float(_subsampled(np.array([order]), *given)[0])
+    given = dict(clip_norm=clip_norm, error_clip_norm=error_clip_norm, batch_size=batch_size)
+    given |= dict(noise_std=noise_std, sampling_probability=sampling_probability)
+    return float(_subsampled(np.array([order]), iterations, residual_bound=residual_bound, **given)[0])
 
 
 def _subsampled(
-    orders, steps, clip_norm, error_clip_norm, batch_size, noise_std, probability, residual_bound
+    orders,
+    iterations,
+    *,
+    clip_norm,
+    error_clip_norm,
+    batch_size,
+    noise_std,
+    sampling_probability,
+    residual_bound=math.inf,
 ) -> np.ndarray:
     """`dice_rdp_subsampled` at several orders."""
-    steps = _validate.positive_integer("iterations", steps)
+    steps = _validate.positive_integer("iterations", iterations)
     share = _gradient_share(clip_norm, batch_size, "add-remove")
     c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
     sigma = _validate.positive_number("noise_std", noise_std)
-    p = _validate.probability("sampling_probability", probability)
+    p = _validate.probability("sampling_probability", sampling_probability)
     if not residual_bound >= 0:
         raise ValueError(f"residual_bound must be at least 0, was {residual_bound!r}")
     counts = np.arange(steps + 1)
@@ -169,32 +170,13 @@ def _subsampled(
 _ORDERS = np.concatenate([1 + np.geomspace(0.02, 1, 12), np.geomspace(2.2, 64, 36), np.geomspace(80, 512, 8)])
 
 
-def dice_delta_subsampled(
-    epsilon: float,
-    *,
-    iterations: int,
-    clip_norm: float,
-    error_clip_norm: float,
-    batch_size: int,
-    noise_std: float,
-    sampling_probability: float,
-    residual_bound: float = math.inf,
-) -> float:
+def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> float:
     """delta at epsilon by `dice_rdp_subsampled`, the best of 56 orders; arguments as there.
 
     `ln delta = (a - 1)(rho - eps + ln(1 - 1/a)) - ln a` (Canonne, Kamath and Steinke 2020, proposition 12).
     """
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
-    given = (
-        iterations,
-        clip_norm,
-        error_clip_norm,
-        batch_size,
-        noise_std,
-        sampling_probability,
-        residual_bound,
-    )
-    rdp = _subsampled(_ORDERS, *given)
+    rdp = _subsampled(_ORDERS, iterations, **problem)
     logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
     # A hair more, for the rounding of the recursion: it has `iterations` sums of positive terms.
     return float(min(1.0, np.exp(min(0.0, float(logs.min()) + 1e-9))))
