@@ -24,6 +24,7 @@ from . import sampler
 from .clipping import clip_to_grid
 from .grid import Grid, GridSum
 from .loop import Procedure, Result, Wanted, as_rows, fit, functional, given_optimizer, run_and_keep
+from .loss import as_loss, numbered
 from .optimizers import Privatizer, privatize
 from .sampler import Batch, SamplerState
 from .step import PrivateStep, make_step
@@ -141,8 +142,8 @@ def make_round(
       terms_at_once: terms whose updates are in memory at a time.
     """
     private = private_rounds(plan, clip_norm=clip_norm, key=key)
-    term = mean_gradient_term(loss) if inner is None else optimizer_term(loss, inner)
-    return make_step(term, private, optimizer, microbatch_size=terms_at_once)
+    term = mean_gradient_term if inner is None else lambda loss: optimizer_term(loss, inner)
+    return make_step(as_loss(loss).wrapped(term), private, optimizer, microbatch_size=terms_at_once)
 
 
 def fit_general(
@@ -183,6 +184,7 @@ def _train(plan: GeneralPlan, wanted: Wanted) -> Result:
         raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
     clip_norm = _validate.positive_number("clip_norm", 1.0 if wanted.clip_norm is None else wanted.clip_norm)
     loss, params = functional(wanted)
+    rows = numbered(loss, rows)
     sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), None)
     step = make_round(
         plan,
@@ -203,13 +205,16 @@ def _train(plan: GeneralPlan, wanted: Wanted) -> Result:
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
         statement=plan.statement(),
+        frozen=loss.digests,
         # Draws say nothing of how they were come by: they are made anew.
         before_first=(lambda: plan.verify(progress=wanted.progress)) if wanted.verify else None,
         **wanted.kept(),
     )
 
 
-PROCEDURE = Procedure(_train, frozenset("optimizer clip_norm clip inner steps microbatch_size".split()))
+PROCEDURE = Procedure(
+    _train, frozenset("optimizer clip_norm clip inner steps microbatch_size wrt loss_key".split())
+)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxacct import _validate
 
 from .grid import LARGEST_BATCH, Grid, GridSum
+from .loss import WritingLossError
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
 # parameter) does not make the exact check of what is summed refuse an honest gradient.
@@ -198,6 +199,8 @@ def check_loss(loss, params, batch, size: int) -> None:
 
     try:
         shape = jax.eval_shape(loss, params, of_one(batch))
+    except WritingLossError as error:
+        raise WritingLossError(*error.args) from None
     except (TypeError, ValueError, IndexError) as error:
         raise ValueError(
             f"loss must take (params, one example without a batch axis): {str(error).splitlines()[0]}"

@@ -286,6 +286,7 @@ def _train(plan: LastIteratePlan, wanted: Wanted) -> Result:
             sampler_key=sampler_key,
             source_at=lambda key, drawn: Replayed(lambda generator: _batches(plan, generator), key, drawn),
             statement=plan.statement(),
+            frozen=dict,  # the loss is all in its program
             before_first=None,  # the plan was computed again above
             released=lambda weights: np.asarray(jnp.round(weights / fine) * fine),
             only_last=True,

@@ -27,6 +27,7 @@ from .batch_clipping import Replayed
 from .clipping import check_loss, clip_to_grid, global_norm
 from .grid import Grid
 from .loop import Procedure, Result, Rows, Wanted, as_rows, functional, given_optimizer, run_and_keep
+from .loss import Loss, as_loss, numbered
 from .normals import fresh_key, standard_normals
 from .step import StepInfo
 
@@ -286,9 +287,10 @@ class DiceStep:
         if microbatch_size is not None:
             micro = min(micro, _validate.positive_integer("microbatch_size", microbatch_size))
 
-        def step(state: DiceTrainState, batch, mask) -> tuple[DiceTrainState, StepInfo]:
-            check_loss(loss, state.params, batch, mask.shape[0])
-            (clipped, raw), values, norms = _summed(rule, loss, state.params, batch, mask, micro)
+        def step(state: DiceTrainState, batch, mask, loss: Loss) -> tuple[DiceTrainState, StepInfo]:
+            loss_now = loss.at(state.private_dice.count)
+            check_loss(loss_now, state.params, batch, mask.shape[0])
+            (clipped, raw), values, norms = _summed(rule, loss_now, state.params, batch, mask, micro)
             released, dice = rule.release(state.private_dice, clipped, raw)
             # After the plan's last step nothing more is covered.
             covered = state.private_dice.count < plan.iterations
@@ -300,18 +302,18 @@ class DiceStep:
             info = StepInfo(jnp.where(mask, values, 0).sum() / real, clipped_share, median)
             return DiceTrainState(optax.apply_updates(state.params, updates), opt_state, dice), info
 
-        self._jitted = jax.jit(step, donate_argnums=0)
+        self._jitted, self._loss = jax.jit(step, donate_argnums=0), as_loss(loss)
 
     def init(self, params) -> DiceTrainState:
         """The state before the first step."""
         return DiceTrainState(params, self._optimizer.init(params), _fresh(params, self._key))
 
     def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:
-        return self._jitted(state, batch, mask)
+        return self._jitted(state, batch, mask, self._loss)
 
     def lower(self, state, batch, mask) -> jax.stages.Lowered:
         """The step as a program."""
-        return self._jitted.lower(state, batch, mask)
+        return self._jitted.lower(state, batch, mask, self._loss)
 
 
 def rule_of(plan: DicePlan) -> DiceRule:
@@ -372,6 +374,7 @@ def _train(plan: DicePlan, wanted: Wanted) -> Result:
     if len(rows) != plan.dataset_size:
         raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
     loss, params = functional(wanted)
+    rows = numbered(loss, rows)
     sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), None)
     micro = wanted.microbatch_size
     step = DiceStep(plan, loss, given_optimizer(wanted), key=noise_key, microbatch_size=micro)
@@ -392,9 +395,10 @@ def _train(plan: DicePlan, wanted: Wanted) -> Result:
         sampler_key=sampler_key,
         source_at=source_at,
         statement=plan.statement(),
+        frozen=loss.digests,
         before_first=None,  # the plan was computed again by `rule_of`
         **wanted.kept(),
     )
 
 
-PROCEDURE = Procedure(_train, frozenset("optimizer clip_norm steps microbatch_size".split()))
+PROCEDURE = Procedure(_train, frozenset("optimizer clip_norm steps microbatch_size wrt loss_key".split()))

@@ -38,6 +38,7 @@ from jaxacct.plan import Plan
 from jaxacct.records import exact
 
 from .clipping import admitted_gradient_sum
+from .loss import Loss, as_loss
 from .noise import NoiseState
 from .optimizers import Privatizer
 from .sampler import Sampler, SamplerState
@@ -375,9 +376,11 @@ class IndividualStep(PrivateStep):
                 norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
             return tracker.step(records, norms)
 
-        def step(state: IndividualTrainState, rows, sampled) -> tuple[IndividualTrainState, StepInfo]:
+        def step(
+            state: IndividualTrainState, rows, sampled, loss: Loss
+        ) -> tuple[IndividualTrainState, StepInfo]:
             found, records = admitted_gradient_sum(
-                loss,
+                loss.at(state.noise.step),
                 state.params,
                 rows,
                 sampled,
@@ -390,7 +393,7 @@ class IndividualStep(PrivateStep):
             after, info = advance(private, optimizer, TrainState(*state[:3]), found, sampled)
             return IndividualTrainState(*after, records), info
 
-        super().__init__(step, private, optimizer)
+        super().__init__(step, as_loss(loss), private, optimizer)
 
     def init(self, params) -> IndividualTrainState:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The state before the first step."""

@@ -21,10 +21,11 @@ from jaxacct.plan import Plan
 from . import noise, sampler
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .individual import IndividualAccounting, PrivateLosses, follow
+from .loss import Loss, as_loss, nnx_loss, numbered, public_key
 from .optimizers import privatize
 from .run_folder import RunFolder
 from .sampler import Sampler, SamplerState, batch_sizes
-from .step import make_step, nnx_loss
+from .step import make_step
 
 _LOG_EVERY = 10
 
@@ -94,6 +95,8 @@ class Wanted:
     keys: tuple | None = None
     verify: bool = True
     individual: IndividualAccounting | None = None
+    wrt: Any = None
+    loss_key: Any = None
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
@@ -155,6 +158,8 @@ def fit(
     graph: Attribution | None = None,
     verify: bool = True,
     individual: IndividualAccounting | None = None,
+    wrt=None,
+    loss_key=None,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -168,8 +173,11 @@ def fit(
         loss is convex by construction and of which no iterate but the last is shown (`train.convex`); a
         `DicePlan`, whose steps feed back what clipping cut off (`train.dice`).
       model: an `nnx.Module`, or a pytree of parameters; None for a `LastIteratePlan`, which starts at 0.
-      loss: `loss(model or params, example) -> scalar` of one example; a `train.convex.LogisticRegression`
-        for a `LastIteratePlan`.
+      loss: `loss(model or params, example) -> scalar` of one example, with `loss_key` of (model or params,
+        example, key); a `train.convex.LogisticRegression` for a `LastIteratePlan`. It must not write to the
+        model. Arrays that it reads are arguments of the step where they are bound by
+        `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes over them. They must be
+        public, as all of a model that is not trained must be: made without the private data.
       data: pytree of arrays (dataset_size, ...); or an object with `__len__`, `take(indices, size)`, which
         returns such rows padded to `size`, and `fingerprint()`, a text that changes with the content.
       optimizer: any; the noise is added before it. None for a `LastIteratePlan`, which is gradient descent.
@@ -194,6 +202,12 @@ def fit(
       individual: track every example's own privacy loss, and filter if it says so: for plans of Poisson
         batches (full ones, with sampling probability 1) and independent noise. Every example's gradient is
         computed at every step, and all data is on the device. See `train.individual`.
+      wrt: an nnx filter of the variables to train, `nnx.Param` by default (`nnx.LoRAParam`, say). All others
+        are frozen: no noise, no part in the clip norm, no copy in checkpoints or in the model that is kept
+        (`load_model` puts what was trained into a model that has them). A run is bound to their values.
+      loss_key: a number or a `jax.random` key, public: the loss is given a key that is a function of it, of
+        the step and of the example's place in `data`, for dropout or augmentation; a model's own streams are
+        seeded from it too. A resumed run draws the same. It has nothing to do with `keys`, which are secret.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -221,6 +235,8 @@ def fit(
         keys=keys,
         verify=verify,
         individual=individual,
+        wrt=wrt,
+        loss_key=loss_key,
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     for field in dataclasses.fields(Wanted):
@@ -254,10 +270,11 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
     clip_norm = _validate.positive_number("clip_norm", 1.0 if wanted.clip_norm is None else wanted.clip_norm)
     loss, params = functional(wanted)
+    rows = numbered(loss, rows)
     if mesh is not None:
         # Axes left to the compiler: a model written for one device then runs as it is.
         mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-        params = jax.tree.map(lambda leaf: _on(mesh, leaf), params)
+        loss, params = jax.tree.map(lambda leaf: _on(mesh, leaf), (loss, params))
     sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), noise.fresh_key())
     private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
     optimizer, lasting = given_optimizer(wanted), _lasting(plan)
@@ -284,6 +301,7 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         plan=lasting,
         clip_norm=clip_norm,
         sampler_key=sampler_key,
+        frozen=loss.digests,
         before_first=(lambda: _verify_anew(plan, wanted.progress)) if wanted.verify else None,
         **parts,
         **wanted.kept(),
@@ -291,17 +309,32 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
 
 
 def functional(wanted: Wanted):
-    """`(loss(params, example), params)`, the parameters copied: the state is donated, theirs stays theirs."""
+    """`(Loss, params)`, the parameters copied: the state is donated, theirs stays theirs.
+
+    Frozen arrays are not donated and not copied.
+    """
+    key = public_key(wanted.loss_key)
+    if isinstance(wanted.loss, Loss) and key is not None:
+        raise ValueError("loss_key must not be given with a train.loss.Loss, which has its own")
     if isinstance(wanted.model, nnx.Module):
-        loss, params = nnx_loss(wanted.model, wanted.loss)
+        wrt = nnx.Param if wanted.wrt is None else wanted.wrt
+        loss, params = nnx_loss(wanted.model, wanted.loss, wrt, key)
     else:
-        loss, params = wanted.loss, wanted.model
+        if wanted.wrt is not None:
+            raise ValueError(
+                "wrt must not be given for a pytree of parameters: bind what is frozen to the loss by "
+                "jax.tree_util.Partial(loss, frozen), which calls loss(frozen, params, example)"
+            )
+        loss, params = as_loss(wanted.loss, key), wanted.model
+    loss = jax.tree.map(jax.numpy.asarray, loss)
     return loss, jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), params)
 
 
 PROCEDURE = Procedure(
     _train,
-    frozenset("optimizer clip_norm clip steps microbatch_size normalize mesh graph individual".split()),
+    frozenset(
+        "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key".split()
+    ),
 )
 
 
@@ -328,6 +361,7 @@ def run_and_keep(
     sampler_key,
     source_at: Callable[[Any, SamplerState | None], Any],
     statement: str,
+    frozen: Callable[[], dict[str, str]],
     before_first: Callable[[], None] | None,
     out,
     checkpoint_every: int,
@@ -342,6 +376,7 @@ def run_and_keep(
     Args:
       batch: `take(indices)` gives what `step` takes of these examples; `rows` with a `fingerprint()`.
       plan: JSON values that no run may change and go on.
+      frozen: gives digests, by name, of what the loss reads beside the parameters; nor may these change.
       source_at: (key, what it had drawn or None) -> the batches, with `next()` and `state`.
       before_first: called before a run begins that goes on from nothing.
       released: what is shown of the last parameters.
@@ -362,6 +397,7 @@ def run_and_keep(
         drawn = None
         if folder:
             # A run that has begun goes on with the key it began with.
+            described |= {"frozen": frozen()}
             sampler_key = folder.begin(described, sampler_key, batch.rows.fingerprint())
             state, drawn = folder.restore(state) or (state, None)
             if drawn is not None and drawn.key != tuple(sampler_key):

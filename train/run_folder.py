@@ -27,9 +27,16 @@ from flax import nnx
 
 from jaxacct.files import Checkpoint, read_json, write_atomically
 
+from .loss import digest
 from .sampler import SamplerState
 
 _SECRETS = "secret.json", "private_metrics.jsonl"
+# What a run is bound to by digests, which say nothing to a reader: what may have changed.
+_DIGESTS = {
+    "plan": "plan",
+    "program": "program (model, loss, optimizer, batch, or a release of jaxacct that computes otherwise)",
+    "frozen": "frozen part (weights that are not trained, or key of the loss)",
+}
 _KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
@@ -86,10 +93,9 @@ class RunFolder:
         stored = read_json(run, "run")
         for name, value in described.items():
             if stored.get(name) != value:
-                shown = "" if name in ("plan", "program") else f": {stored.get(name)!r}, now {value!r}"
+                shown = _DIGESTS.get(name, f"{name}: {stored.get(name)!r}, now {value!r}")
                 raise ValueError(
-                    f"out {self.folder} holds a run with another {name}{shown}; "
-                    "its noise must not be used twice"
+                    f"out {self.folder} holds a run with another {shown}; its noise must not be used twice"
                 )
         kept = read_json(secret, "secret")
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
@@ -186,52 +192,108 @@ class RunFolder:
             file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
     def save_model(self, params) -> None:
-        """Write the parameters alone to model/, as plain nested dictionaries where they are an nnx state.
-
-        A single array is the entry "params" of one: Orbax does not store it bare.
-        """
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(self.folder / "model", _plain(params), force=True)
+        """Write the parameters alone to model/, those that were trained; see `save_model`."""
+        _write_model(self.folder, params)
 
     def finish(self, result: dict) -> None:
         """Write result.json."""
         write_atomically(self.folder / "result.json", json.dumps(result, indent=1) + "\n")
 
 
-def load_model(run, model):
-    """The trained model of a finished run.
+def save_model(folder, model) -> None:
+    """Write the parameters of a model to `folder`, where `load_model` finds them: a checkpoint to begin from.
 
     Args:
-      run: folder of the run; only its `model/` is read, which is covered by the guarantee.
-      model: an `nnx.Module` or a pytree of parameters of the same shapes and dtypes, whatever their values.
+      folder: made where it is missing; a `model/` in it is replaced.
+      model: an `nnx.Module`, of which its `nnx.Param` are written, or a pytree of parameters.
+    """
+    _write_model(Path(folder).absolute(), nnx.state(model, nnx.Param) if _is_module(model) else model)
+
+
+def _write_model(folder: Path, params) -> None:
+    """As plain nested dictionaries where they are an nnx state.
+
+    A single array is the entry "params" of one: Orbax does not store it bare.
+    """
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "model", _plain(params), force=True)
+
+
+def load_model(run, model):
+    """The trained model of a finished run, or of `save_model`.
+
+    Of a fine-tuned model only what was trained is stored. It is put into `model`, whose other variables must
+    be those that the run began with.
+
+    Args:
+      run: folder of the run; only what the guarantee covers, or what is public, is read.
+      model: an `nnx.Module` or a pytree of parameters of the same shapes and dtypes, whatever the values of
+        what was trained.
 
     Returns:
       `model` itself with the parameters set, where it is a module; else a pytree like it.
 
     Raises:
-      ValueError: no such folder, or parameters of another structure, shape or dtype.
+      ValueError: no such folder, parameters of another structure, shape or dtype, or a fine-tuned run that
+        began with other frozen variables.
     """
     folder = Path(run).absolute() / "model"
     if not folder.is_dir():
         raise ValueError(f"run must be the folder of a finished run, {str(run)!r} has no model")
-    params = nnx.state(model, nnx.Param) if isinstance(model, nnx.Module) else model
-    wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(params))
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             stored = checkpointer.metadata(folder).item_metadata.tree
             found = {_name(path): (tuple(leaf.shape), leaf.dtype) for path, leaf in _leaves(stored)}
+        params = _trained(Path(run), model, set(found)) if _is_module(model) else model
+        with ocp.StandardCheckpointer() as checkpointer:
+            wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(params))
             given = {_name(path): (tuple(leaf.shape), leaf.dtype) for path, leaf in _leaves(wanted)}
             if found != given:
                 name = min(set(found.items()) ^ set(given.items()), key=str)[0]
                 raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
             plain = checkpointer.restore(folder, wanted)
+    except _OtherWeightsError:
+        raise
     except (ValueError, KeyError, OSError) as error:
         raise ValueError(f"model must be of the structure that was trained: {error}") from None
-    if isinstance(model, nnx.Module):
+    if _is_module(model):
         nnx.replace_by_pure_dict(params, plain)
         nnx.update(model, params)
         return model
     return plain["params"] if isinstance(model, jax.Array | np.ndarray) else plain
+
+
+class _OtherWeightsError(ValueError):
+    """The model that parameters are to be put into is another one than they were trained in."""
+
+
+def _trained(run: Path, model: nnx.Module, names: set[str]):
+    """The variables of a model that are stored: all parameters, or those of a run that froze the others.
+
+    What is not stored is what the run found there; a model that has something else would be another one, and
+    not what the run ended with.
+    """
+    params = nnx.state(model, nnx.Param)
+    if {_name(path) for path, _ in _leaves(_plain(params))} == names:
+        return params
+    began = read_json(run / "run.json", "run") if (run / "run.json").exists() else {}
+    began = began.get("frozen") if isinstance(began, dict) else None
+    if not isinstance(began, dict) or not isinstance(began.get("variables"), str):
+        return params  # nothing was frozen: the structure is another one
+
+    def stored(path, _) -> bool:
+        return ".".join(map(str, path)) in names
+
+    _, trained, _, frozen = nnx.split(model, stored, nnx.RngState, ...)
+    if {_name(path) for path, _ in _leaves(_plain(trained))} == names and digest(frozen) != began[
+        "variables"
+    ]:
+        raise _OtherWeightsError("model must have the frozen variables that the run began with, has others")
+    return trained
+
+
+def _is_module(model) -> bool:
+    return isinstance(model, nnx.Module)
 
 
 def _plain(params):

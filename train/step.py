@@ -2,6 +2,7 @@
 
 The core takes any pytree of parameters, so linen and plain JAX users call it as it is; `nnx_loss` turns an
 nnx model into that form. Given arrays sharded by `NamedSharding`, the step computes what one device does.
+What the loss reads beside the parameters (`train.loss`) is an argument of the program as well.
 """
 
 from collections.abc import Callable
@@ -10,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 
 from .clipping import ClippedSum, clipped_gradient_sum
+from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
 from .noise import NoiseState
 from .optimizers import Privatizer
 
@@ -37,9 +38,9 @@ class StepInfo(NamedTuple):
 class PrivateStep:
     """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated. See `make_step`."""
 
-    def __init__(self, function, private: Privatizer, optimizer: optax.GradientTransformation):
+    def __init__(self, function, loss: Loss, private: Privatizer, optimizer: optax.GradientTransformation):
         self._jitted = jax.jit(function, donate_argnums=0)
-        self._private, self._optimizer = private, optimizer
+        self._loss, self._private, self._optimizer = loss, private, optimizer
 
     def init(self, params) -> TrainState:
         """The state before the first step, with the dtypes that every later one has.
@@ -61,11 +62,11 @@ class PrivateStep:
         raise ValueError("optimizer must keep the dtypes of its state from step to step")
 
     def __call__(self, state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
-        return self._jitted(state, batch, mask)
+        return self._jitted(state, batch, mask, self._loss)
 
     def lower(self, state: TrainState, batch, mask):
         """The step as a program, `jax.stages.Lowered`."""
-        return self._jitted.lower(state, batch, mask)
+        return self._jitted.lower(state, batch, mask, self._loss)
 
 
 def make_step(
@@ -83,7 +84,9 @@ def make_step(
         state, info = step(state, batch, mask)
 
     Args:
-      loss: `loss(params, example) -> scalar` of one example.
+      loss: `loss(params, example) -> scalar` of one example. What a `jax.tree_util.Partial` binds, or a
+        `train.loss.Loss` as `nnx_loss` returns it holds, is frozen; one with a key takes batches of
+        `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
       microbatch_size, normalize: as in `train.clipping`.
@@ -94,9 +97,9 @@ def make_step(
             f"{type(private).__name__}"
         )
 
-    def step(state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
+    def step(state: TrainState, batch, mask, loss: Loss) -> tuple[TrainState, StepInfo]:
         found = clipped_gradient_sum(
-            loss,
+            loss.at(state.noise.step),
             state.params,
             batch,
             mask,
@@ -106,7 +109,7 @@ def make_step(
         )
         return advance(private, optimizer, state, found, mask)
 
-    return PrivateStep(step, private, optimizer)
+    return PrivateStep(step, as_loss(loss), private, optimizer)
 
 
 def advance(
@@ -122,26 +125,12 @@ def advance(
     return TrainState(params, noise, opt_state), info
 
 
-def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array]):
-    """`(loss(params, example), params)` of an nnx model and `loss(model, example) -> scalar`.
-
-    Raises:
-      ValueError: for a model whose examples are not independent of each other (batch norm).
-    """
-    refuse_batch_statistics(model)
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def functional(params, example):
-        return loss(nnx.merge(graph, params, rest), example)
-
-    return functional, params
-
-
-def refuse_batch_statistics(model: nnx.Module) -> None:
-    """ValueError for batch norm: statistics of a batch carry each example into all the others' gradients."""
-    for _, module in nnx.iter_graph(model):
-        if isinstance(module, (nnx.BatchNorm, nnx.BatchStat)):
-            raise ValueError(
-                "model must not contain batch norm: the statistics of a batch make every gradient depend on "
-                "all its examples, so clipping does not bound what one can change; use group or layer norm"
-            )
+__all__ = [
+    "PrivateStep",
+    "StepInfo",
+    "TrainState",
+    "advance",
+    "make_step",
+    "nnx_loss",
+    "refuse_batch_statistics",
+]

@@ -1,0 +1,272 @@
+"""What a loss reads beside the parameters: frozen weights that stay out of everything, keys, no writing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from tests.training import test_batch_clipping
+from tests.training.test_loop import KEYS, ROWS, Crash, crash_at, data, flat, plan, run
+from train import fit, load_model
+from train.clipping import clipped_gradient_sum
+from train.dice import DiceStep
+from train.grid import Grid
+from train.loss import Numbered, NumberedRows, as_loss, nnx_loss, public_key
+from train.optimizers import privatize
+from train.run_folder import save_model
+from train.sampler import Sampler
+from train.step import make_step
+
+
+class Adapted(nnx.Module):
+    """A linear layer in bfloat16, its adapters in float32, and dropout."""
+
+    def __init__(self, seed=0, dtype=jnp.bfloat16):
+        rngs = nnx.Rngs(seed)
+        self.layer = nnx.LoRALinear(3, 1, lora_rank=2, param_dtype=dtype, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.seen = nnx.Variable(jnp.zeros(3))
+
+    def __call__(self, x):
+        return self.layer(x)[..., 0]
+
+
+def squared(model, example):
+    return (model(example["x"]) - example["y"]) ** 2
+
+
+def dropped(model, example, key):
+    del key  # dropout draws from the model's own stream
+    return (model(model.dropout(example["x"])) - example["y"]) ** 2
+
+
+def tune(**options):
+    given = dict(model=Adapted(), loss=squared, wrt=nnx.LoRAParam) | options
+    return run(**given)
+
+
+def shapes(tree):
+    return [leaf.shape for leaf in jax.tree.leaves(tree)]
+
+
+def test_only_what_is_selected_is_trained():
+    """The same bits as adapters alone with the base as a constant: it has no noise, no norm, no state."""
+    model = Adapted(dtype=jnp.float32)
+    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    result = tune(model=model)
+    lora = model.layer.lora
+    params = {"a": lora.lora_a[...], "b": lora.lora_b[...]}
+
+    def alone(frozen, params, example):
+        kernel, bias = frozen
+        x = example["x"]
+        return ((x @ kernel + bias + x @ params["a"] @ params["b"])[0] - example["y"]) ** 2
+
+    frozen = before["layer"]["kernel"], before["layer"]["bias"]
+    ours = run(model=params, loss=jax.tree_util.Partial(alone, frozen), clip_norm=1.0)
+    assert shapes(result.params) == [(3, 2), (2, 1)]
+    assert np.abs(flat(result.params) - flat(params)).min() > 0
+    np.testing.assert_allclose(flat(result.params), flat(ours.params), rtol=1e-5, atol=1e-6)
+    after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+def test_frozen_weights_are_arguments_and_not_in_the_state():
+    """A program with the weights as literals is another one for other weights; closed over, they are that."""
+    private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    rows, mask = jax.tree.map(lambda leaf: leaf[:4], data()), np.ones(4, bool)
+
+    def program(loss, params) -> tuple[str, list]:
+        step = make_step(loss, private, optax.adam(0.1))
+        state = step.init(params)
+        return step.lower(state, rows, mask).as_text(), shapes(state)
+
+    ours = [program(*nnx_loss(Adapted(seed), squared, nnx.LoRAParam)) for seed in (0, 1)]
+    assert ours[0] == ours[1]
+    assert (3, 1) not in ours[0][1] and (2, 3, 2) in ours[0][1]  # of the noise of three bands
+
+    def closing(weight):
+        return lambda params, example: (example["x"] @ (weight * params) - example["y"]) ** 2
+
+    a, b = (program(closing(np.arange(3.0, dtype=np.float32) + i), jnp.zeros(3)) for i in (0, 1))
+    assert a[0] != b[0]
+
+
+def test_dropout_and_mixed_precision_resume_to_the_same_bits(tmp_path):
+    options = dict(loss=dropped, loss_key=5, checkpoint_every=5, optimizer=optax.adam(0.1))
+    whole = tune(out=tmp_path / "whole", **options)
+    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
+        tune(out=tmp_path / "part", **options)
+    part = tune(out=tmp_path / "part", **options)
+    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
+    for name, other in (
+        ("weights", dict(model=Adapted(1))),
+        ("key of the loss", dict(loss_key=6)),
+        ("program", dict(wrt=nnx.Any(nnx.LoRAParam, nnx.PathContains("bias")))),
+    ):
+        with pytest.raises(ValueError, match=name) as refused:
+            tune(out=tmp_path / "part", **options | other)
+        assert "noise must not be used twice" in str(refused.value) and "\n" not in str(refused.value)
+    other = tune(**options | dict(loss_key=6))
+    assert (flat(other.params) != flat(whole.params)).all()
+    # What was trained goes into the model that it was trained in, and into no other.
+    loaded = load_model(tmp_path / "whole", Adapted())
+    np.testing.assert_array_equal(flat(nnx.state(loaded, nnx.LoRAParam)), flat(whole.params))
+    with pytest.raises(ValueError, match="model must have the frozen variables that the run began with"):
+        load_model(tmp_path / "whole", Adapted(1))
+
+
+def test_a_checkpoint_to_begin_from(tmp_path):
+    save_model(tmp_path, Adapted(3))
+    found = load_model(tmp_path, Adapted(0))
+    np.testing.assert_array_equal(found.layer.kernel[...], Adapted(3).layer.kernel[...])
+    save_model(tmp_path / "less", Adapted(3).layer.lora)
+    with pytest.raises(ValueError, match="model must be of the structure"):
+        load_model(tmp_path / "less", Adapted(0))
+
+
+def remember(model, example):
+    """The attack: what one example is would be there for the gradient of the next."""
+    model.seen[...] = model.seen[...] + example["x"]
+    return squared(model, example) * model.seen[...].sum()
+
+
+def overwrite(model, example):
+    model.layer.bias[...] = example["x"][:1]
+    return squared(model, example)
+
+
+def add(model, example):
+    model.more = nnx.Variable(example["x"])
+    return squared(model, example)
+
+
+def remember_inside(model, example):
+    return nnx.remat(remember)(model, example)
+
+
+def drop(model, example):
+    return (model(model.dropout(example["x"])) - example["y"]) ** 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "wrote"),
+    [
+        (remember, "wrote to seen"),
+        (remember_inside, "wrote to seen"),
+        (overwrite, r"wrote to layer\.bias"),
+        (add, "added more"),
+        (drop, r"wrote to dropout\.rngs\.count.*give loss_key"),
+    ],
+)
+def test_a_loss_that_writes_to_the_model_is_refused(loss, wrote):
+    with pytest.raises(ValueError, match=rf"^loss must not .*{wrote}") as refused:
+        tune(loss=loss)
+    assert "\n" not in str(refused.value)
+
+
+def scanned(model, example):
+    def layer(carry, model):
+        return carry, model(example["x"])
+
+    stack = nnx.scan(layer, in_axes=(nnx.Carry, None), length=1)
+    return (stack(0.0, model)[1][0] - example["y"]) ** 2
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda m, e: nnx.remat(squared)(m, e), lambda m, e: nnx.jit(squared)(m, e), scanned],
+    ids=["remat", "jit", "scan"],
+)
+def test_transformations_that_hand_the_model_back_are_no_writing(loss):
+    functional, params = nnx_loss(Adapted(), loss)
+    example = jax.tree.map(lambda leaf: leaf[0], data())
+    expected, _ = nnx_loss(Adapted(), squared)
+    value, gradient = jax.value_and_grad(functional)(params, example)
+    assert value == pytest.approx(float(expected(params, example)), rel=1e-2)
+    assert any(np.any(np.asarray(leaf, np.float32) != 0) for leaf in jax.tree.leaves(gradient))
+
+
+def uniform(params, example, key):
+    return jax.random.uniform(key) * example * params
+
+
+def test_a_key_is_of_the_step_and_of_the_example_whoever_else_is_there():
+    """Keyed by place in the batch, one example more would give all after it other gradients, unclipped."""
+    loss = as_loss(uniform, jax.random.key(1))
+
+    def summed(numbers, step=0):
+        numbers = np.array(numbers, np.uint32)
+        batch = Numbered(np.ones(len(numbers), np.float32), numbers)
+        grid = Grid(1.0, 20)
+        mask = np.ones(len(numbers), bool)
+        return int(
+            clipped_gradient_sum(loss.at(step), jnp.ones(()), batch, mask, grid=grid).total.scaled(2**20)
+        )
+
+    alone = [summed([i, i]) // 2 for i in (3, 9)]
+    assert summed([9, 3]) == summed([3, 9]) == sum(alone)
+    assert len({*alone, summed([3, 3], step=1) // 2}) == 3
+    rows = NumberedRows(type("Ten", (), {"take": lambda self, indices, size: np.zeros(size)})())
+    np.testing.assert_array_equal(rows.take(np.array([7, 2]), 3).number, [7, 2, 0])
+
+
+def test_streams_of_the_model_are_seeded_for_every_step_and_example():
+    model, masks = Adapted(), []
+
+    def look(model, example, key):
+        masks.append((model.dropout(jnp.ones(64)), model.dropout(jnp.ones(64)), jax.random.bits(key)))
+        return model(example).sum()
+
+    loss, params = nnx_loss(model, look, nnx.LoRAParam, jax.random.key(0))
+    for step, number in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        loss.at(step)(params, Numbered(jnp.ones(3), jnp.uint32(number)))
+    drawn = [np.asarray(mask).tobytes() for both in masks[:3] for mask in both]
+    assert len(set(drawn)) == 9
+    assert [np.asarray(mask).tobytes() for mask in masks[3]] == drawn[:3]
+    assert all(int(count) == 0 for count in jax.tree.leaves(nnx.state(model, nnx.RngCount)))
+
+
+BAD = [
+    (dict(wrt=nnx.BatchStat), "wrt must select parameters"),
+    (dict(wrt=7), "wrt must be an nnx filter"),
+    (dict(wrt=nnx.Any(nnx.LoRAParam, nnx.RngCount)), r"wrt must select floating-point arrays.*uint32"),
+    (dict(loss_key=True), "loss_key must be an integer"),
+    (dict(loss_key=jax.random.split(jax.random.key(0))), "loss_key must be an integer"),
+    (dict(loss_key=1), "loss must take"),
+    (dict(model={"w": jnp.zeros(3)}), "wrt must not be given for a pytree"),
+    (dict(loss=as_loss(squared), loss_key=1), r"loss_key must not be given with a train\.loss\.Loss"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_arguments_are_refused_in_one_line(options, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        tune(**options)
+    assert "\n" not in str(refused.value)
+
+
+def test_other_plans_freeze_and_draw_keys_as_well():
+    """Of a general plan one round by hand, of DiceSGD the program; both would ignore a key at their peril."""
+    from tests.training.test_dice_plan import PLAN
+
+    rows = np.eye(3, dtype=np.float32).repeat(4, axis=0)
+    frozen = jnp.array([1.0, 2.0, 3.0])
+
+    def loss(frozen, params, row, key):
+        return params @ (row * frozen) * jax.random.uniform(key)
+
+    bound, covered = jax.tree_util.Partial(loss, frozen), test_batch_clipping.plan(num_epochs=1)
+
+    def one_round(loss_key):
+        given = covered, jnp.zeros(3), bound, rows, optax.sgd(1.0)
+        found = fit(*given, clip_norm=1.0, steps=1, keys=KEYS, verify=False, loss_key=loss_key)
+        return np.asarray(found.params)
+
+    assert (one_round(4) != one_round(5)).any()
+    step = DiceStep(PLAN, as_loss(bound, public_key(4)), optax.sgd(1.0), key=KEYS[1])
+    batch = Numbered(rows[:4], np.arange(4, dtype=np.uint32))
+    text = step.lower(step.init(jnp.zeros(3)), batch, np.ones(4, bool)).as_text()
+    assert "threefry" in text and "[1.0" not in text

@@ -1,0 +1,266 @@
+"""A loss of one example, with what it reads beside the parameters: frozen weights, and a key.
+
+Both are public: frozen weights are trained on no private data, and the key decides only what dropout or
+augmentation do. They are arguments of the step and not literals in its program, and a run is bound to them.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from . import _passed_on
+
+
+class WritingLossError(ValueError):
+    """A loss left something in the model."""
+
+
+class Numbered(NamedTuple):
+    """An example, or a batch of them, with its number in the data set: what a loss with a key is given."""
+
+    example: Any
+    number: Any
+    """() uint32 of one example, (batch,) of a batch."""
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["frozen", "key"], meta_fields=["function"])
+@dataclass(frozen=True)
+class Loss:
+    """`loss(params, example) -> scalar`; as a pytree its leaves are what it reads beside them.
+
+    Attributes:
+      function: `(frozen, key of the step or None, params, example) -> scalar`.
+      frozen: dictionary of pytrees of arrays, which are read and never trained; public.
+      key: a `jax.random` key or None; public. With one, examples are `Numbered`, and what the loss gets is a
+        function of it, of the step and of the example's number: not of who else is in the batch, which would
+        let one example change the gradients of others.
+    """
+
+    function: Callable[..., jax.Array]
+    frozen: dict[str, Any] = field(default_factory=dict)
+    key: Any = None
+
+    def at(self, step) -> Callable[..., jax.Array]:
+        """`(params, example) -> scalar` of one step."""
+        key = None if self.key is None else jax.random.fold_in(self.key, step)
+        return functools.partial(self.function, self.frozen, key)
+
+    def __call__(self, params, example) -> jax.Array:
+        return self.at(0)(params, example)
+
+    def wrapped(self, wrapper: Callable[..., Callable[..., jax.Array]]) -> "Loss":
+        """The loss `wrapper(this loss)`, which reads the same."""
+
+        def function(frozen, key, params, example):
+            return wrapper(functools.partial(self.function, frozen, key))(params, example)
+
+        return Loss(function, self.frozen, self.key)
+
+    def digests(self) -> dict[str, str]:
+        """What of the frozen arrays and of the key a run is bound to, by name."""
+        named = self.frozen if self.key is None else self.frozen | {"key": self.key}
+        return {name: digest(tree) for name, tree in named.items() if jax.tree.leaves(tree)}
+
+
+def as_loss(loss, key=None) -> Loss:
+    """A `Loss` of a function of (params, example), or of (params, example, key) where `key` is given.
+
+    Arrays bound by `jax.tree_util.Partial(function, ...)` are frozen; those that a plain function closes over
+    are literals of the program: right, and slow to compile where they are large.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    frozen, rebuild = {}, lambda frozen: loss
+    if isinstance(loss, jax.tree_util.Partial):
+        frozen = {"arguments": (loss.args, loss.keywords)}
+
+        def rebuild(frozen):
+            args, keywords = frozen["arguments"]
+            return functools.partial(loss.func, *args, **keywords)
+
+    def function(frozen, key, params, example):
+        call = rebuild(frozen)
+        if key is None:
+            return call(params, example)
+        return call(params, example.example, jax.random.fold_in(key, example.number))
+
+    return Loss(function, frozen, key)
+
+
+def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, key=None):
+    """`(Loss, params)` of an nnx model and `loss(model, example) -> scalar`.
+
+    Args:
+      model: it stays as it is.
+      loss: of (model, example), or of (model, example, key) where `key` is given.
+      wrt: an nnx filter; only the variables it selects are parameters, the others are frozen.
+      key: a `jax.random` key, public. The streams of the model (of `nnx.Dropout`, say) are seeded from it as
+        well, anew for every step and example.
+
+    Raises:
+      ValueError: for a model whose examples are not independent of each other (batch norm), a filter that
+        selects nothing or what is no floating-point array; when traced, for a loss that writes to the model,
+        which would carry one example into what others see, or be lost.
+    """
+    refuse_batch_statistics(model)
+    try:
+        graph, params, streams, others = nnx.split(model, wrt, nnx.RngState, ...)
+    except (TypeError, ValueError):
+        raise ValueError(f"wrt must be an nnx filter of some variables, was {wrt!r}") from None
+    if not jax.tree.leaves(params):
+        raise ValueError(f"wrt must select parameters of the model, {wrt!r} selects none")
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"wrt must select floating-point arrays, selects {_name(path)} of {jnp.result_type(leaf)}"
+            )
+
+    def run(call, params, streams, others):
+        """The loss, and the state of the model after it."""
+        merged = nnx.merge(graph, params, streams, others, copy=True)
+        value = call(merged)
+        return value, nnx.state(merged)
+
+    def function(frozen, key, params, example):
+        streams, args = frozen["streams"], (example,)
+        if key is not None:
+            of_example = jax.random.fold_in(key, example.number)
+            for_loss, for_streams = jax.random.split(of_example)
+            args, streams = (example.example, for_loss), _seeded(streams, for_streams)
+
+        def traced(params, streams, others, args):
+            return run(lambda merged: loss(merged, *args), params, streams, others)
+
+        given = params, streams, frozen["variables"]
+        value, after = traced(*given, args)
+        _refuse_writes(traced, given, args, after, seeded=key is not None)
+        return value
+
+    return Loss(function, {"variables": others, "streams": streams}, key), params
+
+
+def refuse_batch_statistics(model: nnx.Module) -> None:
+    """ValueError for batch norm: statistics of a batch carry each example into all the others' gradients."""
+    for _, module in nnx.iter_graph(model):
+        if isinstance(module, (nnx.BatchNorm, nnx.BatchStat)):
+            raise ValueError(
+                "model must not contain batch norm: the statistics of a batch make every gradient depend on "
+                "all its examples, so clipping does not bound what one can change; use group or layer norm"
+            )
+
+
+def _seeded(streams, key):
+    """The streams of a model begun anew from a key, each its own."""
+
+    def begin(number, variable):
+        value = variable.get_value()
+        if not isinstance(variable, nnx.RngKey):
+            return variable.replace(jnp.zeros_like(value))
+        own = jax.random.fold_in(key, number)
+        return variable.replace(own if value.shape == () else jax.random.split(own, value.shape))
+
+    flat = nnx.to_flat_state(streams)
+    return nnx.from_flat_state([(path, begin(i, variable)) for i, (path, variable) in enumerate(flat)])
+
+
+def _refuse_writes(traced, given, args, after, *, seeded: bool) -> None:
+    """ValueError where the loss left another value in a variable of the model than it found there.
+
+    The same traced value is the same. Transformations like `nnx.remat` hand every variable back as another
+    one; of these the traced program says whether it is what went in.
+    """
+    before = {path: variable for state in given for path, variable in nnx.to_flat_state(state)}
+    suspects = []
+    for path, variable in nnx.to_flat_state(after):
+        if isinstance(variable, nnx.Intermediate) or (seeded and isinstance(variable, nnx.RngState)):
+            continue  # looked at by nobody; or begun anew for every example
+        if path not in before:
+            raise WritingLossError(
+                f"loss must not add variables to the model, added {_name(path)}: it is not kept"
+            )
+        if _value(variable) is not _value(before[path]):
+            suspects.append(path)
+    if not suspects:
+        return
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (given, args))
+
+    def changed(given, args):
+        values = {path: _value(variable) for path, variable in nnx.to_flat_state(traced(*given, args)[1])}
+        found = {path: _value(variable) for state in given for path, variable in nnx.to_flat_state(state)}
+        return [values[path] for path in suspects], [found[path] for path in suspects]
+
+    for path, same in zip(suspects, _passed_on.pairs(changed, *shapes), strict=True):
+        if not same:
+            hint = "; give loss_key to draw from it" if isinstance(before[path], nnx.RngState) else ""
+            raise WritingLossError(
+                f"loss must not write to the model, wrote to {_name(path)}: one example would be seen by "
+                f"others, or the value lost{hint}"
+            )
+
+
+def _value(variable):
+    return variable.get_raw_value() if isinstance(variable, nnx.Variable) else variable
+
+
+def _name(path) -> str:
+    return ".".join(str(getattr(part, "key", getattr(part, "name", part))) for part in path)
+
+
+@dataclass(frozen=True)
+class NumberedRows:
+    """A data set whose examples come with their numbers."""
+
+    rows: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices, size: int) -> Numbered:
+        """Rows at `indices` and their numbers, padded with zeros."""
+        numbers = np.zeros(size, np.uint32)
+        numbers[: len(indices)] = indices
+        return Numbered(self.rows.take(indices, size), numbers)
+
+    def fingerprint(self) -> str:
+        """Digest of the rows."""
+        return self.rows.fingerprint()
+
+
+def numbered(loss: Loss, rows):
+    """The rows of a data set as a loss is to get them: with their numbers where it has a key."""
+    return rows if loss.key is None else NumberedRows(rows)
+
+
+def public_key(value):
+    """A `jax.random` key of a key or an integer; None of None.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32:
+        return jax.random.key(value)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.ndim == 0:
+        return value
+    was = repr(value) if isinstance(value, int) else f"{type(value).__name__} of shape {np.shape(value)}"
+    raise ValueError(f"loss_key must be an integer from 0 to 2^32 - 1 or one jax.random.key, was {was}")
+
+
+def digest(tree) -> str:
+    """Of names, shapes, dtypes and content of all arrays of a pytree."""
+    content = hashlib.blake2b(digest_size=16)
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.ascontiguousarray(leaf)
+        content.update(f"{_name(path)} {array.dtype} {array.shape}\n".encode())
+        content.update(array.reshape(-1).view(np.uint8).data)
+    return content.hexdigest()
