@@ -1,4 +1,4 @@
-"""Models for images, without batch norm: what one example does must not pass through the others."""
+"""Models for images and text, without batch norm: what one example does must not pass through the others."""
 
 import itertools
 
@@ -62,3 +62,72 @@ def cross_entropy(model, example) -> jax.Array:
     """Loss of one example `{"inputs", "labels"}`."""
     logits = model(example["inputs"])
     return -jax.nn.log_softmax(logits)[example["labels"]]
+
+
+class Transformer(nnx.Module):
+    """A causal transformer on characters: learned positions, norms before attention and perceptron.
+
+    Args:
+      vocabulary: number of tokens.
+      length: most tokens that it sees.
+      width: of the stream, a multiple of `heads`.
+      layers: attention and perceptron, each.
+      heads: of every attention.
+      rngs: of the initial parameters.
+    """
+
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, rngs: nnx.Rngs):
+        self.tokens = nnx.Embed(vocabulary, width, rngs=rngs)
+        self.places = nnx.Embed(length, width, rngs=rngs)
+        self.blocks = nnx.List([Block(width, heads, rngs) for _ in range(layers)])
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.last = nnx.Linear(width, vocabulary, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """(length,) integers to logits (length, vocabulary) of the token after each."""
+        x = self.tokens(tokens) + self.places(jnp.arange(len(tokens)))
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.norm(x))
+
+
+class Block(nnx.Module):
+    """Attention to what came before, then a perceptron of four times the width; each added to the stream."""
+
+    def __init__(self, width: int, heads: int, rngs: nnx.Rngs):
+        self.heads = heads
+        self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
+        self.attention_in = nnx.Linear(width, 3 * width, rngs=rngs)
+        self.attention_out = nnx.Linear(width, width, rngs=rngs)
+        self.norm = nnx.LayerNorm(width, rngs=rngs)
+        self.wide = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.narrow = nnx.Linear(4 * width, width, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(length, width) to the same."""
+        split = self.attention_in(self.attention_norm(x)).reshape(len(x), 3, self.heads, -1)
+        query, key, value = split[:, 0], split[:, 1], split[:, 2]
+        found = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attention_out(found.reshape(x.shape))
+        return x + self.narrow(nnx.gelu(self.wide(self.norm(x))))
+
+
+def add_lora(model: nnx.Module, rank: int, rngs: nnx.Rngs) -> None:
+    """Give every `nnx.Linear` that is an attribute of a module in `model` an adapter, in place.
+
+    `x W + b` becomes `x W + b + x A B`, with B = 0 to begin with (LoRA, arXiv 2106.09685); A and B are
+    `nnx.LoRAParam`, W and b the arrays that were there.
+    """
+    for _, module in list(nnx.iter_modules(model)):
+        for name, linear in list(vars(module).items()):
+            if type(linear) is nnx.Linear:
+                sizes = linear.in_features, linear.out_features
+                lora = nnx.LoRALinear(*sizes, lora_rank=rank, use_bias=linear.use_bias, rngs=rngs)
+                lora.kernel, lora.bias = linear.kernel, linear.bias
+                setattr(module, name, lora)
+
+
+def next_token(model, tokens) -> jax.Array:
+    """Mean cross entropy (nats a token) of the tokens after the first, of one example (length,)."""
+    logits = jax.nn.log_softmax(model(tokens[:-1]))
+    return -jnp.take_along_axis(logits, tokens[1:, None], axis=-1).mean()

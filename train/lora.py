@@ -1,0 +1,189 @@
+"""Fine-tune a small language model with low-rank adapters, privately: a script to read and to change.
+
+    python -m train.lora --out tuned/                            # minutes on two cores, nothing to download
+    python -m train.lora --out tuned/ --checkpoint pretrained/   # what train.save_model wrote, sizes as given
+    python -m train.lora --out tuned/ --text letters.txt         # text of your own
+
+A transformer on characters is trained on public text (NumPy's documentation), frozen, and adapted to private
+text (the reference of the Python language). One example is one piece of `length` characters: the guarantee is
+for a piece and not for whoever wrote several of them.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax import nnx
+
+from jaxacct import BandedToeplitz, Poisson, _validate, calibrate
+from jaxacct.compilation_cache import keep_compiled_programs
+from jaxacct.plan import Plan
+from jaxacct.progress import watch
+
+from .loop import fit
+from .models import Transformer, add_lora, next_token
+from .run_folder import load_model, save_model
+
+VOCABULARY = 128  # ASCII
+_BATCH = 64  # of public text, and of text to evaluate
+
+
+def public_text() -> str:
+    """What NumPy says of itself."""
+    pages = {getattr(getattr(np, name), "__doc__", None) for name in dir(np)}
+    return "\n".join(sorted(page for page in pages if isinstance(page, str)))
+
+
+def private_text() -> tuple[str, str]:
+    """What Python says of itself, to train on, and every tenth page of it, to evaluate."""
+    from pydoc_data.topics import topics
+
+    pages = [topics[name] for name in sorted(topics)]
+    return "\n".join(page for i, page in enumerate(pages) if i % 10), "\n".join(pages[::10])
+
+
+def pieces(text: str, length: int) -> np.ndarray:
+    """(pieces, length + 1) int32: a text cut up; what is not ASCII is a question mark."""
+    found = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32)
+    number = len(found) // (length + 1)
+    if number == 0:
+        raise ValueError(f"text must have at least {length + 1} characters, had {len(found)}")
+    return found[: number * (length + 1)].reshape(number, length + 1)
+
+
+def pretrain(model: nnx.Module, rows: np.ndarray, steps: int) -> None:
+    """Adam on public text, in place; without privacy."""
+    optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, batch):
+        def mean(model):
+            graph, state = nnx.split(model)
+            return jax.vmap(lambda row: next_token(nnx.merge(graph, state), row))(batch).mean()
+
+        optimizer.update(model, nnx.grad(mean)(model))
+
+    generator = np.random.default_rng(0)
+    for _ in range(steps):
+        step(model, optimizer, rows[generator.integers(0, len(rows), _BATCH)])
+
+
+def nats(model: nnx.Module, rows: np.ndarray):
+    """`evaluate(adapters) -> {"nats"}`: mean loss a character on text that is public, or not trained on."""
+    graph, _, others = nnx.split(model, nnx.LoRAParam, ...)
+
+    @jax.jit
+    def losses(adapters, others, batch):
+        return jax.vmap(lambda row: next_token(nnx.merge(graph, adapters, others), row))(batch)
+
+    def evaluate(adapters) -> dict[str, float]:
+        parts = [losses(adapters, others, rows[i : i + _BATCH]) for i in range(0, len(rows), _BATCH)]
+        return {"nats": float(jnp.concatenate(parts).mean())}
+
+    return evaluate
+
+
+def poisson_plan(rows: int, batch_size: int, steps: int, epsilon: float, delta: float) -> Plan:
+    """DP-SGD on Poisson batches, by dp-accounting's bound: nothing is drawn."""
+    scheme = Poisson.from_batch_size(dataset_size=rows, batch_size=batch_size, iterations=steps)
+    white = BandedToeplitz.square_root(1)
+    return calibrate(scheme, white, epsilon=epsilon, delta=delta, dataset_size=rows, accountant="pld")
+
+
+def tune(
+    out: str,
+    checkpoint: str | None = None,
+    text: str | None = None,
+    test_text: str | None = None,
+    epsilon: float = 4.0,
+    delta: float = 1e-5,
+    steps: int = 150,
+    batch_size: int = 256,
+    learning_rate: float = 3e-3,
+    clip_norm: float = 0.3,
+    rank: int = 4,
+    length: int = 64,
+    width: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    pretraining_steps: int = 800,
+) -> int:
+    """Train adapters of a language model under a plan for this text.
+
+    Args:
+      out: folder: base/ (public), plan.json and run/, see `train.run_folder`; the same command goes on.
+      checkpoint: folder that `train.save_model` wrote a Transformer of these sizes to; by default one is
+        trained on public text first.
+      text: file with private text; by default the reference of the Python language, but for every tenth page.
+      test_text: file with public text to evaluate on; by default those pages, and nothing for a `text`.
+      epsilon, delta: of the guarantee, for one piece of `length` characters.
+      steps: of private training.
+      batch_size: expected pieces a step.
+      learning_rate: of Adam.
+      clip_norm: of the gradient of a piece's adapters.
+      rank: of the adapters.
+      length, width, layers, heads: of the transformer.
+      pretraining_steps: on public text, without a checkpoint.
+    """
+    for name, value in dict(rank=rank, length=length, width=width, layers=layers, heads=heads).items():
+        _validate.positive_integer(name, value)
+    private, test = private_text() if text is None else (_read(text), None)
+    test = test if test_text is None else _read(test_text)
+    rows, folder = pieces(private, length), Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = Transformer(VOCABULARY, length, width, layers, heads, nnx.Rngs(0))
+    base = folder / "base" if checkpoint is None else Path(checkpoint)
+    if checkpoint is None and not (base / "model").is_dir():
+        pretrain(model, pieces(public_text(), length), pretraining_steps)
+        save_model(base, model)
+    load_model(base, model)
+    add_lora(model, rank, nnx.Rngs(1))
+    covered = poisson_plan(len(rows), batch_size, steps, epsilon, delta)
+    covered.save(folder / "plan.json")
+    evaluate = None if test is None else nats(model, pieces(test, length))
+    before = {} if evaluate is None else evaluate(nnx.state(model, nnx.LoRAParam))
+    with watch(unit="steps") as progress:
+        result = fit(
+            covered,
+            model,
+            next_token,
+            rows,
+            optax.adam(learning_rate),
+            wrt=nnx.LoRAParam,
+            clip_norm=clip_norm,
+            out=folder / "run",
+            evaluate=evaluate,
+            progress=progress,
+        )
+    if evaluate is not None:
+        after = result.evaluation["nats"]
+        print(f"nats a character: {before['nats']:.3f} before, {after:.3f} after {result.steps} steps")
+    print(result.statement)
+    print(f"adapters: {out}/run/model; secret, never to be published: {out}/run/checkpoints, secret.json")
+    return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"text {path} cannot be read: {error}") from None
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line: 0 done, 2 bad input."""
+    keep_compiled_programs()
+    try:
+        code = tyro.cli(tune, prog=f"python -m {__spec__.name}", args=argv)
+    except ValueError as error:
+        print(f"lora: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
