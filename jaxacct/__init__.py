@@ -31,7 +31,14 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     )
     from jaxacct.statistics.bounds import Budget
     from jaxacct.statistics.hockey_stick import NonFiniteLossError
-    from jaxacct.strategies import BandedInverse, BandedToeplitz, Dense, Toeplitz, prefix_sum_error
+    from jaxacct.strategies import (
+        BandedInverse,
+        BandedToeplitz,
+        Dense,
+        FiniteToeplitz,
+        Toeplitz,
+        prefix_sum_error,
+    )
     from jaxacct.verification.run import Evidence, verify
 
 __all__ = [
@@ -45,6 +52,7 @@ __all__ = [
     "Dense",
     "Estimate",
     "Evidence",
+    "FiniteToeplitz",
     "IndependentAttribution",
     "Mechanism",
     "MultiAttribution",
@@ -81,7 +89,7 @@ _HOMES = {
     "Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
-    "jaxacct.strategies": "BandedInverse BandedToeplitz Dense Toeplitz prefix_sum_error",
+    "jaxacct.strategies": "BandedInverse BandedToeplitz Dense FiniteToeplitz Toeplitz prefix_sum_error",
     "jaxacct.verification.run": "Evidence verify",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -21,7 +21,7 @@ from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
-from jaxacct.strategies import Strategy
+from jaxacct.strategies import Strategy, ending
 from jaxacct.verification.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
 from jaxacct.verification.run import Evidence, Progress, verify
 from jaxacct.verification.target import Target
@@ -71,7 +71,9 @@ def calibrate(
     calibration and training together, is (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
 
     Args:
-      scheme, strategy: who takes part when, and how noise is correlated.
+      scheme, strategy: who takes part when, and how noise is correlated. A `BandedToeplitz` with at least a
+        twentieth as many bands as there are steps is certified as the n x n matrix that it is in training, a
+        `FiniteToeplitz`, with less noise (proofs/finite_horizon.md).
       epsilon: target, natural log, above 0.
       delta: target, in (0, 1).
       dataset_size: number of examples, for the plan's batch sizes.
@@ -101,6 +103,7 @@ def calibrate(
       NotCertifiedError: a given `noise_multiplier` could not be certified.
     """
     check_pair(scheme, strategy)
+    strategy = ending(strategy, scheme)
     epsilon = _validate.target_epsilon("epsilon", epsilon)
     delta = _validate.open_probability("delta", delta)
     if not _validate.positive_number("grid_ratio", grid_ratio) > 1:

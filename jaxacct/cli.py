@@ -66,7 +66,7 @@ class Problem:
     def build(self):
         """(scheme, strategy); ValueError in one line for what cannot be, or would be ignored."""
         from jaxacct.schemes.numbers import Numbers
-        from jaxacct.strategies import by_name
+        from jaxacct.strategies import by_name, ending
 
         given = coefficients(self.strategy, self.bands)
         bands = given.bands if given is not None else 1 if self.bands is None else self.bands
@@ -84,7 +84,8 @@ class Problem:
             truncate_to=self.truncate_to,
         )
         scheme = jaxacct.SCHEMES[self.scheme].from_numbers(numbers)
-        return scheme, given if given is not None else by_name(self.strategy, bands, scheme)
+        strategy = given if given is not None else by_name(self.strategy, bands, scheme)
+        return scheme, ending(strategy, scheme)
 
 
 def coefficients(strategy: str, bands: int | None):

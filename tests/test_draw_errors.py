@@ -17,6 +17,7 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     CyclicPoisson,
+    FiniteToeplitz,
     Mechanism,
     MultiAttribution,
     Poisson,
@@ -297,6 +298,7 @@ def law_of_cyclic(scheme, arrays, m: int) -> dict:
         np.asarray(arrays["rounds"]),
     )
     take, begin = (np.asarray(arrays[name], np.float64) for name in ("take", "first_take"))
+    ends = np.asarray(arrays["end"])
     for one, two in itertools.product(range(b), repeat=2):
         early, late = min(one, two), max(one, two)
         sites = int(rounds[early] + rounds[late])
@@ -306,7 +308,8 @@ def law_of_cyclic(scheme, arrays, m: int) -> dict:
             for k, value in enumerate(values):
                 left = sites - 1 - k
                 edge = 0 if k % 2 else 1
-                high = begin[late - early, left] if k == 0 else take[late - early, left, edge, values[k - 1]]
+                at = late - early, ends[one, two], left
+                high = begin[at] if k == 0 else take[*at, edge, values[k - 1]]
                 chance *= high if value else 1 - high
                 counts[(late if k % 2 else early) + b * (k // 2)] += value
             key = tuple((count,) for count in counts)
@@ -365,15 +368,19 @@ def excess(drawn: dict, exact: dict, relative: float) -> float:
     return math.fsum(max(0.0, abs(one - other) - relative * other) for one, other in apart) / 2
 
 
+@pytest.mark.parametrize("rows", ["extended", "n"])
 @pytest.mark.parametrize(("scheme", "m", "law", "table"), LAWS, ids=[f"{each[0]}-{each[1]}" for each in LAWS])
-def test_replicas_draw_what_their_tables_say_within_what_they_declare(scheme, m, law, table):
+def test_replicas_draw_what_their_tables_say_within_what_they_declare(scheme, m, law, table, rows):
     """Every sequence of draws, in float64, from the float32 tables; a table that is off is noticed."""
     strategy, sigma = BandedToeplitz.square_root(scheme.min_separation), 0.7
+    if rows == "n":
+        strategy = FiniteToeplitz(strategy.coefficients, scheme.iterations)
     module = scheme.replicas
     mechanism = Mechanism(scheme, strategy, sigma)
     relative, variation = module.errors(mechanism, m)
     arrays = module.tables(mechanism, m)
-    _, exact = tuples.count_law(scheme, strategy.coefficients, sigma, m)
+    rows = strategy.rows(scheme.iterations)
+    _, exact = tuples.count_law(scheme, strategy.coefficients, sigma, m, rows)
     drawn = sums_of(law(scheme, arrays, m))
     assert sum(drawn.values()) == pytest.approx(1.0, abs=1e-6)
     assert excess(drawn, exact, relative) <= variation + 1e-14

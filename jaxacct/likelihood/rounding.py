@@ -35,6 +35,7 @@ _UNIT = 2.0**-24  # half a unit in the last place
 _RARE = 2.0**-50  # probability of each event that is ruled out and booked as total variation
 _FOURIER_ROUNDINGS = (4, 6)  # of a transform of length N, norm-wise: 4 log2 N + 6
 _SPECTRUM_ROUNDINGS = 5
+_PRODUCT_ROUNDINGS = 4  # of a spectrum with that of C's column, rounded to float32: sqrt 5 + 1, and a little
 _NORMAL_ROUNDINGS = 15  # of a radius times a sine, relative to the radius
 _RATIO_ROUNDINGS = 7  # sigma, its square, the difference, the quotient
 _SHARE = 2.0**-20  # of a likelihood ratio that participation vectors beyond the count may carry
@@ -362,7 +363,7 @@ def _error_parts(mechanism, size: Size, direction, replicas, count) -> tuple[flo
 def _pairs(mechanism) -> int:
     """Pairs of normals in one sample."""
     n, strategy = mechanism.scheme.iterations, mechanism.strategy
-    if not strategy.is_toeplitz or strategy.bands == 1:
+    if strategy.rows(n) == n:
         return -(-n // 2)
     return circulant_length(n, strategy.bands) // 2 + 1
 
@@ -444,6 +445,9 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
     if strategy.bands == 1:
         return local
     transform = fourier_roundings(circulant_length(n, strategy.bands)) * _UNIT
+    if strategy.rows(n) == n:
+        drawn = size.drawn if direction == Direction.REMOVE else 0.0
+        return local + reach * _error_of_outputs(mechanism, drawn, transform) / variance
     noise = (transform + _SPECTRUM_ROUNDINGS * _UNIT) * sigma * _noise_norm(strategy, n)
     error = reach * noise
     windows = adds_windows(scheme, strategy, replicas)
@@ -452,6 +456,30 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
         # The participations' transform, seen through C^T C x, and their part of the inverse one.
         error += 2 * reach * (transform + 2 * _UNIT) * window * size.drawn
     return local + error / variance
+
+
+def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
+    """Of the scores of n outputs, by two transforms each: what |x| = 1 sees of it, in the unit of the scores.
+
+    Args:
+      drawn: norm of the drawn counts.
+      transform: relative error of one transform.
+    """
+    strategy, n, sigma = mechanism.strategy, mechanism.scheme.iterations, mechanism.noise_multiplier
+    product = transform + _PRODUCT_ROUNDINGS * _UNIT
+    signal = (transform * _largest_amplitude(strategy, n) + product) * drawn
+    outputs = sigma * (math.sqrt(n) + math.sqrt(-2 * math.log(_RARE))) + drawn
+    scores = (
+        sigma * _noise_norm(strategy, n) + _window_norm(strategy, n, mechanism.scheme.min_separation) * drawn
+    )
+    # sigma, its product with the noise, the sum; errors of errors are below a thousandth.
+    return (signal + (transform + 3 * _UNIT) * outputs + product * scores) * (1 + 1e-3)
+
+
+@functools.lru_cache(maxsize=64)
+def _largest_amplitude(strategy, iterations: int) -> float:
+    """|c_hat| at most, on the circulant: what C makes of a vector without structure."""
+    return float(np.abs(np.fft.rfft(strategy.array, circulant_length(iterations, strategy.bands))).max())
 
 
 def _recurrence_error(mechanism, size: Size, count) -> float:

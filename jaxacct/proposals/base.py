@@ -27,7 +27,7 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.statistics.lines import BudgetLine
-from jaxacct.strategies.stationary import adds_windows
+from jaxacct.strategies.stationary import adds_windows, has_windows
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 CACHE_NUMBERS = 8 * 128 * 1024
@@ -214,8 +214,8 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
 
 def _few_windows(scheme, strategy) -> bool:
     """Whether participations are added as windows: unless they are few, an FFT is faster on a CPU."""
-    disjoint = strategy.is_toeplitz and strategy.bands <= scheme.min_separation
-    elsewhere = jax.default_backend() != "cpu" and scheme.draws_positions and disjoint
+    windows = scheme.draws_positions and has_windows(scheme, strategy)
+    elsewhere = jax.default_backend() != "cpu" and windows
     return adds_windows(scheme, strategy, 1) or elsewhere
 
 

@@ -72,11 +72,12 @@ class Minorant(NamedTuple):
 def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     """The tangent of `ln(f - P0)` at normalised noise scores `noise`, (iterations,) float64.
 
-    None where `f - P0` is lost to rounding there. `noise = 1 / (2 sigma)` everywhere is f = 1: Jensen's
+    None where `f - P0` is lost to rounding there. `noise = ||c_i||^2 / (2 sigma)` is f = 1: Jensen's
     inequality. The constant is lowered by 1e-8 of the size of its parts, which covers float64 rounding.
     """
     sigma = mechanism.noise_multiplier
-    lowered = 0.5 + float(mechanism.cross_terms)  # ln f_1 of the lower bound where C is not banded
+    # ln f_1 of the lower bound where C is not banded; one number where all columns have one norm.
+    lowered = mechanism.strategy.half_square_norms() + float(mechanism.cross_terms)
     excess = noise / sigma - lowered / sigma**2
     with jax.enable_x64(True):
         norms = column_norms(mechanism.scheme, mechanism.strategy) / sigma**2
@@ -89,7 +90,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     norm = math.sqrt(max(weights @ mechanism.strategy.gram(weights), 0.0))
     if norm == 0:
         return None
-    parts = (loss, math.log(remainder), -(weights @ excess), -weights.sum() * lowered / sigma**2)
+    parts = (loss, math.log(remainder), -(weights @ excess), -(weights * lowered).sum() / sigma**2)
     constant = float(sum(parts) - _LOWERED * (1 + sum(map(abs, parts))))
     return Minorant(constant, weights, norm)
 
@@ -127,7 +128,7 @@ def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
         )
 
     sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
-    best = tangent(mechanism, np.full(n, 0.5 / sigma))
+    best = tangent(mechanism, np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
     for _ in range(3):
         if best is None:
             return None
@@ -261,7 +262,7 @@ def half_space_candidates(
     found = []
     if log_scale < -1e-3:
         found.append(Proposal("plain, less none", Direction.ADD, mechanism, log_scale, base.draw_block))
-    if not mechanism.strategy.is_toeplitz:  # no tangents: its columns differ in norm
+    if not mechanism.strategy.is_toeplitz:  # no tangents: its columns have cross terms of their own
         return found
     at_zero = tangent(mechanism, np.zeros(mechanism.scheme.iterations))
     if at_zero is not None and at_zero.constant + epsilon - log_scale > 0:

@@ -7,11 +7,12 @@ from jaxacct.strategies.banded_inverse import BandedInverse
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 from jaxacct.strategies.base import NoiseRecursion, Strategy, prefix_sum_error
 from jaxacct.strategies.dense import Dense
+from jaxacct.strategies.finite_toeplitz import FiniteToeplitz, ending
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.toeplitz import Toeplitz
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    kind.kind: kind for kind in (BandedToeplitz, Toeplitz, BandedInverse, Dense)
+    kind.kind: kind for kind in (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, Dense)
 }
 
 # Strategies by name, from the number of bands and the scheme they are for.
@@ -58,10 +59,12 @@ __all__ = [
     "BandedInverse",
     "BandedToeplitz",
     "Dense",
+    "FiniteToeplitz",
     "NoiseRecursion",
     "Strategy",
     "Toeplitz",
     "by_name",
+    "ending",
     "prefix_sum_error",
     "strategy_from_json",
     "strategy_to_json",

@@ -31,7 +31,7 @@ class Strategy(abc.ABC):
     kind: ClassVar[str]
     """In JSON."""
     is_toeplitz: ClassVar[bool]
-    """Whether the columns of C are shifts of one another, on rows that go on past the last step."""
+    """Whether the columns of C are shifts of one another, but for what the last row cuts off."""
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -61,11 +61,23 @@ class Strategy(abc.ABC):
         """`||c_i||^2` of each column of the n x n matrix, (iterations,) float64."""
 
     @abc.abstractmethod
+    def rows(self, iterations: int) -> int:
+        """Of the matrix that `scores_from_normals` is about: n, or more where it goes on past the last step."""
+
+    @abc.abstractmethod
     def half_square_norms(self) -> np.ndarray:
-        """`||c_i||^2 / 2` on the rows of `scores_from_normals`, () or (iterations,) float64."""
+        """`||c_i||^2 / 2` on these rows, () or (iterations,) float64."""
 
     def column_products(self, block: int) -> np.ndarray:
-        """`<c_i, c_{i-d}>` on the rows of `scores_from_normals`, (block,) float64; where C is Toeplitz."""
+        """`<c_i, c_{i-d}>` on these rows, (block,) float64; where all columns are shifts of one another."""
+        raise NotImplementedError
+
+    def products_from_end(self, block: int) -> np.ndarray:
+        """`<c_i, c_{i-d}>` on these rows by how far i is from the end, (ends, block) float64; where C is
+        Toeplitz.
+
+        Row k is for the column i = n - 1 - k, and the last row for all that are farther away as well.
+        """
         raise NotImplementedError
 
     def truncated_products(self, iterations: int, block: int) -> np.ndarray:

@@ -67,6 +67,9 @@ class Dense(Strategy):
     def square_norms(self, iterations: int) -> np.ndarray:
         return np.square(self.matrix).sum(axis=0)
 
+    def rows(self, iterations: int) -> int:
+        return iterations
+
     def half_square_norms(self) -> np.ndarray:
         """(iterations,): a dense C has no rows past the last step."""
         return self.square_norms(len(self.matrix)) / 2

@@ -98,9 +98,16 @@ def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
     A window is then faster than its share of a Fourier transform of the whole row, and rounds less. For
     schemes whose draws come as positions.
     """
-    if not (scheme.draws_positions and strategy.is_toeplitz and 1 < strategy.bands <= scheme.min_separation):
+    if not (scheme.draws_positions and has_windows(scheme, strategy) and strategy.bands > 1):
         return False
     return 1000 * (replicas * scheme.iterations * scheme.participation_rate + 4) <= scheme.iterations
+
+
+def has_windows(scheme, strategy: Strategy) -> bool:
+    """Whether every participation adds one and the same window to the scores, none on top of another."""
+    if not strategy.is_toeplitz or strategy.bands > scheme.min_separation:
+        return False
+    return strategy.rows(scheme.iterations) == scheme.iterations + strategy.bands - 1
 
 
 def add_signal_windows(scores, positions, strategy: "Stationary", scale, counts=None):
@@ -212,15 +219,22 @@ class Stationary(Strategy):
         remaining = np.minimum(iterations - np.arange(iterations), self.bands)
         return cumulative[remaining - 1]
 
+    def rows(self, iterations: int) -> int:
+        return iterations + self.bands - 1
+
     def half_square_norms(self) -> np.ndarray:
         """() 1/2: the rows go on past the last step."""
         return np.asarray(0.5)
 
     def column_products(self, block: int) -> np.ndarray:
-        products = np.zeros(block)
-        c = self.array[:block]
-        products[: c.size] = np.correlate(c, c, "full")[c.size - 1 :]
+        products, c = np.zeros(block), self.array
+        shared = np.correlate(c, c, "full")[c.size - 1 :][:block]
+        products[: shared.size] = shared
         return products
+
+    def products_from_end(self, block: int) -> np.ndarray:
+        """One row: no column is cut off."""
+        return self.column_products(block)[None]
 
     def truncated_products(self, iterations: int, block: int) -> np.ndarray:
         c = self.array

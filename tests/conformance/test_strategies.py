@@ -17,6 +17,7 @@ from jaxacct.strategies import (
     BandedInverse,
     BandedToeplitz,
     Dense,
+    FiniteToeplitz,
     Toeplitz,
     by_name,
     strategy_from_json,
@@ -27,6 +28,7 @@ from tests.oracles import enumeration
 N = 6
 MEMBERS = {
     "banded-toeplitz": [BandedToeplitz((0.8, 0.5, 0.3)), BandedToeplitz.identity()],
+    "finite-toeplitz": [FiniteToeplitz((0.8, 0.5, 0.3), N), FiniteToeplitz((1.0,), N)],
     "toeplitz": [Toeplitz(tuple(0.6 ** np.arange(9)))],
     "banded-inverse": [BandedInverse.bisr(iterations=N, bands=3)],
     "dense": [Dense(np.tril(0.2 + np.random.default_rng(0).random((N, N))) + np.eye(N))],
@@ -50,7 +52,7 @@ def matrix_of(strategy, rows=N):
 
 def extended(strategy):
     """C on the rows on which scores are drawn."""
-    return matrix_of(strategy, N + strategy.bands - 1)
+    return matrix_of(strategy, strategy.rows(N))
 
 
 @pytest.mark.parametrize("strategy", ALL)
@@ -116,6 +118,21 @@ def test_cross_terms_cover_every_participation(strategy, separation):
 
 
 @pytest.mark.parametrize("strategy", ALL)
+def test_products_by_how_far_from_the_end(strategy):
+    if not strategy.is_toeplitz:
+        with pytest.raises(NotImplementedError):
+            strategy.products_from_end(N)
+        return
+    gram = extended(strategy).T @ extended(strategy)
+    products = strategy.products_from_end(N + 1)
+    assert not products[:, N:].any() or strategy.bands > N
+    for i in range(N):
+        for d in range(i + 1):
+            row = min(N - 1 - i, len(products) - 1)
+            assert products[row, d] == pytest.approx(gram[i, i - d], abs=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ALL)
 def test_noise_recursion_inverts_the_matrix(strategy):
     if not strategy.is_toeplitz:
         with pytest.raises(ValueError, match="must be Toeplitz to train with"):
@@ -150,8 +167,12 @@ def test_json_hash_and_words(strategy):
 def test_checks_of_the_scheme(strategy):
     """Either refused or with a bound; no case falls through."""
     close, cut = BMinSep(N, 1, 0.2), TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
-    if isinstance(strategy, BandedToeplitz):
-        Mechanism(cut, strategy, 1.0)
+    if isinstance(strategy, BandedToeplitz | FiniteToeplitz):
+        if isinstance(strategy, BandedToeplitz):
+            Mechanism(cut, strategy, 1.0)
+        else:
+            with pytest.raises(ValueError, match="banded Toeplitz for truncated-b-min-sep"):
+                Mechanism(cut, strategy, 1.0)
         if strategy.bands > 1:
             with pytest.raises(ValueError, match="bands must be at most the minimum separation"):
                 Mechanism(close, strategy, 1.0)
@@ -159,7 +180,7 @@ def test_checks_of_the_scheme(strategy):
         assert Mechanism(close, strategy, 1.0).is_upper_bound
         with pytest.raises(ValueError, match="banded Toeplitz for truncated-b-min-sep"):
             Mechanism(cut, strategy, 1.0)
-    if not strategy.is_toeplitz or isinstance(strategy, BandedInverse):
+    if not strategy.is_toeplitz or isinstance(strategy, BandedInverse | FiniteToeplitz):
         with pytest.raises(ValueError, match="strategy must have"):
             Mechanism(BMinSep(N + 1, 2, 0.2), strategy, 1.0)
 

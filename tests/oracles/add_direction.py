@@ -39,13 +39,17 @@ def pld_add(n, p, sigma, epsilon, interval):
 
 def exact_two_steps(mechanism, epsilon, shift=(0.0, 0.0)):
     """H(Q, P) for two steps by the trapezoid rule over the two scores; Q pushed down by `shift`."""
-    scheme, c, sigma = mechanism.scheme, mechanism.strategy.array, mechanism.noise_multiplier
-    rho = float(np.dot(c[:-1], c[1:]))
+    scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
+    dense = enumeration.strategy_matrix(strategy.array, strategy.rows(2), 2)
+    gram = dense.T @ dense
+    (first, _), (across, second) = np.linalg.cholesky(gram)
     grid = np.linspace(-8, 8, 1001)
     u, v = np.meshgrid(grid, grid, indexing="ij")
-    noise = (u - shift[0], rho * u + math.sqrt(1 - rho**2) * v - shift[1])
+    noise = (first * u - shift[0], across * u + second * v - shift[1])
+    halves = np.diag(gram) / 2
     ratio = sum(
-        weight * np.exp(sum(x * (z / sigma - 0.5 / sigma**2) for x, z in zip(pattern, noise, strict=True)))
+        weight
+        * np.exp(sum(x * (z / sigma - h / sigma**2) for x, z, h in zip(pattern, noise, halves, strict=True)))
         for pattern, weight in enumeration.pattern_law(scheme).items()
     )
     density = np.exp(-(u**2 + v**2) / 2) / (2 * math.pi) * (grid[1] - grid[0]) ** 2

@@ -10,10 +10,16 @@ from scipy import integrate
 from tests.oracles.enumeration import pattern_law, strategy_matrix
 
 
-def count_law(scheme, coefficients, sigma: float, m: int) -> tuple[float, dict[tuple[int, ...], float]]:
-    """(Z_m, law of x_1 + .. + x_m under R_m) on the extended horizon, by summing over all m-tuples."""
+def count_law(
+    scheme, coefficients, sigma: float, m: int, rows: int | None = None
+) -> tuple[float, dict[tuple[int, ...], float]]:
+    """(Z_m, law of x_1 + .. + x_m under R_m), by summing over all m-tuples.
+
+    Args:
+      rows: of C; by default those on which all of its columns are whole.
+    """
     law = pattern_law(scheme)
-    rows = scheme.iterations + len(coefficients) - 1
+    rows = scheme.iterations + len(coefficients) - 1 if rows is None else rows
     dense = strategy_matrix(coefficients, rows, scheme.iterations)
     patterns = np.array(list(law), float)
     means = patterns @ dense.T
@@ -60,15 +66,17 @@ def one_step_delta(sigma: float, p: float, epsilon: float, direction: str) -> fl
     )
 
 
-def two_step_delta(scheme, coefficients, sigma: float, epsilon: float, direction: str) -> float:
-    """delta(epsilon) of a two-step mechanism with at most two bands, on the three extended rows if any.
+def two_step_delta(
+    scheme, coefficients, sigma: float, epsilon: float, direction: str, rows: int | None = None
+) -> float:
+    """delta(epsilon) of a two-step mechanism with at most two bands, on as many rows as `count_law` by default.
 
     Rows beyond the second carry signal only through the second column, so a grid over all rows is summed
     with the trapezoidal rule, which converges fast for smooth decaying integrands; the kink costs accuracy
     of the order of the squared spacing.
     """
     law = pattern_law(scheme)
-    rows = scheme.iterations + len(coefficients) - 1
+    rows = scheme.iterations + len(coefficients) - 1 if rows is None else rows
     dense = strategy_matrix(coefficients, rows, scheme.iterations)
     means = np.array(list(law), float) @ dense.T
     axis = np.linspace(-7 * sigma, 7 * sigma + 1.2, 260 if rows == 3 else 1200)

@@ -89,18 +89,38 @@ def _warm(scheme) -> bool:
 
 
 def attractions(mechanism: Attracting) -> np.ndarray:
-    """(b + 1,) float64: `E_d = exp(a_d / sigma^2)` for participations d = 0..b steps apart."""
+    """(ends, b + 1) float64: `E_d = exp(<c_i, c_{i-d}> / sigma^2)`, e to the `log_attractions`."""
+    return np.exp(log_attractions(mechanism))
+
+
+def log_attractions(mechanism: Attracting) -> np.ndarray:
+    """(ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d = 0..b steps apart.
+
+    Row k is for the later one at the step i = n - 1 - k, the last row for all earlier steps as well
+    (`Strategy.products_from_end`).
+    """
     strategy, b = mechanism.strategy, mechanism.scheme.min_separation
     if not (strategy.is_toeplitz and strategy.bands <= b):
         raise TypeError("replicas need a banded Toeplitz strategy")
-    c = strategy.array
-    autocorrelation = np.zeros(b + 1)
-    autocorrelation[: c.size] = np.correlate(c, c, "full")[c.size - 1 :]
-    return np.exp(autocorrelation / mechanism.noise_multiplier**2)
+    return strategy.products_from_end(b + 1) / mechanism.noise_multiplier**2
+
+
+def _moves_at(n: int, attraction, transitions):
+    """step -> `transitions` of the row of `attraction` for that step, the last one made kept."""
+
+    @functools.lru_cache(maxsize=1)
+    def of_row(row):
+        return transitions(attraction[row])
+
+    return lambda i: of_row(min(n - 1 - i, len(attraction) - 1))
 
 
 def _transitions(b: int, m: int, p: float, q: float, attraction, num_codes: int):
-    """For j = 0..m replicas taking part: (states concerned, weight, steps to the next state, its number)."""
+    """For j = 0..m replicas taking part: (states concerned, weight, steps to the next state, its number).
+
+    Args:
+      attraction: (b + 1,) of the step that they take part at.
+    """
     found = []
     for j, move in enumerate(moves(b, m, num_codes)):
         pull = np.where(move.ago > 0, attraction[move.ago], 1.0).prod(axis=1)
@@ -118,14 +138,14 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool):
     q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         attraction = attractions(mechanism)
-        moves = _transitions(b, m, p, q, attraction, b)
-        real, hazards = _real_weights(n, b, moves, with_hazards)
+        moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, p, q, row, b))
+        real, hazards = _real_weights(n, b, moves_at, with_hazards)
         if _warm(scheme):
-            virtual_moves = _transitions(b, m, p, q, attraction, 2 * b - 1)
-            virtual, virtual_hazards = _virtual_weights(n, b, virtual_moves, real, with_hazards)
+            moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, p, q, row, 2 * b - 1))
+            virtual, virtual_hazards = _virtual_weights(n, b, moves_at, real, with_hazards)
             thresholds, total = _starts(n, b, m, scheme, virtual, with_hazards)
         else:
-            virtual_moves, virtual_hazards, thresholds, total = moves, None, None, real[0, 0]
+            virtual_hazards, thresholds, total = None, None, real[0, 0]
         log_z = float(np.log(total))
     if not np.isfinite(log_z):
         return math.inf, None
@@ -135,7 +155,7 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool):
         "hazards": _device(hazards),
         "virtual_hazards": _device(virtual_hazards) if virtual_hazards else None,
         "starts": thresholds,
-        "rate": jnp.asarray(_rates(b, m, virtual_moves, hazards, virtual_hazards), jnp.float32),
+        "rate": jnp.asarray(_rates(b, m, moves_at(0), hazards, virtual_hazards), jnp.float32),
     }
     return log_z, arrays
 
@@ -144,8 +164,13 @@ def _device(hazards):
     return [jnp.asarray(h) for h in hazards]
 
 
-def _real_weights(n: int, b: int, moves, with_hazards: bool):
-    """U, (n + b, number of states) float64, and for j = 1..m the float32 probabilities of j taking part."""
+def _real_weights(n: int, b: int, moves_at, with_hazards: bool):
+    """U, (n + b, number of states) float64, and for j = 1..m the float32 probabilities of j taking part.
+
+    Args:
+      moves_at: the `_transitions` of a step; only their weights depend on it.
+    """
+    moves = moves_at(0)
     size = len(moves[0][0])
     weights = np.ones((n + b, size))
     flat = weights.reshape(-1)
@@ -154,13 +179,14 @@ def _real_weights(n: int, b: int, moves, with_hazards: bool):
     reachable = [which for which, *_ in moves]
     for i in range(n - 1, -1, -1):
         ahead = flat[i * size :]
-        parts = [weight * ahead.take(at) for (_, weight, _, _), at in zip(moves, offsets, strict=True)]
+        parts = [weight * ahead.take(at) for (_, weight, _, _), at in zip(moves_at(i), offsets, strict=True)]
         _add_up(weights[i], i, parts, reachable, hazards)
     return weights, hazards
 
 
-def _virtual_weights(n: int, b: int, moves, real, with_hazards: bool):
+def _virtual_weights(n: int, b: int, moves_at, real, with_hazards: bool):
     """The same for the first b steps with virtual histories, (b, number of states)."""
+    moves = moves_at(0)
     size, real_size = len(moves[0][0]), real.shape[1]
     weights = np.ones((b, size))
     hazards = [np.zeros((b, len(which)), np.float32) for which, *_ in moves[1:]] if with_hazards else None
@@ -168,7 +194,7 @@ def _virtual_weights(n: int, b: int, moves, real, with_hazards: bool):
     for i in range(min(b, n) - 1, -1, -1):
         # At step i a virtual history bars for b - 1 - i steps at most: codes below this, states up to here.
         codes, parts, reachable = 2 * b - 1 - i, [], []
-        for j, (which, weight, delta, after) in enumerate(moves):
+        for j, (which, weight, delta, after) in enumerate(moves_at(i)):
             others = m - max(1, j)
             end = math.comb(codes + others - 1, others)
             delta, after = delta[:end], after[:end]

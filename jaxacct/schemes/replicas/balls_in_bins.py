@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
+from jaxacct.schemes.replicas.b_min_sep import draw_index, log_attractions, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting
 
 # Tuples of phases; building the tables takes about 24 bytes of memory for each.
@@ -65,15 +65,22 @@ def pair_weights(mechanism: Attracting) -> np.ndarray:
     """(b, b) float64: `exp(<C x_f, C x_f'> / sigma^2)` for the participation vectors of two phases."""
     scheme = mechanism.scheme
     n, b = scheme.iterations, scheme.min_separation
-    log_attraction = np.log(attractions(mechanism))
+    log_attraction = log_attractions(mechanism)
     phase = np.arange(b)
-    times = np.ceil(np.maximum(n - phase, 0) / b)
+    times = np.ceil(np.maximum(n - phase, 0) / b).astype(int)
+    # How far the last turn of a phase is from the end: all others are at least b away from it.
+    from_end = np.clip(n - 1 - phase - b * np.maximum(times - 1, 0), 0, len(log_attraction) - 1)
+
+    def met(times, from_end, lag):
+        last = np.where(times > 0, log_attraction[from_end, lag], 0.0)
+        return np.maximum(times - 1, 0) * log_attraction[-1, lag] + last
+
     early, late = np.minimum.outer(phase, phase), np.maximum.outer(phase, phase)
     lag = late - early
     # Once round: from the later phase to the next turn of the earlier one.
-    back = np.where(lag > 0, np.maximum(times[early] - 1, 0) * log_attraction[b - lag], 0.0)
+    back = np.where(lag > 0, met(np.maximum(times[early] - 1, 0), from_end[early], b - lag), 0.0)
     with np.errstate(over="ignore"):
-        return np.exp(times[late] * log_attraction[lag] + back)
+        return np.exp(met(times[late], from_end[late], lag) + back)
 
 
 def _joint(mechanism: Attracting, m: int) -> np.ndarray:

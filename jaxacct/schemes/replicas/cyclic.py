@@ -45,60 +45,84 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 @functools.lru_cache(maxsize=4)
 def _chains(mechanism: Attracting):
-    """(attraction, rounds of each phase, `chain_weights`, joint weights of the two phases)."""
+    """(edges, `chain_weights`, rounds of each phase, rows of `edges` for two phases, their joint weights)."""
     scheme = mechanism.scheme
     b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
     with np.errstate(over="ignore", invalid="ignore"):
-        attraction = attractions(mechanism)
-        remaining = chain_weights(b, 2 * scheme.max_participations, p, attraction)
+        edges = edge_weights(attractions(mechanism))
+        remaining = chain_weights(edges, 2 * scheme.max_participations, p)
         rounds = np.maximum(0, -(-(n - np.arange(b)) // b))
-        sites = rounds[:, None] + rounds[None, :]
-        gap = np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
-        after = remaining[gap, np.maximum(sites - 1, 0), 0]
+        early, late = np.sort(np.indices((b, b)), axis=0)
+        sites = rounds[early] + rounds[late]
+        # How far the last possible participation is from the end.
+        from_end = np.minimum((n - 1 - early) % b, (n - 1 - late) % b)
+        end = np.minimum(from_end, edges.shape[1] - 1)
+        after = remaining[late - early, end, np.maximum(sites - 1, 0), 0]
         start = np.where(sites > 0, after @ np.array([1 - p, p]), 1.0) / b**2
-    return attraction, rounds, remaining, start
+    return edges, remaining, rounds, end, start
+
+
+def edge_weights(attraction: np.ndarray) -> np.ndarray:
+    """(b, ends, 3, 2) float64: how a site attracts the one before it if both take part.
+
+    Indexed by the phases' distance, how far the last site is from the end, the number of sites left after
+    this one (2 stands for more: it is b steps or more from the end), and whether the edge between them is
+    within a round (0) or across (1).
+
+    Args:
+      attraction: (ends, b + 1), as `attractions`.
+    """
+    ends, b = len(attraction), attraction.shape[1] - 1
+    lags = np.stack([np.arange(b), b - np.arange(b)], axis=1)
+    last = np.arange(ends)[:, None]
+    edges = np.empty((b, ends, 3, 2))
+    edges[:, :, 0] = attraction[last, lags[:, None]]
+    edges[:, :, 1] = attraction[np.minimum(last + lags[:, None, ::-1], ends - 1), lags[:, None]]
+    edges[:, :, 2] = attraction[-1, lags[:, None]]
+    return edges
 
 
 @functools.lru_cache(maxsize=4)
 def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     scheme = mechanism.scheme
-    b, p = scheme.min_separation, scheme.sampling_probability
+    p = scheme.sampling_probability
     most = 2 * scheme.max_participations
-    attraction, rounds, remaining, start = _chains(mechanism)
-    # P(next site takes part | this one's value): (gap, sites left after it, edge kind, value).
-    edge = np.stack([attraction[: b + 1][np.arange(b)], attraction[b - np.arange(b)]], axis=1)
-    take = np.zeros((b, most, 2, 2))
-    for value in (0, 1):
-        for left in range(most):
-            pull = p * (edge if value else np.ones_like(edge)) * remaining[:, left, ::-1, 1]
-            stay = (1 - p) * remaining[:, left, ::-1, 0]
-            take[:, left, :, value] = pull / (pull + stay)
-    first_take = p * remaining[:, :, 0, 1] / (p * remaining[:, :, 0, 1] + (1 - p) * remaining[:, :, 0, 0])
+    edges, remaining, rounds, end, start = _chains(mechanism)
+    # P(next site takes part | this one's value): (gap, end, sites left after it, edge kind, value).
+    take = np.zeros((*edges.shape[:2], most, 2, 2))
+    for left in range(most):
+        for value in (0, 1):
+            edge = edges[:, :, min(left, 2)] if value else 1.0
+            pull = p * edge * remaining[:, :, left, ::-1, 1]
+            stay = (1 - p) * remaining[:, :, left, ::-1, 0]
+            take[:, :, left, :, value] = pull / (pull + stay)
+    ahead = remaining[:, :, :most, 0]
+    first_take = p * ahead[..., 1] / (p * ahead[..., 1] + (1 - p) * ahead[..., 0])
     first = start.sum(axis=1, keepdims=True)
     return {
         "first": thresholds_of(first[:, 0] / first.sum()),
         "second": thresholds_of(start / np.where(first > 0, first, 1.0)),
         "take": jnp.asarray(take, jnp.float32),
-        "first_take": jnp.asarray(first_take[:, :most], jnp.float32),
+        "first_take": jnp.asarray(first_take, jnp.float32),
         "rounds": jnp.asarray(rounds, jnp.int32),
+        "end": jnp.asarray(end, jnp.int32),
     }
 
 
-def chain_weights(b: int, most: int, p: float, attraction: np.ndarray) -> np.ndarray:
-    """(b, most + 1, 2, 2) float64: weight of the sites after this one.
+def chain_weights(edges: np.ndarray, most: int, p: float) -> np.ndarray:
+    """(b, ends, most + 1, 2, 2) float64: weight of the sites after this one.
 
-    Indexed by the phases' distance, the number of sites left, the kind of the next edge (0 within a round,
-    1 across) and this site's value.
+    Indexed by the phases' distance, how far the last site is from the end, the number of sites left, the kind
+    of the next edge (0 within a round, 1 across) and this site's value.
     """
-    gaps = np.arange(b)
-    edge = np.stack([attraction[gaps], attraction[b - gaps]], axis=1)
-    weights = np.ones((b, most + 1, 2, 2))
+    weights = np.ones((*edges.shape[:2], most + 1, 2, 2))
     for left in range(1, most + 1):
         for kind in (0, 1):
-            after = weights[:, left - 1, 1 - kind]
-            weights[:, left, kind, 0] = (1 - p) * after[:, 0] + p * after[:, 1]
-            weights[:, left, kind, 1] = (1 - p) * after[:, 0] + p * edge[:, kind] * after[:, 1]
+            after = weights[:, :, left - 1, 1 - kind]
+            pull = edges[:, :, min(left - 1, 2), kind]
+            weights[:, :, left, kind, 0] = (1 - p) * after[..., 0] + p * after[..., 1]
+            weights[:, :, left, kind, 1] = (1 - p) * after[..., 0] + p * pull * after[..., 1]
     return weights
 
 
@@ -111,7 +135,8 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     early, late = jnp.minimum(one, two), jnp.maximum(one, two)
     gap = late - early
     sites = arrays["rounds"][early] + arrays["rounds"][late]
-    most = arrays["take"].shape[1]
+    end = arrays["end"][one, two]
+    most = arrays["take"].shape[2]
     uniforms = uniform_64(chain_key, (most, num_samples))
 
     def site(previous, inputs):
@@ -119,7 +144,9 @@ def draw_counts(key, scheme, arrays, num_samples: int):
         left = jnp.clip(sites - 1 - index, 0, most - 1)
         across = jnp.where(index % 2 == 1, 0, 1)  # the edge that leads to this site
         probability = jnp.where(
-            index == 0, arrays["first_take"][gap, left], arrays["take"][gap, left, across, previous]
+            index == 0,
+            arrays["first_take"][gap, end, left],
+            arrays["take"][gap, end, left, across, previous],
         )
         value = ((u <= probability) & (index < sites)).astype(jnp.int32)
         return value, value

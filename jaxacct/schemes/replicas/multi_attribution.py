@@ -88,10 +88,11 @@ def _backward(mechanism: Attracting):
     with np.errstate(over="ignore", invalid="ignore"):
         attraction = attractions(mechanism)
         # Powers before products: an infinite attraction to the power 0 is 1.
-        pairs = law[:, None] * law * attraction[0] ** np.outer(counts, counts)
+        pairs = law[:, None] * law * attraction[:, 0, None, None] ** np.outer(counts, counts)
         s = np.arange(1, b)
-        pulls = law * attraction[b - s][:, None, None] ** np.outer(counts, counts)  # (b - 1, k + 1, k + 1)
-        moves = (b, k, pairs, pulls)
+        # (ends, b - 1, k + 1, k + 1)
+        pulls = law * attraction[:, b - s, None, None] ** np.outer(counts, counts)
+        moves = (n, b, k, pairs, pulls)
         weights = np.ones((n + b, b, k + 1))
         for i in range(n - 1, -1, -1):
             if b > 1:
@@ -104,24 +105,24 @@ def _backward(mechanism: Attracting):
 
 def _alone(weights, moves, i: int) -> np.ndarray:
     """(b - 1, k + 1, k + 1): of state (s, a) at step i, the weight of the free replica joining with j."""
-    b, k, _, pulls = moves
+    n, b, k, _, pulls = moves
     s = np.arange(1, b)
     parts = np.empty((b - 1, k + 1, k + 1))
     parts[:, :, 0] = weights[i + 1, : b - 1]
     # It is barred when the other is free again, s steps on.
     parts[:, :, 1:] = weights[i + s, b - s, 1:][:, None, :]
-    return parts * pulls
+    return parts * pulls[min(n - 1 - i, len(pulls) - 1)]
 
 
 def _together(weights, moves, i: int) -> np.ndarray:
     """(k + 1, k + 1): the weights of the counts of two free replicas at step i."""
-    b, _, pairs, _ = moves
-    after = np.empty_like(pairs)
+    n, b, _, pairs, _ = moves
+    after = np.empty(pairs.shape[1:])
     after[0, 0] = weights[i + 1, 0, 0]
     # Barred for b - 1 more steps from the next one on, which is not at all where b = 1.
     after[1:, 0] = after[0, 1:] = weights[i + 1, b - 1, 1:]
     after[1:, 1:] = weights[i + b, 0, 0]
-    return after * pairs
+    return after * pairs[min(n - 1 - i, len(pairs) - 1)]
 
 
 def _starts(scheme, weights) -> np.ndarray:

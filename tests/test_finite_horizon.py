@@ -1,0 +1,233 @@
+"""The n x n mechanism against enumeration and quadrature (proofs/finite_horizon.md)."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    CyclicPoisson,
+    Dense,
+    FiniteToeplitz,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    calibrate,
+    estimate_delta,
+    verify,
+)
+from jaxacct.kernels import randomness
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.proposals import half_space
+from jaxacct.proposals.candidates import candidates
+from jaxacct.proposals.replicas import log_normalizer, most_replicas
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.strategies import ending
+from jaxacct.verification import extrapolation
+from jaxacct.verification.target import Target
+from tests.oracles import enumeration, settings, tuples
+from tests.oracles.add_direction import exact_two_steps, width
+from tests.rounding_errors import measured_error
+
+FALSE_ALARM = 1e-6
+SMALL = [(scheme, bands) for scheme, bands in settings.SMALL if 1 < bands <= scheme.iterations]
+SMALL += [
+    (CyclicPoisson(9, 5, 0.6), 5),
+    (CyclicPoisson(6, 5, 0.6), 5),
+    (BallsInBins(9, 5), 5),
+    (BMinSep(6, 5, 0.3), 4),
+]
+IDS = [f"{scheme}-{bands}" for scheme, bands in SMALL]
+
+
+def square_root(bands: int, n: int) -> FiniteToeplitz:
+    return FiniteToeplitz(BandedToeplitz.square_root(bands).coefficients, n)
+
+
+def mechanism_of(scheme, bands, sigma) -> Mechanism:
+    return Mechanism(scheme, square_root(bands, scheme.iterations), sigma)
+
+
+# --- The law of the losses ---
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands"), [SMALL[0], SMALL[2], SMALL[4], (MultiAttribution(7, 3, 0.2, 2), 3)]
+)
+def test_the_loss_of_drawn_scores_is_that_of_the_n_outputs(scheme, bands, x64):
+    """From normals and participations to L, against enumeration of `C x + sigma z` on n rows."""
+    n, sigma = scheme.iterations, 0.8
+    strategy = square_root(bands, n)
+    (noise,) = strategy.draw_normals(jax.random.key(0), n, 50, jnp.float64)
+    x = np.asarray(scheme.draw_participation(jax.random.key(1), 50), np.float64)
+    scores = strategy.scores_from_normals((noise,), n, sigma, jnp.asarray(x))
+    outputs = sigma * np.asarray(noise) + x @ enumeration.strategy_matrix(strategy.array, n, n).T
+    exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+    np.testing.assert_allclose(loss_of_scores(scheme, strategy, scores, sigma), exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 20.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_normalizer_against_all_tuples(scheme, bands, sigma):
+    mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
+    whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    patterns = len(enumeration.pattern_law(scheme))
+    for m in (2, 3, 4):
+        if m <= most_replicas(mechanism) and patterns**m <= 100_000:
+            exact, _ = tuples.count_law(scheme, mechanism.strategy.coefficients, sigma, m, n)
+            ours = log_normalizer(mechanism, m)
+            assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
+            assert ours < log_normalizer(whole, m)
+
+
+# --- The add direction ---
+
+
+@pytest.mark.parametrize("sigma", [0.4, 2.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_tangents_are_minorants(scheme, bands, sigma):
+    mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
+    log_none, generator = scheme.log_probability_of_none(), np.random.default_rng(1)
+    points = [mechanism.strategy.half_square_norms() / sigma, np.zeros(n), generator.normal(-1, 1.5, n)]
+    found = [half_space.tangent(mechanism, point) for point in points]
+    assert found[0] is not None
+    dense = enumeration.strategy_matrix(mechanism.strategy.array, n, n)
+    for scale in (0.5, 1.0, 3.0, 10.0):
+        outputs = sigma * scale * generator.standard_normal((300, n))
+        loss = enumeration.log_ratio(scheme, mechanism.strategy.coefficients, sigma, outputs)
+        with np.errstate(divide="ignore"):
+            above_none = loss + np.log(-np.expm1(np.minimum(log_none - loss, 0.0)))
+        resolved = np.isfinite(above_none) & (loss - log_none > 1e-6)
+        for minorant in filter(None, found):
+            line = minorant.constant + outputs @ dense @ minorant.weights / sigma**2
+            assert np.all((line <= above_none + 1e-9 * (1 + np.abs(loss)))[resolved])
+            assert minorant.norm == pytest.approx(np.linalg.norm(dense @ minorant.weights))
+
+
+TWO_STEPS = Mechanism(BMinSep(2, 2, 0.4), FiniteToeplitz((0.8, 0.6), 2), 0.8)
+
+
+def test_shifted_laws_against_quadrature():
+    mu = TWO_STEPS.scheme.participation_probabilities()
+    signal = TWO_STEPS.strategy.gram(mu)
+    along = signal / math.sqrt(mu @ signal)
+    line = extrapolation.at_distances(TWO_STEPS, 0.35, 0.7, 1.9)
+    for law, distance in ((line.near, 0.7), (line.far, 1.9)):
+        exact = exact_two_steps(TWO_STEPS, 0.35, distance * along) * math.exp(-line.log_scale)
+        terms = line.terms(law.draw(jax.random.key(3), 0, 100), 0.0)
+        assert abs(terms.mean() - exact) <= width(exact, terms.size) + 1e-5
+
+
+# --- Every proposal, both directions ---
+
+
+def two_step_interval(mechanism, proposal, epsilon):
+    """A rigorous interval for the divergence, by draws of the proposal; no term above 1."""
+    draws = proposal.draw(randomness.key_from_words([3, 4]), 0, 64)
+    terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
+    assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM / 20)
+    slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
+    return math.exp(proposal.log_scale) * np.array([low * (1 - slack), high * (1 + slack)])
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_proposals_have_the_exact_divergence(direction):
+    """And the extended horizon's is told apart: the tests would notice rows that are not there."""
+    scheme, coefficients, sigma = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients, 0.8
+    epsilon = {"remove": 1.0, "add": 0.3}[direction]
+    exact = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction, 2)
+    extended = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction)
+    found = [c.proposal for c in candidates(TWO_STEPS, epsilon, direction, Budget.split(1e-6))]
+    assert len(found) >= 2
+    for proposal in found:
+        low, high = two_step_interval(TWO_STEPS, proposal, epsilon)
+        assert low <= exact <= high < extended
+
+
+def test_a_certified_plan_is_private_and_the_extended_one_would_not_be_certified():
+    """Two steps, by quadrature: what is released has the delta; less noise than the extended horizon needs."""
+    scheme, coefficients = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients
+    target = dict(epsilon=1.0, delta=0.05)
+    plan = calibrate(scheme, BandedToeplitz(coefficients), **target, key=jax.random.key(5))
+    sigma = plan.mechanism.noise_multiplier
+    assert plan.mechanism.strategy == TWO_STEPS.strategy
+
+    def delta(rows):
+        both = [
+            tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in ("remove", "add")
+        ]
+        return max(both)
+
+    assert 0.8 * 0.05 <= delta(2) <= 0.05 < delta(3)
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again.certified and again.mechanism == plan.mechanism
+    # The evidence belongs to the n rows: it is refused for the extended mechanism, which does not hold.
+    stored = json.loads(json.dumps(plan.to_json()))
+    stored["strategy"] = {"coefficients": list(coefficients)}
+    with pytest.raises(ValueError, match="plan evidence does not add up"):
+        Plan.from_json(stored)
+    whole = Mechanism(scheme, BandedToeplitz(coefficients), sigma)
+    assert Target.at(1.0, 0.05).digest(whole) != Target.at(1.0, 0.05).digest(plan.mechanism)
+    assert not verify(whole, **target, max_samples=100_000, key=jax.random.key(6)).accepted
+
+
+def test_a_dense_matrix_says_the_same():
+    """Another way to the same mechanism: plain draws of a matrix product, in place of transforms."""
+    scheme, strategy = BallsInBins(8, 8), square_root(8, 8)
+    dense = Dense(enumeration.strategy_matrix(strategy.array, 8, 8))
+    ours, theirs = (
+        estimate_delta(Mechanism(scheme, c, 0.6), 1.0, num_samples=20_000, key=jax.random.key(seed))
+        for seed, c in enumerate((strategy, dense))
+    )
+    assert ours.low <= theirs.high and theirs.low <= ours.high
+    whole = Mechanism(scheme, BandedToeplitz(strategy.coefficients), 0.6)
+    assert estimate_delta(whole, 1.0, num_samples=20_000, key=jax.random.key(2)).low > ours.high
+
+
+# --- Rounding ---
+
+
+@pytest.mark.parametrize("sigma", [0.05, 1.0, 100.0])
+@pytest.mark.parametrize(("scheme", "bands"), [(BMinSep(16, 4, 0.1), 4), (BallsInBins(256, 64), 64)])
+def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
+    mechanism = mechanism_of(scheme, bands, sigma)
+    for replicas in (1, 2):
+        error = measured_error(jax.random.key(99), mechanism, replicas)
+        assert 0 < error < rounding.loss_margin(mechanism, 1.0, replicas) / 2
+    assert sigma < 1 or rounding.loss_margin(mechanism, 1.0, 2, delta_v=1e-6) < 2e-3
+
+
+# --- Where it is used ---
+
+
+def test_the_rule():
+    few, many = BandedToeplitz.square_root(4), BandedToeplitz.square_root(64)
+    for scheme in (BMinSep(60, 4, 0.1), BallsInBins(60, 4), CyclicPoisson(60, 4, 0.1)):
+        assert ending(few, scheme) == FiniteToeplitz(few.coefficients, 60)
+    assert ending(few, BMinSep(61, 4, 0.1)) is few  # more than 20 steps for each band but the first
+    assert ending(many, BMinSep(63, 64, 0.1)) is many  # no column would be whole
+    assert ending(BandedToeplitz.identity(), Poisson(3, 0.1)) == BandedToeplitz.identity()
+    shared = IndependentAttribution(8, 4, 0.1, 2)
+    assert ending(few, shared) is few
+    with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
+        Mechanism(shared, square_root(4, 8), 1.0)
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="coefficients must be at most iterations 2 numbers, were 3"):
+        FiniteToeplitz((1.0, 0.5, 0.2), 2)
+    with pytest.raises(ValueError, match="iterations must be"):
+        FiniteToeplitz((1.0,), 0)
+    with pytest.raises(ValueError, match="strategy must have the scheme's 5 iterations, had 4"):
+        Mechanism(BMinSep(5, 2, 0.1), square_root(2, 4), 1.0)
