@@ -156,7 +156,7 @@ def test_proposals_have_the_exact_divergence(direction):
 
 
 def test_a_certified_plan_is_private_and_the_extended_one_would_not_be_certified():
-    """Two steps, by quadrature: what is released has the delta; less noise than the extended horizon needs."""
+    """Two steps, by quadrature: what is released has the delta; the extended horizon needs more."""
     scheme, coefficients = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients
     target = dict(epsilon=1.0, delta=0.05)
     plan = calibrate(scheme, BandedToeplitz(coefficients), **target, key=jax.random.key(5))

@@ -62,7 +62,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, iterations: int) -> int:
-        """Of the matrix that `scores_from_normals` is about: n, or more where it goes on past the last step."""
+        """Of the matrix that `scores_from_normals` is about: n, or more where it goes on past the end."""
 
     @abc.abstractmethod
     def half_square_norms(self) -> np.ndarray:

@@ -19,8 +19,8 @@ from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 from jaxacct.strategies.base import Strategy, read_only
 from jaxacct.strategies.stationary import Stationary, circulant_length
 
-# With more steps for each band but the first, the rows after the end are certified along with the others: that
-# costs less than half a percent of the noise, and draws are faster.
+# With more steps for each band but the first, the rows after the end are certified along with the others:
+# that costs 0.6 % of the noise or less, and draws are faster.
 MOST_STEPS_PER_BAND = 20
 
 

@@ -69,7 +69,7 @@ def one_step_delta(sigma: float, p: float, epsilon: float, direction: str) -> fl
 def two_step_delta(
     scheme, coefficients, sigma: float, epsilon: float, direction: str, rows: int | None = None
 ) -> float:
-    """delta(epsilon) of a two-step mechanism with at most two bands, on as many rows as `count_law` by default.
+    """delta(epsilon) of a two-step mechanism with at most two bands; rows as for `count_law`.
 
     Rows beyond the second carry signal only through the second column, so a grid over all rows is summed
     with the trapezoidal rule, which converges fast for smooth decaying integrands; the kink costs accuracy
