@@ -32,6 +32,7 @@ from jaxacct.proposals import half_space
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.replicas import log_normalizer, most_replicas
 from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.strategies import ending
 from jaxacct.verification import extrapolation
 from jaxacct.verification.target import Target
@@ -66,12 +67,12 @@ def mechanism_of(scheme, bands, sigma) -> Mechanism:
 )
 def test_the_loss_of_drawn_scores_is_that_of_the_n_outputs(scheme, bands, x64):
     """From normals and participations to L, against enumeration of `C x + sigma z` on n rows."""
-    n, sigma = scheme.iterations, 0.8
+    n, sigma, generator = scheme.iterations, 0.8, np.random.default_rng(0)
     strategy = square_root(bands, n)
-    (noise,) = strategy.draw_normals(jax.random.key(0), n, 50, jnp.float64)
-    x = np.asarray(scheme.draw_participation(jax.random.key(1), 50), np.float64)
-    scores = strategy.scores_from_normals((noise,), n, sigma, jnp.asarray(x))
-    outputs = sigma * np.asarray(noise) + x @ enumeration.strategy_matrix(strategy.array, n, n).T
+    noise = generator.standard_normal((40, n))
+    x = generator.choice(np.array(list(enumeration.pattern_law(scheme)), float), 40)
+    scores = strategy.scores_from_normals((jnp.asarray(noise),), n, sigma, jnp.asarray(x))
+    outputs = sigma * noise + x @ enumeration.strategy_matrix(strategy.array, n, n).T
     exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
     np.testing.assert_allclose(loss_of_scores(scheme, strategy, scores, sigma), exact, rtol=1e-9, atol=1e-12)
 
@@ -93,9 +94,9 @@ def test_normalizer_against_all_tuples(scheme, bands, sigma):
 # --- The add direction ---
 
 
-@pytest.mark.parametrize("sigma", [0.4, 2.0])
-@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
-def test_tangents_are_minorants(scheme, bands, sigma):
+@pytest.mark.parametrize(("scheme", "bands"), SMALL[::2], ids=IDS[::2])
+def test_tangents_are_minorants(scheme, bands):
+    sigma = 0.7
     mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
     log_none, generator = scheme.log_probability_of_none(), np.random.default_rng(1)
     points = [mechanism.strategy.half_square_norms() / sigma, np.zeros(n), generator.normal(-1, 1.5, n)]
@@ -145,43 +146,42 @@ def two_step_interval(mechanism, proposal, epsilon):
 def test_proposals_have_the_exact_divergence(direction):
     """And the extended horizon's is told apart: the tests would notice rows that are not there."""
     scheme, coefficients, sigma = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients, 0.8
-    epsilon = {"remove": 1.0, "add": 0.3}[direction]
+    epsilon = {"remove": 1.0, "add": 0.5}[direction]
     exact = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction, 2)
     extended = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction)
     found = [c.proposal for c in candidates(TWO_STEPS, epsilon, direction, Budget.split(1e-6))]
-    assert len(found) >= 2
+    found = [p for p in found if p.name in ("plain", "2 replicas", "half-space")]
+    assert len(found) == 2
     for proposal in found:
         low, high = two_step_interval(TWO_STEPS, proposal, epsilon)
         assert low <= exact <= high < extended
 
 
-def test_a_certified_plan_is_private_and_the_extended_one_would_not_be_certified():
-    """Two steps, by quadrature: what is released has the delta; the extended horizon needs more."""
-    scheme, coefficients = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients
-    target = dict(epsilon=1.0, delta=0.05)
-    plan = calibrate(scheme, BandedToeplitz(coefficients), **target, key=jax.random.key(5))
-    sigma = plan.mechanism.noise_multiplier
-    assert plan.mechanism.strategy == TWO_STEPS.strategy
+def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
+    """Two steps, by quadrature: the n rows have the delta and are certified, the extended horizon has not."""
+    scheme, coefficients, sigma = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients, 0.8
+    target, whole = dict(epsilon=1.0, delta=0.05), BandedToeplitz(TWO_STEPS.strategy.coefficients)
 
     def delta(rows):
-        both = [
-            tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in ("remove", "add")
-        ]
+        both = [tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in DIRECTIONS]
         return max(both)
 
-    assert 0.8 * 0.05 <= delta(2) <= 0.05 < delta(3)
-    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
-    assert again.certified and again.mechanism == plan.mechanism
-    # The evidence belongs to the n rows: it is refused for the extended mechanism, which does not hold.
+    assert 0.85 * 0.05 <= delta(2) <= 0.95 * 0.05 < 0.05 < delta(3)
+    options = dict(noise_multiplier=sigma, key=jax.random.key(5), proposal="plain")
+    plan = calibrate(scheme, whole, **target, **options)
+    assert plan.mechanism == TWO_STEPS
     stored = json.loads(json.dumps(plan.to_json()))
-    stored["strategy"] = {"coefficients": list(coefficients)}
+    assert Plan.from_json(stored).certified
+    # The evidence belongs to the n rows, and is refused for the extended mechanism.
     with pytest.raises(ValueError, match="plan evidence does not add up"):
-        Plan.from_json(stored)
-    whole = Mechanism(scheme, BandedToeplitz(coefficients), sigma)
-    assert Target.at(1.0, 0.05).digest(whole) != Target.at(1.0, 0.05).digest(plan.mechanism)
-    assert not verify(whole, **target, max_samples=100_000, key=jax.random.key(6)).accepted
+        Plan.from_json(stored | {"strategy": {"coefficients": list(coefficients)}})
+    extended = Mechanism(scheme, whole, sigma)
+    assert Target.at(1.0, 0.05).digest(extended) != Target.at(1.0, 0.05).digest(plan.mechanism)
+    seen = verify(extended, **target, max_samples=200_000, key=jax.random.key(6), proposal="plain")
+    assert not seen.accepted
 
 
+@pytest.mark.slow
 def test_a_dense_matrix_says_the_same():
     """Another way to the same mechanism: plain draws of a matrix product, in place of transforms."""
     scheme, strategy = BallsInBins(8, 8), square_root(8, 8)
@@ -199,10 +199,13 @@ def test_a_dense_matrix_says_the_same():
 
 
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 100.0])
-@pytest.mark.parametrize(("scheme", "bands"), [(BMinSep(16, 4, 0.1), 4), (BallsInBins(256, 64), 64)])
-def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
+@pytest.mark.parametrize(
+    ("scheme", "bands", "orders"),
+    [(BallsInBins(256, 64), 64, [2]), pytest.param(BMinSep(16, 4, 0.1), 4, [1, 2], marks=pytest.mark.slow)],
+)
+def test_errors_stay_well_below_the_margin(scheme, bands, orders, sigma):
     mechanism = mechanism_of(scheme, bands, sigma)
-    for replicas in (1, 2):
+    for replicas in orders:
         error = measured_error(jax.random.key(99), mechanism, replicas)
         assert 0 < error < rounding.loss_margin(mechanism, 1.0, replicas) / 2
     assert sigma < 1 or rounding.loss_margin(mechanism, 1.0, 2, delta_v=1e-6) < 2e-3

@@ -20,8 +20,9 @@ class Mechanism:
     Attributes:
       scheme: who takes part when.
       strategy: banded Toeplitz C, column norm 1, with at most `scheme.min_separation` bands, so that
-        two participations of one example never touch the same output; or one of the other `strategies`,
-        whose losses are bounds (proofs/non_banded.md).
+        two participations of one example never touch the same output, accounted for with the bands - 1 rows
+        after the last step, or as `FiniteToeplitz` without (proofs/finite_horizon.md); or one of the other
+        `strategies`, whose losses are bounds (proofs/non_banded.md).
       noise_multiplier: sigma, the standard deviation of `z` per unit of clip norm x column norm; above 0.
       adjacency: "zero-out": in the neighbouring data set the gradients of one unit (`Scheme.unit`) are zero.
     """
@@ -57,7 +58,7 @@ class Mechanism:
 
     @property
     def is_stationary(self) -> bool:
-        """Whether losses are exact and the columns of C shifts of one another."""
+        """Whether losses are exact and the columns of C shifts of one another, but for their ends."""
         return self.strategy.is_toeplitz and not self.is_upper_bound
 
 

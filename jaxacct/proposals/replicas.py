@@ -42,7 +42,7 @@ def table_samples(mechanism: Mechanism, m: int) -> float:
 
 
 def log_normalizer(mechanism: Mechanism, m: int) -> float:
-    """ln Z_m = ln E_Q f^m on the extended horizon, float64; inf where it overflows."""
+    """ln Z_m = ln E_Q f^m on the rows of the strategy, float64; inf where it overflows."""
     return _module(mechanism).log_normalizer(mechanism, m)
 
 

@@ -21,7 +21,7 @@ def sample_privacy_loss(
     """Draw privacy losses L = ln P/Q: under P for `direction` "remove", under Q for "add".
 
     The draws are of the mechanism that also releases the bands - 1 rows after the last step, which can
-    only be less private (see `jaxacct.strategies.stationary`).
+    only be less private (see `jaxacct.strategies.stationary`); of the n rows alone for a `FiniteToeplitz`.
 
     Args:
       key: a JAX key; the same key gives the same losses on any device and in any batching.

@@ -1,7 +1,7 @@
 """What replicas know of a mechanism. A module of replicas holds, for m participation vectors together:
 
 * `most_replicas(mechanism)`: the largest m that there are tables for;
-* `log_normalizer(mechanism, m)`: ln Z_m = ln E_Q f^m on the extended horizon, float64, inf on overflow;
+* `log_normalizer(mechanism, m)`: ln Z_m = ln E_Q f^m on the rows of the strategy, float64, inf on overflow;
 * `tables(mechanism, m)`: the arrays that `draw_counts` needs;
 * `table_samples(mechanism, m)`: how many samples are drawn in the time that the tables take, about;
 * `errors(mechanism, m)`: (relative, total variation) errors of the drawn law;
