@@ -59,6 +59,11 @@ def mechanism_of(scheme, bands, sigma) -> Mechanism:
     return Mechanism(scheme, square_root(bands, scheme.iterations), sigma)
 
 
+def coefficients_of(mechanism) -> tuple[float, ...]:
+    assert isinstance(mechanism.strategy, FiniteToeplitz)
+    return mechanism.strategy.coefficients
+
+
 # --- The law of the losses ---
 
 
@@ -85,7 +90,7 @@ def test_normalizer_against_all_tuples(scheme, bands, sigma):
     patterns = len(enumeration.pattern_law(scheme))
     for m in (2, 3, 4):
         if m <= most_replicas(mechanism) and patterns**m <= 100_000:
-            exact, _ = tuples.count_law(scheme, mechanism.strategy.coefficients, sigma, m, n)
+            exact, _ = tuples.count_law(scheme, coefficients_of(mechanism), sigma, m, n)
             ours = log_normalizer(mechanism, m)
             assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
             assert ours < log_normalizer(whole, m)
@@ -102,10 +107,10 @@ def test_tangents_are_minorants(scheme, bands):
     points = [mechanism.strategy.half_square_norms() / sigma, np.zeros(n), generator.normal(-1, 1.5, n)]
     found = [half_space.tangent(mechanism, point) for point in points]
     assert found[0] is not None
-    dense = enumeration.strategy_matrix(mechanism.strategy.array, n, n)
+    dense = enumeration.strategy_matrix(coefficients_of(mechanism), n, n)
     for scale in (0.5, 1.0, 3.0, 10.0):
         outputs = sigma * scale * generator.standard_normal((300, n))
-        loss = enumeration.log_ratio(scheme, mechanism.strategy.coefficients, sigma, outputs)
+        loss = enumeration.log_ratio(scheme, coefficients_of(mechanism), sigma, outputs)
         with np.errstate(divide="ignore"):
             above_none = loss + np.log(-np.expm1(np.minimum(log_none - loss, 0.0)))
         resolved = np.isfinite(above_none) & (loss - log_none > 1e-6)
@@ -145,7 +150,7 @@ def two_step_interval(mechanism, proposal, epsilon):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_proposals_have_the_exact_divergence(direction):
     """And the extended horizon's is told apart: the tests would notice rows that are not there."""
-    scheme, coefficients, sigma = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients, 0.8
+    scheme, coefficients, sigma = TWO_STEPS.scheme, coefficients_of(TWO_STEPS), 0.8
     epsilon = {"remove": 1.0, "add": 0.5}[direction]
     exact = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction, 2)
     extended = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction)
@@ -159,16 +164,18 @@ def test_proposals_have_the_exact_divergence(direction):
 
 def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     """Two steps, by quadrature: the n rows have the delta and are certified, the extended horizon has not."""
-    scheme, coefficients, sigma = TWO_STEPS.scheme, TWO_STEPS.strategy.coefficients, 0.8
-    target, whole = dict(epsilon=1.0, delta=0.05), BandedToeplitz(TWO_STEPS.strategy.coefficients)
+    scheme, coefficients, sigma = TWO_STEPS.scheme, coefficients_of(TWO_STEPS), 0.8
+    whole = BandedToeplitz(coefficients)
 
     def delta(rows):
         both = [tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in DIRECTIONS]
         return max(both)
 
     assert 0.85 * 0.05 <= delta(2) <= 0.95 * 0.05 < 0.05 < delta(3)
-    options = dict(noise_multiplier=sigma, key=jax.random.key(5), proposal="plain")
-    plan = calibrate(scheme, whole, **target, **options)
+    key = jax.random.key(5)
+    plan = calibrate(
+        scheme, whole, epsilon=1.0, delta=0.05, noise_multiplier=sigma, key=key, proposal="plain"
+    )
     assert plan.mechanism == TWO_STEPS
     stored = json.loads(json.dumps(plan.to_json()))
     assert Plan.from_json(stored).certified
@@ -177,7 +184,7 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
         Plan.from_json(stored | {"strategy": {"coefficients": list(coefficients)}})
     extended = Mechanism(scheme, whole, sigma)
     assert Target.at(1.0, 0.05).digest(extended) != Target.at(1.0, 0.05).digest(plan.mechanism)
-    seen = verify(extended, **target, max_samples=200_000, key=jax.random.key(6), proposal="plain")
+    seen = verify(extended, 1.0, 0.05, max_samples=200_000, key=jax.random.key(6), proposal="plain")
     assert not seen.accepted
 
 
