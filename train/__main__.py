@@ -135,7 +135,7 @@ def train(
     inner_learning_rate: float | None = None,
     normalize: bool = False,
     steps: int | None = None,
-    microbatch_size: int | None = None,
+    microbatch_size: int | Literal["auto"] | None = None,
     checkpoint_every: int = 100,
     model_seed: int | None = None,
     graph: str | None = None,
@@ -160,7 +160,7 @@ def train(
         plans that clip whole terms.
       normalize: automatic clipping.
       steps: by default all of the plan's.
-      microbatch_size: examples, or terms, whose gradients are in memory at a time.
+      microbatch_size: examples, or terms, whose gradients are in memory at a time; "auto" measures.
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `python -m train.attribution`, for an attribution plan.

@@ -23,7 +23,17 @@ from jaxacct.tradeoff.plan import GeneralPlan
 from . import sampler
 from .clipping import clip_to_grid
 from .grid import Grid, GridSum
-from .loop import Procedure, Result, Wanted, as_rows, fit, functional, given_optimizer, run_and_keep
+from .loop import (
+    Procedure,
+    Result,
+    Wanted,
+    as_rows,
+    fit,
+    functional,
+    given_microbatch_size,
+    given_optimizer,
+    run_and_keep,
+)
 from .loss import as_loss, numbered
 from .optimizers import Privatizer, privatize
 from .sampler import Batch, SamplerState
@@ -193,7 +203,7 @@ def _train(plan: GeneralPlan, wanted: Wanted) -> Result:
         clip_norm=clip_norm,
         inner=wanted.inner,
         key=noise_key,
-        terms_at_once=wanted.microbatch_size,
+        terms_at_once=given_microbatch_size(wanted),
     )
     return run_and_keep(
         step,

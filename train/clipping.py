@@ -1,5 +1,6 @@
 """Per-example clipped gradient sums in microbatches: memory follows the microbatch, not the batch."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from .loss import WritingLossError
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
 # parameter) does not make the exact check of what is summed refuse an honest gradient.
 _SLACK = 2.0**-24
+_ENTRIES = {"cpu": 2**20, "others": 2**27}  # of all gradients in memory at a time
 
 
 class ClippedSum(NamedTuple):
@@ -42,6 +44,7 @@ def clipped_gradient_sum(
     grid: Grid,
     microbatch_size: int | None = None,
     normalize: bool = False,
+    skip_padding: bool = False,
 ) -> ClippedSum:
     """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
 
@@ -56,15 +59,18 @@ def clipped_gradient_sum(
       batch: pytree of arrays (batch, ...).
       mask: (batch,) bool; padding contributes exactly zero.
       grid: with the clip norm C; `train.optimizers.privatize` says which serves its noise.
-      microbatch_size: examples whose gradients are in memory at a time; by default as many of the batch as
-        `grid.most_at_once` lets add up in 32 bits.
+      microbatch_size: examples whose gradients are in memory at a time, at most as many as
+        `grid.most_at_once` lets add up in 32 bits; by default `default_microbatch_size`.
       normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
+      skip_padding: do no work for microbatches after the last real example. How long it takes then tells how
+        many there are, which is private; and a batch that is sharded by rows keeps few devices busy.
 
     Raises:
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
-    return _summed(loss, params, batch, mask, grid, microbatch_size, normalize, None, ())[0]
+    options = dict(normalize=normalize, skip_padding=skip_padding)
+    return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), **options)[0]
 
 
 def admitted_gradient_sum(
@@ -91,18 +97,30 @@ def admitted_gradient_sum(
     Returns:
       the sum, and the records after this step.
     """
-    return _summed(loss, params, batch, mask, grid, microbatch_size, normalize, admit, records)
+    options = dict(normalize=normalize, skip_padding=False)
+    return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, **options)
 
 
-def _summed(loss, params, batch, mask, grid, microbatch_size, normalize, admit, records):
+def default_microbatch_size(params) -> int:
+    """As many gradients as processors are fast on, as measured in tests/benchmarks/RESULTS.md; 2^k.
+
+    On CPUs about a million entries, which their caches hold; on others memory is what bounds it.
+    """
+    entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    most = _ENTRIES["cpu" if jax.default_backend() == "cpu" else "others"]
+    return 2 ** max(0, math.floor(math.log2(most / max(1, entries))))
+
+
+def _summed(
+    loss, params, batch, mask, grid, microbatch_size, admit, records, *, normalize: bool, skip_padding: bool
+):
     if not isinstance(grid, Grid):
         raise ValueError(f"grid must be a train.grid.Grid, was {type(grid).__name__}")
     mask = jnp.asarray(mask, bool)
     size = mask.shape[0]
-    micro = (
-        size if microbatch_size is None else _validate.positive_integer("microbatch_size", microbatch_size)
-    )
-    micro = min(micro, size, grid.most_at_once)
+    if microbatch_size is None:
+        microbatch_size = default_microbatch_size(params)
+    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), size, grid.most_at_once)
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
     check_loss(loss, params, batch, size)
@@ -110,11 +128,14 @@ def _summed(loss, params, batch, mask, grid, microbatch_size, normalize, admit, 
 
     def split(array):
         array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
+        if skip_padding:
+            return array.reshape(-1, micro, *array.shape[1:])
         # Neighbours go to different microbatches, so that a batch sharded by rows keeps every device busy.
         return array.reshape(micro, -1, *array.shape[1:]).swapaxes(0, 1)
 
     def join(array):
-        return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])[:size]
+        array = array if skip_padding else array.swapaxes(0, 1)
+        return array.reshape(-1, *array.shape[2:])[:size]
 
     def one(example, real):
         value, gradient = jax.value_and_grad(loss)(params, example)
@@ -145,10 +166,28 @@ def _summed(loss, params, batch, mask, grid, microbatch_size, normalize, admit, 
 
     zeros = GridSum.zeros(params, grid)
     inputs = jax.tree.map(split, batch), split(mask), jax.tree.map(split, records)
-    total, (norms, losses, records) = jax.lax.scan(accumulate, zeros, inputs)
+    if skip_padding:
+        total, found = _scan_until_last(accumulate, zeros, inputs, inputs[1].any(axis=1))
+    else:
+        total, found = jax.lax.scan(accumulate, zeros, inputs)
+    norms, losses, records = found
     norms, losses, records = join(norms), join(losses), jax.tree.map(join, records)
     clipped = jnp.sum((norms > grid.clip_norm) & mask) / jnp.maximum(1, mask.sum())
     return ClippedSum(total, norms, losses, clipped), records
+
+
+def _scan_until_last(step, carry, inputs, wanted):
+    """`jax.lax.scan` that stops after the last wanted input; what it returns of those after it is zero."""
+    number = jnp.max(jnp.where(wanted, jnp.arange(1, len(wanted) + 1), 0))
+    _, one = jax.eval_shape(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+    outputs = jax.tree.map(lambda leaf: jnp.zeros((len(wanted), *leaf.shape), leaf.dtype), one)
+
+    def body(i, both):
+        carry, outputs = both
+        carry, found = step(carry, jax.tree.map(lambda leaf: leaf[i], inputs))
+        return carry, jax.tree.map(lambda all, leaf: all.at[i].set(leaf), outputs, found)
+
+    return jax.lax.fori_loop(0, number, body, (carry, outputs))
 
 
 def _square(counts) -> jax.Array:

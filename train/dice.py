@@ -26,7 +26,17 @@ from . import sampler
 from .batch_clipping import Replayed
 from .clipping import check_loss, clip_to_grid, global_norm
 from .grid import Grid
-from .loop import Procedure, Result, Rows, Wanted, as_rows, functional, given_optimizer, run_and_keep
+from .loop import (
+    Procedure,
+    Result,
+    Rows,
+    Wanted,
+    as_rows,
+    functional,
+    given_microbatch_size,
+    given_optimizer,
+    run_and_keep,
+)
 from .loss import Loss, as_loss, numbered
 from .normals import fresh_key, standard_normals
 from .step import StepInfo
@@ -376,7 +386,7 @@ def _train(plan: DicePlan, wanted: Wanted) -> Result:
     loss, params = functional(wanted)
     rows = numbered(loss, rows)
     sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), None)
-    micro = wanted.microbatch_size
+    micro = given_microbatch_size(wanted)
     step = DiceStep(plan, loss, given_optimizer(wanted), key=noise_key, microbatch_size=micro)
 
     def source_at(key, drawn):

@@ -439,7 +439,7 @@ def follow(
     private: Privatizer,
     optimizer: optax.GradientTransformation,
     *,
-    microbatch_size: int,
+    microbatch_size: int | None,
     normalize: bool,
 ) -> Followed:
     """The parts of a run that follows every example.

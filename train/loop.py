@@ -18,8 +18,9 @@ from flax import nnx
 from jaxacct import _validate
 from jaxacct.plan import Plan
 
-from . import noise, sampler
+from . import microbatch, noise, sampler
 from .attribution import Attribution, check_graph, expected_batch_sizes
+from .clipping import default_microbatch_size
 from .individual import IndividualAccounting, PrivateLosses, follow
 from .loss import Loss, as_loss, nnx_loss, numbered, public_key
 from .optimizers import privatize
@@ -84,7 +85,7 @@ class Wanted:
     clip: str | None = None
     inner: optax.GradientTransformation | None = None
     steps: int | None = None
-    microbatch_size: int | None = None
+    microbatch_size: int | str | None = None
     normalize: bool = False
     mesh: jax.sharding.Mesh | None = None
     graph: Attribution | None = None
@@ -97,6 +98,7 @@ class Wanted:
     individual: IndividualAccounting | None = None
     wrt: Any = None
     loss_key: Any = None
+    skip_padding: bool | None = None
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
@@ -148,7 +150,7 @@ def fit(
     inner: optax.GradientTransformation | None = None,
     out=None,
     steps: int | None = None,
-    microbatch_size: int | None = None,
+    microbatch_size: int | str | None = None,
     normalize: bool = False,
     evaluate: Callable[[Any], dict[str, float]] | None = None,
     checkpoint_every: int = 100,
@@ -160,6 +162,7 @@ def fit(
     individual: IndividualAccounting | None = None,
     wrt=None,
     loss_key=None,
+    skip_padding: bool | None = None,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -187,7 +190,9 @@ def fit(
         gradient by default.
       out: folder of the run.
       steps: by default all of the plan's.
-      microbatch_size: examples, or terms, whose gradients are in memory at a time.
+      microbatch_size: examples, or terms, whose gradients are in memory at a time; by default what the number
+        of parameters suggests (`train.clipping.default_microbatch_size`). For a `jaxacct.Plan` "auto" takes
+        the fastest on this machine, measured before the run begins and kept with it.
       normalize: automatic clipping.
       evaluate: called with the parameters at checkpoints and at the end (for a `LastIteratePlan` at the end
         only); must use public data only, as its result is logged openly.
@@ -208,6 +213,9 @@ def fit(
       loss_key: a number or a `jax.random` key, public: the loss is given a key that is a function of it, of
         the step and of the example's place in `data`, for dropout or augmentation; a model's own streams are
         seeded from it too. A resumed run draws the same. It has nothing to do with `keys`, which are secret.
+      skip_padding: do no work for what a batch is padded with. Who can time the steps then sees how many
+        examples are in each, which no guarantee covers. By default so, but where batches are cut to a size
+        (their pair does not hold if sizes are known), over a `mesh`, and with `individual`.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -237,6 +245,7 @@ def fit(
         individual=individual,
         wrt=wrt,
         loss_key=loss_key,
+        skip_padding=skip_padding,
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     for field in dataclasses.fields(Wanted):
@@ -255,6 +264,12 @@ def given_optimizer(wanted: Wanted) -> optax.GradientTransformation:
     if wanted.optimizer is None:
         raise ValueError("optimizer must be given")
     return wanted.optimizer
+
+
+def given_microbatch_size(wanted: Wanted) -> int | None:
+    """How many gradients at a time, where nothing is measured."""
+    size = wanted.microbatch_size
+    return None if size is None else _validate.positive_integer("microbatch_size", size)
 
 
 def _train(plan: Plan, wanted: Wanted) -> Result:
@@ -279,20 +294,33 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
     private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
     optimizer, lasting = given_optimizer(wanted), _lasting(plan)
     if wanted.individual is None:
-        micro, normalize = wanted.microbatch_size, wanted.normalize
-        step = make_step(loss, private, optimizer, microbatch_size=micro, normalize=normalize)
         size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
+        batch, options = Rows(rows, size, mesh), dict(normalize=wanted.normalize)
+        options["skip_padding"] = _skips_padding(plan, wanted)
+
+        def make(micro):
+            return make_step(loss, private, optimizer, microbatch_size=micro, **options)
+
+        if wanted.microbatch_size == microbatch.AUTO:
+            micro = microbatch.stored(wanted.out)
+            micro = micro or microbatch.fastest(make, params, *batch.take(np.zeros(0, np.int64)))
+        else:
+            micro = given_microbatch_size(wanted) or min(default_microbatch_size(params), size)
         parts: dict[str, Any] = dict(
-            step=step,
-            batch=Rows(rows, size, mesh),
+            step=make(micro),
+            batch=batch,
+            microbatch_size=micro,
             source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn),
             statement=plan.statement(),
         )
     else:
         if mesh is not None:
             raise ValueError("mesh must not be given with individual: its records are on one device")
-        micro = largest if wanted.microbatch_size is None else wanted.microbatch_size
-        options: dict[str, Any] = dict(microbatch_size=micro, normalize=wanted.normalize)
+        if wanted.skip_padding:
+            raise ValueError("skip_padding must not be given with individual: every example is charged")
+        options: dict[str, Any] = dict(
+            microbatch_size=given_microbatch_size(wanted), normalize=wanted.normalize
+        )
         parts = follow(wanted.individual, plan, rows, loss, private, optimizer, **options)._asdict()
         lasting |= {"individual": repr(wanted.individual)}
     return run_and_keep(
@@ -306,6 +334,23 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         **parts,
         **wanted.kept(),
     )
+
+
+def _skips_padding(plan: Plan, wanted: Wanted) -> bool:
+    """Whether steps take as long as their batches are large.
+
+    Raises:
+      ValueError: where that is asked for and must not be.
+    """
+    cut = plan.truncation_delta is not None or plan.mechanism.scheme.cut_to is not None
+    if wanted.skip_padding and cut:
+        raise ValueError(
+            "skip_padding must not be True for a plan that cuts batches: its guarantee does not hold for who "
+            "knows their sizes, which run times would tell"
+        )
+    if wanted.skip_padding and wanted.mesh is not None:
+        raise ValueError("skip_padding must not be True with mesh: most devices would have nothing to do")
+    return not cut and wanted.mesh is None if wanted.skip_padding is None else wanted.skip_padding
 
 
 def functional(wanted: Wanted):
@@ -333,7 +378,8 @@ def functional(wanted: Wanted):
 PROCEDURE = Procedure(
     _train,
     frozenset(
-        "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key".split()
+        "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
+        "skip_padding".split()
     ),
 )
 
@@ -370,6 +416,7 @@ def run_and_keep(
     released: Callable[[Any], Any] = lambda params: params,
     only_last: bool = False,
     report: Callable[[Any, int], PrivateLosses] | None = None,
+    microbatch_size: int | None = None,
 ) -> Result:
     """All steps of a private run, kept in the folder `out` where there is one; see `fit`.
 
@@ -383,12 +430,14 @@ def run_and_keep(
       only_last: whether parameters on the way must be shown to nobody, `evaluate` included; they are in
         checkpoints, which are secret anyway.
       report: (the last state, steps) -> what every example has spent.
+      microbatch_size: of the step, to be found again.
     """
     described = {
         "plan": _digest(json.dumps(plan, sort_keys=True).encode()),
         "clip_norm": clip_norm,
         "steps": steps,
         "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
+        "microbatch_size": microbatch_size,
         "versions": {"jax": jax.__version__, "numpy": np.__version__},
         "device": jax.devices()[0].device_kind,
     }
@@ -587,5 +636,6 @@ __all__ = [
     "TrainingPlan",
     "Wanted",
     "fit",
+    "given_microbatch_size",
     "run_and_keep",
 ]

@@ -76,6 +76,7 @@ def make_step(
     *,
     microbatch_size: int | None = None,
     normalize: bool = False,
+    skip_padding: bool = False,
 ) -> PrivateStep:
     """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -89,7 +90,7 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size, normalize: as in `train.clipping`.
+      microbatch_size, normalize, skip_padding: as in `train.clipping`.
     """
     if not isinstance(private, Privatizer):
         raise ValueError(
@@ -106,6 +107,7 @@ def make_step(
             grid=private.grid,
             microbatch_size=microbatch_size,
             normalize=normalize,
+            skip_padding=skip_padding,
         )
         return advance(private, optimizer, state, found, mask)
 

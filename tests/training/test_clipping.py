@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.clipping import clip_to_grid, clipped_gradient_sum, global_norm
+from train.clipping import clip_to_grid, clipped_gradient_sum, default_microbatch_size, global_norm
 from train.grid import Grid
 
 SIZES = {"w": (3, 4), "b": (4,)}
@@ -276,3 +276,35 @@ def test_global_norm_does_not_overflow():
     assert global_norm({"a": jnp.array([3e30, 4e30])}) == pytest.approx(5e30)
     assert global_norm({"a": jnp.array([1.7e38, 1e-40])}) == pytest.approx(1.7e38)
     assert global_norm({"a": jnp.zeros(3)}) == 0
+
+
+def test_no_work_for_padding_and_the_same_bits(key):
+    """Also where real examples are not the first ones; nothing is called after the last microbatch."""
+    params, batch, called = random_params(key), random_batch(key, 11), []
+
+    def counted(params, example):
+        jax.debug.callback(lambda: called.append(1))  # once a microbatch
+        return loss(params, example)
+
+    def summed(skip_padding):
+        options = dict(grid=GRID, microbatch_size=4, skip_padding=skip_padding)
+        return jax.jit(lambda mask: clipped_gradient_sum(counted, params, batch, mask, **options))
+
+    skipping, constant = summed(True), summed(False)
+    for real in ([], [0, 1, 2], [0, 1, 2, 3, 4], [1, 7, 10], range(11)):
+        called.clear()
+        mask = np.isin(np.arange(11), list(real))
+        skipped = jax.block_until_ready(skipping(mask))
+        jax.effects_barrier()
+        assert len(called) == (max(real) // 4 + 1 if len(real) else 0)
+        whole = jax.block_until_ready(constant(mask))
+        jax.effects_barrier()
+        assert len(called) == 3 + (max(real) // 4 + 1 if len(real) else 0)
+        jax.tree.map(np.testing.assert_array_equal, skipped, whole)
+
+
+def test_microbatches_are_as_large_as_caches_hold():
+    sizes = [
+        default_microbatch_size({"w": np.zeros(n, np.float32)}) for n in (1, 2**10, 120_704, 10**6, 10**8)
+    ]
+    assert sizes == [2**20, 2**10, 8, 1, 1]
