@@ -287,8 +287,10 @@ def test_no_work_for_padding_and_the_same_bits(key):
         return loss(params, example)
 
     def summed(skip_padding):
-        options = dict(grid=GRID, microbatch_size=4, skip_padding=skip_padding)
-        return jax.jit(lambda mask: clipped_gradient_sum(counted, params, batch, mask, **options))
+        found = functools.partial(
+            clipped_gradient_sum, grid=GRID, microbatch_size=4, skip_padding=skip_padding
+        )
+        return jax.jit(lambda mask: found(counted, params, batch, mask))
 
     skipping, constant = summed(True), summed(False)
     for real in ([], [0, 1, 2], [0, 1, 2, 3, 4], [1, 7, 10], range(11)):

@@ -88,10 +88,11 @@ def test_steps_of_padding_do_no_work_in_fit():
         jax.debug.callback(lambda: called.append(1))
         return loss(params, example)
 
-    options = dict(plan=plan("poisson", dataset_size=ROWS, rate=0.02, iterations=4), microbatch_size=1)
-    run(loss=counted, **options)
+    covered = plan("poisson", dataset_size=ROWS, rate=0.02, iterations=4)
+    run(plan=covered, loss=counted, microbatch_size=1)
     jax.effects_barrier()
     few = len(called)
-    run(loss=counted, skip_padding=False, **options)
+    run(plan=covered, loss=counted, microbatch_size=1, skip_padding=False)
     jax.effects_barrier()
-    assert few <= 20 and len(called) - few == 4 * options["plan"].max_batch_size > 2 * few
+    assert covered.max_batch_size is not None
+    assert few <= 20 and len(called) - few == 4 * covered.max_batch_size > 2 * few

@@ -113,8 +113,8 @@ def test_the_largest_normal_comes_from_the_smallest_word():
 
 @pytest.mark.parametrize("size", [1, 5, 6, 7, 600_000])
 def test_any_number_of_normals(size, monkeypatch):
-    """A prefix of the same stream, however many blocks are drawn at once."""
-    monkeypatch.setattr(normals, "_BLOCKS_AT_ONCE", 2**15)
+    """All of them others, in one pass or in several."""
+    monkeypatch.setitem(normals._BLOCKS_AT_ONCE, "cpu", 2**15)
     drawn = noise.standard_normals(KEY, 3, size)
     assert drawn.shape == (size,)
     assert drawn.dtype == np.float64
@@ -238,3 +238,16 @@ def test_bad_arguments(name, value):
     options = {"clip_norm": 1.0, "expected_batch_size": 1.0} | {name: value}
     with pytest.raises(ValueError, match=name):
         privatize(Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0), **options)
+
+
+def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
+    """Was 6.6 times, more than the gradients need where few are in memory at a time."""
+    params = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}
+    white = privatize(
+        Mechanism(Poisson(9, 0.1), BandedToeplitz.square_root(1), 1.0), clip_norm=1.0, expected_batch_size=4.0
+    )
+    total = jax.eval_shape(lambda: GridSum.zeros(params, white.grid))
+    state = jax.eval_shape(lambda: white.init({"w": jnp.zeros(1_000_000)}))
+    program = jax.jit(white.update).lower(total, state).compile()
+    analysis = program.memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 5 * 4e6
