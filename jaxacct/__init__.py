@@ -2,7 +2,8 @@
 
 How much noise is enough, and can you prove it? `calibrate` answers with a `Plan`: a noise multiplier for
 DP-SGD or BandMF under a sampling scheme, certified by Monte Carlo with its failure probability spent in
-delta. Estimates (`estimate_delta`, `estimate_epsilon`) are other functions with another type.
+delta. Estimates (`estimate_delta`, `estimate_epsilon`, and `recommend`, which ranks what could be certified)
+are other functions with other types.
 """
 
 import importlib
@@ -12,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.calibration import NotCertifiedError, calibrate
+    from jaxacct.choosing import Recommendation, Recommended, recommend
     from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
     from jaxacct.estimates.profile import Profile, privacy_profile
     from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
@@ -61,6 +63,8 @@ __all__ = [
     "Plan",
     "Poisson",
     "Profile",
+    "Recommendation",
+    "Recommended",
     "Toeplitz",
     "TruncatedBMinSep",
     "calibrate",
@@ -70,6 +74,7 @@ __all__ = [
     "prefix_sum_error",
     "privacy_loss",
     "privacy_profile",
+    "recommend",
     "sample_privacy_loss",
     "sample_privacy_losses",
     "verify",
@@ -78,6 +83,7 @@ __all__ = [
 # Where public names live. `import jaxacct` loads none of it: the first use of a name loads its module.
 _HOMES = {
     "jaxacct.calibration": "NotCertifiedError calibrate",
+    "jaxacct.choosing": "Recommendation Recommended recommend",
     "jaxacct.estimates.estimate": "Estimate estimate_delta estimate_epsilon",
     "jaxacct.estimates.profile": "Profile privacy_profile",
     "jaxacct.estimates.shared_draws": "delta_curve sample_privacy_losses",

@@ -1,4 +1,4 @@
-"""The `jaxacct` command: calibrate, verify, run-key, merge, estimate, strategy, show, report, bench.
+"""The `jaxacct` command: recommend, calibrate, verify, run-key, merge, estimate, strategy, show, report, ...
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
 1 not certified, 2 bad input, 130 interrupted. Bad input is one line on standard error.
@@ -41,8 +41,8 @@ class Problem:
 
     iterations: int
     """Number of training steps."""
-    scheme: SchemeName = "b-min-sep"
-    """Sampling scheme."""
+    scheme: SchemeName | None = None
+    """Sampling scheme, b-min-sep by default."""
     dataset_size: int | None = None
     """Number of examples."""
     batch_size: float | None = None
@@ -59,16 +59,26 @@ class Problem:
     """For attribution schemes: the most examples of a user (see `python -m jaxacct.train.attribution`)."""
     truncate_to: int | None = None
     """For truncated-b-min-sep: larger batches are cut to this size, which may be as small as the mean one."""
-    strategy: str = "optimal"
-    """"optimal", "square-root", or a file of coefficients; "bisr" and "optimal-inverse" are Toeplitz with an
-    inverse of --bands bands, for which the noise is an upper bound."""
+    strategy: str | None = None
+    """"optimal" (the default), "square-root", or a file of coefficients; "bisr" and "optimal-inverse" are
+    Toeplitz with an inverse of --bands bands, for which the noise is an upper bound."""
+
+    def decided(self) -> list[str]:
+        """Of the options that say how batches are drawn and noise is correlated, those that were given."""
+        sizes = {"iterations", "dataset_size", "batch_size"}
+        return [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name not in sizes and getattr(self, field.name) not in (None, False)
+        ]
 
     def build(self):
         """(scheme, strategy); ValueError in one line for what cannot be, or would be ignored."""
         from jaxacct.schemes.numbers import Numbers
         from jaxacct.strategies import by_name, ending
 
-        given = coefficients(self.strategy, self.bands)
+        name = "optimal" if self.strategy is None else self.strategy
+        given = coefficients(name, self.bands)
         bands = given.bands if given is not None else 1 if self.bands is None else self.bands
         _validate.positive_integer("bands", bands)
         separation = bands if self.min_separation is None else self.min_separation
@@ -83,8 +93,8 @@ class Problem:
             examples_per_user=self.examples_per_user,
             truncate_to=self.truncate_to,
         )
-        scheme = jaxacct.SCHEMES[self.scheme].from_numbers(numbers)
-        strategy = given if given is not None else by_name(self.strategy, bands, scheme)
+        scheme = jaxacct.SCHEMES["b-min-sep" if self.scheme is None else self.scheme].from_numbers(numbers)
+        strategy = given if given is not None else by_name(name, bands, scheme)
         return scheme, ending(strategy, scheme)
 
 
@@ -107,6 +117,63 @@ def coefficients(strategy: str, bands: int | None):
 Flat = tyro.conf.arg(name="")
 
 
+def recommend_command(
+    dataset_size: int,
+    batch_size: float,
+    iterations: int,
+    epsilon: float,
+    delta: float,
+    memory_copies: int = 16,
+    scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"] | None = None,
+    bands: int | None = None,
+    min_separation: int | None = None,
+    strategy: Literal["optimal", "square-root"] | None = None,
+    json: bool = False,
+) -> int:
+    """Rank schemes, separations, bands and matrices by error at estimated noise; certify none.
+
+    What is given is kept fixed. The search sees these numbers and nothing of the data: it spends nothing.
+
+    Args:
+      dataset_size: number of examples.
+      batch_size: expected batch size.
+      iterations: number of training steps.
+      epsilon: privacy target, natural log.
+      delta: privacy target.
+      memory_copies: most copies of the parameters that training may keep for the noise: as many as bands.
+      scheme: poisson and b-min-sep by default.
+      bands: of the strategy matrix.
+      min_separation: steps between participations.
+      strategy: matrix.
+      json: print one JSON object.
+    """
+    with watch() as progress:
+        found = jaxacct.recommend(
+            dataset_size=dataset_size,
+            batch_size=batch_size,
+            iterations=iterations,
+            epsilon=epsilon,
+            delta=delta,
+            memory_copies=memory_copies,
+            scheme=scheme,
+            bands=bands,
+            min_separation=min_separation,
+            strategy=strategy,
+            progress=progress,
+        )
+    numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
+    command = f"jaxacct calibrate {numbers} {found.chosen.options()} --epsilon {epsilon!r} --delta {delta!r}"
+    if json:
+        _print(found.to_json() | {"command": command}, True)
+        return 0
+    print(
+        f"Estimates, not guarantees, for ({exact(epsilon)}, {exact(delta)}) over {iterations:,} steps with "
+        f"batches of about {batch_size:g} of {dataset_size:,} examples:\n\n{found.table()}\n\n"
+        f"{found.why()}\n\ncertify it: {command} --out plan.json"
+    )
+    return 0
+
+
 def calibrate_command(
     problem: Annotated[Problem, Flat],
     epsilon: float,
@@ -114,6 +181,7 @@ def calibrate_command(
     out: str | None = None,
     noise_multiplier: float | None = None,
     max_batch_size: int | None = None,
+    memory_copies: int | None = None,
     checkpoint_dir: str | None = None,
     max_samples: int | None = None,
     rule: Literal["anytime", "fixed"] = "anytime",
@@ -124,6 +192,10 @@ def calibrate_command(
 ) -> int:
     """Find and certify the noise multiplier of a run, or certify the one given.
 
+    With --dataset-size and --batch-size and nothing else about batches or noise (scheme, bands, separation,
+    strategy, noise multiplier, proposal, accountant) it chooses what `jaxacct recommend` puts first; with any
+    of them nothing is chosen, and the defaults of the others hold.
+
     Args:
       problem: the mechanism.
       epsilon: privacy target, natural log.
@@ -131,6 +203,8 @@ def calibrate_command(
       out: write the plan to this file.
       noise_multiplier: certify this value only, or say why it could not be.
       max_batch_size: cut larger batches to this size, and account for it.
+      memory_copies: where it chooses, most copies of the parameters that training may keep for the noise, as
+        many as bands; 16 by default.
       checkpoint_dir: keep finished batches here; the same command then resumes.
       max_samples: draws a direction and candidate before giving up.
       rule: stop as soon as the evidence suffices, or draw a fixed number.
@@ -143,8 +217,28 @@ def calibrate_command(
     _validate.target_epsilon("epsilon", epsilon)
     _validate.open_probability("delta", delta)
     _check_out(out, PLAN, force)
+    how = dict(noise_multiplier=noise_multiplier, proposal=proposal, accountant=accountant)
+    decided = [*problem.decided(), *(name for name, value in how.items() if value is not None)]
+    if memory_copies is not None and decided:
+        raise ValueError(
+            f"memory_copies must not be given together with {decided[0]}: nothing is chosen then"
+        )
     with watch() as progress:
-        scheme, strategy = problem.build()
+        if decided or problem.dataset_size is None or problem.batch_size is None:
+            scheme, strategy = problem.build()
+        else:
+            found = jaxacct.recommend(
+                dataset_size=problem.dataset_size,
+                batch_size=problem.batch_size,
+                iterations=problem.iterations,
+                epsilon=epsilon,
+                delta=delta,
+                memory_copies=16 if memory_copies is None else memory_copies,
+                progress=progress,
+            )
+            scheme, strategy = found.chosen.scheme, found.chosen.strategy
+            if not json:
+                print(f"{found.why()}\n", flush=True)
         plan = jaxacct.calibrate(
             scheme,
             strategy,
@@ -608,6 +702,7 @@ def _print(value, as_json: bool) -> None:
 
 
 COMMANDS = {
+    "recommend": recommend_command,
     "calibrate": calibrate_command,
     "verify": verify_command,
     "run-key": run_key_command,

@@ -1,0 +1,538 @@
+"""Which scheme, separation, number of bands and matrix to certify, from public numbers alone.
+
+Every candidate is given the noise multiplier that it will about need, and candidates are ranked by the
+prefix-sum error there. Nothing here is a guarantee, nothing is drawn, and nothing of the data is looked at
+but its size, which neighbours share: so the choice spends nothing, and the same numbers always choose alike.
+
+The estimate. With f the likelihood ratio and Q the law without the example, the moments `Z_m = E_Q f^m` are
+known exactly for two and three replicas (proofs/proposals.md). A Gaussian mechanism of sensitivity mu has
+`ln Z_m = m (m - 1) mu^2 / 2`, so for each m there is a noise multiplier s_m at which Z_m is that of the
+Gaussian mechanism that just meets the target. The truth lies on the line through (2, s_2) and (3, s_3) at an
+order that depends on epsilon and delta, and hardly on the candidate; Poisson sampling of independent noise,
+for which the truth is known (`accountants.pld`), says where.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxacct import _validate
+from jaxacct.accountants import ACCOUNTANTS, unamplified
+from jaxacct.calibration import LEAST_SEARCHED
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.progress import Progress
+from jaxacct.proposals import replicas
+from jaxacct.proposals.candidates import choose_candidate
+from jaxacct.schemes import SCHEMES, Poisson, Scheme
+from jaxacct.schemes.numbers import Numbers
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.direction import Direction
+from jaxacct.strategies import BandedToeplitz, Strategy, ending, prefix_sum_error
+
+MEMORY_COPIES = 16
+SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep")
+MATRICES = ("optimal", "square-root")
+# Candidates whose errors are this near are as good as each other: the one that needs less is taken.
+ALIKE = 1.02
+_SHOWN = 8
+_CLIMBED = 3  # numbers of bands and matrices, whose separations are looked at
+_MOST_NUMBERS = 2e7  # of a table of moments, about half a second
+_FURTHEST_ORDER = 20.0
+# On two CPU cores (tests/benchmarks/RESULTS.md): of programs, of a step of a draw, of a number of a table.
+_COMPILE_SECONDS, _STEP_SECONDS, _NUMBER_SECONDS = 10.0, 7e-9, 1.6e-7
+# Of a calibration, about: noise multipliers with tables and pilot draws of their own, and verifications of
+# the predicted length.
+_LOOKED_AT, _PILOT, _VERIFICATIONS = 10, 8192, 2.5
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """A candidate with estimates of what it gives and of what it takes to certify it; no guarantee.
+
+    Attributes:
+      scheme: who takes part when.
+      strategy: how noise is correlated.
+      matrix: "optimal" or "square-root".
+      memory_copies: of the parameters, which training keeps for the noise, the one being made included.
+      noise_multiplier: an estimate of the smallest one that can be certified.
+      prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
+      predicted_samples: draws of one verification; an estimate.
+      predicted_seconds: of `calibrate` on two CPU cores, roughly.
+    """
+
+    scheme: Scheme
+    strategy: Strategy
+    matrix: str
+    memory_copies: int
+    noise_multiplier: float
+    prefix_sum_error: float
+    predicted_samples: float
+    predicted_seconds: float
+
+    def to_json(self) -> dict:
+        """Plain JSON values."""
+        return {
+            "scheme": self.scheme.to_json(),
+            "bands": self.strategy.bands,
+            "min_separation": self.scheme.min_separation,
+            "matrix": self.matrix,
+            "memory_copies": self.memory_copies,
+            "noise_multiplier_estimate": self.noise_multiplier,
+            "prefix_sum_error_estimate": self.prefix_sum_error,
+            "predicted_samples": self.predicted_samples,
+            "predicted_seconds": self.predicted_seconds,
+        }
+
+    def options(self) -> str:
+        """Of `jaxacct calibrate`, besides those of the problem."""
+        separation = (
+            f" --min-separation {self.scheme.min_separation}" if _takes_separation(self.scheme) else ""
+        )
+        bands = self.strategy.bands
+        return f"--scheme {self.scheme.name}{separation} --bands {bands} --strategy {self.matrix}"
+
+    def describe(self) -> str:
+        """For people, a clause."""
+        bands = self.strategy.bands
+        matrix = "1 band, which is DP-SGD" if bands == 1 else f"{bands} bands, {self.matrix} matrix"
+        return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Candidates ranked by prefix-sum error at the noise that each will about need.
+
+    Attributes:
+      candidates: the best of all that were looked at, smallest error first, with DP-SGD among them where
+        nothing rules it out.
+      place: of the one to take: the one that keeps fewest copies, then the cheapest to certify, of those
+        whose error is within 2 % of the smallest.
+      looked_at: how many candidates there were.
+    """
+
+    candidates: tuple[Recommended, ...]
+    place: int
+    looked_at: int
+
+    @property
+    def chosen(self) -> Recommended:
+        """The one to take."""
+        return self.candidates[self.place]
+
+    @property
+    def one_band(self) -> Recommended | None:
+        """The best with independent noise (DP-SGD), to compare with; None where it was ruled out."""
+        return next((c for c in self.candidates if c.strategy.bands == 1), None)
+
+    def table(self) -> str:
+        """For people; the choice has a star."""
+        heads = ("scheme", "separation", "bands", "matrix", "copies", "noise", "error", "samples", "seconds")
+        rows = [
+            (
+                c.scheme.name,
+                str(c.scheme.min_separation),
+                str(c.strategy.bands),
+                "none" if c.strategy.bands == 1 else c.matrix,
+                str(c.memory_copies),
+                f"~{c.noise_multiplier:.3g}",
+                f"~{c.prefix_sum_error:.4g}",
+                f"~{c.predicted_samples:,.0f}",
+                f"~{c.predicted_seconds:.0f}",
+            )
+            for c in self.candidates
+        ]
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        lines = []
+        for i, row in enumerate((heads, *rows)):
+            star = "* " if i - 1 == self.place else "  "
+            lines.append(star + "  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True)))
+        return "\n".join(lines)
+
+    def why(self) -> str:
+        """What was chosen and why, for people."""
+        chosen, best, dp_sgd = self.chosen, self.candidates[0], self.one_band
+        error = f"prefix-sum error about {chosen.prefix_sum_error:.3g}"
+        if chosen is best:
+            why = f"{error}, the smallest of {self.looked_at} looked at"
+        else:
+            saved = "is cheaper to certify"
+            if chosen.memory_copies < best.memory_copies:
+                saved = "needs less memory"
+            smallest = f"within 2 % of the smallest of {self.looked_at} looked at"
+            why = f"{error}, {smallest}, and it {saved}"
+        against = ""
+        if dp_sgd is not None and chosen.strategy.bands > 1:
+            against = f"; independent noise (DP-SGD) would have about {dp_sgd.prefix_sum_error:.3g}"
+        copies = "copy" if chosen.memory_copies == 1 else "copies"
+        return (
+            f"chosen: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters\n"
+            f"why:    {why}{against}\n"
+            "cost:   nothing of epsilon or delta: the search saw public numbers alone, nothing of the data; "
+            "these are estimates"
+        )
+
+    def to_json(self) -> dict:
+        """Plain JSON values."""
+        return {
+            "kind": "recommendation",
+            "chosen": self.place,
+            "looked_at": self.looked_at,
+            "data_independent": True,
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+        }
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What the search is about; all of it public."""
+
+    dataset_size: int
+    batch_size: float
+    iterations: int
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A candidate with its estimated noise multiplier."""
+
+    scheme: Scheme
+    strategy: Strategy
+    matrix: str
+    noise_multiplier: float
+
+    @property
+    def error(self) -> float:
+        return prefix_sum_error(
+            self.strategy, iterations=self.scheme.iterations, noise_multiplier=self.noise_multiplier
+        )
+
+
+def recommend(
+    *,
+    dataset_size: int,
+    batch_size: float,
+    iterations: int,
+    epsilon: float,
+    delta: float,
+    memory_copies: int = MEMORY_COPIES,
+    scheme: str | None = None,
+    bands: int | None = None,
+    min_separation: int | None = None,
+    strategy: str | None = None,
+    progress: Progress | None = None,
+) -> Recommendation:
+    """Rank schemes, separations, bands and matrices by prefix-sum error at estimated noise.
+
+    The search sees these numbers and nothing of the data, so nothing is spent by it. Certify what it
+    recommends with `calibrate`; the estimates are no guarantee.
+
+    Args:
+      dataset_size: number of examples.
+      batch_size: expected batch size.
+      iterations: number of steps.
+      epsilon, delta: the target; epsilon a natural log.
+      memory_copies: the most copies of the parameters (int32 each) that training may keep for the noise; b
+        bands keep b - 1 and make one more, so 1 is DP-SGD.
+      scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
+      bands, min_separation: fixed ones; all that fit by default.
+      strategy: "optimal" or "square-root"; by default the first, and the second beside the best.
+      progress: called with (what, 0, 0).
+
+    Raises:
+      ValueError: bad arguments, or ones that leave no candidate.
+
+    Example:
+      >>> found = recommend(dataset_size=600, batch_size=60, iterations=20, epsilon=4.0, delta=1e-4)
+      >>> found.chosen.strategy.bands, found.chosen.memory_copies
+      (8, 8)
+    """
+    numbers = _Numbers(
+        dataset_size=_validate.positive_integer("dataset_size", dataset_size),
+        batch_size=_validate.positive_number("batch_size", batch_size),
+        iterations=_validate.positive_integer("iterations", iterations),
+        epsilon=_validate.target_epsilon("epsilon", epsilon),
+        delta=_validate.open_probability("delta", delta),
+    )
+    most = _validate.positive_integer("memory_copies", memory_copies)
+    if scheme is not None:
+        _validate.one_of("scheme", scheme, SCHEME_NAMES)
+    if strategy is not None:
+        _validate.one_of("strategy", strategy, MATRICES)
+    if bands is not None and _validate.positive_integer("bands", bands) > most:
+        raise ValueError(f"bands must be at most memory_copies {most}, was {bands}")
+    if min_separation is not None:
+        _validate.positive_integer("min_separation", min_separation)
+    rate = Poisson.from_batch_size(
+        dataset_size=numbers.dataset_size, batch_size=numbers.batch_size, iterations=numbers.iterations
+    )
+    grid = _grid(numbers, most, scheme, bands, min_separation)
+    if not grid:
+        raise ValueError(_why_none(numbers, scheme, bands, min_separation))
+
+    def say(what: str) -> None:
+        if progress:
+            progress(f"choosing: {what}", 0, 0)
+
+    estimates = _Estimates.at(rate, numbers.epsilon, numbers.delta, say)
+    found = _search(grid, MATRICES if strategy is None else (strategy,), estimates, numbers, say)
+    if not found:
+        raise ValueError(
+            "min_separation must be smaller for a search: the moments of such a scheme take too long; "
+            "`jaxacct calibrate` with --scheme, --bands and --min-separation certifies it"
+        )
+    say("the cost of certifying")
+    return _ranked(found, numbers)
+
+
+def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> list[_Place]:
+    """Every number of bands and matrix at a middling separation, then uphill from the best few of them.
+
+    The error has one minimum in the separation: sitting out hides the example better, until so few are left
+    to be drawn from that the draw says who they are.
+    """
+    middle = math.log(max(1.0, numbers.dataset_size / numbers.batch_size / 4))
+    seen: dict[tuple, _Place | None] = {}
+
+    def at(number: int, matrix: str, scheme: Scheme) -> _Place | None:
+        key = number, matrix, scheme
+        if key not in seen:
+            say(f"separation {scheme.min_separation}, {number} bands, {matrix} matrix")
+            seen[key] = estimates.of(scheme, _matrix(matrix, number, scheme), matrix)
+        return seen[key]
+
+    firsts = []
+    for number in dict.fromkeys(number for _, number in grid):
+        line = [scheme for scheme, bands in grid if bands == number]
+        near = sorted(line, key=lambda scheme: abs(math.log(scheme.min_separation) - middle))
+        for matrix in matrices[:1] if number == 1 else matrices:
+            place = next(filter(None, (at(number, matrix, scheme) for scheme in near)), None)
+            firsts += [(place, line)] if place else []
+    for place, line in sorted(firsts, key=lambda pair: pair[0].error)[:_CLIMBED]:
+        for step in (1, -1):
+            here = place
+            while 0 <= (i := line.index(here.scheme) + step) < len(line):
+                there = at(here.strategy.bands, here.matrix, line[i])
+                if there is None or there.error >= here.error:
+                    break
+                here = there
+    return [place for place in seen.values() if place]
+
+
+@functools.lru_cache(maxsize=64)
+def _optimal(bands: int, iterations: int) -> BandedToeplitz:
+    # The separation is checked and changes nothing.
+    return BandedToeplitz.optimal(
+        iterations=iterations, bands=bands, min_separation=bands, participations=-(-iterations // bands)
+    )
+
+
+def _matrix(name: str, bands: int, scheme: Scheme) -> Strategy:
+    n = scheme.iterations
+    return ending(_optimal(bands, n) if name == "optimal" else BandedToeplitz.square_root(bands), scheme)
+
+
+def _ranked(found: list[_Place], numbers: _Numbers) -> Recommendation:
+    order = sorted(found, key=lambda place: place.error)
+    shown = [*order[:_SHOWN]]
+    shown += [place for place in _first_of_each(order) if place not in shown]
+    budget = Budget.split(numbers.delta)
+    rows = [_priced(place, numbers.epsilon, budget) for place in sorted(shown, key=lambda p: p.error)]
+    alike = [row for row in rows if row.prefix_sum_error <= ALIKE * rows[0].prefix_sum_error]
+    taken = min(alike, key=lambda row: (row.memory_copies, row.predicted_seconds))
+    return Recommendation(tuple(rows), rows.index(taken), len(found))
+
+
+def _first_of_each(places: list[_Place]) -> list[_Place]:
+    """The best of each number of bands."""
+    best: dict[int, _Place] = {}
+    for place in sorted(places, key=lambda place: place.error):
+        best.setdefault(place.strategy.bands, place)
+    return list(best.values())
+
+
+def copies_of(strategy: Strategy) -> int:
+    """Copies of the parameters that training keeps for the noise of C, the one being made included."""
+    return strategy.noise_copies + 1
+
+
+def _grid(numbers: _Numbers, most: int, scheme, bands, separation) -> list[tuple[Scheme, int]]:
+    """(scheme, bands) of every candidate: bands in powers of two, separations in doublings of the bands."""
+    n, cycle = numbers.iterations, numbers.dataset_size / numbers.batch_size
+    limit = min(most, n, math.floor(cycle))
+    found: list[tuple[Scheme, int]] = []
+    for b in [bands] if bands is not None else dict.fromkeys([*_doublings(1, limit), limit]):
+        wanted = _doublings(b, min(n, math.floor(cycle)))
+        if cycle == math.floor(cycle):
+            wanted.append(int(cycle))  # probability 1: balls-in-bins
+        for s in wanted if separation is None else [separation]:
+            pair = (_scheme(numbers, scheme, s, separation is not None), b)
+            if b <= min(n, pair[0].min_separation) and pair not in found:
+                found.append(pair)
+    return found
+
+
+def _scheme(numbers: _Numbers, name: str | None, separation: int, given: bool) -> Scheme:
+    """The scheme of that name, at this separation where it takes one; ValueError if it cannot be."""
+    if name is None:
+        name, given = ("poisson", False) if separation == 1 else ("b-min-sep", given)
+    takes = _takes_separation(SCHEMES[name])
+    return SCHEMES[name].from_numbers(
+        Numbers(
+            iterations=numbers.iterations,
+            separation=separation,
+            dataset_size=numbers.dataset_size,
+            batch_size=numbers.batch_size,
+            min_separation=separation if takes or given else None,
+        )
+    )
+
+
+def _takes_separation(scheme: Scheme | type[Scheme]) -> bool:
+    return "separation" in scheme.options
+
+
+def _doublings(first: int, last: int) -> list[int]:
+    found = []
+    while first <= last:
+        found.append(first)
+        first *= 2
+    return found
+
+
+def _why_none(numbers: _Numbers, name: str | None, bands: int | None, separation: int | None) -> str:
+    cycle = math.floor(numbers.dataset_size / numbers.batch_size)
+    if separation is not None:
+        limit, what = separation, "min_separation"
+    elif name is not None and not _takes_separation(SCHEMES[name]):
+        limit, what = _scheme(numbers, name, 1, False).min_separation, f"the separation of {name},"
+    else:
+        limit, what = min(numbers.iterations, cycle), "iterations and dataset_size / batch_size,"
+    return f"bands must be at most {what} {limit}, was {bands}"
+
+
+@dataclass(frozen=True)
+class _Estimates:
+    """How noise multipliers are estimated for one target.
+
+    Attributes:
+      mu: sensitivity per unit of noise of the Gaussian mechanism that just meets the target.
+      order: m - 2 of the point on the line through s_2 and s_3, in units of s_3 - s_2.
+      ratio: of the truth to s_2 for Poisson sampling, where s_3 would take too long.
+    """
+
+    mu: float
+    order: float
+    ratio: float
+
+    @classmethod
+    def at(cls, poisson: Scheme, epsilon: float, delta: float, say: Callable[[str], None]) -> "_Estimates":
+        """From Poisson sampling of independent noise with the same numbers."""
+        identity = BandedToeplitz.identity()
+        step = Mechanism(Poisson(1, 1.0), identity, 1.0)
+        mu = 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
+        say("independent noise")
+        second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
+        truth = _poisson_noise(poisson, epsilon, delta, second)
+        order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
+        return cls(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second)
+
+    def of(self, scheme: Scheme, strategy: Strategy, matrix: str) -> _Place | None:
+        """One candidate; None where even its second moment takes too long."""
+        if _numbers_of_table(scheme, strategy, 2) > _MOST_NUMBERS:
+            return None
+        second = by_moment(scheme, strategy, 2, self.mu)
+        noise = self.ratio * second
+        if _numbers_of_table(scheme, strategy, 3) <= _MOST_NUMBERS:
+            noise = second + self.order * (by_moment(scheme, strategy, 3, self.mu, second) - second)
+        # Revealing the pattern is enough, whatever the line says.
+        most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / self.mu
+        return _Place(scheme, strategy, matrix, min(most, max(LEAST_SEARCHED, noise)))
+
+
+def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: float = 1.0) -> float:
+    """The noise multiplier at which `ln Z_m = m (m - 1) mu^2 / 2`; `LEAST_SEARCHED` at least."""
+
+    def excess(log_sigma):
+        mechanism = Mechanism(scheme, strategy, math.exp(log_sigma))
+        log_z = replicas.log_normalizer(mechanism, m)
+        return math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
+
+    return math.exp(_falling_root(excess, math.log(start), -3.0))
+
+
+def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:
+    """The noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
+    if poisson.participation_rate == 1:
+        return start  # a Gaussian mechanism, whose moments are exact
+    # Losses rounded to this grid add up to a small part of epsilon; they reach to about start^-2.
+    interval = min(2e-3, 0.02 * epsilon, math.sqrt(1e-3 / poisson.iterations))
+    interval = max(interval, 5e-5 / start**2)
+
+    def excess(log_sigma):
+        mechanism = Mechanism(poisson, BandedToeplitz.identity(), math.exp(log_sigma))
+        bound = ACCOUNTANTS["pld"].delta(mechanism, epsilon, None, interval)
+        return math.log(max(bound, 1e-300) / delta)
+
+    # Far below, such a distribution takes minutes; a target that holds there needs no estimate.
+    return math.exp(_falling_root(excess, math.log(start), -15.0, math.log(max(0.7 * start, LEAST_SEARCHED))))
+
+
+def _falling_root(
+    f: Callable[[float], float], x: float, slope: float, least: float = math.log(LEAST_SEARCHED)
+) -> float:
+    """The root of a falling function that may be infinite on the left, to 1e-4; `least` at least.
+
+    The secant method, kept inside of what is known, from `x` and a guess of the slope.
+    """
+    low, high = -math.inf, math.inf
+    x = max(x, least)
+    before = None
+    for _ in range(60):
+        y = f(x)
+        if y <= 0 and x <= least:
+            return least
+        low, high = (x, high) if y > 0 else (low, x)
+        if before is not None and math.isfinite(y) and math.isfinite(before[1]) and x != before[0]:
+            secant = (y - before[1]) / (x - before[0])
+            slope = secant if secant < 0 else slope
+        before = (x, y)
+        step = max(-1.0, min(1.0, -y / slope)) if math.isfinite(y) else math.copysign(0.5, y)
+        if abs(step) < 1e-4:
+            return x + step
+        x = x + step
+        if not low < x < high:
+            x = (low + high) / 2
+        x = max(x, least)
+    return high
+
+
+def _numbers_of_table(scheme: Scheme, strategy: Strategy, m: int) -> float:
+    """Numbers that computing `Z_m` takes, about; infinite where there are no tables."""
+    mechanism = Mechanism(scheme, strategy, 1.0)
+    if m > replicas.most_replicas(mechanism):
+        return math.inf
+    return replicas.table_samples(mechanism, m) * scheme.iterations / 15
+
+
+def _priced(place: _Place, epsilon: float, budget: Budget) -> Recommended:
+    """With the cost of certifying it, as far as it is known before anything is drawn."""
+    mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier)
+    n = place.scheme.iterations
+    chosen, predicted = choose_candidate(mechanism, epsilon, Direction.REMOVE, budget)
+    samples = predicted[chosen.name]
+    tables = _numbers_of_table(place.scheme, place.strategy, chosen.replicas) if chosen.replicas > 1 else 0.0
+    drawn = _LOOKED_AT * max(_PILOT, samples / 10) + _VERIFICATIONS * samples
+    seconds = _COMPILE_SECONDS + drawn * n * _STEP_SECONDS + _LOOKED_AT * tables * _NUMBER_SECONDS
+    return Recommended(
+        scheme=place.scheme,
+        strategy=place.strategy,
+        matrix=place.matrix,
+        memory_copies=copies_of(place.strategy),
+        noise_multiplier=place.noise_multiplier,
+        prefix_sum_error=place.error,
+        predicted_samples=samples,
+        predicted_seconds=seconds,
+    )
