@@ -16,7 +16,8 @@ from .loss import WritingLossError
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
 # parameter) does not make the exact check of what is summed refuse an honest gradient.
 _SLACK = 2.0**-24
-_ENTRIES = {"cpu": 2**20, "others": 2**27}  # of all gradients in memory at a time
+# By default: entries of all gradients in memory at a time, and examples.
+_AT_ONCE = {"cpu": (3 * 2**19, 32), "others": (2**27, 2**20)}
 
 
 class ClippedSum(NamedTuple):
@@ -104,11 +105,11 @@ def admitted_gradient_sum(
 def default_microbatch_size(params) -> int:
     """As many gradients as processors are fast on, as measured in tests/benchmarks/RESULTS.md; 2^k.
 
-    On CPUs about a million entries, which their caches hold; on others memory is what bounds it.
+    On CPUs at most 32 examples of a million entries or so, which caches hold; on others memory bounds it.
     """
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    most = _ENTRIES["cpu" if jax.default_backend() == "cpu" else "others"]
-    return 2 ** max(0, math.floor(math.log2(most / max(1, entries))))
+    most, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
+    return min(examples, 2 ** max(0, math.floor(math.log2(most / max(1, entries)))))
 
 
 def _summed(

@@ -318,9 +318,8 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
             raise ValueError("mesh must not be given with individual: its records are on one device")
         if wanted.skip_padding:
             raise ValueError("skip_padding must not be given with individual: every example is charged")
-        options: dict[str, Any] = dict(
-            microbatch_size=given_microbatch_size(wanted), normalize=wanted.normalize
-        )
+        micro = given_microbatch_size(wanted) or largest
+        options: dict[str, Any] = dict(microbatch_size=micro, normalize=wanted.normalize)
         parts = follow(wanted.individual, plan, rows, loss, private, optimizer, **options)._asdict()
         lasting |= {"individual": repr(wanted.individual)}
     return run_and_keep(

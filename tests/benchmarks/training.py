@@ -1,8 +1,10 @@
 """What a private step costs, as ratios in one run; sampler steps a second; noise by bands.
 
-PYTHONPATH=. python tests/benchmarks/training.py
+PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [samplers] [noises]
 """
 
+import itertools
+import sys
 import time
 
 import jax
@@ -16,7 +18,7 @@ from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
 from train import noise
 from train.clipping import clipped_gradient_sum
 from train.data import load
-from train.models import SmallCNN, cross_entropy
+from train.models import SmallCNN, Transformer, add_lora, cross_entropy, next_token
 from train.optimizers import privatize
 from train.sampler import Sampler
 from train.step import make_step, nnx_loss
@@ -79,6 +81,101 @@ def steps() -> None:
     print(f"ours / jax-privacy: {taken['clipped gradient sum'] / taken['jax-privacy clipped_grad']:.2f}")
 
 
+class Perceptron(nnx.Module):
+    """Dense layers of 784, 512, 512 and 10."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        sizes = itertools.pairwise((784, 512, 512, 10))
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in sizes])
+
+    def __call__(self, x):
+        for layer in self.layers[:-1]:
+            x = jnp.tanh(layer(x))
+        return self.layers[-1](x)
+
+
+def _transformer(rank: int | None = None) -> Transformer:
+    model = Transformer(128, 64, 64, 2, 4, nnx.Rngs(0))
+    if rank is not None:
+        add_lora(model, rank, nnx.Rngs(1))
+    return model
+
+
+def _images(*shape):
+    generator = np.random.default_rng(0)
+    return lambda n: {
+        "inputs": generator.normal(size=(n, *shape)).astype(np.float32),
+        "labels": np.zeros(n, np.int32),
+    }
+
+
+def _text(n):
+    return np.random.default_rng(0).integers(0, 128, (n, 65)).astype(np.int32)
+
+
+# Model, loss, what is trained, rows, padded to, real.
+KINDS = {
+    "perceptron": (lambda: Perceptron(nnx.Rngs(0)), cross_entropy, nnx.Param, _images(784), 64, 40),
+    "CNN on 8 x 8": (
+        lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)),
+        cross_entropy,
+        nnx.Param,
+        _images(8, 8, 1),
+        137,
+        72,
+    ),
+    "transformer": (_transformer, next_token, nnx.Param, _text, 64, 40),
+    "its adapters of rank 4": (lambda: _transformer(4), next_token, nnx.LoRAParam, _text, 64, 40),
+}
+
+
+def cpu_seconds(run) -> float:
+    """Least of some calls after one that compiles, on all cores together: other jobs count for little."""
+    jax.block_until_ready(run())
+    times = []
+    for _ in range(REPEATS):
+        started = time.process_time()
+        jax.block_until_ready(run())
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def kinds() -> None:
+    """Private against plain steps: the whole padded batch at once, as was, and as it is by default."""
+    mechanism = Mechanism(Poisson(100_000, 0.01), BandedToeplitz.square_root(1), 1.0)
+    for name, (make, of_one, wrt, rows_of, size, real) in KINDS.items():
+        loss, params = nnx_loss(make(), of_one, wrt)
+        rows, mask = rows_of(size), np.arange(size) < real
+        noisy = privatize(mechanism, clip_norm=1.0, expected_batch_size=real)
+        few = jax.tree.map(lambda leaf, real=real: leaf[:real], rows)
+
+        @jax.jit
+        def plain(params, loss, rows):
+            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, rows).mean())(params)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+        taken = [cpu_seconds(lambda p=params, f=loss, r=few, plain=plain: plain(p, f, r))]
+        memory = []
+        for options in (dict(microbatch_size=size), dict(skip_padding=True)):
+            step = make_step(loss, noisy, optax.sgd(0.1), **options)
+            held = {"state": step.init(jax.tree.map(jnp.copy, params))}
+            program = step.lower(held["state"], rows, mask).compile()
+            memory.append(program.memory_analysis().temp_size_in_bytes / 1e6)
+
+            def one(held=held, program=program, rows=rows, mask=mask, loss=loss):
+                held["state"], info = program(held["state"], rows, mask, loss)
+                return info
+
+            taken.append(cpu_seconds(one))
+        count = sum(leaf.size for leaf in jax.tree.leaves(params))
+        milliseconds = [f"{1e3 * seconds:.1f} ms" for seconds in taken]
+        print(
+            f"| {name}, {count:,} trained, {real} of {size} | {milliseconds[0]} | {milliseconds[1]}, "
+            f"{memory[0]:.0f} MB | {milliseconds[2]}, {memory[1]:.0f} MB | {taken[2] / taken[0]:.1f} |",
+            flush=True,
+        )
+
+
 def samplers() -> None:
     sizes = dict(dataset_size=14_745_600, batch_size=1793, iterations=7200)
     for scheme in (BMinSep.from_batch_size(**sizes, min_separation=256), Poisson.from_batch_size(**sizes)):
@@ -113,6 +210,5 @@ def noises() -> None:
 
 
 if __name__ == "__main__":
-    steps()
-    samplers()
-    noises()
+    for name in sys.argv[1:] or ("steps", "kinds", "samplers", "noises"):
+        {"steps": steps, "kinds": kinds, "samplers": samplers, "noises": noises}[name]()
