@@ -12,6 +12,7 @@ import json
 
 import numpy as np
 
+_ROUNDED_AWAY = 1e-12
 # Where the profile is tabulated, natural log: dense near zero, out to +-60.
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
 
@@ -74,7 +75,9 @@ def _composed(events: str, epsilon: float, interval: float) -> float:
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
     for event in json.loads(events):
         _compose(accountant, event_from_json(event))
-    return float(accountant.get_delta(epsilon))
+    delta = float(accountant.get_delta(epsilon))
+    # A sum in float64 that ought to be 0 or next to it: what rounding may hide, and not a bound below 0.
+    return _ROUNDED_AWAY if -_ROUNDED_AWAY < delta < 0 else delta
 
 
 def event_to_json(event) -> dict | None:
