@@ -37,6 +37,7 @@ LOOP = "tests/training/test_loop.py"
 CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
 DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
 INTERPOLATION = "tests/tradeoff/test_interpolation.py"
+FINITE = "tests/test_finite_horizon.py"
 
 MUTANTS = [
     # Statistics.
@@ -488,6 +489,43 @@ MUTANTS = [
     ),
     Mutant("jaxacct/tradeoff/mixture_certificate.py", "evidence.counts[-1][0] > law.most()", "False", DRAWN),
     Mutant("jaxacct/tradeoff/laws.py", "np.minimum(hits, 1)", "hits", DRAWN),
+    # The n x n mechanism.
+    Mutant(
+        "jaxacct/strategies/finite_toeplitz.py",
+        "return self.square_norms(self.iterations) / 2",
+        "return np.full(self.iterations, 0.5)",
+        FINITE,
+    ),
+    Mutant(
+        "jaxacct/strategies/finite_toeplitz.py",
+        "np.minimum(np.arange(c.size), c.size - d - 1)",
+        "np.minimum(np.arange(c.size) + 1, c.size - d - 1)",
+        FINITE,
+    ),
+    Mutant(
+        "jaxacct/strategies/finite_toeplitz.py",
+        "why_not_finite(scheme) is not None:\n        return strategy",
+        "False:\n        return strategy",
+        FINITE,
+    ),
+    Mutant(
+        "jaxacct/schemes/replicas/b_min_sep.py",
+        "of_row(min(n - 1 - i, len(attraction) - 1))",
+        "of_row(min(n - i, len(attraction) - 1))",
+        FINITE,
+    ),
+    Mutant(
+        "jaxacct/schemes/replicas/balls_in_bins.py",
+        "np.where(times > 0, log_attraction[from_end, lag], 0.0)",
+        "np.where(times > 0, log_attraction[-1, lag], 0.0)",
+        FINITE,
+    ),
+    Mutant(
+        "jaxacct/schemes/replicas/cyclic.py",
+        "np.minimum(last + lags[:, None, ::-1], ends - 1)",
+        "np.minimum(last + lags[:, None], ends - 1)",
+        FINITE,
+    ),
 ]
 
 
