@@ -309,8 +309,8 @@ def test_one_compilation_for_every_noise_multiplier(scheme):
         mechanism = make(scheme, 1, sigma)
         minorant = add_direction.best_minorant(mechanism, 0.4)
         add_direction.half_space_proposal(mechanism, 0.4, minorant).draw(jax.random.key(0), 0, 1)
-        before = before or draw_blocks._cache_size()
-    assert draw_blocks._cache_size() == before
+        before = before or draw_blocks.traced()
+    assert draw_blocks.traced() == before
 
 
 def test_the_coordinate_is_replaced_to_within_its_stated_rounding():

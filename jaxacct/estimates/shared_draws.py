@@ -6,7 +6,6 @@ verifying too (proofs/derivations.md section 4), but the verifier has better pro
 those depend on sigma.
 """
 
-import functools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS
@@ -130,7 +130,7 @@ def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]
     return jnp.asarray(given, jnp.float32), Mechanism(scheme, strategy, float(given[0]))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@compiled(static=3)
 def _blocks(scheme, strategy, direction, sigmas, keys):
     def one_block(key):
         normals_key, counts_key = threefry.split(key)

@@ -88,7 +88,9 @@ def binomial_tables(most: int, probabilities: tuple[float, ...]) -> Tables:
         # an odds p / (1-p) of two, then normalised by a sum of the same.
         relative = max(relative, 2 * 6 * 2.0**-53 * float(widest))
         variation = max(variation, float(widest + 1) * 2.0**-_TOTAL_BITS)
-    limits, alias = (np.concatenate(part) for part in zip(*cells, strict=True))
+    # Of a rounded size, so that programs serve other probabilities; what is added is never looked up.
+    spare = (1 << (offset - 1).bit_length()) - offset
+    limits, alias = (np.pad(np.concatenate(part), (0, spare)) for part in zip(*cells, strict=True))
     words = (limits >> _LOW_BITS).astype(np.uint32), (limits & (2**_LOW_BITS - 1)).astype(np.uint32)
     stacked = tuple(np.stack(part) for part in zip(*sets, strict=True))
     return Tables((stacked, (*words, alias.astype(np.int32))), relative, variation)

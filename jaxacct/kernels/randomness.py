@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
+from jaxacct.kernels.programs import number
 from jaxacct.kernels.threefry import bits_32, split, two_words
 
 BLOCK_SIZE = 128
@@ -237,7 +238,7 @@ def bernoulli(key, probability: float, shape):
     if not 0 < threshold < 2**bits:
         raise ValueError(f"probability must be above the grid of {bits} bits, was {probability!r}")
     if bits == 32:
-        return bits_32(key, shape) < jnp.uint32(threshold)
+        return bits_32(key, shape) < number(threshold, jnp.uint32)
     high, low = bits_32(key, (2, *shape))
-    above, below = jnp.uint32(threshold >> 32), jnp.uint32(threshold & (2**32 - 1))
+    above, below = (number(word, jnp.uint32) for word in (threshold >> 32, threshold & (2**32 - 1)))
     return (high < above) | ((high == above) & (low < below))

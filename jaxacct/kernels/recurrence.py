@@ -14,6 +14,8 @@ import numpy as np
 from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
+from jaxacct.kernels.programs import number
+
 
 def _log1p_coefficients() -> np.ndarray:
     """`log(1 + t) / t` on [0, 1] by Chebyshev interpolation of degree 9: a relative error of 5e-9."""
@@ -108,13 +110,13 @@ def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int
             sums, rounded = two_sum(sums, ratios + lost)
             return (sums, rounded), None
 
-        (sums, _), _ = lax.scan(one_round, (ahead, ahead), padded + log_p, reverse=True)
+        (sums, _), _ = lax.scan(one_round, (ahead, ahead), padded + number(log_p, padded.dtype), reverse=True)
         return sums
 
     def column(numbers):
         return jnp.asarray(numbers, log_ratios.dtype).reshape(-1, *[1] * len(samples))
 
-    shift = log_p - block * log_q
+    shift = number(log_p - block * log_q, log_ratios.dtype)
 
     def step(carry, given):
         g, lost = carry

@@ -1,11 +1,9 @@
 """From outputs or from keys to privacy losses `L = ln P/Q`."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels.programs import compiled
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.schemes import Scheme
 from jaxacct.statistics.direction import Direction
@@ -62,7 +60,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     return losses if outputs.ndim == 2 else losses[0]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@compiled(static=2)
 def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes):
     half_norms = strategy.square_norms(scheme.iterations) / 2
     halves = jnp.asarray(half_norms, outputs.dtype)

@@ -13,7 +13,6 @@ concentration bound for means of such terms then applies with its threshold divi
 The verifier knows of a proposal only what `Proposal` holds.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.direction import DIRECTIONS, Direction
@@ -106,7 +106,7 @@ class Proposal:
         return Draws(*(np.asarray(part, np.float64).reshape(-1) for part in draws))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@compiled(static=4)
 def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
     """The draws of the blocks `keys` over all local devices; see `Proposal`."""
 

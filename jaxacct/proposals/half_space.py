@@ -13,7 +13,6 @@ whose mean M under Q is small where the tangent is good. The proposal draws t fr
 side times the normal density, and the rest of the noise freely.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,6 +23,7 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
@@ -95,7 +95,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     return Minorant(constant, weights, norm)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@compiled(static=1)
 def _loss_and_gradient(scheme, excess, norms):
     return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, norms)
 

@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 
 from jaxacct import _validate
 from jaxacct.kernels import gpu_recurrence, threefry
+from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
@@ -195,7 +196,7 @@ class BMinSep(Scheme):
         gap_key, start_key = threefry.split(key)
         _, log_q = log_probabilities(self.sampling_probability)
         exponential = exponential_64(gap_key, (num_samples, self.max_participations))
-        waiting = jnp.minimum(jnp.floor(exponential / -log_q), n).astype(jnp.int32)
+        waiting = jnp.minimum(jnp.floor(exponential / number(-log_q)), n).astype(jnp.int32)
         released = draw_barred_steps(start_key, self, num_samples)
         # Every later wait begins b steps after the last participation; past the end it stays there.
         position = released[:, None] + jnp.cumsum(waiting, axis=1)

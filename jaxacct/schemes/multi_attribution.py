@@ -32,6 +32,7 @@ import scipy
 
 from jaxacct import _validate
 from jaxacct.kernels import threefry
+from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
@@ -255,7 +256,9 @@ class MultiAttribution(Scheme):
         with np.errstate(divide="ignore"):
             log_q = np.log1p(-self.sampling_probability)
         left = np.arange(self.examples_per_user, 0, -1)
-        return self.sampling_probability / -np.expm1(left * log_q)
+        found = self.sampling_probability / -np.expm1(left * log_q)
+        found[-1] = 1.0  # without rounding
+        return found
 
     def _draw_counts(self, key, shape):
         """Binomial(k_u, p) given that it is not 0: coin by coin, so that rare counts are exact too."""
@@ -277,7 +280,7 @@ class MultiAttribution(Scheme):
             forced_key, free_key = threefry.split(part)
             heads = jnp.where(
                 total == 0,
-                bernoulli(forced_key, min(1.0, float(forced)), shape),
+                bernoulli(forced_key, float(forced), shape),
                 bernoulli(free_key, free, shape),
             )
             total = total + heads
@@ -322,7 +325,8 @@ class MultiAttribution(Scheme):
             log_weights = np.log(self.count_weights())
         terms = [(float(w), j, j * (j - 1)) for j, w in enumerate(log_weights, 1) if w > -np.inf]
         if len(terms) <= _WRITTEN_OUT:
-            return functools.reduce(log_add_exp, [w + j * log_ratios - pairs * h for w, j, pairs in terms])
+            counts = [number(w, h.dtype) + j * log_ratios - pairs * h for w, j, pairs in terms]
+            return functools.reduce(log_add_exp, counts)
 
         def add(total, term):
             w, j, pairs = term

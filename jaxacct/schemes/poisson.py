@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import softplus, tree_sum
 from jaxacct.schemes._batch_size import participation_rate
@@ -110,7 +111,7 @@ class Poisson(Scheme):
 def log_bernoulli_product(log_ratios, probability: float):
     """`sum_i ln(1 - p + p e^{r_i})` over the last axis."""
     growth, each = log_bernoulli_growth(log_ratios, probability)
-    return tree_sum(growth, axis=-1) + log_ratios.shape[-1] * each
+    return tree_sum(growth, axis=-1) + number(log_ratios.shape[-1] * each, growth.dtype)
 
 
 def log_bernoulli_growth(log_ratios, probability: float):
@@ -121,7 +122,7 @@ def log_bernoulli_growth(log_ratios, probability: float):
     log_p, log_q = log_probabilities(probability)
     if log_q == -np.inf:
         return log_ratios, 0.0
-    return softplus(log_ratios + (log_p - log_q)), log_q
+    return softplus(log_ratios + number(log_p - log_q, log_ratios.dtype)), log_q
 
 
 def log_probabilities(probability: float) -> tuple[float, float]:

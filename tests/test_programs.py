@@ -1,0 +1,106 @@
+"""Programs serve every sampling probability and coefficient; what is not passed to them is never shared."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    TruncatedBMinSep,
+)
+from jaxacct.kernels import programs
+from jaxacct.proposals.base import draw_blocks, plain
+
+_SCHEMES = {
+    "poisson": lambda p: Poisson(6, p),
+    "cyclic-poisson": lambda p: CyclicPoisson(6, 2, p),
+    "b-min-sep": lambda p: BMinSep(6, 2, p),
+    "b-min-sep, cold": lambda p: BMinSep(6, 2, p, False),
+    "multi-attribution": lambda p: MultiAttribution(6, 2, p, 2),
+    "independent-attribution": lambda p: IndependentAttribution(6, 2, p, 2),
+    "truncated-b-min-sep": lambda p: TruncatedBMinSep(6, 2, p, max_batch_size=20, dataset_size=60),
+}
+
+
+def program_of(mechanism, direction) -> str:
+    """What is given to the compiler to draw a mechanism."""
+    proposal = plain(mechanism, direction)
+    keys = jax.random.split(jax.random.key(0), 2)
+    given = mechanism.noise_multiplier, proposal.tables(), keys
+    leaves, tree = jax.tree.flatten(given)
+    fixed = proposal.draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
+    program, constants = programs._traced(draw_blocks._function, fixed, tree, leaves)
+    return program.lower(constants, leaves).as_text()  # pyright: ignore
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("scheme", _SCHEMES)
+def test_another_probability_and_other_coefficients_make_the_same_program(scheme, direction):
+    """So that JAX's cache has it: 0.011 and 0.012, square-root and flat coefficients."""
+    make, bands = _SCHEMES[scheme], 1 if scheme == "poisson" else 2
+    first = program_of(Mechanism(make(0.011), BandedToeplitz.square_root(bands), 1.0), direction)
+    other = BandedToeplitz((1.0, 1.0)[:bands])
+    assert first == program_of(Mechanism(make(0.012), other, 2.0), direction)
+
+
+def test_a_number_that_is_not_passed_is_part_of_the_program():
+    """The attack: a scheme's number as a literal must not be taken for another scheme's."""
+
+    @programs.compiled(static=1)
+    def scaled(factor, x):
+        return factor * x + programs.number(factor)
+
+    x = jnp.ones(2)
+    assert scaled(2.0, x).tolist() == [4.0, 4.0]
+    assert scaled(3.0, x).tolist() == [6.0, 6.0]
+    assert scaled(2.0, x).tolist() == [4.0, 4.0]
+    assert scaled.traced() == 2
+
+
+def test_programs_are_kept_by_kind_of_array_and_precision():
+    @programs.compiled(static=1)
+    def total(weights, x):
+        return (jnp.asarray(weights, x.dtype) * x).sum()
+
+    weights = (1.0, 2.0)
+    assert float(total(weights, np.ones(2, np.float32))) == 3
+    assert float(total(weights, np.full(2, 2, np.float32))) == 6
+    assert total.traced() == 1
+    assert total(weights, np.ones((3, 2), np.float32)) == 9
+    with jax.enable_x64(True):
+        exact = total(weights, np.full(2, 1 / 3))
+        assert exact.dtype == np.float64 and exact == 1 / 3 + 2 / 3
+    assert total.traced() == 3
+    assert float(jax.vmap(lambda row: total(weights, row))(jnp.ones((2, 2)))[1]) == 3
+    assert jax.grad(lambda row: total(weights, row))(jnp.ones(2)).tolist() == [1, 2]
+    total.clear_cache()
+    assert total.traced() == 0
+
+
+def test_the_programs_used_last_are_kept(monkeypatch):
+    monkeypatch.setattr(programs, "_KEPT", 2)
+
+    @programs.compiled(static=1)
+    def plus(number, x):
+        return x + number
+
+    for number in (1.0, 2.0, 1.0, 3.0):
+        plus(number, jnp.zeros(()))
+    assert [key[0] for key in plus._programs] == [(1.0,), (3.0,)]
+
+
+def test_a_program_that_fails_is_not_kept():
+    @programs.compiled(static=1)
+    def refuses(name, x):
+        raise ValueError(f"name must be another, was {name}")
+
+    with pytest.raises(ValueError, match="name must be another, was me"):
+        refuses("me", jnp.zeros(()))
+    assert refuses.traced() == 0
