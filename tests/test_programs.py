@@ -33,11 +33,8 @@ def program_of(mechanism, direction) -> str:
     """What is given to the compiler to draw a mechanism."""
     proposal = plain(mechanism, direction)
     keys = jax.random.split(jax.random.key(0), 2)
-    given = mechanism.noise_multiplier, proposal.tables(), keys
-    leaves, tree = jax.tree.flatten(given)
     fixed = proposal.draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
-    program, constants = programs._traced(draw_blocks._function, fixed, tree, leaves)
-    return program.lower(constants, leaves).as_text()  # pyright: ignore
+    return draw_blocks.lower(*fixed, mechanism.noise_multiplier, proposal.tables(), keys).as_text()
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])

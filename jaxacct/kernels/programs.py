@@ -43,10 +43,19 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], static: int):
         self._function, self._static = function, static
         self._lock = threading.RLock()
-        self._programs: dict[Any, tuple[Callable, list]] = {}
+        self._programs: dict[Any, tuple[jax.stages.Wrapped, list]] = {}
         functools.update_wrapper(self, function)
 
     def __call__(self, *args):
+        (program, constants), leaves = self._program(*args)
+        return program(constants, leaves)
+
+    def lower(self, *args) -> jax.stages.Lowered:
+        """The program of these arguments."""
+        (program, constants), leaves = self._program(*args)
+        return program.lower(constants, leaves)
+
+    def _program(self, *args):
         fixed, (leaves, tree) = args[: self._static], jax.tree.flatten(args[self._static :])
         kinds = tuple(map(jax.typeof, leaves))
         in_64_bits = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
@@ -56,8 +65,7 @@ class Compiled:
             self._programs[key] = found  # the one used last comes last
             if len(self._programs) > _KEPT:
                 del self._programs[next(iter(self._programs))]
-        program, constants = found
-        return program(constants, leaves)
+        return found, leaves
 
     def traced(self) -> int:
         """How many programs are kept."""
@@ -68,7 +76,7 @@ class Compiled:
         self._programs.clear()
 
 
-def _traced(function, fixed, tree, leaves) -> tuple[Callable, list]:
+def _traced(function, fixed, tree, leaves) -> tuple[jax.stages.Wrapped, list]:
     """The program of these static arguments and kinds of arrays, and what to call it with first."""
 
     def of_leaves(*leaves):

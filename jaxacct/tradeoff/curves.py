@@ -77,9 +77,11 @@ class TradeOff:
             return library(self.log_delta(eps))[2][0] > target
 
         # Two scales, so that an epsilon of 1e-9 and one of 10,000 are both found to full precision.
-        _, high = bisect(lambda log_eps: above(xp.exp(log_eps)), -45.0 * one, 14.0 * one)
-        found = xp.exp(high)
-        return plain(xp.where(above(0.0 * one), xp.where(above(found), xp.inf, found), 0.0))
+        largest = 14.0 * one
+        _, high = bisect(lambda log_eps: above(xp.exp(log_eps)), -45.0 * one, largest)
+        # Asked of the largest, as what was found is on the edge: compiled elsewhere, rounding may say above.
+        found = xp.where(above(xp.exp(largest)), xp.inf, xp.exp(high))
+        return plain(xp.where(above(0.0 * one), found, 0.0))
 
     def __call__(self, alpha):
         """`f(alpha)`: the largest of the lines `1 - delta(eps) - e^eps alpha`, so never above the truth."""
