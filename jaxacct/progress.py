@@ -24,7 +24,7 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
     if enabled is False:
         yield None
         return
-    if enabled is None and not (sys.stderr.isatty() or _in_notebook()):
+    if enabled is None and not somebody_watches():
         with _plain_lines(unit) as progress:
             yield progress
         return
@@ -99,6 +99,11 @@ def describe(done: int, expected: float, rate: float, unit: str = "samples") -> 
             minutes, seconds = divmod(round((expected - done) / rate), 60)
             text += f", about {minutes}:{seconds:02d} left"
     return text
+
+
+def somebody_watches() -> bool:
+    """Whether standard error is a terminal, or this a cell of a notebook."""
+    return sys.stderr.isatty() or _in_notebook()
 
 
 def _in_notebook() -> bool:

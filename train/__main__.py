@@ -23,12 +23,9 @@ from flax import nnx
 
 from jaxacct import _validate
 from jaxacct._interrupted import leave
-from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.compilation_cache import keep_compiled_programs
-from jaxacct.files import read_json
-from jaxacct.plan import Plan
 from jaxacct.progress import watch
-from jaxacct.tradeoff.plan import PLANS, LastIteratePlan
+from jaxacct.tradeoff.plan import LastIteratePlan
 
 from .attribution import Attribution
 from .convex import LogisticRegression
@@ -37,6 +34,7 @@ from .individual import IndividualAccounting
 from .loop import TrainingPlan, fit
 from .models import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
+from .plans import read_plan
 from .run_folder import CheckpointError
 from .sampler import BatchOverflowError
 
@@ -58,13 +56,6 @@ def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):
         return {"accuracy": found / len(data)}
 
     return evaluate
-
-
-def read_plan(path: str) -> TrainingPlan:
-    """A plan of any kind, checked; ValueError in one line otherwise."""
-    data = read_json(path, "plan")
-    schema = data.get("schema") if isinstance(data, dict) else None
-    return (PLANS | {DicePlan.schema: DicePlan}).get(str(schema), Plan).from_json(data)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from flax import nnx
 
 from jaxacct import _validate
 from jaxacct.plan import Plan
+from jaxacct.progress import somebody_watches, watch
 
 from . import microbatch, noise, sampler
 from .attribution import Attribution, check_graph, expected_batch_sizes
@@ -24,6 +26,7 @@ from .clipping import default_microbatch_size
 from .individual import IndividualAccounting, PrivateLosses, follow
 from .loss import Loss, as_loss, nnx_loss, numbered, public_key
 from .optimizers import privatize
+from .plans import read_plan
 from .run_folder import RunFolder
 from .sampler import Sampler, SamplerState, batch_sizes
 from .step import make_step
@@ -139,7 +142,7 @@ def procedure_of(plan: TrainingPlan) -> Procedure:
 
 
 def fit(
-    plan: TrainingPlan,
+    plan: TrainingPlan | str | os.PathLike,
     model,
     loss,
     data,
@@ -155,7 +158,7 @@ def fit(
     evaluate: Callable[[Any], dict[str, float]] | None = None,
     checkpoint_every: int = 100,
     mesh: jax.sharding.Mesh | None = None,
-    progress: Callable[[str, int, float], None] | None = None,
+    progress: Callable[[str, int, float], None] | bool | None = None,
     keys: tuple | None = None,
     graph: Attribution | None = None,
     verify: bool = True,
@@ -171,10 +174,11 @@ def fit(
     drawn for another batch, program or data set: those are refused on resuming.
 
     Args:
-      plan: certified. What it is decides what trains (`PROCEDURES`): a `jaxacct.Plan` with a `dataset_size`;
-        a `GeneralPlan`, whose rounds clip whole terms (`train.batch_clipping`); a `LastIteratePlan`, whose
-        loss is convex by construction and of which no iterate but the last is shown (`train.convex`); a
-        `DicePlan`, whose steps feed back what clipping cut off (`train.dice`).
+      plan: certified, or the path of its file. What it is decides what trains (`PROCEDURES`): a
+        `jaxacct.Plan` with a `dataset_size`; a `GeneralPlan`, whose rounds clip whole terms
+        (`train.batch_clipping`); a `LastIteratePlan`, whose loss is convex by construction and of which no
+        iterate but the last is shown (`train.convex`); a `DicePlan`, whose steps feed back what clipping cut
+        off (`train.dice`).
       model: an `nnx.Module`, or a pytree of parameters; None for a `LastIteratePlan`, which starts at 0.
       loss: `loss(model or params, example) -> scalar` of one example, with `loss_key` of (model or params,
         example, key); a `train.convex.LogisticRegression` for a `LastIteratePlan`. It must not write to the
@@ -183,7 +187,8 @@ def fit(
         public, as all of a model that is not trained must be: made without the private data.
       data: pytree of arrays (dataset_size, ...); or an object with `__len__`, `take(indices, size)`, which
         returns such rows padded to `size`, and `fingerprint()`, a text that changes with the content.
-      optimizer: any; the noise is added before it. None for a `LastIteratePlan`, which is gradient descent.
+      optimizer: any of optax, with any schedule of steps; the noise is added before it. None for a
+        `LastIteratePlan`, which is gradient descent.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
       clip: "individual", "batch" or "mixed", where it is given to be checked against the plan.
       inner: for a `GeneralPlan`, what goes through the records of each term, beginning anew in each; the mean
@@ -195,10 +200,11 @@ def fit(
         the fastest on this machine, measured before the run begins and kept with it.
       normalize: automatic clipping.
       evaluate: called with the parameters at checkpoints and at the end (for a `LastIteratePlan` at the end
-        only); must use public data only, as its result is logged openly.
+        only); must use public data only, as its result is logged openly. Numbers by name.
       checkpoint_every: steps between checkpoints.
       mesh: devices to spread a batch over, along the mesh's first axis; parameters stay as they are sharded.
-      progress: called with ("training", steps done, steps in all).
+      progress: called with ("training", steps done, steps in all); by default a bar on a terminal and in a
+        notebook; False for nothing.
       keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
       graph: of users and examples, for an attribution plan; its `rows` say which rows of `data` the
         plan's examples are.
@@ -222,6 +228,8 @@ def fit(
         plan, or a folder of another run; a plan that fresh draws do not verify.
       BatchOverflowError: see `train.sampler`.
     """
+    if isinstance(plan, str | os.PathLike):
+        plan = read_plan(plan)
     procedure = procedure_of(plan)
     wanted = Wanted(
         model=model,
@@ -237,9 +245,9 @@ def fit(
         mesh=mesh,
         graph=graph,
         out=out,
-        evaluate=evaluate,
+        evaluate=None if evaluate is None else _in_numbers(evaluate),
         checkpoint_every=checkpoint_every,
-        progress=progress,
+        progress=None if isinstance(progress, bool) else progress,
         keys=keys,
         verify=verify,
         individual=individual,
@@ -256,14 +264,34 @@ def fit(
             and getattr(wanted, field.name) is not field.default
         ):
             raise ValueError(f"{field.name} must not be given for a plan of {plan.training}")
+    if progress is None and somebody_watches():
+        with watch(unit="steps") as bar:
+            return procedure.train(plan, dataclasses.replace(wanted, progress=bar))
     return procedure.train(plan, wanted)
+
+
+def _in_numbers(evaluate):
+    """`evaluate` with what it returns, JAX scalars perhaps, as floats."""
+
+    def evaluated(params) -> dict[str, float]:
+        found = evaluate(params)
+        try:
+            return {str(name): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError("evaluate must return a dictionary of numbers") from None
+
+    return evaluated
 
 
 def given_optimizer(wanted: Wanted) -> optax.GradientTransformation:
     """The optimizer, where there must be one."""
-    if wanted.optimizer is None:
+    given = wanted.optimizer
+    if given is None:
         raise ValueError("optimizer must be given")
-    return wanted.optimizer
+    if isinstance(given, nnx.Optimizer) or not (hasattr(given, "init") and hasattr(given, "update")):
+        hint = ": give the transformation that it was made of" if isinstance(given, nnx.Optimizer) else ""
+        raise ValueError(f"optimizer must be an optax transformation, was {type(given).__name__}{hint}")
+    return given
 
 
 def given_microbatch_size(wanted: Wanted) -> int | None:
@@ -463,7 +491,7 @@ def run_and_keep(
         result = Result(params, steps, evaluation, statement, private)
         if folder:
             folder.save_model(params)
-            folder.finish({"steps": steps, "evaluation": evaluation, "guarantee": result.statement})
+            folder.finish({"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement})
         return result
 
 
@@ -495,7 +523,7 @@ def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, 
             if done % checkpoint_every == 0 or done == steps:
                 folder.save(state, source.state)
                 if evaluate and done < steps:
-                    folder.log({"step": done, "evaluation": evaluate(state.params)})
+                    folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
         if progress:
             progress("training", done, steps)
     return state
@@ -503,7 +531,10 @@ def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, 
 
 def _floats(info) -> dict[str, float | None]:
     """Numbers for JSON, which has no NaN (the median of an empty batch) and no infinity."""
-    values = {name: float(value) for name, value in info._asdict().items()}
+    return _finite({name: float(value) for name, value in info._asdict().items()})
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
@@ -556,6 +587,10 @@ class ArrayRows:
 
     def __init__(self, arrays):
         self.arrays = jax.tree.map(np.asarray, arrays)
+        for path, leaf in jax.tree.leaves_with_path(self.arrays):
+            if leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
+                name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
+                raise ValueError(f"data must be numbers, had {leaf.dtype} in {name}: turn text into tokens")
         lengths = {len(leaf) if leaf.ndim else 0 for leaf in jax.tree.leaves(self.arrays)}
         if len(lengths) != 1:
             raise ValueError(f"data must be arrays with the same number of rows, had {sorted(lengths)}")

@@ -7,10 +7,11 @@ import pytest
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.tradeoff.plan import GeneralPlan, LastIteratePlan
 from tests.training import plans
-from train.__main__ import RECIPES, main, read_plan
+from train.__main__ import RECIPES, main
 from train.convex import LogisticRegression
 from train.individual import IndividualAccounting
 from train.loop import PROCEDURES, Result, procedure_of
+from train.plans import read_plan
 
 GENERAL = GeneralPlan(1440, 1, 36, 1, "shuffling", 1, sigma=1.0, epsilon=50.0, delta=1e-5)
 

@@ -127,6 +127,16 @@ REFUSED = [
     (dict(data={"x": np.zeros((60, 3)), "y": np.zeros(59)}), "same number of rows"),
     (dict(data=data() | {"y": np.full(60, np.nan)}), "finite"),
     (dict(loss=lambda p, e: e["x"]), "one number for one example"),
+    (dict(data=data() | {"y": np.array(["a"] * 60)}), r"data must be numbers, had <U1 in y: turn text"),
+    (dict(data=data() | {"y": np.array([None] * 60)}), "data must be numbers, had object in y"),
+    (dict(optimizer=None), "optimizer must be given"),
+    (dict(optimizer=0.1), "optimizer must be an optax transformation, was float$"),
+    (
+        dict(optimizer=nnx.Optimizer(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)),
+        "optimizer must be an optax transformation, was Optimizer: give the transformation",
+    ),
+    (dict(plan="no/such/plan.json"), "plan no/such/plan.json"),
+    (dict(evaluate=lambda params: params), "evaluate must return a dictionary of numbers"),
 ]
 
 
@@ -134,7 +144,7 @@ REFUSED = [
 def test_refuses(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         run(**options, out=tmp_path / "run")
-    assert not (tmp_path / "run/secret.json").exists()
+    assert "evaluate" in options or not (tmp_path / "run/secret.json").exists()
 
 
 def test_refuses_a_plan_that_is_not_certified_or_has_no_size():
@@ -272,14 +282,31 @@ def test_evaluation_and_progress(tmp_path):
     seen = []
     result = run(
         out=tmp_path,
-        evaluate=lambda params: {"size": float(np.abs(flat(params)).sum())},
+        evaluate=lambda params: {"size": jnp.abs(params["w"]).sum(), "none": np.float64("nan")},
         progress=lambda *a: seen.append(a),
         checkpoint_every=5,
     )
     assert seen[-1] == ("training", 12, 12)
     logged = [line for line in map(json.loads, (tmp_path / "metrics.jsonl").open()) if "evaluation" in line]
     assert [line["step"] for line in logged] == [5, 10]
-    assert json.loads((tmp_path / "result.json").read_text())["evaluation"] == result.evaluation
+    assert all(type(value) is float for value in result.evaluation.values())
+    stored = json.loads((tmp_path / "result.json").read_text())["evaluation"]
+    assert stored == {"size": result.evaluation["size"], "none": None}
+
+
+def test_a_plan_by_its_path_and_a_bar_where_somebody_watches(tmp_path, monkeypatch, capsys):
+    """Nothing is said where nobody watches, or where that is asked for."""
+    plan(dataset_size=ROWS).save(tmp_path / "plan.json")
+    assert run(plan=tmp_path / "plan.json").statement == run(plan=str(tmp_path / "plan.json")).statement
+    assert capsys.readouterr() == ("", "")
+    shown = []
+    monkeypatch.setattr(loop, "somebody_watches", lambda: True)
+    bar = contextlib.nullcontext(lambda *step: shown.append(step))
+    monkeypatch.setattr(loop, "watch", lambda unit: bar)
+    run(progress=False)
+    assert not shown
+    run()
+    assert shown[-1] == ("training", 12, 12)
 
 
 def test_rows_are_padded_with_zeros():
@@ -299,7 +326,8 @@ one = run(optimizer=optax.adam(0.1), microbatch_size=8)
 spread = run(optimizer=optax.adam(0.1), microbatch_size=8, mesh=mesh)
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 big = {"w": jax.numpy.zeros((16, 3)), "b": jax.numpy.zeros(())}
-wide = lambda p, e: loss({"w": p["w"].sum(0), "b": p["b"]}, e)
+frozen = jax.numpy.array([2.0, 1.0, 1.0])
+wide = jax.tree_util.Partial(lambda f, p, e: loss({"w": f * p["w"].sum(0), "b": p["b"]}, e), frozen)
 alone = run(model=big, loss=wide, microbatch_size=8)
 params = {"w": jax.device_put(big["w"], sharding), "b": big["b"]}
 cut = run(model=params, loss=wide, mesh=mesh, microbatch_size=8)

@@ -1,0 +1,19 @@
+"""Plans of any kind that training takes, from their files."""
+
+import os
+
+from jaxacct.accountants.dice_plan import DicePlan
+from jaxacct.files import read_json
+from jaxacct.plan import Plan
+from jaxacct.tradeoff.plan import PLANS
+
+
+def read_plan(path: str | os.PathLike):
+    """A plan of any kind, checked.
+
+    Raises:
+      ValueError: in one line, for a file that holds none.
+    """
+    data = read_json(path, "plan")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    return (PLANS | {DicePlan.schema: DicePlan}).get(str(schema), Plan).from_json(data)
