@@ -1,0 +1,45 @@
+"""A mechanism as a `DpEvent` of dp-accounting: itself where there is one, else one that dominates it."""
+
+from typing import Any, NamedTuple
+
+from jaxacct.accountants.base import cross_term
+from jaxacct.accountants.unamplified import sensitivity
+from jaxacct.mechanisms.mechanism import Mechanism, checked
+
+
+class DominatingEvent(NamedTuple):
+    """An event for dp-accounting's accountants, with zero-out neighbours (`REPLACE_SPECIAL`).
+
+    Attributes:
+      event: `dp_accounting.DpEvent`.
+      exact: whether it is the mechanism itself; else it is no more private.
+      why: for people, what it reveals.
+    """
+
+    event: Any
+    exact: bool
+    why: str
+
+
+def dominating_event(mechanism: Mechanism) -> DominatingEvent:
+    """Poisson-sampled Gaussians where rounds are independent once the phase is revealed, else one Gaussian.
+
+    With several steps between participations the event of a correlated mechanism is much less private than
+    what draws certify: for that, see `dominating_pld`.
+
+    Raises:
+      ValueError: for something that is not a mechanism.
+    """
+    import dp_accounting
+
+    scheme = checked(mechanism).scheme
+    rounds = scheme.independent_rounds()
+    if rounds is None or cross_term(mechanism):
+        event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / sensitivity(mechanism))
+        return DominatingEvent(event, False, "who took part when is revealed")
+    gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+    sampled = dp_accounting.PoissonSampledDpEvent(rounds[0], gaussian)
+    event = dp_accounting.SelfComposedDpEvent(sampled, rounds[1])
+    if scheme.min_separation == 1:
+        return DominatingEvent(event, True, "nothing")
+    return DominatingEvent(event, False, "the phase of each example is revealed")

@@ -1,0 +1,123 @@
+"""Schemes and matrices from and to jax-privacy: the laws that both have, and no others.
+
+Its samplers draw from NumPy generators and its noise is float32: a certificate covers neither seeds that
+somebody knows nor the low bits of such noise (proofs/released_numbers.md).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson, Scheme
+from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
+from jaxacct.strategies import BandedToeplitz
+
+
+def batch_selection(scheme: Scheme) -> Any:
+    """The `jax_privacy.batch_selection` strategy that draws batches by the law of a scheme.
+
+    Raises:
+      ValueError: for a scheme that jax-privacy has no sampler for, or where it is not installed.
+    """
+    module = _module()
+    writers = {name: write for name, (_, write, _) in _laws(module).items()}
+    name = getattr(scheme, "name", None)
+    if name not in writers:
+        raise ValueError(f"scheme must be one of {', '.join(writers)} for jax-privacy, was {name}")
+    return writers[name](scheme)
+
+
+def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
+    """The scheme whose law a `jax_privacy.batch_selection` strategy draws by.
+
+    Args:
+      selection: the strategy.
+      dataset_size: how many examples, for truncated batches.
+
+    Raises:
+      ValueError: for a law that no scheme here has. A cycle of more than one part that splits the examples
+        evenly (`PartitionType.EQUAL_SPLIT`) is one: who is in the other parts tells where an example is.
+    """
+    module = _module()
+    for kind, _, read in _laws(module).values():
+        if type(selection) is kind:
+            return read(selection, dataset_size)
+    known = sorted({kind.__name__ for kind, _, _ in _laws(module).values()})
+    raise ValueError(f"selection must be one of {', '.join(known)}, was {type(selection).__name__}")
+
+
+def strategy_of(coefficients) -> BandedToeplitz:
+    """The strategy of jax-privacy's Toeplitz coefficients, (bands,); not column-normalized ones.
+
+    jax-privacy's noise multiplier is for the coefficients as they are, ours for a first column of norm 1.
+
+    Raises:
+      ValueError: for coefficients whose norm is not 1, whose noise multiplier would not be ours.
+    """
+    found = np.asarray(coefficients, np.float64)
+    norm = math.sqrt(float(np.dot(found, found))) if found.ndim == 1 else math.nan
+    if not abs(norm - 1) <= 1e-6:
+        raise ValueError(f"coefficients must be a vector of norm 1, had norm {norm:g}: divide them by it")
+    return BandedToeplitz(tuple(found.tolist()))
+
+
+def _module():
+    try:
+        from jax_privacy import batch_selection as module
+    except ImportError:
+        raise ValueError("jax-privacy must be installed (pip install jax-privacy)") from None
+    return module
+
+
+def _laws(module) -> dict:
+    """Name of a scheme -> (class of jax-privacy, scheme -> selection, (selection, size) -> scheme)."""
+    cyclic, independent = module.CyclicPoissonSampling, module.PartitionType.INDEPENDENT
+
+    def write_cyclic(scheme):
+        p, cycle = scheme.sampling_probability, scheme.min_separation
+        return cyclic(p, scheme.iterations, cycle_length=cycle, partition_type=independent)
+
+    def read_cyclic(given, dataset_size):
+        del dataset_size
+        _refuse_truncation(given)
+        if given.cycle_length == 1:
+            return Poisson(given.iterations, given.sampling_prob)
+        if given.partition_type != independent:
+            raise ValueError(
+                "selection must have PartitionType.INDEPENDENT: in parts of equal size the others' places "
+                "tell an example's, so no accounting that hides it holds"
+            )
+        return CyclicPoisson(given.iterations, given.cycle_length, given.sampling_prob)
+
+    def write_b_min_sep(scheme):
+        p, n, b = scheme.sampling_probability, scheme.iterations, scheme.min_separation
+        # Without barring both starts are one law, and jax-privacy fails to make the warm one.
+        return module.BMinSepSampling(p, n, b, scheme.warm_start and b > 1, scheme.cut_to)
+
+    def read_b_min_sep(given, dataset_size):
+        n, b, p, warm = given.iterations, given.min_sep, given.sampling_prob, given.warm_start
+        if given.truncated_batch_size is None:
+            return BMinSep(n, b, p, warm)
+        if dataset_size is None:
+            raise ValueError("dataset_size must be given for truncated batches")
+        return TruncatedBMinSep(
+            n, b, p, max_batch_size=given.truncated_batch_size, dataset_size=dataset_size, warm_start=warm
+        )
+
+    return {
+        "poisson": (cyclic, write_cyclic, read_cyclic),
+        "cyclic-poisson": (cyclic, write_cyclic, read_cyclic),
+        "balls-in-bins": (
+            module.BallsInBinsSampling,
+            lambda scheme: module.BallsInBinsSampling(scheme.iterations, scheme.cycle_length),
+            lambda given, _: BallsInBins(given.iterations, given.cycle_length),
+        ),
+        "b-min-sep": (module.BMinSepSampling, write_b_min_sep, read_b_min_sep),
+        "truncated-b-min-sep": (module.BMinSepSampling, write_b_min_sep, read_b_min_sep),
+    }
+
+
+def _refuse_truncation(given) -> None:
+    if given.truncated_batch_size is not None:
+        raise ValueError("selection must not cut batches of a cyclic scheme: no scheme here has that law")

@@ -1,0 +1,173 @@
+"""A mechanism as a privacy loss distribution of dp-accounting that dominates it, for composition with others.
+
+Draws give upper bounds on the hockey-stick divergences H_r (P against Q) and H_a (Q against P) at points
+epsilon_i >= 0. Each is a convex, non-increasing function of e^epsilon, which is 1 at 0, and
+
+    H_r(-epsilon) = 1 - e^-epsilon + e^-epsilon H_a(epsilon),
+
+so both are known on all of the line. The largest convex function that is nowhere above the bounds lies above
+the divergence, which is one such function; a distribution that has it for its divergences dominates
+(Doroshenko et al., arXiv 2207.04380, algorithm 1, "Connect the Dots"). What lies beyond the last point is
+an infinite loss.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.progress import Progress
+from jaxacct.statistics.direction import Direction
+
+INTERVAL = 1e-3  # of epsilons; what is composed must have the same
+LARGEST = 500.0  # epsilon; e to it is still a number
+_ROUNDINGS = 1e-12  # bounds are raised by this, far more than float64 loses below
+
+
+@dataclass(frozen=True, eq=False)
+class PessimisticPLD:
+    """A distribution that dominates with probability at least 1 - `failure_probability` over the draws made.
+
+    Attributes:
+      pld: `dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, of zero-out neighbours
+        (`REPLACE_SPECIAL`).
+      failure_probability: add it to every delta that is derived from `pld`; `delta` and `epsilon` do.
+    """
+
+    pld: Any
+    failure_probability: float
+
+    def delta(self, epsilon: float) -> float:
+        """Delta at `epsilon` (natural log), the failure probability in it."""
+        _validate.nonnegative_number("epsilon", epsilon)
+        return min(1.0, float(self.pld.get_delta_for_epsilon(epsilon)) + self.failure_probability)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta`, of which the failure probability is a part; infinite where it is all of it."""
+        left = _validate.open_probability("delta", delta) - self.failure_probability
+        return float(self.pld.get_epsilon_for_delta(left)) if left > 0 else float("inf")
+
+    def compose(self, other) -> "PessimisticPLD":
+        """With another of these, or with a PLD of dp-accounting that has the same discretization."""
+        if isinstance(other, PessimisticPLD):
+            failure = min(1.0, self.failure_probability + other.failure_probability)
+            return PessimisticPLD(self.pld.compose(other.pld), failure)
+        return PessimisticPLD(self.pld.compose(other), self.failure_probability)
+
+
+def dominating_pld(
+    mechanism: Mechanism,
+    *,
+    largest_epsilon: float,
+    failure_probability: float = 1e-9,
+    points: int = 101,
+    num_samples: int = 100_000,
+    interval: float = INTERVAL,
+    key=None,
+    progress: Progress | None = None,
+) -> PessimisticPLD:
+    """The distribution of a mechanism from fresh draws.
+
+    The remove direction resolves small deltas; in the add direction an infinite loss has about
+    20 / num_samples, or nothing where `largest_epsilon` reaches beyond the last possible loss (`Profile`).
+
+    Args:
+      mechanism: of any scheme and strategy.
+      largest_epsilon: natural log, where the points end; all that is beyond is an infinite loss.
+      failure_probability: that a bound is wrong, of all bounds together.
+      points: how many, at least 2; rounded to multiples of `interval`.
+      num_samples: draws a direction.
+      interval: `value_discretization_interval` of dp-accounting.
+      key: JAX key; from the operating system by default.
+      progress: called with (what, samples done, samples expected).
+
+    Raises:
+      ValueError: bad arguments.
+    """
+    checked(mechanism)
+    _validate.positive_number("largest_epsilon", largest_epsilon)
+    _validate.open_probability("failure_probability", failure_probability)
+    _validate.positive_number("interval", interval)
+    if _validate.positive_integer("points", points) < 2:
+        raise ValueError(f"points must be at least 2, was {points}")
+    if not interval <= largest_epsilon <= min(LARGEST, 1e7 * interval):
+        limit = f"{LARGEST:g} and 1e7 times interval"
+        raise ValueError(
+            f"largest_epsilon must be at least interval and at most {limit}, was {largest_epsilon!r}"
+        )
+    whole = np.unique(np.round(np.linspace(0, largest_epsilon / interval, points)))
+    profile = privacy_profile(
+        mechanism,
+        whole * interval,
+        num_samples=num_samples,
+        confidence=1 - failure_probability,
+        key=key,
+        progress=progress,
+    )
+    return pld_of_profile(profile, interval)
+
+
+def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticPLD:
+    """The distribution of bands that are known already: of both directions' upper ends.
+
+    Raises:
+      ValueError: where the first epsilon is not 0, or one is no multiple of `interval`.
+    """
+    from dp_accounting.pld import privacy_loss_distribution
+
+    _validate.positive_number("interval", interval)
+    whole = np.round(profile.epsilons / interval).astype(np.int64)
+    if whole[0] != 0 or whole.size < 2 or (np.diff(whole) <= 0).any():
+        raise ValueError("profile must have at least two epsilons, the first of them 0")
+    if whole[-1] * interval > LARGEST:
+        raise ValueError(f"profile must have epsilons up to {LARGEST:g}, had {profile.epsilons[-1]!r}")
+    if not np.allclose(whole * interval, profile.epsilons, rtol=1e-12, atol=1e-12):
+        raise ValueError(f"profile must have epsilons that are multiples of {interval}")
+    remove, add = (
+        _bounds(profile.directions[direction][2]) for direction in (Direction.REMOVE, Direction.ADD)
+    )
+    # One number, the total variation distance, known twice.
+    remove[0] = add[0] = min(remove[0], add[0])
+    both = _on_the_line(whole, remove, add, interval), _on_the_line(whole, add, remove, interval)
+    pld = privacy_loss_distribution.PrivacyLossDistribution(*(_distribution(*one, interval) for one in both))
+    return PessimisticPLD(pld, 1 - profile.confidence)
+
+
+def _bounds(upper) -> np.ndarray:
+    """Upper ends as numbers in [0, 1] that do not rise; what is not a number is 1."""
+    found = np.asarray(upper, np.float64)
+    found = np.where(np.isfinite(found) & (found >= 0), found * (1 + _ROUNDINGS), 1.0)
+    return np.minimum.accumulate(np.minimum(found, 1.0))
+
+
+def _on_the_line(whole, forward, backward, interval: float) -> tuple[np.ndarray, np.ndarray]:
+    """(multiples of the interval, ascending, from minus to plus the last; bounds there)."""
+    small = np.exp(-whole[:0:-1] * interval)
+    mirrored = 1 - small * (1 - backward[:0:-1])
+    # No divergence is below 1 - e^epsilon, nor above 1.
+    bounds = np.concatenate([np.minimum(1.0, mirrored * (1 + _ROUNDINGS)), forward])
+    return np.concatenate([-whole[:0:-1], whole]), np.minimum.accumulate(bounds)
+
+
+def _distribution(whole: np.ndarray, bounds: np.ndarray, interval: float):
+    """The distribution whose divergences are the convex hull of (0, 1) and the bounds in e^epsilon."""
+    from dp_accounting.pld import pld_pmf
+
+    x = np.exp(whole * interval)
+    corners: list[int] = []
+    height = bounds.copy()
+
+    def slope(i: int, j: int) -> float:
+        left, top = (x[i], height[i]) if i >= 0 else (0.0, 1.0)
+        return (height[j] - top) / (x[j] - left)
+
+    stack = [-1]  # -1 is (0, 1), where epsilon is minus infinity
+    for j in range(len(x)):
+        while len(stack) > 1 and slope(stack[-2], stack[-1]) >= slope(stack[-2], j):
+            stack.pop()
+        stack.append(j)
+    corners = stack[1:]
+    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, whole[corners], height[corners])

@@ -1,0 +1,290 @@
+"""What other libraries are given dominates; what is read from them has the law that it says."""
+
+import collections
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy.stats import norm
+
+import jaxacct
+from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, TruncatedBMinSep
+from jaxacct.estimates.profile import Profile
+from jaxacct.interoperation import (
+    batch_selection,
+    dominating_event,
+    dominating_pld,
+    pld_of_profile,
+    scheme_of,
+    strategy_of,
+)
+from jaxacct.interoperation.pessimistic_pld import INTERVAL
+from tests.oracles.enumeration import pattern_law
+
+ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+
+
+def gaussian_delta(epsilon, sigma):
+    return norm.cdf(0.5 / sigma - epsilon * sigma) - np.exp(epsilon) * norm.cdf(
+        -0.5 / sigma - epsilon * sigma
+    )
+
+
+def sampled_deltas(epsilon, sigma, p):
+    """(remove, add) of one Poisson-sampled Gaussian, closed form, epsilon >= 0 and arrays."""
+    t = np.expm1(epsilon) / p
+    up = np.log1p(t)  # P/Q = 1 - p + p e^r; above e^epsilon where r > ln(1 + t)
+    place = sigma * up + 0.5 / sigma
+    remove = (1 - p - np.exp(epsilon)) * norm.sf(place) + p * norm.sf(place - 1 / sigma)
+    ratio = 1 - (1 - np.exp(-epsilon)) / p
+    low = np.where(ratio > 0, sigma * np.log(np.maximum(ratio, 1e-300)) + 0.5 / sigma, -np.inf)
+    add = norm.cdf(low) * (1 - np.exp(epsilon) * (1 - p)) - np.exp(epsilon) * p * norm.cdf(low - 1 / sigma)
+    return remove, np.where(ratio > 0, add, 0.0)
+
+
+def profile_of(epsilons, remove, add, confidence=1 - 1e-9) -> Profile:
+    """A profile whose upper bands are these."""
+    rows = {name: np.stack([upper, upper, upper]) for name, upper in (("remove", remove), ("add", add))}
+    both = np.maximum(remove, add)
+    return Profile(epsilons, both, both, both, rows, confidence, 1, {"remove": "", "add": ""})
+
+
+GRID = np.arange(0, 6001, 25) * INTERVAL
+
+
+def exported(sigma=0.8, p=0.2, raised=1.0):
+    remove, add = sampled_deltas(GRID, sigma, p)
+    return pld_of_profile(profile_of(GRID, remove * raised, add * raised))
+
+
+def truth(sigma=0.8, p=0.2, times=1, also=()):
+    """dp-accounting's own, from below, so that nothing but an error of ours is below it."""
+    one = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+        sampling_prob=p,
+        neighboring_relation=ZERO_OUT,
+        value_discretization_interval=INTERVAL,
+    )
+    found = one.self_compose(times)
+    for other in also:
+        found = found.compose(other)
+    return found
+
+
+def test_the_closed_form_is_the_mechanism():
+    remove, add = sampled_deltas(GRID, 0.8, 0.2)
+    exact, below = np.maximum(remove, add)[40::40], truth()
+    # Its losses are rounded down by less than the interval.
+    assert all(exact >= [below.get_delta_for_epsilon(e) for e in GRID[40::40]])
+    assert all(exact <= [below.get_delta_for_epsilon(e - INTERVAL) for e in GRID[40::40]])
+
+
+def test_it_dominates_and_is_tight_at_every_epsilon():
+    """At points of the grid, between them, and in compositions with itself and a Gaussian."""
+    found = exported()
+    for epsilon in [0.0, 0.0101, 0.5, 1.2345, 3.0, 5.99]:
+        exact = max(map(float, sampled_deltas(np.float64(epsilon), 0.8, 0.2)))
+        assert exact <= found.delta(epsilon) <= exact * 1.02 + 2e-9
+    gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+        2.0, neighboring_relation=ZERO_OUT, value_discretization_interval=INTERVAL
+    )
+    optimistic = privacy_loss_distribution.from_gaussian_mechanism(
+        2.0,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+        neighboring_relation=ZERO_OUT,
+        value_discretization_interval=INTERVAL,
+    )
+    twice = found.compose(found).compose(gaussian)
+    assert twice.failure_probability == pytest.approx(2e-9, rel=1e-6)
+    for epsilon in (0.3, 1.5, 4.0):
+        exact = truth(times=2, also=[optimistic]).get_delta_for_epsilon(epsilon)
+        assert exact <= twice.delta(epsilon) <= exact * 1.05 + 1e-8
+    assert twice.epsilon(1e-3) == pytest.approx(
+        truth(times=2, also=[optimistic]).get_epsilon_for_delta(1e-3), 0.02
+    )
+    assert twice.epsilon(1e-10) == math.inf  # less than what may have gone wrong
+
+
+def test_directions_are_not_exchanged():
+    """The attack: composed, each direction's losses add up on their own. Add alone would be far too small."""
+    remove, add = sampled_deltas(GRID, 0.8, 0.2)
+    assert add[-1] == 0 < remove[-1]
+    found = pld_of_profile(profile_of(GRID, remove, add)).pld
+    assert found._pmf_add._infinity_mass == 0 < found._pmf_remove._infinity_mass
+    swapped = pld_of_profile(profile_of(GRID, add, remove)).pld
+    assert swapped._pmf_remove._infinity_mass == 0 < swapped._pmf_add._infinity_mass
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_that_wobble_still_dominate(seed):
+    """Bounds of draws are neither convex nor falling, some are 1; nothing may fall below the divergence."""
+    rng = np.random.default_rng(seed)
+    remove, add = sampled_deltas(GRID, 0.8, 0.2)
+    wobble = [np.minimum(1, part * np.exp(rng.exponential(0.3, part.size)) + 1e-7) for part in (remove, add)]
+    wobble[0][3:7] = [1, np.nan, np.inf, 1]
+    found = pld_of_profile(profile_of(GRID, *wobble))
+    for epsilon in np.linspace(0, 6, 50):
+        exact = max(map(float, sampled_deltas(epsilon, 0.8, 0.2)))
+        assert exact <= found.delta(epsilon)
+    masses = found.pld._pmf_remove.to_dense_pmf()._probs
+    assert masses.min() >= -1e-15 and masses.sum() + found.pld._pmf_remove._infinity_mass == pytest.approx(1)
+
+
+@pytest.mark.parametrize("sigma", [0.02, 50.0])
+def test_edges(sigma):
+    """Hardly any and very much noise; two points are enough, and the least that there may be."""
+    for grid in (GRID, GRID[[0, -1]]):
+        exact = np.maximum(gaussian_delta(grid, sigma), 0)
+        found = pld_of_profile(profile_of(grid, exact, exact))
+        for epsilon in (0.0, 0.5, 6.0):
+            assert found.delta(epsilon) >= gaussian_delta(epsilon, sigma) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "line"),
+    [
+        ([0.1, 0.2], "first of them 0"),
+        ([0.0], "at least two"),
+        ([0.0, 0.0105], "multiples of 0.001"),
+        ([0.0, 501.0], "up to 500"),
+    ],
+)
+def test_a_profile_that_cannot_be_used(epsilons, line):
+    grid = np.array(epsilons)
+    with pytest.raises(ValueError, match=line):
+        pld_of_profile(profile_of(grid, grid + 0.5, grid + 0.5))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"largest_epsilon": 0},
+        {"largest_epsilon": 1e-5},
+        {"largest_epsilon": math.nan},
+        {"largest_epsilon": 1e9},
+        {"largest_epsilon": 1, "points": 1},
+        {"largest_epsilon": 1, "failure_probability": 0},
+        {"largest_epsilon": 1, "interval": -1},
+    ],
+)
+def test_bad_arguments_are_one_line(bad):
+    mechanism = Mechanism(Poisson(6, 0.1), BandedToeplitz.square_root(1), 1.0)
+    with pytest.raises(ValueError) as caught:
+        dominating_pld(mechanism, **bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_from_draws(key):
+    """Draws of six Poisson steps: above the truth by dp-accounting, and near it where draws can tell."""
+    mechanism = Mechanism(Poisson(6, 0.2), BandedToeplitz.square_root(1), 1.0)
+    options = dict(largest_epsilon=4.0, points=41, num_samples=20_000, key=key)
+    found = dominating_pld(mechanism, failure_probability=1e-6, **options)
+    assert found.failure_probability == pytest.approx(1e-6, rel=1e-9)
+    for epsilon in (0.2, 1.0, 2.0):
+        exact = truth(1.0, 0.2, 6).get_delta_for_epsilon(epsilon)
+        assert exact <= found.delta(epsilon) <= 1.6 * exact + 2e-3
+
+
+def test_events():
+    one, five = BandedToeplitz.square_root(1), BandedToeplitz.square_root(3)
+    exact = dominating_event(Mechanism(Poisson(6, 0.2), one, 1.5))
+    event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(1.5))
+    assert exact.exact and exact.event == dp_accounting.SelfComposedDpEvent(event, 6)
+    assert dominating_event(Mechanism(BMinSep(6, 1, 0.2), one, 1.5)).event == exact.event
+    cyclic = dominating_event(Mechanism(CyclicPoisson(7, 3, 0.2), five, 1.5))
+    assert not cyclic.exact and cyclic.event == dp_accounting.SelfComposedDpEvent(event, 3)
+    pattern = dominating_event(Mechanism(BMinSep(7, 3, 0.2), five, 1.5))
+    assert not pattern.exact
+    assert pattern.event.noise_multiplier == pytest.approx(1.5 / math.sqrt(3))
+    with pytest.raises(ValueError, match="mechanism"):
+        dominating_event("mine")
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Poisson(5, 0.3),
+        BMinSep(5, 2, 0.3),
+        BMinSep(5, 2, 0.3, False),
+        CyclicPoisson(5, 2, 0.4),
+        BallsInBins(5, 3),
+        TruncatedBMinSep(5, 2, 0.3, max_batch_size=500, dataset_size=600),
+    ],
+)
+def test_jax_privacys_sampler_has_the_law_of_the_scheme(scheme):
+    """Chi-square of 30,000 examples' patterns, false alarm 1e-6; the law of p + 0.03 is refused."""
+    selection = batch_selection(scheme)
+    assert scheme_of(selection, 600) == scheme
+    examples = 30_000
+    if scheme.name == "truncated-b-min-sep":
+        selection = batch_selection(scheme.uncut)
+    took_part = np.zeros((examples, scheme.iterations), np.int8)
+    for step, batch in enumerate(selection.batch_iterator(examples, rng=7)):
+        took_part[batch, step] = 1
+    seen = collections.Counter(map(tuple, took_part.tolist()))
+    uncut = getattr(scheme, "uncut", scheme)
+    assert chi_square_quantile(seen, pattern_law(uncut), examples) > 1e-6
+    if getattr(uncut, "sampling_probability", 1) < 1:
+        fields = {"sampling_probability": uncut.sampling_probability + 0.03}
+        other = type(uncut)(**uncut.__dict__ | fields)
+        assert chi_square_quantile(seen, pattern_law(other), examples) < 1e-6
+
+
+def chi_square_quantile(seen, law, total) -> float:
+    from scipy.stats import chi2
+
+    if set(seen) - set(law):
+        return 0.0
+    cells = [(seen[pattern], total * p) for pattern, p in law.items() if total * p >= 10]
+    rest = total - sum(a for a, _ in cells), total - sum(b for _, b in cells)
+    cells += [rest] if rest[1] >= 10 else []
+    return float(chi2.sf(sum((a - b) ** 2 / b for a, b in cells), len(cells) - 1))
+
+
+def test_poisson_without_barring_has_no_warm_start():
+    """jax-privacy fails to make the warm start of a separation of 1; it is the cold one's law."""
+    selection = batch_selection(BMinSep(4, 1, 0.5))
+    assert [batch.size for batch in selection.batch_iterator(0, rng=0)] == [0] * 4
+
+
+def test_parts_of_equal_size_are_refused_as_the_others_give_an_example_away():
+    """The counterexample: two examples, two parts. Who sees the other's batch knows the first one's."""
+    from jax_privacy.batch_selection import CyclicPoissonSampling, PartitionType
+
+    selection = CyclicPoissonSampling(1.0, 2, cycle_length=2, partition_type=PartitionType.EQUAL_SPLIT)
+    for seed in range(20):
+        first, second = selection.batch_iterator(2, rng=seed)
+        assert len(first) == len(second) == 1 and first != second
+    with pytest.raises(ValueError, match="INDEPENDENT"):
+        scheme_of(selection)
+    assert scheme_of(CyclicPoissonSampling(0.1, 9)) == Poisson(9, 0.1)  # one part is the same either way
+
+
+def test_laws_that_are_not_here_are_refused():
+    from jax_privacy import batch_selection as theirs
+
+    for selection, line in (
+        (theirs.FixedBatchSampling(3, 4), "FixedBatchSampling"),
+        (theirs.CyclicPoissonSampling(0.1, 4, truncated_batch_size=3), "must not cut"),
+        (theirs.BMinSepSampling(0.1, 4, 2, truncated_batch_size=30), "dataset_size must be given"),
+        (theirs.BMinSepSampling(0.0, 4, 2), "sampling_probability"),
+        ("poisson", "was str"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            scheme_of(selection)
+    for scheme in (jaxacct.MultiAttribution(6, 2, 0.1, 2), "b-min-sep"):
+        with pytest.raises(ValueError, match="scheme must be one of"):
+            batch_selection(scheme)
+
+
+def test_coefficients():
+    ours = BandedToeplitz.square_root(3)
+    assert strategy_of(np.array(ours.coefficients)).coefficients == pytest.approx(ours.coefficients)
+    for bad in ([1.0, 0.5], [[1.0]], [math.nan], []):
+        with pytest.raises(ValueError, match="norm 1"):
+            strategy_of(bad)
