@@ -25,7 +25,7 @@ ESTIMATE = {**PROBLEM, "--epsilon": "2", "--noise-multiplier": "1"}
 STRATEGY = {"--iterations": "60", "--bands": "4"}
 PROBABILITY = {"--iterations": "60", "--strategy": "square-root"}
 
-NO_INTEGER = ("0", "-3", "1.5", "x", "nan", "", "1e3", "1" + 25 * "0")
+NO_INTEGER = ("0", "-3", "1.5", "x", "nan", "", "1e-3", "15e-1", "1k5", "1" + 25 * "0")
 NOT_POSITIVE = ("0", "-1", "nan", "inf", "x", "")
 NO_PROBABILITY = ("0", "1", "-0.1", "2", "nan", "inf", "x")
 BAD_SIGMA = (*NOT_POSITIVE, "1e300", "1e-300")
@@ -106,6 +106,16 @@ LINES = [
     (["calibrate"], "--iterations"),
     (["calibrate", "--iteration", "5"], "did you mean --iterations?"),
     (["calibrate", "--iterations"], "--iterations"),
+    (["calibrate", "--epochs", "5"], "did you mean --iterations, which are steps: epochs times"),
+    (["calibrate", "--steps", "5"], "did you mean --iterations?"),
+    (["calibrate", "--sigma=5"], "did you mean --noise-multiplier?"),
+    (["calibrate", "--eps", "5"], "did you mean --epsilon?"),
+    (["verify", "--steps", "5"], "--steps is not an option of verify"),
+    (["calibrate", "--scheme", "bminsep"], "'bminsep' (did you mean b-min-sep?)"),
+    (["calibrate", "--scheme", "dp-sgd"], "'dp-sgd' (did you mean poisson, with --bands 1?)"),
+    (["calibrate", "--iterations", "60", *TARGET, *P, "--strategy", "sqrt"], "did you mean square-root?"),
+    (["calibrate", "--iterations", "1.0005k", *TARGET, *P], "iterations"),
+    (["calibrate", "--iterations", "9e99", *TARGET, *P], "iterations must be at most"),
     (["calibrate", "--iterations", "60", *SIZES], "--epsilon"),
     (["calibrate", "--iterations", "60", *TARGET], "dataset_size and batch_size"),
     (["calibrate", "--iterations", "60", *TARGET, *SIZES[:2]], "dataset_size and batch_size"),

@@ -197,6 +197,18 @@ def test_bench_reports_rates(settings, capsys, monkeypatch):
     assert found["peak_memory_mb"] < 4096
 
 
+@pytest.mark.parametrize("steps", ["50k", "5e4", "50000", "50_000", "0.05M"])
+def test_numbers_as_people_write_them(steps, monkeypatch):
+    """As a word of its own and after an equals sign; a number of decimals may be written so too."""
+    seen = []
+    monkeypatch.setattr(cli.jaxacct, "recommend", lambda **given: seen.append(given) or 1 / 0)
+    common = ["--batch-size", "0.2k", "--iterations=1e3", "--epsilon", "8", "--delta", "1e-5"]
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["recommend", "--dataset-size", steps, *common])
+    ((given),) = seen
+    assert (given["dataset_size"], given["batch_size"], given["iterations"]) == (50_000, 200.0, 1000)
+
+
 def test_unknown_option_exits_2():
     assert run("calibrate", "--nonsense") == 2
 
