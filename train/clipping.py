@@ -34,6 +34,8 @@ class ClippedSum(NamedTuple):
     """(batch,) float32: losses, 0 where padded."""
     clipped_fraction: jax.Array
     """Share of the real examples whose gradient was scaled down."""
+    aux: dict[str, jax.Array]
+    """(batch,) float32 each: what the loss returned beside its value, 0 where padded."""
 
 
 def clipped_gradient_sum(
@@ -46,6 +48,7 @@ def clipped_gradient_sum(
     microbatch_size: int | None = None,
     normalize: bool = False,
     skip_padding: bool = False,
+    has_aux: bool = False,
 ) -> ClippedSum:
     """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
 
@@ -66,11 +69,12 @@ def clipped_gradient_sum(
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
       skip_padding: do no work for microbatches after the last real example. How long it takes then tells how
         many there are, which is private; and a batch that is sharded by rows keeps few devices busy.
+      has_aux: the loss returns `(scalar, dictionary of scalars)`.
 
     Raises:
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
-    options = dict(normalize=normalize, skip_padding=skip_padding)
+    options = dict(normalize=normalize, skip_padding=skip_padding, has_aux=has_aux)
     return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), **options)[0]
 
 
@@ -85,6 +89,7 @@ def admitted_gradient_sum(
     grid: Grid,
     microbatch_size: int | None = None,
     normalize: bool = False,
+    has_aux: bool = False,
 ) -> tuple[ClippedSum, Any]:
     """`clipped_gradient_sum` of those that `admit` lets in, whose verdict is on what they would contribute.
 
@@ -98,7 +103,7 @@ def admitted_gradient_sum(
     Returns:
       the sum, and the records after this step.
     """
-    options = dict(normalize=normalize, skip_padding=False)
+    options = dict(normalize=normalize, skip_padding=False, has_aux=has_aux)
     return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, **options)
 
 
@@ -113,7 +118,18 @@ def default_microbatch_size(params) -> int:
 
 
 def _summed(
-    loss, params, batch, mask, grid, microbatch_size, admit, records, *, normalize: bool, skip_padding: bool
+    loss,
+    params,
+    batch,
+    mask,
+    grid,
+    microbatch_size,
+    admit,
+    records,
+    *,
+    normalize: bool,
+    skip_padding: bool,
+    has_aux: bool,
 ):
     if not isinstance(grid, Grid):
         raise ValueError(f"grid must be a train.grid.Grid, was {type(grid).__name__}")
@@ -124,7 +140,7 @@ def _summed(
     micro = min(_validate.positive_integer("microbatch_size", microbatch_size), size, grid.most_at_once)
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
-    check_loss(loss, params, batch, size)
+    check_loss(loss, params, batch, size, has_aux)
     pad = -size % micro
 
     def split(array):
@@ -139,31 +155,34 @@ def _summed(
         return array.reshape(-1, *array.shape[2:])[:size]
 
     def one(example, real):
-        value, gradient = jax.value_and_grad(loss)(params, example)
+        found, gradient = jax.value_and_grad(loss, has_aux=has_aux)(params, example)
+        value, aux = found if has_aux else (found, {})
         kept, counts, norm = clip_to_grid(gradient, grid, normalize)
         keep = real & kept & jnp.isfinite(value)
         counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
-        return counts, jnp.where(real, norm, 0.0), jnp.where(real, value.astype(jnp.float32), 0.0)
+        shown = {"": value} | aux
+        shown = {name: jnp.where(real, jnp.float32(number), 0.0) for name, number in shown.items()}
+        return counts, jnp.where(real, norm, 0.0), shown
 
     def admitted(rows, sampled, kept):
-        counts, norms, losses = jax.vmap(one)(rows, jnp.ones_like(sampled))
+        counts, norms, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
         kept, let_in = admit(kept, jax.vmap(_square)(counts))
         counted = sampled & let_in
 
         def keep(leaf):
             return jnp.where(counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
 
-        return jax.tree.map(keep, counts), keep(norms), keep(losses), kept
+        return *jax.tree.map(keep, (counts, norms, shown)), kept
 
     def accumulate(total, inputs):
         rows, real, kept = inputs
         if admit is None:
-            counts, norms, losses = jax.vmap(one)(rows, real)
+            counts, norms, shown = jax.vmap(one)(rows, real)
         else:
-            counts, norms, losses, kept = admitted(rows, real, kept)
+            counts, norms, shown, kept = admitted(rows, real, kept)
         # At most `most_at_once` of them, so 32 bits hold their sum.
         part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
-        return total.plus(part), (norms, losses, kept)
+        return total.plus(part), (norms, shown, kept)
 
     zeros = GridSum.zeros(params, grid)
     inputs = jax.tree.map(split, batch), split(mask), jax.tree.map(split, records)
@@ -171,10 +190,10 @@ def _summed(
         total, found = _scan_until_last(accumulate, zeros, inputs, inputs[1].any(axis=1))
     else:
         total, found = jax.lax.scan(accumulate, zeros, inputs)
-    norms, losses, records = found
-    norms, losses, records = join(norms), join(losses), jax.tree.map(join, records)
+    norms, shown, records = jax.tree.map(join, found)
+    losses = shown.pop("")
     clipped = jnp.sum((norms > grid.clip_norm) & mask) / jnp.maximum(1, mask.sum())
-    return ClippedSum(total, norms, losses, clipped), records
+    return ClippedSum(total, norms, losses, clipped, shown), records
 
 
 def _scan_until_last(step, carry, inputs, wanted):
@@ -228,7 +247,7 @@ def global_norm(tree) -> jax.Array:
         return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float64))) for leaf in jax.tree.leaves(tree)))
 
 
-def check_loss(loss, params, batch, size: int) -> None:
+def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
     """Refuse a loss of another shape than () for one example, before anything runs."""
     for leaf in jax.tree.leaves(batch):
         if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
@@ -245,6 +264,14 @@ def check_loss(loss, params, batch, size: int) -> None:
         raise ValueError(
             f"loss must take (params, one example without a batch axis): {str(error).splitlines()[0]}"
         ) from None
+    if has_aux:
+        two = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], dict)
+        if not two or not all(
+            isinstance(name, str) and name and getattr(number, "shape", None) == ()
+            for name, number in shape[1].items()
+        ):
+            raise ValueError("loss must return (number, dictionary of numbers by name) with has_aux")
+        shape = shape[0]
     if getattr(shape, "shape", None) != ():
         raise ValueError(
             "loss must return one number for one example (a mean over a batch has no per-example gradient), "

@@ -368,6 +368,7 @@ class IndividualStep(PrivateStep):
         *,
         microbatch_size: int | None,
         normalize: bool,
+        has_aux: bool = False,
     ):
         self._start = start
 
@@ -389,6 +390,7 @@ class IndividualStep(PrivateStep):
                 grid=private.grid,
                 microbatch_size=microbatch_size,
                 normalize=normalize,
+                has_aux=has_aux,
             )
             after, info = advance(private, optimizer, TrainState(*state[:3]), found, sampled)
             return IndividualTrainState(*after, records), info
@@ -439,8 +441,9 @@ def follow(
     private: Privatizer,
     optimizer: optax.GradientTransformation,
     *,
-    microbatch_size: int | None,
+    microbatch_size: int,
     normalize: bool,
+    has_aux: bool = False,
 ) -> Followed:
     """The parts of a run that follows every example.
 
@@ -464,9 +467,8 @@ def follow(
                 f" and filter, had {before.tracker}"
             )
         start = before.records
-    step = IndividualStep(
-        loss, private, optimizer, tracker, start, microbatch_size=microbatch_size, normalize=normalize
-    )
+    options: dict[str, Any] = dict(microbatch_size=microbatch_size, normalize=normalize, has_aux=has_aux)
+    step = IndividualStep(loss, private, optimizer, tracker, start, **options)
     everyone = Everyone(rows, jax.tree.map(jnp.asarray, rows.take(np.arange(size), size)))
 
     def source_at(key, drawn: SamplerState | None) -> Sampler:

@@ -102,6 +102,7 @@ class Wanted:
     wrt: Any = None
     loss_key: Any = None
     skip_padding: bool | None = None
+    has_aux: bool = False
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
@@ -166,6 +167,7 @@ def fit(
     wrt=None,
     loss_key=None,
     skip_padding: bool | None = None,
+    has_aux: bool = False,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -222,6 +224,7 @@ def fit(
       skip_padding: do no work for what a batch is padded with. Who can time the steps then sees how many
         examples are in each, which no guarantee covers. By default so, but where batches are cut to a size
         (their pair does not hold if sizes are known), over a `mesh`, and with `individual`.
+      has_aux: the loss returns (scalar, dictionary of scalars); their means are logged privately.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -254,6 +257,7 @@ def fit(
         wrt=wrt,
         loss_key=loss_key,
         skip_padding=skip_padding,
+        has_aux=has_aux,
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     for field in dataclasses.fields(Wanted):
@@ -323,7 +327,8 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
     optimizer, lasting = given_optimizer(wanted), _lasting(plan)
     if wanted.individual is None:
         size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
-        batch, options = Rows(rows, size, mesh), dict(normalize=wanted.normalize)
+        batch = Rows(rows, size, mesh)
+        options = dict(normalize=wanted.normalize, has_aux=wanted.has_aux)
         options["skip_padding"] = _skips_padding(plan, wanted)
 
         def make(micro):
@@ -348,6 +353,7 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
             raise ValueError("skip_padding must not be given with individual: every example is charged")
         micro = given_microbatch_size(wanted) or largest
         options: dict[str, Any] = dict(microbatch_size=micro, normalize=wanted.normalize)
+        options["has_aux"] = wanted.has_aux
         parts = follow(wanted.individual, plan, rows, loss, private, optimizer, **options)._asdict()
         lasting |= {"individual": repr(wanted.individual)}
     return run_and_keep(
@@ -406,7 +412,7 @@ PROCEDURE = Procedure(
     _train,
     frozenset(
         "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding".split()
+        "skip_padding has_aux".split()
     ),
 )
 
@@ -531,7 +537,9 @@ def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, 
 
 def _floats(info) -> dict[str, float | None]:
     """Numbers for JSON, which has no NaN (the median of an empty batch) and no infinity."""
-    return _finite({name: float(value) for name, value in info._asdict().items()})
+    values = info._asdict()
+    values |= {f"aux.{name}": value for name, value in (values.pop("aux", None) or {}).items()}
+    return _finite({name: float(value) for name, value in values.items()})
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

@@ -33,6 +33,8 @@ class StepInfo(NamedTuple):
     loss: jax.Array
     clipped_fraction: jax.Array
     median_norm: jax.Array
+    aux: Any = None
+    """Means over the real examples of what the loss returned beside its value, by name."""
 
 
 class PrivateStep:
@@ -77,6 +79,7 @@ def make_step(
     microbatch_size: int | None = None,
     normalize: bool = False,
     skip_padding: bool = False,
+    has_aux: bool = False,
 ) -> PrivateStep:
     """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -90,7 +93,7 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size, normalize, skip_padding: as in `train.clipping`.
+      microbatch_size, normalize, skip_padding, has_aux: as in `train.clipping`.
     """
     if not isinstance(private, Privatizer):
         raise ValueError(
@@ -108,6 +111,7 @@ def make_step(
             microbatch_size=microbatch_size,
             normalize=normalize,
             skip_padding=skip_padding,
+            has_aux=has_aux,
         )
         return advance(private, optimizer, state, found, mask)
 
@@ -123,7 +127,8 @@ def advance(
     params = optax.apply_updates(state.params, updates)
     real = jnp.maximum(1, mask.sum())
     median = jnp.nanmedian(jnp.where(mask, found.norms, jnp.nan))
-    info = StepInfo(found.losses.sum() / real, found.clipped_fraction, median)
+    aux = jax.tree.map(lambda leaf: leaf.sum() / real, found.aux)
+    info = StepInfo(found.losses.sum() / real, found.clipped_fraction, median, aux)
     return TrainState(params, noise, opt_state), info
 
 
