@@ -1,12 +1,14 @@
 """The `jaxacct` command: recommend, calibrate, verify, run-key, merge, estimate, strategy, show, report, ...
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
-1 not certified, 2 bad input, 130 interrupted. Bad input is one line on standard error.
+1 not certified, 2 bad input, 130 interrupted, 141 where nobody reads the output on. Bad input is one line
+on standard error.
 """
 
 import dataclasses
 import json
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -702,6 +704,8 @@ def _print(value, as_json: bool) -> None:
     print(json.dumps(value) if as_json else value)
 
 
+UNREAD = 141  # what a shell reports for a process that was ended by SIGPIPE
+
 COMMANDS = {
     "recommend": recommend_command,
     "calibrate": calibrate_command,
@@ -720,33 +724,43 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
     arguments = sys.argv[1:] if argv is None else argv
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on, as with `| head`. What is still held back goes nowhere, or Python would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = UNREAD
+    raise SystemExit(code)
+
+
+def _run(arguments: list[str]):
     if arguments == ["--version"]:
         print(f"jaxacct {jaxacct.__version__}")
-        raise SystemExit(0)
+        return 0
     keep_compiled_programs()
     try:
         if arguments[:1] == ["tradeoff"] and len(arguments) > 1:
             from jaxacct.tradeoff import command
 
-            raise SystemExit(command.run(arguments[1:]))
-        code = parse(COMMANDS, arguments, prog="jaxacct", description=__doc__)()
-    except SystemExit:  # of --help: the errors below would load what it has no need of
+            return command.run(arguments[1:])
+        return parse(COMMANDS, arguments, prog="jaxacct", description=__doc__)()
+    except SystemExit as stop:  # of --help: the errors below would load what it has no need of
+        return stop.code
+    except BrokenPipeError:
         raise
     except KeyboardInterrupt:
         leave("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given")
     except jaxacct.NotCertifiedError as error:
         _complain(f"not certified: {error}")
-        code = 1
+        return 1
     except (ValueError, jaxacct.NonFiniteLossError) as error:
         _complain(str(error))
-        code = 2
     except OSError as error:
         _complain(f"{error.strerror}: {error.filename}")
-        code = 2
     except MemoryError:
         _complain("out of memory: iterations or samples must be smaller for this machine")
-        code = 2
-    raise SystemExit(code)
+    return 2
 
 
 def _complain(message: str) -> None:

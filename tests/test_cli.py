@@ -209,6 +209,18 @@ def test_numbers_as_people_write_them(steps, monkeypatch):
     assert (given["dataset_size"], given["batch_size"], given["iterations"]) == (50_000, 200.0, 1000)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize("arguments", [["--help"], ["strategy", "--iterations", "9", "--bands", "2"]])
+def test_nobody_reads_on(arguments):
+    """As with `| head`: no traceback and no line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jaxacct.cli", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=os.environ, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.UNREAD, b"")
+
+
 def test_unknown_option_exits_2():
     assert run("calibrate", "--nonsense") == 2
 
