@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     )
     from .convex import noisy_cgd, noisy_gd, noisy_sgd, project_box, project_l2_ball
     from .loop import fit
+    from .loss import with_params
     from .run_folder import load_model, save_model
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "project_box",
     "project_l2_ball",
     "save_model",
+    "with_params",
 ]
 
 # Where they live; the first use of a name loads its module.
@@ -40,6 +42,7 @@ _HOMES = {
     "batch_clipping": "aggregate clip_by_l2_norm epoch_batches outer_update private_round_update",
     "convex": "noisy_cgd noisy_gd noisy_sgd project_box project_l2_ball",
     "loop": "fit",
+    "loss": "with_params",
     "run_folder": "load_model save_model",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

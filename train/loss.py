@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ import numpy as np
 from flax import nnx
 
 from . import _passed_on
+
+_M = TypeVar("_M", bound=nnx.Module)
 
 
 class WritingLossError(ValueError):
@@ -144,6 +146,13 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
         return value
 
     return Loss(function, {"variables": others, "streams": streams}, key), params
+
+
+def with_params(model: _M, params) -> _M:
+    """A copy of a model that has these variables: a `Result.params`, or what `evaluate` of `fit` is given."""
+    copy = nnx.clone(model)
+    nnx.update(copy, params)
+    return copy
 
 
 def refuse_batch_statistics(model: nnx.Module) -> None:

@@ -8,7 +8,7 @@ from flax import nnx
 
 from tests.training.plans import plan
 from tests.training.test_loop import PARAMS, ROWS, data, loss
-from train import fit, load_model
+from train import fit, load_model, with_params
 from train.optimizers import sgd
 
 
@@ -40,6 +40,11 @@ def test_a_module(covered, tmp_path):
     ours, theirs = (jax.tree.leaves(state) for state in (nnx.state(other, nnx.Param), result.params))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a, b)
+    model = Linear(nnx.Rngs(3))
+    filled = with_params(model, result.params)
+    for a, b in zip(jax.tree.leaves(nnx.state(filled)), theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (model.layer.kernel[...] != filled.layer.kernel[...]).all()
     with pytest.raises(
         ValueError, match=r"model must be of the structure that was trained: its layer\.kernel"
     ):
