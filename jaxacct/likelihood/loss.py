@@ -102,8 +102,8 @@ def loss_of_scores(
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
     """What a likelihood needs of the columns at sigma = 1, float64, on the horizon of `loss_of_scores`.
 
-    Half their square norms, () or (iterations,); or where `scheme.examples_overlap` the (min_separation,)
-    products of columns d steps apart.
+    Half their square norms, () or (iterations,); or where `scheme.examples_overlap` the products of columns d
+    steps apart, (min_separation,) or (iterations, min_separation).
     """
     if scheme.examples_overlap:
         return strategy.column_products(scheme.min_separation)

@@ -446,7 +446,7 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
         return local
     transform = fourier_roundings(circulant_length(n, strategy.bands)) * _UNIT
     if strategy.rows(n) == n:
-        drawn = size.drawn if direction == Direction.REMOVE else 0.0
+        drawn = size.drawn if direction == Direction.REMOVE or _mixed(scheme) else 0.0
         return local + reach * _error_of_outputs(mechanism, drawn, transform) / variance
     noise = (transform + _SPECTRUM_ROUNDINGS * _UNIT) * sigma * _noise_norm(strategy, n)
     error = reach * noise

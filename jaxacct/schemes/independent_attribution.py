@@ -227,7 +227,7 @@ class IndependentAttribution(Scheme):
         if self.is_exact:
             return 0.0
         b = self.min_separation
-        shared = strategy.column_products(b + 1)
+        shared = strategy.products_from_end(b + 1)[-1]  # of uncut columns, which share most
         # Beyond b nothing is shared, so d' = b - d or the largest later one.
         later = np.maximum.accumulate(shared[::-1])[::-1]
         most = float((shared + later[b - np.arange(b + 1)]).max())

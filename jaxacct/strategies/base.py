@@ -69,7 +69,7 @@ class Strategy(abc.ABC):
         """`||c_i||^2 / 2` on these rows, () or (iterations,) float64."""
 
     def column_products(self, block: int) -> np.ndarray:
-        """`<c_i, c_{i-d}>` on these rows, (block,) float64; where all columns are shifts of one another."""
+        """`<c_i, c_{i-d}>` on these rows, (block,) or (iterations, block) float64; where C is Toeplitz."""
         raise NotImplementedError
 
     def products_from_end(self, block: int) -> np.ndarray:

@@ -62,14 +62,11 @@ class FiniteToeplitz(Stationary):
         return read_only(np.array(self.coefficients))
 
     def check(self, scheme) -> None:
-        """Two participations must not overlap, and losses must not need more than norms of single columns."""
+        """Two participations must not overlap."""
         if self.iterations != scheme.iterations:
             raise ValueError(
                 f"strategy must have the scheme's {scheme.iterations} iterations, had {self.iterations}"
             )
-        why = why_not_finite(scheme)
-        if why is not None:
-            raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: {why}")
         BandedToeplitz(self.coefficients).check(scheme)
 
     def rows(self, iterations: int) -> int:
@@ -80,7 +77,8 @@ class FiniteToeplitz(Stationary):
         return self.square_norms(self.iterations) / 2
 
     def column_products(self, block: int) -> np.ndarray:
-        raise NotImplementedError("columns near the end are no shifts of one another")
+        """(iterations, block): the last bands - 1 columns are cut off."""
+        return self.truncated_products(self.iterations, block)
 
     def products_from_end(self, block: int) -> np.ndarray:
         c = self.array
@@ -139,22 +137,13 @@ class FiniteToeplitz(Stationary):
 
 
 def ending(strategy: Strategy, scheme) -> Strategy:
-    """The n x n matrix in place of a banded Toeplitz one, where it is accounted for and matters; else itself.
+    """The n x n matrix in place of a banded Toeplitz one, where it matters; else the strategy itself.
 
     It matters for n up to `MOST_STEPS_PER_BAND` (bands - 1).
     """
-    if not isinstance(strategy, BandedToeplitz) or why_not_finite(scheme) is not None:
+    if not isinstance(strategy, BandedToeplitz):
         return strategy
     n, bands = scheme.iterations, strategy.bands
     if bands <= n <= MOST_STEPS_PER_BAND * (bands - 1):
         return FiniteToeplitz(strategy.coefficients, n)
     return strategy
-
-
-def why_not_finite(scheme) -> str | None:
-    """Why the end of C is not accounted for with this scheme, a clause; None where it is."""
-    if scheme.side_information is not None:
-        return "Q is no Gaussian there"
-    if scheme.parts is not None:
-        return "its examples overlap, and the end of C is not accounted for then"
-    return None
