@@ -504,8 +504,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/strategies/finite_toeplitz.py",
-        "why_not_finite(scheme) is not None:\n        return strategy",
-        "False:\n        return strategy",
+        "if bands <= n <= MOST_STEPS_PER_BAND",
+        "if n <= MOST_STEPS_PER_BAND",
         FINITE,
     ),
     Mutant(
