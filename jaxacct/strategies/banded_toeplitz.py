@@ -183,11 +183,17 @@ def _log_error(coefficients: np.ndarray, n: int):
 
     `g = C^-1 1` solves `c * g = 1`, and `dg/dc_k = -C^-1 (g delayed by k)`, so the gradient is one adjoint
     solve, `C^T h = w g`, and the correlation of h with g.
+
+    Where C^-1 grows without bound, as it may in the first steps of a search, the log is a number above all
+    others and the gradient 0: the search then goes back part of the way.
     """
     ones = np.ones(n)
-    g = scipy.signal.lfilter([1.0], coefficients, ones)
-    weighted = (n - np.arange(n)) * g
-    error = np.dot(weighted, g)
+    with np.errstate(over="ignore", invalid="ignore"):
+        g = scipy.signal.lfilter([1.0], coefficients, ones)
+        weighted = (n - np.arange(n)) * g
+        error = np.dot(weighted, g)
+    if not error < 1e100:
+        return 1e3, np.zeros(coefficients.size - 1)
     h = scipy.signal.lfilter([1.0], coefficients, weighted[::-1])[::-1]
     bands = coefficients.size
     gradient = -2 * scipy.signal.correlate(h, g, method="fft")[n - 1 : n - 1 + bands]
