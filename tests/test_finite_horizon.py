@@ -261,6 +261,9 @@ def test_the_rule():
         assert ending(few, scheme) == FiniteToeplitz(few.coefficients, 60)
     assert ending(few, BMinSep(61, 4, 0.1)) is few  # more than 20 steps for each band but the first
     assert ending(many, BMinSep(63, 64, 0.1)) is many  # no column would be whole
+    # Tables of two replicas would need a hundred gigabytes.
+    large = CyclicPoisson(60_000, 4096, 0.1)
+    assert ending(BandedToeplitz.square_root(4096), large).rows(60_000) == 60_000 + 4095
     assert ending(BandedToeplitz.identity(), Poisson(3, 0.1)) == BandedToeplitz.identity()
 
 

@@ -6,6 +6,7 @@ columns end at row n: their norms are smaller, and what two of them share depend
 the later one is.
 """
 
+import types
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -139,11 +140,21 @@ class FiniteToeplitz(Stationary):
 def ending(strategy: Strategy, scheme) -> Strategy:
     """The n x n matrix in place of a banded Toeplitz one, where it matters; else the strategy itself.
 
-    It matters for n up to `MOST_STEPS_PER_BAND` (bands - 1).
+    It matters for n up to `MOST_STEPS_PER_BAND` (bands - 1), where as many replicas can be drawn as before.
     """
     if not isinstance(strategy, BandedToeplitz):
         return strategy
     n, bands = scheme.iterations, strategy.bands
     if bands <= n <= MOST_STEPS_PER_BAND * (bands - 1):
-        return FiniteToeplitz(strategy.coefficients, n)
+        finite = FiniteToeplitz(strategy.coefficients, n)
+        if _most_replicas(scheme, finite) >= _most_replicas(scheme, strategy):
+            return finite
     return strategy
+
+
+def _most_replicas(scheme, strategy: Strategy) -> int:
+    if scheme.replicas is None:
+        return 1
+    return scheme.replicas.most_replicas(
+        types.SimpleNamespace(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+    )

@@ -13,13 +13,17 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.replicas.b_min_sep import attractions, draw_index, thresholds_of
+from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, attractions, draw_index, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """2."""
-    return 2
+    """2, or 1 where the tables of two do not fit `MAX_TABLE_BYTES`."""
+    scheme = mechanism.scheme
+    ends = len(mechanism.strategy.products_from_end(1))
+    # Four numbers for each: weights and probabilities in float64, and these in float32.
+    numbers = 4.0 * scheme.min_separation * ends * (2 * scheme.max_participations + 1)
+    return 2 if 20 * numbers <= MAX_TABLE_BYTES else 1
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
@@ -36,6 +40,7 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     return 0.0, 2 * scheme.max_participations * 2.0**-23 + 2 * scheme.min_separation * 2.0**-32
 
 
+@functools.lru_cache(maxsize=256)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_2, float64; inf where it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -43,7 +48,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
     return float(np.log(total)) if np.isfinite(total) else np.inf
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=1)
 def _chains(mechanism: Attracting):
     """(edges, `chain_weights`, rounds of each phase, rows of `edges` for two phases, their joint weights)."""
     scheme = mechanism.scheme
@@ -82,7 +87,7 @@ def edge_weights(attraction: np.ndarray) -> np.ndarray:
     return edges
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     scheme = mechanism.scheme
