@@ -278,16 +278,15 @@ def _trained(run: Path, model: nnx.Module, names: set[str]):
         return params
     began = read_json(run / "run.json", "run") if (run / "run.json").exists() else {}
     began = began.get("frozen") if isinstance(began, dict) else None
-    if not isinstance(began, dict) or not isinstance(began.get("variables"), str):
-        return params  # nothing was frozen: the structure is another one
+    if not isinstance(began, dict):
+        return params  # nothing says that anything was frozen: the structure is another one
 
     def stored(path, _) -> bool:
         return ".".join(map(str, path)) in names
 
     _, trained, _, frozen = nnx.split(model, stored, nnx.RngState, ...)
-    if {_name(path) for path, _ in _leaves(_plain(trained))} == names and digest(frozen) != began[
-        "variables"
-    ]:
+    others = digest(frozen) if jax.tree.leaves(frozen) else None
+    if {_name(path) for path, _ in _leaves(_plain(trained))} == names and others != began.get("variables"):
         raise _OtherWeightsError("model must have the frozen variables that the run began with, has others")
     return trained
 

@@ -129,6 +129,15 @@ def test_a_checkpoint_to_begin_from(tmp_path):
         load_model(tmp_path / "less", Adapted(0))
 
 
+def test_more_than_parameters_can_be_trained_and_loaded(tmp_path):
+    result = tune(wrt=nnx.Not(nnx.RngState), steps=1, out=tmp_path)
+    loaded = load_model(tmp_path, Adapted(1))
+    np.testing.assert_array_equal(flat(nnx.state(loaded, nnx.Not(nnx.RngState))), flat(result.params))
+    bare = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="model must be of the structure"):
+        load_model(tmp_path, bare)
+
+
 def remember(model, example):
     """The attack: what one example is would be there for the gradient of the next."""
     model.seen[...] = model.seen[...] + example["x"]
