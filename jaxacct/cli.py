@@ -503,7 +503,8 @@ def strategy_command(
     Args:
       iterations: number of training steps.
       bands: bands of the matrix, unless they are in a file.
-      min_separation: steps between participations, for optimal; the number of bands by default.
+      min_separation: steps between participations, for optimal (the number of bands by default) and
+        optimal-inverse (by default one participation).
       strategy: optimal, square-root, bisr, optimal-inverse, or a file of coefficients.
       noise_multiplier: for the error.
       out: write the coefficients to this file, one a line.
@@ -514,7 +515,7 @@ def strategy_command(
     from jaxacct.strategies import by_name
 
     _validate.positive_integer("iterations", iterations)
-    if strategy != "optimal":
+    if strategy not in ("optimal", "optimal-inverse"):
         _refuse(f"together with strategy {strategy}", min_separation=min_separation)
     matrix = coefficients(strategy, bands)
     if matrix is None:
@@ -527,7 +528,8 @@ def strategy_command(
     with watch():
         if matrix is None:
             assert bands is not None
-            scheme = jaxacct.BMinSep(iterations, bands if min_separation is None else min_separation, 1.0)
+            once = iterations if strategy == "optimal-inverse" else bands
+            scheme = jaxacct.BMinSep(iterations, once if min_separation is None else min_separation, 1.0)
             matrix = by_name(strategy, bands, scheme)
         error = jaxacct.prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
     if json:

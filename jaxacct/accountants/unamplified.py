@@ -1,7 +1,8 @@
 """The worst participation pattern revealed: a Gaussian mechanism, which bounds every scheme and strategy.
 
 At most k disjoint columns of norm 1 are hit, each by at most k_u examples: sensitivity k_u sqrt(k). Where
-columns overlap (C not banded) each participation adds at most 2 `cross` to the square of that, k_u = 1.
+columns overlap (C not banded) each participation adds at most 2 `cross` to the square of that, k_u = 1; for
+a Toeplitz C what they share is counted (proofs/non_banded.md).
 """
 
 import math
@@ -36,7 +37,15 @@ class Unamplified(Accountant):
 
 def sensitivity(mechanism: Mechanism) -> float:
     """The largest norm of `C x` with the participation pattern revealed, per unit of clip norm."""
-    return math.sqrt(mechanism.scheme.squared_sensitivity(cross_term(mechanism)))
+    scheme, cross = mechanism.scheme, cross_term(mechanism)
+    square = scheme.squared_sensitivity(cross)
+    if cross > 0 and not scheme.examples_overlap:
+        # Such schemes have counts of up to `examples_per_unit`, `min_separation` steps apart or more.
+        counted = mechanism.strategy.squared_sensitivity(
+            scheme.iterations, scheme.min_separation, scheme.max_participations
+        )
+        square = min(square, scheme.examples_per_unit**2 * counted)
+    return math.sqrt(square)
 
 
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:

@@ -25,7 +25,12 @@ _BY_NAME = {
     ),
     "square-root": lambda bands, scheme: BandedToeplitz.square_root(bands),
     "bisr": lambda bands, scheme: BandedInverse.bisr(iterations=scheme.iterations, bands=bands),
-    "optimal-inverse": lambda bands, scheme: BandedInverse.optimal(iterations=scheme.iterations, bands=bands),
+    "optimal-inverse": lambda bands, scheme: BandedInverse.optimal(
+        iterations=scheme.iterations,
+        bands=bands,
+        min_separation=scheme.min_separation,
+        participations=scheme.max_participations,
+    ),
 }
 NAMES = tuple(_BY_NAME)
 

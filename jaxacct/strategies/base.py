@@ -56,6 +56,17 @@ class Strategy(abc.ABC):
           exactly 0 where C has no more bands than the separation.
         """
 
+    def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
+        """At least `||C x||^2` of the n x n matrix, for x of 0 and 1.
+
+        Args:
+          iterations: n.
+          min_separation: fewest steps from one participation to the next.
+          participations: at most.
+        """
+        k = min(participations, -(-iterations // min_separation))
+        return k * (1 + 2 * float(self.cross_terms(iterations, min_separation).max()))
+
     @abc.abstractmethod
     def square_norms(self, iterations: int) -> np.ndarray:
         """`||c_i||^2` of each column of the n x n matrix, (iterations,) float64."""

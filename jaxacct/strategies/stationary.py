@@ -19,6 +19,7 @@ from jax import lax
 
 from jaxacct.kernels import randomness
 from jaxacct.kernels.loops import any_left
+from jaxacct.strategies import overlaps
 from jaxacct.strategies.base import NoiseRecursion, Strategy, read_only
 
 
@@ -213,6 +214,13 @@ class Stationary(Strategy):
 
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
         return _cross_terms(self, iterations, min_separation)
+
+    def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
+        at_most = super().squared_sensitivity(iterations, min_separation, participations)
+        counted = overlaps.squared_sensitivity(
+            self.array.tobytes(), iterations, min_separation, participations
+        )
+        return at_most if counted is None else counted
 
     def square_norms(self, iterations: int) -> np.ndarray:
         cumulative = np.cumsum(self.array**2)

@@ -216,8 +216,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/unamplified.py",
-        "squared_sensitivity(cross_term(mechanism))",
-        "squared_sensitivity(0.0)",
+        "scheme.squared_sensitivity(cross)",
+        "scheme.squared_sensitivity(0.0)",
         "tests/conformance/test_accountants.py tests/test_analytic.py tests/test_non_banded.py",
     ),
     Mutant(

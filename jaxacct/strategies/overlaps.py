@@ -1,0 +1,48 @@
+"""The sensitivity of a Toeplitz matrix whose columns overlap (proofs/non_banded.md, "Fallback")."""
+
+import functools
+
+import numpy as np
+
+_MOST_PRODUCTS = 2e8  # a second of one core
+
+
+@functools.lru_cache(maxsize=64)
+def squared_sensitivity(
+    first_column: bytes, iterations: int, min_separation: int, participations: int
+) -> float | None:
+    """At least `||C x||^2` for every x of 0 and 1 with so many participations, so far apart or farther.
+
+    The columns j - d and j share `g(j, d) = sum_{t < n - j} c_t c_{t+d}`. The m-th participation is at step
+    m b or later and (m - l) b steps or more after the l-th, so the two share at most the largest `g(m b, d)`
+    with `d >= (m - l) b`. Where c never rises that is the first of them, and the sum is
+    met by participations at 0, b, 2 b, .. (as in theorem 2 of arXiv 2405.13763).
+
+    Args:
+      first_column: bytes of (bands,) float64 numbers of at least 0.
+      iterations: n, the size of C.
+      min_separation: b.
+      participations: at most; of them as many as there are in n steps.
+
+    Returns:
+      The bound, above rounding errors; None where it would take too long.
+    """
+    n, b = iterations, min_separation
+    c = np.zeros(n)
+    given = np.frombuffer(first_column)[:n]
+    c[: given.size] = given
+    rises = bool((np.diff(c) > 0).any())
+    k = min(participations, -(-n // b))
+    if (n if rises else k) * n > _MOST_PRODUCTS and k > 1:
+        return None
+    ends = n - b * np.arange(k)  # rows of the column of participation m at its earliest
+    total = float(np.cumsum(c * c)[ends - 1].sum())
+    shared = np.zeros(k)  # by the m-th participation with the one so much earlier, the most so far
+    lags = range(n - 1, b - 1, -1) if rises else range((k - 1) * b, 0, -b)
+    for d in lags if k > 1 else ():
+        sums = np.cumsum(c[: n - d] * c[d:])
+        shared = np.maximum(shared, sums[np.minimum(ends, n - d) - 1])
+        if d % b == 0 and d // b < k:
+            total += 2 * float(shared[d // b :].sum())
+    # No number is negative, so relative errors of the sums add up: n in a row of them, 2 k of rows.
+    return total * (1 + 4 * (n + 2 * k) * np.finfo(np.float64).eps)
