@@ -24,7 +24,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.progress import Progress
 from jaxacct.proposals import replicas
 from jaxacct.proposals.candidates import choose_candidate
-from jaxacct.schemes import SCHEMES, Poisson, Scheme
+from jaxacct.schemes import SCHEMES, Poisson, Scheme, scheme_from_json
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
@@ -39,6 +39,7 @@ _SHOWN = 8
 _CLIMBED = 3  # numbers of bands and matrices, whose separations are looked at
 _MOST_NUMBERS = 2e7  # of a table of moments, about half a second
 _FURTHEST_ORDER = 20.0
+_SHORT = 1024  # steps of a run whose moments are not worth extrapolating
 # On two CPU cores (tests/benchmarks/RESULTS.md): of programs, of a step of a draw, of a number of a table.
 _COMPILE_SECONDS, _STEP_SECONDS, _NUMBER_SECONDS = 10.0, 7e-9, 1.6e-7
 # Of a calibration, about: noise multipliers with tables and pilot draws of their own, and verifications of
@@ -300,7 +301,10 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
         key = number, matrix, scheme
         if key not in seen:
             say(f"separation {scheme.min_separation}, {number} bands, {matrix} matrix")
-            seen[key] = estimates.of(scheme, _matrix(matrix, number, scheme), matrix)
+            before = [place for place in seen.values() if place]
+            alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, matrix)]
+            start = (alike or before)[-1].noise_multiplier / estimates.ratio if before else 1.0
+            seen[key] = estimates.of(scheme, _matrix(matrix, number, scheme), matrix, start)
         return seen[key]
 
     firsts = []
@@ -439,11 +443,11 @@ class _Estimates:
         order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
         return cls(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second)
 
-    def of(self, scheme: Scheme, strategy: Strategy, matrix: str) -> _Place | None:
-        """One candidate; None where even its second moment takes too long."""
+    def of(self, scheme: Scheme, strategy: Strategy, matrix: str, start: float) -> _Place | None:
+        """One candidate, looked for from `start`; None where even its second moment takes too long."""
         if _numbers_of_table(scheme, strategy, 2) > _MOST_NUMBERS:
             return None
-        second = by_moment(scheme, strategy, 2, self.mu)
+        second = by_moment(scheme, strategy, 2, self.mu, start)
         noise = self.ratio * second
         if _numbers_of_table(scheme, strategy, 3) <= _MOST_NUMBERS:
             noise = second + self.order * (by_moment(scheme, strategy, 3, self.mu, second) - second)
@@ -457,10 +461,33 @@ def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: floa
 
     def excess(log_sigma):
         mechanism = Mechanism(scheme, strategy, math.exp(log_sigma))
-        log_z = replicas.log_normalizer(mechanism, m)
+        log_z = log_moment(mechanism, m)
         return math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
 
     return math.exp(_falling_root(excess, math.log(start), -3.0))
+
+
+def log_moment(mechanism: Mechanism, m: int) -> float:
+    """`ln Z_m`, of a long run from two shorter ones: it grows alike with every step once patterns have mixed.
+
+    Two participations s steps apart forget where they began as waits of variance (1 - p) / p^2 add up to the
+    square of the separation b: after about (b p)^2 / (1 - p) waits of b steps.
+    """
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
+    mixing = b * (b * p) ** 2 / (1 - p) if p < 1 else math.inf
+    short = max(_SHORT, 8 * b, 4 * mixing)
+    ends_at_n = strategy.bands > 1 and strategy.rows(n) == n
+    if n <= 2 * short or scheme.sums.phases or ends_at_n:
+        return replicas.log_normalizer(mechanism, m)
+
+    def of(steps):
+        shorter = scheme_from_json(scheme.to_json() | {"iterations": steps})
+        return replicas.log_normalizer(Mechanism(shorter, strategy, mechanism.noise_multiplier), m)
+
+    long = math.ceil(short)
+    half, whole = of(long // 2), of(long)
+    return whole + (n - long) * (whole - half) / (long - long // 2)
 
 
 def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:
@@ -483,7 +510,7 @@ def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) 
 def _falling_root(
     f: Callable[[float], float], x: float, slope: float, least: float = math.log(LEAST_SEARCHED)
 ) -> float:
-    """The root of a falling function that may be infinite on the left, to 1e-4; `least` at least.
+    """The root of a falling function that may be infinite on the left, to 1e-4 or so; `least` at least.
 
     The secant method, kept inside of what is known, from `x` and a guess of the slope.
     """
@@ -500,7 +527,7 @@ def _falling_root(
             slope = secant if secant < 0 else slope
         before = (x, y)
         step = max(-1.0, min(1.0, -y / slope)) if math.isfinite(y) else math.copysign(0.5, y)
-        if abs(step) < 1e-4:
+        if abs(step) < 5e-4:  # the step after this one would be its square, about
             return x + step
         x = x + step
         if not low < x < high:

@@ -12,8 +12,9 @@ import pytest
 import jaxacct
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, Poisson, cli
 from jaxacct.accountants import analytic, unamplified
-from jaxacct.choosing import ALIKE, _falling_root, recommend
+from jaxacct.choosing import ALIKE, _falling_root, log_moment, recommend
 from jaxacct.kernels import randomness
+from jaxacct.proposals.replicas import log_normalizer
 from jaxacct.strategies import ending
 from tests.oracles.enumeration import pattern_law
 from train import noise
@@ -202,6 +203,25 @@ def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
 def test_bad_input(numbers, message):
     with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
         recommend(**(SMALL | numbers))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands", "is_exact"),
+    [
+        (BMinSep(5000, 4, 0.1), 4, False),
+        (BMinSep(5000, 16, 0.05), 3, False),
+        (Poisson(5000, 0.05), 1, False),
+        (BMinSep(5000, 24, 0.4), 8, True),  # nearly periodic: mixes over thousands of steps
+        (BMinSep(5000, 4, 1.0), 4, True),
+        (CyclicPoisson(5000, 4, 0.1), 4, True),  # a phase is for ever
+    ],
+)
+def test_moments_of_long_runs(scheme, bands, is_exact):
+    """From shorter runs where patterns mix; elsewhere that would be far off."""
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 2.0)
+    exact = log_normalizer(mechanism, 2)
+    assert log_moment(mechanism, 2) == pytest.approx(exact, rel=1e-6)
+    assert (log_moment(mechanism, 2) == exact) >= is_exact
 
 
 @pytest.mark.parametrize(
