@@ -58,19 +58,8 @@ def test_false_acceptances_stay_within_q(rule, max_samples):
     """
     budget, runs = loose_budget(), 120
     mechanism = gaussian_with(budget.delta_v)
-    accepted = sum(
-        verify(
-            mechanism,
-            EPSILON,
-            budget.delta,
-            budget=budget,
-            key=jax.random.key(run),
-            rule=rule,
-            max_samples=max_samples,
-            proposal="plain",
-        ).remove.accepted
-        for run in range(runs)
-    )
+    options = dict(plain=True, rule=rule, max_samples=max_samples)
+    accepted = sum(accepts(mechanism, EPSILON, "remove", budget, run, **options) for run in range(runs))
     limit = stats.binom.isf(FALSE_ALARM, runs, budget.failure_probability)
     assert accepted <= limit < runs / 4
 

@@ -332,9 +332,9 @@ def _log_wealth_above(counts, theta):
 def _log_mixture(payoffs, counts, bets, weights):
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log1p(np.maximum(np.outer(bets, payoffs), -1.0))
-        wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts)
-    wealth = np.where(np.isnan(wealth), -math.inf, wealth)
-    return float(scipy.special.logsumexp(wealth, b=weights))
+        wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts) + np.log(weights)
+    # Of a few dozen bets: the sum of exponentials that SciPy has takes twice as long as all the rest.
+    return float(np.logaddexp.reduce(np.where(np.isnan(wealth), -math.inf, wealth)))
 
 
 def _best_bet(values, counts, theta):
