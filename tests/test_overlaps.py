@@ -19,7 +19,7 @@ from jaxacct import (
     prefix_sum_error,
 )
 from jaxacct.accountants import unamplified
-from jaxacct.strategies import Dense, by_name, overlaps, strategy_from_json
+from jaxacct.strategies import Dense, Workload, by_name, overlaps, strategy_from_json
 from jaxacct.strategies.banded_inverse import _log_error
 from tests.oracles import enumeration
 
@@ -148,10 +148,11 @@ def test_small_optimum_against_a_grid():
 
 def test_gradient_against_differences():
     n, point = 12, np.array([1.0, -0.4, 0.1, -0.2])
-    _, gradient = _log_error(point, n, 3, 3)
+    at = (Workload().error_of(n, 4), n, 3, 3)
+    _, gradient = _log_error(point, *at)
     for k in range(3):
         step = 1e-6 * np.eye(4)[k + 1]
-        slope = (_log_error(point + step, n, 3, 3)[0] - _log_error(point - step, n, 3, 3)[0]) / 2e-6
+        slope = (_log_error(point + step, *at)[0] - _log_error(point - step, *at)[0]) / 2e-6
         assert gradient[k] == pytest.approx(slope, rel=1e-6)
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 from jaxacct import _validate
 from jaxacct.strategies.banded_inverse import BandedInverse
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
-from jaxacct.strategies.base import NoiseRecursion, Strategy, prefix_sum_error
+from jaxacct.strategies.base import NoiseRecursion, Strategy, prefix_sum_error, workload_error
 from jaxacct.strategies.dense import Dense
 from jaxacct.strategies.finite_toeplitz import FiniteToeplitz, ending
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.toeplitz import Toeplitz
+from jaxacct.strategies.workload import Workload
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.kind: kind for kind in (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, Dense)
@@ -68,9 +69,11 @@ __all__ = [
     "NoiseRecursion",
     "Strategy",
     "Toeplitz",
+    "Workload",
     "by_name",
     "ending",
     "prefix_sum_error",
     "strategy_from_json",
     "strategy_to_json",
+    "workload_error",
 ]

@@ -3,6 +3,7 @@
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import scipy
 from jaxacct import _validate
 from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, read_only
 from jaxacct.strategies.stationary import Stationary
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,15 @@ class BandedInverse(Stationary):
 
     @classmethod
     def optimal(
-        cls, *, iterations: int, bands: int, min_separation: int | None = None, participations: int = 1
+        cls,
+        *,
+        iterations: int,
+        bands: int,
+        min_separation: int | None = None,
+        participations: int = 1,
+        workload: Workload = PREFIX_SUMS,
     ) -> "BandedInverse":
-        """The banded inverse with the least prefix-sum error at a given unamplified sensitivity, as found.
+        """The banded inverse with the least error at a given unamplified sensitivity, as found.
 
         Minimises `(1/n) ||A C^-1||_F^2` times `squared_sensitivity`: a local minimum, and never worse than
         BISR.
@@ -81,9 +89,10 @@ class BandedInverse(Stationary):
           min_separation: fewest steps between two participations; must be given for more than one.
           participations: at most `ceil(iterations / min_separation)`. With many a matrix near the identity is
             best, with one a matrix near the square root of prefix sums.
+          workload: A; what the optimizer makes of noise, prefix sums by default.
 
         Raises:
-          ValueError: for a schedule that cannot be.
+          ValueError: for a schedule that cannot be, or more steps than a changing learning rate allows.
         """
         n = _validate.positive_integer("iterations", iterations)
         bands = min(_validate.positive_integer("bands", bands), n)
@@ -95,13 +104,14 @@ class BandedInverse(Stationary):
         most = -(-n // separation)
         if k > most:
             raise ValueError(f"participations must be at most {most}, was {k}")
+        checked(workload)
         if bands == 1:
             return cls((1.0,), n)
 
         def loss(found: BandedInverse) -> float:
-            return found.unit_prefix_sum_error(n) * found.squared_sensitivity(n, separation, k)
+            return found.unit_workload_error(n, workload) * found.squared_sensitivity(n, separation, k)
 
-        tried = _candidates(n, bands, separation, k)
+        tried = _candidates(workload.error_of(n, bands), n, bands, separation, k)
         return min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
 
     def check(self, scheme) -> None:
@@ -143,16 +153,14 @@ def _inverse_square_root(bands: int) -> np.ndarray:
     return np.append(1.0, np.cumprod((2 * k - 3) / (2 * k)))
 
 
-def _log_error(inverse: np.ndarray, n: int, min_separation: int, participations: int):
-    """Log of prefix-sum error x squared norm of C x, and its gradient in all but the first number.
+def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: int, participations: int):
+    """Log of error x squared norm of C x, and its gradient in all but the first number.
 
     x has `participations` ones, `min_separation` steps apart. `C x` solves `h * y = x` as power series, so
     `dy / dh_k = -c * y` delayed by k.
     """
-    bands, weights = inverse.size, (n - np.arange(n)).astype(float)
-    sums = np.cumsum(np.append(inverse, np.zeros(n - bands)))
-    error = np.dot(weights, sums**2)
-    error_gradient = 2 * np.cumsum((weights * sums)[::-1])[::-1][:bands]
+    bands = inverse.size
+    error, error_gradient = error_of(inverse)
     x = np.zeros(n)
     x[: participations * min_separation : min_separation] = 1.0
     with np.errstate(over="ignore", invalid="ignore"):  # far from a solution; no number is then refused
@@ -160,7 +168,7 @@ def _log_error(inverse: np.ndarray, n: int, min_separation: int, participations:
         moved = scipy.signal.lfilter([1.0], inverse, y)
         square = np.dot(y, y)
         square_gradient = np.array([-2 * np.dot(y[k:], moved[: n - k]) for k in range(bands)])
-        value = np.log(error) - np.log(n) + np.log(square)
+        value = np.log(error) + np.log(square)
         return value, (error_gradient / error + square_gradient / square)[1:]
 
 
@@ -168,7 +176,7 @@ def _log_error(inverse: np.ndarray, n: int, min_separation: int, participations:
 _KEPT_POSITIVE = 256
 
 
-def _candidates(n: int, bands: int, min_separation: int, participations: int):
+def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, participations: int):
     """Inverses (bands,) to choose from; the first two have a C without negative entries.
 
     BISR. The best with a tail of at most 0 that sums to -1 or more: C then has entries of 0 to 1, so that no
@@ -178,7 +186,7 @@ def _candidates(n: int, bands: int, min_separation: int, participations: int):
     yield start
 
     def objective(tail):
-        return _log_error(np.append(1.0, tail), n, min_separation, participations)
+        return _log_error(np.append(1.0, tail), error_of, n, min_separation, participations)
 
     def search(tail, constraint, bounds=None):
         options = {"maxiter": 500, "ftol": 1e-14}

@@ -3,7 +3,9 @@
 Nothing here ever forms an n x n matrix.
 """
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +17,7 @@ from jaxacct import _validate
 from jaxacct.files import write_atomically
 from jaxacct.strategies.base import read_only
 from jaxacct.strategies.stationary import Stationary
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,15 @@ class BandedToeplitz(Stationary):
 
     @classmethod
     def optimal(
-        cls, *, iterations: int, bands: int, min_separation: int, participations: int
+        cls,
+        *,
+        iterations: int,
+        bands: int,
+        min_separation: int,
+        participations: int,
+        workload: Workload = PREFIX_SUMS,
     ) -> "BandedToeplitz":
-        """The banded Toeplitz matrix with the least prefix-sum error at a given unamplified sensitivity.
+        """The banded Toeplitz matrix with the least error at a given unamplified sensitivity.
 
         Minimises `(1/n) ||A C^-1||_F^2` times the squared sensitivity. With `min_separation >= bands` the
         columns of one example's participations are disjoint, so the sensitivity is sqrt(participations)
@@ -115,9 +124,10 @@ class BandedToeplitz(Stationary):
           bands: at most `min_separation`.
           min_separation: fewest steps between two participations of one example.
           participations: at most `ceil(iterations / min_separation)`.
+          workload: A; what the optimizer makes of noise, prefix sums by default.
 
         Raises:
-          ValueError: for a schedule that cannot be.
+          ValueError: for a schedule that cannot be, or more steps than a changing learning rate allows.
 
         Source: arXiv 2602.09338, section 7.1; Choquette-Choo et al. 2023. Found by L-BFGS from the square
         root.
@@ -133,11 +143,16 @@ class BandedToeplitz(Stationary):
         most = -(-n // separation)
         if participations > most:
             raise ValueError(f"participations must be at most {most}, was {participations}")
+        checked(workload)
         if bands == 1:
             return cls.identity()
         start = _square_root(bands)
+        if workload == PREFIX_SUMS:
+            log_error = functools.partial(_log_error, n=n)
+        else:
+            log_error = functools.partial(_log_workload_error, n=n, error_of=workload.error_of(n, n))
         result = scipy.optimize.minimize(
-            lambda tail: _log_error(np.append(1.0, tail), n),
+            lambda tail: log_error(np.append(1.0, tail)),
             start[1:],
             jac=True,
             method="L-BFGS-B",
@@ -145,7 +160,7 @@ class BandedToeplitz(Stationary):
             options={"maxiter": 500, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-9},
         )
         best = np.append(1.0, result.x)
-        return cls(tuple(best if _log_error(best, n)[0] <= _log_error(start, n)[0] else start))
+        return cls(tuple(best if log_error(best)[0] <= log_error(start)[0] else start))
 
     @classmethod
     def from_file(cls, path) -> "BandedToeplitz":
@@ -200,3 +215,19 @@ def _log_error(coefficients: np.ndarray, n: int):
     square_norm = np.dot(coefficients, coefficients)
     value = np.log(error) - np.log(n) + np.log(square_norm)
     return value, (gradient / error + 2 * coefficients / square_norm)[1:]
+
+
+def _log_workload_error(coefficients: np.ndarray, n: int, error_of: Callable):
+    """`_log_error` for any workload: through g, the whole first column of C^-1; `dg/dc_k` is -g * g delayed.
+
+    Args:
+      error_of: from g, (n,), to the error and its gradient in g.
+    """
+    impulse = np.zeros(n)
+    impulse[0] = 1.0
+    g = scipy.signal.lfilter([1.0], coefficients, impulse)
+    error, slopes = error_of(g)
+    squared = scipy.signal.lfilter([1.0], coefficients, g)
+    gradient = np.array([-np.dot(slopes[k:], squared[: n - k]) for k in range(coefficients.size)])
+    square_norm = np.dot(coefficients, coefficients)
+    return np.log(error) + np.log(square_norm), (gradient / error + 2 * coefficients / square_norm)[1:]

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.strategies.workload import Workload, checked
 
 
 class NoiseRecursion(NamedTuple):
@@ -139,6 +140,10 @@ class Strategy(abc.ABC):
         """`(1/n) ||A C^-1||_F^2`, A summing up all steps so far."""
 
     @abc.abstractmethod
+    def unit_workload_error(self, iterations: int, workload: Workload) -> float:
+        """`(1/n) ||A C^-1||_F^2`, A that of the workload."""
+
+    @abc.abstractmethod
     def describe(self) -> str:
         """For people, a clause."""
 
@@ -184,6 +189,25 @@ def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: f
     n = _validate.positive_integer("iterations", iterations)
     sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
     return float(strategy.unit_prefix_sum_error(n) * sigma**2)
+
+
+def workload_error(
+    strategy: Strategy, *, iterations: int, noise_multiplier: float, workload: Workload
+) -> float:
+    """Mean squared error of an optimizer's iterates, `(1/n) ||A C^-1||_F^2 sigma^2`.
+
+    Args:
+      strategy: C.
+      iterations: n; O(n bands) time, and O(n^2) where the learning rate changes (dense: O(n^3)).
+      noise_multiplier: sigma per unit of clip norm, above 0.
+      workload: A, what the optimizer makes of noise. `Workload()` is `prefix_sum_error`.
+
+    Returns:
+      Squared noise of the parameters per unit of clip norm squared, the mean over steps and coordinates.
+    """
+    n = _validate.positive_integer("iterations", iterations)
+    sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
+    return float(strategy.unit_workload_error(n, checked(workload)) * sigma**2)
 
 
 def check_is_bounded(scheme) -> None:

@@ -11,6 +11,7 @@ import scipy
 
 from jaxacct.kernels import randomness
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, read_only
+from jaxacct.strategies.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +103,10 @@ class Dense(Strategy):
     def unit_prefix_sum_error(self, iterations: int) -> float:
         sums = np.cumsum(scipy.linalg.solve_triangular(self.matrix, np.eye(iterations), lower=True), axis=0)
         return float(np.square(sums).sum() / iterations)
+
+    def unit_workload_error(self, iterations: int, workload: Workload) -> float:
+        inverse = scipy.linalg.solve_triangular(self.matrix, np.eye(iterations), lower=True)
+        return float(np.square(workload.matrix(iterations) @ inverse).sum() / iterations)
 
     def describe(self) -> str:
         return "dense, not for training"

@@ -21,6 +21,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.loops import any_left
 from jaxacct.strategies import overlaps
 from jaxacct.strategies.base import NoiseRecursion, Strategy, read_only
+from jaxacct.strategies.workload import Workload
 
 
 @functools.lru_cache(maxsize=64)
@@ -283,6 +284,11 @@ class Stationary(Strategy):
         n = iterations
         sums = _divide(np.ones(n), self.array)
         return float(np.dot(n - np.arange(n), sums**2) / n)
+
+    def unit_workload_error(self, iterations: int, workload: Workload) -> float:
+        impulse = np.zeros(iterations)
+        impulse[0] = 1.0
+        return workload.error(_divide(impulse, self.array))
 
     def describe(self) -> str:
         return f"{self.kind.replace('-', ' ').replace('toeplitz', 'Toeplitz')}, {self.bands} bands"

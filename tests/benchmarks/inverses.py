@@ -1,10 +1,12 @@
-"""Matrices with a banded inverse: error x squared sensitivity for several participations, by both bounds."""
+"""Matrices with a banded inverse: error x squared sensitivity by both bounds; and for workloads."""
 
 import time
 
 import numpy as np
+import optax
 
-from jaxacct import BandedInverse, prefix_sum_error
+from jaxacct import BandedInverse, BandedToeplitz, prefix_sum_error
+from jaxacct.strategies import Workload, workload_error
 
 BANDS = 8
 ELSEWHERE = {(128, 1): 6.131, (128, 4): 28.61, (128, 16): 209.6}
@@ -33,6 +35,31 @@ def main():
         cells[-1] = error * best.squared_sensitivity(n, b, k)
         shown = " | ".join(f"{cell:.4g}" for cell in cells)
         print(f"| {n} | {k} | {shown} | {ELSEWHERE.get((n, k), '')} | {seconds:.2f} |", flush=True)
+    workloads()
+
+
+def workloads():
+    """SGD with momentum and a linear decay, as `train.optimizers.sgd`: the matrix made for it or not."""
+    n, bands, separation = 1024, 32, 64
+    schedule = dict(iterations=n, bands=bands, min_separation=separation, participations=n // separation)
+    decay = optax.linear_schedule(1.0, 0.05, n // 2, n // 4)
+    for name, workload in [
+        ("momentum 0.95", Workload(momentum=0.95)),
+        ("weight decay 0.01", Workload(weight_decay=0.01)),
+        ("rate falling to 0.05", Workload(decay)),
+        ("momentum 0.95, rate falling to 0.05", Workload(decay, momentum=0.95)),
+    ]:
+        cells = []
+        for kind in (BandedToeplitz, BandedInverse):
+            for made_for in (Workload(), workload):
+                start = time.perf_counter()
+                strategy = kind.optimal(**schedule, workload=made_for)
+                seconds = time.perf_counter() - start
+                error = workload_error(strategy, iterations=n, noise_multiplier=1.0, workload=workload)
+                cells.append(error * strategy.squared_sensitivity(n, separation, n // separation))
+        ratio = cells[1] / cells[0], cells[3] / cells[2]
+        shown = " | ".join(f"{cell:.5g}" for cell in cells)
+        print(f"| {name} | {shown} | {ratio[0]:.3f} | {ratio[1]:.3f} | {seconds:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+"""What noise does to the iterates of an optimizer that is linear in its gradients.
+
+Prefix sums are SGD at a constant rate of 1. Momentum, weight decay and a schedule of learning rates weigh the
+noise of earlier steps otherwise, and another matrix is then best.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+
+from jaxacct import _validate
+
+_MOST_NUMBERS = 2e7  # 160 MB in float64
+
+
+@dataclass(frozen=True)
+class Workload:
+    """SGD, as by `optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(learning_rate, momentum))`.
+
+    With gradient g of step t, rate eta_t and parameters u: `m <- momentum m + g + weight_decay u`, then
+    `u <- u - eta_t m`. A is lower triangular: `A[t, j]` is what noise of step j adds to `-u` after step t.
+
+    Attributes:
+      learning_rate: a number above 0, or an optax schedule: step, from 0, to a rate of at least 0.
+      momentum: from 0 to below 1, without Nesterov's change.
+      weight_decay: at least 0, before momentum and rate, as L2 regularisation.
+
+    Raises:
+      ValueError: for numbers outside.
+
+    Example:
+      >>> Workload(momentum=0.5).matrix(3)
+      array([[1.  , 0.  , 0.  ],
+             [1.5 , 1.  , 0.  ],
+             [1.75, 1.5 , 1.  ]])
+    """
+
+    learning_rate: float | Callable = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self):
+        if not callable(self.learning_rate):
+            rate = _validate.positive_number("learning_rate", self.learning_rate)
+            object.__setattr__(self, "learning_rate", rate)
+        for name, most in (("momentum", 1.0), ("weight_decay", math.inf)):
+            value = getattr(self, name)
+            good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < most
+            if not good:
+                allowed = "from 0 to below 1" if most == 1 else "a finite number of at least 0"
+                raise ValueError(f"{name} must be {allowed}, was {value!r}")
+            object.__setattr__(self, name, float(value))
+
+    def rates(self, iterations: int) -> np.ndarray:
+        """(iterations,) float64; ValueError for a schedule with what is no rate."""
+        return _rates(self, _validate.positive_integer("iterations", iterations))
+
+    def matrix(self, iterations: int) -> np.ndarray:
+        """A, (iterations, iterations) float64."""
+        rates = self.rates(iterations)
+        return np.array(list(self._iterates(np.eye(rates.size), rates)))
+
+    def error(self, series: np.ndarray) -> float:
+        """`(1/n) ||A S||_F^2`, S Toeplitz with the first column `series`, (n,).
+
+        In O(n) time where the rate is constant, O(n^2) otherwise, and O(n) memory.
+        """
+        n = series.size
+        rates = self.rates(n)
+        if _is_constant(rates):
+            column = np.concatenate(list(self._iterates(series[:, None], rates)))
+            return float(np.dot(n - np.arange(n), column**2) / n)
+        shifted = (np.append(series[t::-1], np.zeros(n - 1 - t)) for t in range(n))
+        return float(sum(np.dot(row, row) for row in self._iterates(shifted, rates)) / n)
+
+    def error_of(self, iterations: int, bands: int) -> Callable:
+        """For a search: from a first column S of (bands,) to its `error` and the gradient, (bands,).
+
+        Raises:
+          ValueError: where the rate changes and there are too many steps for so many bands.
+        """
+        n, rates = iterations, self.rates(iterations)
+        if not _is_constant(rates):
+            gram = self._gram(rates, bands) / n
+            return lambda series: (float(series @ gram @ series), 2 * gram @ series)
+        # With z a delay: (1 - z) u = eta m and (1 - momentum z) m = w - decay z u.
+        poles = [1.0, rates[0] * self.weight_decay - 1 - self.momentum, self.momentum]
+        weights, after = (n - np.arange(n)) / n, np.zeros(n - bands)
+
+        def error_and_gradient(series):
+            column = scipy.signal.lfilter([rates[0]], poles, np.append(series, after))
+            weighted = weights * column
+            back = scipy.signal.lfilter([rates[0]], poles, weighted[::-1])[::-1]
+            return float(np.dot(weighted, column)), 2 * back[:bands]
+
+        return error_and_gradient
+
+    def _iterates(self, noise, rates: np.ndarray):
+        """Rows of `A noise`, one a step, from rows of noise."""
+        moment = parameters = 0.0  # parameters with the other sign
+        for row, rate in zip(noise, rates, strict=True):
+            moment = self.momentum * moment + row - self.weight_decay * parameters
+            parameters = parameters + rate * moment
+            yield parameters
+
+    def _gram(self, rates: np.ndarray, bands: int) -> np.ndarray:
+        """(bands, bands) K with `series K series = ||A S||_F^2`.
+
+        `K[i, i + d]` is the sum over j >= i of what the columns j and j + d of A share: over all j it is the
+        autocorrelation of the rows, and the first few come off.
+        """
+        n = rates.size
+        kept = min(n, 2 * bands)
+        if n * kept > _MOST_NUMBERS:
+            raise ValueError(
+                f"workload must have a constant learning rate for {n} iterations and {bands} numbers of C^-1"
+            )
+        unit = (np.bincount([t], minlength=n).astype(float) for t in range(n))
+        length = scipy.fft.next_fast_len(2 * n, real=True)
+        power, first = np.zeros(length // 2 + 1), np.zeros((n, kept))
+        for t, row in enumerate(self._iterates(unit, rates)):
+            power += np.abs(np.fft.rfft(row, length)) ** 2
+            first[t] = row[:kept]
+        everywhere = np.fft.irfft(power, length)[:bands]
+        shared, gram = first.T @ first, np.zeros((bands, bands))
+        for d in range(bands):
+            off = np.cumsum(np.diagonal(shared, d))[: bands - d - 1]
+            i = np.arange(bands - d)
+            gram[i, i + d] = gram[i + d, i] = everywhere[d] - np.append(0.0, off)
+        return gram
+
+
+def _is_constant(rates: np.ndarray) -> bool:
+    return bool((rates == rates[0]).all())
+
+
+@functools.lru_cache(maxsize=16)
+def _rates(workload: Workload, iterations: int) -> np.ndarray:
+    rate = workload.learning_rate
+    if not callable(rate):
+        rates = np.full(iterations, rate)
+    else:
+        try:
+            rates = np.array([float(rate(t)) for t in range(iterations)])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"learning_rate must give a number at every step: {error}") from None
+        if not (np.isfinite(rates) & (rates >= 0)).all() or not rates.any():
+            raise ValueError("learning_rate must be finite and at least 0 at every step, and not always 0")
+    rates.setflags(write=False)
+    return rates
+
+
+def checked(workload) -> Workload:
+    """`workload` if it is one; ValueError otherwise."""
+    return _validate.instance("workload", workload, Workload, "a jaxacct.strategies.Workload")
+
+
+PREFIX_SUMS = Workload()

@@ -1,0 +1,166 @@
+"""What momentum, weight decay and schedules make of noise: against optax itself and dense linear algebra."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy
+
+from jaxacct import BandedInverse, BandedToeplitz, prefix_sum_error
+from jaxacct.strategies import Dense, Workload, workload_error
+from jaxacct.strategies.banded_toeplitz import _log_error, _log_workload_error
+from tests.oracles import enumeration
+
+N = 12
+WARM = optax.warmup_cosine_decay_schedule(0.0, 0.4, 3, N)
+WORKLOADS = [
+    Workload(),
+    Workload(0.3, momentum=0.9),
+    Workload(0.3, weight_decay=0.2),
+    Workload(0.5, momentum=0.8, weight_decay=0.1),
+    Workload(WARM),
+    Workload(WARM, momentum=0.9, weight_decay=0.05),
+]
+
+
+def dense(workload: Workload, strategy, n: int = N) -> float:
+    matrix = enumeration.strategy_matrix(strategy.array, n, n)
+    return float(np.square(workload.matrix(n) @ np.linalg.inv(matrix)).sum() / n)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_matrix_is_what_optax_does(workload, x64):
+    """Each coordinate gets noise at one step only, and its iterates are a column of A."""
+    optimizer = optax.chain(
+        optax.add_decayed_weights(workload.weight_decay),
+        optax.sgd(workload.learning_rate, momentum=workload.momentum or None),
+    )
+    parameters = jnp.zeros(N)
+    state, rows = optimizer.init(parameters), []
+    for noise in np.eye(N):
+        updates, state = optimizer.update(jnp.asarray(noise), state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        rows.append(-np.asarray(parameters))
+    np.testing.assert_allclose(workload.matrix(N), rows, atol=1e-6)
+
+
+def test_closed_forms():
+    """Prefix sums; geometric sums of momentum; powers of what decay leaves; rates as weights of columns."""
+    lower = np.tril(np.ones((N, N)))
+    lag = np.subtract.outer(np.arange(N), np.arange(N))
+    np.testing.assert_array_equal(Workload().matrix(N), lower)
+    powers = np.where(lag >= 0, 1 - 0.9 ** (lag + 1.0), 0) / (1 - 0.9)
+    np.testing.assert_allclose(WORKLOADS[1].matrix(N), 0.3 * powers, rtol=1e-12)
+    left = 0.3 * (1 - 0.3 * 0.2) ** np.maximum(lag, 0) * lower
+    np.testing.assert_allclose(WORKLOADS[2].matrix(N), left, rtol=1e-12)
+    np.testing.assert_allclose(WORKLOADS[4].matrix(N), lower * WORKLOADS[4].rates(N), rtol=1e-12)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_error_against_dense(workload):
+    banded = BandedToeplitz.square_root(4)
+    for strategy in (banded, BandedInverse.bisr(iterations=N, bands=3)):
+        found = workload_error(strategy, iterations=N, noise_multiplier=1.5, workload=workload)
+        assert found == pytest.approx(dense(workload, strategy) * 1.5**2, rel=1e-10)
+    full = Dense(enumeration.strategy_matrix(banded.array, N, N))
+    assert full.unit_workload_error(N, workload) == pytest.approx(dense(workload, banded), rel=1e-10)
+    if workload == Workload():
+        error = prefix_sum_error(banded, iterations=N, noise_multiplier=1.5)
+        assert workload_error(banded, iterations=N, noise_multiplier=1.5, workload=workload) == pytest.approx(
+            error, rel=1e-12
+        )
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("bands", [1, 4, N])
+def test_search_has_the_error_and_its_gradient(workload, bands):
+    point = np.random.default_rng(0).normal(size=bands)
+    error_of = workload.error_of(N, bands)
+    value, gradient = error_of(point)
+    assert value == pytest.approx(workload.error(np.append(point, np.zeros(N - bands))), rel=1e-9)
+    for k in range(bands):
+        step = 1e-5 * np.eye(bands)[k]
+        slope = (error_of(point + step)[0] - error_of(point - step)[0]) / 2e-5
+        assert gradient[k] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_one_objective_for_prefix_sums():
+    """The search for other workloads finds the error and gradient that the one for prefix sums has."""
+    point = np.array([1.0, 0.5, 0.2, 0.3])
+    value, gradient = _log_workload_error(point, N, Workload().error_of(N, N))
+    known, known_gradient = _log_error(point, N)
+    assert value == pytest.approx(known, rel=1e-12)
+    np.testing.assert_allclose(gradient, known_gradient, rtol=1e-9)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS[1:])
+def test_optimal_for_a_workload(workload):
+    """Better than the optimum for prefix sums, and as good as a search without our gradients."""
+    schedule = dict(iterations=N, bands=3, min_separation=4, participations=3)
+    banded = [BandedToeplitz.optimal(**schedule, workload=w) for w in (workload, Workload())]
+    inverse = [BandedInverse.optimal(**schedule, workload=w) for w in (workload, Workload())]
+
+    def banded_loss(strategy):
+        return dense(workload, strategy)
+
+    def inverse_loss(strategy):
+        return dense(workload, strategy) * strategy.squared_sensitivity(N, 4, 3)
+
+    for loss, (best, other) in ((banded_loss, banded), (inverse_loss, inverse)):
+        assert loss(best) < loss(other)
+    blind = scipy.optimize.minimize(
+        lambda tail: banded_loss(BandedToeplitz((1.0, *np.maximum(tail, 0)))),
+        [0.5, 0.4],
+        method="Nelder-Mead",
+    )
+    assert banded_loss(banded[0]) <= blind.fun * (1 + 1e-6)
+    grid = np.linspace(-0.9, 0, 13)
+    least = min(
+        inverse_loss(BandedInverse((1.0, a, b), N)) for a, b in itertools.product(grid, grid) if a + b >= -1
+    )
+    assert inverse_loss(inverse[0]) <= least * (1 + 1e-9)
+
+
+def test_default_is_prefix_sums():
+    made = BandedInverse.optimal(iterations=N, bands=3, workload=Workload())
+    assert made == BandedInverse.optimal(iterations=N, bands=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be"),
+        ({"learning_rate": "x"}, "learning_rate must be"),
+        ({"momentum": 1.0}, r"momentum must be from 0 to below 1, was 1\.0"),
+        ({"momentum": -0.1}, "momentum must be"),
+        ({"momentum": True}, "momentum must be"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0, was nan"),
+        ({"weight_decay": float("inf")}, "weight_decay must be"),
+    ],
+)
+def test_bad_workload(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Workload(**arguments)
+
+
+@pytest.mark.parametrize("schedule", [lambda t: -1.0, lambda t: 0.0, lambda t: float("nan"), lambda t: "x"])
+def test_bad_schedules(schedule):
+    with pytest.raises(ValueError, match="learning_rate must"):
+        Workload(schedule).rates(3)
+
+
+@pytest.mark.parametrize("bad", ["sgd", 0.9, None])
+def test_what_is_no_workload_is_refused(bad):
+    with pytest.raises(ValueError, match=r"workload must be a jaxacct\.strategies\.Workload"):
+        BandedInverse.optimal(iterations=4, bands=2, workload=bad)
+    with pytest.raises(ValueError, match=r"workload must be a jaxacct\.strategies\.Workload"):
+        BandedToeplitz.optimal(iterations=4, bands=2, min_separation=2, participations=1, workload=bad)
+    with pytest.raises(ValueError, match=r"workload must be a jaxacct\.strategies\.Workload"):
+        workload_error(BandedToeplitz.identity(), iterations=3, noise_multiplier=1.0, workload=bad)
+
+
+def test_too_many_numbers_are_refused():
+    with pytest.raises(ValueError, match="workload must have a constant learning rate for 5000 iterations"):
+        Workload(lambda t: 1.0 + t).error_of(5000, 5000)
