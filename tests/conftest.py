@@ -19,6 +19,17 @@ QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < 
     "--xla_cpu_parallel_codegen_split_count=1"
 ]
 
+# Half a minute and more each: run first, so that no worker is left alone with one of them.
+LONG_FILES = (
+    "test_calibrate test_verify test_proposals test_loop test_cli test_notebooks test_truncated_b_min_sep "
+    "test_rounding test_plan test_devices test_report test_sampling test_add_direction"
+).split()
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first; the sort keeps the order within a file."""
+    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else 99)
+
 
 def pytest_collection_finish(session):
     """Traced programs are many objects that live long: looked through less often."""
@@ -48,6 +59,7 @@ def pytest_xdist_make_scheduler(config, log):
     """Tests of one file in one worker: what they have in common is traced and compiled once."""
     from xdist.scheduler import LoadFileScheduling
 
+    config.option.loadscopereorder = False  # as `pytest_collection_modifyitems` has them
     return LoadFileScheduling(config, log)
 
 

@@ -76,10 +76,15 @@ def test_save_load_and_verify_again(plan, tmp_path):
     assert again.remove.key != plan.evidence.remove.key or again.num_samples == 0
 
 
+@pytest.fixture(scope="module")
+def plain_plan():
+    return calibrate(SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain")
+
+
 @pytest.mark.parametrize("draws", [60_000, pytest.param(200_000, marks=pytest.mark.slow)])
-def test_profile_is_an_estimate_of_the_curve(draws):
+def test_profile_is_an_estimate_of_the_curve(draws, plain_plan):
     """A plain plan's histogram against a fresh estimate, a bin's width of epsilon apart at most."""
-    plan = calibrate(SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain")
+    plan = plain_plan
     losses = {
         direction: np.asarray(sample_privacy_loss(jax.random.key(2), plan.mechanism, draws, direction), float)
         for direction in ("remove", "add")
@@ -239,8 +244,8 @@ def test_a_damaged_plan_is_refused(plan, tmp_path):
         Plan.load(tmp_path / "absent.json")
 
 
-def test_forged_evidence_is_refused():
-    plan = calibrate(SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain")
+def test_forged_evidence_is_refused(plain_plan):
+    plan = plain_plan
     data = plan.to_json()
     seen = data["evidence"]["remove"]
     seen["threshold"] *= 2
