@@ -1,5 +1,6 @@
 """What momentum, weight decay and schedules make of noise: against optax itself and dense linear algebra."""
 
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
@@ -149,6 +150,16 @@ def test_bad_workload(arguments, message):
 def test_bad_schedules(schedule):
     with pytest.raises(ValueError, match="learning_rate must"):
         Workload(schedule).rates(3)
+
+
+def test_a_schedule_without_a_hash_is_refused():
+    @dataclasses.dataclass
+    class Schedule:
+        def __call__(self, step):
+            return 1.0
+
+    with pytest.raises(ValueError, match="learning_rate must be a number or a function"):
+        Workload(Schedule())
 
 
 @pytest.mark.parametrize("bad", ["sgd", 0.9, None])

@@ -47,6 +47,8 @@ class Workload:
         if not callable(self.learning_rate):
             rate = _validate.positive_number("learning_rate", self.learning_rate)
             object.__setattr__(self, "learning_rate", rate)
+        elif getattr(self.learning_rate, "__hash__", None) is None:
+            raise ValueError("learning_rate must be a number or a function, as optax's schedules are")
         for name, most in (("momentum", 1.0), ("weight_decay", math.inf)):
             value = getattr(self, name)
             good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < most

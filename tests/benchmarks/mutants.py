@@ -221,6 +221,12 @@ MUTANTS = [
         "tests/conformance/test_accountants.py tests/test_analytic.py tests/test_non_banded.py",
     ),
     Mutant(
+        "jaxacct/strategies/overlaps.py",
+        "range(n - 1, b - 1, -1) if rises else range((k - 1) * b, 0, -b)",
+        "range((k - 1) * b, 0, -b)",
+        "tests/test_overlaps.py",
+    ),
+    Mutant(
         "jaxacct/accountants/dice.py",
         "(steps - first) * (2 * c2 + share) ** 2",
         "(steps - first) * share**2",
