@@ -23,11 +23,10 @@ from jaxacct.calibration import LEAST_SEARCHED
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.progress import Progress
 from jaxacct.proposals import replicas
-from jaxacct.proposals.candidates import choose_candidate
+from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.schemes import SCHEMES, Poisson, Scheme, scheme_from_json
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import BandedToeplitz, Strategy, ending, prefix_sum_error
 
 MEMORY_COPIES = 16
@@ -310,7 +309,9 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
     firsts = []
     for number in dict.fromkeys(number for _, number in grid):
         line = [scheme for scheme, bands in grid if bands == number]
-        near = sorted(line, key=lambda scheme: abs(math.log(scheme.min_separation) - middle))
+        # Far above the middle tables are larger than below, and the end of the line is no place to begin.
+        away = {scheme: math.log(scheme.min_separation) - middle for scheme in line}
+        near = sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
         for matrix in matrices[:1] if number == 1 else matrices:
             place = next(filter(None, (at(number, matrix, scheme) for scheme in near)), None)
             firsts += [(place, line)] if place else []
@@ -539,18 +540,42 @@ def _falling_root(
 def _numbers_of_table(scheme: Scheme, strategy: Strategy, m: int) -> float:
     """Numbers that computing `Z_m` takes, about; infinite where there are no tables."""
     mechanism = Mechanism(scheme, strategy, 1.0)
-    if m > replicas.most_replicas(mechanism):
+    if float(scheme.min_separation) ** 2 > _MOST_NUMBERS or m > replicas.most_replicas(mechanism):
         return math.inf
+    if scheme.sums.phases or scheme.sums.probability == 1:
+        return float(scheme.min_separation) ** m
     return replicas.table_samples(mechanism, m) * scheme.iterations / 15
+
+
+def _samples(mechanism: Mechanism, epsilon: float, budget: Budget) -> tuple[float, int]:
+    """(draws to verify the remove direction, replicas that they are of), as `verify` would choose, about."""
+
+    def needed(log_scale: float) -> float:
+        theta = math.exp(min(0.0, math.log(budget.delta_v) - log_scale))
+        return predicted_samples(theta, budget.failure_probability)
+
+    samples, replicas_of, last = needed(0.0), 1, math.inf
+    for m in range(2, replicas.most_replicas(mechanism) + 1):
+        # Fewer draws than these are not worth the tables of one more (`around_the_smallest_scale`).
+        if (last if last > FEW_SAMPLES else 0.0) <= replicas.table_samples(mechanism, m) and m > 2:
+            break
+        log_z = log_moment(mechanism, m)
+        if not math.isfinite(log_z):
+            break
+        before, last = last, needed(replicas.log_scale(log_z, m, epsilon))
+        if last < samples:
+            samples, replicas_of = last, m
+        if last >= before:
+            break
+    return samples, replicas_of
 
 
 def _priced(place: _Place, epsilon: float, budget: Budget) -> Recommended:
     """With the cost of certifying it, as far as it is known before anything is drawn."""
     mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier)
     n = place.scheme.iterations
-    chosen, predicted = choose_candidate(mechanism, epsilon, Direction.REMOVE, budget)
-    samples = predicted[chosen.name]
-    tables = _numbers_of_table(place.scheme, place.strategy, chosen.replicas) if chosen.replicas > 1 else 0.0
+    samples, m = _samples(mechanism, epsilon, budget)
+    tables = _numbers_of_table(place.scheme, place.strategy, m) if m > 1 else 0.0
     drawn = _LOOKED_AT * max(_PILOT, samples / 10) + _VERIFICATIONS * samples
     seconds = _COMPILE_SECONDS + drawn * n * _STEP_SECONDS + _LOOKED_AT * tables * _NUMBER_SECONDS
     return Recommended(

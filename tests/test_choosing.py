@@ -154,6 +154,16 @@ def test_edges(numbers):
     assert len({(row.scheme, row.strategy) for row in rows}) == len(rows)
 
 
+def test_tables_that_would_be_too_large_are_not_made():
+    """Separations of thousands: pairs of phases alone would take 800 MB. It begins where tables fit."""
+    many: dict[str, Any] = dict(
+        dataset_size=10_000_000, batch_size=1000, iterations=30_000, epsilon=8.0, delta=1e-6
+    )
+    found = recommend(**many, bands=2, strategy="square-root", scheme="b-min-sep")
+    separations = [row.scheme.min_separation for row in found.candidates]
+    assert 64 <= max(separations) <= 1024 and len(separations) >= 2
+
+
 def test_full_batches_are_a_gaussian_mechanism():
     numbers: dict[str, Any] = SMALL | dict(batch_size=80)
     (row,) = recommend(**numbers).candidates

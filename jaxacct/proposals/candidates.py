@@ -17,7 +17,7 @@ from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine, total
 
 # Seconds of sampling, below which one more replica is not worth a look.
-_FEW_SAMPLES = 60_000
+FEW_SAMPLES = 60_000
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def candidates(
     def samples_needed(proposal):
         theta = threshold(proposal, budget.delta_v)
         needed = predicted_samples(theta, budget.failure_probability) if theta > 0 else math.inf
-        return 0.0 if needed <= _FEW_SAMPLES else needed
+        return 0.0 if needed <= FEW_SAMPLES else needed
 
     found = proposals_at(mechanism, epsilon, direction, samples_needed, composed=composed)
     thresholds = [(p, threshold(p, budget.delta_v)) for p in found]
