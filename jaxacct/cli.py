@@ -261,8 +261,8 @@ def calibrate_command(
     if out:
         plan.save(out)
     if out and not json:
-        print(f"\nwritten to {out}; next: python -m jaxacct.train --plan {out} --data digits --out run/")
-        print(f"(`jaxacct.train.fit` for a model of your own), jaxacct report {out} --out report.html")
+        print(f"\nwritten to {out}; next: `jaxacct.train.fit` under it, or with data of its size")
+        print(f"python -m jaxacct.train --plan {out} --out run/; jaxacct report {out} --out report.html")
     return 0
 
 
