@@ -71,7 +71,7 @@ class Problem:
         return [
             field.name
             for field in dataclasses.fields(self)
-            if field.name not in sizes and getattr(self, field.name) not in (None, False)
+            if field.name not in sizes and not any(getattr(self, field.name) is no for no in (None, False))
         ]
 
     def build(self):

@@ -330,3 +330,13 @@ def test_bad_input_is_one_line(options, message, capsys):
     assert run(*options) == 2
     said = capsys.readouterr()
     assert message in said.err and said.err.count("\n") == 1 and said.out == ""
+
+
+def test_a_zero_that_is_given_is_given():
+    """It is refused for what it is, and not taken for an option that was left out."""
+    from jaxacct.cli import Problem
+
+    problem = Problem(iterations=20, dataset_size=600, batch_size=60, bands=0, min_separation=0)
+    assert problem.decided() == ["bands", "min_separation"]
+    with pytest.raises(ValueError, match="bands must be"):
+        problem.build()

@@ -31,11 +31,12 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals import half_space
-from jaxacct.proposals.candidates import candidates
+from jaxacct.proposals.candidates import budget_lines, candidates
 from jaxacct.proposals.powers import power_candidates
 from jaxacct.proposals.replicas import log_normalizer, most_replicas
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.lines import total
 from jaxacct.strategies import ending
 from jaxacct.verification import extrapolation
 from jaxacct.verification.target import Target
@@ -274,3 +275,30 @@ def test_what_it_refuses():
         FiniteToeplitz((1.0,), 0)
     with pytest.raises(ValueError, match="strategy must have the scheme's 5 iterations, had 4"):
         Mechanism(BMinSep(5, 2, 0.1), square_root(2, 4), 1.0)
+
+
+def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
+    """The attack: a first coefficient of 1e-5, so that the last column is almost nothing and m lies on it."""
+    n, sigma = 64, 0.15
+    strategy = FiniteToeplitz((1e-5, *BandedToeplitz.square_root(n - 1).coefficients), n)
+    mechanism = Mechanism(BallsInBins(n, n), strategy, sigma)
+    epsilon = math.log(n) + 2e-5 / sigma
+    found = half_space.half_space_candidates(mechanism, epsilon)
+    proposal = next(each for each in found if each.name == "half-space")
+    tables, minorant = proposal.tables(), half_space.best_minorant(mechanism, epsilon)
+    assert minorant is not None and np.linalg.norm(minorant.weights) > 1e3 * minorant.norm
+    normals = strategy.draw_normals(jax.random.key(3), n, 512, np.float32)
+    t = np.float32(tables["upper"][np.arange(512) % 400])
+    scores = strategy.scores_from_normals(normals, n, 1.0)
+    moved = scores + (t - half_space._tree_sum(tables["weights"] * scores))[:, None] * tables["along"]
+    single = loss_of_scores(mechanism.scheme, strategy, np.float32(sigma) * moved, sigma, "add")
+    with jax.enable_x64(True):
+        exact = strategy.scores_from_normals((np.asarray(normals[0], float),), n, 1.0)
+        weights = minorant.weights / minorant.norm
+        along = strategy.gram(minorant.weights) / minorant.norm
+        moved = np.asarray(exact) + (t - np.asarray(exact) @ weights)[:, None] * along
+        exact = loss_of_scores(mechanism.scheme, strategy, jax.numpy.asarray(sigma * moved), sigma, "add")
+    error = np.abs(np.asarray(single, float) - np.asarray(exact)).max()
+    lines = budget_lines(proposal, 1e-6)
+    again = sum(line.amount for line in lines if line.name == "rounding of the coordinate")
+    assert total(lines, "epsilon") - again < error < total(lines, "epsilon")

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxacct import _validate
 
+from . import _rows_apart
 from .grid import LARGEST_BATCH, Grid, GridSum
 from .loss import WritingLossError
 
@@ -144,6 +145,7 @@ def _summed(
     pad = -size % micro
 
     def split(array):
+        array = jnp.asarray(array)
         array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
         if skip_padding:
             return array.reshape(-1, micro, *array.shape[1:])
@@ -277,3 +279,7 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
             "loss must return one number for one example (a mean over a batch has no per-example gradient), "
             f"returned {getattr(shape, 'shape', type(shape).__name__)}"
         )
+    gradient = jax.make_jaxpr(jax.grad(loss, has_aux=has_aux))(params, of_one(batch))
+    why = _rows_apart.why_not(gradient.jaxpr)
+    if why is not None:
+        raise ValueError(f"loss must keep examples apart: {why}")

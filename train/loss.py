@@ -67,6 +67,8 @@ class Loss:
 
     def digests(self) -> dict[str, str]:
         """What of the frozen arrays and of the key a run is bound to, by name."""
+        if "key" in self.frozen:
+            raise ValueError("frozen must not have a part called key: that is the name of the loss key")
         named = self.frozen if self.key is None else self.frozen | {"key": self.key}
         return {name: digest(tree) for name, tree in named.items() if jax.tree.leaves(tree)}
 
@@ -247,8 +249,13 @@ def numbered(loss: Loss, rows):
     return rows if loss.key is None else NumberedRows(rows)
 
 
+_IMPLEMENTATION = "threefry2x32"
+
+
 def public_key(value):
-    """A `jax.random` key of a key or an integer; None of None.
+    """A threefry key of one or of an integer, whatever JAX's default is; None of None.
+
+    Other keys draw for a whole batch from its first example's (`train._rows_apart`).
 
     Raises:
       ValueError: for anything else.
@@ -256,8 +263,10 @@ def public_key(value):
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32:
-        return jax.random.key(value)
+        return jax.random.key(value, impl=_IMPLEMENTATION)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.ndim == 0:
+        if value.dtype != jax.random.key(0, impl=_IMPLEMENTATION).dtype:
+            raise ValueError(f"loss_key must be a key of {_IMPLEMENTATION}, was one of {value.dtype}")
         return value
     was = repr(value) if isinstance(value, int) else f"{type(value).__name__} of shape {np.shape(value)}"
     raise ValueError(f"loss_key must be an integer from 0 to 2^32 - 1 or one jax.random.key, was {was}")

@@ -53,12 +53,15 @@ def strategy_of(coefficients) -> BandedToeplitz:
     jax-privacy's noise multiplier is for the coefficients as they are, ours for a first column of norm 1.
 
     Raises:
-      ValueError: for coefficients whose norm is not 1, whose noise multiplier would not be ours.
+      ValueError: for coefficients whose norm is not 1, whose noise multiplier would not be ours: at most 1,
+        as a larger one has less noise than is certified.
     """
     found = np.asarray(coefficients, np.float64)
     norm = math.sqrt(float(np.dot(found, found))) if found.ndim == 1 else math.nan
-    if not abs(norm - 1) <= 1e-6:
-        raise ValueError(f"coefficients must be a vector of norm 1, had norm {norm:g}: divide them by it")
+    if not 1 - 1e-6 <= norm <= 1 + 1e-12:
+        raise ValueError(
+            f"coefficients must be a vector of norm 1, had norm {norm!r}: divide them by it, in float64"
+        )
     return BandedToeplitz(tuple(found.tolist()))
 
 

@@ -129,6 +129,8 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
     remove, add = (
         _bounds(profile.directions[direction][2]) for direction in (Direction.REMOVE, Direction.ADD)
     )
+    if remove[-1] == 1 or add[-1] == 1:
+        raise ValueError("profile must have a bound below 1 in both directions: nothing is known otherwise")
     # One number, the total variation distance, known twice.
     remove[0] = add[0] = min(remove[0], add[0])
     both = _on_the_line(whole, remove, add, interval), _on_the_line(whole, add, remove, interval)

@@ -83,6 +83,24 @@ def loss_lines(
     return _loss_lines(mechanism, float(delta_v), direction, int(replicas), float(push))
 
 
+def coordinate_lines(
+    mechanism: Mechanism, delta_v: float, push: float, relative_norm: float
+) -> tuple[BudgetLine, ...]:
+    """The lines for losses whose coordinate along `C m` was taken from the scores and replaced.
+
+    An error e of the scores is in the old coordinate too, as `<m, e> / |C m|`, and comes back along
+    `C^T C m / |C m|`. The loss looks along participations x', of which `|C x'| <= |x'|` where columns share
+    no row, so it sees at most `relative_norm = |m| / |C m|` times what it sees of e itself
+    (proofs/add_direction.md, section 3). Elsewhere C makes x' longer by its norm at most.
+    """
+    if mechanism.scheme.examples_overlap or float(np.max(mechanism.cross_terms)) > 0:
+        relative_norm *= max(1.0, _largest_amplitude(mechanism.strategy, mechanism.scheme.iterations))
+    normals, scores, *others = loss_lines(mechanism, delta_v, Direction.ADD, 1, push)
+    again = relative_norm * (normals.amount + scores.amount)
+    source = "proofs/add_direction.md, section 3"
+    return normals, scores, BudgetLine("rounding of the coordinate", "epsilon", again, source), *others
+
+
 @functools.lru_cache(maxsize=512)
 def _loss_lines(mechanism, delta_v, direction, replicas, push):
     size, share, (normals, transform, recurrence) = _bounded(

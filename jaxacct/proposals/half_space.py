@@ -24,6 +24,7 @@ from scipy.special import log_ndtr, logsumexp
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
+from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
@@ -168,6 +169,9 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
         relative_error=2.0**-20,
         total_variation=tail,
         push=push,
+        rounding_lines=lambda delta_v: rounding.coordinate_lines(
+            mechanism, float(delta_v), push, float(np.linalg.norm(minorant.weights)) / minorant.norm
+        ),
     )
 
 
