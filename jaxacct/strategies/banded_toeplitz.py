@@ -15,13 +15,12 @@ import scipy
 
 from jaxacct import _validate
 from jaxacct.files import write_atomically
-from jaxacct.strategies.base import read_only
-from jaxacct.strategies.stationary import Stationary
+from jaxacct.strategies.stationary import FirstColumn
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
 @dataclass(frozen=True)
-class BandedToeplitz(Stationary):
+class BandedToeplitz(FirstColumn):
     """A banded Toeplitz strategy matrix, given by the non-zero entries of its first column.
 
     Attributes:
@@ -66,15 +65,6 @@ class BandedToeplitz(Stationary):
             raise ValueError(f"coefficients must begin above 1e-308 times the largest, {peak!r}")
         values = np.trim_zeros(values, "b")
         object.__setattr__(self, "coefficients", tuple(values.tolist()))
-
-    @property
-    def bands(self) -> int:
-        return len(self.coefficients)
-
-    @property
-    def array(self) -> np.ndarray:
-        """(bands,) float64, read-only; a copy each time."""
-        return read_only(np.array(self.coefficients))
 
     def check(self, scheme) -> None:
         """Two participations must not overlap."""

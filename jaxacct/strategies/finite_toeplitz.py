@@ -17,8 +17,8 @@ from jaxacct import _validate
 from jaxacct.kernels import randomness
 from jaxacct.strategies import stationary
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
-from jaxacct.strategies.base import Strategy, read_only
-from jaxacct.strategies.stationary import Stationary, circulant_length
+from jaxacct.strategies.base import Strategy
+from jaxacct.strategies.stationary import FirstColumn, circulant_length
 
 # With more steps for each band but the first, the rows after the end are certified along with the others:
 # that costs 0.6 % of the noise or less, and draws are faster.
@@ -26,7 +26,7 @@ MOST_STEPS_PER_BAND = 20
 
 
 @dataclass(frozen=True)
-class FiniteToeplitz(Stationary):
+class FiniteToeplitz(FirstColumn):
     """A banded Toeplitz strategy matrix of n rows and n columns.
 
     Attributes:
@@ -52,15 +52,6 @@ class FiniteToeplitz(Stationary):
             raise ValueError(f"coefficients must be at most iterations {n} numbers, were {len(coefficients)}")
         object.__setattr__(self, "iterations", n)
         object.__setattr__(self, "coefficients", coefficients)
-
-    @property
-    def bands(self) -> int:
-        return len(self.coefficients)
-
-    @property
-    def array(self) -> np.ndarray:
-        """(bands,) float64, read-only; a copy each time."""
-        return read_only(np.array(self.coefficients))
 
     def check(self, scheme) -> None:
         """Two participations must not overlap."""

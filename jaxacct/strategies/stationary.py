@@ -294,6 +294,21 @@ class Stationary(Strategy):
         return f"{self.kind.replace('-', ' ').replace('toeplitz', 'Toeplitz')}, {self.bands} bands"
 
 
+class FirstColumn(Stationary):
+    """A Toeplitz C whose first column is stored, without trailing zeros."""
+
+    coefficients: tuple[float, ...]
+
+    @property
+    def bands(self) -> int:
+        return len(self.coefficients)
+
+    @property
+    def array(self) -> np.ndarray:
+        """(bands,) float64, read-only; a copy each time."""
+        return read_only(np.array(self.coefficients))
+
+
 def _divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     """`C^-1 series` by forward substitution, in O(n bands) time and O(n) memory.
 

@@ -9,15 +9,13 @@ so.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
-from jaxacct.strategies.base import check_is_bounded, read_only
-from jaxacct.strategies.stationary import Stationary
+from jaxacct.strategies.base import check_is_bounded
+from jaxacct.strategies.stationary import FirstColumn
 
 
 @dataclass(frozen=True)
-class Toeplitz(Stationary):
+class Toeplitz(FirstColumn):
     """A lower-triangular Toeplitz strategy matrix with any number of coefficients.
 
     Attributes:
@@ -30,15 +28,6 @@ class Toeplitz(Stationary):
 
     def __post_init__(self):
         object.__setattr__(self, "coefficients", BandedToeplitz(self.coefficients).coefficients)
-
-    @property
-    def bands(self) -> int:
-        return len(self.coefficients)
-
-    @property
-    def array(self) -> np.ndarray:
-        """(bands,) float64, read-only; a copy each time."""
-        return read_only(np.array(self.coefficients))
 
     def check(self, scheme) -> None:
         check_is_bounded(scheme)
