@@ -9,7 +9,6 @@ command goes on where it was.
 """
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,15 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from flax import nnx
 
 from jaxacct import _validate
-from jaxacct._interrupted import leave
-from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.progress import watch
 from jaxacct.tradeoff.plan import LastIteratePlan
 
+from . import _command
 from .attribution import Attribution
 from .convex import LogisticRegression
 from .data import Dataset, Split, load
@@ -35,8 +32,6 @@ from .loop import TrainingPlan, fit
 from .models import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
 from .plans import read_plan
-from .run_folder import CheckpointError
-from .sampler import BatchOverflowError
 
 
 def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):
@@ -194,18 +189,7 @@ def train(
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
-    keep_compiled_programs()
-    try:
-        code = tyro.cli(train, prog=f"python -m {__package__}", args=argv)
-    except ValueError as error:
-        print(f"train: {error}", file=sys.stderr)
-        code = 2
-    except (CheckpointError, BatchOverflowError, OSError) as error:
-        print(f"train: {error}", file=sys.stderr)
-        code = 1
-    except KeyboardInterrupt:
-        leave("train: interrupted; the same command goes on")
-    sys.exit(code)
+    _command.run(train, "train", prog=f"python -m {__package__}", argv=argv)
 
 
 if __name__ == "__main__":

@@ -9,21 +9,19 @@ text (the reference of the Python language). One example is one piece of `length
 for a piece and not for whoever wrote several of them.
 """
 
-import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from flax import nnx
 
 from jaxacct import BandedToeplitz, Poisson, _validate, calibrate
-from jaxacct.compilation_cache import keep_compiled_programs
 from jaxacct.plan import Plan
 from jaxacct.progress import watch
 
+from . import _command
 from .loop import fit
 from .models import Transformer, add_lora, next_token
 from .run_folder import load_model, save_model
@@ -175,14 +173,8 @@ def _read(path: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line: 0 done, 2 bad input."""
-    keep_compiled_programs()
-    try:
-        code = tyro.cli(tune, prog=f"python -m {__spec__.name}", args=argv)
-    except ValueError as error:
-        print(f"lora: {error}", file=sys.stderr)
-        code = 2
-    sys.exit(code)
+    """Run the command line; exits as `train._command.run`."""
+    _command.run(tune, "lora", prog=f"python -m {__spec__.name}", argv=argv)
 
 
 if __name__ == "__main__":

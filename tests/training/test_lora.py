@@ -92,3 +92,14 @@ def test_it_learns(tmp_path, capsys):
         lora.main(["--out", str(tmp_path), "--steps=40", "--pretraining-steps=200"])
     words = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("nats")).split()
     assert float(words[5]) < float(words[3]) - 0.02
+
+
+def test_a_run_that_stopped_is_one_line_and_not_bad_input(monkeypatch, capsys):
+    def stopped() -> int:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(lora, "tune", stopped)
+    with pytest.raises(SystemExit) as ended:
+        lora.main([])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "lora: no space left\n"
