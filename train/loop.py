@@ -21,6 +21,7 @@ from jaxacct.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
 from . import microbatch, noise, sampler
+from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
 from .individual import IndividualAccounting, PrivateLosses, follow
@@ -29,6 +30,7 @@ from .optimizers import privatize
 from .plans import read_plan
 from .run_folder import RunFolder
 from .sampler import Sampler, SamplerState, batch_sizes
+from .sources import ArrayRows, as_rows
 from .step import make_step
 
 _LOG_EVERY = 10
@@ -103,10 +105,11 @@ class Wanted:
     loss_key: Any = None
     skip_padding: bool | None = None
     has_aux: bool = False
+    prefetch: int = 2
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
-        names = "out", "checkpoint_every", "evaluate", "progress"
+        names = "out", "checkpoint_every", "evaluate", "progress", "prefetch"
         return {name: getattr(self, name) for name in names}
 
 
@@ -131,7 +134,7 @@ PROCEDURES = {
     "last-iterate": "convex",
     "dice": "dice",
 }
-_KEEPING = {"out", "evaluate", "checkpoint_every", "progress", "keys", "verify"}
+_KEEPING = {"out", "evaluate", "checkpoint_every", "progress", "keys", "verify", "prefetch"}
 
 
 def procedure_of(plan: TrainingPlan) -> Procedure:
@@ -168,6 +171,7 @@ def fit(
     loss_key=None,
     skip_padding: bool | None = None,
     has_aux: bool = False,
+    prefetch: int = 2,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -189,8 +193,10 @@ def fit(
         where they are bound by `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes
         over them. They must be public, as all of a model that is not trained must be: made without the
         private data.
-      data: pytree of arrays (dataset_size, ...); or an object with `__len__`, `take(indices, size)`, which
-        returns such rows padded to `size`, and `fingerprint()`, a text that changes with the content.
+      data: pytree of arrays (dataset_size, ...), in memory or mapped from files; or anything with rows by
+        their place that keeps what `train.sources.Source` promises (of Grain, `train.arrow.ArrowFiles`); or
+        an object with `__len__`, `take(indices, size)`, which returns rows padded to `size`, and
+        `fingerprint()`, a text that changes with the content.
       optimizer: any of optax, with any schedule of steps; the noise is added before it. None for a
         `LastIteratePlan`, which is gradient descent.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
@@ -227,6 +233,8 @@ def fit(
         examples are in each, which no guarantee covers. By default so, but where batches are cut to a size
         (their pair does not hold if sizes are known), over a `mesh`, and with `individual`.
       has_aux: the loss returns (scalar, dictionary of scalars); their means are logged privately.
+      prefetch: batches that a thread reads ahead while the device works; 0 for none, where `data` must be
+        read by the thread that calls. What is trained is the same.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -260,6 +268,7 @@ def fit(
         loss_key=loss_key,
         skip_padding=skip_padding,
         has_aux=has_aux,
+        prefetch=_validate.positive_integer("prefetch", prefetch, minimum=0),
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     for field in dataclasses.fields(Wanted):
@@ -448,6 +457,7 @@ def run_and_keep(
     checkpoint_every: int,
     evaluate: Callable[[Any], dict[str, float]] | None,
     progress: Callable[[str, int, float], None] | None,
+    prefetch: int = 0,
     released: Callable[[Any], Any] = lambda params: params,
     only_last: bool = False,
     report: Callable[[Any, int], PrivateLosses] | None = None,
@@ -492,7 +502,9 @@ def run_and_keep(
         if before_first and source.state.step == 0:
             before_first()
         seen = None if only_last else evaluate
-        state = _run(step, state, source, batch, steps, folder, checkpoint_every, seen, progress)
+        coming = prefetching.batches(source, batch, source.state.step, steps)
+        with prefetching.ahead(coming, prefetch) as ready:
+            state = _run(step, state, ready, steps, folder, checkpoint_every, seen, progress)
         params = released(state.params)
         evaluation = evaluate(params) if evaluate else {}
         private = None if report is None else report(state, steps)
@@ -516,20 +528,18 @@ def _verify_anew(plan: Plan, progress) -> None:
         )
 
 
-def _run(step, state, source, batch, steps, folder, checkpoint_every, evaluate, progress) -> Any:
+def _run(step, state, ready, steps, folder, checkpoint_every, evaluate, progress) -> Any:
     waiting = []
-    for index in range(source.state.step, steps):
-        drawn = source.next()
-        rows, mask = batch.take(drawn.indices[drawn.mask])
+    for rows, mask, drawn in ready:
         state, info = step(state, rows, mask)
-        done = index + 1
+        done = drawn.step
         if folder:
             waiting.append((done, info))
             if done % _LOG_EVERY == 0 or done % checkpoint_every == 0 or done == steps:
                 folder.log_private([{"step": at, **_floats(seen)} for at, seen in waiting])
                 waiting = []
             if done % checkpoint_every == 0 or done == steps:
-                folder.save(state, source.state)
+                folder.save(state, drawn)
                 if evaluate and done < steps:
                     folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
         if progress:
@@ -568,11 +578,6 @@ def _check(plan: Plan, data, steps: int, graph):
     return rows
 
 
-def as_rows(data):
-    """The data as an object with `take` and `fingerprint`."""
-    return data if hasattr(data, "take") and hasattr(data, "fingerprint") else ArrayRows(data)
-
-
 @dataclass(frozen=True)
 class GraphRows:
     """The examples of a graph as a data set: each is a row of another one."""
@@ -590,44 +595,6 @@ class GraphRows:
         """Digest of the rows and of the graph."""
         parts = (self.graph.rows, self.graph.first_user, self.graph.users)
         return _digest(self.rows.fingerprint().encode() + b"".join(part.tobytes() for part in parts))
-
-
-class ArrayRows:
-    """A pytree of arrays (rows, ...) in memory as a data set."""
-
-    def __init__(self, arrays):
-        self.arrays = jax.tree.map(np.asarray, arrays)
-        for path, leaf in jax.tree.leaves_with_path(self.arrays):
-            if leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
-                name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
-                raise ValueError(f"data must be numbers, had {leaf.dtype} in {name}: turn text into tokens")
-        lengths = {len(leaf) if leaf.ndim else 0 for leaf in jax.tree.leaves(self.arrays)}
-        if len(lengths) != 1:
-            raise ValueError(f"data must be arrays with the same number of rows, had {sorted(lengths)}")
-        self._length = lengths.pop()
-        for leaf in jax.tree.leaves(self.arrays):
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise ValueError("data must be finite, had NaN or infinity")
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, indices, size: int):
-        """Rows at `indices`, padded with zeros to `size`."""
-
-        def rows(leaf):
-            found = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
-            found[: len(indices)] = leaf[indices]
-            return found
-
-        return jax.tree.map(rows, self.arrays)
-
-    def fingerprint(self) -> str:
-        """Digest of all content."""
-        content = hashlib.blake2b(digest_size=16)
-        for leaf in jax.tree.leaves(self.arrays):
-            content.update(f"{leaf.dtype}{leaf.shape}".encode() + np.ascontiguousarray(leaf).tobytes())
-        return content.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -679,6 +646,7 @@ __all__ = [
     "Rows",
     "TrainingPlan",
     "Wanted",
+    "as_rows",
     "fit",
     "given_microbatch_size",
     "run_and_keep",

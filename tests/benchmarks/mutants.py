@@ -38,6 +38,7 @@ CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_cl
 DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
 INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
+ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 
 MUTANTS = [
     # Statistics.
@@ -459,6 +460,29 @@ MUTANTS = [
     Mutant("train/batch_clipping.py", "if drawn is not None and drawn != self.state:", "if False:", BATCHES),
     Mutant("train/batch_clipping.py", "if wanted.verify else None", "if False else None", DRAWN),
     Mutant("train/loop.py", "field.name not in procedure.honours", "False", f"{BATCHES} {CONVEX}"),
+    Mutant(
+        "train/sources.py",
+        '_same(_row(found, at), self.source[int(indices[at])], "a row of a batch")',
+        "",
+        ROWS,
+    ),
+    Mutant(
+        "train/sources.py",
+        '            _same(self._probes[-1 - at], _row(together, at), f"row {place}")\n',
+        "            pass\n",
+        ROWS,
+    ),
+    Mutant("train/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
+    Mutant("train/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
+    Mutant("train/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
+    Mutant("train/arrow.py", "back[order] = np.arange(len(order))", "back[:] = np.arange(len(order))", ROWS),
+    Mutant("train/prefetch.py", "len(self._items) < self._depth", "True", AHEAD),
+    Mutant(
+        "train/prefetch.py",
+        "            queue.put((None, error))\n",
+        "            queue.put((None, StopIteration()))\n",
+        AHEAD,
+    ),
     Mutant(
         "jaxacct/tradeoff/filtering.py",
         "if kept + others >= least_kept",
