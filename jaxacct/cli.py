@@ -130,6 +130,7 @@ def recommend_command(
     bands: int | None = None,
     min_separation: int | None = None,
     strategy: Literal["optimal", "square-root"] | None = None,
+    plot: str | None = None,
     json: bool = False,
 ) -> int:
     """Rank schemes, separations, bands and matrices by error at estimated noise; certify none.
@@ -147,8 +148,10 @@ def recommend_command(
       bands: of the strategy matrix.
       min_separation: steps between participations.
       strategy: matrix.
+      plot: write error against memory of the candidates to this PNG.
       json: print one JSON object.
     """
+    _check_plot(plot)
     with watch() as progress:
         found = jaxacct.recommend(
             dataset_size=dataset_size,
@@ -165,6 +168,7 @@ def recommend_command(
         )
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
     command = f"jaxacct calibrate {numbers} {found.chosen.options()} --epsilon {epsilon!r} --delta {delta!r}"
+    _draw(plot, "recommendation", found)
     if json:
         _print(found.to_json() | {"command": command}, True)
         return 0
@@ -189,6 +193,7 @@ def calibrate_command(
     rule: Literal["anytime", "fixed"] = "anytime",
     proposal: str | None = None,
     accountant: Literal["analytic", "unamplified", "revealed-pattern", "pld"] | None = None,
+    plot: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -213,12 +218,14 @@ def calibrate_command(
       proposal: insist on a law to draw from, such as plain.
       accountant: certify by this bound, or by the best ("analytic"), and draw nothing; unamplified and
         revealed-pattern hold for multi-attribution where users share examples.
+      plot: write what the plan says of delta at other epsilons to this PNG.
       force: let --out replace a file that is not a plan.
       json: print the plan as one JSON object.
     """
     _validate.target_epsilon("epsilon", epsilon)
     _validate.open_probability("delta", delta)
     _check_out(out, PLAN, force)
+    _check_plot(plot, out)
     how = dict(noise_multiplier=noise_multiplier, proposal=proposal, accountant=accountant)
     decided = [*problem.decided(), *(name for name, value in how.items() if value is not None)]
     if memory_copies is not None and decided:
@@ -260,6 +267,7 @@ def calibrate_command(
     _print(plan.to_json() if json else describe(plan), json)
     if out:
         plan.save(out)
+    _draw(plot, "profile", plan)
     if out and not json:
         print(f"\nwritten to {out}; next: `jaxacct.train.fit` under it, or with data of its size")
         print(f"python -m jaxacct.train --plan {out} --out run/; jaxacct report {out} --out report.html")
@@ -276,6 +284,7 @@ def verify_command(
     run_key: str | None = None,
     samples: int | None = None,
     out: str | None = None,
+    plot: str | None = None,
     force: bool = False,
     replay: bool = False,
     json: bool = False,
@@ -295,6 +304,7 @@ def verify_command(
       max_samples: draws a direction before giving up, two million by default.
       rule: stop as soon as the evidence suffices (anytime, the default), or draw a fixed number.
       proposal: insist on a law to draw from, such as plain.
+      plot: write how the evidence grew with draws to this PNG.
       force: let --out replace a file that is not a part.
       json: print the evidence as one JSON object.
     """
@@ -304,7 +314,7 @@ def verify_command(
     if shard is None:
         _refuse("without shard", run_key=run_key, samples=samples, out=out, force=force or None)
     else:
-        whole = dict(max_samples=max_samples, rule=rule, proposal=proposal, json=json or None)
+        whole = dict(max_samples=max_samples, rule=rule, proposal=proposal, plot=plot, json=json or None)
         _refuse("together with shard", **whole)
         if run_key is None or samples is None or out is None:
             raise ValueError("shard needs run_key, samples and out as well")
@@ -314,15 +324,16 @@ def verify_command(
     if max_samples is not None:
         _validate.positive_integer("max_samples", max_samples)
     if replay:
-        fresh = dict(shard=shard, max_samples=max_samples, rule=rule, proposal=proposal)
+        fresh = dict(shard=shard, max_samples=max_samples, rule=rule, proposal=proposal, plot=plot)
         _refuse("together with replay", **fresh, checkpoint_dir=checkpoint_dir)
+    _check_plot(plot)
     loaded = jaxacct.Plan.load(plan)
     if replay:
         return _replay(loaded, json)
     if not loaded.certificate.drawn and shard is None:
         # Loading has computed the bound again and compared it.
         drawing = dict(max_samples=max_samples, rule=rule, proposal=proposal, checkpoint_dir=checkpoint_dir)
-        _refuse("for an analytic plan", **drawing)
+        _refuse("for an analytic plan", **drawing, plot=plot)
         found = {"accepted": True, "accountant": loaded.analytic_accountant, "delta": loaded.analytic_delta}
         bound = f"delta({exact(loaded.epsilon)}) <= {exact(loaded.analytic_delta or 0.0)}"
         text = f"{loaded.analytic_accountant}: {bound}"
@@ -355,6 +366,7 @@ def verify_command(
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
         _print_evidence(loaded, evidence)
+    _draw(plot, "verification", loaded, evidence)
     return 0 if evidence.accepted else 1
 
 
@@ -495,6 +507,7 @@ def strategy_command(
     strategy: str = "optimal",
     noise_multiplier: float = 1.0,
     out: str | None = None,
+    plot: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -508,6 +521,7 @@ def strategy_command(
       strategy: optimal, square-root, bisr, optimal-inverse, or a file of coefficients.
       noise_multiplier: for the error.
       out: write the coefficients to this file, one a line.
+      plot: write pictures of the matrix, its inverse and the noise that adds up to this PNG.
       force: let --out replace a file that does not hold coefficients.
       json: print one JSON object.
     """
@@ -525,6 +539,7 @@ def strategy_command(
     if out is not None and strategy in ("bisr", "optimal-inverse"):
         raise ValueError(f"out must not be given for {strategy}: it is made again from its bands")
     _check_out(out, COEFFICIENTS, force)
+    _check_plot(plot, out)
     with watch():
         if matrix is None:
             assert bands is not None
@@ -540,18 +555,24 @@ def strategy_command(
             print(" ".join(f"{c:.6g}" for c in matrix.array))
     if out:
         matrix.save(out)
+    _draw(plot, "strategy_matrices", matrix, iterations)
     return 0
 
 
-def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
+def show_command(
+    plan: Annotated[str, tyro.conf.Positional], plot: str | None = None, json: bool = False
+) -> int:
     """Print a plan after checking it.
 
     Args:
       plan: file written by calibrate.
+      plot: write what the plan says of delta at other epsilons to this PNG.
       json: print it as one JSON object.
     """
+    _check_plot(plot)
     loaded = jaxacct.Plan.load(plan)
     _print(loaded.to_json() if json else describe(loaded), json)
+    _draw(plot, "profile", loaded)
     return 0
 
 
@@ -693,6 +714,30 @@ def _check_out(out: str | None, kind: str, force: bool) -> None:
     if force and out is None:
         raise ValueError("force must not be given without out")
     files.check_target(out, None if force else is_ours, kind)
+
+
+def _check_plot(plot: str | None, out: str | None = None) -> None:
+    """Refuse what no picture can be written to, and the file that the result goes to."""
+    if plot is None:
+        return
+    from jaxacct.figure import check_plot
+
+    if out is not None and os.path.realpath(plot) == os.path.realpath(out):
+        raise ValueError(f"plot must be another file than out, both were {out!r}")
+    check_plot(plot)
+
+
+def _draw(plot: str | None, picture: str, *of) -> None:
+    """Write the picture of that name in `jaxacct.plot`, or say that there is nothing to show."""
+    if plot is None:
+        return
+    from jaxacct import plot as pictures
+
+    figure = getattr(pictures, picture)(*of)
+    if figure is None:
+        _complain(f"{plot} was not written: nothing was drawn, so there is nothing to show")
+    else:
+        pictures.save(figure, plot)
 
 
 def _refuse(when: str, **values) -> None:

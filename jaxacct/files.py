@@ -67,7 +67,9 @@ def create_secret(path, text: str, name: str = "out") -> None:
         os.fsync(file.fileno())
 
 
-def check_target(path, is_ours: Callable[[Path], bool] | None, kind: str, name: str = "out") -> None:
+def check_target(
+    path, is_ours: Callable[[Path], bool] | None, kind: str, name: str = "out", *, may_force: bool = True
+) -> None:
     """Refuse a file that could not be written to `path`, before the work that it is for; leaves no trace.
 
     Args:
@@ -75,6 +77,7 @@ def check_target(path, is_ours: Callable[[Path], bool] | None, kind: str, name: 
       is_ours: whether an existing file may be replaced; None to replace any.
       kind: what may be replaced, "a plan".
       name: of the argument.
+      may_force: whether the command has --force, to be named where another file is in the way.
 
     Raises:
       ValueError: in one line.
@@ -93,9 +96,8 @@ def check_target(path, is_ours: Callable[[Path], bool] | None, kind: str, name: 
         if not real.parent.is_dir():
             raise ValueError(f"{name} must be in a folder that exists, was {str(path)!r}")
         if mode is not None and is_ours is not None and real.stat().st_size and not is_ours(real):
-            raise ValueError(
-                f"{name} must be new or {kind}, {str(path)!r} is another file (--force replaces it)"
-            )
+            way_out = " (--force replaces it)" if may_force else ""
+            raise ValueError(f"{name} must be new or {kind}, {str(path)!r} is another file{way_out}")
         handle, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:100]}.", suffix=".tmp")
         os.close(handle)
         os.unlink(temporary)

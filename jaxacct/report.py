@@ -187,8 +187,10 @@ def _rounded_up(bound: float) -> str:
 
 
 def _pictures(plan: Plan, bands: Profile | None) -> str:
-    figures = [plot.profile(plan, bands), plot.tradeoff(plan, bands), plot.losses(plan)]
-    figures = figures if plan.certified else figures[2:]
+    figures = [plot.losses(plan), plot.verification(plan)]
+    if plan.certified:
+        curves = [] if bands is None else [plot.tradeoff_curve(plan, bands)]
+        figures = [plot.profile(plan, bands), plot.tradeoff(plan, bands), *curves, *figures]
     return "".join(f"<p>{plot.svg(figure)}</p>" for figure in figures if figure is not None)
 
 

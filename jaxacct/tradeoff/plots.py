@@ -4,26 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxacct.figure import blank
-from jaxacct.files import check_target, write_bytes_atomically
-
-
-def is_png(path) -> bool:
-    """Whether a file starts as a PNG does."""
-    with open(path, "rb") as file:
-        return file.read(8) == b"\x89PNG\r\n\x1a\n"
-
-
-def check_plot(path: str | None) -> None:
-    """Refuse a target that a picture could not be written to, before any work."""
-    check_target(path, is_png, "a PNG", "plot")
-    if path is not None:
-        blank(1, 1)
-
-
-def save(figure, path: str) -> None:
-    """Write a figure as PNG, whole or not at all."""
-    write_bytes_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150))
+from jaxacct.figure import DASHES, blank, check_plot, save
 
 
 def tradeoff_figure(curves: dict[str, Callable], title: str):
@@ -32,9 +13,8 @@ def tradeoff_figure(curves: dict[str, Callable], title: str):
     axes = figure.add_subplot()
     alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
     axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="perfect privacy")
-    styles = ("-", "--", "-.", (0, (1, 1)), (0, (5, 2, 1, 2, 1, 2)), (0, (8, 2)))
     for index, (name, f) in enumerate(curves.items()):
-        style = styles[index % len(styles)]
+        style = DASHES[index % len(DASHES)]
         axes.plot(alphas, f(alphas), linestyle=style, linewidth=2.4 if index == 0 else 1.5, label=name)
     axes.set(xlabel="type I error", ylabel="type II error", title=title, xlim=(0, 1), ylim=(0, 1))
     axes.set_aspect("equal")
@@ -53,3 +33,6 @@ def epsilon_figure(lines: dict[str, tuple], delta: float, xlabel: str, title: st
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8, frameon=False)
     return figure
+
+
+__all__ = ["check_plot", "epsilon_figure", "save", "tradeoff_figure"]
