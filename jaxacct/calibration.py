@@ -9,6 +9,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.accountants import ACCOUNTANTS, analytic, truncation, unamplified
 from jaxacct.batch_sizes import Overflow, batch_sizes, overflow
+from jaxacct.choice import Choice
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE, SearchStream, Stream
@@ -60,6 +61,7 @@ def calibrate(
     compose_with=None,
     adjacency: str = ADJACENCIES[0],
     checkpoint_dir=None,
+    choice: Choice | None = None,
     progress: Progress | None = None,
     key=None,
 ) -> Plan:
@@ -92,6 +94,7 @@ def calibrate(
       adjacency: "zero-out" only. arXiv 2602.09338 has its pairs for it alone; of replace-one it says that one
         can be derived (footnote to corollary D.2), and gives none.
       checkpoint_dir: keeps finished batches; the same call then resumes.
+      choice: `Recommendation.choice`, for the plan to say how scheme and strategy were chosen.
       progress: called with (what, samples done, samples expected).
       key: JAX key, from the operating system by default. Only tests should fix it.
 
@@ -112,6 +115,11 @@ def calibrate(
         _validate.positive_integer("max_samples", max_samples)
     if dataset_size is not None:
         scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
+    if choice is not None:
+        _validate.instance("choice", choice, Choice, "a jaxacct.choice.Choice")
+        other = choice.flaws(scheme, strategy, epsilon, delta, dataset_size)
+        if other:
+            raise ValueError(other[0])
     _validate.one_of("rule", rule, ("anytime", "fixed"))
     _validate.one_of("adjacency", adjacency, ADJACENCIES)
     if accountant is not None:
@@ -131,7 +139,7 @@ def calibrate(
     search = _Search(scheme, strategy, adjacency, target, rule, proposal, run_key, progress, sizes)
     if accountant is not None:
         named = None if accountant == "analytic" else accountant
-        return _compute(search, named, grid_ratio, noise_multiplier)
+        return _chosen(_compute(search, named, grid_ratio, noise_multiplier), choice)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     try:
         options = dict(
@@ -143,11 +151,17 @@ def calibrate(
             progress=progress,
         )
         if noise_multiplier is not None:
-            return _certify(search, noise_multiplier, max_samples, options, key)
-        return _release(search, grid_ratio, max_samples, options, key)
+            found = _certify(search, noise_multiplier, max_samples, options, key)
+        else:
+            found = _release(search, grid_ratio, max_samples, options, key)
+        return _chosen(found, choice)
     finally:
         if checkpoint:
             checkpoint.close()
+
+
+def _chosen(plan: Plan, choice: Choice | None) -> Plan:
+    return plan if choice is None else dataclasses.replace(plan, choice=choice)
 
 
 def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:

@@ -1,8 +1,9 @@
 """Which scheme, separation, number of bands and matrix to certify, from public numbers alone.
 
 Every candidate is given the noise multiplier that it will about need, and candidates are ranked by the
-prefix-sum error there. Nothing here is a guarantee, nothing is drawn, and nothing of the data is looked at
-but its size, which neighbours share: so the choice spends nothing, and the same numbers always choose alike.
+prefix-sum error there, or by what momentum, weight decay and a schedule make of the noise. Nothing here is a
+guarantee, nothing is drawn, and nothing of the data is looked at but its size, which neighbours share: so the
+choice spends nothing, and the same numbers always choose alike.
 
 The estimate. With f the likelihood ratio and Q the law without the example, the moments `Z_m = E_Q f^m` are
 known exactly for two and three replicas (proofs/proposals.md). A Gaussian mechanism of sensitivity mu has
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from jaxacct import _validate
 from jaxacct.accountants import ACCOUNTANTS, unamplified
 from jaxacct.calibration import LEAST_SEARCHED
+from jaxacct.choice import MATRICES, SCHEME_NAMES, SEARCHED, Choice
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.progress import Progress
 from jaxacct.proposals import replicas
@@ -27,11 +29,20 @@ from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.schemes import SCHEMES, Poisson, Scheme, scheme_from_json
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies import BandedToeplitz, Strategy, ending, prefix_sum_error
+from jaxacct.strategies import (
+    BandedToeplitz,
+    Strategy,
+    Workload,
+    ending,
+    prefix_sum_error,
+    workload_error,
+    workload_named,
+)
+from jaxacct.strategies.workload import PREFIX_SUMS
+from jaxacct.strategies.workload import checked as checked_workload
+from jaxacct.strategies.workload_names import PREFIX_SUM, name_of
 
 MEMORY_COPIES = 16
-SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep")
-MATRICES = ("optimal", "square-root")
 # Candidates whose errors are this near are as good as each other: the one that needs less is taken.
 ALIKE = 1.02
 _SHOWN = 8
@@ -57,6 +68,7 @@ class Recommended:
       memory_copies: of the parameters, which training keeps for the noise, the one being made included.
       noise_multiplier: an estimate of the smallest one that can be certified.
       prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
+      error: of the workload that candidates are ranked by, an estimate; prefix sums by default.
       predicted_samples: draws of one verification; an estimate.
       predicted_seconds: of `calibrate` on two CPU cores, roughly.
     """
@@ -67,6 +79,7 @@ class Recommended:
     memory_copies: int
     noise_multiplier: float
     prefix_sum_error: float
+    error: float
     predicted_samples: float
     predicted_seconds: float
 
@@ -80,6 +93,7 @@ class Recommended:
             "memory_copies": self.memory_copies,
             "noise_multiplier_estimate": self.noise_multiplier,
             "prefix_sum_error_estimate": self.prefix_sum_error,
+            "error_estimate": self.error,
             "predicted_samples": self.predicted_samples,
             "predicted_seconds": self.predicted_seconds,
         }
@@ -101,7 +115,7 @@ class Recommended:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Candidates ranked by prefix-sum error at the noise that each will about need.
+    """Candidates ranked by the error of the workload at the noise that each will about need.
 
     Attributes:
       candidates: the best of all that were looked at, smallest error first, with DP-SGD among them where
@@ -109,11 +123,13 @@ class Recommendation:
       place: of the one to take: the one that keeps fewest copies, then the cheapest to certify, of those
         whose error is within 2 % of the smallest.
       looked_at: how many candidates there were.
+      choice: what was searched and what was chosen, for the plan (`calibrate(..., choice=)`).
     """
 
     candidates: tuple[Recommended, ...]
     place: int
     looked_at: int
+    choice: Choice
 
     @property
     def chosen(self) -> Recommended:
@@ -136,7 +152,7 @@ class Recommendation:
                 "none" if c.strategy.bands == 1 else c.matrix,
                 str(c.memory_copies),
                 f"~{c.noise_multiplier:.3g}",
-                f"~{c.prefix_sum_error:.4g}",
+                f"~{c.error:.4g}",
                 f"~{c.predicted_samples:,.0f}",
                 f"~{c.predicted_seconds:.0f}",
             )
@@ -152,7 +168,9 @@ class Recommendation:
     def why(self) -> str:
         """What was chosen and why, for people."""
         chosen, best, dp_sgd = self.chosen, self.candidates[0], self.one_band
-        error = f"prefix-sum error about {chosen.prefix_sum_error:.3g}"
+        workload = self.choice.workload
+        what = "prefix-sum error" if workload == PREFIX_SUM else f"error of {workload or 'this schedule'}"
+        error = f"{what} about {chosen.error:.3g}"
         if chosen is best:
             why = f"{error}, the smallest of {self.looked_at} looked at"
         else:
@@ -163,7 +181,7 @@ class Recommendation:
             why = f"{error}, {smallest}, and it {saved}"
         against = ""
         if dp_sgd is not None and chosen.strategy.bands > 1:
-            against = f"; independent noise (DP-SGD) would have about {dp_sgd.prefix_sum_error:.3g}"
+            against = f"; independent noise (DP-SGD) would have about {dp_sgd.error:.3g}"
         copies = "copy" if chosen.memory_copies == 1 else "copies"
         return (
             f"chosen: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters\n"
@@ -179,6 +197,7 @@ class Recommendation:
             "chosen": self.place,
             "looked_at": self.looked_at,
             "data_independent": True,
+            "choice": self.choice.to_json(),
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
 
@@ -192,6 +211,7 @@ class _Numbers:
     iterations: int
     epsilon: float
     delta: float
+    workload: Workload
 
 
 @dataclass(frozen=True)
@@ -202,12 +222,11 @@ class _Place:
     strategy: Strategy
     matrix: str
     noise_multiplier: float
+    workload: Workload
 
     @property
     def error(self) -> float:
-        return prefix_sum_error(
-            self.strategy, iterations=self.scheme.iterations, noise_multiplier=self.noise_multiplier
-        )
+        return self.noise_multiplier**2 * _unit_error(self.strategy, self.scheme.iterations, self.workload)
 
 
 def recommend(
@@ -222,6 +241,7 @@ def recommend(
     bands: int | None = None,
     min_separation: int | None = None,
     strategy: str | None = None,
+    workload: Workload | str = PREFIX_SUMS,
     progress: Progress | None = None,
 ) -> Recommendation:
     """Rank schemes, separations, bands and matrices by prefix-sum error at estimated noise.
@@ -239,6 +259,8 @@ def recommend(
       scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
       bands, min_separation: fixed ones; all that fit by default.
       strategy: "optimal" or "square-root"; by default the first, and the second beside the best.
+      workload: rank by the error of an optimizer's iterates, which the optimal matrices are then made for; a
+        `strategies.Workload` or the name of one (`strategies.workload_named`). Prefix sums by default.
       progress: called with (what, 0, 0).
 
     Raises:
@@ -255,6 +277,9 @@ def recommend(
         iterations=_validate.positive_integer("iterations", iterations),
         epsilon=_validate.target_epsilon("epsilon", epsilon),
         delta=_validate.open_probability("delta", delta),
+        workload=workload_named(workload, iterations)
+        if isinstance(workload, str)
+        else checked_workload(workload),
     )
     most = _validate.positive_integer("memory_copies", memory_copies)
     if scheme is not None:
@@ -272,6 +297,9 @@ def recommend(
     if not grid:
         raise ValueError(_why_none(numbers, scheme, bands, min_separation))
 
+    if strategy != "square-root" and any(number > 1 for _, number in grid):
+        numbers.workload.check_size(iterations, iterations)  # before the search gets there
+
     def say(what: str) -> None:
         if progress:
             progress(f"choosing: {what}", 0, 0)
@@ -284,7 +312,24 @@ def recommend(
             "`jaxacct calibrate` with --scheme, --bands and --min-separation certifies it"
         )
     say("the cost of certifying")
-    return _ranked(found, numbers)
+    rows, place = _ranked(found, numbers)
+    chosen, options = rows[place], dict(zip(SEARCHED, (scheme, bands, min_separation, strategy), strict=True))
+    choice = Choice(
+        dataset_size=numbers.dataset_size,
+        batch_size=numbers.batch_size,
+        iterations=numbers.iterations,
+        epsilon=numbers.epsilon,
+        delta=numbers.delta,
+        memory_copies=most,
+        workload=name_of(numbers.workload),
+        given=tuple(name for name, value in options.items() if value is not None),
+        looked_at=len(found),
+        scheme=chosen.scheme.name,
+        min_separation=chosen.scheme.min_separation,
+        bands=chosen.strategy.bands,
+        matrix=chosen.matrix,
+    )
+    return Recommendation(rows, place, len(found), choice)
 
 
 def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> list[_Place]:
@@ -303,7 +348,8 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
             before = [place for place in seen.values() if place]
             alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, matrix)]
             start = (alike or before)[-1].noise_multiplier / estimates.ratio if before else 1.0
-            seen[key] = estimates.of(scheme, _matrix(matrix, number, scheme), matrix, start)
+            made = _matrix(matrix, number, scheme, numbers.workload)
+            seen[key] = estimates.of(scheme, made, matrix, start, numbers.workload)
         return seen[key]
 
     firsts = []
@@ -327,27 +373,41 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
 
 
 @functools.lru_cache(maxsize=64)
-def _optimal(bands: int, iterations: int) -> BandedToeplitz:
+def _optimal(bands: int, iterations: int, workload: Workload) -> BandedToeplitz:
     # The separation is checked and changes nothing.
     return BandedToeplitz.optimal(
-        iterations=iterations, bands=bands, min_separation=bands, participations=-(-iterations // bands)
+        iterations=iterations,
+        bands=bands,
+        min_separation=bands,
+        participations=-(-iterations // bands),
+        workload=workload,
     )
 
 
-def _matrix(name: str, bands: int, scheme: Scheme) -> Strategy:
+def _matrix(name: str, bands: int, scheme: Scheme, workload: Workload) -> Strategy:
     n = scheme.iterations
-    return ending(_optimal(bands, n) if name == "optimal" else BandedToeplitz.square_root(bands), scheme)
+    made = _optimal(bands, n, workload) if name == "optimal" else BandedToeplitz.square_root(bands)
+    return ending(made, scheme)
 
 
-def _ranked(found: list[_Place], numbers: _Numbers) -> Recommendation:
+@functools.lru_cache(maxsize=256)
+def _unit_error(strategy: Strategy, iterations: int, workload: Workload) -> float:
+    """At noise multiplier 1; the same for every separation."""
+    if workload == PREFIX_SUMS:
+        return prefix_sum_error(strategy, iterations=iterations, noise_multiplier=1.0)
+    return workload_error(strategy, iterations=iterations, noise_multiplier=1.0, workload=workload)
+
+
+def _ranked(found: list[_Place], numbers: _Numbers) -> tuple[tuple[Recommended, ...], int]:
+    """The rows to show, smallest error first, and the place of the one to take."""
     order = sorted(found, key=lambda place: place.error)
     shown = [*order[:_SHOWN]]
     shown += [place for place in _first_of_each(order) if place not in shown]
     budget = Budget.split(numbers.delta)
     rows = [_priced(place, numbers.epsilon, budget) for place in sorted(shown, key=lambda p: p.error)]
-    alike = [row for row in rows if row.prefix_sum_error <= ALIKE * rows[0].prefix_sum_error]
+    alike = [row for row in rows if row.error <= ALIKE * rows[0].error]
     taken = min(alike, key=lambda row: (row.memory_copies, row.predicted_seconds))
-    return Recommendation(tuple(rows), rows.index(taken), len(found))
+    return tuple(rows), rows.index(taken)
 
 
 def _first_of_each(places: list[_Place]) -> list[_Place]:
@@ -444,7 +504,9 @@ class _Estimates:
         order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
         return cls(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second)
 
-    def of(self, scheme: Scheme, strategy: Strategy, matrix: str, start: float) -> _Place | None:
+    def of(
+        self, scheme: Scheme, strategy: Strategy, matrix: str, start: float, workload: Workload
+    ) -> _Place | None:
         """One candidate, looked for from `start`; None where even its second moment takes too long."""
         if _numbers_of_table(scheme, strategy, 2) > _MOST_NUMBERS:
             return None
@@ -454,7 +516,7 @@ class _Estimates:
             noise = second + self.order * (by_moment(scheme, strategy, 3, self.mu, second) - second)
         # Revealing the pattern is enough, whatever the line says.
         most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / self.mu
-        return _Place(scheme, strategy, matrix, min(most, max(LEAST_SEARCHED, noise)))
+        return _Place(scheme, strategy, matrix, min(most, max(LEAST_SEARCHED, noise)), workload)
 
 
 def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: float = 1.0) -> float:
@@ -584,7 +646,8 @@ def _priced(place: _Place, epsilon: float, budget: Budget) -> Recommended:
         matrix=place.matrix,
         memory_copies=copies_of(place.strategy),
         noise_multiplier=place.noise_multiplier,
-        prefix_sum_error=place.error,
+        prefix_sum_error=place.noise_multiplier**2 * _unit_error(place.strategy, n, PREFIX_SUMS),
+        error=place.error,
         predicted_samples=samples,
         predicted_seconds=seconds,
     )

@@ -64,10 +64,13 @@ class Problem:
     strategy: str | None = None
     """"optimal" (the default), "square-root", or a file of coefficients; "bisr" and "optimal-inverse" are
     Toeplitz with an inverse of --bands bands, for which the noise is an upper bound."""
+    workload: str | None = None
+    """What an optimised matrix is made for, and what it ranks by where it chooses: prefix-sum by default, or
+    momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between."""
 
     def decided(self) -> list[str]:
         """Of the options that say how batches are drawn and noise is correlated, those that were given."""
-        sizes = {"iterations", "dataset_size", "batch_size"}
+        sizes = {"iterations", "dataset_size", "batch_size", "workload"}
         return [
             field.name
             for field in dataclasses.fields(self)
@@ -80,7 +83,10 @@ class Problem:
         from jaxacct.strategies import by_name, ending
 
         name = "optimal" if self.strategy is None else self.strategy
+        ranked = {} if self.workload is None else {"workload": self.workload_of_run()}
         given = coefficients(name, self.bands)
+        if given is not None:
+            _refuse(f"together with the coefficients in {name}", workload=self.workload)
         bands = given.bands if given is not None else 1 if self.bands is None else self.bands
         _validate.positive_integer("bands", bands)
         separation = bands if self.min_separation is None else self.min_separation
@@ -96,8 +102,14 @@ class Problem:
             truncate_to=self.truncate_to,
         )
         scheme = jaxacct.SCHEMES["b-min-sep" if self.scheme is None else self.scheme].from_numbers(numbers)
-        strategy = given if given is not None else by_name(name, bands, scheme)
+        strategy = given if given is not None else by_name(name, bands, scheme, **ranked)
         return scheme, ending(strategy, scheme)
+
+    def workload_of_run(self):
+        """Of the name given, or prefix sums."""
+        from jaxacct.strategies import workload_named
+
+        return workload_named("prefix-sum" if self.workload is None else self.workload, self.iterations)
 
 
 def coefficients(strategy: str, bands: int | None):
@@ -130,6 +142,7 @@ def recommend_command(
     bands: int | None = None,
     min_separation: int | None = None,
     strategy: Literal["optimal", "square-root"] | None = None,
+    workload: str = "prefix-sum",
     plot: str | None = None,
     json: bool = False,
 ) -> int:
@@ -148,6 +161,8 @@ def recommend_command(
       bands: of the strategy matrix.
       min_separation: steps between participations.
       strategy: matrix.
+      workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
+        or linear, warmup:100, with commas between.
       plot: write error against memory of the candidates to this PNG.
       json: print one JSON object.
     """
@@ -164,10 +179,14 @@ def recommend_command(
             bands=bands,
             min_separation=min_separation,
             strategy=strategy,
+            workload=workload,
             progress=progress,
         )
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
-    command = f"jaxacct calibrate {numbers} {found.chosen.options()} --epsilon {epsilon!r} --delta {delta!r}"
+    target = f"--epsilon {epsilon!r} --delta {delta!r}"
+    if found.choice.workload != "prefix-sum" and found.chosen.matrix == "optimal":
+        target = f"--workload {found.choice.workload} {target}"
+    command = f"jaxacct calibrate {numbers} {found.chosen.options()} {target}"
     _draw(plot, "recommendation", found)
     if json:
         _print(found.to_json() | {"command": command}, True)
@@ -232,6 +251,7 @@ def calibrate_command(
         raise ValueError(
             f"memory_copies must not be given together with {decided[0]}: nothing is chosen then"
         )
+    choice = None
     with watch() as progress:
         if decided or problem.dataset_size is None or problem.batch_size is None:
             scheme, strategy = problem.build()
@@ -243,8 +263,10 @@ def calibrate_command(
                 epsilon=epsilon,
                 delta=delta,
                 memory_copies=16 if memory_copies is None else memory_copies,
+                workload=problem.workload_of_run(),
                 progress=progress,
             )
+            choice = found.choice
             scheme, strategy = found.chosen.scheme, found.chosen.strategy
             if not json:
                 print(f"{found.why()}\n", flush=True)
@@ -261,6 +283,7 @@ def calibrate_command(
             rule=rule,
             proposal=proposal,
             accountant=accountant,
+            choice=choice,
             progress=progress,
         )
     # What was found is shown first: a disk that has filled up since does not lose it.
@@ -506,6 +529,7 @@ def strategy_command(
     min_separation: int | None = None,
     strategy: str = "optimal",
     noise_multiplier: float = 1.0,
+    workload: str = "prefix-sum",
     out: str | None = None,
     plot: str | None = None,
     force: bool = False,
@@ -520,15 +544,18 @@ def strategy_command(
         optimal-inverse (by default one participation).
       strategy: optimal, square-root, bisr, optimal-inverse, or a file of coefficients.
       noise_multiplier: for the error.
+      workload: what the error is of and an optimised matrix is made for: prefix-sum, or momentum:0.9,
+        weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between.
       out: write the coefficients to this file, one a line.
       plot: write pictures of the matrix, its inverse and the noise that adds up to this PNG.
       force: let --out replace a file that does not hold coefficients.
       json: print one JSON object.
     """
     _validate.positive_number("noise_multiplier", noise_multiplier)
-    from jaxacct.strategies import by_name
+    from jaxacct.strategies import by_name, workload_error, workload_named
 
     _validate.positive_integer("iterations", iterations)
+    made_for = workload_named(workload, iterations)
     if strategy not in ("optimal", "optimal-inverse"):
         _refuse(f"together with strategy {strategy}", min_separation=min_separation)
     matrix = coefficients(strategy, bands)
@@ -545,12 +572,19 @@ def strategy_command(
             assert bands is not None
             once = iterations if strategy == "optimal-inverse" else bands
             scheme = jaxacct.BMinSep(iterations, once if min_separation is None else min_separation, 1.0)
-            matrix = by_name(strategy, bands, scheme)
-        error = jaxacct.prefix_sum_error(matrix, iterations=iterations, noise_multiplier=noise_multiplier)
+            optimised = {"workload": made_for} if strategy in ("optimal", "optimal-inverse") else {}
+            matrix = by_name(strategy, bands, scheme, **optimised)
+        at: dict[str, Any] = dict(iterations=iterations, noise_multiplier=noise_multiplier)
+        error = jaxacct.prefix_sum_error(matrix, **at)
+        others = {} if workload == "prefix-sum" else {"workload": workload}
+        if others:
+            others["workload_error"] = workload_error(matrix, workload=made_for, **at)
     if json:
-        _print({"coefficients": matrix.array.tolist(), "prefix_sum_error": error}, True)
+        _print({"coefficients": matrix.array.tolist(), "prefix_sum_error": error} | others, True)
     else:
         print(f"{matrix.bands} bands, mean squared prefix-sum error {error:.6g} over {iterations} steps")
+        if others:
+            print(f"mean squared error of the iterates of {workload}: {others['workload_error']:.6g}")
         if not out:
             print(" ".join(f"{c:.6g}" for c in matrix.array))
     if out:
@@ -684,6 +718,8 @@ def describe(plan: "jaxacct.Plan") -> str:
     for name, delta in [*items, ("left over", max(0.0, plan.delta - spent))]:
         lines.append(f"{'':<22}{delta:.6g} of delta: {name}")
     lines += [f"{'':<22}{line}" for line in plan.checked()]
+    if plan.choice is not None:
+        lines += ["", plan.choice.statement()]
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from jaxacct._validate import open_probability, positive_number
 from jaxacct.accountants import truncation
 from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
+from jaxacct.choice import Choice, choice_from_json
 from jaxacct.files import read_json, to_json, write_atomically
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism
 from jaxacct.records import exact
@@ -71,6 +72,7 @@ class Plan:
         batches are never cut.
       overflow_delta: the part of `delta` that stopping at a larger batch spends (`batch_sizes.overflow`);
         None where sizes are cut or not stated, and in plans of before, which put nothing aside.
+      choice: how scheme and matrix were chosen where a search did, else None.
       created: time of certification, ISO 8601, UTC.
       device: the platform JAX drew on.
       versions: package versions.
@@ -88,6 +90,7 @@ class Plan:
     max_batch_size: int | None = None
     truncation_delta: float | None = None
     overflow_delta: float | None = None
+    choice: Choice | None = None
     created: str = field(default_factory=_now)
     device: str = field(default_factory=lambda: jax.devices()[0].device_kind)
     versions: dict[str, str] = field(default_factory=_versions)
@@ -97,6 +100,8 @@ class Plan:
         open_probability("delta", self.delta)
         if self.dataset_size is not None:
             _validate.positive_integer("dataset_size", self.dataset_size)
+        if self.choice is not None:
+            _validate.instance("choice", self.choice, Choice, "a jaxacct.choice.Choice")
 
     @property
     def training(self) -> str:
@@ -224,13 +229,16 @@ class Plan:
 
     def checked(self) -> list[str]:
         """What loading computed again, and what only drawing can show; lines for people."""
+        said = self.certificate.checked()
+        if self.choice is not None:
+            said.append("as written: that a search chose; the command in its statement searches again")
         if self.overflow_delta is not None or _overflow_of(self) is None:
-            return self.certificate.checked()
+            return said
         before = (
             "not put aside: a run stopped by a batch too large, 1e-9 of delta at most, for users "
             "1 + e^epsilon times that; plans of version 3 do"
         )
-        return [*self.certificate.checked(), before]
+        return [*said, before]
 
     def budget_lines(self) -> list[tuple[str, float]]:
         """(item, delta spent) for every item of the budget of delta."""
@@ -254,6 +262,8 @@ class Plan:
         held = self.certificate.to_json()
         before = _overflow_of(self) is not None and self.overflow_delta is None
         new_in_3 = {} if before else {"overflow_delta": self.overflow_delta}
+        # Absent where nothing was searched, so that such plans are what they were.
+        new_in_3 |= {} if before or self.choice is None else {"choice": self.choice.to_json()}
         return new_in_3 | {
             "schema": SCHEMA,
             "schema_version": 2 if before else SCHEMA_VERSION,
@@ -300,6 +310,7 @@ class Plan:
         names |= {"schema", "schema_version", "statement", "adjacency", "prefix_sum_error"}
         names |= {"scheme", "strategy", "noise_multiplier"}
         names -= _NEW_IN_3 if version < 3 else set()
+        names -= set() if "choice" in data else {"choice"}
         lacks = sorted(names - set(data) - (_NEW_IN_2 if version == 1 else set()))
         unknown = sorted(set(data) - names)
         if lacks or unknown:
@@ -336,7 +347,7 @@ class Plan:
 
 
 _NEW_IN_2 = {"analytic_accountant", "truncation_delta"}
-_NEW_IN_3 = {"overflow_delta"}
+_NEW_IN_3 = {"overflow_delta", "choice"}
 
 
 def _as_read(value):
@@ -379,7 +390,8 @@ def _read(data: dict, version: int) -> Plan:
     if evidence is not None:
         evidence = records.read(Evidence, evidence, "plan evidence")
     compose_with = event_from_json(data["compose_with"])
-    plan = Plan(mechanism, evidence=evidence, compose_with=compose_with, **fields)
+    choice = choice_from_json(data.get("choice"))
+    plan = Plan(mechanism, evidence=evidence, compose_with=compose_with, choice=choice, **fields)
     if records.differences(given, plan.prefix_sum_error, "prefix_sum_error"):
         raise ValueError(f"plan prefix_sum_error must be {plan.prefix_sum_error!r}, was {given!r}")
     if version == 1:
@@ -391,6 +403,13 @@ def _read(data: dict, version: int) -> Plan:
 def _flaws(plan: Plan) -> list[str]:
     """What in a plan does not follow from its mechanism and its draws, a line each; cheap checks first."""
     try:
+        if plan.choice is not None:
+            mechanism = plan.mechanism
+            found = plan.choice.flaws(
+                mechanism.scheme, mechanism.strategy, plan.epsilon, plan.delta, plan.dataset_size
+            )
+            if found:
+                return found
         found = plan.certificate.is_about(plan.mechanism, plan.target)
         if found:
             return found

@@ -90,6 +90,7 @@ def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) 
     parts = [
         f'<p class="{kind}">{_text(plan.statement())}</p>',
         _section("The mechanism", _table(("what", "value"), _mechanism(plan))),
+        *_chosen(plan),
         _section("Where delta goes", _budget(plan)),
         _section("The evidence", "<pre>" + _text("\n".join(plan.certificate.lines(plan.target))) + "</pre>"),
         _section("What an attacker can do", _risk(plan, bands) if certified else _NOTHING),
@@ -144,6 +145,12 @@ def _mechanism(plan: Plan) -> list[tuple[str, str]]:
     if plan.compose_with is not None:
         rows.append(("composed with", repr(plan.compose_with)))
     return rows
+
+
+def _chosen(plan: Plan) -> list[str]:
+    if plan.choice is None:
+        return []
+    return [_section("How it was chosen", f"<p>{_text(plan.choice.statement())}</p>")]
 
 
 def _budget(plan: Plan) -> str:

@@ -265,6 +265,7 @@ def merge(
         max_batch_size=plan.max_batch_size,
         truncation_delta=plan.truncation_delta,
         overflow_delta=plan.overflow_delta,
+        choice=plan.choice,
     )
     return Plan.from_json(json.loads(to_json(proven.to_json()))), evidence
 

@@ -15,7 +15,7 @@ from jaxacct.accountants import analytic, unamplified
 from jaxacct.choosing import ALIKE, _falling_root, log_moment, recommend
 from jaxacct.kernels import randomness
 from jaxacct.proposals.replicas import log_normalizer
-from jaxacct.strategies import ending
+from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from tests.oracles.enumeration import pattern_law
 from train import noise
 
@@ -96,6 +96,24 @@ def test_what_is_chosen_is_within_two_percent_and_cheapest(found):
         at = jaxacct.prefix_sum_error(row.strategy, iterations=12, noise_multiplier=row.noise_multiplier)
         assert row.prefix_sum_error == at
         assert row.predicted_samples > 0 and row.predicted_seconds > 0
+
+
+@pytest.mark.parametrize("name", ["momentum:0.9", "weight-decay:0.3,linear"])
+def test_another_workload_ranks_and_shapes_the_matrices(name, found):
+    workload = workload_named(name, 12)
+    told = recommend(**SMALL, workload=name)
+    assert told == recommend(**SMALL, workload=workload)
+    errors = [row.error for row in told.candidates]
+    assert errors == sorted(errors) and told.chosen.error <= ALIKE * errors[0]
+    for row in told.candidates:
+        at: dict[str, Any] = dict(iterations=12, noise_multiplier=row.noise_multiplier)
+        assert row.error == pytest.approx(workload_error(row.strategy, workload=workload, **at), rel=1e-12)
+        assert row.prefix_sum_error == pytest.approx(jaxacct.prefix_sum_error(row.strategy, **at), rel=1e-12)
+        if row.matrix == "optimal" and row.strategy.bands > 1:
+            made = by_name("optimal", row.strategy.bands, row.scheme, workload)
+            assert row.strategy == ending(made, row.scheme)
+    assert all(row.error == row.prefix_sum_error for row in found.candidates)
+    assert f"error of {name} about" in told.why() and "prefix-sum error about" in found.why()
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 5])
@@ -208,6 +226,9 @@ def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
         (dict(epsilon=0.0), "epsilon must be"),
         (dict(delta=1.0), "delta must be"),
         (dict(iterations=0), "iterations must be"),
+        (dict(workload="adam"), "workload must be prefix-sum, or"),
+        (dict(workload=0.9), "workload must be a jaxacct.strategies.Workload"),
+        (dict(iterations=5000, workload="cosine"), "workload must have a constant learning rate for 5000"),
     ],
 )
 def test_bad_input(numbers, message):
@@ -265,8 +286,9 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     path = tmp_path / "plan.json"
     assert run("calibrate", *README, *TARGET, "--memory-copies", "2", "--out", path) == 0
     text = capsys.readouterr().out
-    chosen = recommend(**SMALL, memory_copies=2).chosen
-    plan = Plan.load(path)
+    told = recommend(**SMALL, memory_copies=2)
+    chosen, plan = told.chosen, Plan.load(path)
+    assert plan.choice == told.choice and told.choice.statement() in text
     assert plan.certified
     assert (plan.mechanism.scheme, plan.mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 0.9 < chosen.noise_multiplier / plan.mechanism.noise_multiplier < 1.05

@@ -8,15 +8,19 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, records
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate, records
 from jaxacct.accountants.composition import event_from_json
 from jaxacct.batch_sizes import overflow
 from jaxacct.calibration import _Sizes, make_plan
+from jaxacct.choice import Choice
+from jaxacct.cli import describe
 from jaxacct.files import read_json, to_json
+from jaxacct.report import report
 from jaxacct.schemes import scheme_from_json
 from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import Direction
@@ -265,3 +269,103 @@ def test_a_relabelled_digest_does_not_help():
 def test_a_number_of_a_record_is_finite(value):
     with pytest.raises(ValueError, match="x must be a finite number"):
         records.read(float, value, "x")
+
+
+CHOICE = Choice(
+    dataset_size=500,
+    batch_size=25.0,
+    iterations=24,
+    epsilon=1.0,
+    delta=1e-3,
+    memory_copies=16,
+    workload="momentum:0.9",
+    given=("bands",),
+    looked_at=30,
+    scheme="b-min-sep",
+    min_separation=3,
+    bands=3,
+    matrix="square-root",
+)
+
+
+@functools.cache
+def chosen_plan() -> Plan:
+    mechanism = dataclasses.replace(whole("analytic").mechanism, scheme=BMinSep.from_batch_size(**SIZES))
+    stops = overflow(mechanism.scheme, 1.0, 1e-3, 500)
+    sizes = _Sizes(500, overflow=stops)
+    return dataclasses.replace(make_plan(mechanism, Target.at(1.0, 1e-3), None, sizes), choice=CHOICE)
+
+
+SIZES: dict[str, Any] = dict(dataset_size=500, batch_size=25, iterations=24, min_separation=3)
+
+
+def test_a_plan_says_how_it_was_chosen_and_is_readable_without():
+    """What was searched, the criterion, that nothing is spent; not a word where nothing was chosen."""
+    plan = chosen_plan()
+    data = json.loads(to_json(plan.to_json()))
+    assert Plan.from_json(data).choice == CHOICE
+    said = data["choice"]["statement"]
+    for part in ("30 candidates", "16 copies", "momentum:0.9", "no privacy is spent", CHOICE.command()):
+        assert part in said
+    assert "number of bands" not in said and "--bands 3" in CHOICE.command()  # that was given
+    assert said in describe(plan) and "How it was chosen" in report(plan)
+    assert "no privacy is spent" in dataclasses.replace(CHOICE, workload=None).statement()
+    del data["choice"]
+    assert Plan.from_json(data) == dataclasses.replace(plan, choice=None)
+    assert "choice" not in whole("analytic").to_json()
+
+
+def test_no_changed_choice_is_believed():
+    """Each leaf: refused, unless the whole statement would follow from it, which none of these do."""
+    data = json.loads(to_json(chosen_plan().to_json()))
+    paths = [(path, value) for path, value in mutations(data) if path[0] == "choice" and path != ("choice",)]
+    assert len(paths) > 100
+    for path, value in paths:
+        if path[1:2] == ("looked_at",) and value is True:
+            continue
+        with pytest.raises(ValueError, match=r"plan|must be|choice"):
+            Plan.from_json(changed(data, path, value))
+    for value in (None, [], "chosen", {}):
+        with pytest.raises(ValueError, match="plan"):
+            Plan.from_json(data | {"choice": value})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dict(dataset_size=501),
+        dict(batch_size=26.0),
+        dict(epsilon=2.0),
+        dict(delta=1e-2),
+        dict(scheme="poisson"),
+        dict(min_separation=4),
+        dict(bands=2),
+        dict(iterations=25),
+    ],
+)
+def test_a_choice_of_something_else_is_refused_with_its_own_statement(other):
+    """Consistent in itself, as an editor would write it: it is not about this plan."""
+    edited = dataclasses.replace(CHOICE, **other)
+    data = json.loads(to_json(chosen_plan().to_json())) | {"choice": edited.to_json()}
+    (name,) = other
+    with pytest.raises(ValueError, match=f"choice is of {name}"):
+        Plan.from_json(data)
+    assert not dataclasses.replace(chosen_plan(), choice=edited).certified
+    scheme, strategy = chosen_plan().mechanism.scheme, chosen_plan().mechanism.strategy
+    with pytest.raises(ValueError, match=f"choice is of {name}"):
+        calibrate(scheme, strategy, epsilon=1.0, delta=1e-3, dataset_size=500, choice=edited)
+
+
+@pytest.mark.parametrize(
+    "bad", [dict(workload="adam"), dict(given=("strategy", "bands")), dict(memory_copies=2), dict(matrix="x")]
+)
+def test_a_choice_that_cannot_be(bad):
+    with pytest.raises(ValueError, match="must be"):
+        dataclasses.replace(CHOICE, **bad)
+
+
+def test_a_plan_of_version_2_has_no_choice():
+    data = json.loads(to_json(chosen_plan().to_json())) | {"schema_version": 2}
+    del data["overflow_delta"]
+    with pytest.raises(ValueError, match="unknown field 'choice'"):
+        Plan.from_json(data)

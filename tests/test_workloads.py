@@ -9,9 +9,10 @@ import optax
 import pytest
 import scipy
 
-from jaxacct import BandedInverse, BandedToeplitz, prefix_sum_error
-from jaxacct.strategies import Dense, Workload, workload_error
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, prefix_sum_error
+from jaxacct.strategies import Dense, Workload, by_name, workload_error, workload_named
 from jaxacct.strategies.banded_toeplitz import _log_error, _log_workload_error
+from jaxacct.strategies.workload_names import PREFIX_SUM, name_of
 from tests.oracles import enumeration
 
 N = 12
@@ -175,3 +176,70 @@ def test_what_is_no_workload_is_refused(bad):
 def test_too_many_numbers_are_refused():
     with pytest.raises(ValueError, match="workload must have a constant learning rate for 5000 iterations"):
         Workload(lambda t: 1.0 + t).error_of(5000, 5000)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("cosine", optax.cosine_decay_schedule(1.0, N)),
+        ("linear", optax.linear_schedule(1.0, 0.0, N)),
+        ("warmup:3", optax.linear_schedule(0.0, 1.0, 3)),
+        ("cosine,warmup:3,learning-rate:0.4", WARM),
+    ],
+)
+def test_schedules_by_name_are_those_of_optax(name, schedule):
+    named = workload_named(name, N)
+    np.testing.assert_allclose(named.rates(N), [float(schedule(t)) for t in range(N)], atol=1e-7)
+    assert workload_named(name, N) == named and hash(workload_named(name, N)) == hash(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [
+        (PREFIX_SUM, Workload()),
+        ("momentum:0.9", Workload(momentum=0.9)),
+        ("momentum:0.5, weight-decay:1e-3,learning-rate:0.1", Workload(0.1, 0.5, 1e-3)),
+        ("weight-decay:0.25,linear,warmup:2,learning-rate:2.0", None),
+    ],
+)
+def test_names_and_workloads_go_together(name, workload):
+    named = workload_named(name, N)
+    assert workload is None or named == workload
+    assert workload_named(str(name_of(named)), N) == named
+    assert name_of(Workload(WARM)) is None  # of another make: no name stands for it
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "had ''"),
+        ("momentum", "must have momentum with a number"),
+        ("momentum:1.0", "momentum must be from 0 to below 1"),
+        ("momentum:nan", "momentum with a number"),
+        ("momentum:0.9,momentum:0.9", "twice"),
+        ("cosine,linear", "twice"),
+        ("cosine:3", "had 'cosine:3'"),
+        ("shape:cosine", "had 'shape:cosine'"),
+        ("warmup:12", "warmup must be below iterations 12"),
+        ("warmup:1.5", "warmup must be a number of steps"),
+        ("learning-rate:0", "learning_rate must be"),
+        ("prefix-sum,momentum:0.5", "had 'prefix-sum'"),
+        (3, "was 3"),
+    ],
+)
+def test_names_that_are_none(name, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        workload_named(name, N)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_optimised_matrix_by_name_is_made_for_the_workload():
+    scheme, workload = BMinSep(N, 3, 0.2), workload_named("momentum:0.9", N)
+    made = by_name("optimal", 3, scheme, workload)
+    assert made == BandedToeplitz.optimal(
+        iterations=N, bands=3, min_separation=3, participations=4, workload=workload
+    )
+    assert made != by_name("optimal", 3, scheme)
+    for name in ("square-root", "bisr"):
+        with pytest.raises(ValueError, match="workload must not be given together with strategy"):
+            by_name(name, 3, scheme, workload)

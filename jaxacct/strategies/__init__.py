@@ -10,37 +10,45 @@ from jaxacct.strategies.dense import Dense
 from jaxacct.strategies.finite_toeplitz import FiniteToeplitz, ending
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.toeplitz import Toeplitz
-from jaxacct.strategies.workload import Workload
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload
+from jaxacct.strategies.workload_names import workload_named
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.kind: kind for kind in (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, Dense)
 }
 
-# Strategies by name, from the number of bands and the scheme they are for.
-_BY_NAME = {
-    "optimal": lambda bands, scheme: BandedToeplitz.optimal(
-        iterations=scheme.iterations,
-        bands=bands,
-        min_separation=scheme.min_separation,
-        participations=scheme.max_participations,
-    ),
+# Strategies by name, from the number of bands, the scheme they are for and the workload.
+_OPTIMISED = {"optimal": BandedToeplitz.optimal, "optimal-inverse": BandedInverse.optimal}
+_CLOSED_FORMS = {
     "square-root": lambda bands, scheme: BandedToeplitz.square_root(bands),
     "bisr": lambda bands, scheme: BandedInverse.bisr(iterations=scheme.iterations, bands=bands),
-    "optimal-inverse": lambda bands, scheme: BandedInverse.optimal(
-        iterations=scheme.iterations,
-        bands=bands,
-        min_separation=scheme.min_separation,
-        participations=scheme.max_participations,
-    ),
 }
-NAMES = tuple(_BY_NAME)
+NAMES = ("optimal", "square-root", "bisr", "optimal-inverse")
 
 
-def by_name(name: str, bands: int, scheme) -> Stationary:
-    """A strategy by one of `NAMES`, or from the file of coefficients of that name; ValueError otherwise."""
+def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> Stationary:
+    """A strategy by one of `NAMES`, or from the file of coefficients of that name; ValueError otherwise.
+
+    Args:
+      name: of `NAMES` or a file.
+      bands: of C, or of its inverse.
+      scheme: what it is for.
+      workload: what an optimised matrix is made for; for others it must be prefix sums, as it changes
+        nothing there.
+    """
     _validate.positive_integer("bands", bands)
-    if name in _BY_NAME:
-        return _BY_NAME[name](bands, scheme)
+    if name in _OPTIMISED:
+        return _OPTIMISED[name](
+            iterations=scheme.iterations,
+            bands=bands,
+            min_separation=scheme.min_separation,
+            participations=scheme.max_participations,
+            workload=workload,
+        )
+    if workload != PREFIX_SUMS:
+        raise ValueError(f"workload must not be given together with strategy {name}, which is not optimised")
+    if name in _CLOSED_FORMS:
+        return _CLOSED_FORMS[name](bands, scheme)
     if not Path(name).exists():
         raise ValueError(f"strategy must be {', '.join(NAMES)} or a file of coefficients, was {name!r}")
     return BandedToeplitz.from_file(name)
@@ -76,4 +84,5 @@ __all__ = [
     "strategy_from_json",
     "strategy_to_json",
     "workload_error",
+    "workload_named",
 ]

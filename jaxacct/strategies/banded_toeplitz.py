@@ -215,8 +215,11 @@ def _log_workload_error(coefficients: np.ndarray, n: int, error_of: Callable):
     """
     impulse = np.zeros(n)
     impulse[0] = 1.0
-    g = scipy.signal.lfilter([1.0], coefficients, impulse)
-    error, slopes = error_of(g)
+    with np.errstate(over="ignore", invalid="ignore"):
+        g = scipy.signal.lfilter([1.0], coefficients, impulse)
+        error, slopes = error_of(g)
+    if not 0 < error < 1e100:
+        return 1e3, np.zeros(coefficients.size - 1)
     squared = scipy.signal.lfilter([1.0], coefficients, g)
     gradient = np.array([-np.dot(slopes[k:], squared[: n - k]) for k in range(coefficients.size)])
     square_norm = np.dot(coefficients, coefficients)

@@ -101,6 +101,13 @@ class Workload:
 
         return error_and_gradient
 
+    def check_size(self, iterations: int, bands: int) -> None:
+        """Refuse what `error_of` has no memory for."""
+        changes = not _is_constant(self.rates(iterations))
+        if changes and iterations * min(iterations, 2 * bands) > _MOST_NUMBERS:
+            what = f"{iterations} iterations and {bands} numbers of C^-1"
+            raise ValueError(f"workload must have a constant learning rate for {what}")
+
     def _iterates(self, noise, rates: np.ndarray):
         """Rows of `A noise`, one a step, from rows of noise."""
         moment = parameters = 0.0  # parameters with the other sign
@@ -117,10 +124,7 @@ class Workload:
         """
         n = rates.size
         kept = min(n, 2 * bands)
-        if n * kept > _MOST_NUMBERS:
-            raise ValueError(
-                f"workload must have a constant learning rate for {n} iterations and {bands} numbers of C^-1"
-            )
+        self.check_size(n, bands)
         unit = (np.bincount([t], minlength=n).astype(float) for t in range(n))
         length = scipy.fft.next_fast_len(2 * n, real=True)
         power, first = np.zeros(length // 2 + 1), np.zeros((n, kept))

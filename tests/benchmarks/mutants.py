@@ -38,6 +38,7 @@ CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_cl
 DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
 INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
+PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
 ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 
 MUTANTS = [
@@ -555,6 +556,25 @@ MUTANTS = [
         "np.minimum(last + lags[:, None, ::-1], ends - 1)",
         "np.minimum(last + lags[:, None], ends - 1)",
         FINITE,
+    ),
+    Mutant("jaxacct/choice.py", '"epsilon": (self.epsilon, epsilon)', '"epsilon": (epsilon, epsilon)', PLAN),
+    Mutant(
+        "jaxacct/choosing.py",
+        "_matrix(matrix, number, scheme, numbers.workload)",
+        "_matrix(matrix, number, scheme, PREFIX_SUMS)",
+        CHOOSING,
+    ),
+    Mutant(
+        "jaxacct/choosing.py",
+        "        error=place.error,",
+        "        error=place.noise_multiplier**2,",
+        CHOOSING,
+    ),
+    Mutant(
+        "jaxacct/strategies/workload_names.py",
+        "self.rate * step / self.warmup",
+        "self.rate * (step + 1) / self.warmup",
+        "tests/test_workloads.py",
     ),
 ]
 
