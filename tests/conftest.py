@@ -13,10 +13,12 @@ MIN_COMPILE_SECONDS = 0.1  # what takes less to compile is not worth a file
 OPTIMIZE = os.environ.get("JAXACCT_TESTS_OPTIMIZE") == "1"
 """Whether all programs are compiled as users have them; else those of modules marked `optimized` alone."""
 
-# Of XLA for CPUs, which halve the time to compile: no loops written by MLIR, no splitting of small programs.
+# Of XLA for CPUs, which cut the time to compile to a third: no loops written by MLIR, no splitting of small
+# programs, of LLVM's optimizations (where a module is marked, else none) those that programs are faster for.
 # A version that does not know a flag stops, so each is for those that do.
 QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < (0, 11)) + [
-    "--xla_cpu_parallel_codegen_split_count=1"
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_backend_optimization_level=1",
 ]
 
 # Half a minute and more each: run first, so that no worker is left alone with one of them.

@@ -9,10 +9,13 @@ dp-accounting takes half a second to import, and most plans compose with nothing
 
 import functools
 import json
+from typing import Any
 
 import numpy as np
 
 _ROUNDED_AWAY = 1e-12
+# Two sums of up to a million numbers, each rounded to float64: 4 x 2^20 x 2^-53.
+_SHARE_LOST = 2.0**-31
 # Where the profile is tabulated, natural log: dense near zero, out to +-60.
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
 
@@ -40,9 +43,10 @@ def event_profile(event):
 def _tabulate(event: str):
     from dp_accounting import pld
 
-    accountant = pld.PLDAccountant()
+    accountant: Any = pld.PLDAccountant()
     _compose(accountant, event_from_json(json.loads(event)))
-    values = np.array([accountant.get_delta(float(t)) for t in _GRID])
+    # All at once is a hundred times as fast as one by one: two running sums of the law's tail.
+    values = np.asarray(accountant.get_delta(list(_GRID)), np.float64) + _summing_error(accountant)
     values = np.minimum(np.maximum.accumulate(values[::-1])[::-1], 1.0)
     alphas = np.exp(_GRID)
 
@@ -50,6 +54,17 @@ def _tabulate(event: str):
         return np.interp(np.exp(np.clip(t, -61.0, 60.0)), alphas, values, left=1.0)
 
     return profile
+
+
+def _summing_error(accountant) -> np.ndarray:
+    """How far below exact the running sums of `get_delta` can be at each t of the grid.
+
+    They are off by at most a share of the tail P(L > t) each, and with t' below t the tail is at most
+    `delta(t') / (1 - e^(t' - t))`, as a loss beyond t contributes that much to delta(t').
+    """
+    before = np.diff(_GRID, prepend=2 * _GRID[0] - _GRID[1])
+    at = np.asarray(accountant.get_delta(list(_GRID - before)), np.float64)
+    return _SHARE_LOST * np.clip(at / -np.expm1(-before), 0.0, 1.0)
 
 
 def composed_delta(events: list, epsilon: float, interval: float) -> float:
