@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.strategies import (
         BandedInverse,
         BandedToeplitz,
+        BufferedToeplitz,
         Dense,
         FiniteToeplitz,
         Toeplitz,
@@ -50,6 +51,7 @@ __all__ = [
     "BandedInverse",
     "BandedToeplitz",
     "Budget",
+    "BufferedToeplitz",
     "CyclicPoisson",
     "Dense",
     "Estimate",
@@ -95,7 +97,8 @@ _HOMES = {
     "Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
-    "jaxacct.strategies": "BandedInverse BandedToeplitz Dense FiniteToeplitz Toeplitz prefix_sum_error",
+    "jaxacct.strategies": "BandedInverse BandedToeplitz BufferedToeplitz Dense FiniteToeplitz Toeplitz "
+    "prefix_sum_error",
     "jaxacct.verification.run": "Evidence verify",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

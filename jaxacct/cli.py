@@ -63,7 +63,8 @@ class Problem:
     """For truncated-b-min-sep: larger batches are cut to this size, which may be as small as the mean one."""
     strategy: str | None = None
     """"optimal" (the default), "square-root", or a file of coefficients; "bisr" and "optimal-inverse" are
-    Toeplitz with an inverse of --bands bands, for which the noise is an upper bound."""
+    Toeplitz with an inverse of --bands bands, "buffered" (BLT) is one whose noise takes --bands running sums;
+    for these the noise is an upper bound."""
     workload: str | None = None
     """What an optimised matrix is made for, and what it ranks by where it chooses: prefix-sum by default, or
     momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between."""
@@ -540,9 +541,9 @@ def strategy_command(
     Args:
       iterations: number of training steps.
       bands: bands of the matrix, unless they are in a file.
-      min_separation: steps between participations, for optimal (the number of bands by default) and
-        optimal-inverse (by default one participation).
-      strategy: optimal, square-root, bisr, optimal-inverse, or a file of coefficients.
+      min_separation: steps between participations, for optimal (the number of bands by default),
+        optimal-inverse and buffered (by default one participation).
+      strategy: optimal, square-root, bisr, optimal-inverse, buffered, or a file of coefficients.
       noise_multiplier: for the error.
       workload: what the error is of and an optimised matrix is made for: prefix-sum, or momentum:0.9,
         weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between.
@@ -552,27 +553,28 @@ def strategy_command(
       json: print one JSON object.
     """
     _validate.positive_number("noise_multiplier", noise_multiplier)
-    from jaxacct.strategies import by_name, workload_error, workload_named
+    from jaxacct.strategies import OPTIMISED, by_name, workload_error, workload_named
 
     _validate.positive_integer("iterations", iterations)
     made_for = workload_named(workload, iterations)
-    if strategy not in ("optimal", "optimal-inverse"):
+    for_one = strategy in ("optimal-inverse", "buffered")  # participation, where no separation is given
+    if strategy != "optimal" and not for_one:
         _refuse(f"together with strategy {strategy}", min_separation=min_separation)
     matrix = coefficients(strategy, bands)
     if matrix is None:
         if bands is None:
             raise ValueError("bands must be given, or a file of coefficients as strategy")
         _validate.positive_integer("bands", bands)
-    if out is not None and strategy in ("bisr", "optimal-inverse"):
+    if out is not None and (for_one or strategy == "bisr"):
         raise ValueError(f"out must not be given for {strategy}: it is made again from its bands")
     _check_out(out, COEFFICIENTS, force)
     _check_plot(plot, out)
     with watch():
         if matrix is None:
             assert bands is not None
-            once = iterations if strategy == "optimal-inverse" else bands
+            once = iterations if for_one else bands
             scheme = jaxacct.BMinSep(iterations, once if min_separation is None else min_separation, 1.0)
-            optimised = {"workload": made_for} if strategy in ("optimal", "optimal-inverse") else {}
+            optimised = {"workload": made_for} if strategy in OPTIMISED else {}
             matrix = by_name(strategy, bands, scheme, **optimised)
         at: dict[str, Any] = dict(iterations=iterations, noise_multiplier=noise_multiplier)
         error = jaxacct.prefix_sum_error(matrix, **at)

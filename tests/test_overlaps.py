@@ -11,6 +11,7 @@ from jaxacct import (
     BallsInBins,
     BandedInverse,
     BMinSep,
+    BufferedToeplitz,
     CyclicPoisson,
     Mechanism,
     MultiAttribution,
@@ -50,6 +51,7 @@ FALLING = [
     Toeplitz(tuple(0.8 ** np.arange(N))),
     Toeplitz((1.0, 1.0, 1.0, 0.2)),
     BandedInverse((1.0, -1.0), N),
+    BufferedToeplitz((0.9, 0.3), (0.6, 0.4), N),
 ]
 RISING = [
     Toeplitz((1.0, 0.0, 0.1, 0.9)),

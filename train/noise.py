@@ -8,9 +8,11 @@ is rounded to an integer, and the earlier integers are what the next ones are ma
 Added to integer sums g_t this releases `r_t = round((u_t - c_1 r_{t-1} - ..) / c_0)` of `u = C g + levels z`,
 so it is a function of what was accounted for (arXiv 2602.09338, section 2) and of nothing else; the proof
 is in proofs/released_numbers.md. One band is plain DP-SGD. Where the inverse h is banded, vectors z on a grid
-are kept instead: `W_t = round(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}))`.
+are kept instead: `W_t = round(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}))`. Where c is a sum of exponentials
+running sums of the W are, two copies each, however many bands.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +21,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy import signal
 
-from jaxacct.strategies import Strategy
+from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
 from .normals import LARGEST, fresh_key, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
+_FINE = 2.0**-31  # of the unit of a running sum
 _AT_A_TIME = 8  # kept vectors that one pass over memory adds up
 
 
@@ -33,7 +36,7 @@ class NoiseState(NamedTuple):
     step: jax.Array
     """() int32: vectors drawn so far."""
     recent: Any
-    """Pytree like the parameters with a leading axis, int32: the last vectors `W` (or `z`), a ring."""
+    """Pytree like the parameters with a leading axis, int32: the last `W` (or `z`), or running sums."""
     key: jax.Array
     """(8,) uint32: the draws of a step depend on it and the step alone."""
 
@@ -63,17 +66,9 @@ def init(strategy: Strategy, params, key) -> NoiseState:
 
 def largest_levels(strategy: Strategy, iterations: int) -> float:
     """The most `levels` at which no integer of `iterations` steps can leave 32 bits, whatever the key."""
-    c, inverse = strategy.noise_recursion()
-    if inverse:
-        # The kept z are finer than the grid; the noise itself is their sum.
-        gain = max(_FRACTION * c[0], np.abs(c).sum())
-    else:
-        impulse = np.zeros(iterations)
-        impulse[0] = 1.0
-        gain = np.abs(signal.lfilter([1.0], c, impulse)).sum()
-        # Every rounding is an input of at most c_0 / 2 more: from 2^8 levels on less than one part in a
-        # thousand, which the 1.001 covers.
-    return float((2**31 - 1) / (1.001 * gain * LARGEST))
+    # Every rounding is an input of at most c_0 / 2 more: from 2^8 levels on less than one part in a thousand,
+    # which the 1.001 covers.
+    return float((2**31 - 1) / (1.001 * _stream_of(strategy).reach(iterations) * LARGEST))
 
 
 def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple[Any, NoiseState]:
@@ -85,37 +80,98 @@ def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple[
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
     """
-    c, inverse = strategy.noise_recursion()
-    kept = len(c) - 1
     leaves, structure = jax.tree.flatten(params)
     sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
     fresh = jax.lax.split(standard_normals(state.key, state.step, sum(sizes)), sizes)
-    place = state.step % max(1, kept)
+    stream = _stream_of(strategy)
     with jax.enable_x64(True):
+        draw_leaf = stream.at(levels, state.step)
+        rings = jax.tree.leaves(state.recent)
+        both = [draw_leaf(z.reshape(ring.shape[1:]), ring) for z, ring in zip(fresh, rings, strict=True)]
+    drawn, rings = zip(*both, strict=True) if both else ((), ())
+    after = NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
+    return jax.tree.unflatten(structure, drawn), after
+
+
+class _LastVectors:
+    """The last few `W` (or `z`, where the inverse is banded) in a ring."""
+
+    def __init__(self, recursion: NoiseRecursion):
+        self.c, self.of_inverse = recursion
+        self.kept = recursion.copies
+
+    def reach(self, iterations: int) -> float:
+        """What is kept in 32 bits per unit of `levels` and of the largest normal, at most."""
+        if self.of_inverse:
+            # The kept z are finer than the grid; the noise itself is their sum.
+            return max(_FRACTION * self.c[0], np.abs(self.c).sum())
+        impulse = np.zeros(iterations)
+        impulse[0] = 1.0
+        return np.abs(signal.lfilter([1.0], self.c, impulse)).sum()
+
+    def at(self, levels: float, step):
+        """From `z` and the ring before to `W` and the ring after."""
+        c, kept, inverse = self.c, self.kept, self.of_inverse
+        place = step % max(1, kept)
         deviation = jnp.float64(levels * c[0] if inverse else levels / c[0])
         # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
         ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
         weights = jnp.asarray(c / (c[0] * _FRACTION) if inverse else -c / c[0], jnp.float64)[ages]
 
         def solve(z, ring):
-            shape = ring.shape[1:]
-            z = deviation * z.reshape(shape)
+            z = deviation * z
             if inverse:
                 units = jnp.round(_FRACTION * z)
                 drawn = jnp.round(units / _FRACTION + _weighted_sum(weights, ring)).astype(jnp.int32)
-                return drawn, units.astype(jnp.int32)
-            drawn = jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32)
-            return drawn, drawn
+                keep = units.astype(jnp.int32)
+            else:
+                keep = drawn = jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32)
+            return drawn, jax.lax.dynamic_update_index_in_dim(ring, keep, place, 0) if kept else ring
 
-        rings = jax.tree.leaves(state.recent)
-        both = [solve(z, ring) for z, ring in zip(fresh, rings, strict=True)]
-    if kept:
-        rings = [
-            jax.lax.dynamic_update_index_in_dim(ring, keep, place, 0)
-            for ring, (_, keep) in zip(rings, both, strict=True)
-        ]
-    drawn = jax.tree.unflatten(structure, [drawn for drawn, _ in both])
-    return drawn, NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
+        return solve
+
+
+class _RunningSums:
+    """The sums `s_j = W_{t-1} + decays_j W_{t-2} + ..` in two parts of 32 bits: a whole number of units each,
+    then what is left of each in 2^-31 of a unit.
+    """
+
+    def __init__(self, recursion: BufferedRecursion):
+        self.recursion = recursion
+
+    def reach(self, iterations: int) -> float:
+        """As above; the sums' unit is as large as they need."""
+        return self.recursion.noise_reach
+
+    def at(self, levels: float, step):
+        """From `z` and the sums before to `W` and the sums after."""
+        first, weights, decays, _, reach = self.recursion
+        largest = 1.001 * levels * LARGEST * reach
+        units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))
+
+        def solve(z, parts):
+            buffers = len(decays)
+            units_, weights_, decays_ = (
+                jnp.asarray(values, jnp.float64).reshape(-1, *[1] * z.ndim)
+                for values in (units, weights, decays)
+            )
+            whole, fraction = (part.astype(jnp.float64) for part in (parts[:buffers], parts[buffers:]))
+            sums = (whole + fraction * _FINE) * units_
+            drawn = jnp.round((levels / first) * z - (weights_ * sums).sum(axis=0))
+            sums = (decays_ * sums + drawn) / units_
+            whole = jnp.round(sums)
+            fraction = jnp.round((sums - whole) / _FINE)
+            return drawn.astype(jnp.int32), jnp.concatenate([whole, fraction]).astype(jnp.int32)
+
+        return solve
+
+
+_STREAMS: dict[type, Callable] = {NoiseRecursion: _LastVectors, BufferedRecursion: _RunningSums}
+
+
+def _stream_of(strategy: Strategy):
+    recursion = strategy.noise_recursion()
+    return _STREAMS[type(recursion)](recursion)
 
 
 def _weighted_sum(weights, ring):

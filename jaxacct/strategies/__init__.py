@@ -5,7 +5,14 @@ from pathlib import Path
 from jaxacct import _validate
 from jaxacct.strategies.banded_inverse import BandedInverse
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
-from jaxacct.strategies.base import NoiseRecursion, Strategy, prefix_sum_error, workload_error
+from jaxacct.strategies.base import (
+    BufferedRecursion,
+    NoiseRecursion,
+    Strategy,
+    prefix_sum_error,
+    workload_error,
+)
+from jaxacct.strategies.buffered_toeplitz import BufferedToeplitz
 from jaxacct.strategies.dense import Dense
 from jaxacct.strategies.finite_toeplitz import FiniteToeplitz, ending
 from jaxacct.strategies.stationary import Stationary
@@ -14,16 +21,22 @@ from jaxacct.strategies.workload import PREFIX_SUMS, Workload
 from jaxacct.strategies.workload_names import workload_named
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    kind.kind: kind for kind in (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, Dense)
+    kind.kind: kind
+    for kind in (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, BufferedToeplitz, Dense)
 }
 
 # Strategies by name, from the number of bands, the scheme they are for and the workload.
-_OPTIMISED = {"optimal": BandedToeplitz.optimal, "optimal-inverse": BandedInverse.optimal}
+_OPTIMISED = {
+    "optimal": BandedToeplitz.optimal,
+    "optimal-inverse": BandedInverse.optimal,
+    "buffered": lambda bands, **schedule: BufferedToeplitz.optimal(buffers=bands, **schedule),
+}
 _CLOSED_FORMS = {
     "square-root": lambda bands, scheme: BandedToeplitz.square_root(bands),
     "bisr": lambda bands, scheme: BandedInverse.bisr(iterations=scheme.iterations, bands=bands),
 }
-NAMES = ("optimal", "square-root", "bisr", "optimal-inverse")
+OPTIMISED = tuple(_OPTIMISED)
+NAMES = ("optimal", "square-root", "bisr", "optimal-inverse", "buffered")
 
 
 def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> Stationary:
@@ -31,7 +44,7 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
 
     Args:
       name: of `NAMES` or a file.
-      bands: of C, or of its inverse.
+      bands: of C, of its inverse, or buffers.
       scheme: what it is for.
       workload: what an optimised matrix is made for; for others it must be prefix sums, as it changes
         nothing there.
@@ -69,9 +82,12 @@ def strategy_from_json(data: dict) -> Strategy:
 
 __all__ = [
     "NAMES",
+    "OPTIMISED",
     "STRATEGIES",
     "BandedInverse",
     "BandedToeplitz",
+    "BufferedRecursion",
+    "BufferedToeplitz",
     "Dense",
     "FiniteToeplitz",
     "NoiseRecursion",

@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, read_only
+from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, read_only, schedule_of
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -96,14 +96,7 @@ class BandedInverse(Stationary):
         """
         n = _validate.positive_integer("iterations", iterations)
         bands = min(_validate.positive_integer("bands", bands), n)
-        k = _validate.positive_integer("participations", participations)
-        if min_separation is None and k > 1:
-            raise ValueError(f"min_separation must be given for {k} participations")
-        separation = n if min_separation is None else min_separation
-        separation = _validate.positive_integer("min_separation", separation)
-        most = -(-n // separation)
-        if k > most:
-            raise ValueError(f"participations must be at most {most}, was {k}")
+        separation, k = schedule_of(n, min_separation, participations)
         checked(workload)
         if bands == 1:
             return cls((1.0,), n)

@@ -25,6 +25,34 @@ class NoiseRecursion(NamedTuple):
     """(copies + 1,) float64: a step needs as many earlier vectors, w or z, as there are copies."""
     of_inverse: bool
 
+    @property
+    def copies(self) -> int:
+        """Of the parameters, int32 each, that are kept between steps."""
+        return len(self.coefficients) - 1
+
+
+class BufferedRecursion(NamedTuple):
+    """How `w = C^{-1} z` is streamed by running sums, where C has the first column `first` times
+    `1, c_1, c_2, ..` with `c_t = sum_j weights_j decays_j^(t-1)`.
+
+    `w_t = z_t / first - sum_j weights_j s_j`, then `s_j <- decays_j s_j + w_t`, from `s = 0`.
+    """
+
+    first: float
+    weights: np.ndarray
+    """(buffers,) float64."""
+    decays: np.ndarray
+    """(buffers,) float64, from 0 to below 1."""
+    noise_reach: float
+    """`|w_t|` per unit of the largest `|z|`, at most."""
+    reach: np.ndarray
+    """(buffers,) float64: `|s_j|` per unit of the largest `|z|`, at most."""
+
+    @property
+    def copies(self) -> int:
+        """Two of 32 bits a running sum: it is no integer, and what rounds it must be far below one."""
+        return 2 * len(self.weights)
+
 
 class Strategy(abc.ABC):
     """A strategy matrix C. Arrays of samples have shape (num_samples, iterations)."""
@@ -123,7 +151,7 @@ class Strategy(abc.ABC):
         """`C^T C m` as for `scores_from_normals`, (iterations,) float64 NumPy."""
 
     @abc.abstractmethod
-    def noise_recursion(self) -> NoiseRecursion:
+    def noise_recursion(self) -> NoiseRecursion | BufferedRecursion:
         """How noise is made step by step.
 
         Raises:
@@ -132,8 +160,8 @@ class Strategy(abc.ABC):
 
     @property
     def noise_copies(self) -> int:
-        """How many earlier noise vectors a training step needs; ValueError as `noise_recursion`."""
-        return len(self.noise_recursion().coefficients) - 1
+        """Copies of the parameters, int32, kept from step to step; ValueError as `noise_recursion`."""
+        return self.noise_recursion().copies
 
     @abc.abstractmethod
     def unit_prefix_sum_error(self, iterations: int) -> float:
@@ -208,6 +236,19 @@ def workload_error(
     n = _validate.positive_integer("iterations", iterations)
     sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
     return float(strategy.unit_workload_error(n, checked(workload)) * sigma**2)
+
+
+def schedule_of(iterations: int, min_separation: int | None, participations: int) -> tuple[int, int]:
+    """(separation, participations) as given, n where no separation is; ValueError for what cannot be."""
+    k = _validate.positive_integer("participations", participations)
+    if min_separation is None and k > 1:
+        raise ValueError(f"min_separation must be given for {k} participations")
+    separation = iterations if min_separation is None else min_separation
+    separation = _validate.positive_integer("min_separation", separation)
+    most = -(-iterations // separation)
+    if k > most:
+        raise ValueError(f"participations must be at most {most}, was {k}")
+    return separation, k
 
 
 def check_is_bounded(scheme) -> None:

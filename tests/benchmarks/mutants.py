@@ -40,6 +40,7 @@ INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
 ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
+BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
 
 MUTANTS = [
     # Statistics.
@@ -575,6 +576,68 @@ MUTANTS = [
         "self.rate * step / self.warmup",
         "self.rate * (step + 1) / self.warmup",
         "tests/test_workloads.py",
+    ),
+    # Buffered matrices and their running sums.
+    Mutant(
+        "jaxacct/strategies/buffered_toeplitz.py",
+        "np.diag(decays) - np.outer(roots, roots)",
+        "np.diag(decays) + np.outer(roots, roots)",
+        BUFFERED,
+    ),
+    Mutant(
+        "jaxacct/strategies/buffered_toeplitz.py",
+        "if weights.sum() > 1 + 1e-12:",
+        "if weights.sum() > 2:",
+        BUFFERED,
+    ),
+    Mutant(
+        "jaxacct/strategies/buffered_toeplitz.py",
+        "        return workload.error(inverse) / float(self.array[0]) ** 2\n",
+        "        return workload.error(inverse)\n",
+        BUFFERED,
+    ),
+    Mutant(
+        "jaxacct/strategies/buffered_toeplitz.py",
+        "        sums[times:] -= sums[:-times].copy()\n",
+        "        pass\n",
+        BUFFERED,
+    ),
+    Mutant(
+        "jaxacct/strategies/buffered_toeplitz.py",
+        "np.append(1.0, _powers(decays, n) @ weights)",
+        "np.append(1.0, _powers(decays, n) @ (weights * decays))",
+        BUFFERED,
+    ),
+    Mutant(
+        "jaxacct/strategies/base.py",
+        "        return 2 * len(self.weights)\n",
+        "        return len(self.weights)\n",
+        SUMS,
+    ),
+    Mutant(
+        "jaxacct/strategies/buffered_toeplitz.py",
+        "    return BufferedRecursion(first, weights, decays,",
+        "    return BufferedRecursion(1.0, weights, decays,",
+        SUMS,
+    ),
+    Mutant("train/noise.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
+    Mutant(
+        "train/noise.py",
+        "(decays_ * sums + drawn) / units_",
+        "(decays_ * sums + (levels / first) * z) / units_",
+        SUMS,
+    ),
+    Mutant(
+        "train/noise.py",
+        "units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))",
+        "units = np.ones(len(decays))",
+        SUMS,
+    ),
+    Mutant(
+        "train/noise.py",
+        "        return self.recursion.noise_reach\n",
+        "        return 1.0\n",
+        NOISE,
     ),
 ]
 

@@ -16,6 +16,8 @@ from jaxacct.strategies import (
     STRATEGIES,
     BandedInverse,
     BandedToeplitz,
+    BufferedRecursion,
+    BufferedToeplitz,
     Dense,
     FiniteToeplitz,
     Toeplitz,
@@ -31,6 +33,7 @@ MEMBERS = {
     "finite-toeplitz": [FiniteToeplitz((0.8, 0.5, 0.3), N), FiniteToeplitz((1.0,), N)],
     "toeplitz": [Toeplitz(tuple(0.6 ** np.arange(9)))],
     "banded-inverse": [BandedInverse.bisr(iterations=N, bands=3)],
+    "buffered-toeplitz": [BufferedToeplitz((0.9, 0.4, 0.0), (0.3, 0.2, 0.1), N)],
     "dense": [Dense(np.tril(0.2 + np.random.default_rng(0).random((N, N))) + np.eye(N))],
 }
 ALL = [pytest.param(s, id=f"{kind}-{s.bands}") for kind, members in MEMBERS.items() for s in members]
@@ -132,14 +135,9 @@ def test_products_by_how_far_from_the_end(strategy):
             assert products[row, d] == pytest.approx(gram[i, i - d], abs=1e-12)
 
 
-@pytest.mark.parametrize("strategy", ALL)
-def test_noise_recursion_inverts_the_matrix(strategy):
-    if not strategy.is_toeplitz:
-        with pytest.raises(ValueError, match="must be Toeplitz to train with"):
-            strategy.noise_recursion()
-        return
-    coefficients, of_inverse = strategy.noise_recursion()
-    assert len(coefficients) == strategy.noise_copies + 1
+def last_vectors(recursion):
+    """Noise from unit vectors in place of white noise, by the last few vectors."""
+    coefficients, of_inverse = recursion
     streamed = np.zeros((N, N))
     for t in range(N):
         fresh = np.eye(N)[t]
@@ -148,6 +146,29 @@ def test_noise_recursion_inverts_the_matrix(strategy):
             streamed[t] = coefficients[0] * fresh + sum(c * np.eye(N)[at] for c, at in earlier)
         else:
             streamed[t] = (fresh - sum(c * streamed[at] for c, at in earlier)) / coefficients[0]
+    return streamed
+
+
+def running_sums(recursion):
+    """The same by running sums, which stay within their reach."""
+    streamed, sums = np.zeros((N, N)), np.zeros((len(recursion.weights), N))
+    for t in range(N):
+        streamed[t] = np.eye(N)[t] / recursion.first - recursion.weights @ sums
+        assert np.all(np.abs(streamed[t]).sum() <= recursion.noise_reach * (1 + 1e-12))
+        sums = recursion.decays[:, None] * sums + streamed[t]
+        assert np.all(np.abs(sums).sum(axis=1) <= recursion.reach * (1 + 1e-12))
+    return streamed
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_noise_recursion_inverts_the_matrix(strategy):
+    if not strategy.is_toeplitz:
+        with pytest.raises(ValueError, match="must be Toeplitz to train with"):
+            strategy.noise_recursion()
+        return
+    recursion = strategy.noise_recursion()
+    assert recursion.copies == strategy.noise_copies
+    streamed = (running_sums if type(recursion) is BufferedRecursion else last_vectors)(recursion)
     np.testing.assert_allclose(streamed, np.linalg.inv(matrix_of(strategy)), atol=1e-10)
 
 
@@ -176,7 +197,7 @@ def test_checks_of_the_scheme(strategy):
         assert Mechanism(close, strategy, 1.0).is_upper_bound
         with pytest.raises(ValueError, match="banded Toeplitz for truncated-b-min-sep"):
             Mechanism(cut, strategy, 1.0)
-    if not strategy.is_toeplitz or isinstance(strategy, BandedInverse | FiniteToeplitz):
+    if not strategy.is_toeplitz or isinstance(strategy, BandedInverse | BufferedToeplitz | FiniteToeplitz):
         with pytest.raises(ValueError, match="strategy must have"):
             Mechanism(BMinSep(N + 1, 2, 0.2), strategy, 1.0)
 

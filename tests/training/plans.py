@@ -23,12 +23,13 @@ def plan(
     bands=3,
     sigma=1.0,
     epsilon=1e9,
+    strategy=None,
     **fields,
 ):
     """A plan by an analytic bound; at an epsilon of about 1 it is not certified. Fields may be forged."""
     bands = 1 if kind == "poisson" else bands
     scheme = SCHEMES[kind](iterations, rate, separation)
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    mechanism = Mechanism(scheme, strategy or BandedToeplitz.square_root(bands), sigma)
     bound = analytic.delta_by("unamplified", mechanism, epsilon)
     expected, largest = batch_sizes(scheme, dataset_size)
     made = Plan(

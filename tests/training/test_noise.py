@@ -7,7 +7,7 @@ import optax
 import pytest
 from scipy import linalg, signal, stats
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, prefix_sum_error
+from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson, prefix_sum_error
 from jaxacct.kernels.randomness import fresh_key, key_words
 from train import noise, normals, sampler
 from train.grid import Grid, GridSum
@@ -144,7 +144,8 @@ def test_run_keys_of_the_accountant_have_64_bits():
 
 def test_levels_that_no_integer_leaves():
     """The largest normal at every step with the worst signs stays below 2^31, and would not at twice."""
-    for strategy in (BandedToeplitz.square_root(8), BandedToeplitz((1.0, 1.0))):
+    sums = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 40)
+    for strategy in (BandedToeplitz.square_root(8), BandedToeplitz((1.0, 1.0)), sums):
         most = noise.largest_levels(strategy, 40)
         c = strategy.array
         impulse = signal.lfilter([1.0], c, np.eye(40)[0])
@@ -221,10 +222,15 @@ def test_it_drops_into_a_chain_before_any_optimizer():
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
 
 
-def test_memory_is_bands_minus_one_copies():
-    state = noise.init(BandedToeplitz.square_root(16), PARAMS, KEY)
+@pytest.mark.parametrize(
+    ("strategy", "copies"),
+    [(BandedToeplitz.square_root(16), 15), (BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000), 4)],
+)
+def test_memory_is_bands_minus_one_copies_or_two_a_buffer(strategy, copies):
+    state = noise.init(strategy, PARAMS, KEY)
     size = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state.recent)) == 15 * size
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.recent)) == copies * size
+    assert strategy.noise_copies == copies
 
 
 def test_linear_decay_of_the_paper():

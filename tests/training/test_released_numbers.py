@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson
+from jaxacct import BandedToeplitz, BufferedToeplitz, Mechanism, Poisson
 from train import noise
 from train.grid import Grid, GridSum
 from train.optimizers import privatize
@@ -115,14 +115,19 @@ def test_rounding_is_of_the_whole_release():
     np.testing.assert_array_equal(np.round(g + np.round(x * 64) / 64), g + np.round(np.round(x * 64) / 64))
 
 
-@pytest.mark.parametrize("bands", [1, 4])
-def test_the_release_is_a_function_of_what_was_accounted_for(bands):
+SUMS = BufferedToeplitz((0.95, 0.4), (0.2, 0.3), 12)
+
+
+@pytest.mark.parametrize(
+    "strategy", [BandedToeplitz.square_root(1), BandedToeplitz.square_root(4), SUMS], ids=[1, 4, "sums"]
+)
+def test_the_release_is_a_function_of_what_was_accounted_for(strategy):
     """r_t = round((u_t - sum c_k r_{t-k}) / c_0) with u = C g + levels z, computed apart in float64.
 
     Two data sets with the same u (noise moved by what the sums differ) release the same integers.
     """
-    strategy, levels, steps = BandedToeplitz.square_root(bands), 2.0**20, 12
-    c = strategy.array
+    levels, steps = 2.0**20, 12
+    c, bands = strategy.array, strategy.bands
     params = jnp.zeros(50)
     state = noise.init(strategy, params, np.arange(8, dtype=np.uint32))
     generator = np.random.default_rng(1)

@@ -1,0 +1,307 @@
+"""Buffered linear Toeplitz strategy matrices (BLT; arXiv 2404.16706, 2408.08868); losses are bounds as in
+`strategies.toeplitz`.
+
+The first column is 1, then a sum of falling exponentials, up to scale. Its inverse is of the same kind with
+as many, so noise `C^{-1} z` needs a few running sums, however long the run (proofs/buffered.md).
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import scipy
+
+from jaxacct import _validate
+from jaxacct.strategies.base import BufferedRecursion, check_is_bounded, read_only, schedule_of
+from jaxacct.strategies.stationary import Stationary
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
+
+_SLOWEST = 1e-3  # (1 - decay) n that the search may go down to: over n steps hardly a decay
+_NOTHING = 1e-6  # of the error, that is not worth two copies of the noise
+_STEEP = 20.0  # logits of the search: shares of 2e-9
+
+
+@dataclass(frozen=True)
+class BufferedToeplitz(Stationary):
+    """A lower-triangular Toeplitz C: first column `1, c_1, c_2, ..`, `c_t = sum_j weights_j decays_j^(t-1)`.
+
+    It never rises, so `squared_sensitivity` is exact. C is this scaled to a first column of norm 1.
+
+    Attributes:
+      decays: (buffers,) numbers from 0 to below 1.
+      weights: (buffers,) numbers above 0 that add up to at most 1.
+      iterations: n, the size of C.
+
+    Raises:
+      ValueError: for other numbers.
+
+    Example:
+      >>> first = BufferedToeplitz((0.5,), (0.5,), iterations=4).array
+      >>> first / first[0]
+      array([1.   , 0.5  , 0.25 , 0.125])
+    """
+
+    decays: tuple[float, ...]
+    weights: tuple[float, ...]
+    iterations: int
+    kind: ClassVar[str] = "buffered-toeplitz"
+
+    def __post_init__(self):
+        object.__setattr__(self, "iterations", _validate.positive_integer("iterations", self.iterations))
+        for name in ("decays", "weights"):
+            values = _numbers(name, getattr(self, name))
+            object.__setattr__(self, name, tuple(values.tolist()))
+        decays, weights = np.array(self.decays), np.array(self.weights)
+        if decays.size != weights.size:
+            raise ValueError(f"weights must be as many as decays, {decays.size}, were {weights.size}")
+        for name, values, good, allowed in (
+            ("decays", decays, (decays >= 0) & (decays < 1), "from 0 to below 1"),
+            ("weights", weights, weights > 0, "above 0"),
+        ):
+            if not good.all():
+                raise ValueError(f"{name} must be {allowed}, one was {float(values[~good][0])!r}")
+        if weights.sum() > 1 + 1e-12:
+            raise ValueError(f"weights must add up to at most 1, added up to {float(weights.sum())!r}")
+
+    @property
+    def buffers(self) -> int:
+        """Running sums that make the noise."""
+        return len(self.decays)
+
+    @property
+    def bands(self) -> int:
+        """Of C itself: as good as all n."""
+        return len(self.array)
+
+    @property
+    def array(self) -> np.ndarray:
+        """(bands,) float64, read-only: the first column of C, without trailing zeros."""
+        return _first_column(self)
+
+    @classmethod
+    def optimal(
+        cls,
+        *,
+        iterations: int,
+        buffers: int,
+        min_separation: int | None = None,
+        participations: int = 1,
+        workload: Workload = PREFIX_SUMS,
+    ) -> "BufferedToeplitz":
+        """The matrix with the least error at a given unamplified sensitivity, as found.
+
+        Minimises `(1/n) ||A C^-1||_F^2` times `squared_sensitivity`: a local minimum from several starts.
+
+        Args:
+          iterations: n; up to 100,000 in seconds.
+          buffers: at most so many; those that would do nothing are left out.
+          min_separation: fewest steps between two participations; must be given for more than one.
+          participations: at most `ceil(iterations / min_separation)`.
+          workload: A; what the optimizer makes of noise, prefix sums by default.
+
+        Raises:
+          ValueError: for a schedule that cannot be, or more steps than a changing learning rate allows.
+        """
+        n = _validate.positive_integer("iterations", iterations)
+        buffers = _validate.positive_integer("buffers", buffers)
+        separation, k = schedule_of(n, min_separation, participations)
+        error_of = checked(workload).error_of(n, n)
+        if n == 1:
+            return cls((0.0,), (1.0,), 1)
+
+        def search(start):
+            return _search(start, error_of, n, separation, k)
+
+        found = min(map(search, _starts(n, buffers, separation, k)), key=lambda found: found[0])
+        while found[1].size > 1:
+            fewer = search(_one_fewer(*found[1:]))
+            if fewer[0] > found[0] + _NOTHING:
+                break
+            found = fewer
+        return cls(tuple(found[1]), tuple(found[2]), n)
+
+    def check(self, scheme) -> None:
+        if self.iterations != scheme.iterations:
+            raise ValueError(
+                f"strategy must have the scheme's {scheme.iterations} iterations, had {self.iterations}"
+            )
+        check_is_bounded(scheme)
+
+    def noise_recursion(self) -> BufferedRecursion:
+        return _recursion(self)
+
+    def unit_prefix_sum_error(self, iterations: int) -> float:
+        return self.unit_workload_error(iterations, PREFIX_SUMS)
+
+    def unit_workload_error(self, iterations: int, workload: Workload) -> float:
+        inverse = _inverse_column(np.array(self.decays), np.array(self.weights), iterations)
+        return workload.error(inverse) / float(self.array[0]) ** 2
+
+    def describe(self) -> str:
+        return f"buffered Toeplitz, {self.buffers} buffers"
+
+    def to_json(self) -> dict:
+        return {
+            "kind": self.kind,
+            "decays": list(self.decays),
+            "weights": list(self.weights),
+            "iterations": self.iterations,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict) -> "BufferedToeplitz":
+        return cls(tuple(data["decays"]), tuple(data["weights"]), data["iterations"])
+
+
+def _numbers(name: str, given) -> np.ndarray:
+    """One or more finite float64 numbers; ValueError otherwise."""
+    try:
+        values = np.asarray(given)
+        if values.dtype.kind not in "iufO":  # no text, truth values or complex numbers
+            raise TypeError
+        values = values.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a list of numbers") from None
+    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
+        raise ValueError(f"{name} must be a non-empty list of finite numbers")
+    return values
+
+
+def _column(decays: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
+    """`1, c_1, c_2, ..`, (n,) float64."""
+    return np.append(1.0, _powers(decays, n) @ weights)
+
+
+def _powers(decays: np.ndarray, n: int) -> np.ndarray:
+    """`decays^(t-1)` for t = 1 .. n - 1, (n - 1, buffers)."""
+    return decays ** np.arange(n - 1)[:, None]
+
+
+def _poles(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of `1, c_1, ..` is `1, -sum_j m_j p_j^(t-1)`: its decays p and m >= 0, (buffers,) each.
+
+    Running sums of the noise obey `s <- diag(decays) s + 1 w` with `w = z - weights . s`, and
+    `diag(decays) - 1 weights^T` has the eigenvalues of a symmetric matrix (proofs/buffered.md, section 1).
+    """
+    roots = np.sqrt(weights)
+    poles, vectors = np.linalg.eigh(np.diag(decays) - np.outer(roots, roots))
+    return poles, (vectors.T @ roots) ** 2
+
+
+def _inverse_column(decays: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
+    """First column of the inverse of the matrix with the column `1, c_1, ..`, (n,) float64."""
+    poles, masses = _poles(decays, weights)
+    return np.append(1.0, -(_powers(poles, n) @ masses))
+
+
+@functools.lru_cache(maxsize=64)
+def _first_column(strategy: BufferedToeplitz) -> np.ndarray:
+    first = _column(np.array(strategy.decays), np.array(strategy.weights), strategy.iterations)
+    return read_only(np.trim_zeros(first / np.linalg.norm(first), "b"))
+
+
+@functools.lru_cache(maxsize=64)
+def _recursion(strategy: BufferedToeplitz) -> BufferedRecursion:
+    n = strategy.iterations
+    decays, weights = np.array(strategy.decays), np.array(strategy.weights)
+    first = float(strategy.array[0])
+    inverse = _inverse_column(decays, weights, n) / first
+    reach = np.array([np.abs(scipy.signal.lfilter([1.0], [1.0, -decay], inverse)).sum() for decay in decays])
+    return BufferedRecursion(first, weights, decays, float(np.abs(inverse).sum()), reach)
+
+
+def _log_error(decays, weights, error_of: Callable, n: int, min_separation: int, participations: int):
+    """Log of error x squared norm of C x, and its gradients in decays and weights.
+
+    x has `participations` ones, `min_separation` steps apart. With h the column of the inverse,
+    `dh / dc_k = -h * h` delayed by k.
+    """
+    powers = _powers(decays, n)
+    c, h = np.append(1.0, powers @ weights), _inverse_column(decays, weights, n)
+    error, slopes = error_of(h)
+    squared = scipy.signal.fftconvolve(h, h)[:n]
+    of_error = -scipy.signal.correlate(slopes, squared, method="fft")[n - 1 :]
+    y = _shifted_sums(c, min_separation, participations)
+    square = float(np.dot(y, y))
+    of_square = 2 * _shifted_sums(y[::-1], min_separation, participations)[::-1]
+    of_c = (of_error / error + of_square / square)[1:]
+    of_powers = np.arange(n - 1)[:, None] * np.vstack([np.zeros(decays.size), powers[:-1]])
+    return np.log(error) + np.log(square), weights * (of_c @ of_powers), of_c @ powers
+
+
+def _shifted_sums(series: np.ndarray, separation: int, times: int) -> np.ndarray:
+    """The sum of `times` copies of a series, each `separation` later than the one before; as long as it."""
+    n = series.size
+    rows = -(-n // separation)
+    sums = np.append(series, np.zeros(rows * separation - n)).reshape(rows, separation).cumsum(axis=0)
+    if times < rows:
+        sums[times:] -= sums[:-times].copy()
+    return sums.ravel()[:n]
+
+
+def _starts(n: int, buffers: int, separation: int, participations: int):
+    """(decays, weights) to search from: decays evenly spaced in logs, weights near the square root of sums.
+
+    With many participations a matrix nearer to the identity is best.
+    """
+    k = np.arange(1, n)
+    root = np.cumprod((2 * k - 1) / (2 * k))
+    at = np.unique(np.geomspace(1, n - 1, 200).astype(int)) - 1
+    for longest in dict.fromkeys((n, separation)):
+        decays = (
+            1 - np.geomspace(1 / (longest + 1), 0.6, buffers)
+            if buffers > 1
+            else np.array([1 - (longest + 1) ** -0.5])
+        )
+        importance = np.sqrt(at + 1.0)
+        fit = decays ** at[:, None]
+        weights = scipy.optimize.nnls(importance[:, None] * fit, importance * root[at])[0]
+        weights = np.maximum(weights, 1e-4)
+        weights *= min(1.0, 0.9 / weights.sum())
+        yield decays, weights
+        if participations > 1:
+            yield decays, weights / np.sqrt(participations)
+
+
+def _one_fewer(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two neighbours made one that are missed least: alike, or one of them with next to no weight."""
+    together = weights[:-1] + weights[1:]
+    missed = weights[:-1] * weights[1:] / together * np.diff(np.log1p(-decays)) ** 2
+    i = int(np.argmin(missed))
+    mean = (weights[i] * decays[i] + weights[i + 1] * decays[i + 1]) / together[i]
+    decays, weights = np.delete(decays, i), np.delete(weights, i)
+    decays[i], weights[i] = mean, together[i]
+    return decays, weights
+
+
+def _search(start, error_of: Callable, n: int, separation: int, participations: int):
+    """(log error, decays, weights) from one start, by L-BFGS on logits: weights share 1 with what is left."""
+    decays, weights = start
+    buffers = decays.size
+    steepest = np.log(n / _SLOWEST)
+
+    def numbers(x):
+        shares = np.exp(x[buffers:] - max(0.0, x[buffers:].max()))
+        rest = np.exp(-max(0.0, x[buffers:].max()))
+        return scipy.special.expit(x[:buffers]), shares / (shares.sum() + rest)
+
+    def objective(x):
+        decays, weights = numbers(x)
+        value, of_decays, of_weights = _log_error(decays, weights, error_of, n, separation, participations)
+        of_logits = weights * (of_weights - np.dot(of_weights, weights))
+        return value, np.append(of_decays * decays * (1 - decays), of_logits)
+
+    x = np.append(scipy.special.logit(decays), np.log(weights / (1 - weights.sum())))
+    found = scipy.optimize.minimize(
+        objective,
+        x,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-_STEEP, steepest)] * buffers + [(-_STEEP, _STEEP)] * buffers,
+        options={"maxiter": 500, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-8},
+    )
+    decays, weights = numbers(found.x)
+    order = np.argsort(-decays)
+    return found.fun, decays[order], weights[order]
