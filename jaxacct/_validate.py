@@ -51,6 +51,24 @@ def target_epsilon(name: str, value) -> float:
     return number
 
 
+def target(epsilon, delta, advantage=None) -> tuple[float, float]:
+    """(epsilon, delta) as given, or (0, advantage): the divergence at epsilon 0 is the total variation, which
+    is the largest advantage of any test (proofs/derivations.md section 4).
+
+    Raises:
+      ValueError: for numbers out of range, for both or for neither.
+    """
+    if advantage is None:
+        if epsilon is None or delta is None:
+            raise ValueError("epsilon and delta must be given, or advantage in their place")
+        return target_epsilon("epsilon", epsilon), open_probability("delta", delta)
+    if epsilon is not None or delta is not None:
+        raise ValueError(
+            "advantage must not be given together with epsilon or delta: it is a target by itself"
+        )
+    return 0.0, open_probability("advantage", advantage)
+
+
 def nonnegative_number(name: str, value) -> float:
     """Return `value` as a finite float of at least zero, or raise ValueError."""
     number = _number(name, value, "a finite number of at least 0")

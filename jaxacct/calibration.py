@@ -47,8 +47,9 @@ def calibrate(
     scheme: Scheme,
     strategy: Strategy,
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
     dataset_size: int | None = None,
     max_batch_size: int | None = None,
     noise_multiplier: float | None = None,
@@ -78,6 +79,8 @@ def calibrate(
         `FiniteToeplitz`, with less noise (proofs/finite_horizon.md).
       epsilon: target, natural log, above 0.
       delta: target, in (0, 1).
+      advantage: in place of both, in (0, 1): no test whether an example took part has a true positive rate
+        that is more than this above its false positive rate. It is the target (0, advantage).
       dataset_size: number of examples, for the plan's batch sizes.
       max_batch_size: cut larger batches to this, and account for it (`jaxacct.accountants.truncation`); by
         default batches are never cut, and the plan states a size that none exceeds.
@@ -107,8 +110,7 @@ def calibrate(
     """
     check_pair(scheme, strategy)
     strategy = ending(strategy, scheme)
-    epsilon = _validate.target_epsilon("epsilon", epsilon)
-    delta = _validate.open_probability("delta", delta)
+    epsilon, delta = _validate.target(epsilon, delta, advantage)
     if not _validate.positive_number("grid_ratio", grid_ratio) > 1:
         raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
     if max_samples is not None:

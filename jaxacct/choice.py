@@ -23,7 +23,7 @@ class Choice:
 
     Attributes:
       dataset_size, batch_size, iterations: of the run.
-      epsilon, delta: the target, epsilon a natural log.
+      epsilon, delta: the target, epsilon a natural log; 0 where delta is an advantage.
       memory_copies: the most copies of the parameters that training may keep for the noise.
       workload: by what candidates were ranked, a name that `strategies.workload_named` reads, or None for a
         learning-rate schedule of the caller's own make.
@@ -50,7 +50,7 @@ class Choice:
         for name in ("dataset_size", "iterations", "memory_copies", "looked_at", "min_separation", "bands"):
             _validate.positive_integer(name, getattr(self, name))
         _validate.positive_number("batch_size", self.batch_size)
-        _validate.positive_number("epsilon", self.epsilon)
+        _validate.nonnegative_number("epsilon", self.epsilon)
         _validate.open_probability("delta", self.delta)
         _validate.one_of("scheme", self.scheme, SCHEME_NAMES)
         _validate.one_of("matrix", self.matrix, MATRICES)
@@ -85,6 +85,8 @@ class Choice:
         """That searches again."""
         numbers = f"--dataset-size {self.dataset_size} --batch-size {exact(self.batch_size)}"
         target = f"--epsilon {exact(self.epsilon)} --delta {exact(self.delta)}"
+        if self.epsilon == 0:
+            target = f"--advantage {exact(self.delta)}"
         values = {
             "scheme": self.scheme,
             "bands": self.bands,

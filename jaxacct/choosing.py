@@ -234,8 +234,9 @@ def recommend(
     dataset_size: int,
     batch_size: float,
     iterations: int,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
     memory_copies: int = MEMORY_COPIES,
     scheme: str | None = None,
     bands: int | None = None,
@@ -254,6 +255,7 @@ def recommend(
       batch_size: expected batch size.
       iterations: number of steps.
       epsilon, delta: the target; epsilon a natural log.
+      advantage: another target, in place of both; see `calibrate`.
       memory_copies: the most copies of the parameters (int32 each) that training may keep for the noise; b
         bands keep b - 1 and make one more, so 1 is DP-SGD.
       scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
@@ -271,12 +273,13 @@ def recommend(
       >>> found.chosen.strategy.bands, found.chosen.memory_copies
       (8, 8)
     """
+    epsilon, delta = _validate.target(epsilon, delta, advantage)
     numbers = _Numbers(
         dataset_size=_validate.positive_integer("dataset_size", dataset_size),
         batch_size=_validate.positive_number("batch_size", batch_size),
         iterations=_validate.positive_integer("iterations", iterations),
-        epsilon=_validate.target_epsilon("epsilon", epsilon),
-        delta=_validate.open_probability("delta", delta),
+        epsilon=epsilon,
+        delta=delta,
         workload=workload_named(workload, iterations)
         if isinstance(workload, str)
         else checked_workload(workload),
@@ -558,7 +561,7 @@ def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) 
     if poisson.participation_rate == 1:
         return start  # a Gaussian mechanism, whose moments are exact
     # Losses rounded to this grid add up to a small part of epsilon; they reach to about start^-2.
-    interval = min(2e-3, 0.02 * epsilon, math.sqrt(1e-3 / poisson.iterations))
+    interval = min(2e-3, 0.02 * max(epsilon, delta), math.sqrt(1e-3 / poisson.iterations))
     interval = max(interval, 5e-5 / start**2)
 
     def excess(log_sigma):

@@ -136,8 +136,9 @@ def recommend_command(
     dataset_size: int,
     batch_size: float,
     iterations: int,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
     memory_copies: int = 16,
     scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"] | None = None,
     bands: int | None = None,
@@ -157,6 +158,8 @@ def recommend_command(
       iterations: number of training steps.
       epsilon: privacy target, natural log.
       delta: privacy target.
+      advantage: privacy target in place of both, such as 0.1: the most that the true positive rate of a test
+        for membership may be above its false positive rate.
       memory_copies: most copies of the parameters that training may keep for the noise: as many as bands.
       scheme: poisson and b-min-sep by default.
       bands: of the strategy matrix.
@@ -167,6 +170,7 @@ def recommend_command(
       plot: write error against memory of the candidates to this PNG.
       json: print one JSON object.
     """
+    _check_target(epsilon, delta, advantage)
     _check_plot(plot)
     with watch() as progress:
         found = jaxacct.recommend(
@@ -175,6 +179,7 @@ def recommend_command(
             iterations=iterations,
             epsilon=epsilon,
             delta=delta,
+            advantage=advantage,
             memory_copies=memory_copies,
             scheme=scheme,
             bands=bands,
@@ -184,7 +189,7 @@ def recommend_command(
             progress=progress,
         )
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
-    target = f"--epsilon {epsilon!r} --delta {delta!r}"
+    target = f"--advantage {advantage!r}" if advantage else f"--epsilon {epsilon!r} --delta {delta!r}"
     if found.choice.workload != "prefix-sum" and found.chosen.matrix == "optimal":
         target = f"--workload {found.choice.workload} {target}"
     command = f"jaxacct calibrate {numbers} {found.chosen.options()} {target}"
@@ -193,17 +198,31 @@ def recommend_command(
         _print(found.to_json() | {"command": command}, True)
         return 0
     print(
-        f"Estimates, not guarantees, for ({exact(epsilon)}, {exact(delta)}) over {iterations:,} steps with "
+        f"Estimates, not guarantees, for {_target(found.choice)} over {iterations:,} steps with "
         f"batches of about {batch_size:g} of {dataset_size:,} examples:\n\n{found.table()}\n\n"
         f"{found.why()}\n\ncertify it: {command} --out plan.json"
     )
     return 0
 
 
+def _check_target(epsilon: float | None, delta: float | None, advantage: float | None) -> None:
+    if advantage is None and (epsilon is None or delta is None):
+        raise ValueError("--epsilon and --delta must be given, or --advantage in their place")
+    _validate.target(epsilon, delta, advantage)
+
+
+def _target(found) -> str:
+    """The target of a plan or choice in words."""
+    if found.epsilon == 0:
+        return f"advantage {exact(found.delta)}"
+    return f"({exact(found.epsilon)}, {exact(found.delta)})"
+
+
 def calibrate_command(
     problem: Annotated[Problem, Flat],
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
     out: str | None = None,
     noise_multiplier: float | None = None,
     max_batch_size: int | None = None,
@@ -227,6 +246,8 @@ def calibrate_command(
       problem: the mechanism.
       epsilon: privacy target, natural log.
       delta: privacy target.
+      advantage: privacy target in place of both, such as 0.1: the most that the true positive rate of a test
+        for membership may be above its false positive rate, whatever the test.
       out: write the plan to this file.
       noise_multiplier: certify this value only, or say why it could not be.
       max_batch_size: cut larger batches to this size, and account for it.
@@ -242,8 +263,7 @@ def calibrate_command(
       force: let --out replace a file that is not a plan.
       json: print the plan as one JSON object.
     """
-    _validate.target_epsilon("epsilon", epsilon)
-    _validate.open_probability("delta", delta)
+    _check_target(epsilon, delta, advantage)
     _check_out(out, PLAN, force)
     _check_plot(plot, out)
     how = dict(noise_multiplier=noise_multiplier, proposal=proposal, accountant=accountant)
@@ -263,6 +283,7 @@ def calibrate_command(
                 iterations=problem.iterations,
                 epsilon=epsilon,
                 delta=delta,
+                advantage=advantage,
                 memory_copies=16 if memory_copies is None else memory_copies,
                 workload=problem.workload_of_run(),
                 progress=progress,
@@ -276,6 +297,7 @@ def calibrate_command(
             strategy,
             epsilon=epsilon,
             delta=delta,
+            advantage=advantage,
             dataset_size=problem.dataset_size,
             noise_multiplier=noise_multiplier,
             max_batch_size=max_batch_size,
@@ -578,7 +600,7 @@ def strategy_command(
             matrix = by_name(strategy, bands, scheme, **optimised)
         at: dict[str, Any] = dict(iterations=iterations, noise_multiplier=noise_multiplier)
         error = jaxacct.prefix_sum_error(matrix, **at)
-        others = {} if workload == "prefix-sum" else {"workload": workload}
+        others: dict[str, Any] = {} if workload == "prefix-sum" else {"workload": workload}
         if others:
             others["workload_error"] = workload_error(matrix, workload=made_for, **at)
     if json:
@@ -601,11 +623,17 @@ def show_command(
     """Print a plan after checking it.
 
     Args:
-      plan: file written by calibrate.
+      plan: file written by calibrate, by `jaxacct tradeoff` or by training with DiceSGD.
       plot: write what the plan says of delta at other epsilons to this PNG.
       json: print it as one JSON object.
     """
     _check_plot(plot)
+    other = _of_another_kind(plan)
+    if other is not None:
+        _refuse(f"for a plan of {other}", plot=plot)
+        from jaxacct.tradeoff import command
+
+        return command.show_command(plan, json)
     loaded = jaxacct.Plan.load(plan)
     _print(loaded.to_json() if json else describe(loaded), json)
     _draw(plot, "profile", loaded)
@@ -631,6 +659,11 @@ def report_command(
     from jaxacct import files, report, risk
 
     files.check_target(out, None if force else report.is_report, "a report")
+    other = _of_another_kind(plan)
+    if other is not None:
+        raise ValueError(
+            f"plan must be of `jaxacct calibrate`, was of {other}: `jaxacct show {plan}` reads it"
+        )
     loaded = jaxacct.Plan.load(plan)
     bands = None
     if draws is not None:
@@ -694,13 +727,16 @@ def _print_evidence(plan: "jaxacct.Plan", evidence) -> None:
 
 def describe(plan: "jaxacct.Plan") -> str:
     """A plan for a person to read."""
-    mechanism = plan.mechanism
+    from jaxacct import risk
+
+    mechanism, advantage = plan.mechanism, risk.advantage(plan.epsilon, plan.delta)
     lines = [
         plan.statement(),
         "",
         # All digits: a rounded number that is typed in elsewhere may be too little noise.
         f"noise multiplier      {exact(mechanism.noise_multiplier)}   (noise std per unit of clip norm)",
         f"epsilon, delta        {exact(plan.epsilon)}, {exact(plan.delta)}",
+        f"advantage             at most {exact(advantage)}   (true minus false positive rate of any test)",
         f"scheme                {mechanism.scheme}",
         f"strategy              {_strategy_line(mechanism)}",
         f"prefix-sum error      {plan.prefix_sum_error:.6g}",
@@ -723,6 +759,19 @@ def describe(plan: "jaxacct.Plan") -> str:
     if plan.choice is not None:
         lines += ["", plan.choice.statement()]
     return "\n".join(lines)
+
+
+def _of_another_kind(plan: str) -> str | None:
+    """The schema of a trade-off or DiceSGD plan; None for anything else, which `Plan.load` judges."""
+    from jaxacct.files import read_json
+
+    data = read_json(plan, "plan")
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema in ("jaxacct-plan", None) or not isinstance(schema, str):
+        return None
+    from jaxacct.tradeoff.command import SHOWN
+
+    return schema if schema in SHOWN else None
 
 
 def _strategy_line(mechanism: "jaxacct.Mechanism") -> str:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxacct import _validate, records
-from jaxacct._validate import open_probability, positive_number
+from jaxacct._validate import nonnegative_number, open_probability
 from jaxacct.accountants import truncation
 from jaxacct.accountants.composition import event_from_json, event_to_json
 from jaxacct.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
@@ -57,7 +57,8 @@ class Plan:
     Attributes:
       mechanism: scheme, strategy and noise multiplier (noise per unit of clip norm x column norm, which
         is 1).
-      epsilon, delta: the guarantee under zero-out adjacency; epsilon is a natural log. With Monte Carlo
+      epsilon, delta: the guarantee under zero-out adjacency; epsilon is a natural log. At epsilon 0, delta is
+        the largest advantage (true minus false positive rate) of any test for membership. With Monte Carlo
         evidence it is the guarantee of the whole procedure, calibration and training, whose verifier may
         err with the probability booked in `evidence.budget`.
       evidence: the accepted verification, or None where `analytic_delta` proves the guarantee.
@@ -96,7 +97,7 @@ class Plan:
     versions: dict[str, str] = field(default_factory=_versions)
 
     def __post_init__(self):
-        positive_number("epsilon", self.epsilon)
+        nonnegative_number("epsilon", self.epsilon)
         open_probability("delta", self.delta)
         if self.dataset_size is not None:
             _validate.positive_integer("dataset_size", self.dataset_size)
@@ -167,10 +168,18 @@ class Plan:
         together = "" if self.compose_with is None else f", composed with {self.compose_with!r}"
         return (
             f"The training run is {target}-differentially private for one {self._unit()} under "
-            f"{self.mechanism.adjacency} adjacency{together}, certified {how}. It assumes that batches are "
-            f"drawn exactly as the {self.mechanism.scheme.name} scheme says, that each example's "
-            f"gradient is clipped, {self._cuts()}and that only the noisy sums and what follows from them are "
-            f"released.{self._bound()}"
+            f"{self.mechanism.adjacency} adjacency{together}, certified {how}.{self._advantage()} It assumes "
+            f"that batches are drawn exactly as the {self.mechanism.scheme.name} scheme says, that each "
+            f"example's gradient is clipped, {self._cuts()}and that only the noisy sums and what follows "
+            f"from them are released.{self._bound()}"
+        )
+
+    def _advantage(self) -> str:
+        if self.epsilon > 0:
+            return ""
+        return (
+            f" At epsilon 0 this says: no test of whether one {self._unit()} took part has a true positive "
+            f"rate more than {exact(self.delta)} above its false positive rate."
         )
 
     def _bound(self) -> str:

@@ -33,7 +33,7 @@ def profile(plan: Plan, bands: Profile | None = None):
     """delta over epsilon: the certified point, what it says alone, and `bands` of `privacy_profile`."""
     figure = blank(5.6, 4.0)
     axes = figure.add_subplot()
-    epsilons = np.linspace(0, 2 * plan.epsilon, 201)
+    epsilons = np.linspace(0, 2 * plan.epsilon or 3.0, 201)
     implied = _delta_from_point(plan.epsilon, plan.delta, epsilons)
     axes.plot(epsilons, implied, color="0.35", linestyle="--", label="what the certified point alone says")
     least = plan.delta / 10

@@ -1,4 +1,4 @@
-"""What a guarantee says of membership inference: true positive rate at a false positive rate, and advantage.
+"""What a guarantee says of membership inference and reconstruction.
 
 The adversary decides from everything released whether an example took part or was zeroed out. For every test
 and every epsilon, `TPR <= e^epsilon FPR + delta(epsilon)`, and with the roles exchanged
@@ -48,6 +48,31 @@ def advantage(epsilons, deltas) -> float:
     return float(np.minimum(1.0, each.min()))
 
 
+def reconstruction(epsilons, deltas, baseline):
+    """The most that the chance to reconstruct an example can be, given the chance to guess it without.
+
+    An attacker knows everything but one example z, which is drawn from a prior that he knows, and says from
+    what was released what z is; he is right within a tolerance of his own. Without the release he would be
+    right with probability `baseline` at most, whatever he says. With Q the law of the release with z zeroed
+    out and E_z the releases from which he is right about z,
+
+        P(right) = E_z P_z(E_z) <= E_z TPR(Q(E_z)) <= TPR(E_z Q(E_z)) <= TPR(baseline):
+
+    `true_positive_rate` bounds every test, it is concave, a minimum of lines, and it does not fall, and under
+    Q the release says nothing of z. So the bound is the true positive rate at that false positive rate.
+
+    Args:
+      epsilons, deltas: as in `true_positive_rate`.
+      baseline: () or (chances,) in [0, 1].
+
+    Source: Hayes, Mahloujifar and Balle (arXiv 2302.07225), theorem 2.
+    """
+    rates = np.asarray(baseline, np.float64)
+    if not np.all((rates >= 0) & (rates <= 1)):
+        raise ValueError(f"baseline must be in [0, 1], was {baseline!r}")
+    return true_positive_rate(epsilons, deltas, rates)
+
+
 def _points(epsilons, deltas) -> tuple[np.ndarray, np.ndarray]:
     found = [np.atleast_1d(np.asarray(part, np.float64)) for part in (epsilons, deltas)]
     if found[0].shape != found[1].shape or found[0].ndim != 1 or not found[0].size:
@@ -60,4 +85,4 @@ def _points(epsilons, deltas) -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
-__all__ = ["advantage", "true_positive_rate"]
+__all__ = ["advantage", "reconstruction", "true_positive_rate"]

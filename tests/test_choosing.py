@@ -83,6 +83,17 @@ def test_estimates_are_near_the_truth_and_so_is_the_ranking(found):
     assert true[most] > 1.25 * min(true)
 
 
+def test_estimates_for_an_advantage_are_near_the_truth():
+    """The same at epsilon 0, where delta is large; the statement names the target as it was given."""
+    numbers = {name: value for name, value in SMALL.items() if name not in ("epsilon", "delta")}
+    told = recommend(**numbers, advantage=0.25, min_separation=8)
+    assert (told.choice.epsilon, told.choice.delta) == (0, 0.25)
+    assert "--advantage 0.25 " in told.choice.statement()
+    for row in told.candidates:
+        sigma = true_noise(row.scheme, row.strategy, 0.0, 0.25)
+        assert 0.9 < row.noise_multiplier / sigma < 1.08, row.describe()
+
+
 def test_what_is_chosen_is_within_two_percent_and_cheapest(found):
     best = found.candidates[0]
     assert [c.prefix_sum_error for c in found.candidates] == sorted(
@@ -345,7 +356,10 @@ def test_a_command_that_says_more_chooses_nothing(options, expected, calibrated,
         (["calibrate", *README[2:], *TARGET, "--memory-copies", "4"], "dataset_size and batch_size"),
         (["recommend", *README, *TARGET, "--bands", "9"], "bands must be at most"),
         (["recommend", *README, *TARGET, "--scheme", "bminsep"], "b-min-sep"),
-        (["recommend", *README], "--epsilon"),
+        (["recommend", *README], "--epsilon and --delta must be given, or --advantage"),
+        (["calibrate", *README, *TARGET, "--advantage", "0.1"], "advantage must not be given together"),
+        (["calibrate", *README, "--epsilon", "1"], "--epsilon and --delta must be given, or --advantage"),
+        (["calibrate", *README, "--advantage", "1"], "advantage must be in (0, 1)"),
     ],
 )
 def test_bad_input_is_one_line(options, message, capsys):

@@ -1,5 +1,6 @@
 """The reviewer's page, the risk numbers on it and its pictures."""
 
+import json
 import math
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,10 +10,14 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson, plot, risk
+from jaxacct.accountants import truncation
+from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import make_plan
 from jaxacct.cli import main
-from jaxacct.report import ASSUMPTIONS, FIRST_LINE, _rounded_up, measure, report
+from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.report import ASSUMPTIONS, ERRATA, FIRST_LINE, _errata, _risk, _rounded_up, measure, report
+from jaxacct.tradeoff.plan import GeneralPlan
 from jaxacct.verification.target import Target
 from tests.test_plan import KINDS, whole
 
@@ -171,9 +176,105 @@ def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key):
     text = Page(report(plan, bands=bands)).words
     assert "with confidence 0.999" in text and "4,000 fresh draws" in text
     assert "estimate" not in Page(report(plan)).words.split("What an attacker can do")[1].split("Pictures")[0]
-    for kind in ("composed", "cut"):
-        with pytest.raises(ValueError, match="draws must not be given"):
-            measure(whole(kind), 10)
+
+
+def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
+    """Two Gaussians together are one: of mu 1/2 and 1/3, with the first one drawn."""
+    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
+    asked = []
+
+    def other(event):
+        asked.append(event)
+        return lambda t: stats.norm.cdf(1 / 6 - 3 * t) - np.exp(t) * stats.norm.cdf(-1 / 6 - 3 * t)
+
+    monkeypatch.setattr("jaxacct.estimates.profile.event_profile", other)
+    grid, together = np.array([0.0, 0.5, 1.0]), math.hypot(1 / 2, 1 / 3)
+    bands = privacy_profile(mechanism, grid, num_samples=4000, compose_with="another", key=key)
+    exact = [gaussian_delta(float(e), 1.0, together) for e in grid]
+    assert asked == ["another"] and set(bands.proposals.values()) == {"plain"}
+    for side in bands.directions.values():
+        assert np.all(side[2] >= exact) and not side[0].any()
+        np.testing.assert_allclose(side[1], exact, atol=0.02)
+    assert exact[0] - gaussian_delta(0.0, 2.0, 1.0) > 0.03  # without the other one it would be seen
+    monkeypatch.setattr("jaxacct.report.privacy_profile", lambda *_, **options: options["compose_with"])
+    assert measure(whole("composed"), 10) == whole("composed").compose_with
+
+
+def test_bands_of_a_plan_with_cuts_are_raised_by_what_cuts_may_add(monkeypatch):
+    plan = whole("cut")
+    seen = {}
+
+    def drawn(mechanism, grid, **options):
+        seen.update(options)
+        bands = np.stack([np.full(grid.size, v) for v in (0.01, 0.02, 0.03)])
+        return Profile(grid, *bands, {"remove": bands, "add": bands}, 0.999, 10, {})
+
+    monkeypatch.setattr("jaxacct.report.privacy_profile", drawn)
+    found = measure(plan, 10)
+    added = [
+        truncation.reserve(plan.mechanism.scheme, e, plan.dataset_size, plan.max_batch_size)
+        for e in map(float, found.epsilons)
+    ]
+    assert min(added) > 0 and max(added) == added[0]
+    np.testing.assert_allclose(found.upper, 0.03 + np.array(added), rtol=1e-12)
+    np.testing.assert_allclose(found.directions["add"][2], found.upper)
+    assert not found.lower.any() and seen["compose_with"] is None
+    monkeypatch.setattr(truncation, "covers", lambda *_: False)
+    assert np.all(measure(plan, 10).upper == 1)
+
+
+def test_reconstruction_is_bounded_and_would_not_be_with_less_noise():
+    """One Gaussian step, one of 20 gradients at right angles: naming the likeliest one."""
+    m, sigma, draws = 20, 0.5, 20_000
+    mu = 1 / sigma
+    epsilons = np.linspace(0, 4.5 * mu + mu**2 / 2, 100)
+    outputs = sigma * np.random.default_rng(1).standard_normal((draws, m))
+    outputs[:, 0] += 1.0
+    right = (outputs.argmax(axis=1) == 0).mean()
+    error = math.sqrt(math.log(1e6) / (2 * draws))
+
+    def bound(noise):
+        deltas = np.array([gaussian_delta(float(e), noise, 1.0) for e in epsilons])
+        return float(risk.reconstruction(epsilons, deltas, 1 / m))
+
+    assert right < bound(sigma) + error and right > bound(1.35 * sigma) + error
+    assert risk.reconstruction(1.0, 0.01, [0.0, 1.0]).tolist() == pytest.approx([0.01, 1.0])
+    with pytest.raises(ValueError, match="baseline must be in"):
+        risk.reconstruction(1.0, 0.1, 1.5)
+    assert "reconstruction of what is guessed with probability 0.01" in _risk(whole("plain"), None)
+
+
+def test_errata_on_the_page_are_in_print_and_about_the_plan():
+    text = (Path(plot.__file__).parent / "proofs/errata.md").read_text(encoding="utf-8")
+    assert all(f"\n## {heading}\n" in text for heading, _, _ in ERRATA)
+    users, plain = _errata(whole("users")), _errata(whole("zero_add"))
+    assert "theorem 6.1" in users and "theorem 6.1" not in plain
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        GeneralPlan(1440, 1, 36, 1, "shuffling", 1, sigma=1.0, epsilon=50.0, delta=1e-5),
+        DicePlan.calibrate(
+            8.0, 1e-5, dataset_size=60, batch_size=6, iterations=5, clip_norm=1.0, error_clip_norm=0.5
+        ),
+    ],
+    ids=["trade-off", "dice"],
+)
+def test_show_reads_plans_of_other_kinds_and_report_names_the_command(other, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    other.save(path)
+    for arguments, code in ((["show", path], 0), (["report", path, "--out", tmp_path / "r.html"], 2)):
+        with pytest.raises(SystemExit) as stop:
+            main([str(a) for a in arguments])
+        assert stop.value.code == code
+    said = capsys.readouterr()
+    assert other.statement() in said.out
+    assert f"`jaxacct show {path}`" in said.err and said.err.count("\n") == 1
+    path.write_text(json.dumps(other.to_json() | {"epsilon": other.epsilon / 100}))
+    with pytest.raises(SystemExit) as stop:
+        main(["show", str(path)])
+    assert stop.value.code == 2 and "must hold" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bound", [0.03014, 0.0301, 0.99949, 0.9999, 1.0, 1.0001e-5, 9.999e-4])

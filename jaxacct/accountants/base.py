@@ -54,7 +54,7 @@ class Accountant(abc.ABC):
 
         Args:
           mechanism: what is bounded.
-          epsilon: natural log, above 0.
+          epsilon: natural log, at least 0.
           compose_with: a dp-accounting `DpEvent` that is composed in, or None.
           interval: natural log; the grid of losses where dp-accounting makes a privacy loss distribution. Its
             distributions are pessimistic on any grid, so the bound holds for any; its time goes as one over
@@ -64,7 +64,7 @@ class Accountant(abc.ABC):
           ValueError: for a mechanism that is not covered, bad arguments, or a bound that is no probability.
         """
         checked(mechanism)
-        _validate.positive_number("epsilon", epsilon)
+        _validate.nonnegative_number("epsilon", epsilon)
         _validate.positive_number("interval", interval)
         reason = self.why_not(mechanism, compose_with)
         if reason is not None:

@@ -37,7 +37,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
         raise ValueError(f"max_batch_size must not be given {scheme.why_not_cut}")
     size = _validate.positive_integer("dataset_size", dataset_size)
     most = _validate.positive_integer("max_batch_size", max_batch_size)
-    _validate.positive_number("epsilon", epsilon)
+    _validate.nonnegative_number("epsilon", epsilon)
     rates = scheme.participation_probabilities()
     if most <= size * rates.max():
         raise ValueError(
@@ -63,7 +63,7 @@ def tail_bound(scheme, epsilon: float) -> float:
 
 def covers(mechanism: Mechanism, epsilon: float) -> bool:
     """Whether `reserve` holds for this noise: its E_P f = Z_2 is at most what was allowed for."""
-    _validate.positive_number("epsilon", epsilon)
+    _validate.nonnegative_number("epsilon", epsilon)
     if mechanism.scheme.log_probability_of_none() == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
         return True
     if most_replicas(mechanism) < 2:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.accountants.composition import event_profile
 from jaxacct.estimates import interval
 from jaxacct.estimates.estimate import best_proposal, draw_samples
 from jaxacct.kernels import randomness
@@ -13,6 +14,7 @@ from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import hockey_stick
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,7 @@ def privacy_profile(
     *,
     num_samples: int = 100_000,
     confidence: float = 0.95,
+    compose_with=None,
     key=None,
     progress: Progress | None = None,
 ) -> Profile:
@@ -64,6 +67,8 @@ def privacy_profile(
       epsilons: at least one, each at least 0, ascending.
       num_samples: draws a direction.
       confidence: in (0, 1), of all bands together.
+      compose_with: a dp-accounting `DpEvent`, for the profile of both together. Draws are plain then, so that
+        upper bands end near 10 / num_samples, and nothing is known from below, as its own profile is a bound.
       key: JAX key; from the operating system by default.
       progress: called with (what, samples done, samples expected).
 
@@ -86,12 +91,15 @@ def privacy_profile(
     num_samples = _validate.positive_integer("num_samples", num_samples)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(DIRECTIONS))
     key = randomness.checked_key(key)
+    composed = compose_with is not None
+    other = event_profile(compose_with) if composed else hockey_stick
     found, names = {}, {}
     for direction in DIRECTIONS:
-        chosen = _chosen(mechanism, direction, float(grid[-1]))
+        chosen = _chosen(mechanism, direction, float(grid[-1]), composed)
         names[direction] = chosen.name
-        found[direction] = _bands(chosen, grid, q, draw_samples(chosen, key, num_samples, progress))
-    if mechanism.is_upper_bound:
+        parts = draw_samples(chosen, key, num_samples, progress)
+        found[direction] = _bands(chosen, grid, q, parts, other, composed)
+    if mechanism.is_upper_bound or composed:
         # Losses are bounds themselves there: nothing is known from below (proofs/non_banded.md).
         for bands in found.values():
             bands[0] = 0.0
@@ -99,18 +107,18 @@ def privacy_profile(
     return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
 
 
-def _chosen(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
+def _chosen(mechanism: Mechanism, direction: str, epsilon: float, composed: bool) -> Proposal:
     """Replicas have a known weight at every epsilon; the add direction's proposals serve only their own."""
     if direction == Direction.ADD:
         return proposals.plain(mechanism, direction)
-    return best_proposal(mechanism, epsilon, direction, None, False)
+    return best_proposal(mechanism, epsilon, direction, None, composed)
 
 
-def _bands(chosen: Proposal, grid: np.ndarray, q: float, parts) -> np.ndarray:
+def _bands(chosen: Proposal, grid: np.ndarray, q: float, parts, other, composed: bool) -> np.ndarray:
     """(3, points): lower, estimate and upper; each interval wrong with probability q at most."""
     mechanism, direction = chosen.mechanism, chosen.direction
-    found = interval.bands(chosen, grid, parts, q)
-    if direction == Direction.ADD:
+    found = interval.bands(chosen, grid, parts, q, other)
+    if direction == Direction.ADD and not composed:
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
         none = mechanism.scheme.log_probability_of_none()
         most = np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12)

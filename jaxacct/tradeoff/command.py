@@ -300,12 +300,25 @@ def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False)
       json: print one JSON object.
     """
     data = files.read_json(plan, "plan")
-    kind = PLANS.get(str(data.get("schema")) if isinstance(data, dict) else "")
-    if kind is None:
-        raise ValueError(f"plan must be of {', '.join(PLANS)}, was another file: {plan!r}")
-    read = kind.from_json(data)
-    _print({"statement": read.statement(), **read.terms.to_json(), "steps": read.iterations}, json)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema not in SHOWN:
+        raise ValueError(f"plan must be of {', '.join(SHOWN)}, was another file: {plan!r}")
+    read: Any = _kind(str(schema)).from_json(data)
+    terms = read.terms.to_json() if schema in PLANS else {}
+    _print({"statement": read.statement(), **terms, "steps": read.iterations}, json)
     return 0
+
+
+DICE = "jaxacct-dice"
+SHOWN = (*PLANS, DICE)
+
+
+def _kind(schema: str):
+    if schema == DICE:
+        from jaxacct.accountants.dice_plan import DicePlan
+
+        return DicePlan
+    return PLANS[schema]
 
 
 COMMANDS = {

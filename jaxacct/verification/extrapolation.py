@@ -166,7 +166,7 @@ def at_distances(mechanism: Mechanism, epsilon: float, near: float, far: float) 
     """
     if not supports(mechanism):
         raise ValueError("extrapolation does not cover this scheme and strategy")
-    _validate.positive_number("epsilon", epsilon)
+    _validate.nonnegative_number("epsilon", epsilon)
     log_scale = log_remainder_scale(mechanism, epsilon)
     if not 0 < near < far < math.inf:
         raise ValueError(f"distances must be 0 < near < far, were {near!r} and {far!r}")

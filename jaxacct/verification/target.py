@@ -20,7 +20,7 @@ class Target:
     """The (epsilon, delta) that a mechanism has to have.
 
     Attributes:
-      epsilon: natural log, above 0.
+      epsilon: natural log, at least 0; at 0 delta bounds the advantage of every test.
       delta: in (0, 1).
       budget: what of delta is verified and what a wrong verdict may cost; at most delta in all.
       compose_with: the dp-accounting `DpEvent` that the guarantee covers as well, or None.
@@ -32,7 +32,7 @@ class Target:
     compose_with: object = None
 
     def __post_init__(self):
-        object.__setattr__(self, "epsilon", _validate.positive_number("epsilon", self.epsilon))
+        object.__setattr__(self, "epsilon", _validate.nonnegative_number("epsilon", self.epsilon))
         object.__setattr__(self, "delta", _validate.open_probability("delta", self.delta))
         if not self.budget.delta <= self.delta:
             raise ValueError(f"budget must spend at most delta {self.delta!r}, spends {self.budget.delta!r}")

@@ -38,6 +38,7 @@ CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_cl
 DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
 INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
+ADVANTAGE = "tests/test_advantage.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
 ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
@@ -570,6 +571,25 @@ MUTANTS = [
         "        error=place.error,",
         "        error=place.noise_multiplier**2,",
         CHOOSING,
+    ),
+    Mutant(
+        "jaxacct/_validate.py",
+        'return 0.0, open_probability("advantage", advantage)',
+        'return 0.1, open_probability("advantage", advantage)',
+        ADVANTAGE,
+    ),
+    Mutant("jaxacct/report.py", "np.minimum(1.0, upper + added)", "np.minimum(1.0, upper)", REPORT),
+    Mutant(
+        "jaxacct/estimates/profile.py",
+        "interval.bands(chosen, grid, parts, q, other)",
+        "interval.bands(chosen, grid, parts, q)",
+        REPORT,
+    ),
+    Mutant(
+        "jaxacct/risk.py",
+        "return true_positive_rate(epsilons, deltas, rates)",
+        "return true_positive_rate(epsilons, deltas, rates / 4)",
+        REPORT,
     ),
     Mutant(
         "jaxacct/strategies/workload_names.py",

@@ -181,7 +181,8 @@ def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
     with pytest.raises(ValueError, match="it is for replace-one adjacency, not for zero-out"):
         accountant.delta(mechanism, 1.0)
     monkeypatch.undo()
-    for epsilon in (0.0, -1.0, math.nan, "one"):
+    assert accountant.delta(mechanism, 0.1) <= accountant.delta(mechanism, 0.0) <= 1
+    for epsilon in (-1.0, math.nan, "one"):
         with pytest.raises(ValueError, match="epsilon"):
             accountant.delta(mechanism, epsilon)
     with pytest.raises(ValueError, match="mechanism must be"):
