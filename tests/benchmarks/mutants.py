@@ -42,6 +42,7 @@ ADVANTAGE = "tests/test_advantage.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
 ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
+AUDIT = "tests/training/test_audit_command.py"
 
 MUTANTS = [
     # Statistics.
@@ -476,6 +477,21 @@ MUTANTS = [
         ROWS,
     ),
     Mutant("train/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
+    Mutant("train/audit_bounds.py", "len(tests) - m * delta / 2", "len(tests)", AUDIT),
+    Mutant("train/audit_bounds.py", "(1 - confidence) / len(tests)", "(1 - confidence)", AUDIT),
+    Mutant("train/audit_bounds.py", "low - delta, 1e-300", "low, 1e-300", "tests/training/test_audit.py"),
+    Mutant(
+        "train/audit_bounds.py", "(present[half:], absent[half:])", "(present[:half], absent[:half])", AUDIT
+    ),
+    Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT),
+    Mutant("train/canaries.py", "lfilter(column, [1.0],", "lfilter([1.0], column,", AUDIT),
+    Mutant("train/canaries.py", "LENGTH * clip_norm * flat", "flat", AUDIT),
+    Mutant(
+        "train/audit.py",
+        "np.where(inside, coordinates, SILENT)",
+        "np.where(inside, coordinates, REAL)",
+        AUDIT,
+    ),
     Mutant("train/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
     Mutant("train/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
     Mutant("train/arrow.py", "back[order] = np.arange(len(order))", "back[:] = np.arange(len(order))", ROWS),

@@ -1,0 +1,258 @@
+"""Audits of a user's model: faults that are planted are found, bounds keep their confidence, the command."""
+
+import dataclasses
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy
+
+import train.loop
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
+from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
+from tests.training.plans import plan
+from train import audit as command
+from train import canaries
+from train.audit import KINDS, Finding, audit, named, picture
+from train.audit_bounds import clopper_pearson, epsilon_lower_bound, most_canaries, one_run_bound
+from train.canaries import outputs
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+ROWS, CLIP = 1200, 0.5
+# Without amplification, so that an analytic bound certifies it at once.
+PLAN = plan("poisson", dataset_size=ROWS, iterations=4, rate=0.9, sigma=4.0, epsilon=2.2)
+
+
+def given():
+    """A linear model with many coordinates, and data that pulls at all of them."""
+    generator = np.random.default_rng(0)
+    data = {"x": generator.normal(size=(ROWS, 3)).astype(np.float32), "y": np.ones(ROWS, np.float32)}
+    return dict(model={"w": jnp.zeros((3, 700)), "b": jnp.zeros(())}, loss=loss, dataset=data)
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"].mean(axis=1) + params["b"] - example["y"]) ** 2
+
+
+def less_noise(real):
+    def broken(mechanism, **options):
+        quarter = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 4)
+        return real(quarter, **options)
+
+    return broken
+
+
+def no_clipping(real):
+    """Gradients up to ten clip norms pass, with the noise of one."""
+
+    def broken(mechanism, clip_norm, **options):
+        tenth = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 10)
+        return real(tenth, clip_norm=10 * clip_norm, **options)
+
+    return broken
+
+
+@pytest.mark.parametrize("fault", [None, less_noise], ids=["honest", "noise"])
+def test_both_audits_find_planted_faults_and_nothing_else(fault, monkeypatch):
+    if fault:
+        monkeypatch.setattr(train.loop, "privatize", fault(train.loop.privatize))
+    found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP)
+    assert [each.kind for each in found] == list(KINDS)
+    for each in found:
+        assert each.contradicts == (fault is not None), each.statement()
+        assert each.lower > (0.1 if fault is None else 2.2)
+        assert ("CONTRADICTED" in each.statement()) == each.contradicts
+        shown = json.dumps(each.to_json())
+        assert "private" not in shown and "scores" not in shown and "present" not in shown
+        assert "private" not in repr(each)
+        assert len(each.private_scores) == len(each.private_present)
+    assert [each.canaries for each in found] == [1000, 600]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [None, less_noise, no_clipping], ids=["honest", "noise", "clipping"])
+def test_a_network_with_correlated_noise_is_audited(fault, monkeypatch):
+    """The small CNN on digits, three bands: what the command does by default."""
+    covered = plan(dataset_size=1440, iterations=24, rate=0.8, sigma=5.0, epsilon=2.3)
+    assert covered.certified
+    if fault:
+        monkeypatch.setattr(train.loop, "privatize", fault(train.loop.privatize))
+    for each in audit(**command.digits(), plan=covered, keys=KEYS):
+        assert each.contradicts == (fault is not None), each.statement()
+
+
+def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_a_silent_one_nothing():
+    """Without noise to speak of: every canary in the first batch of a plan that takes everybody."""
+    covered = plan("poisson", dataset_size=3, iterations=1, rate=1.0, sigma=1e-3)
+    data = {"x": np.ones((3, 3), np.float32), "y": np.ones(3, np.float32)}
+    params = {"b": jnp.zeros(()), "w": jnp.zeros((3, 2))}
+    functional, params = train.loop.functional(train.loop.Wanted(params, loss, data))
+    setting = canaries.Setting(
+        covered, functional, params, train.loop.as_rows(data), CLIP, dict(keys=KEYS, progress=False)
+    )
+    still, coordinates = optax.set_to_zero(), np.arange(7)
+    seen = setting.released(np.array([4, canaries.SILENT, 0], np.int32), coordinates, still)
+    np.testing.assert_allclose(seen[:, 0], [1, 0, 0, 0, 1, 0, 0], atol=1e-2)
+    # A real example's gradient is that of its loss: -2 (1, x / 2), clipped.
+    real = setting.released(np.array([-2, -1, -2], np.int32), coordinates, still)[:, 0]
+    wanted = -np.array([1, *[0.5] * 6]) / np.sqrt(1 + 6 / 4)
+    np.testing.assert_allclose(real, wanted, atol=1e-2)
+    np.testing.assert_array_equal(canaries.quiet(setting, 6), np.arange(1, 7))  # the bias is pulled most
+
+
+def test_what_is_released_becomes_outputs_by_the_matrix():
+    """`C u` against dense matrices, one of them by its inverse."""
+    scheme, released = BMinSep(6, 3, 0.3), np.random.default_rng(0).normal(size=(5, 6))
+    matrix = scipy.linalg.toeplitz([*BandedToeplitz.square_root(3).array, 0, 0, 0], np.zeros(6))
+    found = outputs(Mechanism(scheme, BandedToeplitz.square_root(3), 1.0), released)
+    np.testing.assert_allclose(found, released @ matrix.T)
+    inverse = BandedInverse.bisr(iterations=6, bands=3)
+    coefficients, of_inverse = inverse.noise_recursion()
+    assert of_inverse
+    matrix = np.linalg.inv(
+        scipy.linalg.toeplitz(np.pad(coefficients, (0, 6 - len(coefficients))), np.zeros(6))
+    )
+    np.testing.assert_allclose(outputs(Mechanism(scheme, inverse, 1.0), released), released @ matrix.T)
+
+
+def test_clopper_pearson_is_exact():
+    """The bounds are where the binomial tail is the level; nothing and everything have one side."""
+    low, high = clopper_pearson(7, 20, 0.01)
+    assert scipy.stats.binom.sf(6, 20, low) == pytest.approx(0.01)
+    assert scipy.stats.binom.cdf(7, 20, high) == pytest.approx(0.01)
+    assert clopper_pearson(0, 20, 0.01)[0] == 0 and clopper_pearson(20, 20, 0.01)[1] == 1
+
+
+def response(rng, coins, epsilon, delta):
+    """Scores of randomised response that tells the coin with probability delta: (epsilon, delta)-DP."""
+    right = rng.random(coins.shape) < 1 / (1 + np.exp(-epsilon))
+    told = rng.random(coins.shape) < delta
+    score = np.where(right, coins, ~coins) * 1.0
+    return np.where(told, 10.0 * (2.0 * coins - 1), score - 0.5) + 1e-3 * rng.random(coins.shape)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (2.0, 2e-5)])
+def test_bounds_hold_as_often_as_they_say_and_come_near(epsilon, delta):
+    """The worst mechanism there is, 300 times at confidence 0.9; a wrong bound would pass it more often.
+
+    300 trials that fail with probability at most 0.1 fail more than 60 times with probability 1e-7.
+    """
+    rng, failed, best = np.random.default_rng(1), [0, 0], [0.0, 0.0]
+    for _ in range(300):
+        coins = rng.random(400) < 0.5
+        scores = response(rng, coins, epsilon, delta)
+        sides = scores[coins][:180], scores[~coins][:180]
+        if min(map(len, sides)) < 180:
+            sides = tuple(response(rng, np.full(180, side), epsilon, delta) for side in (True, False))
+        for i, lower in enumerate(
+            (one_run_bound(scores, coins, delta, 0.9)[0], epsilon_lower_bound(*sides, delta, 0.9)[0])
+        ):
+            failed[i] += lower > epsilon
+            best[i] += lower / 300
+    assert max(failed) <= 60, failed
+    assert min(best) > 0.35 * epsilon, best
+
+
+def test_the_price_of_delta_is_paid():
+    """A mechanism that tells one coin in twenty is (0, 1/20)-DP: at that delta nothing may be found."""
+    coins = np.random.default_rng(0).random(400) < 0.5
+    told = np.where(np.arange(400) % 20 == 0, 2.0 * coins - 1, 0.0)
+    assert one_run_bound(told, coins, 0.0, 0.95)[0] > 0.5
+    assert one_run_bound(told, coins, 0.05, 0.95)[0] == 0
+    assert most_canaries(1e-5, 0.95) == 625 and most_canaries(0.05, 0.95) == 0
+    # Half of the failure probability at the most: 625 canaries cost 625e-5 / 2 of 0.05 / 8.
+    scores = coins * 1.0
+    whole, half = (one_run_bound(scores, coins, delta, 0.95)[0] for delta in (0.0, 0.05 / 8 / 400))
+    assert whole - 0.2 < half < whole
+
+
+REFUSED = [
+    (dict(canaries=1201), "canaries must be at most 1050 with 1200 examples and 2101 coordinates, two a"),
+    (dict(canaries=1), "canaries must be at least 2"),
+    (dict(canaries=0), "canaries must be"),
+    (dict(confidence=1.0), "confidence must be"),
+    (dict(kinds=()), "kinds must be some of independent, one-run, was none"),
+    (dict(kinds=("both",)), "kinds must be"),
+    (dict(clip_norm=-1.0), "clip_norm must be"),
+    (dict(plan="plan.json"), "plan must be a jaxacct.Plan"),
+    (
+        dict(plan=dataclasses.replace(PLAN, delta=0.01), kinds=("one-run",)),
+        "smaller delta than 0.01 for a one",
+    ),
+    (dict(plan=dataclasses.replace(PLAN, truncation_delta=1e-6)), "plan must not cut batches"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        audit(**given() | {"plan": PLAN} | options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_audit_does_not_see_is_refused():
+    """Batches that are cut: those left out depend on who else is there."""
+    assert TruncatedBMinSep.side_information is not None
+    empty = {"model": {"w": jnp.zeros(1)}, "loss": loss, "dataset": given()["dataset"]}
+    with pytest.raises(ValueError, match="canaries must be at least 2, there is room for 0 with 1200"):
+        audit(**empty, plan=PLAN)
+
+
+MODULE = """
+from tests.training.test_audit_command import given, CLIP
+def mine():
+    return given() | {"clip_norm": CLIP}
+def bad():
+    return {"model": 1}
+"""
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(word) for word in words])
+    seen = capsys.readouterr()
+    return ended.value.code, seen.out, seen.err
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_model_of_tests.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    PLAN.save(tmp_path / "plan.json")
+    mine = ["--plan", tmp_path / "plan.json", "--model", "my_model_of_tests:mine"]
+    mine += ["--out", tmp_path / "audit.json", "--plot", tmp_path / "audit.png"]
+    code, out, _ = run(capsys, *mine, "--no-independent")
+    assert code == 0 and "one-run audit, 600 canaries" in out and "proves nothing" in out
+    assert "costs its epsilon again" in out
+    stored = json.loads((tmp_path / "audit.json").read_text())
+    assert [each["kind"] for each in stored["findings"]] == ["one-run"] and not stored["findings"][0][
+        "contradicts"
+    ]
+    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(train.loop, "privatize", no_clipping(train.loop.privatize))
+    code, out, _ = run(capsys, *mine, "--json-output")
+    assert code == 1 and [each["contradicts"] for each in json.loads(out)["findings"]] == [True, True]
+    (tmp_path / "other.txt").write_text("mine")
+    for words, said in (
+        (["--model", "my_model_of_tests"], "model must be module:function"),
+        (["--model", "no_such_module:f"], "no_such_module:f cannot be imported"),
+        (["--model", "my_model_of_tests:bad"], "must return a dictionary of model, loss and dataset"),
+        (["--out", tmp_path / "other.txt"], "out"),
+        (["--plot", tmp_path / "no/such/audit.png"], "plot must be in a folder that exists"),
+        (["--plot", tmp_path / "audit.json"], "plot"),
+        (["--plan", tmp_path / "other.txt"], "plan"),
+        (["--no-one-run", "--no-independent"], "kinds must be some of"),
+    ):
+        code, _, error = run(capsys, *mine, *words)
+        assert code == 2 and said in error and error.count("\n") == 1, (words, error)
+
+
+def test_a_picture_of_any_findings():
+    """Also where no score is finite and nothing was found."""
+    scores = np.array([np.nan, np.inf, 0.0, 1.0])
+    there = np.array([True, False, True, False])
+    found = Finding("one-run", 0.0, 1.0, 1e-5, 0.95, 4, {}, {}, scores, there)
+    assert len(picture([found, dataclasses.replace(found, lower=2.0)]).axes) == 3
+    assert sys.modules["train.audit"].named is named

@@ -1,0 +1,160 @@
+"""Canaries in the data of a run, and what the run releases where they are.
+
+A canary's loss is linear in one coordinate of the model: its gradient is 100 clip norms long there and zero
+elsewhere, wherever the model is, so that clipping leaves it at the clip norm. A silent canary has none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy
+from jax.experimental import io_callback
+
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.plan import Plan
+
+from . import loop
+from .loss import Loss, Numbered
+
+LENGTH = 100.0
+"""Of a canary's gradient, in clip norms, before it is clipped."""
+REAL, SILENT = -1, -2  # in place of a coordinate
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is attacked: a plan, a loss, parameters to begin from and data, as `fit` takes them."""
+
+    plan: Plan
+    loss: Loss
+    params: Any
+    rows: Any
+    clip_norm: float
+    options: dict[str, Any]
+
+    @property
+    def coordinates(self) -> int:
+        """Parameters, laid end to end."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    def released(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> np.ndarray:
+        """(coordinates, steps) float32: what a run shows there, as outputs of the mechanism per clip norm.
+
+        Args:
+          canary_of: (dataset_size,) int32: the coordinate of an example's canary, or that it has none.
+        """
+        log = np.full((self.plan.mechanism.scheme.iterations, len(coordinates)), np.nan, np.float32)
+        loop.fit(
+            self.plan,
+            self.params,
+            self.loss.wrapped(lambda base: _with_canaries(base, self.clip_norm)),
+            _Rows(self.rows, canary_of),
+            _recorded(optimizer, coordinates, log),
+            clip_norm=self.clip_norm,
+            **self.options,
+        )
+        jax.effects_barrier()
+        if not np.isfinite(log).all():
+            raise ValueError("audit must see a finite number for every step, some are missing or not finite")
+        expected = self.plan.expected_batch_size
+        assert expected is not None
+        return outputs(self.plan.mechanism, log.T * (expected / self.clip_norm)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A data set of which some examples are canaries."""
+
+    rows: Any
+    canary_of: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices, size: int):
+        canary = np.full(size, SILENT, np.int32)
+        canary[: len(indices)] = self.canary_of[indices]
+        return {"canary": canary, "example": self.rows.take(indices, size)}
+
+    def fingerprint(self) -> str:
+        raise NotImplementedError  # nothing is kept
+
+
+def _with_canaries(base: Callable, clip_norm: float) -> Callable:
+    """A loss of rows of `_Rows`: of a canary, linear in one coordinate; of a silent one, nothing."""
+
+    def loss(params, row):
+        number = row.number if isinstance(row, Numbered) else None
+        row = row.example if isinstance(row, Numbered) else row
+        example = row["example"] if number is None else Numbered(row["example"], number)
+        flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in jax.tree.leaves(params)])
+        at = row["canary"]
+        planted = jnp.where(at >= 0, LENGTH * clip_norm * flat[jnp.maximum(at, 0)], 0.0)
+        return jnp.where(at == REAL, base(params, example).astype(jnp.float32), planted)
+
+    return loss
+
+
+def _recorded(optimizer, coordinates: np.ndarray, log: np.ndarray) -> optax.GradientTransformation:
+    """`optimizer`, writing what it is given in some coordinates into the rows of `log`."""
+
+    def write(step, row):
+        log[int(step)] = np.asarray(row)
+
+    def init(params):
+        return optimizer.init(params), jnp.zeros((), jnp.int32)
+
+    def update(updates, state, params=None):
+        inner, step = state
+        io_callback(write, None, step, _at(updates, coordinates))
+        updates, inner = optimizer.update(updates, inner, params)
+        return updates, (inner, step + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _at(tree, coordinates: np.ndarray):
+    """Entries of the leaves laid end to end, without laying them end to end."""
+    leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree)]
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    which = np.searchsorted(ends, coordinates, side="right")
+    found = jnp.zeros(len(coordinates), jnp.float32)
+    for i, leaf in enumerate(leaves):
+        mine = np.flatnonzero(which == i)
+        if mine.size:
+            found = found.at[mine].set(leaf[coordinates[mine] - (ends[i] - leaf.size)].astype(jnp.float32))
+    return found
+
+
+def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
+    """`C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`: what the mechanism is said to put out."""
+    column = getattr(mechanism.strategy, "array", None)
+    if column is None:
+        raise ValueError(f"plan must have a Toeplitz strategy, has {mechanism.strategy.describe()}")
+    return scipy.signal.lfilter(column, [1.0], np.asarray(released, np.float64), axis=1)
+
+
+def quiet(setting: Setting, number: int) -> np.ndarray:
+    """Coordinates in which some examples have the least gradients before the run: less hides a canary.
+
+    Any choice that no coin decides is as valid.
+    """
+    places = np.arange(min(16, len(setting.rows)))[::-1]  # of the last: the first are replaced
+    rows = setting.rows.take(len(setting.rows) - 1 - places, len(places))
+    if setting.loss.key is not None:
+        rows = Numbered(rows, (len(setting.rows) - 1 - places).astype(np.uint32))
+    gradient, total = jax.jit(jax.grad(setting.loss.at(0))), np.zeros(setting.coordinates)
+    for i in range(len(places)):
+        found = gradient(setting.params, jax.tree.map(lambda leaf, i=i: leaf[i], rows))
+        total += np.concatenate(
+            [np.abs(np.asarray(leaf, np.float64)).ravel() for leaf in jax.tree.leaves(found)]
+        )
+    return np.sort(np.argsort(np.nan_to_num(total, nan=np.inf), kind="stable")[:number])
+
+
+__all__ = ["LENGTH", "REAL", "SILENT", "Setting", "outputs", "quiet"]
