@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -142,19 +143,7 @@ def _summed(
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
     check_loss(loss, params, batch, size, has_aux)
-    pad = -size % micro
-
-    def split(array):
-        array = jnp.asarray(array)
-        array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
-        if skip_padding:
-            return array.reshape(-1, micro, *array.shape[1:])
-        # Neighbours go to different microbatches, so that a batch sharded by rows keeps every device busy.
-        return array.reshape(micro, -1, *array.shape[1:]).swapaxes(0, 1)
-
-    def join(array):
-        array = array if skip_padding else array.swapaxes(0, 1)
-        return array.reshape(-1, *array.shape[2:])[:size]
+    pieces = Microbatches(size, micro, skip_padding)
 
     def one(example, real):
         found, gradient = jax.value_and_grad(loss, has_aux=has_aux)(params, example)
@@ -187,15 +176,52 @@ def _summed(
         return total.plus(part), (norms, shown, kept)
 
     zeros = GridSum.zeros(params, grid)
-    inputs = jax.tree.map(split, batch), split(mask), jax.tree.map(split, records)
-    if skip_padding:
-        total, found = _scan_until_last(accumulate, zeros, inputs, inputs[1].any(axis=1))
-    else:
-        total, found = jax.lax.scan(accumulate, zeros, inputs)
-    norms, shown, records = jax.tree.map(join, found)
+    inputs = jax.tree.map(pieces.split, batch), pieces.split(mask), jax.tree.map(pieces.split, records)
+    total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
+    norms, shown, records = jax.tree.map(pieces.join, found)
     losses = shown.pop("")
     clipped = jnp.sum((norms > grid.clip_norm) & mask) / jnp.maximum(1, mask.sum())
     return ClippedSum(total, norms, losses, clipped, shown), records
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """A batch in pieces of `micro` rows.
+
+    Attributes:
+      size: rows of the batch.
+      micro: rows of a piece; the last is padded.
+      skip_padding: do nothing for pieces after the last real row.
+    """
+
+    size: int
+    micro: int
+    skip_padding: bool
+
+    @property
+    def number(self) -> int:
+        """Of pieces."""
+        return -(-self.size // self.micro)
+
+    def split(self, array):
+        """(size, ...) to (pieces, micro, ...)."""
+        array, pad = jnp.asarray(array), -self.size % self.micro
+        array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
+        if self.skip_padding:
+            return array.reshape(-1, self.micro, *array.shape[1:])
+        # Neighbours go to different microbatches, so that a batch sharded by rows keeps every device busy.
+        return array.reshape(self.micro, -1, *array.shape[1:]).swapaxes(0, 1)
+
+    def join(self, array):
+        """(pieces, micro, ...) to (size, ...)."""
+        array = array if self.skip_padding else array.swapaxes(0, 1)
+        return array.reshape(-1, *array.shape[2:])[: self.size]
+
+    def accumulate(self, step, carry, inputs, real):
+        """`jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
+        if self.skip_padding:
+            return _scan_until_last(step, carry, inputs, real.any(axis=1))
+        return jax.lax.scan(step, carry, inputs)
 
 
 def _scan_until_last(step, carry, inputs, wanted):

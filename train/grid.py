@@ -89,6 +89,15 @@ class GridSum:
 
         return cls(nothing(), nothing(), grid)
 
+    @classmethod
+    def rounded(cls, totals, grid: Grid) -> "GridSum":
+        """The nearest integers to a pytree of float64, each of at most 2^47 in absolute value."""
+        with jax.enable_x64(True):
+            whole = jax.tree.map(jnp.round, totals)
+            high = jax.tree.map(lambda n: jnp.floor(n * 2.0**-_LIMB), whole)
+            low = jax.tree.map(lambda n, h: (n - h * 2.0**_LIMB).astype(jnp.int32), whole, high)
+            return cls(jax.tree.map(lambda h: h.astype(jnp.int32), high), low, grid)
+
     def plus(self, part) -> "GridSum":
         """Add a pytree of int32 of at most 2^31 - 2^16 in absolute value."""
         low = jax.tree.map(lambda a, b: a + b, self.low, part)

@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
-from . import microbatch, noise, sampler
+from . import ghost, microbatch, noise, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
@@ -31,7 +31,7 @@ from .plans import read_plan
 from .run_folder import RunFolder
 from .sampler import Sampler, SamplerState, batch_sizes
 from .sources import ArrayRows, as_rows
-from .step import make_step
+from .step import PER_EXAMPLE, clipping_of, make_step
 
 _LOG_EVERY = 10
 
@@ -106,6 +106,7 @@ class Wanted:
     skip_padding: bool | None = None
     has_aux: bool = False
     prefetch: int = 2
+    clipping: str | None = None
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
@@ -172,6 +173,7 @@ def fit(
     skip_padding: bool | None = None,
     has_aux: bool = False,
     prefetch: int = 2,
+    clipping: str = PER_EXAMPLE,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -235,6 +237,8 @@ def fit(
       has_aux: the loss returns (scalar, dictionary of scalars); their means are logged privately.
       prefetch: batches that a thread reads ahead while the device works; 0 for none, where `data` must be
         read by the thread that calls. What is trained is the same.
+      clipping: "ghost" for `train.ghost`, much faster where parameters are many and examples short, and with
+        gradients scaled to a little less than `clip_norm`; for a `jaxacct.Plan` without `individual`.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -269,8 +273,10 @@ def fit(
         skip_padding=skip_padding,
         has_aux=has_aux,
         prefetch=_validate.positive_integer("prefetch", prefetch, minimum=0),
+        clipping=None if clipping == PER_EXAMPLE else clipping,
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
+    clipping_of(clipping)
     for field in dataclasses.fields(Wanted):
         optional = field.default is not dataclasses.MISSING and field.name not in _KEEPING
         if (
@@ -340,16 +346,23 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
         batch = Rows(rows, size, mesh)
         options = dict(normalize=wanted.normalize, has_aux=wanted.has_aux)
-        options["skip_padding"] = _skips_padding(plan, wanted)
+        options |= dict(skip_padding=_skips_padding(plan, wanted), clipping=wanted.clipping or PER_EXAMPLE)
 
         def make(micro):
             return make_step(loss, private, optimizer, microbatch_size=micro, **options)
 
+        nobody = batch.take(np.zeros(0, np.int64))
+
+        def by_default() -> int:
+            if wanted.clipping is None:
+                return default_microbatch_size(params)
+            return ghost.default_microbatch_size(loss, params, nobody[0], wanted.has_aux)
+
         if wanted.microbatch_size == microbatch.AUTO:
             micro = microbatch.stored(wanted.out)
-            micro = micro or microbatch.fastest(make, params, *batch.take(np.zeros(0, np.int64)))
+            micro = micro or microbatch.fastest(make, params, nobody[0], nobody[1], by_default())
         else:
-            micro = given_microbatch_size(wanted) or min(default_microbatch_size(params), size)
+            micro = given_microbatch_size(wanted) or min(by_default(), size)
         parts: dict[str, Any] = dict(
             step=make(micro),
             batch=batch,
@@ -360,6 +373,8 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
     else:
         if mesh is not None:
             raise ValueError("mesh must not be given with individual: its records are on one device")
+        if wanted.clipping is not None:
+            raise ValueError("clipping must be 'per_example' with individual, which counts what each gives")
         if wanted.skip_padding:
             raise ValueError("skip_padding must not be given with individual: every example is charged")
         micro = given_microbatch_size(wanted) or largest
@@ -372,6 +387,7 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         steps=steps,
         plan=lasting,
         clip_norm=clip_norm,
+        clipping=wanted.clipping or PER_EXAMPLE,
         sampler_key=sampler_key,
         frozen=loss.digests,
         before_first=(lambda: _verify_anew(plan, wanted.progress)) if wanted.verify else None,
@@ -423,7 +439,7 @@ PROCEDURE = Procedure(
     _train,
     frozenset(
         "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding has_aux".split()
+        "skip_padding has_aux clipping".split()
     ),
 )
 
@@ -462,6 +478,7 @@ def run_and_keep(
     only_last: bool = False,
     report: Callable[[Any, int], PrivateLosses] | None = None,
     microbatch_size: int | None = None,
+    clipping: str | None = None,
 ) -> Result:
     """All steps of a private run, kept in the folder `out` where there is one; see `fit`.
 
@@ -476,11 +493,13 @@ def run_and_keep(
         checkpoints, which are secret anyway.
       report: (the last state, steps) -> what every example has spent.
       microbatch_size: of the step, to be found again.
+      clipping: of the step, to be told from another.
     """
     described = {
         "plan": _digest(json.dumps(plan, sort_keys=True).encode()),
         "clip_norm": clip_norm,
         "steps": steps,
+        **({} if clipping is None else {"clipping": clipping}),
         "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
         "microbatch_size": microbatch_size,
         "versions": {"jax": jax.__version__, "numpy": np.__version__},

@@ -28,13 +28,14 @@ def stored(out) -> int | None:
     return size if type(size) is int and size >= 1 else None
 
 
-def fastest(make: Callable[[int], Any], params, batch, mask) -> int:
-    """The microbatch size of the fastest step, looked for in powers of 2 around the default.
+def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None = None) -> int:
+    """The microbatch size of the fastest step, looked for in powers of 2.
 
     Args:
       make: microbatch size -> step, with `init` and a call as `train.step.PrivateStep`.
       params: pytree of arrays; they stay as they are.
       batch, mask: of the shapes and shardings of training.
+      begin: where to look first, a power of 2; by default `default_microbatch_size`.
     """
     size, taken = len(mask), {}
     everything = np.ones_like(mask) if isinstance(mask, np.ndarray) else jax.numpy.ones_like(mask)
@@ -53,7 +54,7 @@ def fastest(make: Callable[[int], Any], params, batch, mask) -> int:
         return taken[micro]
 
     candidates = [2**i for i in range(size.bit_length()) if 2**i < size] + [size]
-    at = candidates.index(min(default_microbatch_size(params), size))
+    at = candidates.index(min(begin or default_microbatch_size(params), size))
     for turn in (1, -1):
         while 0 <= at + turn < len(candidates) and seconds(candidates[at + turn]) < seconds(candidates[at]):
             at += turn

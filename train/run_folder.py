@@ -90,7 +90,8 @@ class RunFolder:
             write_atomically(run, json.dumps(described, indent=1) + "\n")
             write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
             return key
-        stored = read_json(run, "run")
+        # Before there was another kind of clipping, runs did not say theirs.
+        stored = {"clipping": "per_example"} | read_json(run, "run")
         for name, value in described.items():
             if stored.get(name) != value:
                 shown = _DIGESTS.get(name, f"{name}: {stored.get(name)!r}, now {value!r}")

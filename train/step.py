@@ -13,9 +13,17 @@ import jax.numpy as jnp
 import optax
 
 from .clipping import ClippedSum, clipped_gradient_sum
+from .ghost import ghost_gradient_sum
 from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
 from .noise import NoiseState
 from .optimizers import Privatizer
+
+# How gradients are clipped and added up -> what does it.
+PER_EXAMPLE = "per_example"
+CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
+    PER_EXAMPLE: clipped_gradient_sum,
+    "ghost": ghost_gradient_sum,
+}
 
 
 class TrainState(NamedTuple):
@@ -80,6 +88,7 @@ def make_step(
     normalize: bool = False,
     skip_padding: bool = False,
     has_aux: bool = False,
+    clipping: str = PER_EXAMPLE,
 ) -> PrivateStep:
     """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -94,7 +103,9 @@ def make_step(
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
       microbatch_size, normalize, skip_padding, has_aux: as in `train.clipping`.
+      clipping: "per_example", or "ghost" for `train.ghost`.
     """
+    clip_and_sum = clipping_of(clipping)
     if not isinstance(private, Privatizer):
         raise ValueError(
             "private must come from train.optimizers.privatize, which says clip norm and noise once, was "
@@ -102,7 +113,7 @@ def make_step(
         )
 
     def step(state: TrainState, batch, mask, loss: Loss) -> tuple[TrainState, StepInfo]:
-        found = clipped_gradient_sum(
+        found = clip_and_sum(
             loss.at(state.noise.step),
             state.params,
             batch,
@@ -116,6 +127,13 @@ def make_step(
         return advance(private, optimizer, state, found, mask)
 
     return PrivateStep(step, as_loss(loss), private, optimizer)
+
+
+def clipping_of(name: str) -> Callable[..., ClippedSum]:
+    """What clips and adds up; ValueError for another name."""
+    if name not in CLIPPINGS:
+        raise ValueError(f"clipping must be {' or '.join(map(repr, CLIPPINGS))}, was {name!r}")
+    return CLIPPINGS[name]
 
 
 def advance(
@@ -133,10 +151,13 @@ def advance(
 
 
 __all__ = [
+    "CLIPPINGS",
+    "PER_EXAMPLE",
     "PrivateStep",
     "StepInfo",
     "TrainState",
     "advance",
+    "clipping_of",
     "make_step",
     "nnx_loss",
     "refuse_batch_statistics",

@@ -1,0 +1,321 @@
+"""Clipped sums without the gradients of examples: equal to gradients on every kind of layer, and attacked.
+
+Attacks are on `sum_t left_t right_t^T`, whose factors the examples are: anything can be planted there.
+"""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.training.test_loop import flat, run
+from train import ghost
+from train.ghost import budget, default_microbatch_size, ghost_gradient_sum
+from train.grid import Grid
+from train.individual import IndividualAccounting
+from train.step import nnx_loss
+
+POSITIONS, CHANNELS, WORDS = 4, 6, 9
+SIZE, MICRO = 6, 3
+
+
+class Everything(nnx.Module):
+    """One of each layer, on two small images and four words."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        c = CHANNELS
+        self.words = nnx.Embed(WORDS, c, rngs=rngs)
+        self.places = nnx.Embed(POSITIONS, c, rngs=rngs)
+        self.strided = nnx.Conv(2, 4, (3, 3), strides=2, rngs=rngs)
+        self.grouped = nnx.Conv(4, c, (2, 3), feature_group_count=2, kernel_dilation=2, rngs=rngs)
+        self.layer_norm, self.rms_norm = nnx.LayerNorm(c, rngs=rngs), nnx.RMSNorm(c, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, c, decode=False, rngs=rngs)
+        self.low_rank = nnx.LoRALinear(c, c, lora_rank=2, rngs=rngs)
+        self.low_rank.lora.lora_b[...] = jax.random.normal(rngs.params(), (2, c))
+        self.product = nnx.Einsum("thk,hkn->thn", (2, c // 2, 5), None, rngs=rngs)
+        self.half = nnx.Linear(c, c, dtype=jnp.bfloat16, rngs=rngs)
+        self.twice = nnx.Linear(c, c, use_bias=False, rngs=rngs)
+        self.again = nnx.Linear(c, c, use_bias=False, rngs=rngs)
+        self.turned = nnx.Param(jax.random.normal(rngs.params(), (3, c)))
+        self.stacked = nnx.Param(jax.random.normal(rngs.params(), (2, c)))
+        self.last = nnx.Linear(c, 3, rngs=rngs)
+        self.idle = nnx.Param(jnp.ones(2))
+
+    def __call__(self, words, image):
+        x = self.words(words) + self.places(jnp.arange(POSITIONS))
+        seen = self.grouped(jnp.tanh(self.strided(image)))
+        x = x + seen.reshape(-1, CHANNELS).mean(axis=0)
+        x = x + self.attention(self.layer_norm(x))
+        x = self.low_rank(self.rms_norm(x)) + self.half(x).astype(x.dtype)
+        x = x + self.product(x.reshape(POSITIONS, 2, -1)).sum((1, 2))[:, None]
+        x = self.twice(jnp.tanh(self.twice(x)))
+        x = nnx.remat(lambda layer, y: layer(y))(self.again, x)
+        x, _ = jax.lax.scan(lambda y, scale: (jnp.tanh(y * scale), None), x, self.stacked[...])
+        pooled = x.mean(axis=0)
+        return self.last(pooled) + self.turned[...] @ pooled + self.words.attend(x).mean()
+
+
+# How the parameters that have an equation to themselves are used; the others have gradients written down.
+TAPPED = {
+    "places.embedding": "Lookup",
+    "strided.kernel": "Convolution",
+    "grouped.kernel": "Convolution",
+    "attention.query.kernel": "Product",
+    "attention.key.kernel": "Product",
+    "attention.value.kernel": "Product",
+    "attention.out.kernel": "Product",
+    "low_rank.kernel": "Product",
+    "low_rank.lora.lora_a": "Product",
+    "low_rank.lora.lora_b": "Product",
+    "product.kernel": "Product",
+    "half.kernel": "Product",
+    "last.kernel": "Product",
+    "turned": "Product",
+}
+
+
+def of_everything(model, example):
+    """The scale of an example scales its gradient; its words and images decide the rest."""
+    found = model(example["words"], example["image"])
+    return example["scale"] * jnp.sum(jnp.sin(found) * found), {"first": found[0]}
+
+
+def examples():
+    generator = np.random.default_rng(0)
+    return {
+        "words": generator.integers(0, WORDS, (SIZE, POSITIONS)).astype(np.int32),
+        "image": generator.normal(size=(SIZE, 5, 7, 2)).astype(np.float32),
+        "scale": np.float32([1e-3, 3.0, 0.1, np.inf, 1e4, 1.0]),
+    }
+
+
+def name(path) -> str:
+    return ".".join(str(getattr(part, "key", "")) for part in path).rstrip(".")
+
+
+def test_every_kind_of_layer():
+    """Against gradients of JAX, added up by NumPy in float64: to rounding of float32, or of bfloat16."""
+    loss, params = nnx_loss(Everything(nnx.Rngs(0)), of_everything, (nnx.Param, nnx.LoRAParam))
+    batch, mask, grid = examples(), np.arange(SIZE) < SIZE - 1, Grid(2.0, 22)
+    program = ghost._program(loss, params, batch)
+    paths = [name(path) for path, _ in jax.tree.leaves_with_path(params)]
+    assert {paths[tap.leaf]: type(tap.equation).__name__ for tap in program.taps} == TAPPED
+    options = dict(grid=grid, microbatch_size=MICRO, has_aux=True)
+    found = jax.jit(functools.partial(ghost_gradient_sum, loss, **options))(params, batch, mask)
+    # One at a time: together, XLA's gradients of the kernel of a grouped, dilated convolution are NaN.
+    of_one = functools.partial(jax.value_and_grad(loss, has_aux=True), params)
+    (losses, aux), gradients = jax.jit(lambda batch: jax.lax.map(of_one, batch))(batch)
+    kept = np.isfinite(losses) & mask
+    gradients = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[kept], gradients)
+    squares = sum(np.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients))
+    target = budget(grid, sum(leaf.size for leaf in jax.tree.leaves(params)), SIZE, 1000).target * grid.unit
+    weights = np.minimum(1, target / np.sqrt(squares))
+    assert 0 < (weights < 1).sum() < len(weights)
+    np.testing.assert_allclose(found.norms[kept], np.sqrt(squares), rtol=2e-3)  # bfloat16
+    assert np.isinf(found.norms[3]) and found.norms[5] == found.losses[5] == 0
+    np.testing.assert_allclose(found.losses[kept], losses[kept], rtol=1e-4)
+    np.testing.assert_allclose(found.aux["first"][kept], aux["first"][kept], rtol=1e-4, atol=1e-5)
+    assert found.clipped_fraction == pytest.approx(((weights < 1).sum() + 1) / 5)
+    ours = jax.tree.leaves(found.total.scaled(1.0))
+    for path, a, b in zip(paths, ours, jax.tree.leaves(gradients), strict=True):
+        expected = np.tensordot(weights, b, 1)
+        rough = 2e-2 if path.startswith("half") else 2e-3
+        np.testing.assert_allclose(
+            a, expected, rtol=rough, atol=rough * abs(expected).max() + 1e-5, err_msg=path
+        )
+
+
+HEIGHT, WIDTH = 5, 8
+GRID = Grid(1.0, 8)
+
+
+def bilinear(params, example):
+    """Its gradient is `sum_t left_t right_t^T`."""
+    return jnp.sum((example["left"] @ params) * example["right"])
+
+
+@functools.cache
+def summed(micro: int = 2, grid: Grid = GRID):
+    """The program, compiled when first used."""
+    options = dict(grid=grid, microbatch_size=micro)
+    return jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), **options))
+
+
+def integers(batch, mask, micro: int = 2) -> np.ndarray:
+    """The total, exactly."""
+    total = summed(micro)(batch, np.asarray(mask)).total
+    return np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low, np.int64)
+
+
+def moved(batch, mask, at: int, order=None, micro: int = 2) -> int:
+    """Square in grid units of what example `at` changes, where the others go to other rows as well."""
+    mask, order = np.array(mask), np.arange(len(mask)) if order is None else np.asarray(order)
+    without = mask.copy()
+    without[at] = False
+    neighbour = {name: rows[order] for name, rows in batch.items()}
+    change = integers(batch, mask) - integers(neighbour, without[order], micro)
+    return int((change**2).sum())
+
+
+def rank_one(left, right, scale=1.0):
+    """(positions, ...) factors of one example with one position."""
+    factors = {"left": np.zeros((POSITIONS, HEIGHT)), "right": np.zeros((POSITIONS, WIDTH))}
+    factors["left"][0], factors["right"][0] = left, np.asarray(right) * scale
+    return factors
+
+
+def stacked(*rows):
+    return {name: np.stack([row[name] for row in rows]).astype(np.float32) for name in ("left", "right")}
+
+
+def on_the_edge():
+    """One whose entries are all rounded down by a hair, and one that lifts each a little and one by far."""
+    other = rank_one(np.ones(HEIGHT), np.full(WIDTH, 0.4999 * GRID.unit))
+    canary = rank_one(np.eye(HEIGHT)[0], np.eye(WIDTH)[0], 1e3)
+    canary["left"][1], canary["right"][1] = np.ones(HEIGHT), np.full(WIDTH, 1e3 * 0.01 * GRID.unit)
+    return stacked(other, canary, rank_one(0, 0), rank_one(0, 0))
+
+
+def cancelling(remainder: float, size: float, seed: int = 0):
+    """Three positions that cancel, and one that is left."""
+    generator = np.random.default_rng(seed)
+    left = np.float32(generator.integers(1, 1000, HEIGHT))
+    example = rank_one(left, np.float32(generator.normal(size=WIDTH)), size)
+    example["left"][1:3], example["right"][1:3] = [2 * left, -3 * left], example["right"][0]
+    example["left"][3], example["right"][3] = np.eye(HEIGHT)[1], np.eye(WIDTH)[1] * remainder
+    return example
+
+
+def test_no_neighbour_is_further_than_the_clip_norm():
+    """Rounding of the total, cancellation, over- and underflow; others that move to other rows."""
+    generator = np.random.default_rng(0)
+    batches = [on_the_edge()]
+    for size in (1e-42, 1e-20, 1e-3, 1.0, 1e20, 1e38):
+        rows = [
+            {name: generator.normal(size=(POSITIONS, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+            for _ in range(3)
+        ]
+        rows[0]["right"] *= size
+        batches.append(stacked(*rows, cancelling(100.0, min(1e12, 1e3 * size))))
+    worst = 0
+    for batch in batches:
+        for at in range(4):
+            for order in (None, generator.permutation(4)):
+                change = moved(batch, np.ones(4, bool), at, order)
+                assert change <= 4**GRID.bits
+                worst = max(worst, change)
+    assert worst > 0.9 * 4**GRID.bits
+
+
+@pytest.mark.parametrize("mistake", ["rounding", "cancellation"])
+def test_the_same_attacks_win_where_they_are_not_paid_for(mistake, monkeypatch):
+    """Rounding that the target leaves no room for; norms that are believed where nearly all cancels."""
+    if mistake == "rounding":
+        monkeypatch.setattr(ghost, "budget", lambda grid, *_: ghost.Budget(2.0**grid.bits, 0.0, 0.0))
+        batches = [on_the_edge()]
+    else:
+        monkeypatch.setattr(ghost, "_SHARE", 0.0)
+        monkeypatch.setattr(ghost, "budget", lambda grid, *_: ghost.Budget(0.9 * 2.0**grid.bits, 0.0, 0.0))
+        rows = ((rank_one(0, 0), cancelling(100.0, 1e12, seed)) for seed in range(8))
+        batches = [stacked(*both, *both) for both in rows]
+    summed.cache_clear()
+    try:
+        assert max(moved(batch, np.ones(4, bool), 1) for batch in batches) > 4**GRID.bits
+    finally:
+        summed.cache_clear()
+
+
+def test_padding_and_poison_are_exactly_nothing():
+    """Infinities beside zeros too: 0 x inf is no number."""
+    generator = np.random.default_rng(1)
+    batch = {name: generator.normal(size=(4, POSITIONS, n)).astype(np.float32)
+             for name, n in (("left", HEIGHT), ("right", WIDTH))}  # fmt: skip
+    alone = integers(batch, [True, True, False, False])
+    assert np.any(alone)
+    batch["left"][2, 1] = np.nan
+    batch["left"][3], batch["right"][3] = 0.0, 0.0
+    batch["left"][3, 0, 0] = np.inf
+    np.testing.assert_array_equal(integers(batch, [True, True, False, False]), alone)
+    np.testing.assert_array_equal(integers(batch, [True, True, True, True]), alone)
+    found = summed()(batch, np.ones(4, bool))
+    assert np.isinf(found.norms[2:]).all() and np.isfinite(found.norms[:2]).all()
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(summed()(batch, np.zeros(4, bool))))
+
+
+def test_what_is_read_twice_is_in_memory():
+    """All that depends on the loss comes out of a loop: no reader computes it again, rounded otherwise."""
+
+    def loss(params, example):
+        return jnp.sum(jnp.tanh(example @ params))
+
+    program = jax.make_jaxpr(functools.partial(ghost_gradient_sum, loss, grid=GRID, microbatch_size=2))
+    jaxpr = program(jnp.ones((3, 2)), jnp.ones((4, 3)), np.ones(4, bool)).jaxpr
+    assert "tanh" in str(jaxpr)
+    assert not [eqn for eqn in outside_of_loops(jaxpr) if eqn.primitive.name == "tanh"]
+
+
+def outside_of_loops(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for part in jax.tree.leaves(eqn.params, is_leaf=lambda part: hasattr(part, "jaxpr")):
+            if hasattr(part, "jaxpr") and eqn.primitive.name != "while":
+                yield from outside_of_loops(part.jaxpr)
+
+
+def test_budget():
+    """All that moves a total fits into the clip norm, and what does not is refused in a line."""
+    for bits, parameters, batch, depth in (
+        (20, 10**6, 4096, 10**4),
+        (16, 10**5, 2**20, 10**6),
+        (23, 1, 1, 1),
+    ):
+        found = budget(Grid(1.0, bits), parameters, batch, depth)
+        # Sums of |weights x factors| are at most batch x target / 2^-12; each of the two is off by gamma.
+        errors = 2 * batch * found.target * 2.0**12 * depth * 2.0**-53
+        assert found.rounding == np.sqrt(parameters)
+        assert errors <= found.summation
+        assert 2.0**bits * (1 - 1e-11) <= found.target + found.rounding + found.summation < 2.0**bits
+    for bits, parameters, batch, depth in ((8, 2**14 + 1, 1, 1), (20, 10, 2**24, 2**40)):
+        with pytest.raises(ValueError, match=r"^clipping must be 'per_example' here: of a clip norm of "):
+            budget(Grid(1.0, bits), parameters, batch, depth)
+    with pytest.raises(
+        ValueError, match="clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was 1e-101"
+    ):
+        budget(Grid(1e-101, 20), 1, 1, 1)
+
+
+def test_the_default_microbatch():
+    dense = jnp.zeros((512, 512))
+    batch = {"left": np.zeros((2, 1, 512), np.float32), "right": np.zeros((2, 1, 512), np.float32)}
+    assert default_microbatch_size(bilinear, dense, batch) == 128  # two vectors each
+    many = {"left": np.zeros((2, 128, 512), np.float32), "right": np.zeros((2, 128, 512), np.float32)}
+    assert default_microbatch_size(bilinear, dense, many) == 4  # a gradient each
+
+
+def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path):
+    ours, theirs = run(clipping="ghost", out=tmp_path, steps=4), run(steps=4)
+    # Gradients are scaled to a little less; the noise is the same.
+    np.testing.assert_allclose(flat(ours.params), flat(theirs.params), atol=1e-3)
+    assert np.any(flat(ours.params) != flat(theirs.params))
+    assert json.loads((tmp_path / "run.json").read_text())["clipping"] == "ghost"
+    with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'; its noise must not"):
+        run(out=tmp_path, steps=4)
+    with pytest.raises(ValueError, match="clipping must be 'per_example' or 'ghost', was 'fast'"):
+        run(clipping="fast")
+    with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which counts"):
+        run(clipping="ghost", individual=IndividualAccounting())
+
+
+def test_bad_input():
+    batch, mask = {"left": np.zeros((2, 4, 5)), "right": np.zeros((2, 4, 8))}, np.ones(2, bool)
+    run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((5, 8)), batch, mask)
+    with pytest.raises(ValueError, match=r"grid must be a train.grid.Grid, was float"):
+        run(grid=1.0)
+    with pytest.raises(ValueError, match="microbatch_size must be"):
+        run(grid=GRID, microbatch_size=0)
+    with pytest.raises(ValueError, match="loss must return one number"):
+        ghost_gradient_sum(lambda p, e: e["left"] @ p, jnp.zeros((5, 8)), batch, mask, grid=GRID)

@@ -1,0 +1,417 @@
+"""Where a loss uses its parameters: by which equation of its program, and with what.
+
+The gradient of a matrix W in `y = x W` is the outer product of x and the cotangent of y. A *tap* is such an
+equation: x is read off on the way, and the cotangent is the gradient with respect to a zero that is added
+to y. That is the gradient of W only if nothing else uses it, so a parameter has a tap where the one thing
+that happens to it, after changes of shape or dtype, is one equation of a known kind; others have none and are
+differentiated as they are.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# What programs within programs are put in the place of.
+_CALLS = frozenset(("jit", "pjit", "closed_call"))
+
+
+class Outer(NamedTuple):
+    """What makes up the gradients of a matrix: `sum_t left_t (x) right_t`, one a head."""
+
+    left: jax.Array
+    """(heads, positions, inputs)."""
+    right: jax.Array
+    """(heads, positions, outputs): cotangents."""
+
+
+class Picked(NamedTuple):
+    """What makes up the gradients of a table: row `rows_t` gets `right_t`; of a row -1 nothing comes."""
+
+    rows: jax.Array
+    """(positions,) int32, -1 or a row of the table."""
+    right: jax.Array
+    """(positions, columns): cotangents."""
+
+
+class Equation(Protocol):
+    """An equation with one parameter."""
+
+    @property
+    def parameter(self) -> int:
+        """Which of its arguments is the parameter."""
+        ...
+
+    @property
+    def other(self) -> int:
+        """Which argument is read off."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Heads, positions, inputs, outputs of an `Outer`; positions, rows, columns of a `Picked`."""
+        ...
+
+    def factors(self, other, cotangent) -> Outer | Picked:
+        """What makes up the gradient."""
+        ...
+
+    def laid_out(self, gradient) -> jax.Array:
+        """A gradient (heads, inputs, outputs), or (rows, columns), in the shape of the argument."""
+        ...
+
+
+@dataclass(frozen=True)
+class Product:
+    """`dot_general`: (heads, positions, inputs) times (heads, inputs, outputs), however they are laid out."""
+
+    parameter: int
+    shapes: tuple[tuple[int, ...], ...]  # of both arguments
+    contracted: tuple[tuple[int, ...], ...]
+    batched: tuple[tuple[int, ...], ...]
+
+    @property
+    def other(self) -> int:
+        """The argument that is no parameter."""
+        return 1 - self.parameter
+
+    def _axes(self, which: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Axes of an argument: heads, contracted, those that are left."""
+        heads, inputs = self.batched[which], self.contracted[which]
+        rest = set(range(len(self.shapes[which]))) - set(heads) - set(inputs)
+        return tuple(heads), tuple(inputs), tuple(sorted(rest))
+
+    def _sizes(self, which: int, axes) -> int:
+        return math.prod(self.shapes[which][axis] for axis in axes)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Heads, positions, inputs, outputs."""
+        heads, inputs, positions = self._axes(self.other)
+        outputs = self._axes(self.parameter)[2]
+        counted = [self._sizes(self.other, axes) for axes in (heads, positions, inputs)]
+        return counted[0], counted[1], counted[2], self._sizes(self.parameter, outputs)
+
+    def factors(self, other, cotangent) -> Outer:
+        heads, positions, inputs, outputs = self.sizes
+        batch, contracted, rest = self._axes(self.other)
+        left = other.transpose(batch + rest + contracted).reshape(heads, positions, inputs)
+        if self.parameter == 1:
+            return Outer(left, cotangent.reshape(heads, positions, outputs))
+        return Outer(left, cotangent.reshape(heads, outputs, positions).swapaxes(1, 2))
+
+    def laid_out(self, gradient) -> jax.Array:
+        order = sum(self._axes(self.parameter), ())
+        shape = self.shapes[self.parameter]
+        return gradient.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """`conv_general_dilated`: an outer product of patches and cotangents at every place, by group."""
+
+    shapes: tuple[tuple[int, ...], ...]  # of image, kernel, result
+    specs: tuple[tuple[int, ...], ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    image_dilation: tuple[int, ...]
+    kernel_dilation: tuple[int, ...]
+    groups: int
+    parameter: int = 1
+    other: int = 0
+
+    def _canonical(self, which: int) -> tuple[int, ...]:
+        """A shape, its batch (or outputs) and channels before its places."""
+        return tuple(self.shapes[which][axis] for axis in self.specs[which])
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Groups, places, entries of a patch, outputs; the last two of one group."""
+        outputs, channels, *window = self._canonical(1)
+        batch, _, *places = self._canonical(2)
+        return self.groups, batch * math.prod(places), channels * math.prod(window), outputs // self.groups
+
+    def factors(self, other, cotangent) -> Outer:
+        groups, positions, inputs, outputs = self.sizes
+        left = self._patches(other.transpose(self.specs[0])).reshape(groups, positions, inputs)
+        right = cotangent.transpose(self.specs[2])  # (batch, outputs, places)
+        right = jnp.moveaxis(right.reshape(right.shape[0], groups, outputs, -1), (1, 2), (0, 3))
+        return Outer(left, right.reshape(groups, positions, outputs))
+
+    def _patches(self, image):
+        """(groups, batch, places, channels of a group, window), by moving entries only."""
+        config = [(0, 0, 0)] * 2
+        config += [(*pad, step - 1) for pad, step in zip(self.padding, self.image_dilation, strict=True)]
+        image = lax.pad(image, jnp.zeros((), image.dtype), config)
+        window, places = self._canonical(1)[2:], self._canonical(2)[2:]
+        seen = []
+        for offset in np.ndindex(*window):
+            begin = [at * step for at, step in zip(offset, self.kernel_dilation, strict=True)]
+            end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, places, self.strides, strict=True)]
+            part = lax.slice(image, (0, 0, *begin), (*image.shape[:2], *end), (1, 1, *self.strides))
+            seen.append(part.reshape(image.shape[0], self.groups, -1, math.prod(places)))
+        return jnp.stack(seen, -1).transpose(1, 0, 3, 2, 4)
+
+    def laid_out(self, gradient) -> jax.Array:
+        outputs, channels, *window = self._canonical(1)
+        split = gradient.reshape(self.groups, channels, *window, outputs // self.groups)
+        split = jnp.moveaxis(split, -1, 1).reshape(outputs, channels, *window)
+        return split.transpose(np.argsort(self.specs[1]))
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """`gather` of whole rows of a table, as `jnp.take(table, rows, axis=0)`."""
+
+    rows: int
+    columns: int
+    positions: int
+    clip: bool  # rows beyond the table are its last; else nothing is taken from there
+    parameter: int = 0
+    other: int = 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Positions, rows, columns."""
+        return self.positions, self.rows, self.columns
+
+    def factors(self, other, cotangent) -> Picked:
+        rows = other.reshape(self.positions)
+        inside = (rows >= 0) & (rows < self.rows)
+        rows = jnp.clip(rows, 0, self.rows - 1).astype(jnp.int32)
+        rows = rows if self.clip else jnp.where(inside, rows, -1)
+        return Picked(rows, cotangent.reshape(self.positions, self.columns))
+
+    def laid_out(self, gradient) -> jax.Array:
+        return gradient
+
+
+def _product(eqn, parameter: int) -> Product | None:
+    contracted, batched = eqn.params["dimension_numbers"]
+    shapes = tuple(tuple(var.aval.shape) for var in eqn.invars)
+    return Product(parameter, shapes, tuple(map(tuple, contracted)), tuple(map(tuple, batched)))
+
+
+def _convolution(eqn, parameter: int) -> Convolution | None:
+    p = eqn.params
+    if parameter != 1 or p["batch_group_count"] != 1:
+        return None
+    numbers = p["dimension_numbers"]
+    return Convolution(
+        tuple(tuple(var.aval.shape) for var in (*eqn.invars, eqn.outvars[0])),
+        (tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec)),
+        tuple(p["window_strides"]),
+        tuple(map(tuple, p["padding"])),
+        tuple(p["lhs_dilation"]),
+        tuple(p["rhs_dilation"]),
+        p["feature_group_count"],
+    )
+
+
+def _lookup(eqn, parameter: int) -> Lookup | None:
+    table, rows, out = eqn.invars[0].aval, eqn.invars[1].aval, eqn.outvars[0].aval
+    numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+    whole_rows = (
+        parameter == 0
+        and table.ndim == 2
+        and numbers.collapsed_slice_dims == (0,)
+        and numbers.start_index_map == (0,)
+        and not numbers.operand_batching_dims
+        and tuple(numbers.offset_dims) == (out.ndim - 1,)
+        and tuple(eqn.params["slice_sizes"]) == (1, table.shape[1])
+        and jnp.issubdtype(rows.dtype, jnp.signedinteger)
+    )
+    if not whole_rows or mode not in (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP):
+        return None
+    clip = mode == lax.GatherScatterMode.CLIP
+    return Lookup(table.shape[0], table.shape[1], math.prod(rows.shape[:-1]), clip)
+
+
+_KNOWN: dict[str, Callable[[Any, int], Any]] = {
+    "dot_general": _product,
+    "conv_general_dilated": _convolution,
+    "gather": _lookup,
+}
+
+
+def _back(eqn) -> Callable[[Any], Any] | None:
+    """What undoes an equation that changes nothing but shape, order or dtype; None for any other."""
+    before, after, name = eqn.invars[0].aval, eqn.outvars[0].aval, eqn.primitive.name
+    if name == "transpose":
+        return lambda array: array.transpose(np.argsort(eqn.params["permutation"]))
+    if (name == "reshape" and eqn.params["dimensions"] is None) or name in ("squeeze", "copy", "copy_p"):
+        return lambda array: array.reshape(before.shape)
+    if name == "convert_element_type" and all(
+        jnp.issubdtype(kind.dtype, jnp.floating) for kind in (before, after)
+    ):
+        return lambda array: array
+    return None
+
+
+class Tap(NamedTuple):
+    """The equation that uses a parameter."""
+
+    leaf: int
+    """Which leaf of the parameters."""
+    place: int
+    """Which equation of the program."""
+    equation: Equation
+    back: tuple[Callable[[Any], Any], ...]
+    """What undoes the changes of shape before it, the last first."""
+
+    def gradient(self, array) -> jax.Array:
+        """What `equation` takes its gradient to be, in the shape of the parameter."""
+        array = self.equation.laid_out(array)
+        for undo in self.back:
+            array = undo(array)
+        return array
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loss of one example as equations.
+
+    Attributes:
+      closed: the traced program, its parameters first and then the example; calls inlined.
+      number: of leaves of the parameters.
+      taps: at most one a leaf.
+      structure: of what it returns.
+    """
+
+    closed: Any
+    number: int
+    taps: tuple[Tap, ...]
+    structure: Any
+
+    def tapped(self, params, example, added):
+        """What the loss returns, and what each tap's equation was given beside the parameter.
+
+        Args:
+          params, example: lists of leaves.
+          added: an array a tap, added to what its equation gives.
+        """
+        more = dict(zip((tap.place for tap in self.taps), added, strict=True))
+        beside = {}
+
+        def run(place, eqn, values):
+            found = _bind(eqn, values)
+            if place not in more:
+                return found
+            tap = next(tap for tap in self.taps if tap.place == place)
+            beside[place] = values[tap.equation.other]
+            return [found[0] + more[place]]
+
+        jaxpr = self.closed.jaxpr
+        found = _evaluate(jaxpr, self.closed.consts, [*params, *example], run)
+        return jax.tree.unflatten(self.structure, found), [beside[tap.place] for tap in self.taps]
+
+    def added(self) -> list[jax.Array]:
+        """What to add to change nothing."""
+        outs = (self.closed.jaxpr.eqns[tap.place].outvars[0].aval for tap in self.taps)
+        return [jnp.zeros(aval.shape, aval.dtype) for aval in outs]
+
+
+def traced(loss: Callable[..., Any], params, example, wanted: Callable[[Equation], bool]) -> Program:
+    """The program of `loss(params, example)`, with a tap for every parameter that `wanted` wants one for.
+
+    Args:
+      loss: of one example.
+      params, example: pytrees of arrays or of shapes.
+      wanted: whether a use of a parameter is to be tapped.
+    """
+    shaped = functools.partial(
+        jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
+    )
+    given, structure = jax.tree.flatten((shaped(params), shaped(example)))
+    outputs = jax.tree.structure(jax.eval_shape(loss, params, example))
+
+    def flat(*leaves):
+        closed = jax.make_jaxpr(lambda *args: loss(*jax.tree.unflatten(structure, args)))(*given)
+        return _evaluate(closed.jaxpr, closed.consts, leaves, _inlined)
+
+    closed, number = jax.make_jaxpr(flat)(*given), len(jax.tree.leaves(params))
+    users, of_example = _users(closed.jaxpr), _reached(closed.jaxpr, number)
+    found = (_tap(closed.jaxpr, leaf, users, of_example) for leaf in range(number))
+    taps = tuple(tap for tap in found if tap is not None and wanted(tap.equation))
+    # Two parameters of one equation: neither is the only one that it is a function of.
+    times = collections.Counter(tap.place for tap in taps)
+    return Program(closed, number, tuple(tap for tap in taps if times[tap.place] == 1), outputs)
+
+
+def _users(jaxpr):
+    """Variable -> the (equation, argument) that read it; (None, None) for what is returned."""
+    users = collections.defaultdict(list)
+    for place, eqn in enumerate(jaxpr.eqns):
+        for position, var in enumerate(eqn.invars):
+            if not hasattr(var, "val"):
+                users[var].append((place, position))
+    for var in jaxpr.outvars:
+        if not hasattr(var, "val"):
+            users[var].append((None, None))
+    return users
+
+
+def _reached(jaxpr, number: int) -> set:
+    """Variables that the example, what comes after the first `number` arguments, has a part in."""
+    reached = set(jaxpr.invars[number:])
+    for eqn in jaxpr.eqns:
+        if any(not hasattr(var, "val") and var in reached for var in eqn.invars):
+            reached.update(eqn.outvars)
+    return reached
+
+
+def _tap(jaxpr, leaf: int, users, of_example) -> Tap | None:
+    var, back = jaxpr.invars[leaf], []
+    while True:
+        if len(users[var]) != 1:
+            return None
+        place, position = users[var][0]
+        if place is None:
+            return None
+        eqn = jaxpr.eqns[place]
+        undo = _back(eqn) if len(eqn.invars) == 1 else None
+        if undo is None:
+            break
+        back.insert(0, undo)
+        var = eqn.outvars[0]
+    find = _KNOWN.get(eqn.primitive.name)
+    equation = None if find is None else find(eqn, position)
+    # What is the same for all examples would be kept for each; of a lookup that is a few integers.
+    if equation is None or not (eqn.outvars[0] in of_example or isinstance(equation, Lookup)):
+        return None
+    return Tap(leaf, place, equation, tuple(back))
+
+
+def _evaluate(jaxpr, consts, args, run):
+    """What a program returns, each equation by `run(place, equation, values)`, a list."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(var):
+        return var.val if hasattr(var, "val") else env[var]
+
+    for place, eqn in enumerate(jaxpr.eqns):
+        env.update(zip(eqn.outvars, run(place, eqn, [read(var) for var in eqn.invars]), strict=True))
+    return [read(var) for var in jaxpr.outvars]
+
+
+def _inlined(place, eqn, values):
+    if eqn.primitive.name in _CALLS:
+        inner = eqn.params["jaxpr"]
+        return _evaluate(inner.jaxpr, inner.consts, values, _inlined)
+    return _bind(eqn, values)
+
+
+def _bind(eqn, values):
+    with eqn.ctx.manager:
+        found = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return found if eqn.primitive.multiple_results else [found]
+
+
+__all__ = ["Equation", "Outer", "Picked", "Program", "Tap", "traced"]

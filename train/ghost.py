@@ -1,0 +1,373 @@
+"""Clipped gradient sums without the gradients of examples: `clipping="ghost"`.
+
+The gradient of a dense layer is the outer product of what goes in and the cotangent of what comes out. Its
+norm follows from these two, and the weighted sum over a batch is one matrix product of them: no example's
+gradient is ever written down (Goodfellow 2015, "Efficient per-example gradient computations"; book-keeping,
+arXiv 2210.00038). One backward pass: the cotangents are kept, weighted in float64 and multiplied there, and
+the whole batch's total is rounded onto the grid once. What that adds to the sensitivity is bounded and taken
+off the clip norm (proofs/released_numbers.md, section 5).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxacct import _validate
+
+from . import _uses
+from .clipping import ClippedSum, Microbatches, check_loss
+from .grid import LARGEST_BATCH, Grid, GridSum
+
+# Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
+# rounding of what cancels could matter.
+_SHARE = 2.0**-12
+_ROUNDING = 2.0**-53
+_LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others
+_MOST_LOOKED_UP = 2**13
+# By default: entries in memory at a time of what makes up gradients, and examples.
+_AT_ONCE = {"cpu": (3 * 2**19, 128), "others": (2**27, 2**20)}
+# A gradient written down costs the time of so many products an entry.
+_WRITTEN = 24
+
+
+class Sizes(NamedTuple):
+    """What a part's rounding errors depend on; of one example."""
+
+    terms: int
+    """Added up for one entry of its gradient."""
+    squares: int
+    """Added up for its norm."""
+
+
+class Part(Protocol):
+    """What makes up the gradients of one parameter, examples along the first axis; float32."""
+
+    @property
+    def sizes(self) -> Sizes: ...
+
+    def norms(self) -> tuple[jax.Array, jax.Array]:
+        """(rows,) float64 squares: of the gradient's norm, and of its norm if nothing in it cancelled."""
+        ...
+
+    def total(self, weights) -> jax.Array:
+        """`sum_i weights_i gradient_i`, float64."""
+        ...
+
+
+def _square(array) -> jax.Array:
+    return jnp.sum(jnp.square(array.astype(jnp.float64)), axis=tuple(range(1, array.ndim)))
+
+
+def _weighted(weights, array):
+    return weights.reshape(-1, *(1,) * (array.ndim - 1)) * array.astype(jnp.float64)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["gradient"], meta_fields=[])
+@dataclass(frozen=True)
+class Whole:
+    """Gradients written down: (rows, ...)."""
+
+    gradient: jax.Array
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(1, math.prod(self.gradient.shape[1:]))
+
+    def norms(self):
+        square = _square(self.gradient)
+        return square, square
+
+    def total(self, weights):
+        return jnp.sum(_weighted(weights, self.gradient), axis=0)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["left", "right"], meta_fields=["tap"])
+@dataclass(frozen=True)
+class Factors:
+    """Outer products: left (rows, heads, positions, inputs), right (rows, heads, positions, outputs)."""
+
+    left: jax.Array
+    right: jax.Array
+    tap: _uses.Tap
+
+    @property
+    def sizes(self) -> Sizes:
+        _, heads, positions, inputs = self.left.shape
+        return Sizes(positions, heads * (positions * (inputs + self.right.shape[-1]) + positions**2))
+
+    def norms(self):
+        left, right = self.left.astype(jnp.float64), self.right.astype(jnp.float64)
+        most = jnp.sum(jnp.sum(jnp.square(left), (2, 3)) * jnp.sum(jnp.square(right), (2, 3)), axis=1)
+        if left.shape[2] == 1:
+            return most, most
+        one, two = (jnp.einsum("bhtk,bhsk->bhts", array, array) for array in (left, right))
+        return jnp.sum(one * two, (1, 2, 3)), most
+
+    def total(self, weights):
+        left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
+        if left.shape[1] == 1:
+            left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
+            return self.tap.gradient(jnp.einsum("tk,tn->kn", left, right)[None])
+        return self.tap.gradient(jnp.einsum("bhtk,bhtn->hkn", left, right))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "right"], meta_fields=["tap"])
+@dataclass(frozen=True)
+class Table:
+    """Rows of a table, -1 for none: rows (rows, positions), right (rows, positions, columns)."""
+
+    rows: jax.Array
+    right: jax.Array
+    tap: _uses.Tap
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.rows.shape[1], 2 * math.prod(self.right.shape[1:]))
+
+    def norms(self):
+        # What is added to the same row of the table is added up where that row is met first.
+        first = lax.argmax(self.rows[:, :, None] == self.rows[:, None, :], 2, jnp.int32)
+        right = jnp.where((self.rows >= 0)[..., None], self.right.astype(jnp.float64), 0.0)
+        added = jax.vmap(lambda at, values: jnp.zeros_like(values).at[at].add(values))(first, right)
+        return _square(added), self.rows.shape[1] * _square(right)
+
+    def total(self, weights):
+        _, height, columns = self.tap.equation.sizes
+        rows = jnp.where(self.rows >= 0, self.rows, height)
+        empty = jnp.zeros((height, columns), jnp.float64)
+        return self.tap.gradient(empty.at[rows].add(_weighted(weights, self.right), mode="drop"))
+
+
+class Budget(NamedTuple):
+    """How the clip norm of 2^bits grid units is spent; all in grid units."""
+
+    target: float
+    """That a gradient is scaled to."""
+    rounding: float
+    """Of the total onto the grid: sqrt(parameters)."""
+    summation: float
+    """Rounding errors of two neighbouring sums."""
+
+
+def budget(grid: Grid, parameters: int, batch: int, depth: int) -> Budget:
+    """What a gradient may be scaled to so that no neighbouring totals differ by more than the clip norm.
+
+    Args:
+      grid: with the clip norm.
+      parameters: entries of a gradient.
+      batch: rows of a batch.
+      depth: at most so many terms are added up for an entry, and partial sums of them.
+
+    Raises:
+      ValueError: where less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
+    """
+    if not 1e-100 <= grid.clip_norm <= 1e100:
+        raise ValueError(f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was {grid.clip_norm:g}")
+    whole, rounding = 2.0**grid.bits, math.sqrt(parameters)
+    errors = 2 * batch * _gamma(depth + 4) / _SHARE  # of a target of 1
+    target = (whole - rounding) / (1 + errors) * (1 - 2.0**-40)
+    if not target >= whole / 2:
+        raise ValueError(
+            f"clipping must be 'per_example' here: of a clip norm of {whole:g} grid units rounding "
+            f"{parameters} parameters and sums of {batch} examples leave 'ghost' less than half"
+        )
+    return Budget(target, rounding, errors * target)
+
+
+def _gamma(terms: int) -> float:
+    """What rounding of a sum of products is at most, relative to the sum of absolute values."""
+    return terms * _ROUNDING / (1 - terms * _ROUNDING) if terms * _ROUNDING < 0.5 else math.inf
+
+
+def ghost_gradient_sum(
+    loss: Callable[..., jax.Array],
+    params,
+    batch,
+    mask,
+    *,
+    grid: Grid,
+    microbatch_size: int | None = None,
+    normalize: bool = False,
+    skip_padding: bool = False,
+    has_aux: bool = False,
+) -> ClippedSum:
+    """`train.clipping.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
+
+    Gradients are scaled to a little less than the clip norm C (`budget`: C (1 - sqrt(d) 2^-bits) and then
+    some): the sum of the batch is rounded onto the grid as a whole. Replacing one example by padding, or
+    moving examples to other rows, moves `total` by at most the clip norm all the same. An example whose loss,
+    or anything that its gradient is made of, is not finite counts as zero. Parameters and activations of 64
+    bits count with 32.
+
+    Dense layers, embeddings and convolutions that each have their parameter for themselves are fast; others
+    (biases, scales, parameters in several places, inside of scans and `remat`) have each example's gradient
+    written down, and are right all the same.
+
+    Args:
+      loss, params, batch, mask, grid, has_aux: as in `clipped_gradient_sum`.
+      microbatch_size: examples whose activations are in memory at a time.
+      normalize, skip_padding: as there.
+
+    Raises:
+      ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
+    """
+    if not isinstance(grid, Grid):
+        raise ValueError(f"grid must be a train.grid.Grid, was {type(grid).__name__}")
+    mask = jnp.asarray(mask, bool)
+    size = mask.shape[0]
+    if size > LARGEST_BATCH:
+        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
+    if jax.default_backend() not in ("cpu", "gpu"):
+        raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
+    check_loss(loss, params, batch, size, has_aux)
+    program = _program(loss, params, batch)
+    if microbatch_size is None:
+        microbatch_size = _fitting(program, params)
+    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), size)
+    pieces = Microbatches(size, micro, skip_padding)
+    leaves, structure = jax.tree.flatten(params)
+    batch, x64 = jax.tree.map(jnp.asarray, batch), jax.config.read("jax_enable_x64")
+
+    def parts_of(rows):
+        with jax.enable_x64(x64):
+            return jax.vmap(lambda example: _parts(program, leaves, jax.tree.leaves(example), has_aux))(rows)
+
+    shapes = jax.eval_shape(parts_of, jax.tree.map(lambda leaf: leaf[:micro], batch))
+    sizes = [part.sizes for part in shapes[0]]
+    depth = micro * max(each.terms for each in sizes) + pieces.number
+    allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth)
+    upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
+    # 1, which the compiler cannot know: see `_in_memory`.
+    once = jnp.maximum(1, mask.sum(dtype=jnp.int32) - (size - 1))
+
+    def accumulate(total, inputs):
+        rows, real = inputs
+        parts, finite, shown = _in_memory(parts_of, rows, once)
+        squares, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
+        squares = jnp.maximum(squares, 0.0)
+        bound = jnp.sqrt(squares + _SHARE**2 * most) * upward
+        if normalize:
+            weights = allowed.target / (bound + 0.01)
+        else:
+            weights = jnp.minimum(1 / grid.unit, allowed.target / jnp.maximum(bound, 1e-300))
+        keep = finite & jnp.isfinite(bound)
+        weights = jnp.where(real & keep, weights, 0.0)
+        total = [old + part.total(weights) for old, part in zip(total, parts, strict=True)]
+        norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
+        shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
+        return total, (jnp.where(real, norms, 0.0), shown)
+
+    with jax.enable_x64(True):
+        zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
+        inputs = jax.tree.map(pieces.split, batch), pieces.split(mask)
+        total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
+        total = GridSum.rounded(jax.tree.unflatten(structure, total), grid)
+        norms, shown = jax.tree.map(pieces.join, found)
+    losses = shown.pop("")
+    clipped = jnp.sum((norms > allowed.target * grid.unit) & mask) / jnp.maximum(1, mask.sum())
+    return ClippedSum(total, norms, losses, clipped, shown)
+
+
+def _in_memory(function, argument, once):
+    """`function(argument)`, stored before anything reads it.
+
+    Compilers compute again what two readers need, and may round it otherwise: then the norm would be that of
+    other numbers than those that are summed. What comes out of a loop is in memory.
+
+    Args:
+      once: () int32 that is 1, not a constant of the program.
+    """
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, argument))
+    return lax.fori_loop(0, once, lambda *_: function(argument), zeros)
+
+
+def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:
+    """As many examples as have what makes up their gradients in memory at a time; 2^k."""
+    check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0], has_aux)
+    return _fitting(_program(loss, params, batch), params)
+
+
+def _program(loss, params, batch) -> _uses.Program:
+    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
+    return _uses.traced(loss, params, example, _worth_it)
+
+
+def _by_inner_products(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether inner products of positions are cheaper than gradients written down, and exact enough."""
+    products = positions**2 * (inputs + outputs)
+    return products <= _WRITTEN * inputs * outputs and positions**2 + inputs + outputs <= 2**26
+
+
+def _worth_it(equation) -> bool:
+    if isinstance(equation, _uses.Product):
+        return _by_inner_products(*equation.sizes[1:])
+    # Of a lookup every two positions are compared.
+    return not isinstance(equation, _uses.Lookup) or equation.positions <= _MOST_LOOKED_UP
+
+
+def _fitting(program: _uses.Program, params) -> int:
+    """What is kept of an example are its parts, and what they are made from."""
+    tapped = {tap.leaf: tap.equation.sizes for tap in program.taps}
+    entries = 0
+    for leaf, array in enumerate(jax.tree.leaves(params)):
+        *heads, positions, inputs, outputs = tapped.get(leaf, (1, 0, 0, 0))
+        entries += math.prod(heads) * positions * (inputs + outputs)
+        if leaf not in tapped or (heads and not _by_inner_products(positions, inputs, outputs)):
+            entries += array.size
+    most, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
+    return min(examples, 2 ** max(0, math.floor(math.log2(most / max(1, entries)))))
+
+
+def _parts(program: _uses.Program, leaves, example, has_aux: bool):
+    """Of one example: a `Part` of each parameter; whether all are finite; loss and aux by name."""
+    tapped = {tap.leaf: number for number, tap in enumerate(program.taps)}
+    whole = [leaf for leaf in range(len(leaves)) if leaf not in tapped]
+
+    def value(free, added):
+        params = list(leaves)
+        for leaf, array in zip(whole, free, strict=True):
+            params[leaf] = array
+        found, beside = program.tapped(params, example, added)
+        number, aux = found if has_aux else (found, {})
+        return number, (aux, beside)
+
+    free, added = [leaves[leaf] for leaf in whole], program.added()
+    (number, (aux, beside)), (gradients, cotangents) = jax.value_and_grad(value, (0, 1), has_aux=True)(
+        free, added
+    )
+    found: dict[int, Any] = dict(zip(whole, map(Whole, gradients), strict=True))
+    for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
+        found[tap.leaf] = _tapped(tap, tap.equation.factors(other, cotangent))
+    parts = [found[leaf] for leaf in range(len(leaves))]
+    finite = jnp.isfinite(number)
+    for array in jax.tree.leaves(parts):
+        finite &= jnp.isfinite(array.astype(jnp.float32)).all()
+    shown = {name: jnp.float32(value) for name, value in ({"": number} | aux).items()}
+    return jax.tree.map(_plain, parts), finite, shown
+
+
+def _tapped(tap: _uses.Tap, factors: _uses.Outer | _uses.Picked) -> Part:
+    if isinstance(factors, _uses.Picked):
+        return Table(factors.rows, factors.right, tap)
+    if _by_inner_products(*tap.equation.sizes[1:]):
+        return Factors(factors.left, factors.right, tap)
+    product = jnp.einsum("htk,htn->hkn", *factors, precision=lax.Precision.HIGHEST)
+    return Whole(jnp.asarray(tap.gradient(product)))
+
+
+def _plain(array):
+    """Float32 that is the same to every processor: no infinity, no NaN, nothing subnormal."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    array = array.astype(jnp.float32)
+    return jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)
+
+
+__all__ = ["Budget", "budget", "default_microbatch_size", "ghost_gradient_sum"]
