@@ -90,9 +90,11 @@ def calibrate(
       rule: "anytime" or "fixed" (see `verify`).
       max_samples: draws a direction and candidate; by default half a million, or what the target needs.
       proposal: insist on this proposal ("plain"); by default the cheapest.
-      accountant: certify by this bound and draw nothing: "unamplified", "revealed-pattern" or "pld"
-        (`accountants.analytic`), or "analytic" for the best of them. The first two hold for
-        `MultiAttribution` on graphs in which examples have several owners.
+      accountant: certify by this bound and draw nothing: "unamplified", "revealed-pattern", "pld" or
+        "random-allocation" (`accountants.analytic`), or "analytic" for the best of them. The first two hold
+        for `MultiAttribution` on graphs in which examples have several owners. Where an accountant knows
+        delta from both sides (balls-in-bins with C = I), it is taken unless rule, max_samples or proposal
+        ask for draws.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
       adjacency: "zero-out" only. arXiv 2602.09338 has its pairs for it alone; of replace-one it says that one
         can be derived (footnote to corollary D.2), and gives none.
@@ -139,6 +141,9 @@ def calibrate(
     run_key = randomness.fresh_key() if key is None else key
     target.profile  # noqa: B018 - an event that cannot be composed is refused before anything is searched
     search = _Search(scheme, strategy, adjacency, target, rule, proposal, run_key, progress, sizes)
+    if accountant is None and rule == "anytime" and max_samples is None and proposal is None:
+        known = analytic.two_sided(search.at(noise_multiplier or 1.0), compose_with)
+        accountant = known.name if known is not None else None
     if accountant is not None:
         named = None if accountant == "analytic" else accountant
         return _chosen(_compute(search, named, grid_ratio, noise_multiplier), choice)

@@ -231,7 +231,8 @@ def calibrate_command(
     max_samples: int | None = None,
     rule: Literal["anytime", "fixed"] = "anytime",
     proposal: str | None = None,
-    accountant: Literal["analytic", "unamplified", "revealed-pattern", "pld"] | None = None,
+    accountant: Literal["analytic", "unamplified", "revealed-pattern", "pld", "random-allocation"]
+    | None = None,
     plot: str | None = None,
     force: bool = False,
     json: bool = False,
@@ -258,7 +259,8 @@ def calibrate_command(
       rule: stop as soon as the evidence suffices, or draw a fixed number.
       proposal: insist on a law to draw from, such as plain.
       accountant: certify by this bound, or by the best ("analytic"), and draw nothing; unamplified and
-        revealed-pattern hold for multi-attribution where users share examples.
+        revealed-pattern hold for multi-attribution where users share examples, random-allocation is for
+        balls-in-bins with one band.
       plot: write what the plan says of delta at other epsilons to this PNG.
       force: let --out replace a file that is not a plan.
       json: print the plan as one JSON object.

@@ -44,10 +44,11 @@ def test_published_gaussian_delta():
 
 
 def test_the_pattern_revealed_bounds_balls_in_bins():
-    scheme = BallsInBins(12, 4)
-    assert analytic.analytic_delta(at(scheme, 2.0), 1.0) == pytest.approx(
-        gaussian_delta(1.0, 2.0, np.sqrt(3)), rel=1e-12
-    )
+    mechanism = at(BallsInBins(12, 4), 2.0)
+    revealed = analytic.delta_by("unamplified", mechanism, 1.0)
+    assert revealed == pytest.approx(gaussian_delta(1.0, 2.0, np.sqrt(3)), rel=1e-12)
+    assert analytic.best_accountant(mechanism, 1.0)[0] == "random-allocation"
+    assert analytic.analytic_delta(mechanism, 1.0) < 0.5 * revealed
 
 
 def test_poisson_uses_pld():

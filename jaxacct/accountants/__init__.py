@@ -2,10 +2,18 @@
 
 from jaxacct.accountants.base import Accountant
 from jaxacct.accountants.pld import PrivacyLossDistribution
+from jaxacct.accountants.random_allocation import RandomAllocation
 from jaxacct.accountants.revealed_pattern import RevealedPattern
 from jaxacct.accountants.unamplified import Unamplified
 
-_ALL = (Unamplified(), RevealedPattern(), PrivacyLossDistribution())
+_ALL = (Unamplified(), RevealedPattern(), PrivacyLossDistribution(), RandomAllocation())
 ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
 
-__all__ = ["ACCOUNTANTS", "Accountant", "PrivacyLossDistribution", "RevealedPattern", "Unamplified"]
+__all__ = [
+    "ACCOUNTANTS",
+    "Accountant",
+    "PrivacyLossDistribution",
+    "RandomAllocation",
+    "RevealedPattern",
+    "Unamplified",
+]

@@ -1,7 +1,7 @@
 """Analytic guarantees: the fallback candidate that needs no sampling, the best of `ACCOUNTANTS`."""
 
 from jaxacct import _validate
-from jaxacct.accountants import ACCOUNTANTS
+from jaxacct.accountants import ACCOUNTANTS, Accountant
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 
 
@@ -44,3 +44,10 @@ def bound_by(
 def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None, interval: float = 1e-4) -> float:
     """The best analytic upper bound on delta(epsilon); see `Accountant.delta`."""
     return best_accountant(mechanism, epsilon, compose_with, interval)[1]
+
+
+def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:
+    """The accountant that knows the mechanism's delta from both sides, if there is one."""
+    checked(mechanism)
+    found = (member for member in ACCOUNTANTS.values() if member.is_two_sided)
+    return next((member for member in found if member.supports(mechanism, compose_with)), None)

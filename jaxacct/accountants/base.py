@@ -25,6 +25,9 @@ class Accountant(abc.ABC):
     """Accountants whose bound is never below this one's when another mechanism is composed in. Where this one
     serves they are then not asked, as a composition takes seconds."""
 
+    is_two_sided: ClassVar[bool] = False
+    """Whether `divergences` bounds both directions from below too, so closely that draws add nothing."""
+
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
         for said in ("name", "adjacency", "reveals_all_coins"):
@@ -38,6 +41,14 @@ class Accountant(abc.ABC):
     @abc.abstractmethod
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
         """As `delta`, for what is covered and checked."""
+
+    def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
+        """Where `is_two_sided`, of what is covered: (lower, upper) bounds on each direction's divergence.
+
+        Args:
+          epsilon: natural log, at least 0.
+        """
+        raise NotImplementedError
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
         """As `why_not_covered`, and its adjacency."""

@@ -13,7 +13,12 @@ from jaxacct.kernels.recurrence import phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
 from jaxacct.schemes.batches import Batches, ByPhase
-from jaxacct.schemes.cyclic_poisson import draw_phase, log_probability_of_no_turn, repeat_phase
+from jaxacct.schemes.cyclic_poisson import (
+    draw_phase,
+    log_probability_of_no_turn,
+    repeat_phase,
+    turns_of_phases,
+)
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
@@ -102,6 +107,10 @@ class BallsInBins(Scheme):
 
     def log_probability_of_none(self) -> float:
         return log_probability_of_no_turn(self.iterations, self.cycle_length, 1.0)
+
+    @property
+    def phase_participations(self) -> np.ndarray:
+        return turns_of_phases(self.iterations, self.cycle_length)
 
     @property
     def replicas(self) -> ModuleType:

@@ -251,6 +251,14 @@ class Scheme(abc.ABC):
         return None
 
     @property
+    def phase_participations(self) -> np.ndarray | None:
+        """(phases,) int64: how often the unit takes part in each phase, at steps of its own.
+
+        Where one phase, uniform and drawn once, is all that is random of its participations; None elsewhere.
+        """
+        return None
+
+    @property
     def replicas(self) -> ModuleType | None:
         """The module of `schemes.replicas` that draws several participation vectors together, if any."""
         return None

@@ -100,6 +100,12 @@ class CyclicPoisson(Scheme):
         return self.sampling_probability, self.max_participations
 
     @property
+    def phase_participations(self) -> np.ndarray | None:
+        """Where nobody skips a batch of the phase."""
+        certain = self.sampling_probability == 1
+        return turns_of_phases(self.iterations, self.cycle_length) if certain else None
+
+    @property
     def replicas(self) -> ModuleType:
         return cyclic_replicas
 
@@ -125,9 +131,14 @@ class CyclicPoisson(Scheme):
         return phase_log_mean(growth, each, cycle_length=self.cycle_length)
 
 
+def turns_of_phases(iterations: int, cycle_length: int) -> np.ndarray:
+    """(cycle_length,) int64: the batches of each phase."""
+    return -(-np.maximum(iterations - np.arange(cycle_length), 0) // cycle_length)
+
+
 def log_probability_of_no_turn(iterations: int, cycle_length: int, probability: float) -> float:
     """ln probability that an example of a uniform phase joins none of the batches of its phase."""
-    turns = np.ceil(np.maximum(iterations - np.arange(cycle_length), 0) / cycle_length)
+    turns = turns_of_phases(iterations, cycle_length)
     log_none = times_log(turns, log_probabilities(probability)[1])
     return float(logsumexp(log_none) - math.log(cycle_length))
 

@@ -67,6 +67,21 @@ MEMBERS = {
             (at(Poisson(2, 0.3), strategy=OVERLAPPING), None, "overlap"),
         ],
     ),
+    "random-allocation": (
+        [
+            at(BallsInBins(2, 2)),
+            at(BallsInBins(2, 3)),
+            at(BallsInBins(2, 1)),
+            at(CyclicPoisson(2, 2, 1.0)),
+        ],
+        [
+            (at(BMinSep(2, 2, 0.3)), None, "not one phase, drawn once"),
+            (at(CyclicPoisson(2, 2, 0.9)), None, "not one phase, drawn once"),
+            (at(BallsInBins(2, 2)), COMPOSED, "nothing is composed"),
+            (at(BallsInBins(2, 2), strategy=BandedToeplitz((2.0, 1.0))), None, "not the identity"),
+            (at(BallsInBins(2, 2), strategy=Dense(np.diag([1.0, 0.5]))), None, "not the identity"),
+        ],
+    ),
     "revealed-pattern": (
         [
             at(MultiAttribution(2, 2, 0.3, 2)),
@@ -155,6 +170,7 @@ ORACLES = {
     "unamplified": (worst_pattern, 1e-9),
     "revealed-pattern": (revealed_patterns, 1e-6),
     "pld": (exact, 1e-2),
+    "random-allocation": (exact, 1e-3),
 }
 
 
@@ -201,6 +217,22 @@ def test_a_plan_names_it(accountant, mechanism):
     assert Plan.from_json(stored).analytic_accountant == stored["analytic_accountant"] == accountant.name
     with pytest.raises(ValueError, match="accountant must be one of"):
         Plan.from_json(stored | {"analytic_accountant": "unheard-of"})
+
+
+def test_bounds_from_both_sides_enclose_the_exact_divergences():
+    for name, member in ACCOUNTANTS.items():
+        covered, mechanism = MEMBERS[name][0], MEMBERS[name][0][0]
+        if not member.is_two_sided:
+            with pytest.raises(NotImplementedError):
+                member.divergences(mechanism, 1.0)
+            continue
+        for mechanism in covered:
+            assert analytic.two_sided(mechanism) is member and analytic.two_sided(mechanism, COMPOSED) is None
+            bounds = member.divergences(mechanism, 0.5)
+            assert member.delta(mechanism, 0.5) == max(high for _, high in bounds.values())
+            assert max(low for low, _ in bounds.values()) <= exact(mechanism, 0.5) + 1e-4
+            assert all(0 <= low <= high <= 1.01 * low for low, high in bounds.values())
+    assert analytic.two_sided(at(BMinSep(2, 2, 0.3))) is None
 
 
 def test_the_best_is_the_smallest_of_those_that_cover():

@@ -1,0 +1,60 @@
+"""Balls-in-bins without correlation (C = I): delta between two bounds, without a draw.
+
+A unit takes part in one uniform phase, the same in every cycle. Its turns in a phase add up to one Gaussian
+shift of length `sqrt(turns)`, and phases share no output, so `f = P/Q` is the mean of as many independent
+lognormals as there are phases, however many cycles there are (proofs/random_allocation.md).
+"""
+
+import numpy as np
+
+from jaxacct.accountants.base import Accountant
+from jaxacct.accountants.lognormal_sums import Mixture, Phases, divergence_bound
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics.direction import DIRECTIONS
+
+
+class RandomAllocation(Accountant):
+    """The mixture over the phases itself: nothing is revealed that is not released."""
+
+    name = "random-allocation"
+    adjacency = "zero-out"
+    reveals_all_coins = False
+    is_two_sided = True
+
+    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
+        if mechanism.scheme.phase_participations is None:
+            return "its participations are not one phase, drawn once"
+        if compose_with is not None:
+            return "nothing is composed with it"
+        strategy = mechanism.strategy
+        if strategy.bands != 1 or not np.all(strategy.square_norms(mechanism.scheme.iterations) == 1.0):
+            return "the strategy matrix is not the identity"
+        return None
+
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
+        del compose_with, interval
+        mixture = mixture_of(mechanism)
+        return max(divergence_bound(mixture, epsilon, direction, 1) for direction in DIRECTIONS)
+
+    def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
+        mixture = mixture_of(mechanism)
+        return {
+            direction: (
+                divergence_bound(mixture, epsilon, direction, -1),
+                divergence_bound(mixture, epsilon, direction, 1),
+            )
+            for direction in DIRECTIONS
+        }
+
+
+def mixture_of(mechanism: Mechanism) -> Mixture:
+    """The law of `f` of a mechanism that is covered."""
+    turns = mechanism.scheme.phase_participations
+    assert turns is not None
+    values, numbers = np.unique(turns, return_counts=True)
+    parts = dict(zip(values.tolist(), numbers.tolist(), strict=True))
+    unused = parts.pop(0, 0)
+    return Mixture(
+        tuple(Phases(number, turns**0.5 / mechanism.noise_multiplier) for turns, number in parts.items()),
+        unused,
+    )

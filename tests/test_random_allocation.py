@@ -1,0 +1,282 @@
+"""Balls-in-bins with C = I between two bounds: quadrature, enumeration of lattices, Monte Carlo, an attack.
+
+False alarms: every statistical test states its own, 1e-6.
+"""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism, NotCertifiedError, calibrate
+from jaxacct.accountants import ACCOUNTANTS, lognormal_sums, random_allocation, unamplified
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.lognormal_sums import Mixture, Phases, divergence_bound, lattice_law
+from jaxacct.estimates.estimate import estimate_delta
+
+IDENTITY = BandedToeplitz.identity()
+SIDES = (-1, 1)
+
+
+def call(k, mu):
+    """E (X - k)_+ of a lognormal of mean 1, k any numbers."""
+    k = np.asarray(k, float)
+    positive = np.maximum(k, 1e-300)
+    d = (-np.log(positive) - mu * mu / 2) / mu
+    return np.where(k > 0, special.ndtr(d + mu) - positive * special.ndtr(d), 1 - k)
+
+
+def put(k, mu):
+    """E (k - X)_+."""
+    positive = np.maximum(np.asarray(k, float), 1e-300)
+    d = (np.log(positive) + mu * mu / 2) / mu
+    return positive * special.ndtr(d) - special.ndtr(d - mu)
+
+
+def quadrature(mus, unused, epsilon, direction):
+    """The divergence by the last X in closed form and up to two others by the trapezoidal rule.
+
+    The integrand is smooth, so the rule converges faster than any power of its step.
+    """
+    total = len(mus) + unused
+    factor = math.exp(epsilon if direction == "remove" else -epsilon)
+    left = np.array([total * factor - unused])
+    weights = np.ones(1)
+    for mu in mus[:-1]:
+        z = np.linspace(-12, 12 + mu, 3000 if len(mus) == 2 else 700)
+        x = np.exp(mu * z - mu * mu / 2)
+        left = np.subtract.outer(left, x).ravel()
+        weights = np.multiply.outer(weights, stats.norm.pdf(z) * (z[1] - z[0])).ravel()
+    if direction == "remove":
+        return float(weights @ call(left, mus[-1])) / total
+    return float(weights @ put(left, mus[-1])) / (total * factor)
+
+
+@pytest.mark.parametrize(
+    ("phases", "unused"),
+    [
+        ((Phases(2, 0.4),), 0),
+        ((Phases(2, 1.1),), 0),
+        ((Phases(1, 1.4), Phases(1, 1.0)), 0),
+        ((Phases(2, 0.9),), 3),
+        ((Phases(1, 1.5),), 1),
+    ],
+)
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_two_phases_against_quadrature(phases, unused, direction):
+    mus = [part.mu for part in phases for _ in range(part.number)]
+    for epsilon in (0.3, 1.0, 2.0, 4.0):
+        exact = quadrature(mus, unused, epsilon, direction)
+        low, high = (divergence_bound(Mixture(phases, unused), epsilon, direction, side) for side in SIDES)
+        assert low <= exact * (1 + 1e-6) and high >= exact * (1 - 1e-6)
+        if exact > 1e-9:
+            assert high <= 1.01 * exact and low >= 0.99 * exact
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_three_phases_against_quadrature(direction):
+    exact = quadrature([0.9, 0.9, 0.7], 0, 1.0, direction)
+    mixture = Mixture((Phases(2, 0.9), Phases(1, 0.7)))
+    low, high = (divergence_bound(mixture, 1.0, direction, side) for side in SIDES)
+    assert low <= exact * (1 + 1e-6) and exact * (1 - 1e-6) <= high <= 1.005 * low
+
+
+@pytest.mark.parametrize("mu", [0.003, 0.3, 1.0, 3.0, 30.0])
+def test_one_phase_is_the_gaussian_mechanism(mu):
+    for epsilon in (0.01, 1.0, 5.0):
+        exact = gaussian_delta(epsilon, 1.0, mu)
+        for direction in ("remove", "add"):
+            low, high = (divergence_bound(Mixture((Phases(1, mu),)), epsilon, direction, s) for s in SIDES)
+            assert low <= exact * (1 + 1e-9) and high >= exact * (1 - 1e-9)
+            if exact > 1e-9 and mu < 15:
+                assert high <= 1.01 * low
+
+
+def test_the_normal_distribution_function_is_as_accurate_as_is_booked():
+    mpmath = pytest.importorskip("mpmath")
+    for z in np.concatenate([-np.linspace(0, 24.5, 400), [1.0, 5.0, 24.0]]):
+        exact = mpmath.erfc(-mpmath.mpf(float(z)) / mpmath.sqrt(2)) / 2
+        assert abs(special.ndtr(z) / exact - 1) < lognormal_sums._NDTR_ERROR / 4
+
+
+def lattice(low, step, cells, points=2**12, terms=3):
+    return lognormal_sums._Lattice(low, step, cells, points, terms)
+
+
+@pytest.mark.parametrize("step", [0.03, 0.5, 4.0])
+@pytest.mark.parametrize("mu", [0.05, 0.7, 2.0])
+def test_a_lattice_law_is_on_its_side_for_every_kink(mu, step):
+    """Convex functions that rise are mixtures of `(x - k)_+` and 1, those that fall of `(k - x)_+` and 1."""
+    places = lattice(0.02, step, 60)
+    x = places.places
+    for k in np.concatenate([x[:-1], x[:-1] + step / 3, [x[-1]]]):
+        for direction, exact, kink in (("remove", call(k, mu), x - k), ("add", put(k, mu), k - x)):
+            for side in SIDES:
+                law = lattice_law(mu, places, direction, side)
+                mean = law.masses @ np.maximum(0.0, kink)
+                if direction == "remove":  # what is beyond the lattice is kept apart
+                    mean += (law.most_weighted if side > 0 else law.least_weighted) - k * (
+                        law.least_beyond if side > 0 else law.most_beyond
+                    )
+                else:
+                    mean += k * law.most_beyond if side > 0 else 0.0
+                assert side * (mean - exact) >= -1e-12 * max(1.0, k)
+    for direction in ("remove", "add"):
+        masses = [lattice_law(mu, places, direction, side).masses.sum() for side in SIDES]
+        assert masses[0] <= 1 + 1e-12 and masses[1] <= 1 + 1e-12
+
+
+def test_lattice_laws_are_close_to_second_order():
+    """Half the step, a quarter of the distance between both sides."""
+    gaps = []
+    for cells in (400, 800, 1600):
+        x = lattice(1e-4, 30 / cells, cells)
+        means = [lattice_law(0.7, x, "remove", s).masses @ np.maximum(0.0, x.places - 2.0) for s in SIDES]
+        gaps.append(means[1] - means[0])
+    assert gaps[1] < 0.35 * gaps[0] and gaps[2] < 0.35 * gaps[1]
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.4, -0.3])
+@pytest.mark.parametrize("biased", [True, False])
+def test_means_of_sums_against_convolution(tilt, biased):
+    """Of lattice laws with two kinds of X; what wraps around the lattice is inside the two ends."""
+    generator = np.random.default_rng(3)
+    places = lattice(0.1, 0.25, 9, points=32, terms=4)
+    mixture = Mixture((Phases(3, 1.0), Phases(1, 1.0)), 2)
+    laws = tuple(
+        lognormal_sums._Law(generator.dirichlet(np.ones(10)) * 0.99, 0.01, 0.01, 0.1, 0.1) for _ in range(2)
+    )
+    firsts = tuple(law.masses for law in laws) if biased else None
+    sums = lognormal_sums._Sums(mixture, places, laws, firsts)
+    weights = generator.uniform(size=32)
+    a, b = (law.masses for law in laws)
+    x = places.places
+
+    def together(*parts):
+        return functools.reduce(np.convolve, parts)
+
+    if biased:
+        whole = 3 / 6 * together(a * x, a, a, b) + 1 / 6 * together(b * x, a, a, a)
+    else:
+        whole = together(a, a, a, b)
+    exact, wrapped = whole[:32] @ weights, whole[32:].sum()
+    low, high = sums.mean(weights, (tilt,), 2.0)
+    assert low <= exact <= high
+    assert wrapped <= math.exp(sums.log_wrapped(0.0, 2.0)) * (1 + 1e-9)
+    assert high == pytest.approx(exact, abs=wrapped * math.exp(abs(tilt) * 8) + 1e-12)
+
+
+@pytest.mark.parametrize("points", [2**8, 2**10, 2**15])
+def test_bounds_hold_on_any_lattice(points):
+    for direction in ("remove", "add"):
+        exact = quadrature([1.1, 1.1], 0, 1.0, direction)
+        low, high = (
+            divergence_bound(Mixture((Phases(2, 1.1),)), 1.0, direction, side, points) for side in SIDES
+        )
+        assert low <= exact <= high
+
+
+@pytest.mark.parametrize(
+    ("terms", "epsilon", "mu"),
+    [(5, 1.0, 0.57), (5, 8.0, 1.94), (40, 1.0, 0.97), (40, 4.0, 1.6), (40, 8.0, 2.27), (300, 2.0, 1.58)],
+)
+def test_both_sides_are_close_where_it_matters(terms, epsilon, mu):
+    """Noise at which delta is about 1e-5: within 1 % of each other, 2 % at 300 phases."""
+    low, high = (divergence_bound(Mixture((Phases(terms, mu),)), epsilon, "remove", side) for side in SIDES)
+    assert 1e-6 < low <= high <= (1.01 if terms < 300 else 1.02) * low < 1e-4
+
+
+def test_against_draws_of_the_mechanism(key):
+    """Intervals of the estimator, which are wrong with probability 1e-6, meet the two bounds."""
+    mechanism = Mechanism(BallsInBins(10, 4), IDENTITY, 1.1)
+    drawn = estimate_delta(mechanism, 0.6, num_samples=40_000, proposal="plain", key=key, confidence=1 - 1e-6)
+    bounds = ACCOUNTANTS["random-allocation"].divergences(mechanism, 0.6)
+    assert max(low for low, _ in bounds.values()) <= drawn.high
+    assert max(high for _, high in bounds.values()) >= drawn.low
+    assert drawn.low > 0.5 * max(high for _, high in bounds.values())
+
+
+def attack(scheme, sigma, epsilon, runs=200_000):
+    """A lower bound on H(P, Q), wrong with probability 1e-6, from the batches that training would draw.
+
+    Outputs of the example's gradient 1 and of 0, in NumPy alone; the event is "the mean over phases of
+    likelihood ratios is above e^epsilon".
+    """
+    generator = np.random.default_rng(11)
+    batches = scheme.batches(runs, generator)  # every example is a run of its own
+    x = np.zeros((runs, scheme.iterations))
+    for step in range(scheme.iterations):
+        x[batches.draw(step, generator), step] = 1.0
+    hits = []
+    for signal in (x, 0 * x):
+        y = signal + sigma * generator.standard_normal(x.shape)
+        ratios = [
+            np.exp(np.sum(y[:, phase :: scheme.cycle_length] - 0.5, axis=1) / sigma**2)
+            for phase in range(scheme.cycle_length)
+        ]
+        hits.append(int(np.sum(np.mean(ratios, axis=0) > math.exp(epsilon))))
+    low = stats.beta.ppf(5e-7, hits[0], runs - hits[0] + 1)
+    high = stats.beta.isf(5e-7, hits[1] + 1, runs - hits[1])
+    return low - math.exp(epsilon) * high
+
+
+def test_an_attack_on_the_sampler_stays_below_and_beats_bins_drawn_anew():
+    """Were the bin drawn anew in every cycle, cycles would be independent, and delta smaller than it is."""
+    scheme, sigma, epsilon = BallsInBins(12, 3), 1.5, 1.0
+    shown = attack(scheme, sigma, epsilon)
+    mechanism = Mechanism(scheme, IDENTITY, sigma)
+    bounds = ACCOUNTANTS["random-allocation"].divergences(mechanism, epsilon)
+    assert shown <= bounds["remove"][1]
+    generator = np.random.default_rng(5)
+    z = generator.standard_normal((400_000, 4, 3)) / sigma
+    z[:, :, 0] += 1 / sigma**2
+    anew = np.prod(np.mean(np.exp(z - 0.5 / sigma**2), axis=2), axis=1)
+    wrong = np.mean(np.maximum(0, 1 - math.exp(epsilon) / anew))
+    assert wrong < 0.85 * shown
+
+
+def test_the_mixture_of_a_mechanism():
+    def of(*numbers):
+        return random_allocation.mixture_of(Mechanism(BallsInBins(*numbers), IDENTITY, 2.0))
+
+    assert of(10, 4) == Mixture((Phases(2, 2**0.5 / 2), Phases(2, 3**0.5 / 2)))
+    assert of(8, 4) == Mixture((Phases(4, 2**0.5 / 2),))
+    assert of(3, 5) == Mixture((Phases(3, 0.5),), 2)
+    law = BallsInBins(10, 4).phase_participations
+    assert law.tolist() == [3, 3, 2, 2]
+    assert CyclicPoisson(10, 4, 1.0).phase_participations.tolist() == [3, 3, 2, 2]
+    assert CyclicPoisson(10, 4, 0.5).phase_participations is None
+
+
+def test_extreme_numbers_are_bounds_too():
+    """Nothing is NaN or negative, delta falls with epsilon, and the exact zeros are zeros."""
+    for scheme, sigma in (
+        (BallsInBins(5, 3), 1e8),
+        (BallsInBins(4, 600), 1e3),
+        (BallsInBins(4, 600), 0.05),
+        (BallsInBins(5, 3), 1e-3),
+    ):
+        mechanism = Mechanism(scheme, IDENTITY, sigma)
+        least = scheme.log_probability_of_none()
+        deltas = [ACCOUNTANTS["random-allocation"].delta(mechanism, e) for e in (1e-3, 1.0, 50.0, 700.0)]
+        assert all(0 <= d <= 1 for d in deltas)
+        assert all(a >= b * (1 - 1e-3) - 1e-12 for a, b in itertools.pairwise(deltas))
+        for d, e in zip(deltas[:3], (1e-3, 1.0, 50.0), strict=True):
+            revealed = gaussian_delta(e, sigma, math.sqrt(scheme.max_participations))
+            assert d <= 1.01 * min(revealed, -math.expm1(least)) + 1e-12
+    assert divergence_bound(Mixture((Phases(1, 1.0),), 3), 0.3, "add", 1) == 0  # e^0.3 > 4 / 3
+
+
+def test_calibrate_draws_nothing_there():
+    scheme, target = BallsInBins(64, 16), dict(epsilon=2.0, delta=1e-5)
+    plan = calibrate(scheme, IDENTITY, **target)
+    assert plan.certified and plan.evidence is None and plan.analytic_accountant == "random-allocation"
+    sigma = plan.mechanism.noise_multiplier
+    assert sigma < 0.75 * unamplified.noise_multiplier_for(plan.mechanism, 2.0, 1e-5)
+    bounds = ACCOUNTANTS["random-allocation"].divergences(Mechanism(scheme, IDENTITY, sigma / 1.011), 2.0)
+    assert max(low for low, _ in bounds.values()) > 1e-5  # what is below it on the grid is not private
+    with pytest.raises(NotCertifiedError, match="could not be certified"):
+        calibrate(scheme, IDENTITY, **target, noise_multiplier=sigma / 1.011)
