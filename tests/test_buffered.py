@@ -60,13 +60,16 @@ def test_sensitivity_is_that_of_the_worst_pattern(strategy):
         assert worst * (1 - 1e-12) <= found <= worst * (1 + 1e-12)
 
 
-def test_gradient_against_differences():
+def test_the_objective_and_its_gradient_against_differences():
     n, point = 40, np.array([0.95, 0.5, 0.1, 0.3, 0.2, 0.1])
     error_of = Workload(0.3, momentum=0.9).error_of(n, n)
 
     def value(numbers):
         return _log_error(numbers[:3], numbers[3:], error_of, n, 7, 4)
 
+    workload, strategy = Workload(0.3, momentum=0.9), BufferedToeplitz(point[:3], point[3:], n)
+    objective = strategy.unit_workload_error(n, workload) * strategy.squared_sensitivity(n, 7, 4)
+    assert value(point)[0] == pytest.approx(np.log(objective), rel=1e-10)
     gradient = np.concatenate(value(point)[1:])
     for i, step in enumerate(1e-6 * np.eye(6)):
         slope = (value(point + step)[0] - value(point - step)[0]) / 2e-6
