@@ -13,7 +13,7 @@ from jaxacct.schemes import Scheme
 from jaxacct.strategies import Strategy, workload_named
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
-MATRICES = ("optimal", "square-root")
+MATRICES = ("optimal", "square-root", "amplified")
 SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep")
 
 

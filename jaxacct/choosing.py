@@ -38,11 +38,13 @@ from jaxacct.strategies import (
     workload_error,
     workload_named,
 )
+from jaxacct.strategies.amplified import amplified
 from jaxacct.strategies.workload import PREFIX_SUMS
 from jaxacct.strategies.workload import checked as checked_workload
 from jaxacct.strategies.workload_names import PREFIX_SUM, name_of
 
 MEMORY_COPIES = 16
+_LOOKED_FOR = ("optimal", "amplified")  # the latter is never behind the square root
 # Candidates whose errors are this near are as good as each other: the one that needs less is taken.
 ALIKE = 1.02
 _SHOWN = 8
@@ -64,7 +66,7 @@ class Recommended:
     Attributes:
       scheme: who takes part when.
       strategy: how noise is correlated.
-      matrix: "optimal" or "square-root".
+      matrix: "optimal", "square-root" or "amplified".
       memory_copies: of the parameters, which training keeps for the noise, the one being made included.
       noise_multiplier: an estimate of the smallest one that can be certified.
       prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
@@ -260,7 +262,8 @@ def recommend(
         bands keep b - 1 and make one more, so 1 is DP-SGD.
       scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
       bands, min_separation: fixed ones; all that fit by default.
-      strategy: "optimal" or "square-root"; by default the first, and the second beside the best.
+      strategy: "optimal", "square-root" or "amplified": best where participation is revealed, for any number
+        of steps, or at the noise that this run is about to need. By default the first and the last.
       workload: rank by the error of an optimizer's iterates, which the optimal matrices are then made for; a
         `strategies.Workload` or the name of one (`strategies.workload_named`). Prefix sums by default.
       progress: called with (what, 0, 0).
@@ -308,7 +311,7 @@ def recommend(
             progress(f"choosing: {what}", 0, 0)
 
     estimates = _Estimates.at(rate, numbers.epsilon, numbers.delta, say)
-    found = _search(grid, MATRICES if strategy is None else (strategy,), estimates, numbers, say)
+    found = _search(grid, _LOOKED_FOR if strategy is None else (strategy,), estimates, numbers, say)
     if not found:
         raise ValueError(
             "min_separation must be smaller for a search: the moments of such a scheme take too long; "
@@ -351,7 +354,7 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
             before = [place for place in seen.values() if place]
             alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, matrix)]
             start = (alike or before)[-1].noise_multiplier / estimates.ratio if before else 1.0
-            made = _matrix(matrix, number, scheme, numbers.workload)
+            made = _matrix(matrix, number, scheme, numbers.workload, estimates.mu)
             seen[key] = estimates.of(scheme, made, matrix, start, numbers.workload)
         return seen[key]
 
@@ -372,7 +375,9 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
                 if there is None or there.error >= here.error:
                     break
                 here = there
-    return [place for place in seen.values() if place]
+    # Of few bands the best under one criterion may be so under the other.
+    different = {(place.scheme, place.strategy): place for place in reversed(seen.values()) if place}
+    return list(different.values())
 
 
 @functools.lru_cache(maxsize=64)
@@ -387,10 +392,76 @@ def _optimal(bands: int, iterations: int, workload: Workload) -> BandedToeplitz:
     )
 
 
-def _matrix(name: str, bands: int, scheme: Scheme, workload: Workload) -> Strategy:
+def _matrix(name: str, bands: int, scheme: Scheme, workload: Workload, mu: float) -> Strategy:
+    if name == "amplified":
+        return _amplified(bands, scheme, workload, mu)
     n = scheme.iterations
     made = _optimal(bands, n, workload) if name == "optimal" else BandedToeplitz.square_root(bands)
     return ending(made, scheme)
+
+
+def amplified_matrix(
+    bands: int,
+    scheme: Scheme,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    workload: Workload = PREFIX_SUMS,
+) -> Strategy:
+    """The matrix that `recommend` calls "amplified": of least error at the noise that it needs with sampling.
+
+    Args:
+      bands: most.
+      scheme: one of `SCHEME_NAMES`.
+      epsilon, delta: the target; epsilon a natural log.
+      advantage: another target, in place of both; see `calibrate`.
+      workload: what the error is of.
+
+    Raises:
+      ValueError: bad arguments, or moments of the scheme that take too long.
+    """
+    bands = _validate.positive_integer("bands", bands)
+    _validate.one_of("scheme", scheme.name, SCHEME_NAMES)
+    BandedToeplitz.square_root(bands).check(scheme)
+    if _numbers_of_table(scheme, BandedToeplitz.square_root(bands), 2) > _MOST_NUMBERS:
+        raise ValueError(
+            f"min_separation must be smaller for strategy amplified, was {scheme.min_separation}"
+        )
+    mu = _gaussian(*_validate.target(epsilon, delta, advantage))
+    return _amplified(bands, scheme, checked_workload(workload), mu)
+
+
+@functools.lru_cache(maxsize=256)
+def _amplified(bands: int, scheme: Scheme, workload: Workload, mu: float) -> Strategy:
+    """The best by second moments of the square-root matrix and of amplified ones, which are made for noise
+    multipliers from it and for 1, 2, 4, .. repeats, uphill from how regular participation is.
+    """
+    n, most = scheme.iterations, scheme.max_participations
+    root = ending(BandedToeplitz.square_root(bands), scheme)
+    if bands == 1 or _numbers_of_table(scheme, root, 2) > _MOST_NUMBERS:
+        return root
+    noise = by_moment(scheme, root, 2, mu)
+    repeats = sorted({*_doublings(1, most), most})
+
+    @functools.cache
+    def tried(i: int) -> tuple[float, Strategy]:
+        made = amplified(
+            iterations=n, bands=bands, noise_multiplier=noise, repeats=repeats[i], workload=workload
+        )
+        strategy = ending(made, scheme)
+        sigma = by_moment(scheme, strategy, 2, mu, noise)
+        return sigma**2 * _unit_error(strategy, n, workload), strategy
+
+    expected = most * scheme.sums.probability
+    first = min(range(len(repeats)), key=lambda i: abs(math.log(repeats[i] / max(1.0, expected))))
+    found = [(noise**2 * _unit_error(root, n, workload), root)]
+    for step in (1, -1):
+        i = first
+        while 0 <= i + step < len(repeats) and tried(i + step)[0] < tried(i)[0]:
+            i += step
+        found.append(tried(i))
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 @functools.lru_cache(maxsize=256)
@@ -499,8 +570,7 @@ class _Estimates:
     def at(cls, poisson: Scheme, epsilon: float, delta: float, say: Callable[[str], None]) -> "_Estimates":
         """From Poisson sampling of independent noise with the same numbers."""
         identity = BandedToeplitz.identity()
-        step = Mechanism(Poisson(1, 1.0), identity, 1.0)
-        mu = 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
+        mu = _gaussian(epsilon, delta)
         say("independent noise")
         second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
         truth = _poisson_noise(poisson, epsilon, delta, second)
@@ -520,6 +590,12 @@ class _Estimates:
         # Revealing the pattern is enough, whatever the line says.
         most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / self.mu
         return _Place(scheme, strategy, matrix, min(most, max(LEAST_SEARCHED, noise)), workload)
+
+
+def _gaussian(epsilon: float, delta: float) -> float:
+    """Sensitivity per unit of noise of the Gaussian mechanism that just meets a target."""
+    step = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
+    return 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
 
 
 def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: float = 1.0) -> float:

@@ -62,9 +62,9 @@ class Problem:
     truncate_to: int | None = None
     """For truncated-b-min-sep: larger batches are cut to this size, which may be as small as the mean one."""
     strategy: str | None = None
-    """"optimal" (the default), "square-root", or a file of coefficients; "bisr" and "optimal-inverse" are
-    Toeplitz with an inverse of --bands bands, "buffered" (BLT) is one whose noise takes --bands running sums;
-    for these the noise is an upper bound."""
+    """"optimal" (the default), "square-root", "amplified" (optimal at the noise needed with sampling), or a
+    file of coefficients; "bisr" and "optimal-inverse" are Toeplitz with an inverse of --bands bands,
+    "buffered" (BLT) is one whose noise takes --bands running sums; for these the noise is an upper bound."""
     workload: str | None = None
     """What an optimised matrix is made for, and what it ranks by where it chooses: prefix-sum by default, or
     momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between."""
@@ -78,14 +78,18 @@ class Problem:
             if field.name not in sizes and not any(getattr(self, field.name) is no for no in (None, False))
         ]
 
-    def build(self):
-        """(scheme, strategy); ValueError in one line for what cannot be, or would be ignored."""
+    def build(self, **target):
+        """(scheme, strategy); ValueError in one line for what cannot be, or would be ignored.
+
+        Args:
+          target: epsilon and delta or advantage, for a matrix that is made for them.
+        """
         from jaxacct.schemes.numbers import Numbers
         from jaxacct.strategies import by_name, ending
 
         name = "optimal" if self.strategy is None else self.strategy
         ranked = {} if self.workload is None else {"workload": self.workload_of_run()}
-        given = coefficients(name, self.bands)
+        given = None if name == "amplified" else coefficients(name, self.bands)
         if given is not None:
             _refuse(f"together with the coefficients in {name}", workload=self.workload)
         bands = given.bands if given is not None else 1 if self.bands is None else self.bands
@@ -103,6 +107,12 @@ class Problem:
             truncate_to=self.truncate_to,
         )
         scheme = jaxacct.SCHEMES["b-min-sep" if self.scheme is None else self.scheme].from_numbers(numbers)
+        if name == "amplified":
+            if not target:
+                raise ValueError("strategy must not be amplified here: it is made for an epsilon and a delta")
+            from jaxacct.choosing import amplified_matrix
+
+            return scheme, amplified_matrix(bands, scheme, **target, **ranked)
         strategy = given if given is not None else by_name(name, bands, scheme, **ranked)
         return scheme, ending(strategy, scheme)
 
@@ -190,7 +200,7 @@ def recommend_command(
         )
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
     target = f"--advantage {advantage!r}" if advantage else f"--epsilon {epsilon!r} --delta {delta!r}"
-    if found.choice.workload != "prefix-sum" and found.chosen.matrix == "optimal":
+    if found.choice.workload != "prefix-sum" and found.chosen.matrix != "square-root":
         target = f"--workload {found.choice.workload} {target}"
     command = f"jaxacct calibrate {numbers} {found.chosen.options()} {target}"
     _draw(plot, "recommendation", found)
@@ -277,7 +287,7 @@ def calibrate_command(
     choice = None
     with watch() as progress:
         if decided or problem.dataset_size is None or problem.batch_size is None:
-            scheme, strategy = problem.build()
+            scheme, strategy = problem.build(epsilon=epsilon, delta=delta, advantage=advantage)
         else:
             found = jaxacct.recommend(
                 dataset_size=problem.dataset_size,

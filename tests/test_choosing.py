@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 
 import jaxacct
-from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, Poisson, cli
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Mechanism,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    cli,
+)
 from jaxacct.accountants import analytic, unamplified
-from jaxacct.choosing import ALIKE, _falling_root, log_moment, recommend
+from jaxacct.choosing import ALIKE, _falling_root, amplified_matrix, log_moment, recommend
 from jaxacct.kernels import randomness
 from jaxacct.proposals.replicas import log_normalizer
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
@@ -23,6 +33,8 @@ SMALL: dict[str, Any] = dict(dataset_size=80, batch_size=10, iterations=12, epsi
 README = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
 TARGET = ["--epsilon", "0.5", "--delta", "1e-2"]
 DRAWS = 6_000
+AT = {name: SMALL[name] for name in ("epsilon", "delta")}
+FOURS = BMinSep.from_batch_size(dataset_size=80, batch_size=10, iterations=12, min_separation=4)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +104,50 @@ def test_estimates_for_an_advantage_are_near_the_truth():
     for row in told.candidates:
         sigma = true_noise(row.scheme, row.strategy, 0.0, 0.25)
         assert 0.9 < row.noise_multiplier / sigma < 1.08, row.describe()
+
+
+@pytest.mark.parametrize("scheme", [FOURS, BallsInBins(12, 4)], ids=["seldom", "regular"])
+def test_matrices_made_for_the_noise_have_less_error_in_truth(scheme):
+    """By enumeration and the same draws for all: 17 and 18 % less than the better of the other two."""
+    true = {}
+    for name in ("optimal", "square-root"):
+        true[name] = ending(by_name(name, 4, scheme), scheme)
+    true["amplified"] = amplified_matrix(4, scheme, **AT)
+    errors = {
+        name: jaxacct.prefix_sum_error(
+            made,
+            iterations=12,
+            noise_multiplier=true_noise(scheme, made, **AT),
+        )
+        for name, made in true.items()
+    }
+    assert errors["amplified"] < 0.9 * min(errors["optimal"], errors["square-root"])
+
+
+def test_the_command_makes_the_matrix_that_was_recommended(found):
+    row = next(c for c in found.candidates if c.matrix == "amplified" and c.scheme == FOURS)
+    numbers = dict(dataset_size=80, batch_size=10, iterations=12, scheme="b-min-sep", min_separation=4)
+    # Bands that were left out were there when it was made.
+    problems = [cli.Problem(**numbers, bands=bands, strategy="amplified") for bands in (2, 4)]
+    built = [problem.build(**AT) for problem in problems]
+    assert (row.scheme, row.strategy) in built
+    with pytest.raises(ValueError, match="strategy must not be amplified here"):
+        problems[0].build()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands", "epsilon", "message"),
+    [
+        (FOURS, 0, 1.0, "bands must be"),
+        (FOURS, 5, 1.0, "bands must be at most the minimum separation 4"),
+        (FOURS, 2, 0.0, "epsilon must be"),
+        (MultiAttribution(6, 2, 0.3, 2), 2, 1.0, "scheme must be one of"),
+        (BMinSep(10_000, 5_000, 1e-4), 2, 1.0, "min_separation must be smaller for strategy amplified"),
+    ],
+)
+def test_what_no_matrix_is_made_for(scheme, bands, epsilon, message):
+    with pytest.raises(ValueError, match=message):
+        amplified_matrix(bands, scheme, epsilon=epsilon, delta=1e-2)
 
 
 def test_what_is_chosen_is_within_two_percent_and_cheapest(found):

@@ -137,10 +137,7 @@ class BandedToeplitz(FirstColumn):
         if bands == 1:
             return cls.identity()
         start = _square_root(bands)
-        if workload == PREFIX_SUMS:
-            log_error = functools.partial(_log_error, n=n)
-        else:
-            log_error = functools.partial(_log_workload_error, n=n, error_of=workload.error_of(n, n))
+        log_error = log_error_of(workload, n)
         result = scipy.optimize.minimize(
             lambda tail: log_error(np.append(1.0, tail)),
             start[1:],
@@ -181,6 +178,13 @@ class BandedToeplitz(FirstColumn):
 def _square_root(bands: int) -> np.ndarray:
     k = np.arange(1, bands)
     return np.append(1.0, np.cumprod((2 * k - 1) / (2 * k)))
+
+
+def log_error_of(workload: Workload, n: int) -> Callable:
+    """For a search: coefficients -> log of error x squared column norm, its gradient in all but the first."""
+    if workload == PREFIX_SUMS:
+        return functools.partial(_log_error, n=n)
+    return functools.partial(_log_workload_error, n=n, error_of=workload.error_of(n, n))
 
 
 def _log_error(coefficients: np.ndarray, n: int):

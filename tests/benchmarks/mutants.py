@@ -41,6 +41,7 @@ FINITE = "tests/test_finite_horizon.py"
 ADVANTAGE = "tests/test_advantage.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
 ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
+AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
 AUDIT = "tests/training/test_audit_command.py"
 
@@ -674,6 +675,25 @@ MUTANTS = [
         "        return self.recursion.noise_reach\n",
         "        return 1.0\n",
         NOISE,
+    ),
+    # Matrices for the noise that is needed with sampling.
+    Mutant(
+        "jaxacct/strategies/amplified.py",
+        "np.where(np.arange(lags.size) > 0, 2.0, 1.0)",
+        "np.ones(lags.size)",
+        AMPLIFIED,
+    ),
+    Mutant(
+        "jaxacct/strategies/amplified.py",
+        "    return math.log(repeats) - log_rate,",
+        "    return -log_rate,",
+        AMPLIFIED,
+    ),
+    Mutant(
+        "jaxacct/choosing.py",
+        "        return sigma**2 * _unit_error(strategy, n, workload), strategy\n",
+        "        return -(sigma**2) * _unit_error(strategy, n, workload), strategy\n",
+        CHOOSING,
     ),
 ]
 

@@ -1,0 +1,109 @@
+"""Banded Toeplitz matrices made for the noise that they need with sampling.
+
+With every participation revealed noise follows the norm of a column alone. With sampling it follows what
+columns share as well: an adversary's doubt is which of the steps it was. For f the likelihood ratio,
+`E_Q f^2 = E exp(<C x, C x'> / sigma^2)` over two independent participation vectors. Where they seldom
+meet, and where they do then `repeats` times with the same lag,
+
+    ln E_Q f^2  ~  K sum_{|d| < bands} (exp(repeats a_d / sigma^2) - 1),     a_d = sum_t c_t c_{t+d},
+
+with K a matter of the scheme alone. So the sum is kept at what it is for the square-root matrix at its noise
+multiplier, and error x sigma^2 is minimised. A guide to good matrices, nothing more: what is certified does
+not rest on it.
+"""
+
+import math
+
+import numpy as np
+import scipy
+
+from jaxacct import _validate
+from jaxacct.strategies.banded_toeplitz import BandedToeplitz, log_error_of
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
+
+
+def amplified(
+    *,
+    iterations: int,
+    bands: int,
+    noise_multiplier: float,
+    repeats: float,
+    workload: Workload = PREFIX_SUMS,
+) -> BandedToeplitz:
+    """The banded Toeplitz matrix of least error x noise^2 under sampling, as far as the sum above tells.
+
+    Args:
+      iterations: n, at least `bands`.
+      bands: most; trailing zeros are left out.
+      noise_multiplier: that the square-root matrix of so many bands needs.
+      repeats: how often two participation vectors meet at the same lag once they have: 1 where participation
+        is rare, up to the number of participations where it is regular.
+      workload: A; what the optimizer makes of noise, prefix sums by default.
+
+    Raises:
+      ValueError: for bad numbers, or more steps than a changing learning rate allows.
+    """
+    n = _validate.positive_integer("iterations", iterations)
+    bands = _validate.positive_integer("bands", bands)
+    sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
+    repeats = _validate.positive_number("repeats", repeats)
+    if bands > n:
+        raise ValueError(f"bands must be at most iterations {n}, was {bands}")
+    log_error = log_error_of(checked(workload), n)
+    start = BandedToeplitz.square_root(bands).array
+    if bands == 1:
+        return BandedToeplitz.identity()
+    log_sum = _log_sum(_lags(start), repeats / sigma**2)[0]
+
+    def objective(tail):
+        c = np.append(1.0, tail)
+        error, error_slope = log_error(c)
+        noise, noise_slope = _log_square_noise(c, repeats, log_sum)
+        return error + noise, error_slope + noise_slope[1:]
+
+    found = scipy.optimize.minimize(
+        objective,
+        start[1:] / start[0],
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, None)] * (bands - 1),
+        options={"maxiter": 200, "maxcor": 30, "ftol": 1e-10, "gtol": 1e-7},
+    )
+    return BandedToeplitz(tuple(np.append(1.0, found.x)))
+
+
+def _lags(c: np.ndarray) -> np.ndarray:
+    """`a_d` for d = 0 .. bands - 1."""
+    return scipy.signal.correlate(c, c)[c.size - 1 :]
+
+
+def _log_sum(lags: np.ndarray, rate: float) -> tuple[float, np.ndarray]:
+    """Log of the sum over all lags of `exp(rate a_d) - 1`, and its gradient in `rate a_d`, d > 0 for both."""
+    top = rate * lags.max()
+    both = np.where(np.arange(lags.size) > 0, 2.0, 1.0) * np.exp(rate * lags - top)
+    total = -np.dot(both, np.expm1(-rate * lags))
+    return top + math.log(total), both / total
+
+
+def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[float, np.ndarray]:
+    """Log of sigma^2 at which c, scaled to norm 1, has that sum; and its gradient in c."""
+    square = float(np.dot(c, c))
+    lags = _lags(c) / square
+    log_rate = scipy.optimize.brentq(
+        lambda x: _log_sum(lags, math.exp(x))[0] - log_sum, *_bracket(lags, log_sum), xtol=1e-13, rtol=1e-14
+    )
+    rate = math.exp(log_rate)
+    slope = rate * _log_sum(lags, rate)[1]
+    slope /= np.dot(slope, lags)  # of log sigma^2 in a_d: the rate falls as a_d grows
+    of_lags = scipy.signal.convolve(
+        c, np.concatenate([slope[:0:-1] / 2, [slope[0]], slope[1:] / 2]), mode="same"
+    )
+    return math.log(repeats) - log_rate, 2 * of_lags / square - 2 * c / square
+
+
+def _bracket(lags: np.ndarray, log_sum: float) -> tuple[float, float]:
+    """Logs of rates on either side of the solution: the sum is at least `rate sum a_d` and `e^rate - 1`."""
+    high = math.log(math.exp(min(log_sum, 700.0)) / (2 * lags.sum() - lags[0]))
+    largest = math.log(math.log1p(math.exp(log_sum))) if log_sum < 700 else math.log(log_sum)
+    low = math.log(math.log1p(math.exp(min(log_sum, 700.0)) / (2 * lags.size - 1)))
+    return low - 1e-9, min(high, largest) + 1e-9
