@@ -579,8 +579,8 @@ MUTANTS = [
     Mutant("jaxacct/choice.py", '"epsilon": (self.epsilon, epsilon)', '"epsilon": (epsilon, epsilon)', PLAN),
     Mutant(
         "jaxacct/choosing.py",
-        "_matrix(matrix, number, scheme, numbers.workload)",
-        "_matrix(matrix, number, scheme, PREFIX_SUMS)",
+        "_matrix(matrix, number, scheme, numbers.workload, estimates.mu)",
+        "_matrix(matrix, number, scheme, PREFIX_SUMS, estimates.mu)",
         CHOOSING,
     ),
     Mutant(
