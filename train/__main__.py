@@ -29,6 +29,7 @@ from .convex import LogisticRegression
 from .data import Dataset, Split, load
 from .individual import IndividualAccounting
 from .loop import TrainingPlan, fit
+from .metrics import tensorboard as event_files
 from .models import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
 from .plans import read_plan
@@ -127,6 +128,8 @@ def train(
     graph: str | None = None,
     individual_epsilon: float | None = None,
     individual_delta: float | None = None,
+    elastic: bool = False,
+    tensorboard: str | None = None,
     json_output: bool = False,
 ) -> int:
     """Train a model exactly as a plan says: DP-SGD or BandMF, batch clipping, DiceSGD, or noisy descent.
@@ -153,9 +156,13 @@ def train(
       individual_epsilon, individual_delta: leave every example out of each step that would take its own
         loss past this (`train.individual`); for Poisson batches with independent noise. Who is left out is
         private and is not shown.
+      elastic: go on with a run of `out` that began on other devices or with other versions of packages; what
+        is trained is then no longer the same to the bit.
+      tensorboard: folder for event files of the metrics of every step. Private: no guarantee covers them.
       json_output: print one JSON object and nothing else.
     """
     covered = read_plan(plan)
+    callback = None if tensorboard is None else event_files(tensorboard)
     split = load(data, data_folder)
     chosen = Chosen(model, optimizer, learning_rate, inner_learning_rate, model_seed, steps)
     recipe = RECIPES[covered.training](covered, split, chosen)
@@ -176,6 +183,8 @@ def train(
             progress=progress,
             graph=None if graph is None else Attribution.load(graph),
             individual=individual,
+            callback=callback,
+            elastic=elastic,
             **recipe,
         )
     if json_output:

@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
-from . import ghost, microbatch, noise, sampler
+from . import ghost, microbatch, noise, run_folder, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
@@ -107,10 +107,12 @@ class Wanted:
     has_aux: bool = False
     prefetch: int = 2
     clipping: str | None = None
+    callback: Callable[[int, dict[str, float | None]], Any] | None = None
+    elastic: bool = False
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
-        names = "out", "checkpoint_every", "evaluate", "progress", "prefetch"
+        names = "out", "checkpoint_every", "evaluate", "progress", "prefetch", "callback", "elastic"
         return {name: getattr(self, name) for name in names}
 
 
@@ -135,7 +137,8 @@ PROCEDURES = {
     "last-iterate": "convex",
     "dice": "dice",
 }
-_KEEPING = {"out", "evaluate", "checkpoint_every", "progress", "keys", "verify", "prefetch"}
+_KEEPING = {"out", "evaluate", "checkpoint_every", "progress", "keys", "verify"}
+_KEEPING |= {"prefetch", "callback", "elastic"}
 
 
 def procedure_of(plan: TrainingPlan) -> Procedure:
@@ -174,6 +177,8 @@ def fit(
     has_aux: bool = False,
     prefetch: int = 2,
     clipping: str = PER_EXAMPLE,
+    callback: Callable[[int, dict[str, float | None]], Any] | None = None,
+    elastic: bool = False,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -239,6 +244,12 @@ def fit(
         read by the thread that calls. What is trained is the same.
       clipping: "ghost" for `train.ghost`, much faster where parameters are many and examples short, and with
         gradients scaled to a little less than `clip_norm`; for a `jaxacct.Plan` without `individual`.
+      callback: called with (step, metrics) for every step, some steps late: loss, clipped fraction, norms,
+        `aux.` and names. **Private**, as `private_metrics.jsonl`, which has the same: covered by no
+        guarantee, for the eyes of whoever may see the data. See `train.metrics` for TensorBoard. A run that
+        goes on says steps since its checkpoint again.
+      elastic: go on in `out` on other devices, another number of them or other versions of packages, with a
+        warning: what is trained is then no longer the same to the bit. Refused by default.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -274,6 +285,8 @@ def fit(
         has_aux=has_aux,
         prefetch=_validate.positive_integer("prefetch", prefetch, minimum=0),
         clipping=None if clipping == PER_EXAMPLE else clipping,
+        callback=callback,
+        elastic=elastic,
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     clipping_of(clipping)
@@ -474,6 +487,8 @@ def run_and_keep(
     evaluate: Callable[[Any], dict[str, float]] | None,
     progress: Callable[[str, int, float], None] | None,
     prefetch: int = 0,
+    callback: Callable[[int, dict[str, float | None]], Any] | None = None,
+    elastic: bool = False,
     released: Callable[[Any], Any] = lambda params: params,
     only_last: bool = False,
     report: Callable[[Any, int], PrivateLosses] | None = None,
@@ -502,20 +517,23 @@ def run_and_keep(
         **({} if clipping is None else {"clipping": clipping}),
         "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
         "microbatch_size": microbatch_size,
-        "versions": {"jax": jax.__version__, "numpy": np.__version__},
+        "versions": _versions(),
         "device": jax.devices()[0].device_kind,
+        "devices": 1 if (mesh := getattr(batch, "mesh", None)) is None else mesh.size,
     }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out)) if out is not None else None
         drawn = None
         if folder:
             # A run that has begun goes on with the key it began with.
-            described |= {"frozen": frozen()}
-            sampler_key = folder.begin(described, sampler_key, batch.rows.fingerprint())
+            described |= {"frozen": frozen(), "generator": run_folder.generator()}
+            sampler_key = folder.begin(described, sampler_key, batch.rows.fingerprint(), elastic)
             state, drawn = folder.restore(state) or (state, None)
             if drawn is not None and drawn.key != tuple(sampler_key):
                 raise ValueError(f"out {out} holds checkpoints of another run than its secret.json")
         source = source_at(sampler_key, drawn)
+        if folder:
+            folder.went_on(source.state.step)
         if folder and drawn is None:
             folder.save(state, source.state)
         if before_first and source.state.step == 0:
@@ -523,7 +541,7 @@ def run_and_keep(
         seen = None if only_last else evaluate
         coming = prefetching.batches(source, batch, source.state.step, steps)
         with prefetching.ahead(coming, prefetch) as ready:
-            state = _run(step, state, ready, steps, folder, checkpoint_every, seen, progress)
+            state = _run(step, state, ready, steps, folder, checkpoint_every, seen, progress, callback)
         params = released(state.params)
         evaluation = evaluate(params) if evaluate else {}
         private = None if report is None else report(state, steps)
@@ -547,23 +565,31 @@ def _verify_anew(plan: Plan, progress) -> None:
         )
 
 
-def _run(step, state, ready, steps, folder, checkpoint_every, evaluate, progress) -> Any:
+def _run(step, state, ready, steps, folder, checkpoint_every, evaluate, progress, callback) -> Any:
     waiting = []
     for rows, mask, drawn in ready:
         state, info = step(state, rows, mask)
         done = drawn.step
-        if folder:
+        if folder or callback:
             waiting.append((done, info))
-            if done % _LOG_EVERY == 0 or done % checkpoint_every == 0 or done == steps:
-                folder.log_private([{"step": at, **_floats(seen)} for at, seen in waiting])
-                waiting = []
-            if done % checkpoint_every == 0 or done == steps:
-                folder.save(state, drawn)
-                if evaluate and done < steps:
-                    folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
+        if waiting and (done % _LOG_EVERY == 0 or done % checkpoint_every == 0 or done == steps):
+            found = [(at, _floats(seen)) for at, seen in waiting]
+            waiting = []
+            if folder:
+                folder.log_private([{"step": at, **values} for at, values in found])
+            for at, values in found if callback else []:
+                callback(at, values)
+        if folder and (done % checkpoint_every == 0 or done == steps):
+            folder.save(state, drawn)
+            if evaluate and done < steps:
+                folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
         if progress:
             progress("training", done, steps)
     return state
+
+
+def _versions() -> dict[str, str]:
+    return {"jax": jax.__version__, "numpy": np.__version__}
 
 
 def _floats(info) -> dict[str, float | None]:

@@ -14,10 +14,12 @@ Whoever reads a secret can remove the noise. Nothing of secret.json or checkpoin
 the model.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
+import warnings
 from pathlib import Path
 
 import jax
@@ -28,6 +30,7 @@ from flax import nnx
 from jaxacct.files import Checkpoint, read_json, write_atomically
 
 from .loss import digest
+from .normals import standard_normals
 from .sampler import SamplerState
 
 _SECRETS = "secret.json", "private_metrics.jsonl"
@@ -35,9 +38,28 @@ _SECRETS = "secret.json", "private_metrics.jsonl"
 _DIGESTS = {
     "plan": "plan",
     "program": "program (model, loss, optimizer, batch, or a release of jaxacct that computes otherwise)",
+    "generator": "generator of noise (a release that draws otherwise, or one that did not record it)",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
+# What may change where a run goes on elsewhere, and what of it says that it does.
+_ELASTIC = {"program", "microbatch_size", "versions", "device", "devices"}
+_ELSEWHERE = ("versions", "device", "devices")
+_LATER = {"devices", "generator"}  # what folders of before do not state
 _KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
+
+
+def generator() -> list[float]:
+    """Numbers that tell how noise is drawn from a key, of a key that is public and used for nothing else."""
+    return np.asarray(standard_normals(np.arange(8, dtype=np.uint32), 5, 6)).tolist()
+
+
+def _same_numbers(before, now) -> bool:
+    """The same generator, however a device rounds."""
+    return isinstance(before, list) and len(before) == len(now) and np.allclose(before, now, 1e-9, 1e-9)
+
+
+def _unknown(stored: dict, name: str) -> bool:
+    return name in _LATER and name not in stored
 
 
 class CheckpointError(Exception):
@@ -54,6 +76,7 @@ class RunFolder:
     def __init__(self, folder):
         self.folder = Path(folder).absolute()
         self._lock = Checkpoint(self.folder)
+        self._moved: tuple[dict, str] | None = None
         checkpoints = self.folder / "checkpoints"
         checkpoints.mkdir(mode=0o700, exist_ok=True)
         # What was there already may be open to others.
@@ -71,11 +94,15 @@ class RunFolder:
         self._manager.close()
         self._lock.close()
 
-    def begin(self, described: dict, key, fingerprint: str) -> list[int]:
+    def begin(self, described: dict, key, fingerprint: str, elastic: bool = False) -> list[int]:
         """Record a new run, or check that the stored one is the same; the sampler key that counts.
 
+        With `elastic` devices and versions may be others, and with them what the program is compiled to;
+        then call `went_on` once the run stands where it was.
+
         Raises:
-          ValueError: when another plan, clip norm, program, version, device or data set was begun with here.
+          ValueError: when another plan, clip norm, program, version, device or data set was begun with here;
+            with `elastic`, when noise would be drawn otherwise, or for steps of which something was shown.
         """
         run, secret = self.folder / "run.json", self.folder / "secret.json"
         if not secret.exists():
@@ -91,13 +118,7 @@ class RunFolder:
             write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
             return key
         # Before there was another kind of clipping, runs did not say theirs.
-        stored = {"clipping": "per_example"} | read_json(run, "run")
-        for name, value in described.items():
-            if stored.get(name) != value:
-                shown = _DIGESTS.get(name, f"{name}: {stored.get(name)!r}, now {value!r}")
-                raise ValueError(
-                    f"out {self.folder} holds a run with another {shown}; its noise must not be used twice"
-                )
+        self._compare({"clipping": "per_example"} | read_json(run, "run"), described, elastic)
         kept = read_json(secret, "secret")
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(
@@ -106,6 +127,63 @@ class RunFolder:
         if kept["data"] != _keyed(kept["sampler_key"], fingerprint):
             raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
         return kept["sampler_key"]
+
+    def _compare(self, stored: dict, described: dict, elastic: bool) -> None:
+        """Refuse another run, and prepare to go on elsewhere where that is allowed."""
+        known = (
+            described.items() if elastic else [kv for kv in described.items() if not _unknown(stored, kv[0])]
+        )
+        other = {name: value for name, value in known if stored.get(name) != value}
+        if "generator" in other and _same_numbers(stored.get("generator"), other["generator"]):
+            del other["generator"]
+        moved = [name for name in _ELSEWHERE if name in other]
+        if other and (not elastic or not moved or set(other) - _ELASTIC):
+            strict = [name for name in other if name not in _ELASTIC] or moved or list(other)
+            name, value = strict[0], other[strict[0]]
+            shown = _DIGESTS.get(name, f"{name}: {stored.get(name)!r}, now {value!r}")
+            hint = (
+                "" if elastic or set(other) - _ELASTIC else "; elastic goes on all the same, not to the bit"
+            )
+            raise ValueError(
+                f"out {self.folder} holds a run with another {shown}; its noise must not be used twice"
+                + (hint if moved else "")
+            )
+        if not other:
+            return
+        stands = self._manager.latest_step() or 0
+        if self._shown() > stands:
+            raise ValueError(
+                f"out {self.folder} has shown step {self._shown()} and has no checkpoint of it: elsewhere "
+                "its noise would be used twice; go on where the run began, or begin in a new folder"
+            )
+        before = {name: stored.get(name) for name in sorted(_ELASTIC)}
+        changes = "; ".join(f"{name} {stored.get(name)!r}, now {other[name]!r}" for name in moved)
+        earlier = [*stored.get("earlier", []), before | {"until": stands}]
+        self._moved = stored | described | {"earlier": earlier}, changes
+
+    def _shown(self) -> int:
+        """The last step of which something is public: an evaluation, or the model at the end."""
+        path, steps = self.folder / "metrics.jsonl", [0]
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                steps.append(int(json.loads(line)["step"]))
+        if (self.folder / "model").exists() or (self.folder / "result.json").exists():
+            steps.append(int(read_json(self.folder / "run.json", "run")["steps"]))
+        return max(steps)
+
+    def went_on(self, step: int) -> None:
+        """Warn of a run that goes on elsewhere, and remember where; nothing for others."""
+        if self._moved is None:
+            return
+        described, changes = self._moved
+        self._moved = None
+        warnings.warn(
+            f"the run in {self.folder} goes on elsewhere from step {step} ({changes}): the same plan, data, "
+            "batches and noise, but no longer the same numbers to the bit as where it began; whether model, "
+            "loss and optimizer are the same is not checked. The guarantee stands",
+            stacklevel=2,
+        )
+        write_atomically(self.folder / "run.json", json.dumps(described, indent=1) + "\n")
 
     def save(self, state, drawn: SamplerState) -> None:
         """Checkpoint the state after `drawn.step` steps; whole or not at all.

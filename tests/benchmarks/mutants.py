@@ -43,7 +43,7 @@ PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/
 ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
-AUDIT = "tests/training/test_audit_command.py"
+AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_elastic.py"
 
 MUTANTS = [
     # Statistics.
@@ -493,6 +493,14 @@ MUTANTS = [
         "np.where(inside, coordinates, REAL)",
         AUDIT,
     ),
+    Mutant("train/run_folder.py", "if self._shown() > stands:", "if False:", ELASTIC),
+    Mutant(
+        "train/run_folder.py",
+        "(not elastic or not moved or set(other) - _ELASTIC)",
+        "(not elastic or set(other) - _ELASTIC)",
+        ELASTIC,
+    ),
+    Mutant("train/run_folder.py", "np.allclose(before, now, 1e-9, 1e-9)", "True", ELASTIC),
     Mutant("train/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
     Mutant("train/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
     Mutant("train/arrow.py", "back[order] = np.arange(len(order))", "back[:] = np.arange(len(order))", ROWS),

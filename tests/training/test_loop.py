@@ -318,7 +318,7 @@ def test_rows_are_padded_with_zeros():
 
 
 DEVICES = """
-import jax, numpy as np, optax, sys
+import jax, numpy as np, optax, sys, tempfile
 sys.path.insert(0, ".")
 from tests.training.test_loop import *
 from tests.training.plans import plan
@@ -336,6 +336,17 @@ cut = run(model=params, loss=wide, mesh=mesh, microbatch_size=8)
 assert cut.params["w"].sharding.spec == sharding.spec, cut.params["w"].sharding
 for a, b in ((one, spread), (alone, cut)):
     np.testing.assert_allclose(flat(a.params), flat(b.params), rtol=1e-5, atol=1e-6)
+# Begun on one device it goes on on eight, if that is asked for, and says that bits are others.
+with tempfile.TemporaryDirectory() as out:
+    options = dict(optimizer=optax.adam(0.1), microbatch_size=8, out=out, checkpoint_every=4)
+    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
+        run(**options)
+    with pytest.raises(ValueError, match="devices: 1, now 8; .* elastic goes on all the same"):
+        run(mesh=mesh, **options)
+    with pytest.warns(UserWarning, match="goes on elsewhere from step 4 .devices 1, now 8"):
+        moved = run(mesh=mesh, elastic=True, **options)
+    np.testing.assert_allclose(flat(moved.params), flat(one.params), rtol=1e-5, atol=1e-6)
+    assert moved.statement == one.statement
 print("same")
 """
 

@@ -37,7 +37,7 @@ class Watched(ArrayRows):
         return super().take(indices, size)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_it_ends_with_the_same_bits_and_reads_the_same_batches(depth, tmp_path):
     """Also what is kept on the way, a crash and what goes on after it included; 12 steps, 12 batches."""
     one, other = Watched(), Watched()
@@ -99,7 +99,7 @@ def test_who_leaves_in_between_leaves_no_thread():
 
 def test_control_c_ends_a_run_that_reads(tmp_path):
     """In the middle of reading the fourth batch; the folder goes on from its last checkpoint."""
-    options = dict(out=tmp_path / "run", checkpoint_every=5)
+    options = dict(out=tmp_path / "run", checkpoint_every=5, prefetch=1)
     with pytest.raises(KeyboardInterrupt):
         run(data=Watched(signalled=4), **options)
     assert not threads()
