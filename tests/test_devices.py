@@ -1,6 +1,8 @@
 """Blocks spread over all local devices: the same evidence, to the last count, as on one."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import socket
@@ -29,8 +31,16 @@ for scheme, bands, sigma in SETTINGS[: int(sys.argv[1])]:
 """
 
 
+def evidence_here(settings: int) -> list[str]:
+    """Of this process, which has one device."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(SCRIPT.replace("int(sys.argv[1])", str(settings)), {})
+    assert out.getvalue().startswith("1\n")
+    return out.getvalue().splitlines()[1:]
+
+
 def evidence_on(devices: int, settings: int) -> list[str]:
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(settings)],
@@ -51,7 +61,7 @@ def evidence_on(devices: int, settings: int) -> list[str]:
 )
 def test_more_devices_change_nothing(devices, settings):
     """The replicas' proposals and plain draws of one scheme in CI, of three where there is time."""
-    assert evidence_on(devices, settings) == evidence_on(1, settings)
+    assert evidence_on(devices, settings) == evidence_here(settings)
 
 
 HOST = """
@@ -71,7 +81,7 @@ def test_two_processes_over_loopback():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", HOST, port, str(index)],

@@ -353,7 +353,7 @@ print("same")
 
 def test_eight_devices_give_the_numbers_of_one():
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
