@@ -70,7 +70,7 @@ def test_false_acceptances_stay_within_q(name):
     """Just above the line, acceptances are Binomial(runs, <= q); false alarm 1e-6, and below it they come."""
     scheme, strategy, exact = VARIANTS[name]
     mechanism = Mechanism(scheme, strategy, 1.2)
-    delta_v, q, runs = 0.9999 * exact(1.2), 0.05, 100
+    delta_v, q, runs = 0.9999 * exact(1.2), 0.05, 64
     budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
     options = dict(budget=budget, max_samples=8192)
 

@@ -56,7 +56,7 @@ def test_false_acceptances_stay_within_q(rule, max_samples):
     The test is sharp: a verifier that forgot the budget and accepted when the mean is below the threshold
     would accept about half of the runs, ten times the bound.
     """
-    budget, runs = loose_budget(), 120
+    budget, runs = loose_budget(), 64
     mechanism = gaussian_with(budget.delta_v)
     options = dict(plain=True, rule=rule, max_samples=max_samples)
     accepted = sum(accepts(mechanism, EPSILON, "remove", budget, run, **options) for run in range(runs))
@@ -255,7 +255,7 @@ def test_false_acceptances_of_bounded_proposals(direction):
     One step of Poisson sampling, whose delta is known by quadrature; `delta_v` is a millionth below it. The
     same verifier accepts every time when the line is a tenth higher, so the test is not passed by refusing.
     """
-    sigma, p, q, runs = 1.0, 0.3, 0.05, 100
+    sigma, p, q, runs = 1.0, 0.3, 0.05, 64
     mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
     exact = tuples.one_step_delta(sigma, p, epsilon, direction)
 

@@ -45,6 +45,7 @@ def count_law(
     return z, {tuple(int(k) for k in key): s / z for key, s in zip(keys, sums, strict=True)}
 
 
+@functools.cache
 def one_step_delta(sigma: float, p: float, epsilon: float, direction: str) -> float:
     """delta(epsilon) of one Poisson-sampled Gaussian step by quadrature."""
 

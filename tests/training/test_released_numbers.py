@@ -15,6 +15,8 @@ from train import noise
 from train.grid import Grid, GridSum
 from train.optimizers import privatize
 
+pytestmark = pytest.mark.optimized  # many draws from few programs
+
 FALSE_ALARM = 1e-6
 COORDINATES, TRIALS = 768, 10_000
 CANARY = 1 / 36_000 / np.sqrt(COORDINATES)
