@@ -21,7 +21,16 @@ def blank(width: float, height: float):
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("plot needs matplotlib, which is not installed") from None
-    figure = Figure(figsize=(width, height), layout="constrained")
+
+    class Shown(Figure):
+        """A figure that a notebook shows when a cell ends with it, whether pyplot was imported or not."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png", dpi=80)
+            return file.getvalue()
+
+    figure = Shown(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import functools
+import html
 import platform
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -189,6 +190,28 @@ class Plan:
         if self.mechanism.scheme.examples_overlap:
             what = "the likelihood of a user's examples that take part together was bounded"
         return f" It is an upper bound: {what}."
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the statement, and a table of the mechanism and of where delta goes."""
+        rows = [
+            ("noise multiplier", exact(self.mechanism.noise_multiplier)),
+            ("scheme", self.mechanism.scheme),
+            ("strategy", self.mechanism.strategy.describe()),
+            ("prefix-sum error", f"{self.prefix_sum_error:.6g}"),
+        ]
+        if self.expected_batch_size is not None:
+            sizes = f"{self.expected_batch_size:.6g} expected, {self.max_batch_size} at most"
+            rows.append(("batch size", sizes))
+        rows += [(f"delta for {name}", f"{delta:.6g}") for name, delta in self.budget_lines()]
+        cells = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows
+        )
+        return f"<p><b>{html.escape(self.statement())}</b></p><table>{cells}</table>"
+
+    def _repr_pretty_(self, printer, cycle: bool) -> None:
+        """In a shell of IPython, and what a notebook keeps beside the HTML."""
+        del cycle
+        printer.text(self.statement())
 
     @property
     def holds_for_shared_examples(self) -> bool:

@@ -1,6 +1,7 @@
 """A progress line with a rate and a time left; silent when nobody watches."""
 
 import contextlib
+import importlib.util
 import sys
 import threading
 import time
@@ -8,14 +9,16 @@ from collections.abc import Callable
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
 PLAIN_SECONDS = 10.0
+LINE_SECONDS = 0.5
 
 
 @contextlib.contextmanager
 def watch(enabled: bool | None = None, unit: str = "samples"):
     """Yield a `progress(what, done, expected)` callback, or None when it is turned off.
 
-    Draws on standard error of a terminal, or in the cell of a notebook; elsewhere it says a line on standard
-    error every `PLAIN_SECONDS`, whether it was called since or not.
+    Draws on standard error of a terminal, or in the cell of a notebook (one line of text where ipywidgets is
+    not installed); elsewhere it says a line on standard error every `PLAIN_SECONDS`, whether it was called
+    since or not.
 
     Args:
       enabled: True for the bar, False for nothing; by default what suits the output.
@@ -26,6 +29,11 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
         return
     if enabled is None and not somebody_watches():
         with _plain_lines(unit) as progress:
+            yield progress
+        return
+    if _in_notebook() and importlib.util.find_spec("ipywidgets") is None:
+        # Rich would warn in every cell that it needs them.
+        with _one_line(unit) as progress:
             yield progress
         return
     from rich.console import Console
@@ -57,6 +65,34 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
             )
 
         yield progress
+
+
+@contextlib.contextmanager
+def _one_line(unit: str):
+    """For cells without widgets: a line that is written over, and gone in the end."""
+    state: dict = {"what": None, "first": 0, "since": 0.0, "shown": 0.0, "width": 0}
+
+    def write(text: str) -> None:
+        sys.stderr.write("\r" + text.ljust(state["width"]))
+        sys.stderr.flush()
+        state["width"] = len(text)
+
+    def progress(what: str, done: int, expected: float) -> None:
+        now = time.monotonic()
+        if what != state["what"]:
+            state.update(what=what, first=done, since=now)
+        if now - state["shown"] < LINE_SECONDS:
+            return
+        rate = (done - state["first"]) / max(now - state["since"], 1e-9)
+        write(", ".join([what, describe(done, expected, rate, unit)]))
+        state["shown"] = now
+
+    try:
+        yield progress
+    finally:
+        if state["width"]:
+            write("")
+            sys.stderr.write("\r")
 
 
 @contextlib.contextmanager

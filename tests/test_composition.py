@@ -91,3 +91,15 @@ def test_an_event_with_impossible_numbers_is_refused_in_one_line():
             with pytest.raises(ValueError, match="compose_with must be") as caught:
                 use(event)
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(1 + 2e-9, 1.0), (1.0, 1.0), (-1e-17, 1e-12), (0.3, 0.3), (1.5, 1.5)]
+)
+def test_a_sum_next_to_a_probability_is_one(given, found, monkeypatch):
+    """With hardly any noise dp-accounting's delta is 1 + 2.8e-8; what is far from 1 is left to be refused."""
+    import dp_accounting
+
+    monkeypatch.setattr(dp_accounting.pld.PLDAccountant, "get_delta", lambda self, epsilon: given)
+    events = [dp_accounting.GaussianDpEvent(1.0 + given)]  # another each time: deltas are cached
+    assert composed_delta(events, 1.0, 0.1) == found

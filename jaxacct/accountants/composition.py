@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 _ROUNDED_AWAY = 1e-12
+_ABOVE_ONE = 1e-6
 # Two sums of up to a million numbers, each rounded to float64: 4 x 2^20 x 2^-53.
 _SHARE_LOST = 2.0**-31
 # Where the profile is tabulated, natural log: dense near zero, out to +-60.
@@ -91,6 +92,8 @@ def _composed(events: str, epsilon: float, interval: float) -> float:
     for event in json.loads(events):
         _compose(accountant, event_from_json(event))
     delta = float(accountant.get_delta(epsilon))
+    if 1 < delta < 1 + _ABOVE_ONE:
+        return 1.0  # no delta is larger; with hardly any noise probabilities add up to a little more
     # A sum in float64 that ought to be 0 or next to it: what rounding may hide, and not a bound below 0.
     return _ROUNDED_AWAY if -_ROUNDED_AWAY < delta < 0 else delta
 

@@ -1,0 +1,72 @@
+"""Run notebooks from top to bottom as they would run where jaxacct is installed, and store what they print.
+
+    PYTHONPATH=. python tests/benchmarks/notebooks.py notebooks/1-*.ipynb      (all by default)
+
+Outputs are those of a kernel in another folder, which imports `jaxacct.train` and knows no `train`; times and
+other machine's marks are left out of the file.
+"""
+
+import argparse
+import base64
+import io
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "notebooks"
+
+
+def look_installed(folder: Path) -> None:
+    """Make `folder` one to import from that looks like an installation."""
+    (folder / "jaxacct").mkdir()
+    for part in [*(ROOT / "jaxacct").iterdir(), ROOT / "train"]:
+        (folder / "jaxacct" / part.name).symlink_to(part)
+
+
+def execute(path: Path, imports: Path, folder: Path, timeout: int = 600):
+    """The notebook with fresh outputs, run in `folder` with `imports` to import from.
+
+    Raises:
+      nbclient.exceptions.CellExecutionError: where a cell fails.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    os.environ["PYTHONPATH"] = str(imports)
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=resources).execute()
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+            for data in (out.data for out in cell.outputs if "image/png" in out.get("data", {})):
+                data["image/png"] = smaller(data["image/png"])
+    return notebook
+
+
+def smaller(picture: str) -> str:
+    """A PNG in base64 with 128 colours."""
+    file = io.BytesIO()
+    image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    image.quantize(128, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("paths", type=Path, nargs="*", default=sorted(FOLDER.glob("*.ipynb")))
+    for path in parser.parse_args().paths:
+        since = time.monotonic()
+        with tempfile.TemporaryDirectory() as imports, tempfile.TemporaryDirectory() as folder:
+            look_installed(Path(imports))
+            nbformat.write(execute(path, Path(imports), Path(folder)), path)
+        print(f"{path.name}: {time.monotonic() - since:.0f} s, {path.stat().st_size // 1000} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
