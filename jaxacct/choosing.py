@@ -15,7 +15,7 @@ for which the truth is known (`accountants.pld`), says where.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxacct import _validate
@@ -338,6 +338,43 @@ def recommend(
     return Recommendation(rows, place, len(found), choice)
 
 
+def estimated_errors(
+    pairs: Sequence[tuple[Scheme, int]],
+    *,
+    dataset_size: int,
+    batch_size: float,
+    epsilon: float,
+    delta: float,
+    progress: Progress | None = None,
+) -> list[float | None]:
+    """Prefix-sum errors of given schemes with optimal matrices at estimated noise; no guarantee.
+
+    Args:
+      pairs: (scheme, bands) each, of equally many steps.
+      dataset_size, batch_size: of the run.
+      epsilon, delta: the target.
+      progress: called with (what, 0, 0).
+
+    Returns:
+      An estimate for each pair, None where the moments would take too long.
+    """
+    n = pairs[0][0].iterations
+    rate = Poisson.from_batch_size(dataset_size=dataset_size, batch_size=batch_size, iterations=n)
+
+    def say(what: str) -> None:
+        if progress:
+            progress(f"estimating: {what}", 0, 0)
+
+    estimates, found, start = _Estimates.at(rate, epsilon, delta, say), [], 1.0
+    for scheme, bands in pairs:
+        say(f"{scheme.name}, separation {scheme.min_separation}, {bands} bands")
+        strategy = _matrix("optimal", bands, scheme, PREFIX_SUMS, estimates.mu)
+        place = estimates.of(scheme, strategy, "optimal", start, PREFIX_SUMS)
+        start = start if place is None else place.noise_multiplier / estimates.ratio
+        found.append(None if place is None else place.error)
+    return found
+
+
 def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> list[_Place]:
     """Every number of bands and matrix at a middling separation, then uphill from the best few of them.
 
@@ -569,13 +606,8 @@ class _Estimates:
     @classmethod
     def at(cls, poisson: Scheme, epsilon: float, delta: float, say: Callable[[str], None]) -> "_Estimates":
         """From Poisson sampling of independent noise with the same numbers."""
-        identity = BandedToeplitz.identity()
-        mu = _gaussian(epsilon, delta)
         say("independent noise")
-        second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
-        truth = _poisson_noise(poisson, epsilon, delta, second)
-        order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
-        return cls(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second)
+        return _estimates_at(poisson, epsilon, delta)
 
     def of(
         self, scheme: Scheme, strategy: Strategy, matrix: str, start: float, workload: Workload
@@ -596,6 +628,15 @@ def _gaussian(epsilon: float, delta: float) -> float:
     """Sensitivity per unit of noise of the Gaussian mechanism that just meets a target."""
     step = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
     return 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
+
+
+@functools.lru_cache(maxsize=16)
+def _estimates_at(poisson: Scheme, epsilon: float, delta: float) -> _Estimates:
+    identity, mu = BandedToeplitz.identity(), _gaussian(epsilon, delta)
+    second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
+    truth = _poisson_noise(poisson, epsilon, delta, second)
+    order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
+    return _Estimates(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second)
 
 
 def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: float = 1.0) -> float:

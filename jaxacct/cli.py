@@ -643,9 +643,7 @@ def show_command(
     other = _of_another_kind(plan)
     if other is not None:
         _refuse(f"for a plan of {other}", plot=plot)
-        from jaxacct.tradeoff import command
-
-        return command.show_command(plan, json)
+        return _show_other(plan, json)
     loaded = jaxacct.Plan.load(plan)
     _print(loaded.to_json() if json else describe(loaded), json)
     _draw(plot, "profile", loaded)
@@ -773,17 +771,32 @@ def describe(plan: "jaxacct.Plan") -> str:
     return "\n".join(lines)
 
 
+DICE = "jaxacct-dice"
+
+
 def _of_another_kind(plan: str) -> str | None:
     """The schema of a trade-off or DiceSGD plan; None for anything else, which `Plan.load` judges."""
     from jaxacct.files import read_json
 
     data = read_json(plan, "plan")
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema in ("jaxacct-plan", None) or not isinstance(schema, str):
+    if schema == "jaxacct-plan" or not isinstance(schema, str):
         return None
-    from jaxacct.tradeoff.command import SHOWN
+    from jaxacct.tradeoff.plan import PLANS
 
-    return schema if schema in SHOWN else None
+    return schema if schema in (*PLANS, DICE) else None
+
+
+def _show_other(plan: str, json: bool) -> int:
+    from jaxacct.tradeoff import command
+
+    if _of_another_kind(plan) != DICE:
+        return command.show_command(plan, json)
+    from jaxacct.accountants.dice_plan import DicePlan
+
+    read = DicePlan.load(plan)
+    command.tell({"statement": read.statement(), "steps": read.iterations}, json)
+    return 0
 
 
 def _strategy_line(mechanism: "jaxacct.Mechanism") -> str:

@@ -77,7 +77,7 @@ def convert_command(
             level = float(curve.epsilon(delta))
             lines[f"(epsilon {level:.3g}, delta {delta:g})"] = EpsilonDelta(level, delta)
         plots.save(plots.tradeoff_figure(lines, "Trade-off function"), plot)
-    _print(found, json)
+    tell(found, json)
     return 0
 
 
@@ -141,7 +141,7 @@ def general_command(
             "noise_multiplier": 2 * drawn.sigma,
         }
         found |= {"clip": run.clip, "draws": drawn.draws.num_samples, **drawn.terms.to_json()}
-        _print(found | {"warnings": run.warnings(epsilon, delta)}, json)
+        tell(found | {"warnings": run.warnings(epsilon, delta)}, json)
         return 0
     if sigma is None:
         assert epsilon is not None
@@ -175,7 +175,7 @@ def general_command(
         if group_size > 1:
             lines["generic group rule"] = Gaussian(per_record * group_size)
         plots.save(plots.tradeoff_figure(lines, f"{run.clip} clipping, {sampling}"), plot)
-    _print(found, json)
+    tell(found, json)
     return 0
 
 
@@ -268,7 +268,7 @@ def last_iterate_command(
         lines |= {name: Gaussian(mu) for name, mu in bound.compared.items() if name != bound.theorem}
     if plot:
         plots.save(plots.tradeoff_figure(lines, f"noisy {method}, last iterate"), plot)
-    _print(found, json)
+    tell(found, json)
     return 0
 
 
@@ -301,24 +301,12 @@ def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False)
     """
     data = files.read_json(plan, "plan")
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema not in SHOWN:
-        raise ValueError(f"plan must be of {', '.join(SHOWN)}, was another file: {plan!r}")
-    read: Any = _kind(str(schema)).from_json(data)
-    terms = read.terms.to_json() if schema in PLANS else {}
-    _print({"statement": read.statement(), **terms, "steps": read.iterations}, json)
+    kind = PLANS.get(str(schema))
+    if kind is None:
+        raise ValueError(f"plan must be of {', '.join(PLANS)}, was another file: {plan!r}")
+    read = kind.from_json(data)
+    tell({"statement": read.statement(), **read.terms.to_json(), "steps": read.iterations}, json)
     return 0
-
-
-DICE = "jaxacct-dice"
-SHOWN = (*PLANS, DICE)
-
-
-def _kind(schema: str):
-    if schema == DICE:
-        from jaxacct.accountants.dice_plan import DicePlan
-
-        return DicePlan
-    return PLANS[schema]
 
 
 COMMANDS = {
@@ -337,7 +325,8 @@ def run(argv: list[str]) -> int:
         raise ValueError(str(error)) from None
 
 
-def _print(found: dict, as_json: bool) -> None:
+def tell(found: dict, as_json: bool) -> None:
+    """Print what was found: a line a name, or one JSON object."""
     if as_json:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
         print(jsonlib.dumps(clean))

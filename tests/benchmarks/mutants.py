@@ -38,7 +38,7 @@ CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_cl
 DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
 INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
-ADVANTAGE = "tests/test_advantage.py"
+ADVANTAGE, PAPER = "tests/test_advantage.py", "tests/test_paper.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
 ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 AMPLIFIED = "tests/test_amplified.py"
@@ -610,6 +610,14 @@ MUTANTS = [
         "interval.bands(chosen, grid, parts, q)",
         REPORT,
     ),
+    Mutant("jaxacct/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
+    Mutant(
+        "jaxacct/paper/statements.py",
+        "return self.error / self.others[method]",
+        "return self.others[method] / self.error",
+        PAPER,
+    ),
+    Mutant("jaxacct/paper/cells.py", "return cells[min(known)[1]]", "return cells[max(known)[1]]", PAPER),
     Mutant(
         "jaxacct/risk.py",
         "return true_positive_rate(epsilons, deltas, rates)",
