@@ -140,29 +140,32 @@ class Convolution:
 
     def factors(self, other, cotangent) -> Outer:
         groups, positions, inputs, outputs = self.sizes
-        left = self._patches(other.transpose(self.specs[0])).reshape(groups, positions, inputs)
-        right = cotangent.transpose(self.specs[2])  # (batch, outputs, places)
-        right = jnp.moveaxis(right.reshape(right.shape[0], groups, outputs, -1), (1, 2), (0, 3))
-        return Outer(left, right.reshape(groups, positions, outputs))
+        right = self._channels_last(cotangent, 2).reshape(positions, groups, outputs)
+        left = self._patches(self._channels_last(other, 0)).reshape(positions, groups, inputs)
+        return Outer(left.swapaxes(0, 1), right.swapaxes(0, 1))
+
+    def _channels_last(self, array, which: int):
+        batch, channels, *places = self.specs[which]
+        return array.transpose(batch, *places, channels)
 
     def _patches(self, image):
-        """(groups, batch, places, channels of a group, window), by moving entries only."""
-        config = [(0, 0, 0)] * 2
-        config += [(*pad, step - 1) for pad, step in zip(self.padding, self.image_dilation, strict=True)]
-        image = lax.pad(image, jnp.zeros((), image.dtype), config)
+        """(batch and places, groups, window, channels of a group), by moving entries only."""
+        config = [(*pad, step - 1) for pad, step in zip(self.padding, self.image_dilation, strict=True)]
+        image = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *config, (0, 0, 0)])
         window, places = self._canonical(1)[2:], self._canonical(2)[2:]
         seen = []
         for offset in np.ndindex(*window):
             begin = [at * step for at, step in zip(offset, self.kernel_dilation, strict=True)]
             end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, places, self.strides, strict=True)]
-            part = lax.slice(image, (0, 0, *begin), (*image.shape[:2], *end), (1, 1, *self.strides))
-            seen.append(part.reshape(image.shape[0], self.groups, -1, math.prod(places)))
-        return jnp.stack(seen, -1).transpose(1, 0, 3, 2, 4)
+            first, last = (0, *begin, 0), (image.shape[0], *end, image.shape[-1])
+            part = lax.slice(image, first, last, (1, *self.strides, 1))
+            seen.append(part.reshape(-1, self.groups, image.shape[-1] // self.groups))
+        return jnp.stack(seen, axis=2)
 
     def laid_out(self, gradient) -> jax.Array:
         outputs, channels, *window = self._canonical(1)
-        split = gradient.reshape(self.groups, channels, *window, outputs // self.groups)
-        split = jnp.moveaxis(split, -1, 1).reshape(outputs, channels, *window)
+        split = gradient.reshape(self.groups, *window, channels, outputs // self.groups)
+        split = jnp.moveaxis(split, (-1, -2), (1, 2)).reshape(outputs, channels, *window)
         return split.transpose(np.argsort(self.specs[1]))
 
 
@@ -301,7 +304,7 @@ class Program:
         beside = {}
 
         def run(place, eqn, values):
-            found = _bind(eqn, values)
+            found = bind(eqn, values)
             if place not in more:
                 return found
             tap = next(tap for tap in self.taps if tap.place == place)
@@ -309,7 +312,7 @@ class Program:
             return [found[0] + more[place]]
 
         jaxpr = self.closed.jaxpr
-        found = _evaluate(jaxpr, self.closed.consts, [*params, *example], run)
+        found = evaluate(jaxpr, self.closed.consts, [*params, *example], run)
         return jax.tree.unflatten(self.structure, found), [beside[tap.place] for tap in self.taps]
 
     def added(self) -> list[jax.Array]:
@@ -334,7 +337,7 @@ def traced(loss: Callable[..., Any], params, example, wanted: Callable[[Equation
 
     def flat(*leaves):
         closed = jax.make_jaxpr(lambda *args: loss(*jax.tree.unflatten(structure, args)))(*given)
-        return _evaluate(closed.jaxpr, closed.consts, leaves, _inlined)
+        return evaluate(closed.jaxpr, closed.consts, leaves, _inlined)
 
     closed, number = jax.make_jaxpr(flat)(*given), len(jax.tree.leaves(params))
     users, of_example = _users(closed.jaxpr), _reached(closed.jaxpr, number)
@@ -389,7 +392,7 @@ def _tap(jaxpr, leaf: int, users, of_example) -> Tap | None:
     return Tap(leaf, place, equation, tuple(back))
 
 
-def _evaluate(jaxpr, consts, args, run):
+def evaluate(jaxpr, consts, args, run):
     """What a program returns, each equation by `run(place, equation, values)`, a list."""
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
@@ -404,14 +407,14 @@ def _evaluate(jaxpr, consts, args, run):
 def _inlined(place, eqn, values):
     if eqn.primitive.name in _CALLS:
         inner = eqn.params["jaxpr"]
-        return _evaluate(inner.jaxpr, inner.consts, values, _inlined)
-    return _bind(eqn, values)
+        return evaluate(inner.jaxpr, inner.consts, values, _inlined)
+    return bind(eqn, values)
 
 
-def _bind(eqn, values):
+def bind(eqn, values):
     with eqn.ctx.manager:
         found = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return found if eqn.primitive.multiple_results else [found]
 
 
-__all__ = ["Equation", "Outer", "Picked", "Program", "Tap", "traced"]
+__all__ = ["Equation", "Outer", "Picked", "Program", "Tap", "bind", "evaluate", "traced"]

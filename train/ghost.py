@@ -22,6 +22,7 @@ from jax import lax
 from jaxacct import _validate
 
 from . import _uses
+from ._convolutions import in_fast_layout
 from .clipping import ClippedSum, Microbatches, check_loss
 from .grid import LARGEST_BATCH, Grid, GridSum
 
@@ -235,12 +236,19 @@ def ghost_gradient_sum(
     leaves, structure = jax.tree.flatten(params)
     batch, x64 = jax.tree.map(jnp.asarray, batch), jax.config.read("jax_enable_x64")
 
-    def parts_of(rows):
+    def found_in(rows):
         with jax.enable_x64(x64):
-            return jax.vmap(lambda example: _parts(program, leaves, jax.tree.leaves(example), has_aux))(rows)
+            each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example), has_aux))
+            return in_fast_layout(each)(rows)
 
-    shapes = jax.eval_shape(parts_of, jax.tree.map(lambda leaf: leaf[:micro], batch))
-    sizes = [part.sizes for part in shapes[0]]
+    def parts_of(arrays) -> list[Part]:
+        taps = {tap.leaf: tap for tap in program.taps}
+        return [_part(taps.get(leaf), one) for leaf, one in enumerate(arrays)]
+
+    shapes = jax.eval_shape(
+        lambda rows: parts_of(found_in(rows)[0]), jax.tree.map(lambda leaf: leaf[:micro], batch)
+    )
+    sizes = [part.sizes for part in shapes]
     depth = micro * max(each.terms for each in sizes) + pieces.number
     allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
@@ -249,7 +257,8 @@ def ghost_gradient_sum(
 
     def accumulate(total, inputs):
         rows, real = inputs
-        parts, finite, shown = _in_memory(parts_of, rows, once)
+        arrays, finite, shown = _in_memory(found_in(rows), once)
+        parts = parts_of(arrays)
         squares, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
         squares = jnp.maximum(squares, 0.0)
         bound = jnp.sqrt(squares + _SHARE**2 * most) * upward
@@ -275,8 +284,8 @@ def ghost_gradient_sum(
     return ClippedSum(total, norms, losses, clipped, shown)
 
 
-def _in_memory(function, argument, once):
-    """`function(argument)`, stored before anything reads it.
+def _in_memory(arrays, once):
+    """The same arrays, stored before anything reads them.
 
     Compilers compute again what two readers need, and may round it otherwise: then the norm would be that of
     other numbers than those that are summed. What comes out of a loop is in memory.
@@ -284,8 +293,7 @@ def _in_memory(function, argument, once):
     Args:
       once: () int32 that is 1, not a constant of the program.
     """
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, argument))
-    return lax.fori_loop(0, once, lambda *_: function(argument), zeros)
+    return lax.fori_loop(0, once, lambda *_: arrays, jax.tree.map(jnp.zeros_like, arrays))
 
 
 def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:
@@ -299,35 +307,39 @@ def _program(loss, params, batch) -> _uses.Program:
     return _uses.traced(loss, params, example, _worth_it)
 
 
-def _by_inner_products(positions: int, inputs: int, outputs: int) -> bool:
-    """Whether inner products of positions are cheaper than gradients written down, and exact enough."""
+def _written_down(equation) -> bool:
+    """Whether a gradient costs less than inner products of positions, or these are not exact enough."""
+    if isinstance(equation, _uses.Lookup):
+        return equation.positions > _MOST_LOOKED_UP  # every two of them are compared
+    _, positions, inputs, outputs = equation.sizes
     products = positions**2 * (inputs + outputs)
-    return products <= _WRITTEN * inputs * outputs and positions**2 + inputs + outputs <= 2**26
+    return products > _WRITTEN * inputs * outputs or positions**2 + inputs + outputs > 2**26
 
 
 def _worth_it(equation) -> bool:
-    if isinstance(equation, _uses.Product):
-        return _by_inner_products(*equation.sizes[1:])
-    # Of a lookup every two positions are compared.
-    return not isinstance(equation, _uses.Lookup) or equation.positions <= _MOST_LOOKED_UP
+    """Whether to tap it: of a convolution even if its gradient is written down, which XLA does slowly."""
+    return isinstance(equation, _uses.Convolution) or not _written_down(equation)
 
 
 def _fitting(program: _uses.Program, params) -> int:
     """What is kept of an example are its parts, and what they are made from."""
-    tapped = {tap.leaf: tap.equation.sizes for tap in program.taps}
-    entries = 0
+    taps, entries = {tap.leaf: tap.equation for tap in program.taps}, 0
     for leaf, array in enumerate(jax.tree.leaves(params)):
-        *heads, positions, inputs, outputs = tapped.get(leaf, (1, 0, 0, 0))
-        entries += math.prod(heads) * positions * (inputs + outputs)
-        if leaf not in tapped or (heads and not _by_inner_products(positions, inputs, outputs)):
+        if leaf in taps:
+            *heads, positions, inputs, outputs = taps[leaf].sizes
+            entries += math.prod(heads) * positions * (inputs + outputs)
+        if leaf not in taps or _written_down(taps[leaf]):
             entries += array.size
     most, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
     return min(examples, 2 ** max(0, math.floor(math.log2(most / max(1, entries)))))
 
 
-def _parts(program: _uses.Program, leaves, example, has_aux: bool):
-    """Of one example: a `Part` of each parameter; whether all are finite; loss and aux by name."""
-    tapped = {tap.leaf: number for number, tap in enumerate(program.taps)}
+def _found(program: _uses.Program, leaves, example, has_aux: bool):
+    """Of one example: what each parameter's part is made of; whether it is all finite; loss and aux by name.
+
+    That is a gradient, or what an equation is given and the cotangent of what it gives.
+    """
+    tapped = {tap.leaf for tap in program.taps}
     whole = [leaf for leaf in range(len(leaves)) if leaf not in tapped]
 
     def value(free, added):
@@ -342,24 +354,33 @@ def _parts(program: _uses.Program, leaves, example, has_aux: bool):
     (number, (aux, beside)), (gradients, cotangents) = jax.value_and_grad(value, (0, 1), has_aux=True)(
         free, added
     )
-    found: dict[int, Any] = dict(zip(whole, map(Whole, gradients), strict=True))
+    found: dict[int, Any] = dict(zip(whole, ((gradient,) for gradient in gradients), strict=True))
     for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
-        found[tap.leaf] = _tapped(tap, tap.equation.factors(other, cotangent))
-    parts = [found[leaf] for leaf in range(len(leaves))]
-    finite = jnp.isfinite(number)
-    for array in jax.tree.leaves(parts):
+        found[tap.leaf] = _kept(tap, other, cotangent)
+    arrays, finite = [found[leaf] for leaf in range(len(leaves))], jnp.isfinite(number)
+    for array in jax.tree.leaves(arrays):
         finite &= jnp.isfinite(array.astype(jnp.float32)).all()
     shown = {name: jnp.float32(value) for name, value in ({"": number} | aux).items()}
-    return jax.tree.map(_plain, parts), finite, shown
+    return jax.tree.map(_plain, arrays), finite, shown
 
 
-def _tapped(tap: _uses.Tap, factors: _uses.Outer | _uses.Picked) -> Part:
+def _kept(tap: _uses.Tap, other, cotangent) -> tuple[jax.Array, ...]:
+    """A gradient, or what it can be made of."""
+    if not _written_down(tap.equation):
+        return other, cotangent
+    factors = tap.equation.factors(other.astype(jnp.float32), cotangent.astype(jnp.float32))
+    product = jnp.einsum("htk,htn->hkn", *factors, precision=lax.Precision.HIGHEST)
+    return (tap.gradient(product),)
+
+
+def _part(tap: _uses.Tap | None, arrays) -> Part:
+    """Of what `_found` gives for a parameter, with a leading axis: no number is changed, they only move."""
+    if tap is None or _written_down(tap.equation):
+        return Whole(arrays[0])
+    factors = jax.vmap(tap.equation.factors)(*arrays)
     if isinstance(factors, _uses.Picked):
         return Table(factors.rows, factors.right, tap)
-    if _by_inner_products(*tap.equation.sizes[1:]):
-        return Factors(factors.left, factors.right, tap)
-    product = jnp.einsum("htk,htn->hkn", *factors, precision=lax.Precision.HIGHEST)
-    return Whole(jnp.asarray(tap.gradient(product)))
+    return Factors(factors.left, factors.right, tap)
 
 
 def _plain(array):

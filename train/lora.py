@@ -10,6 +10,7 @@ for a piece and not for whoever wrote several of them.
 """
 
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,7 @@ def tune(
     layers: int = 2,
     heads: int = 4,
     pretraining_steps: int = 800,
+    clipping: Literal["per_example", "ghost"] = "per_example",
 ) -> int:
     """Train adapters of a language model under a plan for this text.
 
@@ -126,6 +128,7 @@ def tune(
       rank: of the adapters.
       length, width, layers, heads: of the transformer.
       pretraining_steps: on public text, without a checkpoint.
+      clipping: "ghost" clips without the gradients of examples (`train.ghost`).
     """
     for name, value in dict(rank=rank, length=length, width=width, layers=layers, heads=heads).items():
         _validate.positive_integer(name, value)
@@ -153,6 +156,7 @@ def tune(
             optax.adam(learning_rate),
             wrt=nnx.LoRAParam,
             clip_norm=clip_norm,
+            clipping=clipping,
             out=folder / "run",
             evaluate=evaluate,
             progress=progress,

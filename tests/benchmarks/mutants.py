@@ -33,7 +33,7 @@ BOUNDS, GUARDS, VERIFY = "tests/test_bounds.py", "tests/test_guards.py", "tests/
 RUN, LINE = "jaxacct/verification/run.py", "jaxacct/verification/extrapolation.py"
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
-LOOP = "tests/training/test_loop.py"
+LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
 CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
 DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
 INTERPOLATION = "tests/tradeoff/test_interpolation.py"
@@ -403,6 +403,31 @@ MUTANTS = [
         "scale = grid.clip_norm / norm",
         CLIPPING,
     ),
+    # Clipping without gradients of examples.
+    Mutant("train/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
+    Mutant("train/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
+    Mutant("train/ghost.py", "depth = micro * max(", "depth = max(", GHOST),
+    Mutant("train/ghost.py", "squares + _SHARE**2 * most", "squares", GHOST),
+    Mutant("train/ghost.py", "keep = finite & jnp.isfinite(bound)", "keep = jnp.isfinite(bound)", GHOST),
+    Mutant("train/ghost.py", "jnp.where(real & keep, weights, 0.0)", "jnp.where(keep, weights, 0.0)", GHOST),
+    Mutant("train/ghost.py", "_in_memory(found_in(rows), once)", "found_in(rows)", GHOST),
+    Mutant(
+        "train/ghost.py",
+        "jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)",
+        "array",
+        GHOST,
+    ),
+    Mutant("train/ghost.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", GHOST),
+    Mutant("train/ghost.py", "allowed.target / (bound + 0.01)", "allowed.target / bound", GHOST),
+    Mutant("train/_uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
+    Mutant(
+        "train/_uses.py",
+        "jnp.moveaxis(split, (-1, -2), (1, 2))",
+        "jnp.moveaxis(split, (-1, -2), (2, 1))",
+        GHOST,
+    ),
+    Mutant("train/run_folder.py", '{"clipping": "per_example"} | read_json', "read_json", GHOST),
+    Mutant("train/loop.py", '{} if clipping is None else {"clipping": clipping}', "{}", GHOST),
     Mutant(
         "train/normals.py",
         "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",

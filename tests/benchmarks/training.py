@@ -1,6 +1,6 @@
 """What a private step costs, as ratios in one run; sampler steps a second; noise by bands.
 
-PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [samplers] [noises]
+PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [samplers] [noises]
 """
 
 import itertools
@@ -21,7 +21,7 @@ from train.data import load
 from train.models import SmallCNN, Transformer, add_lora, cross_entropy, next_token
 from train.optimizers import privatize
 from train.sampler import Sampler
-from train.step import make_step, nnx_loss
+from train.step import CLIPPINGS, make_step, nnx_loss
 
 BATCH, MICRO, REPEATS = 256, 64, 15
 
@@ -176,6 +176,43 @@ def kinds() -> None:
         )
 
 
+def clippings() -> None:
+    """Clipped sums of a batch of real rows against the mean gradient without privacy; then whole steps."""
+    mechanism = Mechanism(Poisson(100_000, 0.01), BandedToeplitz.square_root(1), 1.0)
+    for name, (make, of_one, wrt, rows_of, _, _) in KINDS.items():
+        loss, params = nnx_loss(make(), of_one, wrt)
+        rows, mask = rows_of(64), np.ones(64, bool)
+        noisy = privatize(mechanism, clip_norm=1.0, expected_batch_size=64)
+        runs = {"plain": jax.jit(lambda p, f, r: jax.grad(lambda p: jax.vmap(f, (None, 0))(p, r).mean())(p))}
+        for clipping, sum_of in CLIPPINGS.items():
+            runs[clipping] = jax.jit(
+                lambda p, f, r, sum_of=sum_of, noisy=noisy, mask=mask: sum_of(f, p, r, mask, grid=noisy.grid)
+            )
+        for micro in (None, 8):
+
+            def peer(p, f, r, micro=micro):
+                return jax_privacy.clipped_grad(
+                    f, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=micro
+                )(p, r)
+
+            runs[f"jax-privacy, microbatch {micro}"] = jax.jit(peer)
+        for clipping in CLIPPINGS:
+            step = make_step(loss, noisy, optax.sgd(0.1), clipping=clipping)
+            held = {"state": step.init(jax.tree.map(jnp.copy, params))}
+
+            def one(p, f, r, held=held, step=step, mask=mask):
+                held["state"], info = step(held["state"], r, mask)
+                return info
+
+            runs[f"step, {clipping}"] = one
+        taken = {
+            kind: 1e3 * cpu_seconds(lambda run=run, p=params, f=loss, r=rows: run(p, f, r))
+            for kind, run in runs.items()
+        }
+        shown = (f"{value:.1f} ({value / taken['plain']:.1f})" for value in list(taken.values())[1:])
+        print(f"| {name} | {taken['plain']:.1f} | {' | '.join(shown)} |", flush=True)
+
+
 def samplers() -> None:
     sizes = dict(dataset_size=14_745_600, batch_size=1793, iterations=7200)
     for scheme in (BMinSep.from_batch_size(**sizes, min_separation=256), Poisson.from_batch_size(**sizes)):
@@ -210,5 +247,7 @@ def noises() -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ("steps", "kinds", "samplers", "noises"):
-        {"steps": steps, "kinds": kinds, "samplers": samplers, "noises": noises}[name]()
+    for name in sys.argv[1:] or ("steps", "kinds", "clippings", "samplers", "noises"):
+        {"steps": steps, "kinds": kinds, "clippings": clippings, "samplers": samplers, "noises": noises}[
+            name
+        ]()

@@ -14,6 +14,7 @@ from flax import nnx
 
 from tests.training.test_loop import flat, run
 from train import ghost
+from train.clipping import clipped_gradient_sum
 from train.ghost import budget, default_microbatch_size, ghost_gradient_sum
 from train.grid import Grid
 from train.individual import IndividualAccounting
@@ -30,6 +31,7 @@ class Everything(nnx.Module):
         c = CHANNELS
         self.words = nnx.Embed(WORDS, c, rngs=rngs)
         self.places = nnx.Embed(POSITIONS, c, rngs=rngs)
+        self.parities = nnx.Embed(2, c, rngs=rngs)
         self.strided = nnx.Conv(2, 4, (3, 3), strides=2, rngs=rngs)
         self.grouped = nnx.Conv(4, c, (2, 3), feature_group_count=2, kernel_dilation=2, rngs=rngs)
         self.layer_norm, self.rms_norm = nnx.LayerNorm(c, rngs=rngs), nnx.RMSNorm(c, rngs=rngs)
@@ -46,7 +48,7 @@ class Everything(nnx.Module):
         self.idle = nnx.Param(jnp.ones(2))
 
     def __call__(self, words, image):
-        x = self.words(words) + self.places(jnp.arange(POSITIONS))
+        x = self.words(words) + self.places(jnp.arange(POSITIONS)) + self.parities(words % 2)
         seen = self.grouped(jnp.tanh(self.strided(image)))
         x = x + seen.reshape(-1, CHANNELS).mean(axis=0)
         x = x + self.attention(self.layer_norm(x))
@@ -62,6 +64,7 @@ class Everything(nnx.Module):
 # How the parameters that have an equation to themselves are used; the others have gradients written down.
 TAPPED = {
     "places.embedding": "Lookup",
+    "parities.embedding": "Lookup",
     "strided.kernel": "Convolution",
     "grouped.kernel": "Convolution",
     "attention.query.kernel": "Product",
@@ -201,11 +204,12 @@ def test_no_neighbour_is_further_than_the_clip_norm():
         ]
         rows[0]["right"] *= size
         batches.append(stacked(*rows, cancelling(100.0, min(1e12, 1e3 * size))))
+    batches += [stacked(*(cancelling(100.0, 1e12, 4 * i + j) for j in range(4))) for i in range(2)]
     worst = 0
     for batch in batches:
         for at in range(4):
-            for order in (None, generator.permutation(4)):
-                change = moved(batch, np.ones(4, bool), at, order)
+            for order, micro in ((None, 2), (generator.permutation(4), 3)):
+                change = moved(batch, np.ones(4, bool), at, order, micro)
                 assert change <= 4**GRID.bits
                 worst = max(worst, change)
     assert worst > 0.9 * 4**GRID.bits
@@ -247,23 +251,25 @@ def test_padding_and_poison_are_exactly_nothing():
 
 
 def test_what_is_read_twice_is_in_memory():
-    """All that depends on the loss comes out of a loop: no reader computes it again, rounded otherwise."""
+    """Norms and totals, all that is float64, get what the loss gives out of a loop, not computed again."""
 
     def loss(params, example):
         return jnp.sum(jnp.tanh(example @ params))
 
     program = jax.make_jaxpr(functools.partial(ghost_gradient_sum, loss, grid=GRID, microbatch_size=2))
-    jaxpr = program(jnp.ones((3, 2)), jnp.ones((4, 3)), np.ones(4, bool)).jaxpr
-    assert "tanh" in str(jaxpr)
-    assert not [eqn for eqn in outside_of_loops(jaxpr) if eqn.primitive.name == "tanh"]
-
-
-def outside_of_loops(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for part in jax.tree.leaves(eqn.params, is_leaf=lambda part: hasattr(part, "jaxpr")):
-            if hasattr(part, "jaxpr") and eqn.primitive.name != "while":
-                yield from outside_of_loops(part.jaxpr)
+    outer = program(jnp.ones((3, 2)), jnp.ones((4, 3)), np.ones(4, bool)).jaxpr
+    (body,) = (eqn.params["jaxpr"].jaxpr for eqn in outer.eqns if eqn.primitive.name == "scan")
+    fresh, wide = set(), 0
+    for eqn in body.eqns:
+        reads = "tanh" in str(eqn) or any(not hasattr(v, "val") and v in fresh for v in eqn.invars)
+        wide += any(var.aval.dtype == np.float64 for var in eqn.outvars)
+        if reads and eqn.primitive.name != "while":
+            assert all(var.aval.dtype != np.float64 for var in eqn.outvars), eqn
+            fresh.update(eqn.outvars)
+    assert fresh and wide > 5
+    args = {"left": np.ones((4, 4, HEIGHT), np.float32), "right": np.ones((4, 4, WIDTH), np.float32)}
+    compiled = summed().lower(args, np.ones(4, bool)).compile().as_text()
+    assert compiled.count(" while(") >= 2  # over microbatches, and in each: XLA sees through neither
 
 
 def test_budget():
@@ -288,6 +294,16 @@ def test_budget():
         budget(Grid(1e-101, 20), 1, 1, 1)
 
 
+def test_what_the_budget_is_told(monkeypatch):
+    """3 microbatches of 2 rows with 4 positions each: 8 products to an entry, and 3 sums."""
+    told = []
+    monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
+    batch = {"left": np.ones((5, POSITIONS, HEIGHT)), "right": np.ones((5, POSITIONS, WIDTH))}
+    run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID)
+    jax.eval_shape(functools.partial(run, microbatch_size=2), batch, np.ones(5, bool))
+    assert told == [(GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3)]
+
+
 def test_the_default_microbatch():
     dense = jnp.zeros((512, 512))
     batch = {"left": np.zeros((2, 1, 512), np.float32), "right": np.zeros((2, 1, 512), np.float32)}
@@ -296,14 +312,35 @@ def test_the_default_microbatch():
     assert default_microbatch_size(bilinear, dense, many) == 4  # a gradient each
 
 
+@pytest.mark.parametrize("options", [dict(normalize=True), dict(skip_padding=True)])
+def test_options(options):
+    """Of `clipped_gradient_sum` on the same rows: equal but for what gradients are scaled to."""
+    generator = np.random.default_rng(2)
+    batch = {name: generator.normal(size=(4, POSITIONS, n)).astype(np.float32)
+             for name, n in (("left", HEIGHT), ("right", WIDTH))}  # fmt: skip
+    mask, given = np.array([True, True, False, False]), dict(grid=Grid(5.0, 23), microbatch_size=1)
+    sums = (jax.jit(functools.partial(sum_of, bilinear, jnp.zeros((HEIGHT, WIDTH)), **given, **options))
+            for sum_of in (ghost_gradient_sum, clipped_gradient_sum))  # fmt: skip
+    ours, theirs = (found(batch, mask) for found in sums)
+    assert 0 < ours.clipped_fraction == theirs.clipped_fraction
+    np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-6)
+    np.testing.assert_allclose(ours.total.scaled(1.0), theirs.total.scaled(1.0), rtol=1e-5, atol=1e-5)
+
+
 def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path):
-    ours, theirs = run(clipping="ghost", out=tmp_path, steps=4), run(steps=4)
+    ours, theirs = (run(clipping=name, out=tmp_path / name, steps=4) for name in ("ghost", "per_example"))
     # Gradients are scaled to a little less; the noise is the same.
     np.testing.assert_allclose(flat(ours.params), flat(theirs.params), atol=1e-3)
     assert np.any(flat(ours.params) != flat(theirs.params))
-    assert json.loads((tmp_path / "run.json").read_text())["clipping"] == "ghost"
     with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'; its noise must not"):
-        run(out=tmp_path, steps=4)
+        run(out=tmp_path / "ghost", steps=4)
+    path = tmp_path / "per_example" / "run.json"
+    stored = json.loads(path.read_text())
+    assert stored.pop("clipping") == "per_example"
+    path.write_text(json.dumps(stored))  # as it was before there was a choice
+    with pytest.raises(ValueError, match="another clipping: 'per_example', now 'ghost'; its noise must not"):
+        run(clipping="ghost", out=path.parent, steps=4)
+    np.testing.assert_array_equal(flat(run(out=path.parent, steps=4).params), flat(theirs.params))
     with pytest.raises(ValueError, match="clipping must be 'per_example' or 'ghost', was 'fast'"):
         run(clipping="fast")
     with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which counts"):
