@@ -154,7 +154,9 @@ def last_iterate_delta(epsilon, *, c, s, sigma, p, steps, away):
     )
 
 
-@pytest.mark.parametrize(("p", "c"), [(0.5, 0.8), (0.2, 0.95), (1.0, 0.9)])
+@pytest.mark.parametrize(
+    ("p", "c"), [(0.5, 0.8), pytest.param(0.2, 0.95, marks=pytest.mark.slow), (1.0, 0.9)]
+)
 def test_no_bound_is_below_the_exact_last_iterate(p, c):
     """Every bound that is returned, against two and four exact steps of a quadratic."""
     b = round(10 * p)
