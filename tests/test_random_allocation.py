@@ -15,7 +15,7 @@ from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism, NotCe
 from jaxacct.accountants import ACCOUNTANTS, lognormal_sums, random_allocation, unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.accountants.lognormal_sums import Mixture, Phases, divergence_bound, lattice_law
-from jaxacct.estimates.estimate import estimate_delta
+from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
 
 IDENTITY = BandedToeplitz.identity()
 SIDES = (-1, 1)
@@ -247,7 +247,8 @@ def test_the_mixture_of_a_mechanism():
     assert of(3, 5) == Mixture((Phases(3, 0.5),), 2)
     law = BallsInBins(10, 4).phase_participations
     assert law.tolist() == [3, 3, 2, 2]
-    assert CyclicPoisson(10, 4, 1.0).phase_participations.tolist() == [3, 3, 2, 2]
+    certain = CyclicPoisson(10, 4, 1.0).phase_participations
+    assert certain is not None and certain.tolist() == [3, 3, 2, 2]
     assert CyclicPoisson(10, 4, 0.5).phase_participations is None
 
 
@@ -271,12 +272,26 @@ def test_extreme_numbers_are_bounds_too():
 
 
 def test_calibrate_draws_nothing_there():
-    scheme, target = BallsInBins(64, 16), dict(epsilon=2.0, delta=1e-5)
-    plan = calibrate(scheme, IDENTITY, **target)
+    scheme = BallsInBins(64, 16)
+    plan = calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5)
     assert plan.certified and plan.evidence is None and plan.analytic_accountant == "random-allocation"
     sigma = plan.mechanism.noise_multiplier
     assert sigma < 0.75 * unamplified.noise_multiplier_for(plan.mechanism, 2.0, 1e-5)
     bounds = ACCOUNTANTS["random-allocation"].divergences(Mechanism(scheme, IDENTITY, sigma / 1.011), 2.0)
     assert max(low for low, _ in bounds.values()) > 1e-5  # what is below it on the grid is not private
     with pytest.raises(NotCertifiedError, match="could not be certified"):
-        calibrate(scheme, IDENTITY, **target, noise_multiplier=sigma / 1.011)
+        calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5, noise_multiplier=sigma / 1.011)
+
+
+def test_estimates_are_the_two_bounds_there():
+    """Where draws saw nothing at all: delta is about 1e-7."""
+    mechanism = Mechanism(BallsInBins(64, 16), IDENTITY, 2.5)
+    found = estimate_delta(mechanism, 1.7)
+    bounds = ACCOUNTANTS["random-allocation"].divergences(mechanism, 1.7)
+    assert (found.low, found.high) == bounds["remove"] and found.low <= found.value <= found.high
+    assert 1e-9 < found.high < 1e-6 and found.high < 1.01 * found.low
+    assert found.num_samples == 0 and set(found.proposals.values()) == {"random-allocation"}
+    back = estimate_epsilon(mechanism, found.value)
+    assert back.num_samples == 0 and back.low <= 1.7 <= back.high and back.high < 1.002 * back.low
+    assert divergence_bound(random_allocation.mixture_of(mechanism), back.high, "remove", 1) <= found.value
+    assert divergence_bound(random_allocation.mixture_of(mechanism), back.low, "remove", -1) >= found.value

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from jaxacct import _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.statistics.direction import DIRECTIONS
 
 
 class Accountant(abc.ABC):
@@ -42,13 +43,23 @@ class Accountant(abc.ABC):
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
         """As `delta`, for what is covered and checked."""
 
-    def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
-        """Where `is_two_sided`, of what is covered: (lower, upper) bounds on each direction's divergence.
+    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
+        """Where `is_two_sided`, of what is covered: the upper (`side` 1) or lower (-1) bound.
 
         Args:
           epsilon: natural log, at least 0.
         """
         raise NotImplementedError
+
+    def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
+        """Where `is_two_sided`: (lower, upper) of both directions."""
+        return {
+            direction: (
+                self.one_sided(mechanism, epsilon, direction, -1),
+                self.one_sided(mechanism, epsilon, direction, 1),
+            )
+            for direction in DIRECTIONS
+        }
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
         """As `why_not_covered`, and its adjacency."""

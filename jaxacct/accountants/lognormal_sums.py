@@ -82,14 +82,16 @@ def divergence_bound(
     if extreme:
         return min(1.0, most)
     epsilon = min(epsilon, _LARGEST_EPSILON)
-    if points is None:
-        wanted = min(max(_POINTS_A_TERM[side] * mixture.terms, _FEWEST_POINTS), _MOST_POINTS)
-        points = 2 ** math.ceil(math.log2(wanted))
     of = _remove if direction == Direction.REMOVE else _add
-    found = of(mixture, epsilon, side, points)
+    found = of(mixture, epsilon, side, points or _points(mixture, side))
     # Not a number says nothing.
     found = float(found) if 0 <= found <= 1 else float(side > 0)
     return min(found, most)
+
+
+def _points(mixture: Mixture, side: int) -> int:
+    wanted = min(max(_POINTS_A_TERM[side] * mixture.terms, _FEWEST_POINTS), _MOST_POINTS)
+    return 1 << math.ceil(math.log2(wanted))
 
 
 # -- One X on a lattice ---------------------------------------------------------------------------------

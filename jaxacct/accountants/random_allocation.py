@@ -33,18 +33,10 @@ class RandomAllocation(Accountant):
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
         del compose_with, interval
-        mixture = mixture_of(mechanism)
-        return max(divergence_bound(mixture, epsilon, direction, 1) for direction in DIRECTIONS)
+        return max(self.one_sided(mechanism, epsilon, direction, 1) for direction in DIRECTIONS)
 
-    def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
-        mixture = mixture_of(mechanism)
-        return {
-            direction: (
-                divergence_bound(mixture, epsilon, direction, -1),
-                divergence_bound(mixture, epsilon, direction, 1),
-            )
-            for direction in DIRECTIONS
-        }
+    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
+        return divergence_bound(mixture_of(mechanism), epsilon, direction, side)
 
 
 def mixture_of(mechanism: Mechanism) -> Mixture:

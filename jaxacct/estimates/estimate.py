@@ -5,9 +5,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 from jaxacct import _validate
-from jaxacct.accountants import unamplified
+from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.accountants.composition import event_profile
 from jaxacct.estimates import interval
 from jaxacct.kernels import randomness
@@ -37,7 +38,8 @@ class Estimate:
       confidence: its coverage.
       directions: the estimate of each direction.
       proposals: the law each direction was drawn from.
-      num_samples: draws a direction.
+      num_samples: draws a direction; 0 where an accountant knows both ends without a draw, `proposals` then
+        naming it.
     """
 
     quantity: str
@@ -77,6 +79,9 @@ def estimate_delta(
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     num_samples = _validate.positive_integer("num_samples", num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
+    known = analytic.two_sided(mechanism, compose_with) if proposal is None else None
+    if known is not None:
+        return _known("delta", known.divergences(mechanism, epsilon), known, confidence)
     key = randomness.checked_key(key)
     profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
     found, names = {}, {}
@@ -130,6 +135,9 @@ def estimate_epsilon(
     delta = _validate.open_probability("delta", delta)
     num_samples = _validate.positive_integer("num_samples", num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
+    known = analytic.two_sided(mechanism)
+    if known is not None:
+        return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
     key = randomness.checked_key(key)
     values, lows, highs, names = {}, [], [], {}
     for direction in DIRECTIONS:
@@ -155,6 +163,53 @@ def estimate_epsilon(
         proposals=names,
         num_samples=num_samples,
     )
+
+
+def _known(
+    quantity: str, ends: dict[str, tuple[float, float]], known: Accountant, confidence: float
+) -> Estimate:
+    """Both ends of each direction from an accountant; the value between them."""
+    low, high = np.max(list(ends.values()), axis=0)
+    return Estimate(
+        quantity=quantity,
+        value=float(low + high) / 2,
+        low=float(low),
+        high=float(high),
+        confidence=confidence,
+        directions={direction: sum(both) / 2 for direction, both in ends.items()},
+        proposals={direction: known.name for direction in ends},
+        num_samples=0,
+    )
+
+
+def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> dict[str, tuple[float, float]]:
+    """(lower, upper) end of the epsilon at `delta`, each rounded outwards."""
+    most = unamplified.epsilon_at(mechanism, delta)
+    return {
+        direction: (
+            _crossing(known, mechanism, delta, direction, -1, most),
+            _crossing(known, mechanism, delta, direction, 1, most),
+        )
+        for direction in DIRECTIONS
+    }
+
+
+def _crossing(known: Accountant, mechanism: Mechanism, delta: float, direction: str, side: int, most: float):
+    """Where one direction's bound from above (`side` 1) or below (-1) is `delta`, rounded to that side."""
+
+    def excess(epsilon):
+        return math.log(max(known.one_sided(mechanism, epsilon, direction, side), 1e-300) / delta)
+
+    if excess(0.0) <= 0:
+        return 0.0
+    if most < math.inf and excess(most) < 0:
+        root = float(scipy.optimize.brentq(excess, 0.0, most, xtol=1e-5, rtol=1e-5))
+        # Bounds are not smooth to the last digit: the end is one that has been looked at.
+        for width in (1e-4, 1e-3, 1e-2):
+            end = root + side * max(width * root, width / 10)
+            if end > 0 and side * excess(end) <= 0:
+                return min(end, most)
+    return most if side > 0 else 0.0
 
 
 @functools.lru_cache(maxsize=64)

@@ -189,30 +189,69 @@ def power_lines(
     assert mechanism.scheme.parts is not None  # of several examples
     scheme, number = mechanism.scheme.parts
     one = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier)
-    of_one, share, parts = _bounded(
+    drawn = _bounded(
         one, Direction.REMOVE, replicas, lambda share: _sizes_of_one(mechanism, one, delta_v, replicas, share)
     )
-    as_users = -(-replicas // number)
+    of = "7", "float32 weights, with the loss of one example"
+    return _lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, -(-replicas // number), of)
+
+
+@functools.lru_cache(maxsize=512)
+def busier_lines(
+    mechanism: Mechanism,
+    busier: Mechanism,
+    delta_v: float,
+    replicas: int,
+    log_normalizer: float,
+    log_least_ratio: float,
+) -> tuple[BudgetLine, ...]:
+    """The lines for draws of so many replicas of a busier example, with weights `ln Z' + L - replicas L'`.
+
+    Args:
+      log_least_ratio: at most ln of how many times likelier any participation vector is of the busier one.
+    """
+    drawn = _bounded(
+        busier,
+        Direction.REMOVE,
+        replicas,
+        lambda share: _sizes_of_busier(mechanism, busier, delta_v, replicas, log_least_ratio, share),
+    )
+    of = "3a", "float32 weights, with the loss of a busier example"
+    return _lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, replicas, of)
+
+
+def _lines_of_two(
+    mechanism, delta_v, replicas: int, log_normalizer: float, drawn, as_units: int, of: tuple[str, str]
+) -> tuple[BudgetLine, ...]:
+    """The lines for draws of replicas of another example, whose loss is a part of the weights.
+
+    Args:
+      drawn: `_bounded` of that example.
+      as_units: how many of the unit's participation vectors are in the outputs.
+      of: (section, what the line of the weights is called).
+    """
+    of_other, share, parts = drawn
 
     def size_of(share):
-        size = sizes(mechanism, delta_v, Direction.REMOVE, as_users, 0.0, share)
-        return dataclasses.replace(size, drawn=of_one.drawn)
+        size = sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0, share)
+        return dataclasses.replace(size, drawn=of_other.drawn)
 
-    size, _, (normals, transform, recurrence) = _bounded(mechanism, Direction.REMOVE, as_users, size_of)
-    rare = size.beyond + size.above + of_one.beyond + of_one.above
-    logs = abs(log_normalizer) + size.largest * mechanism.scheme.sums.times + replicas * of_one.largest
+    size, _, (normals, transform, recurrence) = _bounded(mechanism, Direction.REMOVE, as_units, size_of)
+    rare = size.beyond + size.above + of_other.beyond + of_other.above
+    logs = abs(log_normalizer) + size.largest * mechanism.scheme.sums.times + replicas * of_other.largest
     weight = normals + transform + recurrence + replicas * sum(parts) + 4 * _UNIT * logs
     weight = math.expm1(weight) if weight < 600 else math.inf
+    source = _SOURCE + of[0]
     lines = [
         BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
         BudgetLine("rounding of the scores", "epsilon", transform, _SOURCE + "4"),
-        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence, _SOURCE + "7"),
+        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence, source),
         *_lines_of_normals(mechanism),
-        BudgetLine("outputs of rare participations", "delta", rare, _SOURCE + "7"),
-        BudgetLine("float32 weights, with the loss of one example", "relative", weight, _SOURCE + "7"),
+        BudgetLine("outputs of rare participations", "delta", rare, source),
+        BudgetLine(of[1], "relative", weight, source),
     ]
     if share:
-        lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "7"))
+        lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, source))
     return tuple(lines)
 
 
@@ -260,6 +299,26 @@ def _sizes_of_one(mechanism, one, delta_v, replicas, share) -> Size:
     noise, score, ratio = _magnitudes(one, Direction.REMOVE, replicas, 0.0)
     all_of_it = count * (ratio + 1 / mechanism.noise_multiplier**2)
     largest, above = _log_coincidence(mechanism, number) - math.log(spent), spent
+    if not largest < all_of_it:
+        largest, above = all_of_it, 0.0
+    return Size(count, beyond, replicas * math.sqrt(count), largest, above, noise, score, ratio)
+
+
+def _sizes_of_busier(mechanism, busier, delta_v, replicas, log_least_ratio, share) -> Size:
+    """Of the loss of a busier example, where the target law is that of the mechanism's.
+
+    With `g >= r f`, r the least ratio: `E_P G_{>k} / g <= P'(> k) / r`, and `E_P g <= Z'_2 / r`.
+    """
+    spent = _DELTA_SHARE * delta_v
+    count, beyond = busier.scheme.max_participations, 0.0
+    if share > 0:
+        count = _fewest(busier.scheme, math.log(spent) + math.log(share) + log_least_ratio)
+        beyond = spent if count < busier.scheme.max_participations else 0.0
+    noise, score, ratio = _magnitudes(busier, Direction.REMOVE, replicas, 0.0)
+    all_of_it = count * (ratio + 1 / mechanism.noise_multiplier**2)
+    largest, above = math.inf, spent
+    if busier.scheme.replicas.most_replicas(busier) >= 2:
+        largest = busier.scheme.replicas.log_normalizer(busier, 2) - log_least_ratio - math.log(spent)
     if not largest < all_of_it:
         largest, above = all_of_it, 0.0
     return Size(count, beyond, replicas * math.sqrt(count), largest, above, noise, score, ratio)

@@ -9,6 +9,7 @@ from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.busier import busier_called, busier_candidates
 from jaxacct.proposals.half_space import half_space_called, half_space_candidates
 from jaxacct.proposals.powers import power_called, power_candidates
 from jaxacct.proposals.replicas import replica_called, replica_candidates
@@ -37,6 +38,7 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
     Direction.REMOVE: (
         Family(replica_candidates, replica_called),
         Family(power_candidates, power_called),
+        Family(busier_candidates, busier_called),
     ),
     Direction.ADD: (Family(half_space_candidates, half_space_called),),
 }

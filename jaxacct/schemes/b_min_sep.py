@@ -1,6 +1,7 @@
 """b-min-sep sampling (arXiv 2602.09338, algorithms 1 and 2): Poisson, but sit out b - 1 steps after each
 batch."""
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -114,6 +115,17 @@ class BMinSep(Scheme):
         terms = b if self.warm_start else 1
         steps = -(-self.iterations // b) * b
         return Sums(self.sampling_probability, self.log_probability_of_none(), steps, terms)
+
+    def more_often(self, times: int) -> "tuple[BMinSep, float] | None":
+        """A vector of k participations passes up at most n - k chances; proofs/proposals.md, section 2.6."""
+        b, p, more = self.min_separation, self.sampling_probability, times * self.sampling_probability
+        if more > 0.5:
+            return None
+        log_ratio = math.log(times) + (self.iterations - 1) * (math.log1p(-more) - math.log1p(-p))
+        if self.warm_start:
+            log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)
+        busier = dataclasses.replace(self, sampling_probability=more)
+        return busier, log_ratio - 1e-12 * (1 + abs(log_ratio) + self.iterations * more)
 
     @property
     def others_are_independent(self) -> bool:

@@ -263,6 +263,14 @@ class Scheme(abc.ABC):
         """The module of `schemes.replicas` that draws several participation vectors together, if any."""
         return None
 
+    def more_often(self, times: int) -> "tuple[Scheme, float] | None":
+        """(the same at `times` the sampling probability, a number), where known; None elsewhere.
+
+        The number is at most ln of how many times likelier any participation vector but 0 is there.
+        """
+        del times
+        return None
+
     @property
     def revealed_counts(self) -> "tuple[Any, np.ndarray] | None":
         """(b-min-sep timing, probabilities of the counts 1 .. k there) at least the unit's counts, if known.

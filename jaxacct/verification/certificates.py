@@ -98,7 +98,9 @@ class BothDirections(PlanCertificate):
     def profile(self, target: Target, epsilons: np.ndarray) -> np.ndarray:
         """Of both directions where both were drawn: binned losses rounded pessimistically."""
         seen = (self.evidence.remove, self.evidence.add)
-        return np.fmax(*(_profile(side, target.epsilon, epsilons) for side in seen))
+        remove, add = (_profile(side, target.epsilon, epsilons) for side in seen)
+        # Draws whose weights are not known leave the larger direction open.
+        return np.where(np.isnan(remove) & (seen[0].num_samples > 0), np.nan, np.fmax(remove, add))
 
 
 def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np.ndarray:

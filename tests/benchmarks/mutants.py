@@ -44,6 +44,9 @@ ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
 AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_elastic.py"
+ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
+ACCOUNTANTS = "tests/conformance/test_accountants.py"
+BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
 
 MUTANTS = [
     # Statistics.
@@ -735,6 +738,75 @@ MUTANTS = [
         "        return sigma**2 * _unit_error(strategy, n, workload), strategy\n",
         "        return -(sigma**2) * _unit_error(strategy, n, workload), strategy\n",
         CHOOSING,
+    ),
+    # Balls-in-bins between two bounds.
+    Mutant(
+        SUMS_OF_X,
+        "out=np.zeros_like(mean), where=goes_up > 0)",
+        "out=np.zeros_like(mean), where=goes_up > 0) * 2",
+        ALLOCATION,
+    ),
+    Mutant(SUMS_OF_X, "np.minimum(mean + slack, high[:-1])", "high[1:]", ALLOCATION),
+    Mutant(
+        SUMS_OF_X, "law.most_weighted - less * law.least_beyond", "law.most_weighted - threshold", ALLOCATION
+    ),
+    Mutant(SUMS_OF_X, "* (1 - off) - best.wrapped)", "* (1 - off))", ALLOCATION),
+    Mutant(SUMS_OF_X, "others = [part.number - (i == j)", "others = [part.number", ALLOCATION),
+    Mutant(
+        SUMS_OF_X,
+        "found = mixture.total * factor - mixture.unused",
+        "found = mixture.total * factor",
+        ALLOCATION,
+    ),
+    Mutant(
+        SUMS_OF_X,
+        "return log - (min(logs) if self.firsts is not None else 0.0)",
+        "return min(logs)",
+        ALLOCATION,
+    ),
+    Mutant(
+        "jaxacct/accountants/random_allocation.py", "turns**0.5 / mechanism", "turns / mechanism", ALLOCATION
+    ),
+    Mutant(
+        "jaxacct/accountants/random_allocation.py",
+        "if strategy.bands != 1 or not np.all",
+        "if not np.all",
+        ACCOUNTANTS,
+    ),
+    Mutant(
+        "jaxacct/schemes/cyclic_poisson.py",
+        "if certain else None",
+        "if certain or True else None",
+        ACCOUNTANTS,
+    ),
+    # Replicas of a busier example.
+    Mutant(RATIO, "log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)", "pass", BUSIER),
+    Mutant(
+        RATIO,
+        "(self.iterations - 1) * (math.log1p(-more)",
+        "(self.iterations - b) * (math.log1p(-more)",
+        BUSIER,
+    ),
+    Mutant(
+        "jaxacct/proposals/busier.py",
+        "(math.exp(min(epsilon, 700.0)) - none)",
+        "math.exp(min(epsilon, 700.0))",
+        BUSIER,
+    ),
+    Mutant(
+        "jaxacct/proposals/busier.py", 'loss - tables["m"] * more', 'loss - (tables["m"] - 1) * more', BUSIER
+    ),
+    Mutant(
+        "jaxacct/likelihood/rounding.py",
+        "recurrence + replicas * sum(parts)",
+        "recurrence + sum(parts) * 0",
+        BUSIER,
+    ),
+    Mutant(
+        "jaxacct/likelihood/rounding.py",
+        "math.log(spent) + math.log(share) + log_least_ratio",
+        "math.log(spent) + math.log(share)",
+        BUSIER,
     ),
 ]
 

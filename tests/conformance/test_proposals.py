@@ -21,9 +21,18 @@ from tests.conformance.test_schemes import IDENTITY, divergences
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
 BLOCKS = 64
-KINDS = {"plain", "m replicas", "m replicas of one example", "zero", "plain, less none", "half-space"}
+KINDS = {
+    "plain",
+    "m replicas",
+    "m replicas of one example",
+    "m replicas at k times the probability",
+    "zero",
+    "plain, less none",
+    "half-space",
+}
 MECHANISMS = [
     Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
+    Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.8),
     Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
     Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
 ]
@@ -31,7 +40,7 @@ EPSILONS = (0.2, 3.0)
 
 
 def kind(name: str) -> str:
-    return re.sub(r"^\d+ ", "m ", name)
+    return re.sub(r" at \d+ times", " at k times", re.sub(r"^\d+ ", "m ", name))
 
 
 def offered():

@@ -1,0 +1,146 @@
+"""Replicas of an example that takes part more often (remove direction, small probabilities and epsilon).
+
+Where an example hardly ever takes part, f = P/Q is next to 1 and nearly all replicas take no part at all: the
+law with density `Q f^m / Z_m` is next to Q. Let g be the likelihood ratio of the same scheme at several times
+the sampling probability, P0 and P0' the probabilities of no participation, and c at most the ratio of the
+probabilities of any other participation vector. Then `g >= P0' + c (f - P0)`, and a draw of the law R with
+density `Q g^m / Z'_m`, which is that of m replicas of the busier example, has the weight `Z'_m f / g^m` and a
+term of at most
+
+    Z'_m (1 / (c (m - 1))) ((m - 1) / m)^m A^{1 - m},   A = P0' + c (e^epsilon - P0)
+
+(proofs/proposals.md, section 2.6).
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxacct.kernels import randomness, threefry
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.replicas import (
+    around_the_smallest_scale,
+    log_normalizer,
+    most_replicas,
+    replica_candidates,
+)
+from jaxacct.statistics.direction import Direction
+
+# The busier example takes no part with probability e to minus this, about; and how much busier it may be.
+_WANTED, _MOST_TIMES = 0.5, 32
+_LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
+
+
+def busier_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) -> Proposal:
+    """m replicas at `times` the sampling probability, with the scale at `epsilon`.
+
+    Raises:
+      ValueError: where there are no such replicas, or Z'_m overflows.
+    """
+    found = _busier(mechanism, times)
+    if found is None:
+        raise ValueError(
+            f"scheme must be known at {times} times its probability, was {mechanism.scheme.name}"
+        )
+    busier, log_ratio = found
+    if not 2 <= m <= most_replicas(busier):
+        raise ValueError(f"m must be in 2..{most_replicas(busier)} for this scheme, was {m}")
+    log_z = log_normalizer(busier, m)
+    if not math.isfinite(log_z):
+        raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
+    module = busier.scheme.replicas
+    assert module is not None  # as there are tables
+    relative_error, total_variation = module.errors(busier, m)
+    none, busier_none = (math.exp(one.scheme.log_probability_of_none()) for one in (mechanism, busier))
+
+    def scale_at(other: float) -> float:
+        return _log_scale(log_z, m, log_ratio, none, busier_none, other)
+
+    def tables():
+        arrays = module.tables(busier, m)
+        return {"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays}
+
+    least = min(
+        log_ratio, busier.scheme.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
+    )
+    return Proposal(
+        name=f"{m} replicas at {times} times the probability",
+        direction=Direction.REMOVE,
+        mechanism=mechanism,
+        log_scale=scale_at(epsilon),
+        draw_block=_drawer(module, times),
+        tables=tables,
+        relative_error=relative_error,
+        total_variation=total_variation,
+        replicas=m,
+        scale_at=scale_at,
+        rounding_lines=lambda delta_v: rounding.busier_lines(
+            mechanism, busier, float(delta_v), m, log_z, least - 1e-9
+        ),
+        log_normalizer=log_z,
+    )
+
+
+def _log_scale(
+    log_z: float, m: int, log_ratio: float, none: float, busier_none: float, epsilon: float
+) -> float:
+    ratio = math.exp(log_ratio) * (1 - _LOWERED)
+    least = (busier_none + ratio * (math.exp(min(epsilon, 700.0)) - none)) * (1 - _LOWERED)
+    return log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(least)
+
+
+def _busier(mechanism: Mechanism, times: int) -> tuple[Mechanism, float] | None:
+    found = mechanism.scheme.more_often(times) if mechanism.is_stationary else None
+    if found is None:
+        return None
+    return Mechanism(found[0], mechanism.strategy, mechanism.noise_multiplier), found[1]
+
+
+def busier_candidates(
+    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
+) -> list[Proposal]:
+    """Those of one number of times, where ordinary replicas are not cheap already."""
+    none = -mechanism.scheme.log_probability_of_none()
+    if not 0 < none <= _WANTED / 2:
+        return []
+    times = min(round(_WANTED / none), _MOST_TIMES)
+    found = _busier(mechanism, times)
+    if found is None:
+        return []
+    if samples_needed is not None:
+        ordinary = replica_candidates(mechanism, epsilon, samples_needed)
+        if any(samples_needed(proposal) <= 0 for proposal in ordinary):
+            return []
+    return around_the_smallest_scale(
+        found[0], 2, lambda m: busier_proposal(mechanism, m, times, epsilon), samples_needed
+    )
+
+
+def busier_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
+    """The one of that name, None for a name of another kind; ValueError as `busier_proposal`."""
+    numbers = re.fullmatch(r"([0-9]{1,3}) replicas at ([0-9]{1,2}) times the probability", name)
+    if numbers is None or not 2 <= int(numbers[2]) <= _MOST_TIMES:
+        return None
+    return busier_proposal(mechanism, int(numbers[1]), int(numbers[2]), epsilon)
+
+
+@functools.cache  # one function of each, so that nothing compiles twice
+def _drawer(module, times: int) -> Callable[..., Draws]:
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        busier, _ = scheme.more_often(times)
+        normals_key, counts_key = threefry.split(key)
+        n, size = scheme.iterations, randomness.BLOCK_SIZE
+        normals = strategy.draw_normals(normals_key, n, size, dtype)
+        counts = module.draw_counts(counts_key, busier, tables["arrays"], size).astype(dtype)
+        drawn = strategy.scores_from_normals(normals, n, sigma, counts)
+        loss = loss_of_scores(scheme, strategy, drawn, sigma)
+        more = loss_of_scores(busier, strategy, drawn, sigma)
+        return Draws(loss, tables["log_z"] + loss - tables["m"] * more)
+
+    return draw_block

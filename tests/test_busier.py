@@ -1,0 +1,144 @@
+"""Replicas of a busier example: its bound by enumeration, its draws and what is booked for two losses."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.proposals import busier
+from jaxacct.proposals.candidates import budget_lines, choose_candidate, proposal_by_name
+from jaxacct.proposals.replicas import replica_proposal
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.lines import total
+from tests.oracles import enumeration
+from tests.rounding_errors import _losses, _probe
+
+
+def more_often(scheme, times):
+    found = scheme.more_often(times)
+    assert found is not None
+    return found
+
+
+SMALL = Mechanism(BMinSep(6, 2, 0.01), BandedToeplitz((2.0, 1.0)), 1.0)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(("n", "b"), [(1, 1), (2, 4), (5, 1), (6, 2), (7, 3)])
+@pytest.mark.parametrize(("p", "times"), [(0.01, 2), (0.01, 20), (0.1, 5)])
+def test_the_least_ratio_of_all_participation_vectors(n, b, warm, p, times):
+    scheme = BMinSep(n, b, p, warm)
+    more, log_ratio = more_often(scheme, times)
+    assert more.sampling_probability == times * p and (more.iterations, more.warm_start) == (n, warm)
+    law, other = enumeration.pattern_law(scheme), enumeration.pattern_law(more)
+    least = min(math.log(other[x] / law[x]) for x in law if any(x))
+    assert log_ratio <= least
+    # Exact where a vector passes up every other chance.
+    assert b > 1 or log_ratio == pytest.approx(least, abs=1e-9)
+    assert scheme.more_often(math.floor(0.5 / p) + 1) is None and Poisson(5, 0.01).more_often(2) is None
+
+
+def exact_scale(mechanism, m, times, epsilon) -> float:
+    """The largest weighted term that the minorant `g >= P0' + c (f - P0)` allows, on a grid of f."""
+    proposal = busier.busier_proposal(mechanism, m, times, epsilon)
+    scheme = mechanism.scheme
+    more, log_ratio = more_often(scheme, times)
+    none, busier_none = (math.exp(one.log_probability_of_none()) for one in (scheme, more))
+    alpha = math.exp(epsilon)
+    f = alpha + np.geomspace(1e-4, 1e4, 4000)
+    g = busier_none + math.exp(log_ratio) * (f - none)
+    return float(np.max(math.exp(proposal.log_normalizer) * (f - alpha) / g**m))
+
+
+@pytest.mark.parametrize(("m", "times", "epsilon"), [(2, 2, 0.1), (4, 8, 0.02), (5, 8, 1.0), (3, 20, 3.0)])
+def test_the_scale_is_the_largest_term_that_the_minorant_allows(m, times, epsilon):
+    proposal = busier.busier_proposal(SMALL, m, times, epsilon)
+    largest = exact_scale(SMALL, m, times, epsilon)
+    assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
+    assert proposal.scale_at is not None
+    assert proposal.scale_at(epsilon) == proposal.log_scale > proposal.scale_at(epsilon + 0.1)
+
+
+def test_losses_of_both_keep_the_minorant_and_the_lower_bound(x64):
+    """Wherever outputs are: `g >= P0' + c (f - P0)`, and g >= r f, which the booked outputs rest on."""
+    generator = np.random.default_rng(2)
+    scores = generator.normal(size=(4000, 6)) * generator.choice([0.5, 3.0, 10.0], size=(4000, 1))
+    more, log_ratio = more_often(SMALL.scheme, 8)
+    f, g = (
+        np.exp(np.asarray(loss_of_scores(one, SMALL.strategy, scores, 1.0))) for one in (SMALL.scheme, more)
+    )
+    none, busier_none = (math.exp(one.log_probability_of_none()) for one in (SMALL.scheme, more))
+    assert (g >= (busier_none + math.exp(log_ratio) * (f - none)) * (1 - 1e-12)).all()
+    assert (g >= min(math.exp(log_ratio), busier_none / none) * f * (1 - 1e-12)).all()
+    assert (g < (busier_none + 1.3 * math.exp(log_ratio) * (f - none))).any()  # a larger c would be wrong
+
+
+def test_few_samples_where_participation_is_rare(key):
+    """A tenth of the scale; no term above 1; the same divergence as ordinary replicas find (1e-6)."""
+    epsilon, budget = 0.3, Budget.split(1e-5)
+    chosen, predicted = choose_candidate(SMALL, epsilon, "remove", budget)
+    assert chosen.name == "3 replicas at 8 times the probability" and predicted[chosen.name] < 60_000
+    ordinary = replica_proposal(SMALL, 3, epsilon)
+    assert chosen.log_scale < ordinary.log_scale - math.log(10)
+    assert min(count for name, count in predicted.items() if "times" not in name) > predicted[chosen.name]
+    intervals = []
+    for proposal in (chosen, ordinary):
+        draws = proposal.draw(key, 0, 160)
+        scale = math.exp(proposal.log_scale)
+        terms = hockey_stick.weighted_terms(draws, "remove", epsilon) / scale
+        assert terms.max() <= 1 + 1e-5
+        low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), 5e-7)
+        intervals.append((scale * low, scale * high))
+    (low, high), (other_low, other_high) = intervals
+    assert low <= other_high and other_low <= high and high - low < (other_high - other_low) / 2
+    again = proposal_by_name(SMALL, epsilon, "remove", chosen.name)
+    assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale)
+
+
+def test_what_is_booked_covers_both_losses(key):
+    """Float32 against float64 of the same normals and counts: L, and `L - m L'` of the weights."""
+    m, times = 4, 8
+    proposal = busier.busier_proposal(SMALL, m, times, 0.3)
+    lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
+    margin = total(tuple(lines.values()), "epsilon")
+    weight = math.log1p(lines["float32 weights, with the loss of a busier example"].amount)
+    more, _ = more_often(SMALL.scheme, times)
+    normals, (counts, _), _ = _probe(key, None, more, SMALL.strategy, m)
+
+    def both(dtype):
+        drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
+        losses = (_losses(one, SMALL.strategy, dtype(1), *drawn, None, None) for one in (SMALL.scheme, more))
+        return list(map(np.asarray, losses))
+
+    loss, other = both(np.float32)
+    with jax.enable_x64(True):
+        exact, exact_other = both(np.float64)
+    assert 0 < np.max(np.abs(loss - exact)) < margin
+    assert np.max(np.abs((loss - m * other) - (exact - m * exact_other))) < weight
+    # Rarer participation in the target law than in the drawn one: the ratio is paid for.
+    cheap, dear = (
+        rounding.busier_lines(
+            SMALL, Mechanism(more, SMALL.strategy, 1.0), 1e-5, m, proposal.log_normalizer, r
+        )
+        for r in (0.0, -20.0)
+    )
+    assert total(cheap, "relative") < total(dear, "relative")
+
+
+def test_names_and_numbers_that_there_are_not():
+    with pytest.raises(ValueError, match=r"m must be in 2\.\.8"):
+        busier.busier_proposal(SMALL, 9, 2, 1.0)
+    with pytest.raises(ValueError, match="known at 2 times its probability, was poisson"):
+        busier.busier_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
+    for name in (
+        "2 replicas",
+        "2 replicas at 1 times the probability",
+        "2 replicas at 33 times the probability",
+    ):
+        assert busier.busier_called(SMALL, 1.0, name) is None
+    frequent = Mechanism(BMinSep(6, 2, 0.3), BandedToeplitz((2.0, 1.0)), 1.0)
+    assert busier.busier_candidates(frequent, 1.0) == []
