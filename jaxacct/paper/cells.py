@@ -89,8 +89,8 @@ def scheme_of(cell: Cell) -> Scheme:
     return kind.from_numbers(numbers)
 
 
-def promising(cells: list[Cell], progress: Progress | None = None) -> Cell:
-    """The cell of a point that is expected to be best: nothing is drawn for that (`jaxacct.choosing`)."""
+def promising(cells: list[Cell], progress: Progress | None = None) -> list[Cell]:
+    """The two cells of a point that are expected to be best; nothing is drawn for that."""
     one = cells[0]
     errors = estimated_errors(
         [(scheme_of(cell), cell.bands) for cell in cells],
@@ -102,7 +102,7 @@ def promising(cells: list[Cell], progress: Progress | None = None) -> Cell:
     )
     # One without an estimate, whose tables would take too long, is put last.
     known = [(float("inf") if error is None else error, place) for place, error in enumerate(errors)]
-    return cells[min(known)[1]]
+    return [cells[place] for _, place in sorted(known)[:2]]
 
 
 def certified(cell: Cell, progress: Progress | None = None) -> dict[str, str]:

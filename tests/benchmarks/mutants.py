@@ -645,7 +645,7 @@ MUTANTS = [
         "return self.others[method] / self.error",
         PAPER,
     ),
-    Mutant("jaxacct/paper/cells.py", "return cells[min(known)[1]]", "return cells[max(known)[1]]", PAPER),
+    Mutant("jaxacct/paper/cells.py", "sorted(known)[:2]", "sorted(known)[-2:]", PAPER),
     Mutant(
         "jaxacct/risk.py",
         "return true_positive_rate(epsilons, deltas, rates)",
