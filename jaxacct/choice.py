@@ -13,7 +13,7 @@ from jaxacct.schemes import Scheme
 from jaxacct.strategies import Strategy, workload_named
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
-MATRICES = ("optimal", "square-root", "amplified")
+MATRICES = ("optimal", "square-root", "amplified", "buffered")
 SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep")
 
 
@@ -29,7 +29,7 @@ class Choice:
         learning-rate schedule of the caller's own make.
       given: those of `SEARCHED` that were given and not searched, in that order.
       looked_at: how many candidates there were.
-      scheme, min_separation, bands, matrix: what was chosen.
+      scheme, min_separation, bands, matrix: what was chosen; for "buffered" bands are buffers.
     """
 
     dataset_size: int
@@ -68,7 +68,7 @@ class Choice:
         about = {
             "scheme": (self.scheme, scheme.name),
             "min_separation": (self.min_separation, scheme.min_separation),
-            "bands": (self.bands, strategy.bands),
+            "bands": (self.bands, strategy.named_bands),
             "iterations": (self.iterations, scheme.iterations),
             "epsilon": (self.epsilon, epsilon),
             "delta": (self.delta, delta),

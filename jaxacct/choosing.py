@@ -31,6 +31,7 @@ from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import (
     BandedToeplitz,
+    BufferedToeplitz,
     Strategy,
     Workload,
     ending,
@@ -44,6 +45,7 @@ from jaxacct.strategies.workload import checked as checked_workload
 from jaxacct.strategies.workload_names import PREFIX_SUM, name_of
 
 MEMORY_COPIES = 16
+_BUFFERS = 4  # more are hardly better (tests/benchmarks/RESULTS.md)
 _LOOKED_FOR = ("optimal", "amplified")  # the latter is never behind the square root
 # Candidates whose errors are this near are as good as each other: the one that needs less is taken.
 ALIKE = 1.02
@@ -66,13 +68,14 @@ class Recommended:
     Attributes:
       scheme: who takes part when.
       strategy: how noise is correlated.
-      matrix: "optimal", "square-root" or "amplified".
+      matrix: "optimal", "square-root", "amplified" or "buffered".
       memory_copies: of the parameters, which training keeps for the noise, the one being made included.
       noise_multiplier: an estimate of the smallest one that can be certified.
       prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
       error: of the workload that candidates are ranked by, an estimate; prefix sums by default.
       predicted_samples: draws of one verification; an estimate.
       predicted_seconds: of `calibrate` on two CPU cores, roughly.
+      accountant: by which `calibrate` is to certify it without draws, or None for draws.
     """
 
     scheme: Scheme
@@ -84,12 +87,13 @@ class Recommended:
     error: float
     predicted_samples: float
     predicted_seconds: float
+    accountant: str | None = None
 
     def to_json(self) -> dict:
         """Plain JSON values."""
         return {
             "scheme": self.scheme.to_json(),
-            "bands": self.strategy.bands,
+            "bands": self.strategy.named_bands,
             "min_separation": self.scheme.min_separation,
             "matrix": self.matrix,
             "memory_copies": self.memory_copies,
@@ -105,12 +109,17 @@ class Recommended:
         separation = (
             f" --min-separation {self.scheme.min_separation}" if _takes_separation(self.scheme) else ""
         )
-        bands = self.strategy.bands
-        return f"--scheme {self.scheme.name}{separation} --bands {bands} --strategy {self.matrix}"
+        by = "" if self.accountant is None else f" --accountant {self.accountant}"
+        bands = self.strategy.named_bands
+        return f"--scheme {self.scheme.name}{separation} --bands {bands} --strategy {self.matrix}{by}"
 
     def describe(self) -> str:
         """For people, a clause."""
         bands = self.strategy.bands
+        if self.matrix == "buffered":
+            number = self.strategy.named_bands
+            buffers = f"{number} buffer{'s' * (number > 1)} (BLT), participation revealed"
+            return f"{self.scheme.name}, separation {self.scheme.min_separation}, {buffers}"
         matrix = "1 band, which is DP-SGD" if bands == 1 else f"{bands} bands, {self.matrix} matrix"
         return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
 
@@ -150,7 +159,7 @@ class Recommendation:
             (
                 c.scheme.name,
                 str(c.scheme.min_separation),
-                str(c.strategy.bands),
+                str(c.strategy.named_bands),
                 "none" if c.strategy.bands == 1 else c.matrix,
                 str(c.memory_copies),
                 f"~{c.noise_multiplier:.3g}",
@@ -263,7 +272,9 @@ def recommend(
       scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
       bands, min_separation: fixed ones; all that fit by default.
       strategy: "optimal", "square-root" or "amplified": best where participation is revealed, for any number
-        of steps, or at the noise that this run is about to need. By default the first and the last.
+        of steps, or at the noise that this run is about to need. By default the first and the last. And
+        "buffered" (BLT; `bands` are buffers), accounted for with participation revealed: by default where no
+        other is better in the memory allowed.
       workload: rank by the error of an optimizer's iterates, which the optimal matrices are then made for; a
         `strategies.Workload` or the name of one (`strategies.workload_named`). Prefix sums by default.
       progress: called with (what, 0, 0).
@@ -310,8 +321,21 @@ def recommend(
         if progress:
             progress(f"choosing: {what}", 0, 0)
 
-    estimates = _Estimates.at(rate, numbers.epsilon, numbers.delta, say)
-    found = _search(grid, _LOOKED_FOR if strategy is None else (strategy,), estimates, numbers, say)
+    found, looked_at = [], 0
+    if strategy != "buffered":
+        estimates = _Estimates.at(rate, numbers.epsilon, numbers.delta, say)
+        found = _search(grid, _LOOKED_FOR if strategy is None else (strategy,), estimates, numbers, say)
+        looked_at = len(found)
+    if strategy == "buffered" and most < 3:
+        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, was {most}")
+    if strategy == "buffered" or (strategy is None and bands is None):
+        say("buffers")
+        place = _buffered(grid, most, bands, numbers)
+        if place is None and strategy == "buffered":
+            raise ValueError("min_separation must be above 1 for strategy buffered")
+        looked_at += place is not None
+        if place and (not found or place.error <= ALIKE * min(other.error for other in found)):
+            found.append(place)
     if not found:
         raise ValueError(
             "min_separation must be smaller for a search: the moments of such a scheme take too long; "
@@ -329,13 +353,39 @@ def recommend(
         memory_copies=most,
         workload=name_of(numbers.workload),
         given=tuple(name for name, value in options.items() if value is not None),
-        looked_at=len(found),
+        looked_at=looked_at,
         scheme=chosen.scheme.name,
         min_separation=chosen.scheme.min_separation,
-        bands=chosen.strategy.bands,
+        bands=chosen.strategy.named_bands,
         matrix=chosen.matrix,
     )
-    return Recommendation(rows, place, len(found), choice)
+    return Recommendation(rows, place, looked_at, choice)
+
+
+def _buffered(grid, most: int, buffers: int | None, numbers: _Numbers) -> _Place | None:
+    """A buffered matrix with participation revealed, at the largest separation; None where there is no room.
+
+    Nothing is known about its moments before draws, but what the revealed pattern needs is known exactly. For
+    large epsilon and little memory that is enough: a buffer is two copies.
+    """
+    room = (most - 1) // 2
+    if buffers is not None and buffers > room:  # only where it is asked for
+        raise ValueError(
+            f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, was {most}"
+        )
+    scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
+    if not room or scheme.min_separation == 1:
+        return None
+    strategy = BufferedToeplitz.optimal(
+        iterations=scheme.iterations,
+        buffers=min(room, _BUFFERS) if buffers is None else buffers,
+        min_separation=scheme.min_separation,
+        participations=scheme.max_participations,
+        workload=numbers.workload,
+    )
+    mu = _gaussian(numbers.epsilon, numbers.delta)
+    noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / mu
+    return _Place(scheme, strategy, "buffered", max(LEAST_SEARCHED, noise), numbers.workload)
 
 
 def estimated_errors(
@@ -525,7 +575,7 @@ def _first_of_each(places: list[_Place]) -> list[_Place]:
     """The best of each number of bands."""
     best: dict[int, _Place] = {}
     for place in sorted(places, key=lambda place: place.error):
-        best.setdefault(place.strategy.bands, place)
+        best.setdefault(place.strategy.bands, place)  # of buffered ones there is one
     return list(best.values())
 
 
@@ -754,12 +804,15 @@ def _samples(mechanism: Mechanism, epsilon: float, budget: Budget) -> tuple[floa
 
 def _priced(place: _Place, epsilon: float, budget: Budget) -> Recommended:
     """With the cost of certifying it, as far as it is known before anything is drawn."""
-    mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier)
-    n = place.scheme.iterations
-    samples, m = _samples(mechanism, epsilon, budget)
-    tables = _numbers_of_table(place.scheme, place.strategy, m) if m > 1 else 0.0
-    drawn = _LOOKED_AT * max(_PILOT, samples / 10) + _VERIFICATIONS * samples
-    seconds = _COMPILE_SECONDS + drawn * n * _STEP_SECONDS + _LOOKED_AT * tables * _NUMBER_SECONDS
+    n, accountant = place.scheme.iterations, None
+    if place.matrix == "buffered":
+        samples, seconds, accountant = 0.0, 1.0, "unamplified"
+    else:
+        mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier)
+        samples, m = _samples(mechanism, epsilon, budget)
+        tables = _numbers_of_table(place.scheme, place.strategy, m) if m > 1 else 0.0
+        drawn = _LOOKED_AT * max(_PILOT, samples / 10) + _VERIFICATIONS * samples
+        seconds = _COMPILE_SECONDS + drawn * n * _STEP_SECONDS + _LOOKED_AT * tables * _NUMBER_SECONDS
     return Recommended(
         scheme=place.scheme,
         strategy=place.strategy,
@@ -770,4 +823,5 @@ def _priced(place: _Place, epsilon: float, budget: Budget) -> Recommended:
         error=place.error,
         predicted_samples=samples,
         predicted_seconds=seconds,
+        accountant=accountant,
     )

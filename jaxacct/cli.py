@@ -88,7 +88,7 @@ class Problem:
         from jaxacct.strategies import by_name, ending
 
         name = "optimal" if self.strategy is None else self.strategy
-        ranked = {} if self.workload is None else {"workload": self.workload_of_run()}
+        ranked: dict[str, Any] = {} if self.workload is None else {"workload": self.workload_of_run()}
         given = None if name == "amplified" else coefficients(name, self.bands)
         if given is not None:
             _refuse(f"together with the coefficients in {name}", workload=self.workload)
@@ -284,7 +284,7 @@ def calibrate_command(
         raise ValueError(
             f"memory_copies must not be given together with {decided[0]}: nothing is chosen then"
         )
-    choice = None
+    choice, certified_by = None, accountant
     with watch() as progress:
         if decided or problem.dataset_size is None or problem.batch_size is None:
             scheme, strategy = problem.build(epsilon=epsilon, delta=delta, advantage=advantage)
@@ -302,6 +302,8 @@ def calibrate_command(
             )
             choice = found.choice
             scheme, strategy = found.chosen.scheme, found.chosen.strategy
+            if max_samples is None and rule == "anytime" and checkpoint_dir is None:  # no draws asked for
+                certified_by = found.chosen.accountant
             if not json:
                 print(f"{found.why()}\n", flush=True)
         plan = jaxacct.calibrate(
@@ -317,7 +319,7 @@ def calibrate_command(
             max_samples=max_samples,
             rule=rule,
             proposal=proposal,
-            accountant=accountant,
+            accountant=certified_by,
             choice=choice,
             progress=progress,
         )

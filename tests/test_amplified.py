@@ -1,5 +1,7 @@
 """Matrices for the noise that they need with sampling: what stands for it, its gradient, the optimum."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -42,7 +44,9 @@ def test_noise_at_a_given_sum_and_its_gradient(sigma, repeats):
 def test_least_error_at_that_noise(workload):
     """Less than the square root and the optimum of revealed patterns; near the latter for many repeats."""
     n, bands, sigma = 60, 8, 1.5
-    schedule = dict(iterations=n, bands=bands, min_separation=bands, participations=1, workload=workload)
+    schedule: dict[str, Any] = dict(
+        iterations=n, bands=bands, min_separation=bands, participations=1, workload=workload
+    )
     root, optimal = BandedToeplitz.square_root(bands), BandedToeplitz.optimal(**schedule)
 
     def error(made, repeats):
@@ -60,14 +64,15 @@ def test_least_error_at_that_noise(workload):
 
 
 def test_one_band_and_bad_numbers():
-    given = dict(iterations=4, bands=2, noise_multiplier=1.0, repeats=1)
+    given: dict[str, Any] = dict(iterations=4, bands=2, noise_multiplier=1.0, repeats=1)
     assert amplified(**given | {"bands": 1}) == BandedToeplitz.identity()
     assert prefix_sum_error(amplified(**given), iterations=4, noise_multiplier=1.0) > 0
-    for change, message in [
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"bands": 5}, "bands must be at most iterations 4, was 5"),
         ({"repeats": 0}, "repeats must be"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be"),
         ({"workload": None}, "workload must be"),
-    ]:
+    ]
+    for change, message in changes:
         with pytest.raises(ValueError, match=message):
             amplified(**given | change)

@@ -30,8 +30,8 @@ def loss(strategy, n: int, separation: int, k: int) -> float:
 def test_columns_of_the_matrix_and_its_inverse(strategy):
     n = strategy.iterations
     terms = list(zip(strategy.weights, strategy.decays, strict=True))
-    by_hand = [1.0, *(sum(w * d**t for w, d in terms) for t in range(n - 1))]
-    dense = enumeration.strategy_matrix(np.array(by_hand), n, n)
+    by_hand = np.array([1.0, *(sum(w * d**t for w, d in terms) for t in range(n - 1))])
+    dense = enumeration.strategy_matrix(by_hand, n, n)
     column = np.append(strategy.array, np.zeros(n - strategy.bands))
     np.testing.assert_allclose(column, by_hand / np.linalg.norm(by_hand), rtol=1e-14)
     decays, weights = np.array(strategy.decays), np.array(strategy.weights)
@@ -67,7 +67,7 @@ def test_the_objective_and_its_gradient_against_differences():
     def value(numbers):
         return _log_error(numbers[:3], numbers[3:], error_of, n, 7, 4)
 
-    workload, strategy = Workload(0.3, momentum=0.9), BufferedToeplitz(point[:3], point[3:], n)
+    workload, strategy = Workload(0.3, momentum=0.9), BufferedToeplitz(tuple(point[:3]), tuple(point[3:]), n)
     objective = strategy.unit_workload_error(n, workload) * strategy.squared_sensitivity(n, 7, 4)
     assert value(point)[0] == pytest.approx(np.log(objective), rel=1e-10)
     gradient = np.concatenate(value(point)[1:])

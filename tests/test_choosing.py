@@ -126,7 +126,9 @@ def test_matrices_made_for_the_noise_have_less_error_in_truth(scheme):
 
 def test_the_command_makes_the_matrix_that_was_recommended(found):
     row = next(c for c in found.candidates if c.matrix == "amplified" and c.scheme == FOURS)
-    numbers = dict(dataset_size=80, batch_size=10, iterations=12, scheme="b-min-sep", min_separation=4)
+    numbers: dict[str, Any] = dict(
+        dataset_size=80, batch_size=10, iterations=12, scheme="b-min-sep", min_separation=4
+    )
     # Bands that were left out were there when it was made.
     problems = [cli.Problem(**numbers, bands=bands, strategy="amplified") for bands in (2, 4)]
     built = [problem.build(**AT) for problem in problems]
@@ -148,6 +150,38 @@ def test_the_command_makes_the_matrix_that_was_recommended(found):
 def test_what_no_matrix_is_made_for(scheme, bands, epsilon, message):
     with pytest.raises(ValueError, match=message):
         amplified_matrix(bands, scheme, epsilon=epsilon, delta=1e-2)
+
+
+def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
+    """One epoch in 3 copies: half the error of 3 bands, by an accountant that draws nothing."""
+    numbers: dict[str, Any] = dict(
+        dataset_size=1280, batch_size=10, iterations=128, epsilon=16.0, delta=1e-5, memory_copies=3
+    )
+    told = recommend(**numbers)
+    chosen = told.chosen
+    assert (chosen.matrix, chosen.memory_copies, chosen.accountant) == ("buffered", 3, "unamplified")
+    assert chosen.error < 0.5 * min(row.error for row in told.candidates if row is not chosen)
+    assert chosen.describe() == "b-min-sep, separation 128, 1 buffer (BLT), participation revealed"
+    alone = recommend(**numbers, strategy="buffered", bands=1)
+    assert alone.candidates == (chosen,) and alone.looked_at == 1
+    monkeypatch.setattr(jaxacct, "recommend", lambda **given: told)
+    path, target = tmp_path / "plan.json", ["--epsilon", "16", "--delta", "1e-5"]
+    sizes = ["--dataset-size", "1280", "--batch-size", "10", "--iterations", "128"]
+    assert run("calibrate", *sizes, *target, "--memory-copies", "3", "--out", path) == 0
+    plan = Plan.load(path)
+    assert plan.choice == told.choice and plan.analytic_accountant == "unamplified"
+    mechanism = plan.mechanism
+    assert (mechanism.scheme, mechanism.strategy) == (chosen.scheme, chosen.strategy)
+    assert 1 <= mechanism.noise_multiplier / chosen.noise_multiplier < 1.011  # one step of the search
+    for bands, copies, message in (
+        (2, 4, "at least 5 for 2 buffers, was 4"),
+        (None, 2, "at least 3 for strategy"),
+    ):
+        with pytest.raises(ValueError, match=f"memory_copies must be {message}"):
+            changed: dict[str, Any] = dict(strategy="buffered", bands=bands, memory_copies=copies)
+            recommend(**numbers | changed)
+    with pytest.raises(ValueError, match="min_separation must be above 1 for strategy buffered"):
+        recommend(**numbers, strategy="buffered", min_separation=1)
 
 
 def test_what_is_chosen_is_within_two_percent_and_cheapest(found):

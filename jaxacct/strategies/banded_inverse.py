@@ -56,6 +56,11 @@ class BandedInverse(Stationary):
         return len(self.array)
 
     @property
+    def named_bands(self) -> int:
+        """Of the inverse."""
+        return len(self.inverse)
+
+    @property
     def array(self) -> np.ndarray:
         """(bands,) float64, read-only: the first column of C, without trailing zeros."""
         return _first_column(self)

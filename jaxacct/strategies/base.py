@@ -72,6 +72,11 @@ class Strategy(abc.ABC):
     def bands(self) -> int:
         """Diagonals of C up to the last one that is not zero."""
 
+    @property
+    def named_bands(self) -> int:
+        """The number that `strategies.by_name` makes it from: its bands, unless a kind says otherwise."""
+        return self.bands
+
     @abc.abstractmethod
     def check(self, scheme) -> None:
         """Refuse a scheme that C cannot be used with; ValueError."""

@@ -76,6 +76,11 @@ class BufferedToeplitz(Stationary):
         return len(self.array)
 
     @property
+    def named_bands(self) -> int:
+        """The buffers."""
+        return self.buffers
+
+    @property
     def array(self) -> np.ndarray:
         """(bands,) float64, read-only: the first column of C, without trailing zeros."""
         return _first_column(self)

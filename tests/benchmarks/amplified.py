@@ -1,6 +1,7 @@
 """Matrices made for the noise that they need with sampling, against the other two, at estimated noise."""
 
 import time
+from typing import Any
 
 from jaxacct import BMinSep, Poisson
 from jaxacct.choosing import _Estimates, _matrix
@@ -19,7 +20,7 @@ CASES = [  # steps, examples, batch, epsilon, delta, separation, bands
 
 def main():
     for n, examples, batch, epsilon, delta, separation, bands in CASES:
-        numbers = dict(dataset_size=examples, batch_size=batch, iterations=n)
+        numbers: dict[str, Any] = dict(dataset_size=examples, batch_size=batch, iterations=n)
         scheme = BMinSep.from_batch_size(**numbers, min_separation=separation)
         estimates = _Estimates.at(Poisson.from_batch_size(**numbers), epsilon, delta, lambda what: None)
         cells, errors = [], []

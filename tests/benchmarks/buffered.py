@@ -5,6 +5,7 @@ import time
 import jax
 
 from jaxacct import BandedInverse, BandedToeplitz, BufferedToeplitz, prefix_sum_error
+from jaxacct.strategies.stationary import Stationary
 
 CASES = [(128, 1, 3), (128, 4, 3), (1000, 1, 3), (1000, 8, 3), (1000, 1, 4), (10_000, 1, 4), (10_000, 16, 4)]
 
@@ -37,7 +38,9 @@ def main():
             start = time.perf_counter()
             made.append(make(n, k, buffers))
             seconds.append(time.perf_counter() - start)
-        others = [BandedInverse.optimal(iterations=n, bands=8, min_separation=b, participations=k)]
+        others: list[Stationary] = [
+            BandedInverse.optimal(iterations=n, bands=8, min_separation=b, participations=k)
+        ]
         if k == 1 and n <= 1000:
             others.append(BandedToeplitz.optimal(iterations=n, bands=n, min_separation=n, participations=1))
         shown = " | ".join(f"{loss(c, n, b, k):.6g}" for c in [*made, *others])

@@ -808,6 +808,13 @@ MUTANTS = [
         "math.log(spent) + math.log(share)",
         BUSIER,
     ),
+    Mutant("jaxacct/choosing.py", "    room = (most - 1) // 2\n", "    room = most // 2\n", CHOOSING),
+    Mutant(
+        "jaxacct/choosing.py",
+        "scheme = max((scheme for scheme, _ in grid)",
+        "scheme = min((scheme for scheme, _ in grid)",
+        CHOOSING,
+    ),
 ]
 
 

@@ -1,5 +1,7 @@
 """Noise by running sums: the matrix that was accounted for is the one that is applied, over long runs too."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ def long_run():
     return np.asarray(w), np.asarray(z), sums_of(parts, LONG)
 
 
-def exact_sums(w: np.ndarray, dtype=np.longdouble) -> np.ndarray:
+def exact_sums(w: np.ndarray, dtype: Any = np.longdouble) -> np.ndarray:
     """(steps, buffers, size) sums of the integers before each step."""
     decays = np.array(LONG.decays, dtype)[:, None]
     sums, now = [], np.zeros((LONG.buffers, SIZE), dtype)
