@@ -65,7 +65,7 @@ def test_least_error_at_that_noise(workload):
 
 def test_one_band_and_bad_numbers():
     given: dict[str, Any] = dict(iterations=4, bands=2, noise_multiplier=1.0, repeats=1)
-    assert amplified(**given | {"bands": 1}) == BandedToeplitz.identity()
+    assert amplified(**dict(given, bands=1)) == BandedToeplitz.identity()
     assert prefix_sum_error(amplified(**given), iterations=4, noise_multiplier=1.0) > 0
     changes: list[tuple[dict[str, Any], str]] = [
         ({"bands": 5}, "bands must be at most iterations 4, was 5"),

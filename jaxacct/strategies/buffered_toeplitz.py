@@ -112,6 +112,7 @@ class BufferedToeplitz(Stationary):
         n = _validate.positive_integer("iterations", iterations)
         buffers = _validate.positive_integer("buffers", buffers)
         separation, k = schedule_of(n, min_separation, participations)
+        separation = min(separation, n)
         error_of = checked(workload).error_of(n, n)
         if n == 1:
             return cls((0.0,), (1.0,), 1)
