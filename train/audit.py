@@ -43,7 +43,8 @@ from .canaries import REAL, SILENT, Setting, quiet
 from .plans import read_plan
 from .sources import as_rows
 
-CANARIES = 1000
+CANARIES = {"independent": 4000, "one-run": 1000}
+"""By default, where there is room for so many."""
 SCHEMA = "jaxacct-audit-1"
 KINDS = ("independent", "one-run")
 CAN_SEE = (
@@ -135,7 +136,7 @@ def audit(
       plan: of correlated noise (`jaxacct.Plan`) for examples, batches not cut.
       optimizer: of the one-run audit; SGD at 0.1 by default. What comes after the noise changes no guarantee.
       kinds: which audits, of `KINDS`.
-      canaries: 1,000 by default, or what examples, coordinates and delta allow.
+      canaries: by default `CANARIES`, or what examples, coordinates and delta allow.
       confidence: of each finding, in (0, 1).
       keys: as of `fit`; the coins follow from them. Only tests should fix them.
       progress: as of `fit`.
@@ -187,10 +188,10 @@ def _check(plan, kinds) -> None:
         raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
 
 
-def _number(asked: int | None, most: int, of: str) -> int:
+def _number(kind: str, asked: int | None, most: int, of: str) -> int:
     """Of canaries, at most `most`."""
     if asked is None:
-        number = min(CANARIES, most)
+        number = min(CANARIES[kind], most)
     else:
         number = _validate.positive_integer("canaries", asked)
         if number > most:
@@ -203,6 +204,7 @@ def _number(asked: int | None, most: int, of: str) -> int:
 def _independent(setting: Setting, canaries: int | None, confidence: float) -> Finding:
     plan, size = setting.plan, len(setting.rows)
     number = _number(
+        "independent",
         canaries,
         min(size, setting.coordinates // 2),
         f"{size} examples and {setting.coordinates} coordinates, two a canary",
@@ -230,7 +232,7 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
     # By default half of the examples stay what they are.
     most = min(size if canaries is not None else size // 2, setting.coordinates, by_delta)
     of = f"{size} examples, {setting.coordinates} coordinates and delta {plan.delta:.4g}"
-    number = _number(canaries, most, of)
+    number = _number("one-run", canaries, most, of)
     coordinates = quiet(setting, number)
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)
@@ -330,7 +332,8 @@ def run(
       plan: from `jaxacct calibrate --out`, for as many examples as the data has.
       model: module:function that returns a dictionary with model, loss and dataset as `fit` takes them
         (optimizer, clip_norm, wrt and loss_key too, if wanted); by default a small CNN on digits.
-      canaries: 1,000 by default, or what examples, coordinates and delta allow.
+      canaries: 4,000 independent and 1,000 in one run by default, or what examples, coordinates and delta
+        allow.
       confidence: of each bound.
       independent: canaries alone, in independent trials.
       one_run: canaries among the data in one training run.

@@ -140,21 +140,26 @@ def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
 
 
 def quiet(setting: Setting, number: int) -> np.ndarray:
-    """Coordinates in which some examples have the least gradients before the run: less hides a canary.
+    """Coordinates in which the other examples add up to least before the run: less hides a canary.
 
-    Any choice that no coin decides is as valid.
+    Judged by some examples, whose clipped gradients are g: `(n mean g)^2 + n mean g^2` is the square of what
+    n of them shift a coordinate by and how much that varies with who is drawn, at most. Any choice that no
+    coin decides is as valid.
     """
-    places = np.arange(min(16, len(setting.rows)))[::-1]  # of the last: the first are replaced
-    rows = setting.rows.take(len(setting.rows) - 1 - places, len(places))
+    n = len(setting.rows)
+    places = np.arange(max(0, n - 64), n)  # of the last: the first are replaced
+    rows = setting.rows.take(places, len(places))
     if setting.loss.key is not None:
-        rows = Numbered(rows, (len(setting.rows) - 1 - places).astype(np.uint32))
-    gradient, total = jax.jit(jax.grad(setting.loss.at(0))), np.zeros(setting.coordinates)
+        rows = Numbered(rows, places.astype(np.uint32))
+    gradient, sums = jax.jit(jax.grad(setting.loss.at(0))), np.zeros((2, setting.coordinates))
     for i in range(len(places)):
         found = gradient(setting.params, jax.tree.map(lambda leaf, i=i: leaf[i], rows))
-        total += np.concatenate(
-            [np.abs(np.asarray(leaf, np.float64)).ravel() for leaf in jax.tree.leaves(found)]
-        )
-    return np.sort(np.argsort(np.nan_to_num(total, nan=np.inf), kind="stable")[:number])
+        flat = np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(found)])
+        flat *= min(1.0, setting.clip_norm / max(np.linalg.norm(flat), 1e-300))
+        sums += flat, flat**2
+    mean, square = sums / len(places)
+    nuisance = np.nan_to_num((n * mean) ** 2 + n * square, nan=np.inf)
+    return np.sort(np.argsort(nuisance, kind="stable")[:number])
 
 
 __all__ = ["LENGTH", "REAL", "SILENT", "Setting", "outputs", "quiet"]
