@@ -66,6 +66,11 @@ def _square(array) -> jax.Array:
     return jnp.sum(jnp.square(array.astype(jnp.float64)), axis=tuple(range(1, array.ndim)))
 
 
+def _products(subscripts: str, *arrays) -> jax.Array:
+    """Sums of products in float64, even where `jax.default_matmul_precision` asks for fewer bits of all."""
+    return jnp.einsum(subscripts, *arrays, precision=lax.Precision.HIGHEST)
+
+
 def _weighted(weights, array):
     return weights.reshape(-1, *(1,) * (array.ndim - 1)) * array.astype(jnp.float64)
 
@@ -108,15 +113,15 @@ class Factors:
         most = jnp.sum(jnp.sum(jnp.square(left), (2, 3)) * jnp.sum(jnp.square(right), (2, 3)), axis=1)
         if left.shape[2] == 1:
             return most, most
-        one, two = (jnp.einsum("bhtk,bhsk->bhts", array, array) for array in (left, right))
+        one, two = (_products("bhtk,bhsk->bhts", array, array) for array in (left, right))
         return jnp.sum(one * two, (1, 2, 3)), most
 
     def total(self, weights):
         left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
         if left.shape[1] == 1:
             left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
-            return self.tap.gradient(jnp.einsum("tk,tn->kn", left, right)[None])
-        return self.tap.gradient(jnp.einsum("bhtk,bhtn->hkn", left, right))
+            return self.tap.gradient(_products("tk,tn->kn", left, right)[None])
+        return self.tap.gradient(_products("bhtk,bhtn->hkn", left, right))
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "right"], meta_fields=["tap"])

@@ -109,7 +109,8 @@ def test_every_kind_of_layer():
     assert {paths[tap.leaf]: type(tap.equation).__name__ for tap in program.taps} == TAPPED
     options = dict(grid=grid, microbatch_size=MICRO, has_aux=True)
     found = jax.jit(functools.partial(ghost_gradient_sum, loss, **options))(params, batch, mask)
-    # One at a time: together, XLA's gradients of the kernel of a grouped, dilated convolution are NaN.
+    # One at a time: outside of loops XLA multiplies an infinity in one row by zeros between the rows, and all
+    # rows' gradients of a grouped kernel are NaN (tests/training/test_clipping.py).
     of_one = functools.partial(jax.value_and_grad(loss, has_aux=True), params)
     (losses, aux), gradients = jax.jit(lambda batch: jax.lax.map(of_one, batch))(batch)
     kept = np.isfinite(losses) & mask
@@ -231,6 +232,21 @@ def test_the_same_attacks_win_where_they_are_not_paid_for(mistake, monkeypatch):
         assert max(moved(batch, np.ones(4, bool), 1) for batch in batches) > 4**GRID.bits
     finally:
         summed.cache_clear()
+
+
+def test_norms_and_totals_are_float64_whatever_products_are_asked_for():
+    """With both from 8 bits, numbers that are rounded down for the norm and up for the total win."""
+    grid = Grid(1.0, 20)
+    right = np.linspace(1, 2, 13)[:4, None, None] * np.full((1, POSITIONS, WIDTH), 1e3)
+    batch = {"left": np.ones((4, POSITIONS, HEIGHT), np.float32), "right": right.astype(np.float32)}
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        program = jax.jit(
+            functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=grid)
+        )
+        for at in range(4):
+            total = program(batch, np.arange(4) == at).total
+            change = np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low, np.int64)
+            assert 0.99 * 4**grid.bits < (change**2).sum() <= 4**grid.bits
 
 
 def test_padding_and_poison_are_exactly_nothing():
