@@ -336,7 +336,9 @@ def private_round_update(
     terms = np.shape(jax.tree.leaves(batch)[0])[0]
     white = Mechanism(Poisson(1, 1.0), BandedToeplitz.square_root(1), 2 * sigma)
     private = privatize(white, clip_norm=clip_norm, expected_batch_size=terms, key=key)
-    updates = jax.vmap(inner_fn, (None, 0))(params, batch)
+    # One after the other: `jax.vmap` computes gradients of grouped convolutions for all terms at once, with
+    # zeros between them that XLA multiplies: what is infinite in one term would spoil all others.
+    updates = jax.lax.map(lambda records: inner_fn(params, records), batch)
     total, _, norms = _sum_on_grid(updates, private.grid)
     released, _ = private.update(total, private.init(params))
     return released, RoundInfo(norms, jnp.mean(norms > clip_norm)) if diagnostics else None

@@ -1,6 +1,7 @@
 """Generalised DP-SGD: samplers, terms without memory, sensitivity, noise, and what is refused."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -375,3 +376,24 @@ def test_a_round_by_itself():
     np.testing.assert_allclose(seen, [-0.45, -0.6], atol=2e-3)
     assert float(info.clipped_fraction) == 0.5
     np.testing.assert_allclose(outer_update(jnp.ones(2), jnp.array([1.0, 2.0]), 0.5), [0.5, 0.0])
+
+
+def test_one_infinite_term_spoils_no_other():
+    """All terms at once would be lost to one, by the gradient of a grouped convolution."""
+
+    def scaled(kernel, records):
+        def convolved(kernel):
+            found = jax.lax.conv_general_dilated(
+                records["x"], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"),
+                feature_group_count=2,
+            )  # fmt: skip
+            return jnp.sum(records["scale"][:, None, None] * jnp.sin(found))
+
+        return jax.grad(convolved)(kernel)
+
+    generator, key = np.random.default_rng(0), np.arange(8, dtype=np.uint32)
+    batch = {"x": np.float32(generator.normal(size=(3, 2, 5, 4))), "scale": np.ones((3, 2), np.float32)}
+    batch["scale"][1, 0] = np.inf
+    options = dict(inner_fn=scaled, clip_norm=1.0, sigma=1.0, diagnostics=True)
+    _, info = jax.jit(functools.partial(private_round_update, key, **options))(jnp.ones((3, 2, 4)), batch)
+    np.testing.assert_array_equal(np.isinf(info.norms), [False, True, False])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from train.clipping import clip_to_grid, clipped_gradient_sum, default_microbatch_size, global_norm
+from train.ghost import ghost_gradient_sum
 from train.grid import Grid
 
 SIZES = {"w": (3, 4), "b": (4,)}
@@ -116,6 +117,34 @@ def test_padding_and_poison_contribute_exactly_zero(key):
     for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(alone.total), strict=True):
         np.testing.assert_array_equal(a, b)
     assert np.isinf(poisoned.norms[1])
+
+
+@pytest.mark.parametrize("sum_of", [clipped_gradient_sum, ghost_gradient_sum])
+@pytest.mark.parametrize("micro", [2, 4])
+def test_one_infinity_spoils_no_other_row(sum_of, micro):
+    """Not of a grouped convolution either, whose rows XLA computes at once with zeros between them.
+
+    Outside of loops it multiplies by these zeros, and all rows are lost: 32 clip norms for one example.
+    """
+
+    def convolved(kernel, example):
+        # Twice the kernel: that is no use which `ghost` would take apart.
+        found = jax.lax.conv_general_dilated(
+            example["x"][None], 2 * kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=2,
+        )  # fmt: skip
+        return example["scale"] * jnp.sum(jnp.sin(found))
+
+    generator = np.random.default_rng(0)
+    kernel = jnp.asarray(generator.normal(size=(3, 2, 4)), jnp.float32)
+    batch = {"x": np.float32(generator.normal(size=(4, 5, 4))), "scale": np.float32([1, np.inf, 1, 1])}
+    found = jax.jit(functools.partial(sum_of, convolved, grid=GRID, microbatch_size=micro))
+    poisoned = found(kernel, batch, np.ones(4, bool))
+    without = found(kernel, batch, np.array([True, False, True, True]))
+    np.testing.assert_array_equal(np.isinf(poisoned.norms), [False, True, False, False])
+    for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(without.total), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.any(poisoned.total.low)
 
 
 def test_an_empty_batch_is_zero(key):
