@@ -413,7 +413,10 @@ def _inlined(place, eqn, values):
 
 def bind(eqn, values):
     with eqn.ctx.manager:
-        found = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+        given = eqn.primitive.get_bind_params(eqn.params)
+        # Functions and parameters apart in JAX before 0.9.
+        functions, params = given if isinstance(given, tuple) else ((), given)
+        found = eqn.primitive.bind(*functions, *values, **params)
     return found if eqn.primitive.multiple_results else [found]
 
 

@@ -171,7 +171,7 @@ def _seeded(streams, key):
     """The streams of a model begun anew from a key, each its own."""
 
     def begin(number, variable):
-        value = variable.get_value()
+        value = variable[...]
         if not isinstance(variable, nnx.RngKey):
             return variable.replace(jnp.zeros_like(value))
         own = jax.random.fold_in(key, number)
@@ -217,7 +217,11 @@ def _refuse_writes(traced, given, args, after, *, seeded: bool) -> None:
 
 
 def _value(variable):
-    return variable.get_raw_value() if isinstance(variable, nnx.Variable) else variable
+    if not isinstance(variable, nnx.Variable):
+        return variable
+    method = getattr(type(variable), "get_raw_value", None)
+    # An attribute in Flax 0.12.0, a method since.
+    return variable.raw_value if method is None else method(variable)
 
 
 def _name(path) -> str:

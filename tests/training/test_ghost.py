@@ -119,10 +119,10 @@ def test_every_kind_of_layer():
     target = budget(grid, sum(leaf.size for leaf in jax.tree.leaves(params)), SIZE, 1000).target * grid.unit
     weights = np.minimum(1, target / np.sqrt(squares))
     assert 0 < (weights < 1).sum() < len(weights)
-    np.testing.assert_allclose(found.norms[kept], np.sqrt(squares), rtol=2e-3)  # bfloat16
+    np.testing.assert_allclose(found.norms[kept], np.sqrt(squares), rtol=2**-7)  # four roundings to bfloat16
     assert np.isinf(found.norms[3]) and found.norms[5] == found.losses[5] == 0
-    np.testing.assert_allclose(found.losses[kept], losses[kept], rtol=1e-4)
-    np.testing.assert_allclose(found.aux["first"][kept], aux["first"][kept], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.losses[kept], losses[kept], rtol=2**-7)
+    np.testing.assert_allclose(found.aux["first"][kept], aux["first"][kept], rtol=2**-7, atol=1e-5)
     assert found.clipped_fraction == pytest.approx(((weights < 1).sum() + 1) / 5)
     ours = jax.tree.leaves(found.total.scaled(1.0))
     for path, a, b in zip(paths, ours, jax.tree.leaves(gradients), strict=True):
