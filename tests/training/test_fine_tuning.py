@@ -106,7 +106,7 @@ def test_dropout_and_mixed_precision_resume_to_the_same_bits(tmp_path):
     for name, other in (
         ("weights", dict(model=Adapted(1))),
         ("key of the loss", dict(loss_key=6)),
-        ("program", dict(wrt=nnx.Any(nnx.LoRAParam, nnx.PathContains("bias")))),
+        ("frozen part", dict(wrt=nnx.Any(nnx.LoRAParam, nnx.PathContains("bias")))),
     ):
         with pytest.raises(ValueError, match=name) as refused:
             tune(out=tmp_path / "part", **options | other)
