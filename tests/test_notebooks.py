@@ -16,6 +16,7 @@ from train import loop
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+BADGE = "https://colab.research.google.com/github/jaxacct/jaxacct/blob/main/notebooks"
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 # Values of the cell tagged "parameters" that make a short run; notebooks share what is compiled for them.
@@ -124,8 +125,7 @@ def test_what_ships_was_run_and_tells_nothing_of_the_machine(path):
 def test_a_newcomer_can_start(path):
     """Badge, install cell, parameters, words explained, something to try, links that lead somewhere."""
     words = [cell.source for cell in cells(path, "markdown")]
-    badge = f"https://colab.research.google.com/github/jaxacct/jaxacct/blob/main/notebooks/{path.name}"
-    assert words[0].startswith("[![Open in Colab]") and badge in words[0]
+    assert words[0].startswith("[![Open in Colab]") and f"({BADGE}/{path.name})" in words[0]
     code = cells(path)
     assert "pip" in code[0].source and code[0].source == cells(NOTEBOOKS[0])[0].source
     assert sum("parameters" in cell.metadata.get("tags", ()) for cell in code) == 1

@@ -1,12 +1,13 @@
 """Pictures show what was computed, are told apart without colour, and replace no other file."""
 
 import builtins
+import html
 import math
 
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson, plot, recommend
+from jaxacct import BandedToeplitz, Mechanism, Poisson, plot, progress, recommend
 from jaxacct.cli import main
 from jaxacct.estimates.profile import Profile
 from jaxacct.figure import check_plot, is_ours
@@ -159,3 +160,29 @@ def test_without_matplotlib_it_is_refused_in_one_line_before_the_work(capsys, tm
     code, out, err = run(capsys, "strategy", "--iterations", "12", "--bands", "3", "--plot", str(picture))
     assert (code, out, err) == (2, "", "jaxacct: plot needs matplotlib, which is not installed\n")
     assert not picture.exists()
+
+
+def test_a_notebook_shows_figures_and_plans():
+    """A figure as a PNG, without pyplot; a plan as its statement and a table, whatever is in its numbers."""
+    assert plot.blank(1, 1)._repr_png_().startswith(b"\x89PNG")
+    for kind in KINDS:
+        plan = whole(kind)
+        shown = plan._repr_html_()
+        assert plan.statement() in html.unescape(shown)
+        assert all(f"delta for {name}" in html.unescape(shown) for name, _ in plan.budget_lines())
+        assert shown.count("<tr>") == shown.count("</tr>") and "<script" not in shown
+
+
+def test_progress_in_a_notebook_without_widgets_is_a_line_that_goes(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    with progress.watch() as tell:
+        tell("remove", 0, 100.0)
+        tell("remove", 50, 100.0)
+    out, err = capsys.readouterr()
+    *_, said, wiped, end = err.split("\r")
+    assert not out and "remove, 50 samples" in said and set(wiped) == {" "} and not end
+    with progress.watch():
+        pass
+    assert capsys.readouterr() == ("", "")
