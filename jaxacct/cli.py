@@ -153,7 +153,7 @@ def recommend_command(
     scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"] | None = None,
     bands: int | None = None,
     min_separation: int | None = None,
-    strategy: Literal["optimal", "square-root"] | None = None,
+    strategy: Literal["optimal", "square-root", "amplified", "buffered"] | None = None,
     workload: str = "prefix-sum",
     plot: str | None = None,
     json: bool = False,
@@ -170,11 +170,13 @@ def recommend_command(
       delta: privacy target.
       advantage: privacy target in place of both, such as 0.1: the most that the true positive rate of a test
         for membership may be above its false positive rate.
-      memory_copies: most copies of the parameters that training may keep for the noise: as many as bands.
+      memory_copies: most copies of the parameters that training may keep for the noise: as many as bands, and
+        one more than twice the buffers.
       scheme: poisson and b-min-sep by default.
-      bands: of the strategy matrix.
+      bands: of the strategy matrix, or buffers.
       min_separation: steps between participations.
-      strategy: matrix.
+      strategy: matrix; by default optimal, amplified (optimal at the noise needed with sampling) and buffered
+        (BLT, with participation revealed).
       workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
         or linear, warmup:100, with commas between.
       plot: write error against memory of the candidates to this PNG.

@@ -1,8 +1,10 @@
 """Choosing what to certify: near the truth by enumeration, within limits, from public numbers alone."""
 
 import functools
+import inspect
 import json
 import math
+import typing
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ from jaxacct import (
     cli,
 )
 from jaxacct.accountants import analytic, unamplified
+from jaxacct.choice import MATRICES
 from jaxacct.choosing import ALIKE, _falling_root, amplified_matrix, log_moment, recommend
 from jaxacct.kernels import randomness
 from jaxacct.proposals.replicas import log_normalizer
@@ -173,6 +176,8 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     mechanism = plan.mechanism
     assert (mechanism.scheme, mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 1 <= mechanism.noise_multiplier / chosen.noise_multiplier < 1.011  # one step of the search
+    offered = typing.get_args(inspect.signature(cli.recommend_command).parameters["strategy"].annotation)
+    assert typing.get_args(offered[0]) == MATRICES  # what `choice.command()` may name
     for bands, copies, message in (
         (2, 4, "at least 5 for 2 buffers, was 4"),
         (None, 2, "at least 3 for strategy"),

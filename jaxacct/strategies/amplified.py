@@ -67,7 +67,7 @@ def amplified(
         jac=True,
         method="L-BFGS-B",
         bounds=[(0.0, None)] * (bands - 1),
-        options={"maxiter": 200, "maxcor": 30, "ftol": 1e-10, "gtol": 1e-7},
+        options={"maxiter": 200, "maxcor": 10, "ftol": 1e-10, "gtol": 1e-7},
     )
     return BandedToeplitz(tuple(np.append(1.0, found.x)))
 

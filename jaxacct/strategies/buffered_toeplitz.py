@@ -283,12 +283,13 @@ def _one_fewer(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _search(start, error_of: Callable, n: int, separation: int, participations: int):
-    """(log error, decays, weights) from one start, by L-BFGS on logits: weights share 1 with what is left."""
+    """(log error, decays, weights) from one start, by BFGS on logits: weights share 1 with what is left."""
     decays, weights = start
     buffers = decays.size
-    steepest = np.log(n / _SLOWEST)
+    highest = np.repeat([np.log(n / _SLOWEST), _STEEP], buffers)
 
     def numbers(x):
+        x = np.clip(x, -_STEEP, highest)
         shares = np.exp(x[buffers:] - max(0.0, x[buffers:].max()))
         rest = np.exp(-max(0.0, x[buffers:].max()))
         return scipy.special.expit(x[:buffers]), shares / (shares.sum() + rest)
@@ -297,16 +298,12 @@ def _search(start, error_of: Callable, n: int, separation: int, participations: 
         decays, weights = numbers(x)
         value, of_decays, of_weights = _log_error(decays, weights, error_of, n, separation, participations)
         of_logits = weights * (of_weights - np.dot(of_weights, weights))
-        return value, np.append(of_decays * decays * (1 - decays), of_logits)
+        inside = (x >= -_STEEP) & (x <= highest)
+        return value, np.append(of_decays * decays * (1 - decays), of_logits) * inside
 
     x = np.append(scipy.special.logit(decays), np.log(weights / (1 - weights.sum())))
     found = scipy.optimize.minimize(
-        objective,
-        x,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-_STEEP, steepest)] * buffers + [(-_STEEP, _STEEP)] * buffers,
-        options={"maxiter": 500, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-8},
+        objective, x, jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 500}
     )
     decays, weights = numbers(found.x)
     order = np.argsort(-decays)
