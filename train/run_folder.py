@@ -163,12 +163,13 @@ class RunFolder:
 
     def _shown(self) -> int:
         """The last step of which something is public: an evaluation, or the model at the end."""
-        path, steps = self.folder / "metrics.jsonl", [0]
+        run = read_json(self.folder / "run.json", "run")
+        path, steps = self.folder / "metrics.jsonl", [int(run.get("shown", 0))]
         for line in path.read_text().splitlines() if path.exists() else []:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 steps.append(int(json.loads(line)["step"]))
         if (self.folder / "model").exists() or (self.folder / "result.json").exists():
-            steps.append(int(read_json(self.folder / "run.json", "run")["steps"]))
+            steps.append(int(run["steps"]))
         return max(steps)
 
     def went_on(self, step: int) -> None:
@@ -238,6 +239,10 @@ class RunFolder:
                 f"checkpoint of step {step} in {self.folder} is damaged: its sampler stands elsewhere; "
                 f"remove its folder {step} to go on from the one before it"
             )
+        if (shown := self._shown()) > step:
+            # Lines go, and what they showed stays seen.
+            run = read_json(self.folder / "run.json", "run") | {"shown": shown}
+            write_atomically(self.folder / "run.json", json.dumps(run, indent=1) + "\n")
         for name in ("metrics.jsonl", "private_metrics.jsonl"):
             self._cut(self.folder / name, step)
         kept_leaves = {name: _placed(leaf) for part in parts for name, leaf in found[part].items()}

@@ -59,6 +59,14 @@ def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
         file.write('{"step": 10, "evaluation": {}}\n{"step"')
     with pytest.raises(ValueError, match="has shown step 10 and"):
         run(**options, elastic=True)
+    # Going on at home from the checkpoint before drops that line, and not what it showed.
+    monkeypatch.setattr(loop, "_versions", lambda: {"jax": "9", "numpy": "9"})
+    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
+        run(**options)
+    assert '"step": 10' not in (tmp_path / "metrics.jsonl").read_text()
+    monkeypatch.setattr(loop, "_versions", lambda: {"jax": "10", "numpy": "9"})
+    with pytest.raises(ValueError, match="has shown step 10 and"):
+        run(**options, elastic=True)
 
 
 def test_folders_of_before_are_told_apart(tmp_path):
