@@ -200,8 +200,8 @@ def test_bounds_hold_as_often_as_they_say_and_come_near(epsilon, delta):
 def test_a_threshold_is_chosen_on_other_trials():
     """Scores that tell nothing: chosen on the trials that are counted, the best threshold tells something."""
     rng = np.random.default_rng(0)
-    found = sum(epsilon_lower_bound(*rng.random((2, 60)), 0.0, 0.9)[0] > 0 for _ in range(300))
-    assert found <= 60
+    found = sum(epsilon_lower_bound(*rng.random((2, 1000)), 0.0, 0.5)[0] > 0 for _ in range(300))
+    assert found <= 195  # more with probability 1e-7; 45 are, and 217 were on the same trials
 
 
 def test_the_price_of_delta_is_paid():
