@@ -119,6 +119,8 @@ def test_what_is_booked_covers_both_losses(key):
         exact, exact_other = both(np.float64)
     assert 0 < np.max(np.abs(loss - exact)) < margin
     assert np.max(np.abs((loss - m * other) - (exact - m * exact_other))) < weight
+    # Each of m times L' is off by about as much as L.
+    assert weight > m * margin
     # Rarer participation in the target law than in the drawn one: the ratio is paid for.
     cheap, dear = (
         rounding.busier_lines(
@@ -127,6 +129,17 @@ def test_what_is_booked_covers_both_losses(key):
         for r in (0.0, -20.0)
     )
     assert total(cheap, "relative") < total(dear, "relative")
+
+
+def test_vectors_that_count_are_ruled_out_under_the_target_law():
+    """`P'(> k) / r`, not P'(> k): with a smaller r more participations count."""
+    scheme = BMinSep(60, 2, 0.001)
+    mechanism = Mechanism(scheme, BandedToeplitz((2.0, 1.0)), 1.0)
+    busy = Mechanism(more_often(scheme, 8)[0], mechanism.strategy, 1.0)
+    counts = [rounding._sizes_of_busier(mechanism, busy, 1e-5, 4, r, 2.0**-20).count for r in (0.0, -40.0)]
+    assert 1 < counts[0] < counts[1] < scheme.max_participations
+    allowed = math.log(1e-3 * 1e-5) + math.log(2.0**-20) - 40.0
+    assert rounding.log_count_tail(busy.scheme, counts[1] + 1) <= allowed
 
 
 def test_names_and_numbers_that_there_are_not():

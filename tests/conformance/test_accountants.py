@@ -32,6 +32,7 @@ from tests.oracles import enumeration
 
 IDENTITY = BandedToeplitz.identity()
 COMPOSED = dp_accounting.GaussianDpEvent(5.0)
+UNIT_COLUMNS = Dense(np.array([[0.6, 0.0], [0.8, 1.0]]))  # which overlap all the same
 OVERLAPPING = Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
 
 
@@ -80,6 +81,7 @@ MEMBERS = {
             (at(BallsInBins(2, 2)), COMPOSED, "nothing is composed"),
             (at(BallsInBins(2, 2), strategy=BandedToeplitz((2.0, 1.0))), None, "not the identity"),
             (at(BallsInBins(2, 2), strategy=Dense(np.diag([1.0, 0.5]))), None, "not the identity"),
+            (at(BallsInBins(2, 2), strategy=UNIT_COLUMNS), None, "not the identity"),
         ],
     ),
     "revealed-pattern": (

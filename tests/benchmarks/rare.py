@@ -1,0 +1,34 @@
+"""Samples to certify where participation is rare: ordinary replicas against those of a busier example.
+
+PYTHONPATH=. python tests/benchmarks/rare.py
+"""
+
+import time
+
+import jax
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from jaxacct.strategies import ending
+from jaxacct.verification.run import verify
+
+
+def main():
+    rate, b = 0.001, 8
+    scheme = BMinSep(100, b, rate / (1 - (b - 1) * rate))
+    mechanism = Mechanism(scheme, ending(BandedToeplitz.square_root(8), scheme), 1.0)
+    for epsilon in (0.189, 0.16, 0.15):
+        for proposal in ("6 replicas", None):
+            started = time.process_time()
+            options = dict(key=jax.random.key(3), proposal=proposal, max_samples=1_000_000)
+            found = verify(mechanism, epsilon, 1e-5, **options)
+            law = found.remove
+            print(
+                f"epsilon {epsilon}: {law.proposal}: accepted {found.accepted}, {law.num_samples:,} samples, "
+                f"M / delta_v {law.scale / found.budget.delta_v:.0f}, estimate {law.estimate:.2e}, "
+                f"{time.process_time() - started:.1f} CPU-s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
