@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from jaxacct import _validate, records
 from jaxacct.records import exact
 from jaxacct.schemes import Scheme
-from jaxacct.strategies import Strategy, workload_named
+from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, FiniteToeplitz, Strategy, workload_named
+from jaxacct.strategies.workload_names import name_of
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
 MATRICES = ("optimal", "square-root", "amplified", "buffered")
@@ -55,11 +56,16 @@ class Choice:
         _validate.one_of("scheme", self.scheme, SCHEME_NAMES)
         _validate.one_of("matrix", self.matrix, MATRICES)
         if self.workload is not None:
-            workload_named(self.workload, self.iterations)
+            # As the search writes it: other spellings would not stand in a command.
+            written = name_of(workload_named(self.workload, self.iterations))
+            if written != self.workload:
+                raise ValueError(f"workload must be written as {written!r}, was {self.workload!r:.80}")
         if [name for name in SEARCHED if name in self.given] != list(self.given):
             raise ValueError(f"given must be some of {', '.join(SEARCHED)}, in order, was {self.given!r}")
-        if self.bands > self.memory_copies:
-            raise ValueError(f"bands must be at most memory_copies {self.memory_copies}, was {self.bands}")
+        # A buffer is two copies, and the noise being made is one more.
+        copies = 2 * self.bands + 1 if self.matrix == "buffered" else self.bands
+        if copies > self.memory_copies:
+            raise ValueError(f"memory_copies must be at least {copies}, was {self.memory_copies}")
 
     def flaws(
         self, scheme: Scheme, strategy: Strategy, epsilon: float, delta: float, dataset_size: int | None
@@ -75,6 +81,8 @@ class Choice:
             "dataset_size": (self.dataset_size, dataset_size),
         }
         found = [f"choice is of {name} {a!r}, not {b!r}" for name, (a, b) in about.items() if a != b]
+        if not found and strategy.kind not in _KINDS[self.matrix]:
+            found = [f"choice is of matrix {self.matrix!r}, not {strategy.describe()}"]
         if not found:
             expected = float(scheme.expected_batch_sizes(self.dataset_size).mean())
             if not math.isclose(expected, self.batch_size, rel_tol=1e-6):
@@ -121,6 +129,8 @@ class Choice:
         return {"statement": self.statement()} | fields | {"given": list(self.given)}
 
 
+_BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind)
+_KINDS = dict.fromkeys(MATRICES, _BANDED) | {"buffered": (BufferedToeplitz.kind,)}
 _IN_WORDS = {
     "scheme": "sampling scheme",
     "bands": "number of bands",

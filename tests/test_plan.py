@@ -341,6 +341,7 @@ def test_no_changed_choice_is_believed():
         dict(min_separation=4),
         dict(bands=2),
         dict(iterations=25),
+        dict(matrix="buffered"),
     ],
 )
 def test_a_choice_of_something_else_is_refused_with_its_own_statement(other):
@@ -357,7 +358,15 @@ def test_a_choice_of_something_else_is_refused_with_its_own_statement(other):
 
 
 @pytest.mark.parametrize(
-    "bad", [dict(workload="adam"), dict(given=("strategy", "bands")), dict(memory_copies=2), dict(matrix="x")]
+    "bad",
+    [
+        dict(workload="adam"),
+        dict(workload="momentum: 0.9"),  # two words of the command that searches again
+        dict(given=("strategy", "bands")),
+        dict(memory_copies=2),
+        dict(matrix="buffered", memory_copies=6),
+        dict(matrix="x"),
+    ],
 )
 def test_a_choice_that_cannot_be(bad):
     with pytest.raises(ValueError, match="must be"):
