@@ -326,13 +326,16 @@ def calibrate_command(
             progress=progress,
         )
     # What was found is shown first: a disk that has filled up since does not lose it.
-    _print(plan.to_json() if json else describe(plan), json)
-    if out:
-        plan.save(out)
+    try:
+        _print(plan.to_json() if json else describe(plan), json)
+        sys.stdout.flush()
+    finally:  # nor does a reader that has had enough, as `| head`
+        if out:
+            plan.save(out)
     _draw(plot, "profile", plan)
     if out and not json:
         print(f"\nwritten to {out}; next: `jaxacct.train.fit` under it, or with data of its size")
-        print(f"python -m jaxacct.train --plan {out} --out run/; jaxacct report {out} --out report.html")
+        print(f"python -P -m jaxacct.train --plan {out} --out run/; jaxacct report {out} --out report.html")
     return 0
 
 

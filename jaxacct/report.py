@@ -1,6 +1,7 @@
 """A plan as one page for a privacy reviewer: HTML without scripts or links to elsewhere, pictures inside."""
 
 import html
+import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,8 +104,7 @@ def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) 
       source: what to call its file in the commands.
       bands: of `measure`, for what (epsilon, delta) alone does not tell.
 
-    Raises:
-      ValueError: where matplotlib is not installed.
+    Without matplotlib it has no pictures.
     """
     certified = plan.certified
     kind = "statement" if certified else "statement refused"
@@ -261,6 +261,8 @@ def _rounded_up(bound: float) -> str:
 
 
 def _pictures(plan: Plan, bands: Profile | None) -> str:
+    if importlib.util.find_spec("matplotlib") is None:
+        return "<p>None: matplotlib was not installed where this page was made.</p>"
     figures = [plot.losses(plan), plot.verification(plan)]
     if plan.certified:
         curves = [] if bands is None else [plot.tradeoff_curve(plan, bands)]

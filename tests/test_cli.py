@@ -221,6 +221,19 @@ def test_nobody_reads_on(arguments):
     assert (done.returncode, done.stderr) == (cli.UNREAD, b"")
 
 
+def test_a_plan_is_written_whoever_reads_of_it(tmp_path, monkeypatch):
+    """`jaxacct calibrate --out plan.json | head` was seen to lose the plan."""
+
+    def unread(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "_print", unread)
+    problem = ["--iterations", "9", "--sampling-probability", "0.1", "--epsilon", "2", "--delta", "1e-3"]
+    with pytest.raises(BrokenPipeError):
+        cli._run(["calibrate", *problem, "--accountant", "unamplified", "--out", str(tmp_path / "plan.json")])
+    assert Plan.load(tmp_path / "plan.json").certified
+
+
 def test_unknown_option_exits_2():
     assert run("calibrate", "--nonsense") == 2
 

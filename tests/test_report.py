@@ -74,6 +74,12 @@ def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
     )
 
 
+def test_a_page_without_matplotlib_has_no_pictures(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    text = report(whole("zero_add"))
+    assert "<svg" not in text and "matplotlib was not installed" in Page(text).words
+
+
 def test_the_tests_it_names_exist():
     for _, _, named in ASSUMPTIONS:
         path, function = named.split("::")

@@ -1,7 +1,7 @@
 """The protocol of figure 4 of arXiv 2602.09338 on digits: accuracy by sampling scheme and epsilon.
 
-    python -m jaxacct.train.figure_4 --out runs/digits           # 100 steps, two epsilons and seeds: minutes
-    python -m jaxacct.train.figure_4 --out runs/digits --full    # 400 steps, five epsilons and seeds: hours
+    python -P -m jaxacct.train.figure_4 --out runs/digits          # 100 steps, two epsilons: minutes
+    python -P -m jaxacct.train.figure_4 --out runs/digits --full   # 400 steps, five epsilons: hours
 
 The paper trains a VGG on CINIC-10 with 1,500 steps, |D| / B = 300 and 30 trials; here a small convolutional
 network is trained on the digits that scikit-learn brings along, |D| / B = 20, with the paper's optimizer (SGD

@@ -115,12 +115,12 @@ def cinic_10_command(
 
 
 def figure_4_command(out: str) -> int:
-    """Accuracies are trained: `python -m jaxacct.train.figure_4`.
+    """Accuracies are trained: `python -P -m jaxacct.train.figure_4`.
 
     Args:
       out: a folder.
     """
-    raise ValueError(f"figure-4 trains: python -m jaxacct.train.figure_4 --out {out}")
+    raise ValueError(f"figure-4 trains: python -P -m jaxacct.train.figure_4 --out {out}")
 
 
 COMMANDS = {

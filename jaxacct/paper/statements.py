@@ -122,7 +122,7 @@ def section_7_2(points: list[Compared], iterations: int) -> list[Verdict]:
         Verdict(
             "accuracies of a VGG on CINIC-10 (figure 4)",
             None,
-            "the pictures are not here; `python -m jaxacct.train.figure_4` follows the protocol on digits",
+            "the pictures are not here; `python -P -m jaxacct.train.figure_4` follows the protocol on digits",
         ),
     ]
 
