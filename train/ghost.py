@@ -298,7 +298,9 @@ def _in_memory(arrays, once):
     Args:
       once: () int32 that is 1, not a constant of the program.
     """
-    return lax.fori_loop(0, once, lambda *_: arrays, jax.tree.map(jnp.zeros_like, arrays))
+    # Of `lax.fori_loop` the number of turns would be a constant wherever `once` is, as without `jax.jit`.
+    begin = jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, arrays)
+    return lax.while_loop(lambda state: state[0] < once, lambda state: (state[0] + 1, arrays), begin)[1]
 
 
 def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:

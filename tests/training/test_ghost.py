@@ -288,6 +288,21 @@ def test_what_is_read_twice_is_in_memory():
     assert compiled.count(" while(") >= 2  # over microbatches, and in each: XLA sees through neither
 
 
+def test_nor_is_it_computed_again_without_jit(monkeypatch):
+    """The number of turns is known there; a loop of which it were a constant is one that XLA takes away."""
+    loops, real = [], ghost._in_memory
+
+    def in_memory(arrays, once):
+        loops.append([eqn.primitive.name for eqn in jax.make_jaxpr(lambda a: real(a, once))(arrays).eqns])
+        return real(arrays, once)
+
+    monkeypatch.setattr(ghost, "_in_memory", in_memory)
+    batch = {"left": np.ones((2, POSITIONS, HEIGHT)), "right": np.ones((2, POSITIONS, WIDTH))}
+    options = dict(grid=GRID, microbatch_size=1)
+    ghost_gradient_sum(bilinear, jnp.zeros((HEIGHT, WIDTH)), batch, np.ones(2, bool), **options)
+    assert loops and all("while" in names and "scan" not in names for names in loops)
+
+
 def test_budget():
     """All that moves a total fits into the clip norm, and what does not is refused in a line."""
     for bits, parameters, batch, depth in (
