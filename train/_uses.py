@@ -293,6 +293,14 @@ class Program:
     taps: tuple[Tap, ...]
     structure: Any
 
+    @property
+    def computed(self) -> int:
+        """Entries of all that is computed of one example."""
+        jaxpr = self.closed.jaxpr
+        of_example = _reached(jaxpr, self.number)
+        outs = (var for eqn in jaxpr.eqns for var in eqn.outvars if var in of_example)
+        return sum(math.prod(var.aval.shape) for var in outs)
+
     def tapped(self, params, example, added):
         """What the loss returns, and what each tap's equation was given beside the parameter.
 

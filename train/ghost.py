@@ -32,8 +32,8 @@ _SHARE = 2.0**-12
 _ROUNDING = 2.0**-53
 _LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others
 _MOST_LOOKED_UP = 2**13
-# By default: entries in memory at a time of what makes up gradients, and examples.
-_AT_ONCE = {"cpu": (3 * 2**19, 128), "others": (2**27, 2**20)}
+# By default, at a time: entries of what the loss computes, of what makes up gradients, and examples.
+_AT_ONCE = {"cpu": (2**23, 3 * 2**19, 128), "others": (2**30, 2**27, 2**20)}
 # A gradient written down costs the time of so many products an entry.
 _WRITTEN = 24
 
@@ -304,7 +304,7 @@ def _in_memory(arrays, once):
 
 
 def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:
-    """As many examples as have what makes up their gradients in memory at a time; 2^k."""
+    """As many examples as a processor is fast on with all that their gradients are made of; 2^k."""
     check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0], has_aux)
     return _fitting(_program(loss, params, batch), params)
 
@@ -318,9 +318,9 @@ def _written_down(equation) -> bool:
     """Whether a gradient costs less than inner products of positions, or these are not exact enough."""
     if isinstance(equation, _uses.Lookup):
         return equation.positions > _MOST_LOOKED_UP  # every two of them are compared
-    _, positions, inputs, outputs = equation.sizes
+    heads, positions, inputs, outputs = equation.sizes
     products = positions**2 * (inputs + outputs)
-    return products > _WRITTEN * inputs * outputs or positions**2 + inputs + outputs > 2**26
+    return products > _WRITTEN * inputs * outputs or heads * positions**2 + inputs + outputs > 2**26
 
 
 def _worth_it(equation) -> bool:
@@ -329,16 +329,16 @@ def _worth_it(equation) -> bool:
 
 
 def _fitting(program: _uses.Program, params) -> int:
-    """What is kept of an example are its parts, and what they are made from."""
-    taps, entries = {tap.leaf: tap.equation for tap in program.taps}, 0
+    taps, kept = {tap.leaf: tap.equation for tap in program.taps}, 0
     for leaf, array in enumerate(jax.tree.leaves(params)):
         if leaf in taps:
             *heads, positions, inputs, outputs = taps[leaf].sizes
-            entries += math.prod(heads) * positions * (inputs + outputs)
+            kept += math.prod(heads) * positions * (inputs + outputs)
         if leaf not in taps or _written_down(taps[leaf]):
-            entries += array.size
-    most, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
-    return min(examples, 2 ** max(0, math.floor(math.log2(most / max(1, entries)))))
+            kept += array.size
+    computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
+    fitting = min(computed / max(1, program.computed), made_of / max(1, kept))
+    return min(examples, 2 ** max(0, math.floor(math.log2(fitting))))
 
 
 def _found(program: _uses.Program, leaves, example, has_aux: bool):
