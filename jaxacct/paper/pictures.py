@@ -39,7 +39,7 @@ def _finished(figure, axes, points: list[Compared]):
     ticks = sorted({point.epsilon for point in points})
     axes.set(xscale="log", xlabel="epsilon")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False)
     return figure
