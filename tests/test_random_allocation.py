@@ -95,6 +95,20 @@ def test_one_phase_is_the_gaussian_mechanism(mu):
                 assert high <= 1.01 * low
 
 
+@pytest.mark.parametrize(
+    ("phases", "unused"),
+    [((Phases(1, 0.02),), 0), ((Phases(1, 6.0),), 3), ((Phases(1, 1.5), Phases(1, 1.2)), 0)],
+)
+def test_at_epsilon_0_both_directions_are_the_total_variation(phases, unused):
+    """What a plan for an advantage rests on: one number, here found in four ways."""
+    mixture = Mixture(phases, unused)
+    exact = quadrature([part.mu for part in phases], unused, 0.0, "remove")
+    for direction in ("remove", "add"):
+        low, high = (divergence_bound(mixture, 0.0, direction, side) for side in SIDES)
+        assert low <= exact * (1 + 1e-9) and exact * (1 - 1e-9) <= high <= 1.01 * low
+    assert quadrature([part.mu for part in phases], unused, 0.0, "add") == pytest.approx(exact, rel=1e-6)
+
+
 def test_the_normal_distribution_function_is_as_accurate_as_is_booked():
     mpmath = pytest.importorskip("mpmath")
     for z in np.concatenate([-np.linspace(0, 24.5, 400), [1.0, 5.0, 24.0]]):
