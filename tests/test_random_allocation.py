@@ -68,7 +68,7 @@ def quadrature(mus, unused, epsilon, direction):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_two_phases_against_quadrature(phases, unused, direction):
     mus = [part.mu for part in phases for _ in range(part.number)]
-    for epsilon in (0.3, 1.0, 2.0, 4.0):
+    for epsilon in (0.3, 2.5):
         exact = quadrature(mus, unused, epsilon, direction)
         low, high = (divergence_bound(Mixture(phases, unused), epsilon, direction, side) for side in SIDES)
         assert low <= exact * (1 + 1e-6) and high >= exact * (1 - 1e-6)
@@ -84,9 +84,9 @@ def test_three_phases_against_quadrature(direction):
     assert low <= exact * (1 + 1e-6) and exact * (1 - 1e-6) <= high <= 1.005 * low
 
 
-@pytest.mark.parametrize("mu", [0.003, 0.3, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("mu", [0.003, 1.0, 30.0])
 def test_one_phase_is_the_gaussian_mechanism(mu):
-    for epsilon in (0.01, 1.0, 5.0):
+    for epsilon in (0.01, 2.0):
         exact = gaussian_delta(epsilon, 1.0, mu)
         for direction in ("remove", "add"):
             low, high = (divergence_bound(Mixture((Phases(1, mu),)), epsilon, direction, s) for s in SIDES)
@@ -195,7 +195,7 @@ def test_bounds_hold_on_any_lattice(points):
 
 @pytest.mark.parametrize(
     ("terms", "epsilon", "mu"),
-    [(5, 1.0, 0.57), (5, 8.0, 1.94), (40, 1.0, 0.97), (40, 4.0, 1.6), (40, 8.0, 2.27), (300, 2.0, 1.58)],
+    [(5, 1.0, 0.57), (40, 4.0, 1.6), (40, 8.0, 2.27), (300, 2.0, 1.58)],
 )
 def test_both_sides_are_close_where_it_matters(terms, epsilon, mu):
     """Noise at which delta is about 1e-5: within 1 % of each other, 2 % at 300 phases."""
