@@ -6,6 +6,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# Before NumPy is loaded: two workers with a thread for every core each spend half of their time waiting.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
 
