@@ -27,8 +27,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
+from jaxacct import BandedToeplitz, Mechanism, Poisson
 from jaxacct.files import Checkpoint, read_json, write_atomically
 
+from .grid import Grid
 from .loss import digest
 from .normals import standard_normals
 from .sampler import SamplerState
@@ -49,8 +51,13 @@ _KEPT = 2  # checkpoints: the newest, and the one before it in case the newest i
 
 
 def generator() -> list[float]:
-    """Numbers that tell how noise is drawn from a key, of a key that is public and used for nothing else."""
-    return np.asarray(standard_normals(np.arange(8, dtype=np.uint32), 5, 6)).tolist()
+    """Numbers that tell how noise is drawn from a key, of a key that is public and used for nothing else.
+
+    And on what grid, as kept noise is in its units.
+    """
+    of_one = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
+    normals = np.asarray(standard_normals(np.arange(8, dtype=np.uint32), 5, 6)).tolist()
+    return [*normals, float(Grid.of(of_one, 1.0).bits)]
 
 
 def _same_numbers(before, now) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.test_loop import Crash, crash_at, flat, run
-from train import loop, metrics, run_folder
+from train import grid, loop, metrics, run_folder
 from train.sampler import Sampler
 
 
@@ -33,6 +33,10 @@ def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
         run(**options, clip_norm=2.0, elastic=True)
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "generator", lambda: [0.0] * 6)
+        with pytest.raises(ValueError, match="another generator of noise"):
+            run(**options, elastic=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(grid, "_LEVELS", grid._LEVELS / 4)  # a release whose kept noise is in other units
         with pytest.raises(ValueError, match="another generator of noise"):
             run(**options, elastic=True)
     with pytest.warns(
