@@ -257,12 +257,13 @@ def ghost_gradient_sum(
     depth = micro * max(each.terms for each in sizes) + pieces.number
     allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
-    # 1, which the compiler cannot know: see `_in_memory`.
-    once = jnp.maximum(1, mask.sum(dtype=jnp.int32) - (size - 1))
 
     def accumulate(total, inputs):
         rows, real = inputs
-        arrays, finite, shown = _in_memory(found_in(rows), once)
+        found = found_in(rows)
+        # 1, which no compiler knows, even if the mask is a constant: at most all losses are NaN.
+        once = jnp.maximum(1, jnp.isnan(found[2][""]).sum(dtype=jnp.int32) - (micro - 1))
+        arrays, finite, shown = _in_memory(found, once)
         parts = parts_of(arrays)
         squares, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
         squares = jnp.maximum(squares, 0.0)

@@ -413,7 +413,7 @@ MUTANTS = [
     Mutant("train/ghost.py", "squares + _SHARE**2 * most", "squares", GHOST),
     Mutant("train/ghost.py", "keep = finite & jnp.isfinite(bound)", "keep = jnp.isfinite(bound)", GHOST),
     Mutant("train/ghost.py", "jnp.where(real & keep, weights, 0.0)", "jnp.where(keep, weights, 0.0)", GHOST),
-    Mutant("train/ghost.py", "_in_memory(found_in(rows), once)", "found_in(rows)", GHOST),
+    Mutant("train/ghost.py", "_in_memory(found, once)", "found", GHOST),
     Mutant(
         "train/ghost.py",
         "jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)",
