@@ -152,6 +152,12 @@ class Recommendation:
         """The best with independent noise (DP-SGD), to compare with; None where it was ruled out."""
         return next((c for c in self.candidates if c.strategy.bands == 1), None)
 
+    @property
+    def what_error(self) -> str:
+        """The name of the error that candidates are ranked by."""
+        workload = self.choice.workload
+        return "prefix-sum error" if workload == PREFIX_SUM else f"error of {workload or 'this schedule'}"
+
     def table(self) -> str:
         """For people; the choice has a star."""
         heads = ("scheme", "separation", "bands", "matrix", "copies", "noise", "error", "samples", "seconds")
@@ -179,9 +185,7 @@ class Recommendation:
     def why(self) -> str:
         """What was chosen and why, for people."""
         chosen, best, dp_sgd = self.chosen, self.candidates[0], self.one_band
-        workload = self.choice.workload
-        what = "prefix-sum error" if workload == PREFIX_SUM else f"error of {workload or 'this schedule'}"
-        error = f"{what} about {chosen.error:.3g}"
+        error = f"{self.what_error} about {chosen.error:.3g}"
         if chosen is best:
             why = f"{error}, the smallest of {self.looked_at} looked at"
         else:

@@ -315,20 +315,20 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
 
 
 def recommendation(found: Recommendation):
-    """Prefix-sum error against the copies of the parameters that the noise takes, a marker a scheme."""
+    """The error that ranks against the copies of the parameters that the noise takes, a marker a scheme."""
     figure = blank(5.6, 3.8)
     axes = figure.add_subplot()
     names = list(dict.fromkeys(candidate.scheme.name for candidate in found.candidates))
     for index, name in enumerate(names):
         of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]
-        points = [candidate.memory_copies for candidate in of_it], [c.prefix_sum_error for c in of_it]
+        points = [candidate.memory_copies for candidate in of_it], [c.error for c in of_it]
         axes.plot(*points, MARKERS[index % len(MARKERS)], color=_COLOURS[index], label=name, markersize=6)
     chosen = found.chosen
-    point = chosen.memory_copies, chosen.prefix_sum_error
+    point = chosen.memory_copies, chosen.error
     axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")
     copies = sorted({candidate.memory_copies for candidate in found.candidates})
     axes.set(xscale="log", yscale="log", xlabel="copies of the parameters kept for the noise (bands)")
-    axes.set(ylabel="prefix-sum error, an estimate", title="more bands, less error")
+    axes.set(ylabel=f"{found.what_error}, an estimate", title="more bands, less error")
     axes.set_xticks(copies, map(str, copies))
     axes.tick_params(axis="x", which="minor", bottom=False)
     axes.grid(alpha=0.3)

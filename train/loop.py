@@ -216,8 +216,9 @@ def fit(
         of parameters suggests (`train.clipping.default_microbatch_size`). For a `jaxacct.Plan` "auto" takes
         the fastest on this machine, measured before the run begins and kept with it.
       normalize: automatic clipping.
-      evaluate: called with the parameters at checkpoints and at the end (for a `LastIteratePlan` at the end
-        only); must use public data only, as its result is logged openly. Numbers by name.
+      evaluate: called with the parameters at checkpoints (of a folder `out`) and at the end (for a
+        `LastIteratePlan` at the end only); must use public data only, as its result is logged openly. Numbers
+        by name.
       checkpoint_every: steps between checkpoints.
       mesh: devices to spread a batch over, along the mesh's first axis; parameters stay as they are sharded.
       progress: called with ("training", steps done, steps in all); by default a bar on a terminal and in a
