@@ -100,8 +100,12 @@ def test_who_leaves_in_between_leaves_no_thread():
 def test_control_c_ends_a_run_that_reads(tmp_path):
     """In the middle of reading the fourth batch; the folder goes on from its last checkpoint."""
     options = dict(out=tmp_path / "run", checkpoint_every=5, prefetch=1)
-    with pytest.raises(KeyboardInterrupt):
-        run(data=Watched(signalled=4), **options)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(data=Watched(signalled=4), **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not threads()
     np.testing.assert_array_equal(flat(run(**options).params), flat(run().params))
 
