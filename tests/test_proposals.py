@@ -244,7 +244,7 @@ def test_jensen_minorant(scheme, bands):
     assert np.all(exact >= minorant - 1e-9)
 
 
-@pytest.mark.parametrize("blocks", [24, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("blocks", [12, pytest.param(128, marks=pytest.mark.slow)])
 def test_agreement_with_plain_sampling_in_the_production_setting(blocks, key):
     """eps 1 and 2 at sigma 0.47, plain against two replicas."""
     mechanism = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.47)
