@@ -1,6 +1,8 @@
 """Shared fixtures. Statistical tests fix their keys and derive tolerances from a stated false alarm."""
 
 import gc
+import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -78,6 +80,22 @@ def compilation(request):
     if jax.config.read("jax_disable_most_optimizations") != wanted:
         jax.clear_caches()
         jax.config.update("jax_disable_most_optimizations", wanted)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def entropy(request):
+    """What the operating system's generator gives, fixed for a module: no run fails by luck of its keys.
+
+    Code under test still asks for it anew each time. Commands in processes of their own have the real one.
+    """
+    name, calls = request.node.nodeid, itertools.count()
+
+    def urandom(size: int) -> bytes:
+        return hashlib.shake_256(f"{name} {next(calls)}".encode()).digest(size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "urandom", urandom)
+        yield
 
 
 @pytest.fixture

@@ -171,17 +171,22 @@ def calibrate_mixture(
     """
     _validate.nonnegative_number("epsilon", epsilon)
     _validate.open_probability("delta", delta)
+    _validate.positive_integer("num_samples", num_samples)
     stream = randomness.stream_key(randomness.checked_key(key), _PILOT)
     blocks = max(1, min(16, num_samples // BLOCK))
     pilot = np.concatenate([_block(law, stream, block) for block in range(blocks)])
     pairs = _counts(pilot)
-    # As if there were as many draws as there will be, a little worse than these.
-    factor = num_samples / len(pilot)
+    values, numbers = np.array(pairs, float).T
+    # As if there were as many draws as there will be.
+    scaled = tuple((value, math.ceil(number * num_samples / len(pilot))) for value, number in pairs)
 
     def good(log_sigma: float) -> bool:
         sigma = math.exp(log_sigma)
-        scaled = tuple((value, math.ceil(number * factor)) for value, number in pairs)
-        return accepts(scaled, law, sigma, epsilon, delta * 0.98)
+        terms = np.atleast_1d(gdp_delta(epsilon, np.sqrt(values) / sigma))
+        deviation = math.sqrt(np.cov(terms, fweights=numbers.astype(int)))
+        # The mean of the draws to come differs from the pilot's by chance: five standard errors are left.
+        left = delta - 5 * deviation * math.sqrt(1 / len(pilot) + 1 / num_samples)
+        return left > 0 and accepts(scaled, law, sigma, epsilon, left)
 
     low = high = 0.0
     while not good(high):
