@@ -8,6 +8,7 @@ positive. At smaller ones its terms, cut at the scale, have too small a mean, so
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from jaxacct.statistics.lines import total
 
 # A part in a thousand of this is the probability of outputs whose losses may be off by more than is booked.
 _DELTA = 1e-12
+_AT_ONCE = 1 << 16  # draws
 
 
 def side_counts(
@@ -55,18 +57,45 @@ def bands(
     margin, relative, variation = _booked(chosen)
     num_samples, totals = 0, np.zeros(len(grid))
     high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
-    for draws in parts:
+    for draws in _in_large_parts(parts):
         num_samples += draws.loss.size
+        # All of them are looked at once, so that a loss or weight that is no number is not passed over.
+        hockey_stick.weighted_terms(draws, chosen.direction, grid[0], profile)
+        signed = Direction(chosen.direction).sign * draws.loss
+        order = np.argsort(-signed)
+        draws, signed = Draws(*(part[order] for part in draws)), signed[order]
         for i, epsilon in enumerate(grid):
-            totals[i] += math.fsum(hockey_stick.weighted_terms(draws, chosen.direction, epsilon, profile))
+            used = draws.loss.size
+            if profile is hockey_stick.hockey_stick:
+                # All other terms are 0, on either side.
+                used = int(np.searchsorted(-signed, -(epsilon - 2 * margin - 1e-9)))
+            some = Draws(*(part[:used] for part in draws))
+            totals[i] += math.fsum(hockey_stick.weighted_terms(some, chosen.direction, epsilon, profile))
             for counts, side in ((high, 1), (low, -1)):
-                counts[i] += side_counts(chosen, draws, epsilon, log_scales[i], margin, side, profile)
+                counts[i] += side_counts(chosen, some, epsilon, log_scales[i], margin, side, profile)
+                counts[i][0] += draws.loss.size - used
     scales = np.exp(log_scales)
     upper = np.array([bounds.upper_confidence_bound(counts, q / 2) for counts in high])
     lower = np.array([bounds.lower_confidence_bound(counts, q / 2) for counts in low])
     upper = np.minimum(1.0, scales * (1 + relative) * (upper + variation))
     lower = scales * np.maximum(0.0, lower - variation) / (1 + relative)
     return np.stack([np.minimum(lower, upper), np.clip(totals / num_samples, lower, upper), upper])
+
+
+def _in_large_parts(parts) -> Iterator[Draws]:
+    """The same draws, many at a time: what is done with them at every epsilon is quick for each draw."""
+    waiting: list[Draws] = []
+    for draws in parts:
+        waiting.append(draws)
+        if sum(part.loss.size for part in waiting) >= _AT_ONCE:
+            yield _together(waiting)
+            waiting = []
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(parts: list[Draws]) -> Draws:
+    return Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def crossing(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float) -> tuple[float, float]:
