@@ -124,6 +124,7 @@ def train(
     steps: int | None = None,
     microbatch_size: int | Literal["auto"] | None = None,
     clipping: Literal["per_example", "ghost"] = "per_example",
+    clip_groups: Literal["layer"] | None = None,
     checkpoint_every: int = 100,
     model_seed: int | None = None,
     graph: str | None = None,
@@ -152,6 +153,7 @@ def train(
       steps: by default all of the plan's.
       microbatch_size: examples, or terms, whose gradients are in memory at a time; "auto" measures.
       clipping: "ghost" clips without the gradients of examples, much faster for dense layers (`train.ghost`).
+      clip_groups: "layer" clips each layer's gradient to its own norm, clip_norm / sqrt(layers).
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `python -m train.attribution`, for an attribution plan.
@@ -181,6 +183,7 @@ def train(
             steps=steps,
             microbatch_size=microbatch_size,
             clipping=clipping,
+            clip_groups=clip_groups,
             normalize=normalize,
             checkpoint_every=checkpoint_every,
             progress=progress,

@@ -13,6 +13,7 @@ from jaxacct import _validate
 
 from . import _rows_apart
 from .grid import LARGEST_BATCH, Grid, GridSum
+from .groups import Groups
 from .loss import WritingLossError
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
@@ -51,6 +52,7 @@ def clipped_gradient_sum(
     normalize: bool = False,
     skip_padding: bool = False,
     has_aux: bool = False,
+    groups: Groups | None = None,
 ) -> ClippedSum:
     """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
 
@@ -72,12 +74,14 @@ def clipped_gradient_sum(
       skip_padding: do no work for microbatches after the last real example. How long it takes then tells how
         many there are, which is private; and a batch that is sharded by rows keeps few devices busy.
       has_aux: the loss returns `(scalar, dictionary of scalars)`.
+      groups: of parameters whose gradients are clipped apart (`train.groups`), all together to
+        `grid.clip_norm` at most; `normalize` then is by group, too.
 
     Raises:
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
     options = dict(normalize=normalize, skip_padding=skip_padding, has_aux=has_aux)
-    return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), **options)[0]
+    return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), groups, **options)[0]
 
 
 def admitted_gradient_sum(
@@ -106,7 +110,7 @@ def admitted_gradient_sum(
       the sum, and the records after this step.
     """
     options = dict(normalize=normalize, skip_padding=False, has_aux=has_aux)
-    return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, **options)
+    return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, None, **options)
 
 
 def default_microbatch_size(params) -> int:
@@ -128,6 +132,7 @@ def _summed(
     microbatch_size,
     admit,
     records,
+    groups: Groups | None,
     *,
     normalize: bool,
     skip_padding: bool,
@@ -148,39 +153,40 @@ def _summed(
     def one(example, real):
         found, gradient = jax.value_and_grad(loss, has_aux=has_aux)(params, example)
         value, aux = found if has_aux else (found, {})
-        kept, counts, norm = clip_to_grid(gradient, grid, normalize)
+        kept, counts, norm, long = clip_groups_to_grid(gradient, grid, groups, normalize)
         keep = real & kept & jnp.isfinite(value)
         counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
         shown = {"": value} | aux
         shown = {name: jnp.where(real, jnp.float32(number), 0.0) for name, number in shown.items()}
-        return counts, jnp.where(real, norm, 0.0), shown
+        return counts, jnp.where(real, norm, 0.0), real & long, shown
 
     def admitted(rows, sampled, kept):
-        counts, norms, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
+        counts, norms, long, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
         kept, let_in = admit(kept, jax.vmap(_square)(counts))
         counted = sampled & let_in
 
         def keep(leaf):
             return jnp.where(counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
 
-        return *jax.tree.map(keep, (counts, norms, shown)), kept
+        counts, norms, shown = jax.tree.map(keep, (counts, norms, shown))
+        return counts, norms, counted & long, shown, kept
 
     def accumulate(total, inputs):
         rows, real, kept = inputs
         if admit is None:
-            counts, norms, shown = jax.vmap(one)(rows, real)
+            counts, norms, long, shown = jax.vmap(one)(rows, real)
         else:
-            counts, norms, shown, kept = admitted(rows, real, kept)
+            counts, norms, long, shown, kept = admitted(rows, real, kept)
         # At most `most_at_once` of them, so 32 bits hold their sum.
         part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
-        return total.plus(part), (norms, shown, kept)
+        return total.plus(part), (norms, long, shown, kept)
 
     zeros = GridSum.zeros(params, grid)
     inputs = jax.tree.map(pieces.split, batch), pieces.split(mask), jax.tree.map(pieces.split, records)
     total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-    norms, shown, records = jax.tree.map(pieces.join, found)
+    norms, long, shown, records = jax.tree.map(pieces.join, found)
     losses = shown.pop("")
-    clipped = jnp.sum((norms > grid.clip_norm) & mask) / jnp.maximum(1, mask.sum())
+    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
     return ClippedSum(total, norms, losses, clipped, shown), records
 
 
@@ -253,20 +259,36 @@ def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
       counts: pytree of int32, zero unless kept.
       norm: () float32, before clipping; inf where not finite.
     """
+    return clip_groups_to_grid(gradient, grid, None, normalize)[:3]
+
+
+def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, normalize: bool = False):
+    """`clip_to_grid` with each group's gradient clipped to its own norm, and () bool: was any too long?"""
+    leaves, structure = jax.tree.flatten(gradient)
+    groups = Groups.one(len(leaves)) if groups is None else groups
+    parts, limits = groups.split(leaves), groups.limits(grid)
     with jax.enable_x64(True):
-        norm = global_norm(gradient)
-        if normalize:
-            scale = grid.clip_norm / (norm + 0.01)
-        else:
-            scale = jnp.minimum(1.0, grid.clip_norm / jnp.maximum(norm, 1e-300))
-        factor = scale * ((1 - _SLACK) / grid.unit)
-        counts = jax.tree.map(lambda g: jnp.trunc(g.astype(jnp.float64) * factor), gradient)
+        norms = [global_norm(part) for part in parts]
+        norm = norms[0] if len(norms) == 1 else jnp.sqrt(sum(jnp.square(each) for each in norms))
+        kept, long, factors = jnp.isfinite(norm), jnp.zeros((), bool), []
+        for each, limit in zip(norms, limits, strict=True):
+            most = math.sqrt(limit) * grid.unit
+            if normalize:
+                scale = most / (each + 0.01)
+            else:
+                scale = jnp.minimum(1.0, most / jnp.maximum(each, 1e-300))
+            factors.append(scale * ((1 - _SLACK) / grid.unit))
+            long |= ~(each <= most)
+        scaled = [
+            jnp.trunc(g.astype(jnp.float64) * factors[at]) for g, at in zip(leaves, groups.of, strict=True)
+        ]
         # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact. It
-        # fails closed: a NaN is not at most anything.
-        kept = sum(jnp.sum(jnp.square(n)) for n in jax.tree.leaves(counts)) <= 4.0**grid.bits
-        kept &= jnp.isfinite(norm)
-        counts = jax.tree.map(lambda n: jnp.where(kept, n, 0.0).astype(jnp.int32), counts)
-        return kept, counts, jnp.where(jnp.isfinite(norm), norm, jnp.inf).astype(jnp.float32)
+        # fails closed: a NaN is not at most anything, and a group that fails takes the others along.
+        for part, limit in zip(groups.split(scaled), limits, strict=True):
+            kept &= sum(jnp.sum(jnp.square(n)) for n in part) <= float(limit)
+        counts = [jnp.where(kept, n, 0.0).astype(jnp.int32) for n in scaled]
+        norm = jnp.where(jnp.isfinite(norm), norm, jnp.inf).astype(jnp.float32)
+        return kept, jax.tree.unflatten(structure, counts), norm, long
 
 
 def global_norm(tree) -> jax.Array:

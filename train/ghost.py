@@ -25,6 +25,7 @@ from . import _uses
 from ._convolutions import in_fast_layout
 from .clipping import ClippedSum, Microbatches, check_loss
 from .grid import LARGEST_BATCH, Grid, GridSum
+from .groups import Groups
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -203,6 +204,7 @@ def ghost_gradient_sum(
     normalize: bool = False,
     skip_padding: bool = False,
     has_aux: bool = False,
+    groups: Groups | None = None,
 ) -> ClippedSum:
     """`train.clipping.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
 
@@ -217,7 +219,7 @@ def ghost_gradient_sum(
     written down, and are right all the same.
 
     Args:
-      loss, params, batch, mask, grid, has_aux: as in `clipped_gradient_sum`.
+      loss, params, batch, mask, grid, has_aux, groups: as in `clipped_gradient_sum`.
       microbatch_size: examples whose activations are in memory at a time.
       normalize, skip_padding: as there.
 
@@ -257,6 +259,9 @@ def ghost_gradient_sum(
     depth = micro * max(each.terms for each in sizes) + pieces.number
     allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
+    groups = Groups.one(len(leaves)) if groups is None else groups
+    # The target in the groups' shares: the squares of these are at most its square.
+    targets = [allowed.target * (math.sqrt(limit) / 2.0**grid.bits) for limit in groups.limits(grid)]
 
     def accumulate(total, inputs):
         rows, real = inputs
@@ -265,28 +270,31 @@ def ghost_gradient_sum(
         once = jnp.maximum(1, jnp.isnan(found[2][""]).sum(dtype=jnp.int32) - (micro - 1))
         arrays, finite, shown = _in_memory(found, once)
         parts = parts_of(arrays)
-        squares, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
-        squares = jnp.maximum(squares, 0.0)
-        bound = jnp.sqrt(squares + _SHARE**2 * most) * upward
-        if normalize:
-            weights = allowed.target / (bound + 0.01)
-        else:
-            weights = jnp.minimum(1 / grid.unit, allowed.target / jnp.maximum(bound, 1e-300))
-        keep = finite & jnp.isfinite(bound)
-        weights = jnp.where(real & keep, weights, 0.0)
-        total = [old + part.total(weights) for old, part in zip(total, parts, strict=True)]
+        squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
+        for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
+            square, most = (sum(found) for found in zip(*norms, strict=True))
+            square = jnp.maximum(square, 0.0)
+            bound = jnp.sqrt(square + _SHARE**2 * most) * upward
+            if normalize:
+                weights.append(target / (bound + 0.01))
+            else:
+                weights.append(jnp.minimum(1 / grid.unit, target / jnp.maximum(bound, 1e-300)))
+            squares, keep = squares + square, keep & jnp.isfinite(bound)
+            long |= ~(jnp.sqrt(square) <= target * grid.unit) | ~jnp.isfinite(bound)
+        weights = [jnp.where(real & keep, each, 0.0) for each in weights]
+        total = [old + part.total(weights[at]) for old, part, at in zip(total, parts, groups.of, strict=True)]
         norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
         shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
-        return total, (jnp.where(real, norms, 0.0), shown)
+        return total, (jnp.where(real, norms, 0.0), real & long, shown)
 
     with jax.enable_x64(True):
         zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
         inputs = jax.tree.map(pieces.split, batch), pieces.split(mask)
         total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
         total = GridSum.rounded(jax.tree.unflatten(structure, total), grid)
-        norms, shown = jax.tree.map(pieces.join, found)
+        norms, long, shown = jax.tree.map(pieces.join, found)
     losses = shown.pop("")
-    clipped = jnp.sum((norms > allowed.target * grid.unit) & mask) / jnp.maximum(1, mask.sum())
+    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
     return ClippedSum(total, norms, losses, clipped, shown)
 
 

@@ -7,7 +7,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from . import ghost, microbatch, noise, run_folder, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
+from .groups import ClipGroups, partition
 from .individual import IndividualAccounting, PrivateLosses, follow
 from .loss import Loss, as_loss, nnx_loss, numbered, public_key
 from .optimizers import privatize
@@ -109,6 +110,7 @@ class Wanted:
     clipping: str | None = None
     callback: Callable[[int, dict[str, float | None]], Any] | None = None
     elastic: bool = False
+    clip_groups: Any = None
 
     def kept(self) -> dict[str, Any]:
         """What `run_and_keep` is told about keeping the run."""
@@ -179,6 +181,7 @@ def fit(
     clipping: str = PER_EXAMPLE,
     callback: Callable[[int, dict[str, float | None]], Any] | None = None,
     elastic: bool = False,
+    clip_groups: str | Sequence[Any] | ClipGroups | None = None,
 ) -> Result:
     """Train under a plan: its sampler, its noise, at most its steps, on as many examples.
 
@@ -251,6 +254,9 @@ def fit(
         goes on says steps since its checkpoint again.
       elastic: go on in `out` on other devices, another number of them or other versions of packages, with a
         warning: what is trained is then no longer the same to the bit. Refused by default.
+      clip_groups: clip the gradient of each group of parameters to a norm of its own, at most `clip_norm` all
+        together: "layer", or nnx filters, one a group (`train.groups.ClipGroups`, also for norms that are
+        not equal). Same noise, same guarantee. For a `jaxacct.Plan` without `individual`.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
@@ -288,6 +294,7 @@ def fit(
         clipping=None if clipping == PER_EXAMPLE else clipping,
         callback=callback,
         elastic=elastic,
+        clip_groups=clip_groups,
     )
     _validate.positive_integer("checkpoint_every", checkpoint_every)
     clipping_of(clipping)
@@ -356,11 +363,16 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
     sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), noise.fresh_key())
     private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
     optimizer, lasting = given_optimizer(wanted), _lasting(plan)
+    groups = described = None
+    if wanted.clip_groups is not None:
+        groups, described = partition(params, wanted.clip_groups, clip_norm, wanted.model)
+        groups.limits(private.grid)
     if wanted.individual is None:
         size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
         batch = Rows(rows, size, mesh)
         options = dict(normalize=wanted.normalize, has_aux=wanted.has_aux)
         options |= dict(skip_padding=_skips_padding(plan, wanted), clipping=wanted.clipping or PER_EXAMPLE)
+        options |= dict(groups=groups)
 
         def make(micro):
             return make_step(loss, private, optimizer, microbatch_size=micro, **options)
@@ -389,6 +401,8 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
             raise ValueError("mesh must not be given with individual: its records are on one device")
         if wanted.clipping is not None:
             raise ValueError("clipping must be 'per_example' with individual, which counts what each gives")
+        if groups is not None:
+            raise ValueError("clip_groups must not be given with individual, which follows one clip norm")
         if wanted.skip_padding:
             raise ValueError("skip_padding must not be given with individual: every example is charged")
         micro = given_microbatch_size(wanted) or largest
@@ -402,6 +416,7 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         plan=lasting,
         clip_norm=clip_norm,
         clipping=wanted.clipping or PER_EXAMPLE,
+        clip_groups=described,
         sampler_key=sampler_key,
         frozen=loss.digests,
         before_first=(lambda: _verify_anew(plan, wanted.progress)) if wanted.verify else None,
@@ -453,7 +468,7 @@ PROCEDURE = Procedure(
     _train,
     frozenset(
         "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding has_aux clipping".split()
+        "skip_padding has_aux clipping clip_groups".split()
     ),
 )
 
@@ -495,6 +510,7 @@ def run_and_keep(
     report: Callable[[Any, int], PrivateLosses] | None = None,
     microbatch_size: int | None = None,
     clipping: str | None = None,
+    clip_groups: list[dict[str, Any]] | None = None,
 ) -> Result:
     """All steps of a private run, kept in the folder `out` where there is one; see `fit`.
 
@@ -509,13 +525,13 @@ def run_and_keep(
         checkpoints, which are secret anyway.
       report: (the last state, steps) -> what every example has spent.
       microbatch_size: of the step, to be found again.
-      clipping: of the step, to be told from another.
+      clipping, clip_groups: of the step, to be told from another.
     """
     described = {
         "plan": _digest(json.dumps(plan, sort_keys=True).encode()),
         "clip_norm": clip_norm,
         "steps": steps,
-        **({} if clipping is None else {"clipping": clipping}),
+        **({} if clipping is None else {"clipping": clipping, "clip_groups": clip_groups}),
         "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
         "microbatch_size": microbatch_size,
         "versions": _versions(),

@@ -36,11 +36,12 @@ from .normals import standard_normals
 from .sampler import SamplerState
 
 _SECRETS = "secret.json", "private_metrics.jsonl"
-# What a run is bound to by digests, which say nothing to a reader: what may have changed.
+# What a run is bound to by digests, which say nothing to a reader, or long lists: what may have changed.
 _DIGESTS = {
     "plan": "plan",
     "program": "program (model, loss, optimizer, batch, or a release of jaxacct that computes otherwise)",
     "generator": "generator of noise (a release that draws otherwise, or one that did not record it)",
+    "clip_groups": "partition of the parameters, or other norms of its parts (clip_groups)",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
 # What may change where a run goes on elsewhere, and what of it says that it does.
@@ -124,8 +125,10 @@ class RunFolder:
             write_atomically(run, json.dumps(described, indent=1) + "\n")
             write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
             return key
-        # Before there was another kind of clipping, runs did not say theirs.
-        self._compare({"clipping": "per_example"} | read_json(run, "run"), described, elastic)
+        # Before there were other kinds of clipping, runs did not say theirs.
+        self._compare(
+            {"clipping": "per_example", "clip_groups": None} | read_json(run, "run"), described, elastic
+        )
         kept = read_json(secret, "secret")
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(

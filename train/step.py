@@ -14,6 +14,7 @@ import optax
 
 from .clipping import ClippedSum, clipped_gradient_sum
 from .ghost import ghost_gradient_sum
+from .groups import Groups
 from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
 from .noise import NoiseState
 from .optimizers import Privatizer
@@ -89,6 +90,7 @@ def make_step(
     skip_padding: bool = False,
     has_aux: bool = False,
     clipping: str = PER_EXAMPLE,
+    groups: Groups | None = None,
 ) -> PrivateStep:
     """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -102,7 +104,8 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size, normalize, skip_padding, has_aux: as in `train.clipping`.
+      microbatch_size, normalize, skip_padding, has_aux, groups: as in `train.clipping`; groups of parameters
+        are made by `train.groups.partition`.
       clipping: "per_example", or "ghost" for `train.ghost`.
     """
     clip_and_sum = clipping_of(clipping)
@@ -123,6 +126,7 @@ def make_step(
             normalize=normalize,
             skip_padding=skip_padding,
             has_aux=has_aux,
+            groups=groups,
         )
         return advance(private, optimizer, state, found, mask)
 

@@ -17,6 +17,7 @@ from train import ghost
 from train.clipping import clipped_gradient_sum
 from train.ghost import budget, default_microbatch_size, ghost_gradient_sum
 from train.grid import Grid
+from train.groups import Groups, partition
 from train.individual import IndividualAccounting
 from train.step import nnx_loss
 
@@ -100,14 +101,16 @@ def name(path) -> str:
     return ".".join(str(getattr(part, "key", "")) for part in path).rstrip(".")
 
 
-def test_every_kind_of_layer():
+@pytest.mark.parametrize("by", ["layer", pytest.param(None, marks=pytest.mark.slow)])
+def test_every_kind_of_layer(by):
     """Against gradients of JAX, added up by NumPy in float64: to rounding of float32, or of bfloat16."""
     loss, params = nnx_loss(Everything(nnx.Rngs(0)), of_everything, (nnx.Param, nnx.LoRAParam))
     batch, mask, grid = examples(), np.arange(SIZE) < SIZE - 1, Grid(2.0, 22)
     program = ghost._program(loss, params, batch)
     paths = [name(path) for path, _ in jax.tree.leaves_with_path(params)]
     assert {paths[tap.leaf]: type(tap.equation).__name__ for tap in program.taps} == TAPPED
-    options = dict(grid=grid, microbatch_size=MICRO, has_aux=True)
+    groups = Groups.one(len(paths)) if by is None else partition(params, by, grid.clip_norm)[0]
+    options = dict(grid=grid, microbatch_size=MICRO, has_aux=True, groups=groups)
     found = jax.jit(functools.partial(ghost_gradient_sum, loss, **options))(params, batch, mask)
     # One at a time: outside of loops XLA multiplies an infinity in one row by zeros between the rows, and all
     # rows' gradients of a grouped kernel are NaN (tests/training/test_clipping.py).
@@ -115,18 +118,24 @@ def test_every_kind_of_layer():
     (losses, aux), gradients = jax.jit(lambda batch: jax.lax.map(of_one, batch))(batch)
     kept = np.isfinite(losses) & mask
     gradients = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[kept], gradients)
-    squares = sum(np.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients))
+    squares = np.array([
+        sum(np.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) for leaf in part)
+        for part in groups.split(jax.tree.leaves(gradients))
+    ])  # fmt: skip
     target = budget(grid, sum(leaf.size for leaf in jax.tree.leaves(params)), SIZE, 1000).target * grid.unit
-    weights = np.minimum(1, target / np.sqrt(squares))
-    assert 0 < (weights < 1).sum() < len(weights)
-    np.testing.assert_allclose(found.norms[kept], np.sqrt(squares), rtol=2**-7)  # four roundings to bfloat16
+    targets = target / np.sqrt(len(squares))
+    weights = np.minimum(1, targets / np.sqrt(np.maximum(squares, 1e-300)))
+    clipped = (weights < 1).any(axis=0)
+    assert 0 < clipped.sum() < clipped.size
+    norms = np.sqrt(squares.sum(axis=0))
+    np.testing.assert_allclose(found.norms[kept], norms, rtol=2**-7)  # four roundings to bfloat16
     assert np.isinf(found.norms[3]) and found.norms[5] == found.losses[5] == 0
     np.testing.assert_allclose(found.losses[kept], losses[kept], rtol=2**-7)
     np.testing.assert_allclose(found.aux["first"][kept], aux["first"][kept], rtol=2**-7, atol=1e-5)
-    assert found.clipped_fraction == pytest.approx(((weights < 1).sum() + 1) / 5)
+    assert found.clipped_fraction == pytest.approx((clipped.sum() + 1) / 5)
     ours = jax.tree.leaves(found.total.scaled(1.0))
-    for path, a, b in zip(paths, ours, jax.tree.leaves(gradients), strict=True):
-        expected = np.tensordot(weights, b, 1)
+    for path, at, a, b in zip(paths, groups.of, ours, jax.tree.leaves(gradients), strict=True):
+        expected = np.tensordot(weights[at], b, 1)
         rough = 2e-2 if path.startswith("half") else 2e-3
         np.testing.assert_allclose(
             a, expected, rtol=rough, atol=rough * abs(expected).max() + 1e-5, err_msg=path
