@@ -31,8 +31,9 @@ def run(*arguments) -> int:
 def drawn(monkeypatch) -> list[Cell]:
     """The cells that are certified, tiny ones: draws are real, and the noise is given, not searched."""
     seen = []
-    for sweep in ("FIGURE_2", "FIGURE_3"):
-        monkeypatch.setattr(command, sweep, dataclasses.replace(getattr(command, sweep), short=TINY))
+    for sweep in (command.FIGURE_2, command.FIGURE_3):
+        changed = command.command_of(dataclasses.replace(sweep, short=TINY))
+        monkeypatch.setitem(command.COMMANDS, sweep.name, changed)
 
     def quick(scheme, strategy, **options):
         enough = 3.5 if scheme.name == "cyclic-poisson" else 2.3  # that bound reveals the phase
@@ -208,6 +209,7 @@ def test_the_short_forms(name, tmp_path):
 def test_a_point_of_the_paper(tmp_path, monkeypatch):
     """The first point of figure 2, of 1,024 steps: b-min-sep improves on cyclic Poisson there."""
     one = dataclasses.replace(SECTION_7_1, epochs=(512,), epsilons=(4.0,))
-    monkeypatch.setattr(command, "FIGURE_2", dataclasses.replace(command.FIGURE_2, whole=one))
+    changed = command.command_of(dataclasses.replace(command.FIGURE_2, whole=one))
+    monkeypatch.setitem(command.COMMANDS, "figure-2", changed)
     assert run("figure-2", "--out", tmp_path) == 0
     assert "agrees" in (tmp_path / "figure-2.txt").read_text()

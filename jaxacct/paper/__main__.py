@@ -28,7 +28,8 @@ class Sweep:
     """One of the commands.
 
     Attributes:
-      name: of its files.
+      name: of its files, and of its command.
+      heading: what it shows, in a sentence.
       whole, short: what is swept.
       methods: what b-min-sep is compared with.
       judge: of points and the number of steps, the printed statements.
@@ -36,6 +37,7 @@ class Sweep:
     """
 
     name: str
+    heading: str
     whole: Setting
     short: Setting
     methods: tuple[str, ...]
@@ -45,6 +47,7 @@ class Sweep:
 
 FIGURE_2 = Sweep(
     "figure-2",
+    "Ratios of mean squared errors, b-min-sep over cyclic Poisson: 1,024 steps, delta 1e-3.",
     setting.SECTION_7_1,
     setting.SHORT_7_1,
     ("cyclic-poisson", "balls-in-bins"),
@@ -53,6 +56,7 @@ FIGURE_2 = Sweep(
 )
 FIGURE_3 = Sweep(
     "figure-3",
+    "Ratios of mean squared errors, b-min-sep over balls-in-bins: 1,024 steps, delta 1e-3.",
     setting.SECTION_7_1,
     setting.SHORT_7_1,
     ("balls-in-bins",),
@@ -61,6 +65,7 @@ FIGURE_3 = Sweep(
 )
 CINIC_10 = Sweep(
     "cinic-10",
+    "Mean squared errors of all methods at the numbers of the CINIC-10 runs: 1,500 steps, |D| / B = 300.",
     setting.SECTION_7_2,
     setting.SHORT_7_2,
     ("cyclic-poisson", "balls-in-bins", "dp-sgd"),
@@ -69,49 +74,27 @@ CINIC_10 = Sweep(
 )
 
 
-def figure_2_command(
-    out: str, short: bool = False, every: bool = False, seconds: float | None = None, json: bool = False
-) -> int:
-    """Ratios of mean squared errors, b-min-sep over cyclic Poisson: 1,024 steps, delta 1e-3.
+OPTIONS = """{heading}
 
-    Args:
-      out: folder for cells.csv, figure-2.png and figure-2.txt; what is there is gone on with.
-      short: 64 steps and two points, in a minute.
-      every: certify every cell of the sweep (hours), not only the two expected to be best of each method.
-      seconds: start no cell after so long.
-      json: print one JSON object.
-    """
-    return rebuild(FIGURE_2, out, short, every, seconds, json)
+Args:
+  out: folder for cells.csv, {name}.png and {name}.txt; what is there is gone on with.
+  short: {short} steps and two points, in a minute.
+  every: certify every cell of the sweep (hours), not only the two expected to be best of each method.
+  seconds: start no cell after so long.
+  json: print one JSON object.
+"""
 
 
-def figure_3_command(
-    out: str, short: bool = False, every: bool = False, seconds: float | None = None, json: bool = False
-) -> int:
-    """Ratios of mean squared errors, b-min-sep over balls-in-bins: 1,024 steps, delta 1e-3.
+def command_of(sweep: Sweep) -> Callable[..., int]:
+    """The command that rebuilds a sweep; its help is its docstring."""
 
-    Args:
-      out: folder for cells.csv, figure-3.png and figure-3.txt; what is there is gone on with.
-      short: 64 steps and two points, in a minute.
-      every: certify every cell of the sweep (hours), not only the two expected to be best of each method.
-      seconds: start no cell after so long.
-      json: print one JSON object.
-    """
-    return rebuild(FIGURE_3, out, short, every, seconds, json)
+    def command(
+        out: str, short: bool = False, every: bool = False, seconds: float | None = None, json: bool = False
+    ) -> int:
+        return rebuild(sweep, out, short, every, seconds, json)
 
-
-def cinic_10_command(
-    out: str, short: bool = False, every: bool = False, seconds: float | None = None, json: bool = False
-) -> int:
-    """Mean squared errors of all methods at the numbers of the CINIC-10 runs: 1,500 steps, |D| / B = 300.
-
-    Args:
-      out: folder for cells.csv, cinic-10.png and cinic-10.txt; what is there is gone on with.
-      short: 75 steps and two points, in a minute.
-      every: certify every cell of the sweep (hours), not only the two expected to be best of each method.
-      seconds: start no cell after so long.
-      json: print one JSON object.
-    """
-    return rebuild(CINIC_10, out, short, every, seconds, json)
+    command.__doc__ = OPTIONS.format(heading=sweep.heading, name=sweep.name, short=sweep.short.iterations)
+    return command
 
 
 def figure_4_command(out: str) -> int:
@@ -123,12 +106,8 @@ def figure_4_command(out: str) -> int:
     raise ValueError(f"figure-4 trains: python -P -m jaxacct.train.figure_4 --out {out}")
 
 
-COMMANDS = {
-    "figure-2": figure_2_command,
-    "figure-3": figure_3_command,
-    "cinic-10": cinic_10_command,
-    "figure-4": figure_4_command,
-}
+COMMANDS = {sweep.name: command_of(sweep) for sweep in (FIGURE_2, FIGURE_3, CINIC_10)}
+COMMANDS["figure-4"] = figure_4_command
 
 
 def rebuild(sweep: Sweep, out: str, short: bool, every: bool, seconds: float | None, as_json: bool) -> int:

@@ -17,17 +17,13 @@ import math
 import re
 from collections.abc import Callable
 
-import jax.numpy as jnp
-
-from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
-from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.replicas import (
     around_the_smallest_scale,
-    log_normalizer,
-    most_replicas,
+    checked_replicas,
+    drawer_of_another,
     replica_candidates,
 )
 from jaxacct.statistics.direction import Direction
@@ -49,22 +45,12 @@ def busier_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) ->
             f"scheme must be known at {times} times its probability, was {mechanism.scheme.name}"
         )
     busier, log_ratio = found
-    if not 2 <= m <= most_replicas(busier):
-        raise ValueError(f"m must be in 2..{most_replicas(busier)} for this scheme, was {m}")
-    log_z = log_normalizer(busier, m)
-    if not math.isfinite(log_z):
-        raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
-    module = busier.scheme.replicas
-    assert module is not None  # as there are tables
-    relative_error, total_variation = module.errors(busier, m)
+    drawn = checked_replicas(busier, m)
+    log_z = drawn.log_normalizer
     none, busier_none = (math.exp(one.scheme.log_probability_of_none()) for one in (mechanism, busier))
 
     def scale_at(other: float) -> float:
         return _log_scale(log_z, m, log_ratio, none, busier_none, other)
-
-    def tables():
-        arrays = module.tables(busier, m)
-        return {"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays}
 
     least = min(
         log_ratio, busier.scheme.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
@@ -74,10 +60,10 @@ def busier_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) ->
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=scale_at(epsilon),
-        draw_block=_drawer(module, times),
-        tables=tables,
-        relative_error=relative_error,
-        total_variation=total_variation,
+        draw_block=drawer_of_another(drawn.module, _more_often(times)),
+        tables=drawn.tables,
+        relative_error=drawn.relative_error,
+        total_variation=drawn.total_variation,
         replicas=m,
         scale_at=scale_at,
         rounding_lines=lambda delta_v: rounding.busier_lines(
@@ -131,16 +117,5 @@ def busier_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal |
 
 
 @functools.cache  # one function of each, so that nothing compiles twice
-def _drawer(module, times: int) -> Callable[..., Draws]:
-    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-        busier, _ = scheme.more_often(times)
-        normals_key, counts_key = threefry.split(key)
-        n, size = scheme.iterations, randomness.BLOCK_SIZE
-        normals = strategy.draw_normals(normals_key, n, size, dtype)
-        counts = module.draw_counts(counts_key, busier, tables["arrays"], size).astype(dtype)
-        drawn = strategy.scores_from_normals(normals, n, sigma, counts)
-        loss = loss_of_scores(scheme, strategy, drawn, sigma)
-        more = loss_of_scores(busier, strategy, drawn, sigma)
-        return Draws(loss, tables["log_z"] + loss - tables["m"] * more)
-
-    return draw_block
+def _more_often(times: int) -> Callable:
+    return lambda scheme: scheme.more_often(times)[0]

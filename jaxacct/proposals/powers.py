@@ -9,23 +9,17 @@ of a draw is `Z_M f / f_1^M <= Z_M f^{1 - M/k}`, and the weighted term never exc
 Where f itself is bounded by f_1^k, that bound takes its place and everything holds.
 """
 
-import functools
-import math
 import re
 from collections.abc import Callable
 
-import jax.numpy as jnp
-
-from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
-from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.replicas import (
     around_the_smallest_scale,
-    log_normalizer,
+    checked_replicas,
+    drawer_of_another,
     log_scale,
-    most_replicas,
 )
 from jaxacct.statistics.direction import Direction
 
@@ -37,28 +31,17 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
       ValueError: for an m that there are no tables for, or whose Z_M overflows.
     """
     one, number = _one(mechanism)
-    if not number < m <= most_replicas(one):
-        raise ValueError(f"m must be in {number + 1}..{most_replicas(one)} for this scheme, was {m}")
-    log_z = log_normalizer(one, m)
-    if not math.isfinite(log_z):
-        raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
-    module = one.scheme.replicas
-    assert module is not None  # as there are tables
-    relative_error, total_variation = module.errors(one, m)
-
-    def tables():
-        arrays = module.tables(one, m)
-        return {"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays}
-
+    drawn = checked_replicas(one, m, number + 1)
+    log_z = drawn.log_normalizer
     return Proposal(
         name=f"{m} replicas of one example",
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m / number, epsilon),
-        draw_block=_drawer(module),
-        tables=tables,
-        relative_error=relative_error,
-        total_variation=total_variation,
+        draw_block=drawer_of_another(drawn.module, _one_example),
+        tables=drawn.tables,
+        relative_error=drawn.relative_error,
+        total_variation=drawn.total_variation,
         replicas=-(-m // number),
         scale_at=lambda other: log_scale(log_z, m / number, other),
         rounding_lines=lambda delta_v: rounding.power_lines(mechanism, float(delta_v), m, log_z),
@@ -94,17 +77,5 @@ def power_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | 
     return power_proposal(mechanism, int(order[1]), epsilon)
 
 
-@functools.cache  # one function a module, so that nothing compiles twice
-def _drawer(module) -> Callable[..., Draws]:
-    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-        one, _ = scheme.parts
-        normals_key, counts_key = threefry.split(key)
-        n, size = scheme.iterations, randomness.BLOCK_SIZE
-        normals = strategy.draw_normals(normals_key, n, size, dtype)
-        counts = module.draw_counts(counts_key, one, tables["arrays"], size).astype(dtype)
-        drawn = strategy.scores_from_normals(normals, n, sigma, counts)
-        loss = loss_of_scores(scheme, strategy, drawn, sigma)
-        single = loss_of_scores(one, strategy, drawn, sigma)
-        return Draws(loss, tables["log_z"] + loss - tables["m"] * single)
-
-    return draw_block
+def _one_example(scheme):
+    return scheme.parts[0]

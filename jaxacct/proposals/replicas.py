@@ -11,9 +11,13 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
+from jaxacct.kernels import randomness, threefry
+from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, draw_block_at
 from jaxacct.statistics.direction import Direction
@@ -51,33 +55,61 @@ def log_scale(log_normalizer: float, m: float, epsilon: float) -> float:
     return log_normalizer - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
 
 
-def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
-    """The proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
+@dataclass(frozen=True)
+class Replicas:
+    """m replicas of a mechanism for which there are tables; what proposals that draw them have in common.
+
+    Attributes:
+      module: the scheme's, which has the tables.
+      log_normalizer: ln Z_m, finite.
+      relative_error, total_variation: of what is drawn, as `Proposal` has them.
+    """
+
+    mechanism: Mechanism
+    m: int
+    module: Any
+    log_normalizer: float
+    relative_error: float
+    total_variation: float
+
+    def tables(self) -> dict:
+        """What `draw_block` needs: ln Z_m and m in float32, and the arrays of the module."""
+        arrays = self.module.tables(self.mechanism, self.m)
+        return {"log_z": jnp.float32(self.log_normalizer), "m": jnp.float32(self.m), "arrays": arrays}
+
+
+def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
+    """m of them, at least `least`.
 
     Raises:
       ValueError: for a number of replicas that the scheme has no tables for, or whose Z_m overflows.
     """
     module = _module(mechanism)
-    if not 2 <= m <= most_replicas(mechanism):
-        raise ValueError(f"m must be in 2..{most_replicas(mechanism)} for this scheme, was {m}")
+    if not least <= m <= most_replicas(mechanism):
+        raise ValueError(f"m must be in {least}..{most_replicas(mechanism)} for this scheme, was {m}")
     log_z = module.log_normalizer(mechanism, m)
     if not math.isfinite(log_z):
         raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
-    relative_error, total_variation = module.errors(mechanism, m)
+    return Replicas(mechanism, m, module, log_z, *module.errors(mechanism, m))
 
-    def tables():
-        arrays = module.tables(mechanism, m)
-        return {"log_z": jnp.float32(log_z), "m": jnp.float32(m), "arrays": arrays}
 
+def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
+    """The proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
+
+    Raises:
+      ValueError: as `checked_replicas`.
+    """
+    drawn = checked_replicas(mechanism, m)
+    log_z = drawn.log_normalizer
     return Proposal(
         name=f"{m} replicas",
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, epsilon),
-        draw_block=_drawer(module),
-        tables=tables,
-        relative_error=relative_error,
-        total_variation=total_variation,
+        draw_block=_drawer(drawn.module),
+        tables=drawn.tables,
+        relative_error=drawn.relative_error,
+        total_variation=drawn.total_variation,
         replicas=m,
         scale_at=lambda other: log_scale(log_z, m, other),
         log_normalizer=log_z,
@@ -141,5 +173,28 @@ def _drawer(module) -> Callable[..., Draws]:
             draw = functools.partial(draw_block_at, draw_counts=drawn_by(module.draw_counts))
         loss = draw(key, scheme, strategy, sigma, dtype)
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
+
+    return draw_block
+
+
+@functools.cache  # as above
+def drawer_of_another(module, another: Callable) -> Callable[..., Draws]:
+    """Replicas of `another(scheme)`: of weight `Z_m f / g^m`, g being the likelihood ratio of the other.
+
+    Args:
+      module: of the other scheme.
+      another: the same function each time for the same schemes.
+    """
+
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        other = another(scheme)
+        normals_key, counts_key = threefry.split(key)
+        n, size = scheme.iterations, randomness.BLOCK_SIZE
+        normals = strategy.draw_normals(normals_key, n, size, dtype)
+        counts = module.draw_counts(counts_key, other, tables["arrays"], size).astype(dtype)
+        drawn = strategy.scores_from_normals(normals, n, sigma, counts)
+        loss = loss_of_scores(scheme, strategy, drawn, sigma)
+        others = loss_of_scores(other, strategy, drawn, sigma)
+        return Draws(loss, tables["log_z"] + loss - tables["m"] * others)
 
     return draw_block

@@ -259,8 +259,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/powers.py",
-        'loss - tables["m"] * single',
-        'loss - (tables["m"] - 1) * single',
+        "log_scale(log_z, m / number, epsilon)",
+        "log_scale(log_z, m, epsilon)",
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
@@ -794,7 +794,10 @@ MUTANTS = [
         BUSIER,
     ),
     Mutant(
-        "jaxacct/proposals/busier.py", 'loss - tables["m"] * more', 'loss - (tables["m"] - 1) * more', BUSIER
+        "jaxacct/proposals/replicas.py",
+        'loss - tables["m"] * others',
+        'loss - (tables["m"] - 1) * others',
+        "tests/test_busier.py tests/conformance/test_proposals.py",
     ),
     Mutant(
         "jaxacct/likelihood/rounding.py",
