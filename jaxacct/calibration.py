@@ -359,7 +359,7 @@ class _Search:
     def choose(self, mechanism: Mechanism, direction: str) -> Proposal:
         target, name = self.target, self.proposal
         chosen, _ = choose_candidate(
-            mechanism, target.epsilon, direction, target.budget, name, composed=target.composed
+            mechanism, target.epsilon, direction, target.budget, name, composed=target.composition
         )
         return chosen
 
@@ -407,9 +407,8 @@ class _Search:
         while blocks == 0 or (blocks * BLOCK_SIZE < wanted and bounds.mean_upper(counts) * counts.sum() < 30):
             step = max(SEARCH_BLOCKS, blocks // 2)
             for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
-                weighted = hockey_stick.weighted_terms(
-                    draws, chosen.direction, self.target.epsilon, self.target.profile
-                )
+                profile = chosen.profile or self.target.profile
+                weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.target.epsilon, profile)
                 counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
             blocks += step
         return counts

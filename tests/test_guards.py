@@ -34,6 +34,7 @@ from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.candidates import candidates, proposal_by_name, threshold
 from jaxacct.records import differences, read
 from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.strategies import Toeplitz
 from jaxacct.verification import extrapolation, run
@@ -116,15 +117,16 @@ def test_the_fixed_rule_does_not_peek():
     assert run._verdict(a_run(), clear, 16, 100, 0.01, (0.5,), (1.0,))[0] is True
 
 
-def test_only_plain_draws_where_another_mechanism_is_composed():
+def test_only_plain_draws_where_what_is_composed_hides_nothing():
+    composed = Composed(TabulatedProfile(np.array([-1.0, 1.0]), np.array([1.0, 1.0])), BUDGET.delta_v)
     for direction in ("remove", "add"):
-        found = candidates(MECHANISM, 1.0, direction, BUDGET, composed=True)
+        found = candidates(MECHANISM, 1.0, direction, BUDGET, composed=composed)
         assert [c.proposal.name for c in found] == ["plain"]
         assert len(candidates(MECHANISM, 1.0, direction, BUDGET)) > 1
     assert proposal_by_name(MECHANISM, 1.0, "remove", "2 replicas").replicas == 2
     for direction, name in (("remove", "2 replicas"), ("add", "half-space"), ("add", "zero")):
         with pytest.raises(ValueError, match="is none for"):
-            proposal_by_name(MECHANISM, 1.0, direction, name, composed=True)
+            proposal_by_name(MECHANISM, 1.0, direction, name, composed=composed)
 
 
 def a_line() -> extrapolation.Extrapolation:

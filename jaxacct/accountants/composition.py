@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxacct.statistics.composed import TabulatedProfile
+
 _ROUNDED_AWAY = 1e-12
 _ABOVE_ONE = 1e-6
 # Two sums of up to 2^23 numbers, each rounded to float64: 4 x 2^23 x 2^-53. A Gaussian with noise 0.05, which
@@ -22,7 +24,7 @@ _SHARE_LOST = 2.0**-28
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
 
 
-def event_profile(event):
+def event_profile(event) -> TabulatedProfile:
     """An upper bound on the privacy profile of a `DpEvent`, both directions at once.
 
     Returns a function of float64 `t` (any shape) giving `delta(t)`: the larger of the two directions'
@@ -42,7 +44,7 @@ def event_profile(event):
 
 
 @functools.lru_cache(maxsize=8)
-def _tabulate(event: str):
+def _tabulate(event: str) -> TabulatedProfile:
     from dp_accounting import pld
 
     accountant: Any = pld.PLDAccountant()
@@ -50,12 +52,7 @@ def _tabulate(event: str):
     # All at once is a hundred times as fast as one by one: two running sums of the law's tail.
     values = np.asarray(accountant.get_delta(list(_GRID)), np.float64) + _summing_error(accountant)
     values = np.minimum(np.maximum.accumulate(values[::-1])[::-1], 1.0)
-    alphas = np.exp(_GRID)
-
-    def profile(t):
-        return np.interp(np.exp(np.clip(t, -61.0, 60.0)), alphas, values, left=1.0)
-
-    return profile
+    return TabulatedProfile(_GRID, values)
 
 
 def _summing_error(accountant) -> np.ndarray:

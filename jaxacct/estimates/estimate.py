@@ -18,9 +18,12 @@ from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.statistics import hockey_stick
+from jaxacct.statistics.composed import Composed
 
 # Where delta is what is asked for, proposals are looked for until one has a scale far below this.
 _SMALLEST_DELTA = 1e-12
+# The delta of which a thousandth may be left out of a composed profile, where it is delta that is asked for.
+_COMPOSED_DELTA = 1e-9
 # Laws for an epsilon that is yet to be found: draws of up to so many pilots, in streams of their own, until
 # epsilon moves by less than a fiftieth.
 _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
@@ -83,10 +86,11 @@ def estimate_delta(
     if known is not None:
         return _known("delta", known.divergences(mechanism, epsilon), known, confidence)
     key = randomness.checked_key(key)
-    profile = hockey_stick.hockey_stick if compose_with is None else event_profile(compose_with)
+    composed = composition_of(compose_with)
+    profile = hockey_stick.hockey_stick if composed is None else composed.profile
     found, names = {}, {}
     for direction in DIRECTIONS:
-        chosen = best_proposal(mechanism, epsilon, direction, proposal, compose_with is not None)
+        chosen = best_proposal(mechanism, epsilon, direction, proposal, composed)
         names[direction] = chosen.name
         if chosen.log_scale == -math.inf:
             found[direction] = np.zeros(3)
@@ -98,7 +102,7 @@ def estimate_delta(
         quantity="delta",
         value=value,
         # The profile of a composed event is a bound from above too.
-        low=0.0 if mechanism.is_upper_bound or compose_with is not None else low,
+        low=0.0 if mechanism.is_upper_bound or composed is not None else low,
         high=high,
         confidence=confidence,
         directions={direction: float(band[1]) for direction, band in found.items()},
@@ -273,7 +277,14 @@ def _samples_for(delta: float):
     return samples_needed
 
 
-def best_proposal(mechanism, epsilon, direction, name, composed) -> Proposal:
+def composition_of(compose_with) -> Composed | None:
+    """What is composed in, for proposals; None for None."""
+    return None if compose_with is None else Composed(event_profile(compose_with), _COMPOSED_DELTA)
+
+
+def best_proposal(
+    mechanism: Mechanism, epsilon: float, direction: str, name: str | None, composed: Composed | None
+) -> Proposal:
     """The proposal called `name`, or the one with the smallest scale; a name must exist for "remove"."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
     return choose_proposal(found, direction, name, min(found, key=lambda p: p.log_scale))

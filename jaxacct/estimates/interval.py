@@ -54,6 +54,7 @@ def bands(
     log_scales = np.full(len(grid), chosen.log_scale)
     if chosen.scale_at is not None:
         log_scales = np.array([chosen.scale_at(e) for e in grid])
+    profile = chosen.profile or profile
     margin, relative, variation = _booked(chosen)
     num_samples, totals = 0, np.zeros(len(grid))
     high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
@@ -77,7 +78,7 @@ def bands(
     scales = np.exp(log_scales)
     upper = np.array([bounds.upper_confidence_bound(counts, q / 2) for counts in high])
     lower = np.array([bounds.lower_confidence_bound(counts, q / 2) for counts in low])
-    upper = np.minimum(1.0, scales * (1 + relative) * (upper + variation))
+    upper = np.minimum(1.0, scales * (1 + relative) * (upper + variation) + chosen.left_out)
     lower = scales * np.maximum(0.0, lower - variation) / (1 + relative)
     return np.stack([np.minimum(lower, upper), np.clip(totals / num_samples, lower, upper), upper])
 

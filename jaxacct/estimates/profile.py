@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.accountants.composition import event_profile
 from jaxacct.estimates import interval
-from jaxacct.estimates.estimate import best_proposal, draw_samples
+from jaxacct.estimates.estimate import best_proposal, composition_of, draw_samples
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
+from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import hockey_stick
 
@@ -67,8 +67,8 @@ def privacy_profile(
       epsilons: at least one, each at least 0, ascending.
       num_samples: draws a direction.
       confidence: in (0, 1), of all bands together.
-      compose_with: a dp-accounting `DpEvent`, for the profile of both together. Draws are plain then, so that
-        upper bands end near 10 / num_samples, and nothing is known from below, as its own profile is a bound.
+      compose_with: a dp-accounting `DpEvent`, for the profile of both together. Nothing is known from below
+        then, as its own profile is a bound.
       key: JAX key; from the operating system by default.
       progress: called with (what, samples done, samples expected).
 
@@ -91,15 +91,15 @@ def privacy_profile(
     num_samples = _validate.positive_integer("num_samples", num_samples)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(DIRECTIONS))
     key = randomness.checked_key(key)
-    composed = compose_with is not None
-    other = event_profile(compose_with) if composed else hockey_stick
+    composed = composition_of(compose_with)
+    other = hockey_stick if composed is None else composed.profile
     found, names = {}, {}
     for direction in DIRECTIONS:
-        chosen = _chosen(mechanism, direction, float(grid[-1]), composed)
+        chosen = _chosen(mechanism, direction, grid, composed)
         names[direction] = chosen.name
         parts = draw_samples(chosen, key, num_samples, progress)
         found[direction] = _bands(chosen, grid, q, parts, other, composed)
-    if mechanism.is_upper_bound or composed:
+    if mechanism.is_upper_bound or composed is not None:
         # Losses are bounds themselves there: nothing is known from below (proofs/non_banded.md).
         for bands in found.values():
             bands[0] = 0.0
@@ -107,18 +107,24 @@ def privacy_profile(
     return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
 
 
-def _chosen(mechanism: Mechanism, direction: str, epsilon: float, composed: bool) -> Proposal:
+def _chosen(mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None) -> Proposal:
     """Replicas have a known weight at every epsilon; the add direction's proposals serve only their own."""
     if direction == Direction.ADD:
         return proposals.plain(mechanism, direction)
-    return best_proposal(mechanism, epsilon, direction, None, composed)
+    chosen = best_proposal(mechanism, float(grid[-1]), direction, None, composed)
+    if composed is not None and chosen.scale_at is not None and chosen.scale_at(float(grid[0])) > 0:
+        # Draws that resolve the last point alone: the profile of what is composed falls slowly.
+        return proposals.plain(mechanism, direction)
+    return chosen
 
 
-def _bands(chosen: Proposal, grid: np.ndarray, q: float, parts, other, composed: bool) -> np.ndarray:
+def _bands(
+    chosen: Proposal, grid: np.ndarray, q: float, parts, other, composed: Composed | None
+) -> np.ndarray:
     """(3, points): lower, estimate and upper; each interval wrong with probability q at most."""
     mechanism, direction = chosen.mechanism, chosen.direction
     found = interval.bands(chosen, grid, parts, q, other)
-    if direction == Direction.ADD and not composed:
+    if direction == Direction.ADD and composed is None:
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
         none = mechanism.scheme.log_probability_of_none()
         most = np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12)

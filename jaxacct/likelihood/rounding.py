@@ -170,10 +170,16 @@ def loss_margin(
     return total(loss_lines(mechanism, delta_v, direction, replicas, push), "epsilon")
 
 
-def weight_line(mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float) -> BudgetLine:
-    """Float32 of `ln w = ln Z + (1 - m) L` where a term is positive."""
+def weight_line(
+    mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float, lowest: float = 0.0
+) -> BudgetLine:
+    """Float32 of `ln w = ln Z + (1 - m) L` where a term is positive.
+
+    Args:
+      lowest: such losses are at least minus this.
+    """
     size = sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, _SHARE)
-    parts = abs(log_normalizer) + (replicas - 1) * size.largest
+    parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
     return BudgetLine("float32 weights", "relative", math.expm1(3 * _UNIT * parts), _SOURCE + "3")
 
 

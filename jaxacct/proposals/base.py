@@ -80,6 +80,13 @@ class Proposal:
     """All that is booked for float32 at a delta_v, weights too, where those are no function of L alone."""
     push: float = 0.0
     log_normalizer: float = 0.0
+    profile: Callable[[np.ndarray], np.ndarray] | None = None
+    """g of its terms `w g(t)`, where another mechanism is composed in and only a part of its profile is drawn
+    for; by default all of what a target has (`Target.profile`)."""
+    left_out: float = 0.0
+    """At least the divergence that this leaves out; off delta_v."""
+    lowest: float = 0.0
+    """Terms may be positive down to a loss of minus this, natural log."""
 
     def weight_error(self, loss_error: float) -> float:
         """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log.

@@ -10,10 +10,17 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.busier import busier_called, busier_candidates
+from jaxacct.proposals.composed import (
+    composed_add_called,
+    composed_add_candidates,
+    composed_replica_candidates,
+    composed_replicas_called,
+)
 from jaxacct.proposals.half_space import half_space_called, half_space_candidates
 from jaxacct.proposals.powers import power_called, power_candidates
 from jaxacct.proposals.replicas import replica_called, replica_candidates
 from jaxacct.statistics import bounds
+from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine, total
 
@@ -42,6 +49,11 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
     ),
     Direction.ADD: (Family(half_space_candidates, half_space_called),),
 }
+# Where another mechanism is composed in; these are told what (`Composed`) as well, after epsilon.
+COMPOSED_FAMILIES: dict[Direction, tuple[Family, ...]] = {
+    Direction.REMOVE: (Family(composed_replica_candidates, composed_replicas_called),),
+    Direction.ADD: (Family(composed_add_candidates, composed_add_called),),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +77,11 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
     else:
         lines = rounding.loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
         if proposal.direction == Direction.REMOVE and m > 1:
-            lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer),)
+            lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
+            lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
+    if proposal.left_out > 0:
+        left_out = "end of the composed profile"
+        lines += (BudgetLine(left_out, "delta", proposal.left_out, "proofs/composition.md, section 2"),)
     law = "law of the draws"
     return (
         *lines,
@@ -96,7 +112,7 @@ def candidates(
     direction: str,
     budget: bounds.Budget,
     *,
-    composed: bool = False,
+    composed: Composed | None = None,
 ) -> list[Candidate]:
     """Every proposal for one direction, cheapest first.
 
@@ -104,7 +120,7 @@ def candidates(
     decide.
 
     Args:
-      composed: another mechanism is composed in; only plain sampling has a known scale then.
+      composed: the other mechanism that is composed in, if one is.
     """
 
     def samples_needed(proposal):
@@ -129,12 +145,21 @@ def proposals_at(
     direction: str,
     samples_needed: Callable[[Proposal], float] | None = None,
     *,
-    composed: bool = False,
+    composed: Composed | None = None,
 ) -> list[Proposal]:
     """Every proposal for one direction, plain first; see `candidates` and `replica_candidates`."""
     found = [proposals.plain(mechanism, direction)]
-    families = () if composed else FAMILIES[Direction.of(direction)]
-    return found + [p for family in families for p in family.offered(mechanism, epsilon, samples_needed)]
+    families, what = _families(direction, composed)
+    return found + [
+        p for family in families for p in family.offered(mechanism, epsilon, *what, samples_needed)
+    ]
+
+
+def _families(direction: str, composed: Composed | None) -> tuple[tuple[Family, ...], tuple[Composed, ...]]:
+    """(families, what they are told besides mechanism and epsilon)."""
+    if composed is None:
+        return FAMILIES[Direction.of(direction)], ()
+    return COMPOSED_FAMILIES[Direction.of(direction)], (composed,)
 
 
 def choose_candidate(
@@ -144,7 +169,7 @@ def choose_candidate(
     budget: bounds.Budget,
     name: str | None = None,
     *,
-    composed: bool = False,
+    composed: Composed | None = None,
 ) -> tuple[Proposal, dict[str, float]]:
     """(the proposal to verify a direction with, samples predicted for each by name): `choose_proposal`."""
     found = candidates(mechanism, epsilon, direction, budget, composed=composed)
@@ -174,7 +199,7 @@ def choose_proposal(
 
 
 def proposal_by_name(
-    mechanism: Mechanism, epsilon: float, direction: str, name: str, *, composed: bool = False
+    mechanism: Mechanism, epsilon: float, direction: str, name: str, *, composed: Composed | None = None
 ) -> Proposal:
     """The one proposal of that name among `candidates`, without pricing the others.
 
@@ -191,9 +216,8 @@ def proposal_by_name(
 def _proposal_by_name(mechanism, epsilon, direction, name, composed) -> Proposal | None:
     if name == "plain":
         return proposals.plain(mechanism, direction)
-    if composed:
-        return None
-    called = (family.called(mechanism, epsilon, name) for family in FAMILIES[Direction.of(direction)])
+    families, what = _families(direction, composed)
+    called = (family.called(mechanism, epsilon, *what, name) for family in families)
     return next((proposal for proposal in called if proposal is not None), None)
 
 

@@ -30,7 +30,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.statistics.direction import Direction
 
-_CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
+CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
 _TAIL = 2.0**-40  # probability, relative to the scale, of the t that the table leaves out
 _LEAST_REMAINDER = 1e-4  # (f - P0) / f at a tangent point; below it f - P0 loses too many digits
 _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
@@ -101,6 +101,12 @@ def _loss_and_gradient(scheme, excess, norms):
     return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, norms)
 
 
+def jensen(mechanism: Mechanism) -> Minorant | None:
+    """The tangent at f = 1: Jensen's inequality."""
+    sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
+    return tangent(mechanism, np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
+
+
 def edge_and_slope(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> tuple[float, float]:
     """(edge, slope): the term is at most `M_0 (1 - e^{slope (t - edge)})_+`, t the coordinate along C m."""
     slope = minorant.norm / mechanism.noise_multiplier
@@ -128,8 +134,7 @@ def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
             else log_half_space_mean(*edge_and_slope(mechanism, epsilon, minorant))
         )
 
-    sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
-    best = tangent(mechanism, np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
+    best = jensen(mechanism)
     for _ in range(3):
         if best is None:
             return None
@@ -147,8 +152,20 @@ def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
 
 def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> Proposal:
     """The proposal of one minorant. `epsilon` must be below -ln P(x = 0)."""
-    edge, slope = edge_and_slope(mechanism, epsilon, minorant)
-    log_scale, tail, cells = coordinate_table(edge, slope)
+    log_scale, tail, cells = coordinate_table(*edge_and_slope(mechanism, epsilon, minorant))
+    log_scale += log_remainder_scale(mechanism, epsilon)
+    return proposal_along(mechanism, minorant, log_scale, tail, cells)
+
+
+def proposal_along(
+    mechanism: Mechanism, minorant: Minorant, log_scale: float, tail: float, cells: dict
+) -> Proposal:
+    """Draws whose coordinate along `C m` is of the law of `cells`; `coordinate_table` says what they are.
+
+    Args:
+      log_scale: ln M.
+      tail: of what the law leaves out, over M.
+    """
     n = mechanism.scheme.iterations
     # Rounding of the coordinate: a tree of log2(n) additions, products, weights and the shift itself.
     roundings = (math.ceil(math.log2(n)) if n > 1 else 0) + 6
@@ -163,7 +180,7 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
         name="half-space",
         direction=Direction.ADD,
         mechanism=mechanism,
-        log_scale=log_remainder_scale(mechanism, epsilon) + log_scale,
+        log_scale=log_scale,
         draw_block=_half_space,
         tables=lambda: tables,
         relative_error=2.0**-20,
@@ -189,30 +206,38 @@ def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
     depth = max(edge, 0.0) + 14.0
     while depth > 1e-6 and log_ndtr(edge - 0.9 * depth) < log_mean + math.log(_TAIL):
         depth *= 0.9
-    width = depth / _CELLS
-    upper = edge - width * np.arange(_CELLS)
+    width = depth / CELLS
+    upper = edge - width * np.arange(CELLS)
     lower = upper - width
     nearest = np.clip(0.0, lower, upper)
     log_peak = (
         -(nearest**2) / 2
         - math.log(2 * math.pi) / 2
-        + np.log(-np.expm1(-slope * width * np.arange(1, _CELLS + 1)))
+        + np.log(-np.expm1(-slope * width * np.arange(1, CELLS + 1)))
     )
+    log_scale, cells = place_cells(upper, width, log_peak)
+    return log_scale, math.exp(log_ndtr(edge - depth) - log_scale), cells
+
+
+def place_cells(upper: np.ndarray, width: float, log_peak: np.ndarray) -> tuple[float, dict]:
+    """(ln scale, arrays) of cells of one width below `upper`, drawn about as e^log_peak says.
+
+    Args:
+      log_peak: at least ln of the normal density times the bound on the terms, anywhere in the cell.
+    """
     ideal = np.exp(log_peak - logsumexp(log_peak))
-    counts = np.floor(ideal * (2.0**32 - _CELLS)).astype(np.int64) + 1
+    counts = np.floor(ideal * (2.0**32 - CELLS)).astype(np.int64) + 1
     counts[np.argmax(counts)] += 2**32 - counts.sum()
     log_density = np.log(counts) - 32 * math.log(2) - math.log(width)
     log_scale = float(np.max(log_peak - log_density)) + 1e-12
     base = -(upper**2) / 2 - math.log(2 * math.pi) / 2 - log_density
-    tail = math.exp(log_ndtr(edge - depth) - log_scale)
-    cells = {
+    return log_scale, {
         "last": jnp.asarray(np.cumsum(counts) - 1, jnp.uint32),
         "upper": jnp.asarray(upper, jnp.float32),
         # Rounded up, so that a weight is never below the exact one.
         "log_weight": jnp.asarray(base + 4 * 2.0**-24 * (1 + np.abs(base)), jnp.float32),
         "width": jnp.float32(width),
     }
-    return log_scale, tail, cells
 
 
 def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:

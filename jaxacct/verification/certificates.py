@@ -98,12 +98,12 @@ class BothDirections(PlanCertificate):
     def profile(self, target: Target, epsilons: np.ndarray) -> np.ndarray:
         """Of both directions where both were drawn: binned losses rounded pessimistically."""
         seen = (self.evidence.remove, self.evidence.add)
-        remove, add = (_profile(side, target.epsilon, epsilons) for side in seen)
+        remove, add = (_profile(side, target, epsilons) for side in seen)
         # Draws whose weights are not known leave the larger direction open.
         return np.where(np.isnan(remove) & (seen[0].num_samples > 0), np.nan, np.fmax(remove, add))
 
 
-def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np.ndarray:
+def _profile(seen: DirectionEvidence, target: Target, epsilons: np.ndarray) -> np.ndarray:
     """The curve of one direction; NaN where its draws have no weights that losses alone determine."""
     weights_known = seen.proposal == "plain" or seen.proposal == f"{seen.replicas} replicas"
     if not seen.num_samples or not weights_known:
@@ -111,10 +111,13 @@ def _profile(seen: DirectionEvidence, target: float, epsilons: np.ndarray) -> np
     losses = hockey_stick.loss_bounds(seen.direction)
     counts = dense_counts(seen.loss_counts, losses.size)
     losses, counts = losses[counts > 0], counts[counts > 0]
-    # M = Z (1/(m-1)) ((m-1)/m)^m e^{(1-m) target} gives Z back; the weight of a draw is Z e^{(1-m) L}.
+    # M = Z s e^{(1-m) target} gives Z back, s = (1/(m-1)) ((m-1)/m)^m or what is composed has in its place;
+    # the weight of a draw is Z e^{(1-m) L}.
     m, log_weights = seen.replicas, np.zeros(losses.size)
     if seen.direction == Direction.REMOVE and m > 1:
-        log_normalizer = np.log(seen.scale) + np.log(m - 1) - m * np.log((m - 1) / m) + (m - 1) * target
+        composed = target.composition
+        largest = m * np.log((m - 1) / m) - np.log(m - 1) if composed is None else composed.log_largest(m - 1)
+        log_normalizer = np.log(seen.scale) - largest + (m - 1) * target.epsilon
         # Weights fall with L, so a binned loss weighs as its bin's lower edge: pessimistic again.
         log_weights = log_normalizer + (1 - m) * (losses - hockey_stick.LOSS_BIN_WIDTH)
     weights = np.exp(log_weights) * counts / seen.num_samples

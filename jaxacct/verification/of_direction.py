@@ -70,7 +70,8 @@ class OfDirection(Certificate):
             raise ValueError(f"direction must be one of {', '.join(DIRECTIONS)}, was {seen.direction!r}")
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, was {self.rule!r}")
-        proposal = proposal_by_name(mechanism, target.epsilon, seen.direction, name, composed=target.composed)
+        composed = target.composition
+        proposal = proposal_by_name(mechanism, target.epsilon, seen.direction, name, composed=composed)
         if not threshold(proposal, target.budget.delta_v) > 0:
             raise ValueError(f"proposal {name!r} resolves nothing here")
         return Run(proposal, target, self.rule, seen.num_samples, seen.predicted_samples, "")

@@ -219,7 +219,7 @@ class Run:
 
 
 def _choose(mechanism, target: Target, direction, name):
-    budget, composed = target.budget, target.composed
+    budget, composed = target.budget, target.composition
     return choose_candidate(mechanism, target.epsilon, direction, budget, name, composed=composed)
 
 
@@ -405,8 +405,9 @@ def next_check(blocks: int) -> int:
 
 
 def _terms(run: Run, draws, margin: float) -> np.ndarray:
+    profile = run.proposal.profile or run.target.profile
     weighted = hockey_stick.weighted_terms(
-        draws, run.proposal.direction, run.target.epsilon - margin, run.target.profile
+        draws, run.proposal.direction, run.target.epsilon - margin, profile
     )
     slack = run.proposal.weight_error(margin)
     return np.minimum(1.0, weighted * math.exp(slack - run.proposal.log_scale))

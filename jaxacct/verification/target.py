@@ -11,6 +11,7 @@ from jaxacct.files import to_json
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import scheme_to_json
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import hockey_stick
 from jaxacct.strategies import strategy_to_json
 
@@ -56,6 +57,11 @@ class Target:
           ValueError: for an event that dp-accounting does not support.
         """
         return event_profile(self.compose_with) if self.composed else hockey_stick
+
+    @functools.cached_property
+    def composition(self) -> Composed | None:
+        """What is composed in, for proposals; None where nothing is. ValueError as `profile`."""
+        return Composed(event_profile(self.compose_with), self.budget.delta_v) if self.composed else None
 
     def describe(self, mechanism: Mechanism) -> dict:
         """The target and the mechanism in plain JSON values."""

@@ -47,8 +47,19 @@ AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_el
 ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
+COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 
 MUTANTS = [
+    # Composition.
+    Mutant(TABLE, "np.maximum(profile(t) - floor, 0.0)", "profile(t)", COMPOSED),
+    Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
+    Mutant(TABLE, "_LEFT_OUT * self.delta)", "self.delta)", COMPOSED),
+    Mutant("jaxacct/likelihood/rounding.py", "max(size.largest, lowest)", "size.largest", COMPOSED),
+    Mutant("jaxacct/proposals/candidates.py", "if proposal.left_out > 0:", "if False:", COMPOSED),
+    Mutant("jaxacct/proposals/composed.py", "left_out=composed.left_out,", "left_out=0.0,", COMPOSED),
+    Mutant("jaxacct/proposals/composed.py", "return epsilon + none -", "return epsilon -", COMPOSED),
+    Mutant("jaxacct/proposals/composed.py", "log_height(upper - width)", "log_height(upper)", COMPOSED),
+    Mutant(RUN, "run.proposal.profile or run.target.profile", "run.target.profile", COMPOSED),
     # Statistics.
     Mutant(
         "jaxacct/statistics/bounds.py",
@@ -188,7 +199,7 @@ MUTANTS = [
     ),
     # Accountants.
     Mutant(
-        "jaxacct/accountants/composition.py",
+        TABLE,
         "values, left=1.0)",
         "values, left=0.0)",
         "tests/test_composition.py",

@@ -1,0 +1,109 @@
+"""The privacy profile of another mechanism that is composed in, as a table, and the part of it that is drawn.
+
+With g the profile as a function of t, natural log, and alpha = e^t, g is convex and falls in alpha, so that
+between two points of a table it lies below their chord: the table is a bound from above
+(proofs/composition.md, section 1).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+_LEFT_OUT = 1e-3  # of delta: what is left out of the profile, at most
+_RAISED = 1e-9  # relative; far above float64 rounding of the table between its points
+
+
+@dataclass(frozen=True, eq=False)
+class TabulatedProfile:
+    """delta(t) of another mechanism, an upper bound; it equals itself alone, and tables are kept by event.
+
+    Attributes:
+      logs: (points,) float64, ascending, natural logs.
+      values: (points,) in [0, 1], not rising. Before the first point it is 1, after the last its value.
+    """
+
+    logs: np.ndarray
+    values: np.ndarray
+
+    @functools.cached_property
+    def _alphas(self) -> np.ndarray:
+        return np.exp(self.logs)
+
+    def __call__(self, t) -> np.ndarray:
+        """At float64 t of any shape."""
+        first, last = self.logs[0] - 1.0, self.logs[-1]
+        return np.interp(np.exp(np.clip(t, first, last)), self._alphas, self.values, left=1.0)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What is composed in, and how small a delta is asked for.
+
+    Attributes:
+      profile: of the other mechanism.
+      delta: in (0, 1); a thousandth of it may be left out of the profile.
+    """
+
+    profile: TabulatedProfile
+    delta: float
+
+    @functools.cached_property
+    def _end(self) -> int | None:
+        """The first point at which so little is left that it may be left out."""
+        small = np.flatnonzero(self.profile.values <= _LEFT_OUT * self.delta)
+        return int(small[0]) if small.size and small[0] > 0 else None
+
+    @property
+    def left_out(self) -> float:
+        """At least the floor phi; infinite where the profile has none as small."""
+        return math.inf if self._end is None else self._floor * (1 + _RAISED)
+
+    @property
+    def _floor(self) -> float:
+        assert self._end is not None  # asked for where there is one
+        return float(self.profile.values[self._end])
+
+    @property
+    def end(self) -> float:
+        """t from which on all of the profile is left out, natural log."""
+        return math.inf if self._end is None else float(self.profile.logs[self._end])
+
+    @functools.cached_property
+    def above_floor(self) -> Callable[[np.ndarray], np.ndarray]:
+        """`(g(t) - phi)_+`, which is 0 from `end` on."""
+        profile, floor = self.profile, self._floor
+
+        def drawn(t):
+            return np.maximum(profile(t) - floor, 0.0)
+
+        return drawn
+
+    def log_largest(self, power: float) -> float:
+        """At least ln of the largest `e^{power t} (g(t) - phi)_+`, power > 0; infinite without a floor.
+
+        Between two points the profile is a line in alpha, and the product has at most one maximum inside.
+        """
+        if self._end is None:
+            return math.inf
+        logs = self.profile.logs[: self._end + 1]
+        values = self.profile.values[: self._end + 1] - self._floor
+        alphas = np.exp(logs)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ends = power * logs + np.log(values)
+            fall = (values[:-1] - values[1:]) / np.diff(alphas)
+            # a - fall alpha times alpha^power is largest at power a / (fall (power + 1)).
+            height = values[:-1] + fall * alphas[:-1]
+            inside = np.clip(power * height / (fall * (power + 1)), alphas[:-1], alphas[1:])
+            inside = np.where(np.isfinite(inside), inside, alphas[:-1])
+            between = power * np.log(inside) + np.log(height - fall * inside)
+        # The profile is 1 before the first point.
+        candidates = np.concatenate([ends, between, [power * logs[0]]])
+        return float(np.nanmax(candidates)) + _RAISED * (1 + power)
+
+    def log_at(self, t: float) -> float:
+        """At least ln g(t), of the whole profile; natural log."""
+        value = float(self.profile(np.array([t]))[0])
+        return math.log(value) + _RAISED if value > 0 else -math.inf

@@ -1,0 +1,216 @@
+"""Bounded weights where another mechanism is composed in (proofs/composition.md), against quadrature."""
+
+import functools
+import json
+import math
+
+import dp_accounting as dp
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
+from jaxacct.accountants.composition import _GRID
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.kernels import randomness
+from jaxacct.proposals import composed as composed_proposals
+from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.composed import Composed, TabulatedProfile
+from tests.conformance.test_schemes import IDENTITY
+from tests.oracles import enumeration
+
+FALSE_ALARM = 1e-6 / 20  # of each interval
+BLOCKS = 64
+MECHANISMS = [
+    Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
+    Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.8),
+    Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
+]
+
+
+@functools.cache
+def gaussian(noise: float, floor: float = 0.0) -> TabulatedProfile:
+    """The profile of a Gaussian, without dp-accounting; `floor` as if losses were cut off."""
+    values = np.array([gaussian_delta(float(t), noise, 1.0) for t in _GRID])
+    values = np.minimum.accumulate(np.maximum(values, floor))
+    return TabulatedProfile(_GRID, np.clip(values, 0.0, 1.0))
+
+
+def two_steps(mechanism, epsilon, direction, profile):
+    """The divergence of both together, by the trapezoid rule over both scores of two steps and C = I."""
+    sigma, grid = mechanism.noise_multiplier, np.linspace(-9, 9, 601)
+    u, v = np.meshgrid(grid, grid, indexing="ij")
+    density = np.exp(-(u**2 + v**2) / 2) / (2 * math.pi) * (grid[1] - grid[0]) ** 2
+    shift, divergence = 1 / sigma, 0.0
+
+    def log_ratio(u, v):
+        parts = [
+            math.log(weight) + x[0] * (u * shift - shift**2 / 2) + x[1] * (v * shift - shift**2 / 2)
+            for x, weight in enumeration.pattern_law(mechanism.scheme).items()
+        ]
+        return functools.reduce(np.logaddexp, parts)
+
+    if direction == "add":
+        return float(np.sum(density * profile(epsilon + log_ratio(u, v))))
+    for x, weight in enumeration.pattern_law(mechanism.scheme).items():
+        terms = profile(epsilon - log_ratio(u + x[0] * shift, v + x[1] * shift))
+        divergence += weight * float(np.sum(density * terms))
+    return divergence
+
+
+def offered(delta=1e-6):
+    for mechanism in MECHANISMS:
+        for noise, epsilon in ((2.0, 0.5), (1.0, 3.0)):
+            composed = Composed(gaussian(noise), delta)
+            for direction in ("remove", "add"):
+                for found in candidates(
+                    mechanism, epsilon, direction, Budget.split(delta), composed=composed
+                ):
+                    yield mechanism, epsilon, direction, composed, found.proposal
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5, 4.0])
+def test_the_largest_product_is_that_of_the_table(power):
+    """Between the points as well, where a chord lies above the profile."""
+    t = np.linspace(-20, 20, 400_001)
+    for profile in (gaussian(2.0), gaussian(0.7), gaussian(2.0, 1e-9), TabulatedProfile(*COARSE)):
+        composed = Composed(profile, 1e-5)
+        with np.errstate(divide="ignore"):
+            dense = float(np.max(power * t + np.log(composed.above_floor(t))))
+        assert dense <= composed.log_largest(power) <= dense + 1e-4
+
+
+COARSE = np.array([-3.0, -1.0, 0.0, 0.5, 3.0]), np.array([0.99, 0.7, 0.4, 1e-9, 1e-9])
+
+
+def test_without_an_end_there_are_no_replicas():
+    """A profile that stays above a thousandth of delta bounds nothing against the weights."""
+    composed = Composed(gaussian(2.0, 1e-6), 1e-5)
+    assert composed.left_out == composed.log_largest(1.0) == math.inf
+    found = candidates(MECHANISMS[0], 1.0, "remove", Budget.split(1e-5), composed=composed)
+    assert [candidate.proposal.name for candidate in found] == ["plain"]
+    with pytest.raises(ValueError, match="is none for"):
+        proposal_by_name(MECHANISMS[0], 1.0, "remove", "2 replicas", composed=composed)
+    assert Composed(gaussian(2.0, 1e-6), 2e-3).left_out <= 2e-6
+
+
+def test_the_weighted_term_is_bounded_and_would_not_be_with_all_of_the_profile():
+    """Attack: at losses far below 0 weights grow without bound; the scale of no composition is too small."""
+    loss, epsilon = np.linspace(-40, 40, 80_001), 1.0
+    composed = Composed(gaussian(1.0), 1e-6)
+    for m in (2, 3):
+        proposal = composed_proposals.composed_replicas(MECHANISMS[0], m, epsilon, composed)
+        log_weight = proposal.log_normalizer + (1 - m) * loss
+        with np.errstate(divide="ignore"):
+            drawn = log_weight + np.log(composed.above_floor(epsilon - loss)) - proposal.log_scale
+            whole = log_weight + np.log(gaussian(1.0, 1e-9)(epsilon - loss)) - proposal.log_scale
+        assert -1e-3 < drawn.max() <= 0
+        assert whole.max() > 5
+        alone = proposal_by_name(MECHANISMS[0], epsilon, "remove", f"{m} replicas")
+        assert (drawn + proposal.log_scale - alone.log_scale).max() > 0.1
+
+
+def test_weights_are_booked_as_far_down_as_terms_reach():
+    """A profile that ends late has terms at losses far below 0, where weights are e to a larger number."""
+    composed = Composed(gaussian(0.3), 1e-6)
+    proposal = composed_proposals.composed_replicas(MECHANISMS[2], 3, 1.0, composed)
+    alone = proposal_by_name(MECHANISMS[2], 1.0, "remove", "3 replicas")
+    booked, before = (
+        next(line.amount for line in budget_lines(found, 1e-6) if line.name == "float32 weights")
+        for found in (proposal, alone)
+    )
+    assert composed.end > 15 and composed.above_floor(np.array([composed.end]))[0] == 0
+    assert booked >= 3 * 2**-24 * 2 * composed.end > before
+
+
+def one_of_each():
+    """One proposal of each kind and direction, with two and three replicas."""
+    chosen = {}
+    for mechanism, epsilon, direction, composed, proposal in offered():
+        chosen.setdefault((direction, proposal.name), (mechanism, epsilon, direction, composed, proposal))
+    wanted = ["remove 2 replicas", "remove 3 replicas", "add half-space", "add plain, less none"]
+    return {name: chosen[tuple(name.split(" ", 1))] for name in wanted}
+
+
+def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
+    key = randomness.key_from_words([5, 6])
+    for name, (mechanism, epsilon, direction, composed, proposal) in one_of_each().items():
+        profile = proposal.profile or composed.profile
+        exact = two_steps(mechanism, epsilon, direction, profile)
+        whole = two_steps(mechanism, epsilon, direction, composed.profile)
+        assert exact <= whole <= exact + proposal.left_out * (1 + 1e-9) + 1e-15
+        draws, scale = proposal.draw(key, 0, BLOCKS), math.exp(proposal.log_scale)
+        terms = hockey_stick.weighted_terms(draws, direction, epsilon, profile) / scale
+        assert terms.min() >= 0 and terms.max() <= 1 + 1e-5, name
+        low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
+        slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
+        assert scale * low * (1 - slack) <= exact <= scale * high * (1 + slack), name
+        assert scale * (high - low) < 0.5 * exact, name
+
+
+@functools.cache
+def certified() -> tuple[Plan, float]:
+    """A plan from replicas and a half-space, and the exact divergence of both together."""
+    exact = max(two_steps(MECHANISMS[1], EPSILON, d, gaussian(3.0)) for d in ("remove", "add"))
+    plan = calibrate(
+        MECHANISMS[1].scheme,
+        IDENTITY,
+        epsilon=EPSILON,
+        delta=2 * exact,
+        noise_multiplier=MECHANISMS[1].noise_multiplier,
+        compose_with=OTHER,
+        key=jax.random.key(8),
+    )
+    return plan, exact
+
+
+OTHER, EPSILON = dp.GaussianDpEvent(3.0), 1.7
+
+
+def test_a_plan_is_certified_from_few_draws_and_its_evidence_is_computed_again():
+    plan, _ = certified()
+    evidence = plan.evidence
+    assert evidence is not None
+    assert evidence.remove.proposal.endswith("replicas")
+    assert evidence.num_samples < evidence.remove.predicted_samples["plain"] / 50
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert any(line.name == "end of the composed profile" for line in evidence.remove.lines)
+    assert all(replayed.moved == 0 for replayed in plan.replay())
+
+
+def test_less_than_the_truth_is_not_certified():
+    """The same draws, asked for less than both together have: a verdict would be wrong."""
+    plan, exact = certified()
+    for less in (0.97, 0.8):
+        found = verify(plan.mechanism, EPSILON, less * exact, compose_with=OTHER, max_samples=20_000, key=KEY)
+        assert not found.accepted
+    alone = verify(plan.mechanism, EPSILON, 0.8 * exact, max_samples=20_000, key=KEY)
+    assert alone.accepted  # what is composed makes the difference
+
+
+KEY = jax.random.key(9)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda d: d["evidence"]["remove"].update(scale=d["evidence"]["remove"]["scale"] * 0.9),
+        lambda d: d["evidence"]["remove"].update(threshold=d["evidence"]["remove"]["threshold"] * 1.1),
+        lambda d: d["evidence"]["remove"]["lines"].pop(),
+        lambda d: d["evidence"]["remove"].update(
+            lines=[x for x in d["evidence"]["remove"]["lines"] if "composed" not in x["name"]]
+        ),
+        lambda d: d["evidence"]["remove"].update(proposal="9 replicas"),
+        lambda d: d["evidence"]["remove"].update(proposal="plain"),
+        lambda d: d.update(compose_with={**d["compose_with"], "noise_multiplier": 2.9}),
+        lambda d: d.update(compose_with=None),
+        lambda d: d["evidence"]["add"].update(total_variation=0.0, lines=[]),
+        lambda d: d["evidence"]["add"].update(scale=d["evidence"]["add"]["scale"] * 0.5),
+    ],
+)
+def test_edited_evidence_is_refused(edit):
+    data = json.loads(json.dumps(certified()[0].to_json()))
+    edit(data)
+    with pytest.raises(ValueError, match="plan"):
+        Plan.from_json(data)
