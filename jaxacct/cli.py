@@ -521,6 +521,7 @@ def estimate_command(
     delta: float | None = None,
     samples: int = 100_000,
     confidence: float = 0.95,
+    plot: str | None = None,
     json: bool = False,
 ) -> int:
     """Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.
@@ -532,6 +533,7 @@ def estimate_command(
       delta: estimate epsilon here.
       samples: draws a direction.
       confidence: of the interval.
+      plot: write plain draws of the privacy loss, and where epsilon lies among them, to this PNG.
       json: print one JSON object.
     """
     if (epsilon is None) == (delta is None):
@@ -541,6 +543,7 @@ def estimate_command(
     _validate.positive_number("noise_multiplier", noise_multiplier)
     _validate.positive_integer("samples", samples)
     _validate.open_probability("confidence", confidence)
+    _check_plot(plot)
     with watch() as progress:
         options: dict[str, Any] = dict(num_samples=samples, confidence=confidence, progress=progress)
         mechanism = jaxacct.Mechanism(*problem.build(), noise_multiplier)
@@ -562,6 +565,7 @@ def estimate_command(
             f"{100 * found.confidence:g}% interval [{found.low:.4g}, {found.high:.4g}]\n"
             f"from {found.num_samples:,} draws a direction: {parts}"
         )
+    _draw(plot, "privacy_losses", mechanism, found.value if epsilon is None else epsilon, samples)
     return 0
 
 

@@ -16,6 +16,7 @@ from jaxacct.figure import DASHES, MARKERS, blank, save, svg
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
+from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
@@ -108,7 +109,11 @@ def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
 
 
 def losses(plan: Plan):
-    """Histograms of the privacy losses that the evidence holds; None where none were drawn."""
+    """Histograms of the privacy losses that the evidence holds; None where none were drawn.
+
+    Losses of the direction: ln P/Q for "remove", ln Q/P for "add", so that delta pays for draws beyond
+    epsilon in both. Where they were drawn from a proposal its law is shown, which has more of them.
+    """
     drawn = {}
     for direction in DIRECTIONS if plan.evidence is not None else ():
         counts = dict(getattr(getattr(plan.evidence, direction), "loss_counts", ()) or ())
@@ -121,8 +126,15 @@ def losses(plan: Plan):
     for (direction, counts), style, colour in zip(drawn.items(), ("-", "--"), (DARK, LIGHT), strict=False):
         low, high = min(counts), max(counts)
         heights = np.array([counts.get(index, 0) for index in range(low, high + 1)], float)
-        edges = np.nan_to_num(loss_bounds(direction)[low : high + 1] - LOSS_BIN_WIDTH / 2)
-        axes.step(edges, heights / heights.sum(), where="mid", linestyle=style, color=colour, label=direction)
+        middle = np.nan_to_num(loss_bounds(direction)[low : high + 1] - LOSS_BIN_WIDTH / 2)
+        axes.step(
+            direction.sign * middle,
+            heights / heights.sum(),
+            where="mid",
+            linestyle=style,
+            color=colour,
+            label=direction,
+        )
     axes.axvline(plan.epsilon, color="0.35", linestyle=":", label="epsilon")
     axes.set(xlabel="privacy loss of a draw, natural log", ylabel="share of draws", title="what was drawn")
     axes.grid(alpha=0.3)
@@ -157,6 +169,25 @@ def histogram(samples, epsilon: float | None = None):
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False)
     return figure
+
+
+def privacy_losses(mechanism: Mechanism, epsilon: float | None = None, num_samples: int = 20_000, key=None):
+    """The `histogram` of plain draws of a mechanism's privacy loss in both directions; no guarantee.
+
+    ln P/Q under P, and ln Q/P under Q: delta pays for draws beyond epsilon in both.
+
+    Args:
+      mechanism: the mechanism.
+      epsilon: marked where given.
+      num_samples: draws a direction.
+      key: a JAX key; from the operating system by default.
+    """
+    key = randomness.checked_key(key)
+    drawn = {
+        direction: direction.sign * sample_privacy_loss(key, mechanism, num_samples, direction)
+        for direction in DIRECTIONS
+    }
+    return histogram(drawn, epsilon)
 
 
 def verification(plan: Plan, evidence: Evidence | None = None):

@@ -11,6 +11,7 @@ from jaxacct import BandedToeplitz, Mechanism, Poisson, plot, progress, recommen
 from jaxacct.cli import main
 from jaxacct.estimates.profile import Profile
 from jaxacct.figure import check_plot, is_ours
+from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.tradeoff import EpsilonDelta, Gaussian
 from tests.test_plan import KINDS, whole
 
@@ -51,6 +52,24 @@ def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
     assert len(wealths) and np.ptp(wealths[:5, -1]) < 1e-9 and wealths[0, -1] >= needed
     assert np.all(wealths[:, 0] == 0) and np.ptp(wealths[:5, 20]) > 0
     assert plot.verification(whole("analytic")) is None
+
+
+def test_delta_pays_for_losses_beyond_epsilon_in_both_directions(key):
+    """One Gaussian of mean 1 and deviation 1: both losses are N(1/2, 1), the mirrored ones too."""
+    once = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 1.0)
+    figure = plot.privacy_losses(once, 1.0, num_samples=4096, key=key)
+    for outline in figure.axes[0].patches:
+        heights, edges, _ = outline.get_data()
+        mean = heights @ (edges[1:] + edges[:-1]) / 2
+        # Five standard errors, and half a bin.
+        assert abs(mean - 0.5) < 5 / 64 + np.diff(edges)[0] / 2
+    direction = lines_of(plot.losses(whole(DRAWN)))
+    for name, sign in (("remove", 1), ("add", -1)):
+        counts = dict(getattr(whole(DRAWN).evidence, name).loss_counts)
+        if counts:
+            mean = sum(loss_bounds(name)[i] * n for i, n in counts.items()) / sum(counts.values())
+            at, heights = direction[name].get_data()
+            assert at @ heights == pytest.approx(sign * mean, abs=LOSS_BIN_WIDTH)
 
 
 def test_running_sums_are_as_wide_as_the_law_says(key):
@@ -128,6 +147,18 @@ def test_commands_draw_what_they_found(capsys, tmp_path):
         ["strategy", "--iterations", "12", "--bands", "3"],
         ["recommend", *numbers, "--memory-copies", "2"],
         ["calibrate", *numbers, "--bands", "1", "--accountant", "unamplified"],
+        [
+            "estimate",
+            *numbers[:6],
+            "--bands",
+            "1",
+            "--noise-multiplier",
+            "1",
+            "--epsilon",
+            "2",
+            "--samples",
+            "256",
+        ],
     ):
         code, out, err = run(capsys, *words, "--plot", str(picture))
         assert code == 0 and out and not err and is_ours(picture)
