@@ -280,8 +280,8 @@ def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
         number = scheme.parts[1]
         times = number if scheme.sums.times == 1 else 1
         largest, above = times * _log_coincidence(mechanism, number) - math.log(spent), spent
-    elif scheme.replicas is not None and mechanism.is_stationary:
-        # P(f > e^t) <= E_P f e^-t = Z_2 e^-t.
+    elif scheme.replicas is not None and mechanism.strategy.is_toeplitz:
+        # P(f > e^t) <= E_P f e^-t = Z_2 e^-t; where f is bounded by f+, E_P f+ <= E_Q f+^2, which Z_2 bounds.
         if scheme.replicas.most_replicas(mechanism) >= 2:
             largest, above = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent), spent
     if not largest < most:

@@ -5,6 +5,9 @@ attract.
 to `prod p(x_i) exp( sum_{i<j} <C x_i, C x_j> / sigma^2 )`, then `y ~ N(C (x_1 + .. + x_m), sigma^2 I)`. A
 draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
 `M_m = Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
+
+Where C is not banded, Z_m and f are bounded from above and a weight has one more factor, at most 1
+(`proposals.overlaps`, proofs/non_banded.md).
 """
 
 import functools
@@ -20,6 +23,7 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, draw_block_at
+from jaxacct.proposals.overlaps import log_factor, overlap_arrays, overlap_variation
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies.stationary import adds_windows
 
@@ -32,10 +36,10 @@ def _module(mechanism: Mechanism):
 
 
 def most_replicas(mechanism: Mechanism) -> int:
-    """The largest number of replicas that there are tables for; 1 where C is not banded
-    (proofs/non_banded.md), or the scheme has none.
+    """The largest number of replicas that there are tables for; 1 where C is not Toeplitz, or the scheme has
+    none.
     """
-    if mechanism.scheme.replicas is None or not mechanism.is_stationary:
+    if mechanism.scheme.replicas is None or not mechanism.strategy.is_toeplitz:
         return 1
     return _module(mechanism).most_replicas(mechanism)
 
@@ -46,7 +50,9 @@ def table_samples(mechanism: Mechanism, m: int) -> float:
 
 
 def log_normalizer(mechanism: Mechanism, m: int) -> float:
-    """ln Z_m = ln E_Q f^m on the rows of the strategy, float64; inf where it overflows."""
+    """ln Z_m = ln E_Q f^m on the rows of the strategy, float64, or more where C is not banded; inf where it
+    overflows.
+    """
     return _module(mechanism).log_normalizer(mechanism, m)
 
 
@@ -75,7 +81,8 @@ class Replicas:
     def tables(self) -> dict:
         """What `draw_block` needs: ln Z_m and m in float32, and the arrays of the module."""
         arrays = self.module.tables(self.mechanism, self.m)
-        return {"log_z": jnp.float32(self.log_normalizer), "m": jnp.float32(self.m), "arrays": arrays}
+        known = {"log_z": jnp.float32(self.log_normalizer), "m": jnp.float32(self.m), "arrays": arrays}
+        return known | overlap_arrays(self.mechanism, self.m) if self.mechanism.is_upper_bound else known
 
 
 def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
@@ -90,7 +97,10 @@ def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
     log_z = module.log_normalizer(mechanism, m)
     if not math.isfinite(log_z):
         raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
-    return Replicas(mechanism, m, module, log_z, *module.errors(mechanism, m))
+    relative_error, total_variation = module.errors(mechanism, m)
+    if mechanism.is_upper_bound:
+        total_variation += overlap_variation(mechanism, m)
+    return Replicas(mechanism, m, module, log_z, relative_error, total_variation)
 
 
 def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
@@ -106,7 +116,7 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, epsilon),
-        draw_block=_drawer(drawn.module),
+        draw_block=(_overlapping_drawer if mechanism.is_upper_bound else _drawer)(drawn.module),
         tables=drawn.tables,
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
@@ -173,6 +183,22 @@ def _drawer(module) -> Callable[..., Draws]:
             draw = functools.partial(draw_block_at, draw_counts=drawn_by(module.draw_counts))
         loss = draw(key, scheme, strategy, sigma, dtype)
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
+
+    return draw_block
+
+
+@functools.cache  # as above
+def _overlapping_drawer(module) -> Callable[..., Draws]:
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        drawn = {}
+
+        def draw_counts(counts_key, size):
+            drawn["all"], drawn["one"] = module.draw_with_one(counts_key, scheme, tables["arrays"], size)
+            return drawn["all"]
+
+        loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts=draw_counts)
+        factor = log_factor(scheme, strategy, tables, drawn["all"], drawn["one"])
+        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss + factor.astype(dtype))
 
     return draw_block
 

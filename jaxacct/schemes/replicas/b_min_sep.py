@@ -4,7 +4,9 @@ Two participation vectors interact only where participations are less than `band
 `E_d = exp(a_d / sigma^2)`, `a` the autocorrelation of the coefficients. Between events at least one of the
 m replicas is free, so a state is how long each of the other m - 1 stays barred, in ascending order: a
 replica barred for s more steps took part b - s steps ago. `U_i(state)` is the total weight from step i on
-(proofs/derivations.md section 9, proofs/proposals.md).
+(proofs/derivations.md section 9, proofs/proposals.md). Where C has more bands than the separation, those
+farther apart share rows too: every participation then has a factor for all of these, the `log_lift`
+(proofs/non_banded.md, "Replicas").
 
 A barred replica has the *code* s in 1..b-1; one whose history is virtual (warm start: it bars but does not
 interact) has b - 1 + s; a free one 0. States are numbered in colexicographic order, so the states without
@@ -24,7 +26,7 @@ from jaxacct.kernels.loops import any_left
 from jaxacct.kernels.randomness import exponential_64, uniform_64
 from jaxacct.schemes.base import counts_at
 from jaxacct.schemes.poisson import log_probabilities
-from jaxacct.schemes.replicas.base import Attracting
+from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 # Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
 MAX_TABLE_BYTES = 2.5e9
@@ -65,6 +67,8 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """
     scheme = mechanism.scheme
     p, walks = scheme.sampling_probability, scheme.iterations + 2 * scheme.max_participations
+    if (lift := log_lift(mechanism, m)) > 0:
+        p = p / (p + (1 - p) * math.exp(-lift))  # what becomes of it where nobody else takes part
     roundings = 20 * m * walks * (1.0 if p <= 0.5 else 0.5 / max(1 - p, 1e-300))
     return math.expm1(min(600.0, 2.0**-24 * roundings)), m * scheme.min_separation * 2.0**-32
 
@@ -94,15 +98,17 @@ def attractions(mechanism: Attracting) -> np.ndarray:
 
 
 def log_attractions(mechanism: Attracting) -> np.ndarray:
-    """(ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d = 0..b steps apart.
+    """(ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d < b steps apart, 0 for d = b.
 
     Row k is for the later one at the step i = n - 1 - k, the last row for all earlier steps as well
-    (`Strategy.products_from_end`).
+    (`Strategy.products_from_end`). Those b steps apart or more are in `log_lift`.
     """
     strategy, b = mechanism.strategy, mechanism.scheme.min_separation
-    if not (strategy.is_toeplitz and strategy.bands <= b):
-        raise TypeError("replicas need a banded Toeplitz strategy")
-    return strategy.products_from_end(b + 1) / mechanism.noise_multiplier**2
+    if not strategy.is_toeplitz:
+        raise TypeError("replicas need a Toeplitz strategy")
+    shared = strategy.products_from_end(b + 1) / mechanism.noise_multiplier**2
+    shared[:, b] = 0.0
+    return shared
 
 
 def _moves_at(n: int, attraction, transitions):
@@ -119,6 +125,8 @@ def _transitions(b: int, m: int, p: float, q: float, attraction, num_codes: int)
     """For j = 0..m replicas taking part: (states concerned, weight, steps to the next state, its number).
 
     Args:
+      p: weight of taking part: its probability, times e to the `log_lift`.
+      q: probability of not taking part.
       attraction: (b + 1,) of the step that they take part at.
     """
     found = []
@@ -138,10 +146,11 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool):
     q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         attraction = attractions(mechanism)
-        moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, p, q, row, b))
+        lifted = p * np.exp(log_lift(mechanism, m))
+        moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, lifted, q, row, b))
         real, hazards = _real_weights(n, b, moves_at, with_hazards)
         if _warm(scheme):
-            moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, p, q, row, 2 * b - 1))
+            moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, lifted, q, row, 2 * b - 1))
             virtual, virtual_hazards = _virtual_weights(n, b, moves_at, real, with_hazards)
             thresholds, total = _starts(n, b, m, scheme, virtual, with_hazards)
         else:
@@ -302,6 +311,40 @@ def _wait(codes, steps, b: int):
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
     return counts_at(*draw_positions(key, scheme, arrays, num_samples), scheme.iterations)
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
+    walk_key, choice_key = threefry.split(key)
+    positions, counts = draw_positions(walk_key, scheme, arrays, num_samples)
+    mine = shares_of_one(choice_key, positions, counts, len(arrays["hazards"]), scheme.min_separation)
+    n = scheme.iterations
+    return counts_at(positions, counts, n), counts_at(positions, mine, n)
+
+
+def shares_of_one(key, positions, counts, m: int, b: int):
+    """(num_samples, slots) float32: 1 where the first of m replicas is among those that take part.
+
+    Replicas are alike, so whoever is free takes part with the same probability. The virtual history of those
+    that did not take part yet is not known, and need not be: while one of them may be barred, the first b - 1
+    steps, all that did take part are barred.
+
+    Args:
+      positions, counts: of `draw_positions`.
+    """
+    rows, slots = positions.shape
+    words = threefry.bits_32(key, (slots, rows, m))
+
+    def slot(free_from, at):
+        step, count, word = at
+        free = free_from <= step[:, None]
+        # The `count` free ones with the smallest words.
+        order = jnp.argsort(jnp.argsort(jnp.where(free, word >> 1, jnp.uint32(2**31)), axis=1), axis=1)
+        joins = free & (order < count[:, None])
+        return jnp.where(joins, step[:, None] + b, free_from), joins[:, 0].astype(jnp.float32)
+
+    inputs = positions.T, counts.T.astype(jnp.int32), words
+    return jax.lax.scan(slot, jnp.zeros((rows, m), jnp.int32), inputs)[1].T
 
 
 def draw_positions(key, scheme, arrays, num_samples: int):

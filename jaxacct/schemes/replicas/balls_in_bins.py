@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.b_min_sep import draw_index, log_attractions, thresholds_of
-from jaxacct.schemes.replicas.base import Attracting
+from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 # Tuples of phases; building the tables takes about 24 bytes of memory for each.
 MOST_TUPLES = 1.0e8
@@ -67,7 +67,7 @@ def pair_weights(mechanism: Attracting) -> np.ndarray:
     n, b = scheme.iterations, scheme.min_separation
     log_attraction = log_attractions(mechanism)
     phase = np.arange(b)
-    times = np.ceil(np.maximum(n - phase, 0) / b).astype(int)
+    times = _turns(scheme)
     # How far the last turn of a phase is from the end: all others are at least b away from it.
     from_end = np.clip(n - 1 - phase - b * np.maximum(times - 1, 0), 0, len(log_attraction) - 1)
 
@@ -83,11 +83,20 @@ def pair_weights(mechanism: Attracting) -> np.ndarray:
         return np.exp(met(times[late], from_end[late], lag) + back)
 
 
+def _turns(scheme) -> np.ndarray:
+    """(b,) int64: how often each phase takes part."""
+    n, b = scheme.iterations, scheme.min_separation
+    return np.ceil(np.maximum(n - np.arange(b), 0) / b).astype(int)
+
+
 def _joint(mechanism: Attracting, m: int) -> np.ndarray:
     """(b,) * m float64: the weight of every tuple of phases."""
     pairs, b = pair_weights(mechanism), mechanism.scheme.min_separation
     joint = np.ones((b,) * m)
     with np.errstate(over="ignore"):
+        lifts = np.exp(log_lift(mechanism, m) * _turns(mechanism.scheme))
+        for axis in range(m):
+            joint *= lifts.reshape([b if axis == other else 1 for other in range(m)])
         for axes in itertools.combinations(range(m), 2):
             joint *= pairs.reshape([b if axis in axes else 1 for axis in range(m)])
     return joint
@@ -95,10 +104,16 @@ def _joint(mechanism: Attracting, m: int) -> np.ndarray:
 
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
+    return draw_with_one(key, scheme, arrays, num_samples)[0]
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
     n, b = scheme.iterations, scheme.min_separation
     phases: list = []
     for k, thresholds in enumerate(arrays):
         rows = thresholds[tuple(phases)]
         phases.append(draw_index(threefry.fold_in(key, k), rows, num_samples))
-    turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases]).sum(axis=0)
-    return jnp.tile(turns, (1, -(-n // b)))[:, :n]
+    turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases])
+    all_of_them, one = (jnp.tile(part, (1, -(-n // b)))[:, :n] for part in (turns.sum(axis=0), turns[0]))
+    return all_of_them, one

@@ -5,14 +5,21 @@
 * `tables(mechanism, m)`: the arrays that `draw_counts` needs;
 * `table_samples(mechanism, m)`: how many samples are drawn in the time that the tables take, about;
 * `errors(mechanism, m)`: (relative, total variation) errors of the drawn law;
-* `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32.
+* `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32;
+* `draw_with_one(key, scheme, arrays, num_samples)`: the same with one of the m vectors.
+
+Where C has more bands than the minimum separation, participations that far apart or farther do not attract by
+what they share but by `log_lift`, which is at least that (proofs/non_banded.md): `log_normalizer` is then
+at least ln Z_m.
 """
 
 from typing import Any, Protocol
 
+import numpy as np
+
 
 class Attracting(Protocol):
-    """A scheme, a banded Toeplitz strategy and a noise multiplier: a `Mechanism`."""
+    """A scheme, a Toeplitz strategy and a noise multiplier: a `Mechanism`."""
 
     @property
     def scheme(self) -> Any: ...
@@ -22,3 +29,12 @@ class Attracting(Protocol):
     def noise_multiplier(self) -> float: ...
 
     def __hash__(self) -> int: ...
+
+
+def log_lift(mechanism: Attracting, m: int) -> float:
+    """At least what a participation shares with all later ones of m replicas that are b steps away or more,
+    over sigma^2; 0 where C has no more bands than b.
+    """
+    scheme = mechanism.scheme
+    kappa = mechanism.strategy.cross_terms(scheme.iterations, scheme.min_separation)
+    return m * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2

@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, attractions, draw_index, thresholds_of
-from jaxacct.schemes.replicas.base import Attracting
+from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 
 def most_replicas(mechanism: Attracting) -> int:
@@ -55,7 +55,8 @@ def _chains(mechanism: Attracting):
     b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
     with np.errstate(over="ignore", invalid="ignore"):
         edges = edge_weights(attractions(mechanism))
-        remaining = chain_weights(edges, 2 * scheme.max_participations, p)
+        joins = _joins(mechanism)
+        remaining = chain_weights(edges, 2 * scheme.max_participations, joins, 1 - p)
         rounds = np.maximum(0, -(-(n - np.arange(b)) // b))
         early, late = np.sort(np.indices((b, b)), axis=0)
         sites = rounds[early] + rounds[late]
@@ -63,8 +64,13 @@ def _chains(mechanism: Attracting):
         from_end = np.minimum((n - 1 - early) % b, (n - 1 - late) % b)
         end = np.minimum(from_end, edges.shape[1] - 1)
         after = remaining[late - early, end, np.maximum(sites - 1, 0), 0]
-        start = np.where(sites > 0, after @ np.array([1 - p, p]), 1.0) / b**2
+        start = np.where(sites > 0, after @ np.array([1 - p, joins]), 1.0) / b**2
     return edges, remaining, rounds, end, start
+
+
+def _joins(mechanism: Attracting) -> float:
+    """The weight of taking part at a site: the probability, times e to the `log_lift` of two replicas."""
+    return float(mechanism.scheme.sampling_probability * np.exp(log_lift(mechanism, 2)))
 
 
 def edge_weights(attraction: np.ndarray) -> np.ndarray:
@@ -91,7 +97,7 @@ def edge_weights(attraction: np.ndarray) -> np.ndarray:
 def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     scheme = mechanism.scheme
-    p = scheme.sampling_probability
+    p, skips = _joins(mechanism), 1 - scheme.sampling_probability
     most = 2 * scheme.max_participations
     edges, remaining, rounds, end, start = _chains(mechanism)
     # P(next site takes part | this one's value): (gap, end, sites left after it, edge kind, value).
@@ -100,10 +106,10 @@ def tables(mechanism: Attracting, m: int) -> dict:
         for value in (0, 1):
             edge = edges[:, :, min(left, 2)] if value else 1.0
             pull = p * edge * remaining[:, :, left, ::-1, 1]
-            stay = (1 - p) * remaining[:, :, left, ::-1, 0]
+            stay = skips * remaining[:, :, left, ::-1, 0]
             take[:, :, left, :, value] = pull / (pull + stay)
     ahead = remaining[:, :, :most, 0]
-    first_take = p * ahead[..., 1] / (p * ahead[..., 1] + (1 - p) * ahead[..., 0])
+    first_take = p * ahead[..., 1] / (p * ahead[..., 1] + skips * ahead[..., 0])
     first = start.sum(axis=1, keepdims=True)
     return {
         "first": thresholds_of(first[:, 0] / first.sum()),
@@ -115,8 +121,8 @@ def tables(mechanism: Attracting, m: int) -> dict:
     }
 
 
-def chain_weights(edges: np.ndarray, most: int, p: float) -> np.ndarray:
-    """(b, ends, most + 1, 2, 2) float64: weight of the sites after this one.
+def chain_weights(edges: np.ndarray, most: int, p: float, q: float) -> np.ndarray:
+    """(b, ends, most + 1, 2, 2) float64: weight of the sites after this one, p and q of joining and not.
 
     Indexed by the phases' distance, how far the last site is from the end, the number of sites left, the kind
     of the next edge (0 within a round, 1 across) and this site's value.
@@ -126,13 +132,18 @@ def chain_weights(edges: np.ndarray, most: int, p: float) -> np.ndarray:
         for kind in (0, 1):
             after = weights[:, :, left - 1, 1 - kind]
             pull = edges[:, :, min(left - 1, 2), kind]
-            weights[:, :, left, kind, 0] = (1 - p) * after[..., 0] + p * after[..., 1]
-            weights[:, :, left, kind, 1] = (1 - p) * after[..., 0] + p * pull * after[..., 1]
+            weights[:, :, left, kind, 0] = q * after[..., 0] + p * after[..., 1]
+            weights[:, :, left, kind, 1] = q * after[..., 0] + p * pull * after[..., 1]
     return weights
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of two replicas' participation vectors, (num_samples, iterations) float32 of 0, 1, 2."""
+    return draw_with_one(key, scheme, arrays, num_samples)[0]
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(`draw_counts`, the participation vector of one of the two), float32 both."""
     b, n = scheme.min_separation, scheme.iterations
     first_key, second_key, chain_key = threefry.split(key, 3)
     one = draw_index(first_key, arrays["first"], num_samples)
@@ -160,5 +171,11 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     index = jnp.arange(most)[:, None]
     position = jnp.where(index % 2 == 0, early, late) + b * (index // 2)
     rows = jnp.arange(num_samples)
-    counts = jnp.zeros((num_samples, n), jnp.float32)
-    return counts.at[rows, position].add(values.astype(jnp.float32), mode="drop")
+    nowhere = jnp.zeros((num_samples, n), jnp.float32)
+    # The sites of the earlier phase are every other one.
+    mine = (index % 2 == 0) == (one <= two)
+    values = values.astype(jnp.float32)
+    counts, alone = (
+        nowhere.at[rows, position].add(part, mode="drop") for part in (values, jnp.where(mine, values, 0.0))
+    )
+    return counts, alone

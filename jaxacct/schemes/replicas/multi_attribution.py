@@ -21,7 +21,7 @@ from jaxacct.schemes.replicas.b_min_sep import (
     start_law,
     thresholds_of,
 )
-from jaxacct.schemes.replicas.base import Attracting
+from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 
 def _numbers(mechanism: Attracting) -> float:
@@ -87,6 +87,7 @@ def _backward(mechanism: Attracting):
     law = scheme.count_probabilities()
     with np.errstate(over="ignore", invalid="ignore"):
         attraction = attractions(mechanism)
+        law = law * np.exp(log_lift(mechanism, 2) * counts)
         # Powers before products: an infinite attraction to the power 0 is 1.
         pairs = law[:, None] * law * attraction[:, 0, None, None] ** np.outer(counts, counts)
         s = np.arange(1, b)
@@ -137,6 +138,11 @@ def _starts(scheme, weights) -> np.ndarray:
 
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Sums of two replicas' counts, (num_samples, iterations) float32."""
+    return draw_with_one(key, scheme, arrays, num_samples)[0]
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(`draw_counts`, the counts of one of the two), float32 both."""
     n, b, k = scheme.iterations, scheme.min_separation, scheme.examples_per_user
     first_key, second_key, walk_key = threefry.split(key, 3)
     bars = jnp.zeros((2, num_samples), jnp.int32)
@@ -163,7 +169,8 @@ def draw_counts(key, scheme, arrays, num_samples: int):
             joined = jnp.where(waits, alone, joined)
         counts = jnp.where(joined > 0, joined, counts)
         bars = jnp.maximum(jnp.where(joined > 0, b, bars) - 1, 0)
-        return (bars, counts), joined.sum(axis=0)
+        return (bars, counts), (joined.sum(axis=0), joined[0])
 
     _, joined = jax.lax.scan(step, (bars, jnp.zeros_like(bars)), steps)
-    return joined.T.astype(jnp.float32)
+    together, alone = (part.T.astype(jnp.float32) for part in joined)
+    return together, alone

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.base import Attracting
+from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 
 def most_replicas(mechanism: Attracting) -> int:
@@ -35,7 +35,7 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 def _law(mechanism: Attracting, m: int):
     k = np.arange(m + 1)
     log_weights = scipy.stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
-    log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2
+    log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2 + k * log_lift(mechanism, m)
     log_total = scipy.special.logsumexp(log_weights)
     return log_total, np.exp(log_weights - log_total)
 
@@ -62,3 +62,12 @@ def draw_counts(key, scheme, arrays, num_samples: int):
         lambda j, total: total + (bits < arrays["tail"][j]),
         counts,
     )
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
+    counts_key, one_key = threefry.split(key)
+    counts = draw_counts(counts_key, scheme, arrays, num_samples)
+    # Of k at a step each is among them with probability k / m.
+    place = threefry.integers(one_key, counts.shape, arrays["tail"].shape[0])
+    return counts, (place < counts).astype(jnp.float32)
