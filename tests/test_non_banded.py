@@ -253,14 +253,14 @@ def test_toeplitz_as_dense_gives_the_same_estimates(key):
 
 
 def test_float32_losses_are_within_the_margin(key):
-    for strategy in (BandedInverse.bisr(iterations=120, bands=8), some_dense(60)):
+    for strategy, replicas in ((BandedInverse.bisr(iterations=120, bands=8), 2), (some_dense(60), 1)):
         n = strategy.iterations if isinstance(strategy, BandedInverse) else 60
         mechanism = Mechanism(
             BMinSep.from_batch_size(dataset_size=10_000, batch_size=50, iterations=n, min_separation=32),
             strategy,
             0.7,
         )
-        assert measured_error(key, mechanism) < loss_margin(mechanism, 2.0) / 2
+        assert measured_error(key, mechanism, replicas) < loss_margin(mechanism, 2.0, replicas) / 2
 
 
 def test_the_fallback_covers_overlaps():

@@ -175,8 +175,8 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     def accepted(delta):
         balls_in_bins_replicas.log_normalizer.cache_clear()
         balls_in_bins_replicas.tables.cache_clear()
-        options = dict(proposal="2 replicas", max_samples=40_000, key=key)
-        return verify(mechanism, epsilon, delta, **options).remove.accepted
+        found = verify(mechanism, epsilon, delta, proposal="2 replicas", max_samples=40_000, key=key)
+        return found.remove.accepted
 
     assert not accepted(0.95 * exact)
     with monkeypatch.context() as patch:
