@@ -101,3 +101,32 @@ def test_a_program_that_fails_is_not_kept():
     with pytest.raises(ValueError, match="name must be another, was me"):
         refuses("me", jnp.zeros(()))
     assert refuses.traced() == 0
+
+
+def test_options_for_the_compiler_change_no_draw():
+    """A program called alone has them, inside of another one it has not."""
+    mechanism = Mechanism(BMinSep(6, 2, 0.2), BandedToeplitz.square_root(2), 1.0)
+    keys = jax.random.split(jax.random.key(0), 2)
+    fixed = plain(mechanism, "remove").draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
+    alone = draw_blocks(*fixed, 1.0, (), keys).loss
+    inside = jax.jit(lambda keys: draw_blocks(*fixed, 1.0, (), keys).loss)(keys)
+    assert alone.tolist() == inside.tolist()
+
+
+def test_options_for_the_compiler_are_left_out_where_set_unknown_or_refused(monkeypatch):
+    @programs.compiled(static=1)
+    def shifted(by, x):
+        return x + programs.number(by)
+
+    x = np.arange(2, dtype=np.float32)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    programs._options.cache_clear()
+    assert set(programs._options()) == {"xla_cpu_prefer_vector_width"}
+    # JAX refuses them inside of another program, whatever the arguments are.
+    assert jax.jit(lambda: shifted(1.0, x))().tolist() == shifted(1.0, x).tolist() == [1.0, 2.0]
+    assert jax.vmap(lambda _: shifted(1.0, x))(x).tolist() == [[1.0, 2.0]] * 2
+    monkeypatch.setitem(programs._CPU_OPTIONS, "xla_cpu_option_of_another_release", 1)
+    programs._options.cache_clear()
+    assert programs._options() == {}
+    assert shifted(2.0, x).tolist() == [2.0, 3.0]
+    programs._options.cache_clear()
