@@ -37,7 +37,8 @@ class Estimate:
     Attributes:
       quantity: "delta" or "epsilon" (natural log).
       value: the estimate, the larger of both directions.
-      low, high: ends of the confidence interval.
+      low, high: ends of the confidence interval; low is 0 where what was drawn is a bound from above (a
+        strategy that is not banded, cuts drawn independently), as the value then is.
       confidence: its coverage.
       directions: the estimate of each direction.
       proposals: the law each direction was drawn from.
@@ -88,10 +89,12 @@ def estimate_delta(
     key = randomness.checked_key(key)
     composed = composition_of(compose_with)
     profile = hockey_stick.hockey_stick if composed is None else composed.profile
+    bounded = mechanism.is_upper_bound or composed is not None
     found, names = {}, {}
     for direction in DIRECTIONS:
         chosen = best_proposal(mechanism, epsilon, direction, proposal, composed)
         names[direction] = chosen.name
+        bounded = bounded or chosen.of_a_bound
         if chosen.log_scale == -math.inf:
             found[direction] = np.zeros(3)
             continue
@@ -102,7 +105,7 @@ def estimate_delta(
         quantity="delta",
         value=value,
         # The profile of a composed event is a bound from above too.
-        low=0.0 if mechanism.is_upper_bound or composed is not None else low,
+        low=0.0 if bounded else low,
         high=high,
         confidence=confidence,
         directions={direction: float(band[1]) for direction, band in found.items()},
@@ -144,10 +147,12 @@ def estimate_epsilon(
         return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
     key = randomness.checked_key(key)
     values, lows, highs, names = {}, [], [], {}
+    bounded = mechanism.is_upper_bound
     for direction in DIRECTIONS:
         most = proven_epsilon(mechanism, direction, delta)
         chosen, anchor = _law_near(mechanism, direction, delta, most, key)
         names[direction] = chosen.name
+        bounded = bounded or chosen.of_a_bound
         parts = list(draw_samples(chosen, key, num_samples, progress))
         draws = Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
         low, high = interval.crossing(chosen, draws, anchor, delta, risk)
@@ -160,7 +165,7 @@ def estimate_epsilon(
     return Estimate(
         quantity="epsilon",
         value=max(values.values()),
-        low=0.0 if mechanism.is_upper_bound else min(max(lows), max(highs)),
+        low=0.0 if bounded else min(max(lows), max(highs)),
         high=max(highs),
         confidence=confidence,
         directions=values,

@@ -27,7 +27,7 @@ class Profile:
     Attributes:
       epsilons: (points,) float64, ascending, natural logs.
       lower, estimate, upper: (points,) float64, of the larger of both directions; `lower` is 0 where losses
-        are upper bounds themselves (`Mechanism.is_upper_bound`).
+        are upper bounds themselves (`Mechanism.is_upper_bound`, `Proposal.of_a_bound`).
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
       confidence: of both directions and all points together.
       num_samples: draws a direction.
@@ -94,12 +94,14 @@ def privacy_profile(
     composed = composition_of(compose_with)
     other = hockey_stick if composed is None else composed.profile
     found, names = {}, {}
+    bounded = mechanism.is_upper_bound or composed is not None
     for direction in DIRECTIONS:
         chosen = _chosen(mechanism, direction, grid, composed)
         names[direction] = chosen.name
+        bounded = bounded or chosen.of_a_bound
         parts = draw_samples(chosen, key, num_samples, progress)
         found[direction] = _bands(chosen, grid, q, parts, other, composed)
-    if mechanism.is_upper_bound or composed is not None:
+    if bounded:
         # Losses are bounds themselves there: nothing is known from below (proofs/non_banded.md).
         for bands in found.values():
             bands[0] = 0.0

@@ -226,6 +226,42 @@ def busier_lines(
     return _lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, replicas, of)
 
 
+@functools.lru_cache(maxsize=512)
+def cut_lines(
+    mechanism: Mechanism, delta_v: float, direction: str, replicas: int, log_parts: float, beyond: float
+) -> tuple[BudgetLine, ...]:
+    """The lines for draws of so many replicas with independent cuts, weights `ln Z + (1 - replicas) ln f`.
+
+    f is P/R or Q/R alone; the nats booked hold for both together, so for either.
+
+    Args:
+      log_parts: sizes of what else is added up in the log of a weight.
+      beyond: probability that the sizes of the others' batches are not covered.
+    """
+    size, share, (normals, transform, recurrence) = _bounded(
+        mechanism,
+        direction,
+        replicas,
+        lambda share: sizes(mechanism, delta_v, direction, replicas, 0.0, share),
+    )
+    logs = log_parts + replicas * size.largest
+    weight = (replicas - 1) * (normals + transform + recurrence) + 4 * _UNIT * logs
+    weight = math.expm1(weight) if weight < 600 else math.inf
+    pair = "proofs/truncated_batches.md, section "
+    lines = [
+        BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
+        BudgetLine("rounding of the scores", "epsilon", transform, _SOURCE + "4"),
+        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence, _SOURCE + "3"),
+        *_lines_of_normals(mechanism),
+        BudgetLine("outputs of rare participations", "delta", size.beyond + size.above, _SOURCE + "3"),
+        BudgetLine("more examples eligible than allowed for", "delta", beyond, pair + "3"),
+        BudgetLine("float32 weights", "relative", weight, pair + "5"),
+    ]
+    if share:
+        lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "3"))
+    return tuple(lines)
+
+
 def _lines_of_two(
     mechanism, delta_v, replicas: int, log_normalizer: float, drawn, as_units: int, of: tuple[str, str]
 ) -> tuple[BudgetLine, ...]:

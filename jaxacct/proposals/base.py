@@ -87,6 +87,8 @@ class Proposal:
     """At least the divergence that this leaves out; off delta_v."""
     lowest: float = 0.0
     """Terms may be positive down to a loss of minus this, natural log."""
+    of_a_bound: bool = False
+    """Whether what is drawn is a bound on the divergence: a lower bound on that says nothing."""
 
     def weight_error(self, loss_error: float) -> float:
         """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log.

@@ -16,6 +16,7 @@ from jaxacct.proposals.composed import (
     composed_replica_candidates,
     composed_replicas_called,
 )
+from jaxacct.proposals.cuts import cut_called, cut_candidates
 from jaxacct.proposals.half_space import half_space_called, half_space_candidates
 from jaxacct.proposals.powers import power_called, power_candidates
 from jaxacct.proposals.replicas import replica_called, replica_candidates
@@ -41,13 +42,21 @@ class Family:
     called: Callable[[Mechanism, float, str], Proposal | None]
 
 
+def _cuts(direction: Direction) -> Family:
+    return Family(
+        functools.partial(cut_candidates, direction=direction),
+        functools.partial(cut_called, direction=direction),
+    )
+
+
 FAMILIES: dict[Direction, tuple[Family, ...]] = {
     Direction.REMOVE: (
         Family(replica_candidates, replica_called),
         Family(power_candidates, power_called),
         Family(busier_candidates, busier_called),
+        _cuts(Direction.REMOVE),
     ),
-    Direction.ADD: (Family(half_space_candidates, half_space_called),),
+    Direction.ADD: (Family(half_space_candidates, half_space_called), _cuts(Direction.ADD)),
 }
 # Where another mechanism is composed in; these are told what (`Composed`) as well, after epsilon.
 COMPOSED_FAMILIES: dict[Direction, tuple[Family, ...]] = {

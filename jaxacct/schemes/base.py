@@ -208,6 +208,11 @@ class Scheme(abc.ABC):
         """The size that the scheme itself cuts larger batches to; None where it does not."""
         return None
 
+    @property
+    def independent_cuts(self) -> Any:
+        """The dominating pair with cuts drawn independently (`schemes.independent_cuts`), if there is one."""
+        return None
+
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         """The batches of one run: every unit's examples by the law of `draw_participation`.
 

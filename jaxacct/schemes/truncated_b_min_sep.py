@@ -9,7 +9,8 @@ the example is kept in a cut batch and (0, 0) otherwise. Why it dominates: proof
 theorem 1.
 
 Where the maximum is some deviations above the mean batch, `accountants.truncation` costs next to nothing and
-keeps the bounded-weight proposals; the pair here is drawn plainly, but serves any maximum.
+keeps the proposals of what is not cut; the pair here serves any maximum. Few samples certify it where an
+example takes part in few batches, by a pair that dominates it (`schemes.independent_cuts`).
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, disjoint_participations
 from jaxacct.schemes.batches import Batches
+from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.statistics.direction import Direction
 
 
@@ -145,6 +147,10 @@ class TruncatedBMinSep(Scheme):
     @property
     def why_not_cut(self) -> str:
         return "for truncated-b-min-sep, which has its own"
+
+    @functools.cached_property
+    def independent_cuts(self) -> IndependentCuts:
+        return IndependentCuts.of(self.uncut, self.max_batch_size, self.dataset_size)
 
     @property
     def cut_to(self) -> int:

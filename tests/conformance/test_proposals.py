@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BMinSep, Budget, IndependentAttribution, Mechanism, Poisson, Toeplitz
+from jaxacct import BMinSep, Budget, IndependentAttribution, Mechanism, Poisson, Toeplitz, TruncatedBMinSep
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
+from tests.test_independent_cuts import exact_divergence
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
 BLOCKS = 64
@@ -30,6 +31,7 @@ KINDS = {
     "zero",
     "plain, less none",
     "half-space",
+    "m replicas with independent cuts",
 }
 MECHANISMS = [
     Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
@@ -37,6 +39,7 @@ MECHANISMS = [
     Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
     Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
     Mechanism(Poisson(2, 0.3), Toeplitz((0.8, 0.6)), 2.0),
+    Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), IDENTITY, 2.0),
 ]
 EPSILONS = (0.2, 3.0)
 
@@ -87,6 +90,8 @@ def test_requirements(epsilon, proposal):
     if mechanism.is_upper_bound:
         remove = bound_of_overlapping_columns(mechanism, epsilon)
     divergence = {"remove": remove, "add": add}[proposal.direction]
+    if proposal.of_a_bound:  # and not of the pair itself
+        divergence = exact_divergence(mechanism, epsilon, proposal.direction)
     assert proposal.relative_error >= 0 and proposal.total_variation >= 0
     if proposal.log_scale == -math.inf:
         assert divergence == pytest.approx(0, abs=1e-12)

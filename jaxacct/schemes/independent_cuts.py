@@ -1,0 +1,79 @@
+"""Cuts drawn independently of each other: a pair that dominates that of truncated b-min-sep.
+
+The sizes r of the others' batches depend on each other, and drawing them is most of the work of a plain draw
+of `TruncatedBMinSep`. But given all that came before, a batch reaches the maximum with a probability of
+`rho_i` at most, as long as no more than `h_i` of the others are eligible; and the pair only gets worse where
+more steps are cut and where nobody is left out. So but for a probability that is booked the pair is dominated
+by one whose cuts are coins of their own, `rho_i` each, and whose sampled example is always kept: x_i = 2 and
+y_i = -1 at a step that is cut, x_i = 1 and y_i = 0 at another (proofs/truncated_batches.md, section 3).
+"""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import scipy
+
+from jaxacct.schemes.b_min_sep import BMinSep
+
+# That the eligible are ever more than is allowed for; booked as delta.
+_RARE = 2.0**-50
+_ABOVE = 1e-9  # relative, for float64 binomial tails
+
+
+@dataclass(frozen=True)
+class IndependentCuts:
+    """The pair with independent cuts.
+
+    Attributes:
+      uncut: who is sampled when.
+      chances: (iterations,) probability that a step is cut, given all others.
+      beyond: probability that the sizes of the others' batches are not covered; to be added to delta.
+    """
+
+    uncut: BMinSep
+    chances: tuple[float, ...]
+    beyond: float
+
+    @classmethod
+    def of(cls, uncut: BMinSep, max_batch_size: int, dataset_size: int) -> "IndependentCuts":
+        """Of batches of `dataset_size` examples, the sensitive one included, cut to `max_batch_size`."""
+        n, p, others = uncut.iterations, uncut.sampling_probability, dataset_size - 1
+        if max_batch_size >= dataset_size:
+            return cls(uncut, (0.0,) * n, 0.0)
+        # The others are independent: so many of them are eligible at a step as a binomial says.
+        eligible, where = np.unique(
+            np.minimum(uncut.participation_probabilities() / p, 1), return_inverse=True
+        )
+        highest = _quantile(others, eligible, _RARE / n)
+        exceeded = scipy.stats.binom.sf(highest, others, eligible) * (1 + _ABOVE)
+        chances = scipy.stats.binom.sf(max_batch_size - 1, highest, p) * (1 + _ABOVE)
+        found = np.minimum(chances, 1.0)[where]
+        return cls(uncut, tuple(found.tolist()), float(exceeded[where].sum()))
+
+    def log_likelihoods(self, log_ratios, half_square_norms, cut):
+        """`(ln P/R, ln Q/R)` given which steps are cut, R the centred Gaussian.
+
+        Args:
+          log_ratios: (num_samples, iterations) float; `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
+          half_square_norms: () or (iterations,); `||c_i||^2 / (2 sigma^2)`.
+          cut: (num_samples, iterations) bool.
+
+        Returns two (num_samples,) arrays of the dtype of `log_ratios`, natural logs; exact up to rounding.
+        """
+        # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
+        twice = 2 * (log_ratios - half_square_norms)
+        minus = -log_ratios - 2 * half_square_norms
+        log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, log_ratios))
+        log_q = self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(log_ratios)))
+        return log_p, log_q
+
+
+def _quantile(number: int, probabilities: np.ndarray, above: float) -> np.ndarray:
+    """The least k with `P(Binomial(number, p) > k) <= above`; SciPy's `isf` takes 1 - above, which is 1."""
+    low, high = np.full(probabilities.shape, -1.0), np.full(probabilities.shape, float(number))
+    while (high - low > 1).any():
+        middle = np.floor((low + high) / 2)
+        enough = scipy.stats.binom.sf(middle, number, probabilities) <= above
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
