@@ -391,7 +391,7 @@ class _Search:
 
     def extrapolates(self, mechanism: Mechanism, theta: float, stream) -> bool:
         """Whether `verify` is expected to certify the add direction by extrapolation."""
-        if self.proposal is not None or self.target.composed or self.rule != "anytime":
+        if self.proposal is not None or self.rule != "anytime":
             return False
         otherwise = predicted_samples(theta, self.target.budget.failure_probability)
         key = randomness.stream_key(stream, SearchStream.EXTRAPOLATION)

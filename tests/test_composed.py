@@ -1,5 +1,6 @@
 """Bounded weights where another mechanism is composed in (proofs/composition.md), against quadrature."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -8,6 +9,8 @@ import dp_accounting as dp
 import jax
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
+from scipy.special import ndtri
 
 from jaxacct import BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
 from jaxacct.accountants.composition import _GRID
@@ -15,8 +18,13 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.kernels import randomness
 from jaxacct.proposals import composed as composed_proposals
 from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name
+from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolation
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
+from jaxacct.verification import extrapolation
+from jaxacct.verification.line import Line
+from jaxacct.verification.run import direction_run, line_evidence
+from jaxacct.verification.target import Target
 from tests.conformance.test_schemes import IDENTITY
 from tests.oracles import enumeration
 
@@ -37,8 +45,11 @@ def gaussian(noise: float, floor: float = 0.0) -> TabulatedProfile:
     return TabulatedProfile(_GRID, np.clip(values, 0.0, 1.0))
 
 
-def two_steps(mechanism, epsilon, direction, profile):
-    """The divergence of both together, by the trapezoid rule over both scores of two steps and C = I."""
+def two_steps(mechanism, epsilon, direction, profile, push=0.0):
+    """The divergence of both together, by the trapezoid rule over both scores of two steps and C = I.
+
+    In the add direction with both scores pushed down by `push`.
+    """
     sigma, grid = mechanism.noise_multiplier, np.linspace(-9, 9, 601)
     u, v = np.meshgrid(grid, grid, indexing="ij")
     density = np.exp(-(u**2 + v**2) / 2) / (2 * math.pi) * (grid[1] - grid[0]) ** 2
@@ -52,7 +63,7 @@ def two_steps(mechanism, epsilon, direction, profile):
         return functools.reduce(np.logaddexp, parts)
 
     if direction == "add":
-        return float(np.sum(density * profile(epsilon + log_ratio(u, v))))
+        return float(np.sum(density * profile(epsilon + log_ratio(u - push, v - push))))
     for x, weight in enumeration.pattern_law(mechanism.scheme).items():
         terms = profile(epsilon - log_ratio(u + x[0] * shift, v + x[1] * shift))
         divergence += weight * float(np.sum(density * terms))
@@ -122,6 +133,60 @@ def test_weights_are_booked_as_far_down_as_terms_reach():
     )
     assert composed.end > 15 and composed.above_floor(np.array([composed.end]))[0] == 0
     assert booked >= 3 * 2**-24 * 2 * composed.end > before
+
+
+@pytest.mark.parametrize("least", [-math.inf, -4.0, 0.1])
+def test_terms_of_the_line_have_concave_heights_and_are_above_the_profile(least):
+    for profile in (gaussian(2.0), gaussian(0.7), gaussian(2.0, 1e-9), TabulatedProfile(*COARSE)):
+        composed = Composed(profile, 1e-5)
+        terms = composed.concave_terms(least)
+        t = np.linspace(max(least, -30.0) + 1e-6, composed.end - 1e-6, 20_001)
+        found, height = terms(t), np.interp(t, terms.places, terms.heights)
+        assert np.all(profile(t) <= found + terms.left_out)
+        assert np.all(np.diff(height) <= 1e-9) and np.all(np.diff(height, 2) <= 1e-9)
+        assert not terms(np.array([composed.end, 50.0])).any()
+        assert profile(np.array([composed.end]))[0] <= terms.left_out < 3e-3 * 1e-5
+        large = (profile(t) > 1e-3) & (t > -10)
+        assert np.all(found[large] < 1.1 * profile(t)[large] + 1e-3) or profile.logs.size < 10
+    assert Composed(gaussian(2.0), 1e-5).concave_terms(20.0) is None
+    assert Composed(gaussian(2.0, 1e-6), 1e-5).concave_terms(least) is None
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_the_line_is_above_both_together(mechanism):
+    """Heights of the mean are concave along the push: lines through two of them end above the truth."""
+    epsilon, composed = 0.3, Composed(gaussian(2.0), 1e-6)
+    line = at_distances(mechanism, epsilon, 1.0, 2.0, composed)
+    pushes = np.linspace(0, 3, 7)
+    means = [two_steps(mechanism, epsilon, "add", line.composed_terms, push) for push in pushes]
+    assert np.all(np.diff(ndtri(means), 2) <= 1e-6)
+    truth = two_steps(mechanism, epsilon, "add", composed.profile)
+    for i in range(1, 6):
+        near, far = pushes[i], pushes[i + 1]
+        assert math.exp(log_bound(near, far, 0.0, means[i], means[i + 1])) + line.left_out >= truth * (
+            1 - 1e-6
+        )
+
+
+def test_many_participations_are_certified_by_the_line():
+    """No half-space helps. The bound is above dp-accounting's, and a plan of it is computed again."""
+    mechanism, other = Mechanism(Poisson(200, 0.02), IDENTITY, 0.7), dp.GaussianDpEvent(5.0)
+    target = Target.at(1.5, 2e-3, other)
+    line = plan_extrapolation(mechanism, 1.5, jax.random.key(1), target.composition, 20_000)
+    q = target.budget.failure_probability
+    found = extrapolation.certify(line, 0.0, q, jax.random.key(2), max_samples=40_000)
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    sampled = dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(0.7))
+    accountant.compose(dp.SelfComposedDpEvent(sampled, 200)).compose(other)
+    truth = accountant._pld._pmf_add.get_delta_for_epsilon(1.5)
+    assert truth / 1.2 <= found.bound <= 30 * truth
+    seen = line_evidence(direction_run(mechanism, target, "add", 1), line, found, jax.random.key(2))
+    certificate = Line(seen, "anytime")
+    assert seen.accepted and certificate.recheck(mechanism, target) == []
+    assert certificate.recheck(mechanism, Target.at(1.5, 2e-3, dp.GaussianDpEvent(4.9)))
+    assert certificate.recheck(mechanism, Target.at(1.5, 2e-3))
+    without = dataclasses.replace(seen, lines=line.lines)
+    assert Line(without, "anytime").recheck(mechanism, target)
 
 
 def one_of_each():

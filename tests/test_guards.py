@@ -488,7 +488,7 @@ def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
         changed = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, remove=change))
         assert not changed.certified
     monkeypatch.setattr(run, "total", lambda *arguments: NAN)
-    monkeypatch.setattr(extrapolation, "total", lambda *arguments: NAN)
+    monkeypatch.setattr("jaxacct.proposals.extrapolation.total", lambda *arguments: NAN)
     with pytest.raises(NonFiniteLossError, match="margin"):
         run.margin_of(a_run())
     with pytest.raises(NonFiniteLossError, match="margin"):

@@ -88,15 +88,19 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
         if proposal.direction == Direction.REMOVE and m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
             lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
-    if proposal.left_out > 0:
-        left_out = "end of the composed profile"
-        lines += (BudgetLine(left_out, "delta", proposal.left_out, "proofs/composition.md, section 2"),)
     law = "law of the draws"
     return (
         *lines,
+        *end_lines(proposal.left_out),
         BudgetLine(law, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
         BudgetLine(law, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"),
     )
+
+
+def end_lines(left_out: float) -> tuple[BudgetLine, ...]:
+    """What is booked for the part of a composed profile that terms leave out; nothing for nothing."""
+    name, source = "end of the composed profile", "proofs/composition.md, section 2"
+    return (BudgetLine(name, "delta", left_out, source),) if left_out > 0 else ()
 
 
 def threshold(proposal: Proposal, delta_v: float) -> float:

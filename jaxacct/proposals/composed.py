@@ -27,6 +27,7 @@ from jaxacct.proposals.half_space import (
     Minorant,
     best_minorant,
     jensen,
+    least_exponent,
     place_cells,
     proposal_along,
 )
@@ -96,7 +97,7 @@ def composed_add_candidates(
     if mechanism.scheme.side_information is not None:  # Q is no Gaussian, and f has no such bounds
         return []
     found = []
-    log_scale = composed.log_at(_least_exponent(mechanism, epsilon))
+    log_scale = composed.log_at(least_exponent(mechanism, epsilon))
     if log_scale < -1e-3:
         base = plain(mechanism, Direction.ADD)
         found.append(dataclasses.replace(base, name="plain, less none", log_scale=log_scale))
@@ -116,12 +117,6 @@ def composed_add_called(
     """The one of `composed_add_candidates` of that name, None where there is none."""
     found = composed_add_candidates(mechanism, epsilon, composed)
     return next((proposal for proposal in found if proposal.name == name), None)
-
-
-def _least_exponent(mechanism: Mechanism, epsilon: float) -> float:
-    """At most `t = epsilon + L` of every output, natural log."""
-    none = mechanism.scheme.log_probability_of_none()
-    return epsilon + none - 1e-12 * (1 + abs(none))
 
 
 @functools.lru_cache(maxsize=32)
@@ -150,7 +145,7 @@ def composed_table(
     `coordinate_table` does.
     """
     slope = minorant.norm / mechanism.noise_multiplier
-    least = _least_exponent(mechanism, epsilon)
+    least = least_exponent(mechanism, epsilon)
 
     def log_height(t):
         exponent = np.logaddexp(least, epsilon + minorant.constant + slope * t)

@@ -56,6 +56,12 @@ def log_remainder_scale(mechanism: Mechanism, epsilon: float) -> float:
     return math.log(-math.expm1(exponent))
 
 
+def least_exponent(mechanism: Mechanism, epsilon: float) -> float:
+    """At most `t = epsilon + L` of every output, natural log."""
+    none = mechanism.scheme.log_probability_of_none()
+    return epsilon + none - 1e-12 * (1 + abs(none))
+
+
 class Minorant(NamedTuple):
     """`ln((1 - P0) f_1) >= constant + <weights, zeta> / sigma` at scores `sigma zeta` of pure noise.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 _LEFT_OUT = 1e-3  # of delta: what is left out of the profile, at most
 _RAISED = 1e-9  # relative; far above float64 rounding of the table between its points
@@ -103,7 +104,57 @@ class Composed:
         candidates = np.concatenate([ends, between, [power * logs[0]]])
         return float(np.nanmax(candidates)) + _RAISED * (1 + power)
 
+    def concave_terms(self, least: float) -> "ConcaveTerms | None":
+        """X of exponents t >= `least` (natural log) with `g(t) <= left_out + X(t)`, for extrapolation.
+
+        None where the profile has no floor, or t is beyond its end anyway.
+        """
+        if self._end is None or not least < self.end:
+            return None
+        cap = 1 - _LEFT_OUT * self.delta
+        logs, values = self.profile.logs, self.profile.values
+        start = max(least, float(logs[0]) - 1.0)
+        first = int(np.searchsorted(logs, start, side="right"))
+        at_start = float(self.profile(np.array([start]))[0])
+        # Heights fall, so at a point that of the point before is at least that of all between.
+        heights = scipy.special.ndtri(
+            np.minimum(np.array([at_start, at_start, *values[first : self._end]]), cap)
+        )
+        places = np.array([start, *logs[first : self._end + 1]])
+        heights += _RAISED * (1 + np.abs(heights))
+        corners: list[int] = []
+        for j in range(len(places)):
+            while len(corners) > 1 and _bends_up(places, heights, corners[-2], corners[-1], j):
+                corners.pop()
+            corners.append(j)
+        left_out = self.left_out + _LEFT_OUT * self.delta
+        return ConcaveTerms(places[corners], heights[corners], left_out)
+
     def log_at(self, t: float) -> float:
         """At least ln g(t), of the whole profile; natural log."""
         value = float(self.profile(np.array([t]))[0])
         return math.log(value) + _RAISED if value > 0 else -math.inf
+
+
+def _bends_up(x: np.ndarray, y: np.ndarray, i: int, j: int, k: int) -> bool:
+    """Whether the middle one of three points is not above the line through the others."""
+    return bool((y[j] - y[i]) * (x[k] - x[i]) <= (y[k] - y[i]) * (x[j] - x[i]))
+
+
+@dataclass(frozen=True, eq=False)
+class ConcaveTerms:
+    """`X(t)` in [0, 1] whose height `Phi^{-1}(X(t))` is concave and falls; 0 from the last place on.
+
+    Attributes:
+      places: (corners,) float64, ascending, natural logs; before the first X is what it is there.
+      heights: (corners,) float64, of a concave function that falls.
+      left_out: a bound on the part of the profile that X is not above.
+    """
+
+    places: np.ndarray
+    heights: np.ndarray
+    left_out: float
+
+    def __call__(self, t: np.ndarray) -> np.ndarray:
+        """At float64 t of any shape."""
+        return np.where(t < self.places[-1], scipy.special.ndtr(np.interp(t, self.places, self.heights)), 0.0)

@@ -40,10 +40,10 @@ class Line(OfDirection):
 
     def extrapolation(self, mechanism: Mechanism, target: Target) -> Extrapolation:
         """Through the stored distances; ValueError where no verification extrapolates."""
-        if self.seen.direction != Direction.ADD or self.rule != "anytime" or target.composed:
-            raise ValueError("extrapolation is for the add direction, the anytime rule and no composition")
+        if self.seen.direction != Direction.ADD or self.rule != "anytime":
+            raise ValueError("extrapolation is for the add direction and the anytime rule")
         distances = self.stored.near_distance, self.stored.far_distance
-        return extrapolation.at_distances(mechanism, target.epsilon, *distances)
+        return extrapolation.at_distances(mechanism, target.epsilon, *distances, target.composition)
 
     def counter(self, mechanism: Mechanism, target: Target):
         line, key = self.extrapolation(mechanism, target), self.key()

@@ -20,7 +20,7 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
-from jaxacct.proposals.candidates import budget_lines, choose_candidate, threshold
+from jaxacct.proposals.candidates import budget_lines, choose_candidate, end_lines, threshold
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
@@ -178,8 +178,7 @@ def verify(
     for direction in DIRECTIONS:
         chosen, predicted = _choose(mechanism, target, direction, proposal)
         run = Run(chosen, target, rule, max_samples, predicted, job)
-        free = proposal is None and not target.composed
-        line = choose_extrapolation(run, run_key) if free else None
+        line = choose_extrapolation(run, run_key) if proposal is None else None
         if line is None:
             verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
         else:
@@ -377,7 +376,7 @@ def line_evidence(run: Run, line: Extrapolation, found: LineEvidence, stream) ->
         replicas=line.near.replicas,
         relative_error=0.0,
         total_variation=found.unseen,
-        lines=line.lines,
+        lines=(*line.lines, *end_lines(line.left_out)),
         num_samples=found.num_samples,
         estimate=found.bound,
         extrapolation=found,

@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
 
 
 BOUNDS, GUARDS, VERIFY = "tests/test_bounds.py", "tests/test_guards.py", "tests/test_verify.py"
-RUN, LINE = "jaxacct/verification/run.py", "jaxacct/verification/extrapolation.py"
+RUN, LINE = "jaxacct/verification/run.py", "jaxacct/proposals/extrapolation.py"
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
 LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
@@ -55,9 +55,12 @@ MUTANTS = [
     Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
     Mutant(TABLE, "_LEFT_OUT * self.delta)", "self.delta)", COMPOSED),
     Mutant("jaxacct/likelihood/rounding.py", "max(size.largest, lowest)", "size.largest", COMPOSED),
-    Mutant("jaxacct/proposals/candidates.py", "if proposal.left_out > 0:", "if False:", COMPOSED),
+    Mutant("jaxacct/proposals/candidates.py", "if left_out > 0 else ()", "if left_out < 0 else ()", COMPOSED),
     Mutant("jaxacct/proposals/composed.py", "left_out=composed.left_out,", "left_out=0.0,", COMPOSED),
-    Mutant("jaxacct/proposals/composed.py", "return epsilon + none -", "return epsilon -", COMPOSED),
+    Mutant("jaxacct/proposals/half_space.py", "return epsilon + none -", "return epsilon -", COMPOSED),
+    Mutant(TABLE, "*values[first : self._end]", "*values[first + 1 : self._end + 1]", COMPOSED),
+    Mutant(TABLE, "left_out = self.left_out + _LEFT_OUT * self.delta", "left_out = self.left_out", COMPOSED),
+    Mutant(LINE, "far_lower)) + self.left_out", "far_lower))", COMPOSED),
     Mutant("jaxacct/proposals/composed.py", "log_height(upper - width)", "log_height(upper)", COMPOSED),
     Mutant(RUN, "run.proposal.profile or run.target.profile", "run.target.profile", COMPOSED),
     # Statistics.
@@ -182,7 +185,7 @@ MUTANTS = [
         f"{GUARDS} tests/test_extrapolation.py",
     ),
     Mutant(
-        LINE,
+        "jaxacct/verification/extrapolation.py",
         "bounds.lower_confidence_bound(far, q / 2)",
         "bounds.lower_confidence_bound(far, q)",
         f"{GUARDS} tests/test_extrapolation.py",
