@@ -266,7 +266,7 @@ def strategy_matrices(strategy: Strategy, iterations: int, steps: int = 64):
     left, middle, right = figure.subplots(1, 3)
     for axes, shown, title in ((left, matrix, "C"), (middle, inverse, "C inverse")):
         size = np.abs(shown).max()
-        picture = axes.imshow(shown, cmap="PuOr", vmin=-size, vmax=size, interpolation="nearest")
+        picture = axes.imshow(shown, cmap="cividis", vmin=-size, vmax=size, interpolation="nearest")
         axes.set(title=title, xlabel="step", ylabel="step")
         figure.colorbar(picture, ax=axes, shrink=0.8)
     steps_done = np.arange(1, n + 1)
