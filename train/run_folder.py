@@ -32,7 +32,7 @@ from jaxacct.files import Checkpoint, read_json, write_atomically
 
 from .grid import Grid
 from .loss import digest
-from .normals import standard_normals
+from .normals import ARRANGEMENT, standard_normals
 from .sampler import SamplerState
 
 _SECRETS = "secret.json", "private_metrics.jsonl"
@@ -54,11 +54,11 @@ _KEPT = 2  # checkpoints: the newest, and the one before it in case the newest i
 def generator() -> list[float]:
     """Numbers that tell how noise is drawn from a key, of a key that is public and used for nothing else.
 
-    And on what grid, as kept noise is in its units.
+    And on what grid, as kept noise is in its units; and which parameter gets which of many normals.
     """
     of_one = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
     normals = np.asarray(standard_normals(np.arange(8, dtype=np.uint32), 5, 6)).tolist()
-    return [*normals, float(Grid.of(of_one, 1.0).bits)]
+    return [*normals, float(Grid.of(of_one, 1.0).bits), float(ARRANGEMENT)]
 
 
 def _same_numbers(before, now) -> bool:

@@ -81,10 +81,12 @@ def test_folders_of_before_are_told_apart(tmp_path):
         folder._compare(stored, now, elastic=False)
         folder._compare(now, now | {"generator": [x * (1 + 1e-12) for x in now["generator"]]}, elastic=False)
         assert folder._moved is None
-        with pytest.raises(
-            ValueError, match=r"another generator of noise .a release that draws otherwise, or one"
-        ):
-            folder._compare(stored, now | {"versions": 2}, elastic=True)
+        other = now | {"generator": [*now["generator"][:-1], now["generator"][-1] + 1]}
+        for before in (stored, other, now | {"generator": now["generator"][:-1]}):
+            with pytest.raises(
+                ValueError, match=r"another generator of noise .a release that draws otherwise, or one"
+            ):
+                folder._compare(before, now | {"versions": 2}, elastic=True)
 
 
 def test_metrics_go_to_a_callback(tmp_path):

@@ -106,7 +106,7 @@ def test_elementary_functions_against_numpy(x64):
 def test_the_largest_normal_comes_from_the_smallest_word():
     words = np.zeros((16, 1), np.uint32)
     drawn = np.asarray(normals._box_muller(jnp.asarray(words)))
-    assert drawn.max() == pytest.approx(normals.LARGEST, rel=1e-14)
+    assert drawn.real.max() == pytest.approx(normals.LARGEST, rel=1e-14)
     words[:] = 2**32 - 1
     assert np.isfinite(normals._box_muller(jnp.asarray(words))).all()
 
@@ -119,6 +119,16 @@ def test_any_number_of_normals(size, monkeypatch):
     assert drawn.shape == (size,)
     assert drawn.dtype == np.float64
     assert len(np.unique(drawn)) == size
+    if size == 600_000:
+        # Both of a pair: block 0 is the first of the first piece, in either half of all that is drawn.
+        six, pieces = np.asarray(noise.standard_normals(KEY, 3, 6)), -(-size // (6 * 2**15))
+        np.testing.assert_allclose(drawn[: 3 * 2**15 : 2**15], six[:3], rtol=1e-12)
+        np.testing.assert_allclose(drawn[3 * 2**15 * pieces :: 2**15][:3], six[3:], rtol=1e-12)
+
+
+def test_which_parameter_gets_which_normal():
+    """Runs are told apart by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
+    assert (normals.ARRANGEMENT, normals._BLOCKS_AT_ONCE) == (2, {"cpu": 2**11, "others": 2**16})
 
 
 @pytest.mark.parametrize("word", range(8))
