@@ -101,13 +101,13 @@ def test_the_attack_does_as_well_as_the_plan_allows_and_no_better():
 def clip_examples_only(monkeypatch):
     """Gradients of examples are at most C by themselves here: then nothing more is clipped."""
 
-    def broken(gradient, grid, normalize=False):
+    def broken(gradient, grid, groups=None, normalize=False):
         with jax.enable_x64(True):
             counts = jax.tree.map(lambda g: jnp.trunc(g.astype(jnp.float64) / grid.unit), gradient)
             counts = jax.tree.map(lambda n: n.astype(jnp.int32), counts)
-        return jnp.bool_(True), counts, jnp.float32(1.0)
+        return jnp.bool_(True), counts, jnp.float32(1.0), jnp.bool_(False)
 
-    monkeypatch.setattr(train.clipping, "clip_to_grid", broken)
+    monkeypatch.setattr(train.clipping, "clip_groups_to_grid", broken)
 
 
 def remember_the_round_before(monkeypatch):
