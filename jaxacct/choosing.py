@@ -778,8 +778,11 @@ def _numbers_of_table(scheme: Scheme, strategy: Strategy, m: int) -> float:
     mechanism = Mechanism(scheme, strategy, 1.0)
     if float(scheme.min_separation) ** 2 > _MOST_NUMBERS or m > replicas.most_replicas(mechanism):
         return math.inf
-    if scheme.sums.phases or scheme.sums.probability == 1:
-        return float(scheme.min_separation) ** m
+    tuples = float(scheme.min_separation) ** m
+    if scheme.sums.probability == 1:
+        return tuples
+    if scheme.sums.phases:
+        return max(tuples, replicas.table_samples(mechanism, m) * scheme.iterations)
     return replicas.table_samples(mechanism, m) * scheme.iterations / 15
 
 

@@ -27,6 +27,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.bars import rank
 from jaxacct.proposals import base, half_space, replicas
 from jaxacct.proposals.candidates import budget_lines
+from jaxacct.schemes.replicas import cyclic_many
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration, tuples
 
@@ -317,6 +318,31 @@ def law_of_cyclic(scheme, arrays, m: int) -> dict:
     return found
 
 
+_TAKE = jax.jit(cyclic_many._take_probabilities, static_argnums=0)
+
+
+def law_of_many_cyclic(scheme, arrays, m: int) -> dict:
+    """Of every tuple of phases, and then of every way through their chain."""
+    b, n, found = scheme.min_separation, scheme.iterations, {}
+    drawn = np.array(list(itertools.product(range(b), repeat=m))).T
+    chances = np.prod([cells(part)[tuple(drawn[: k + 1])] for k, part in enumerate(arrays["starts"])], axis=0)
+    phases, sites = np.sort(drawn, axis=0), np.arange(m * scheme.max_participations)
+    positions = phases[sites % m] + b * (sites // m)[:, None]
+    take = np.asarray(_TAKE(scheme, arrays, phases, positions), np.float64)
+    for which, chance in enumerate(chances):
+        steps = [step for step in positions[:, which] if step < n]
+        for values in itertools.product((0, 1), repeat=len(steps)):
+            counts, last, probability = [0] * n, 0, chance
+            for site, (step, value) in enumerate(zip(steps, values, strict=True)):
+                high = take[site, last, which]
+                probability *= high if value else 1 - high
+                counts[step] += value
+                last = ((last << 1) | value) & (2 ** (m - 1) - 1)
+            key = tuple((count,) for count in counts)
+            found[key] = found.get(key, 0.0) + probability
+    return found
+
+
 def law_of_multi_attribution(scheme, arrays, m: int) -> dict:
     b, k = scheme.min_separation, scheme.examples_per_user
     begun = {((0, 0), (0, 0)): 1.0}
@@ -356,6 +382,8 @@ LAWS = [
     (BMinSep(5, 2, 0.02), 2, law_of_b_min_sep, "starts"),
     (CyclicPoisson(5, 3, 0.3), 2, law_of_cyclic, "take"),
     (CyclicPoisson(5, 2, 0.01), 2, law_of_cyclic, "second"),
+    (CyclicPoisson(5, 3, 0.3), 3, law_of_many_cyclic, "pulls"),
+    (CyclicPoisson(4, 2, 0.05), 3, law_of_many_cyclic, "starts"),
     (MultiAttribution(4, 3, 0.2, 2), 2, law_of_multi_attribution, "together"),
     (MultiAttribution(4, 2, 0.01, 2, False), 2, law_of_multi_attribution, "alone"),
 ]

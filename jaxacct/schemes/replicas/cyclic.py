@@ -1,4 +1,4 @@
-"""Two replicas of random-phase cyclic Poisson participation.
+"""Two replicas of random-phase cyclic Poisson participation; three and more are in `cyclic_many`.
 
 Given two phases d apart, the possible participations in order of time are a chain that alternates between
 the replicas, each touching only its neighbours: d steps apart within a round, b - d across rounds. So the
@@ -13,36 +13,46 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
+from jaxacct.schemes.replicas import cyclic_many
 from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, attractions, draw_index, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """2, or 1 where the tables of two do not fit `MAX_TABLE_BYTES`."""
+    """Up to 8, while their tables are made in seconds; 1 where those of two do not fit `MAX_TABLE_BYTES`."""
     scheme = mechanism.scheme
     ends = len(mechanism.strategy.products_from_end(1))
     # Four numbers for each: weights and probabilities in float64, and these in float32.
     numbers = 4.0 * scheme.min_separation * ends * (2 * scheme.max_participations + 1)
-    return 2 if 20 * numbers <= MAX_TABLE_BYTES else 1
+    if 20 * numbers > MAX_TABLE_BYTES:
+        return 1
+    m = 2
+    while m < 8 and cyclic_many.fits(mechanism, m + 1):
+        m += 1
+    return m
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """0: the tables are made in no time."""
-    return 0.0
+    """0 for two: their tables are made in no time."""
+    return 0.0 if m == 2 else cyclic_many.table_samples(mechanism, m)
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that `draw_counts` draws from.
 
-    A float32 probability against a uniform of 2^-32 steps at each site, and the two phases' thresholds.
+    Of two: a float32 probability against a uniform of 2^-32 steps at each site, and the phases' thresholds.
     """
+    if m > 2:
+        return cyclic_many.errors(mechanism, m)
     scheme = mechanism.scheme
     return 0.0, 2 * scheme.max_participations * 2.0**-23 + 2 * scheme.min_separation * 2.0**-32
 
 
 @functools.lru_cache(maxsize=256)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_2, float64; inf where it overflows."""
+    """ln Z_m, float64; inf where it overflows."""
+    if m > 2:
+        return cyclic_many.log_normalizer(mechanism, m)
     with np.errstate(over="ignore", invalid="ignore"):
         total = float(_chains(mechanism)[-1].sum())
     return float(np.log(total)) if np.isfinite(total) else np.inf
@@ -96,6 +106,8 @@ def edge_weights(attraction: np.ndarray) -> np.ndarray:
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
+    if m > 2:
+        return cyclic_many.tables(mechanism, m)
     scheme = mechanism.scheme
     p, skips = _joins(mechanism), 1 - scheme.sampling_probability
     most = 2 * scheme.max_participations
@@ -138,12 +150,14 @@ def chain_weights(edges: np.ndarray, most: int, p: float, q: float) -> np.ndarra
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
-    """Sums of two replicas' participation vectors, (num_samples, iterations) float32 of 0, 1, 2."""
+    """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
     return draw_with_one(key, scheme, arrays, num_samples)[0]
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the two), float32 both."""
+    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
+    if "starts" in arrays:
+        return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
     b, n = scheme.min_separation, scheme.iterations
     first_key, second_key, chain_key = threefry.split(key, 3)
     one = draw_index(first_key, arrays["first"], num_samples)

@@ -1,0 +1,180 @@
+"""Three and more replicas of random-phase cyclic Poisson participation.
+
+Given m phases in ascending order, the possible participations in order of time are a chain that visits the
+phases in turn. Each is less than b steps from the m - 1 before it, of the other replicas, and touches
+no earlier one; so the state is which of the last m - 1 took part. Z_m is a mean over all tuples of phases. A
+draw picks the phases from their joint law, then goes forward through the chain with the weight of what
+remains, which is computed for the phases that were drawn (proofs/proposals.md, section 2.4).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import threefry
+from jaxacct.kernels.bars import rank, states
+from jaxacct.kernels.randomness import uniform_64
+from jaxacct.schemes.replicas.b_min_sep import draw_index, log_attractions, thresholds_of
+from jaxacct.schemes.replicas.base import Attracting, log_lift
+
+_MOST_TUPLES = 2.0e6  # of phases, in any order
+_MOST_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states
+
+
+def fits(mechanism: Attracting, m: int) -> bool:
+    """Whether the tables of m replicas are made in seconds, and draws take no longer than their losses."""
+    scheme = mechanism.scheme
+    sites = m * scheme.max_participations
+    few = scheme.min_separation**m <= _MOST_TUPLES and sites <= 2 * scheme.iterations
+    return few and _numbers(mechanism, m) <= _MOST_NUMBERS
+
+
+def _numbers(mechanism: Attracting, m: int) -> float:
+    sites, b = m * mechanism.scheme.max_participations, mechanism.scheme.min_separation
+    return float(math.comb(b + m - 1, m)) * sites * 2 ** (m - 1)
+
+
+def table_samples(mechanism: Attracting, m: int) -> float:
+    """Samples drawn in the time the tables of m replicas take: a number costs about a step."""
+    return 3 * _numbers(mechanism, m) / mechanism.scheme.iterations
+
+
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_with_one` draws from.
+
+    The weights ahead are off, but the same at one site as at the next: the product of the probabilities of
+    all sites is off by the roundings of each sum alone. Logarithms there are at most those of the two chances
+    and of what the last m - 1 sites attract. A probability is a float32 number, compared with a uniform one;
+    phases have thresholds of 2^-32.
+    """
+    scheme, p = mechanism.scheme, mechanism.scheme.sampling_probability
+    sites = m * scheme.max_participations
+    largest = m**2 * float(log_attractions(mechanism).max()) + log_lift(mechanism, m)
+    largest += abs(math.log(p)) + (abs(math.log1p(-p)) if p < 1 else 0.0)
+    relative = math.expm1(min(600.0, sites * 2.0**-24 * (20 + 8 * largest)))
+    return relative, sites * 2.0**-22 + m * scheme.min_separation * 2.0**-32
+
+
+def log_normalizer(mechanism: Attracting, m: int) -> float:
+    """ln Z_m, float64; inf where it overflows."""
+    phases, totals = _totals(mechanism, m)
+    with np.errstate(over="ignore"):
+        mean = float(totals @ _orders(phases)) / float(mechanism.scheme.min_separation) ** m
+    return math.log(mean) if math.isfinite(mean) else math.inf
+
+
+def tables(mechanism: Attracting, m: int) -> dict:
+    """The arrays that `draw_with_one` needs."""
+    p, b = mechanism.scheme.sampling_probability, mechanism.scheme.min_separation
+    _, totals = _totals(mechanism, m)
+    every = np.sort(np.indices((b,) * m).reshape(m, -1).T, axis=1)
+    marginals = [totals[rank(every)].reshape((b,) * m)]
+    for _ in range(m - 1):
+        marginals.append(marginals[-1].sum(axis=-1))
+    with np.errstate(divide="ignore"):
+        chances = np.log(np.array([1 - p, p])) + np.array([0.0, log_lift(mechanism, m)])
+    return {
+        "starts": [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in reversed(marginals)],
+        "pulls": jnp.asarray(log_attractions(mechanism), jnp.float32),
+        "chances": jnp.asarray(chances, jnp.float32),
+    }
+
+
+def _orders(phases: np.ndarray) -> np.ndarray:
+    """(tuples,) float64: in how many orders the phases of an ascending tuple may come."""
+    orders = np.full(len(phases), float(math.factorial(phases.shape[1])))
+    run = np.ones(len(phases))
+    for place in range(1, phases.shape[1]):
+        run = np.where(phases[:, place] == phases[:, place - 1], run + 1, 1)
+        orders /= run
+    return orders
+
+
+@functools.lru_cache(maxsize=4)
+def _totals(mechanism: Attracting, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ascending tuples of phases, (tuples, m); the total weight of the chain of each, float64)."""
+    scheme = mechanism.scheme
+    n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
+    phases, last = states(b, m), np.arange(2 ** (m - 1))
+    weights = np.ones((len(phases), last.size))
+    with np.errstate(over="ignore", invalid="ignore"):
+        attraction = np.exp(log_attractions(mechanism))
+        joins = p * np.exp(log_lift(mechanism, m))
+
+        def pulls(j, row):
+            pull = np.full_like(weights, joins)
+            for ago in range(1, m):
+                apart = phases[:, j] - phases[:, j - ago] + (b if ago > j else 0)
+                pull *= np.where(last >> (ago - 1) & 1, attraction[row, apart][:, None], 1.0)
+            return pull
+
+        far_from_end = [pulls(j, -1) for j in range(m)]
+        stay = (last << 1) & (last.size - 1)
+        for site in range(m * scheme.max_participations - 1, -1, -1):
+            turn, j = divmod(site, m)
+            position = phases[:, j] + turn * b
+            row = n - 1 - position
+            near = row.min() < len(attraction) - 1
+            pull = pulls(j, np.clip(row, 0, len(attraction) - 1)) if near else far_from_end[j]
+            found = (1 - p) * weights[:, stay] + pull * weights[:, stay | 1]
+            weights = np.where((position < n)[:, None], found, weights) if row.min() < 0 else found
+    return phases, weights[:, 0]
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(sums of m participation vectors, one of these), (num_samples, iterations) float32 both."""
+    n, b, m = scheme.iterations, scheme.min_separation, len(arrays["starts"])
+    phase_key, chain_key = threefry.split(key)
+    drawn: list = []
+    for k, thresholds in enumerate(arrays["starts"]):
+        drawn.append(draw_index(threefry.fold_in(phase_key, k), thresholds[tuple(drawn)], num_samples))
+    phases = jnp.sort(jnp.stack(drawn), axis=0)
+    sites = jnp.arange(m * scheme.max_participations)
+    positions = phases[sites % m] + b * (sites // m)[:, None]
+    take = _take_probabilities(scheme, arrays, phases, positions)
+    uniforms = uniform_64(chain_key, positions.shape)
+    columns = jnp.arange(num_samples)
+
+    def site(last, at):
+        probabilities, u = at
+        value = (u <= probabilities[last, columns]).astype(jnp.int32)
+        return ((last << 1) | value) & (2 ** (m - 1) - 1), value
+
+    _, values = jax.lax.scan(site, jnp.zeros(num_samples, jnp.int32), (take, uniforms))
+    # Replicas of one phase are alike, so the first of them is the one.
+    mine = sites[:, None] % m == jnp.argmax(phases == drawn[0], axis=0)
+    nowhere = jnp.zeros((num_samples, n), jnp.float32)
+    values = values.astype(jnp.float32)
+    together, alone = (
+        nowhere.at[columns, positions].add(part, mode="drop") for part in (values, jnp.where(mine, values, 0))
+    )
+    return together, alone
+
+
+def _take_probabilities(scheme, arrays, phases, positions):
+    """(sites, states, num_samples) float32: of taking part at each site, by which of the last ones did."""
+    n, b, m = scheme.iterations, scheme.min_separation, len(phases)
+    last = np.arange(2 ** (m - 1))
+    stay = (last << 1) & (last.size - 1)
+    ends = arrays["pulls"].shape[0]
+
+    def site(ahead, at):
+        j, position = at
+        row = jnp.clip(n - 1 - position, 0, ends - 1)
+        pull = jnp.zeros_like(ahead)
+        for ago in range(1, m):
+            apart = phases[j] - phases[(j - ago) % m] + jnp.where(ago > j, b, 0)
+            pull = pull + jnp.where((last >> (ago - 1) & 1)[:, None], arrays["pulls"][row, apart], 0.0)
+        joins = arrays["chances"][1] + pull + ahead[stay | 1]
+        skips = arrays["chances"][0] + ahead[stay]
+        there = position < n
+        found = jnp.logaddexp(joins, skips)
+        found = jnp.where(there, found - found.max(axis=0), ahead)
+        return found, jnp.where(there, jax.nn.sigmoid(joins - skips), 0.0)
+
+    inputs = jnp.arange(len(positions)) % m, positions
+    nothing = jnp.zeros((last.size, positions.shape[1]), jnp.float32)
+    return jax.lax.scan(site, nothing, inputs, reverse=True)[1]
