@@ -85,6 +85,12 @@ def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch)
     assert again.analytic_delta == plan.analytic_delta
     with pytest.raises(NotCertifiedError, match=r"gives delta .*, above 0\.001"):
         calibrate(scheme, one_band, accountant=accountant, noise_multiplier=sigma / 1.3, **target)
+    # A coarser bound, as of a version before, is true; a smaller one, or one above delta, is refused.
+    bound = plan.analytic_delta
+    assert Plan.from_json(plan.to_json() | {"analytic_delta": (bound + 1e-3) / 2}).certified
+    for other in (bound / 2, bound * (1 - 1e-8), 1.1e-3, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="analytic_delta"):
+            Plan.from_json(plan.to_json() | {"analytic_delta": other})
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/replicas.py",
-        '(1 - tables["m"]) * loss',
-        '(2 - tables["m"]) * loss',
+        '(1 - tables["m"]) * loss)',
+        '(2 - tables["m"]) * loss)',
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
@@ -416,17 +416,17 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping.py",
-        "scale = grid.clip_norm / (norm + 0.01)",
-        "scale = grid.clip_norm / norm",
+        "scale = most / (each + 0.01)",
+        "scale = most / each",
         CLIPPING,
     ),
     # Clipping without gradients of examples.
     Mutant("train/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
     Mutant("train/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
     Mutant("train/ghost.py", "depth = micro * max(", "depth = max(", GHOST),
-    Mutant("train/ghost.py", "squares + _SHARE**2 * most", "squares", GHOST),
-    Mutant("train/ghost.py", "keep = finite & jnp.isfinite(bound)", "keep = jnp.isfinite(bound)", GHOST),
-    Mutant("train/ghost.py", "jnp.where(real & keep, weights, 0.0)", "jnp.where(keep, weights, 0.0)", GHOST),
+    Mutant("train/ghost.py", "square + _SHARE**2 * most", "square", GHOST),
+    Mutant("train/ghost.py", "[], finite, ~finite", "[], real, ~finite", GHOST),
+    Mutant("train/ghost.py", "jnp.where(real & keep, each, 0.0)", "jnp.where(keep, each, 0.0)", GHOST),
     Mutant("train/ghost.py", "_in_memory(found, once)", "found", GHOST),
     Mutant(
         "train/ghost.py",
@@ -435,7 +435,7 @@ MUTANTS = [
         GHOST,
     ),
     Mutant("train/ghost.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", GHOST),
-    Mutant("train/ghost.py", "allowed.target / (bound + 0.01)", "allowed.target / bound", GHOST),
+    Mutant("train/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     Mutant("train/_uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
     Mutant(
         "train/_uses.py",
@@ -443,8 +443,18 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
-    Mutant("train/run_folder.py", '{"clipping": "per_example"} | read_json', "read_json", GHOST),
-    Mutant("train/loop.py", '{} if clipping is None else {"clipping": clipping}', "{}", GHOST),
+    Mutant(
+        "train/run_folder.py",
+        '{"clipping": "per_example", "clip_groups": None} | read_json',
+        "read_json",
+        GHOST,
+    ),
+    Mutant(
+        "train/loop.py",
+        '{} if clipping is None else {"clipping": clipping, "clip_groups": clip_groups}',
+        "{}",
+        GHOST,
+    ),
     Mutant(
         "train/normals.py",
         "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",
