@@ -6,6 +6,7 @@ and any block can be drawn again alone.
 """
 
 import enum
+import functools
 import math
 import os
 
@@ -84,7 +85,12 @@ def stream_key(key, stream: int):
 
 def block_keys(key, first_block: int, num_blocks: int):
     """(num_blocks,) keys of consecutive blocks of one stream."""
-    indices = jnp.arange(num_blocks, dtype=jnp.uint32) + jnp.uint32(first_block)
+    return _block_keys(key, np.uint32(first_block), num_blocks)
+
+
+@functools.partial(jax.jit, static_argnums=2)  # one call where its parts took a twelfth of a batch of draws
+def _block_keys(key, first_block, num_blocks: int):
+    indices = jnp.arange(num_blocks, dtype=jnp.uint32) + first_block
     return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
