@@ -19,7 +19,9 @@ from jaxacct.proposals.replicas import (
     replica_proposal,
 )
 from jaxacct.proposals.sampling import direction_key, draw_in_batches
+from jaxacct.schemes.replicas import b_min_sep
 from jaxacct.statistics.hockey_stick import weighted_terms
+from jaxacct.strategies import FiniteToeplitz
 from tests.oracles import enumeration, tuples
 from tests.oracles.settings import IDS, SMALL, SOME_IN_CI
 from tests.schemes.test_schemes import chi_square_p_value
@@ -274,3 +276,31 @@ def test_the_scale_is_the_largest_weighted_term(m, epsilon):
     losses = epsilon + np.linspace(1e-4, 10, 200_001)
     largest = np.max(np.exp(0.3 + (1 - m) * losses) * -np.expm1(epsilon - losses))
     assert math.exp(replicas.log_scale(0.3, m, epsilon)) == pytest.approx(largest, rel=1e-6)
+
+
+@pytest.mark.parametrize("rows_past_the_end", [True, False])
+@pytest.mark.parametrize(
+    ("n", "b", "bands", "p", "warm", "sigma"),
+    [
+        (60, 5, 5, 0.3, True, 0.5),
+        (61, 5, 3, 0.3, False, 0.5),
+        (23, 7, 7, 0.004, True, 0.4),  # less than one block before the last steps
+        (64, 8, 2, 0.999, True, 2.0),
+        (40, 2, 2, 0.5, True, 1.0),
+    ],
+)
+def test_normalizers_of_two_replicas_made_block_by_block(
+    n, b, bands, p, warm, sigma, rows_past_the_end, monkeypatch
+):
+    """Against the recurrence step by step, which makes the tables that are drawn from."""
+    strategy = BandedToeplitz.square_root(bands)
+    if not rows_past_the_end:
+        strategy = FiniteToeplitz(strategy.coefficients, n)
+    mechanism = Mechanism(BMinSep(n, b, p, warm), strategy, sigma)
+    by_steps = b_min_sep._backward(mechanism, 2, with_hazards=True)[0]
+    blocks = []
+    whole = b_min_sep._real_weights_of_two
+    monkeypatch.setattr(b_min_sep, "_real_weights_of_two", lambda *a: blocks.append(1) or whole(*a))
+    by_blocks = b_min_sep._backward(mechanism, 2, with_hazards=False)[0]
+    assert blocks == [1]
+    assert by_blocks == pytest.approx(by_steps, rel=1e-12, abs=1e-14)
