@@ -58,6 +58,33 @@ def batches(scheme, graph, key) -> list[set[int]]:
     return [set(pool.draw(step, generator).tolist()) for step in range(scheme.iterations)]
 
 
+COPIES = 50
+
+
+def side_by_side(graph) -> Attribution:
+    """50 copies that have no user in common: example e of copy c is c * num_examples + e."""
+    number, per_example = graph.num_examples, np.diff(graph.first_user)
+    owners = [graph.users + copy * graph.num_users for copy in range(COPIES)]
+    rows = [np.repeat(np.arange(number), per_example) + copy * number for copy in range(COPIES)]
+    union = from_edges(np.concatenate(owners), np.concatenate(rows), dataset_size=COPIES * number)
+    assert union.num_users == COPIES * len(np.unique(graph.users))  # none of users without an example
+    return union
+
+
+def runs_of_copies(scheme, graph, runs: int, key):
+    """Yields (run, step, copy, example) as algorithm 3 draws on 50 copies of a graph side by side.
+
+    Copies have no user in common and examples are sampled independently: each copy is a run by itself.
+    """
+    union = side_by_side(graph)
+    for run in range(runs):
+        generator = np.random.default_rng((run, *key))
+        pool = AttributionPool(scheme, union, generator)
+        for step in range(scheme.iterations):
+            copy, example = np.divmod(pool.draw(step, generator), graph.num_examples)
+            yield run, step, copy, example
+
+
 def naive_law(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
     """Law of the membership vector (steps x examples) by algorithm 3 word for word, over all coins.
 
@@ -100,12 +127,20 @@ ONE = from_edges([7], [0], dataset_size=1)
     ],
 )
 def test_the_sampler_is_algorithm_3(graph, scheme, burn_in):
-    """The law of whole runs against all coins written out; chi-square, false alarm 1e-6."""
-    runs = []
-    for seed in range(6000):
+    """The law of whole runs against all coins written out; two chi-squares, false alarm 1e-6 together.
+
+    Samples of a fixed size would hardly show on copies side by side: so there are runs of the graph alone.
+    """
+    law = naive_law(graph, scheme, burn_in)
+    alone = []
+    for seed in range(600):
         drawn = batches(scheme, graph, (seed, 1, 2, 3))
-        runs.append([int(e in batch) for batch in drawn for e in range(graph.num_examples)])
-    assert chi_square_p_value(np.array(runs), naive_law(graph, scheme, burn_in)) > FALSE_ALARM
+        alone.append([int(e in batch) for batch in drawn for e in range(graph.num_examples)])
+    assert chi_square_p_value(np.array(alone), law) > FALSE_ALARM / 2
+    many = np.zeros((120, COPIES, scheme.iterations, graph.num_examples), int)
+    for run, step, copy, example in runs_of_copies(scheme, graph, len(many), (1, 2, 3)):
+        many[run, copy, step, example] = 1
+    assert chi_square_p_value(many.reshape(120 * COPIES, -1), law) > FALSE_ALARM / 2
 
 
 @pytest.mark.parametrize(("k_u", "b", "p"), [(3, 5, 0.05), (4, 2, 0.3), (2, 9, 0.03), (6, 1, 0.2)])
@@ -129,11 +164,10 @@ def test_a_users_counts_have_no_larger_mean_than_accounted():
     graph, runs = bound_contributions(papers(30, 20), 2), 3000
     scheme = MultiAttribution(8, 3, 0.2, 2)
     mean_joined = np.zeros((8, graph.num_users))
-    for seed in range(runs):
-        for step, batch in enumerate(batches(scheme, graph, (seed, 5, 5, 5))):
-            for example in batch:
-                owners = graph.users[graph.first_user[example] : graph.first_user[example + 1]]
-                mean_joined[step, owners] += 1 / runs
+    sets = user_sets(graph)
+    for _, step, _, examples in runs_of_copies(scheme, graph, runs // COPIES, (5, 5, 5)):
+        for example in examples:
+            mean_joined[step, list(sets[example])] += 1 / runs
     counts = np.arange(1, 3)
     accounted = scheme.participation_probabilities() * (scheme.count_weights() @ counts)
     slack = 2 * np.sqrt(np.log(mean_joined.size / FALSE_ALARM) / (2 * runs))
@@ -143,16 +177,16 @@ def test_a_users_counts_have_no_larger_mean_than_accounted():
 
 @pytest.mark.parametrize("warm", [True, False])
 def test_expected_batch_sizes(warm):
-    """Exact against 4,000 runs, at every step; sizes are bounded, so Hoeffding with false alarm 1e-6."""
+    """Exact against 4,000 runs, at every step, by their standard error; false alarm 1e-6."""
     graph = bound_contributions(papers(40, 30), 3)
     scheme = MultiAttribution(10, 4, 0.04, 3, warm)
     runs = 4000
     sizes = np.zeros(10)
     squares = np.zeros(10)
-    for seed in range(runs):
-        found = np.array([len(batch) for batch in batches(scheme, graph, (seed, 8, 8, 8))])
-        sizes += found
-        squares += found**2
+    for _, step, copy, _ in runs_of_copies(scheme, graph, runs // COPIES, (8, 8, 8)):
+        found = np.bincount(copy, minlength=COPIES)
+        sizes[step] += found.sum()
+        squares[step] += (found**2).sum()
     exact = attribution.expected_batch_sizes(graph, scheme)
     error = np.sqrt((squares / runs - (sizes / runs) ** 2) / runs)
     assert np.all(np.abs(sizes / runs - exact) < stats.norm.isf(FALSE_ALARM / 20) * error)
@@ -233,7 +267,7 @@ def test_a_million_edges():
     users, rows = generator.integers(0, 10**12, 1_000_000), generator.integers(0, 200_000, 1_000_000)
     rows[:200_000] = np.arange(200_000)
     graph = from_edges(users, rows, dataset_size=200_000)
-    assert len(graph.users) == len(np.unique(np.column_stack([users, rows]), axis=0))
+    assert len(graph.users) == len(np.unique(users * 200_000 + rows))  # below 2^63
     assert graph.num_users == len(np.unique(users))
 
 
@@ -311,13 +345,15 @@ def test_independent_draws_on_a_shared_graph():
     scheme = IndependentAttribution(4, 3, 0.4, 2)
     law = enumeration.pattern_law(scheme.one)
     pairs = {x + y: v * w for x, v in law.items() for y, w in law.items()}
-    runs = np.zeros((4000, 2, 4), int)
-    for run in range(4000):
-        sampler = Sampler(scheme, 2, 2, (run, 1, 2, 3), graph=TINY)
-        for step in range(4):
-            batch = sampler.next()
-            runs[run, batch.indices[batch.mask], step] = 1
-    assert chi_square_p_value(runs.reshape(4000, 8), pairs) > FALSE_ALARM
+    for graph, number in ((TINY, 400), (side_by_side(TINY), 80)):  # 400 and 4,000 pairs
+        size = graph.num_examples
+        runs = np.zeros((number, size, 4), int)
+        for run in range(number):
+            sampler = Sampler(scheme, size, size, (run, 1, 2, 3), graph=graph)
+            for step in range(4):
+                batch = sampler.next()
+                runs[run, batch.indices[batch.mask], step] = 1
+        assert chi_square_p_value(runs.reshape(-1, 8), pairs) > FALSE_ALARM / 2
 
 
 def test_independent_draws_keep_to_the_bound():

@@ -41,11 +41,18 @@ def test_each_example_follows_the_accounted_law(scheme):
 
 @pytest.mark.parametrize("scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4)])
 def test_examples_are_independent(scheme):
-    """Two examples of tiny runs: the law of the pair of vectors is the product; false alarm 1e-6."""
+    """Pairs of examples: the law of both vectors is the product, where they are alone and among a hundred.
+
+    8,000 pairs in 160 runs of 50, as examples that follow each other are drawn; alone 800 tell batches of a
+    fixed size, which a hundred examples would hide. False alarm 1e-6 together.
+    """
     law = enumeration.pattern_law(scheme)
     pairs = {x + y: v * w for x, v in law.items() for y, w in law.items()}
-    runs = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(8000)])
-    assert chi_square_p_value(runs, pairs) > FALSE_ALARM
+    alone = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(800)])
+    assert chi_square_p_value(alone, pairs) > FALSE_ALARM / 2
+    width = 2 * scheme.iterations
+    many = [participation(scheme, 100, (run, 5, 6, 7)).reshape(50, width) for run in range(160)]
+    assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
 
 
 @pytest.mark.parametrize(
