@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import math
+import operator
 import sys
 import types
 import typing
@@ -29,7 +31,7 @@ def read(kind, value, name: str) -> Any:
     Raises:
       ValueError: in one line, with the name of the leaf.
     """
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    origin, parts = _parts(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in parts:
             return None
@@ -50,6 +52,10 @@ def read(kind, value, name: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{name} must be a list, was {value!r}")
         if len(parts) == 2 and parts[1] is Ellipsis:
+            if parts[0] is int and _integers(value):
+                return tuple(value)
+            if parts[0] == tuple[int, int] and _pairs(value):  # a histogram at once, not number by number
+                return tuple(map(tuple, value))
             return tuple(read(parts[0], item, f"{name}[{i}]") for i, item in enumerate(value))
         if len(value) != len(parts):
             raise ValueError(f"{name} must have {len(parts)} entries, had {len(value)}")
@@ -66,6 +72,25 @@ def read(kind, value, name: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, name)
     raise TypeError(f"{name}: values of type {kind} cannot be read")
+
+
+@functools.cache
+def _parts(kind) -> tuple[Any, tuple]:
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
+def _integers(values) -> bool:
+    """Whether all are integers, and none a bool."""
+    return set(map(type, values)) <= {int}
+
+
+def _pairs(values) -> bool:
+    """Whether all are pairs of integers."""
+    return (
+        set(map(type, values)) <= {list, tuple}
+        and set(map(len, values)) <= {2}
+        and _integers(itertools.chain.from_iterable(values))
+    )
 
 
 def _dataclass(kind, value, name: str):
@@ -99,6 +124,12 @@ def differences(stored, expected, name: str = "") -> list[str]:
     elif isinstance(stored, list | tuple) and isinstance(expected, list | tuple):
         if len(stored) != len(expected):
             return [f"{name} has {len(stored)} entries for {len(expected)}"]
+        if (
+            _pairs(stored)
+            and _pairs(expected)
+            and all(map(operator.eq, map(tuple, stored), map(tuple, expected)))
+        ):
+            return []  # histograms at once
         pairs = {str(i): pair for i, pair in enumerate(zip(stored, expected, strict=True))}
     else:
         return [] if _same(stored, expected) else [f"{name} is {stored!r} where {expected!r} follows"]

@@ -39,14 +39,19 @@ def bin_terms(terms) -> np.ndarray:
     if not (terms.min() >= 0 and terms.max() <= 1):  # false for nan as well
         raise ValueError(f"terms must be in [0, 1], were in [{terms.min()}, {terms.max()}]")
     positive = terms[terms > 0].astype(np.float64)
+    counts += np.bincount(bins_of(positive), minlength=len(TERM_EDGES))
+    counts[0] = terms.size - positive.size
+    return counts
+
+
+def bins_of(positive: np.ndarray) -> np.ndarray:
+    """The k with `TERM_EDGES[k-1] < term <= TERM_EDGES[k]` of each of float64 terms in (0, 1]."""
     index = np.log2(positive)
     index *= RESOLUTION
     index = np.maximum(np.ceil(index, out=index).astype(np.int32) + (len(TERM_EDGES) - 1), 1)
     index += TERM_EDGES[index] < positive  # log2 may be off by a rounding, hence by one bin
     index -= _LOWER_EDGES[index] >= positive
-    counts += np.bincount(index, minlength=len(TERM_EDGES))
-    counts[0] = terms.size - positive.size
-    return counts
+    return index
 
 
 def mean_upper(counts) -> float:

@@ -75,10 +75,12 @@ def _fit_together(run: Run, margin: float, terms: np.ndarray, losses: np.ndarray
 
     def above_edges(ends, slack):
         values = run.target.profile(run.target.epsilon - margin - sign * ends) * scale * slack
-        made = np.zeros(terms.size, np.int64)
-        for value, count in zip(np.clip(values, 0.0, 1.0), losses, strict=True):
-            if count:
-                made += count * bounds.bin_terms([value])
+        values, made = np.clip(values, 0.0, 1.0), np.zeros(terms.size, np.int64)
+        if np.isnan(values[losses > 0]).any():
+            raise ValueError("the losses must have terms that are numbers")
+        positive = values > 0
+        np.add.at(made, bounds.bins_of(values[positive]), losses[positive])
+        made[0] = losses[~positive].sum()
         return np.cumsum(made[::-1])
 
     # Slack for the last digit of another machine's functions.
