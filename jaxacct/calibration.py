@@ -12,7 +12,7 @@ from jaxacct.batch_sizes import Overflow, batch_sizes, overflow
 from jaxacct.choice import Choice
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
-from jaxacct.kernels.randomness import BLOCK_SIZE, SearchStream, Stream
+from jaxacct.kernels.randomness import SearchStream, Stream
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, check_pair
 from jaxacct.plan import Plan
 from jaxacct.proposals import sampling
@@ -27,9 +27,10 @@ from jaxacct.verification.extrapolation import PLANNED_SAMPLES, cheaper_extrapol
 from jaxacct.verification.run import Evidence, Progress, verify
 from jaxacct.verification.target import Target
 
-SEARCH_BLOCKS = 64
+# Blocks that a search looks at first for each noise multiplier.
+SEARCH_BLOCKS = 16
 # Grid steps above the smallest promising noise multiplier that are verified as well, largest first.
-LADDER = (5, 3, 2, 1, 0)
+LADDER = (5, 2, 1, 0)
 # The smallest noise multiplier that a search looks at: targets that hold at any noise would have it go on for
 # ever, and a privacy loss distribution of less takes minutes.
 LEAST_SEARCHED = 0.05
@@ -328,12 +329,13 @@ class _Search:
         least = math.ceil(math.log(LEAST_SEARCHED) / math.log(ratio))
         while True:
             low = max(high - step, least - 1)
-            if low < least or self.cost(ratio**low, limit) > limit / 2:
+            if low < least or self.cost(ratio**low, limit, limit / 2) > limit / 2:
                 break
             high = low
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.cost(ratio**middle, limit) > limit / 2 else (low, middle)
+            dear = self.cost(ratio**middle, limit, limit / 2) > limit / 2
+            low, high = (middle, high) if dear else (low, middle)
         return high, int(limit)
 
     def at(self, noise_multiplier: float) -> Mechanism:
@@ -363,8 +365,13 @@ class _Search:
         )
         return chosen
 
-    def cost(self, noise_multiplier: float, limit: float) -> float:
-        """Predicted samples to certify the costlier direction; infinite when it looks impossible."""
+    def cost(self, noise_multiplier: float, limit: float, draws_for: float = math.inf) -> float:
+        """Predicted samples to certify the costlier direction; infinite when it looks impossible.
+
+        Args:
+          limit: samples of a verification; a pilot has a quarter at most.
+          draws_for: nothing is drawn where even a verification without a hit takes more.
+        """
         mechanism = self.at(noise_multiplier)
         if self.progress:
             self.progress(f"search {noise_multiplier:.4g}", 0, 0)
@@ -380,6 +387,8 @@ class _Search:
             if direction == Direction.ADD and self.extrapolates(mechanism, theta, stream):
                 most = max(most, 2 * PLANNED_SAMPLES)
                 continue
+            if draws_for < math.inf and not (theta > 0 and _fewest(theta, self.target.budget) <= draws_for):
+                return math.inf
             counts = self.pilot(
                 chosen, randomness.stream_key(stream, SearchStream(direction.place)), theta, limit
             )
@@ -399,19 +408,32 @@ class _Search:
         return found is not None
 
     def pilot(self, chosen, stream, theta: float, limit: float) -> np.ndarray:
-        """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above."""
+        """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above or below."""
         scale = math.exp(chosen.log_scale)
         counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
-        wanted = min(10 / theta, limit / 4)
         blocks = 0
-        while blocks == 0 or (blocks * BLOCK_SIZE < wanted and bounds.mean_upper(counts) * counts.sum() < 30):
+        while not _seen_enough(counts, theta, limit):
             step = max(SEARCH_BLOCKS, blocks // 2)
             for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
-                profile = chosen.profile or self.target.profile
-                weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.target.epsilon, profile)
+                weighted = hockey_stick.weighted_terms(
+                    draws, chosen.direction, self.target.epsilon, self.target.profile
+                )
                 counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
             blocks += step
         return counts
+
+
+def _seen_enough(counts: np.ndarray, theta: float, limit: float) -> bool:
+    """Whether a pilot may end: a sum of terms of 30, or of 10 where `theta` would have given 2.5; or samples
+    for which it would have given 10, or 5 where next to nothing was seen.
+    """
+    samples = int(counts.sum())
+    if not samples:
+        return False
+    total = bounds.mean_upper(counts) * samples
+    if total >= 30 or (total >= 10 and total >= 4 * theta * samples):
+        return True
+    return samples >= min((10 if total > 0.5 else 5) / theta, limit / 4)
 
 
 def _fewest(theta: float, budget: Budget) -> float:

@@ -204,9 +204,9 @@ def ladder(monkeypatch, verdicts, covered=lambda self, mechanism: True):
 @pytest.mark.parametrize(
     ("verdicts", "asked", "released"),
     [
-        ([True, False, True, True, True], [15, 13], 15),
-        ([True, True, True, True, True], [15, 13, 12, 11, 10], 10),
-        ([False, True, True, True, True], [15], 100),
+        ([True, False, True, True], [15, 12], 15),
+        ([True, True, True, True], [15, 12, 11, 10], 10),
+        ([False, True, True, True], [15], 100),
     ],
 )
 def test_the_ladder_ends_at_the_first_rejection(verdicts, asked, released, monkeypatch):
@@ -218,9 +218,9 @@ def test_the_ladder_ends_at_the_first_rejection(verdicts, asked, released, monke
 
 def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
     asked, (exponent, _) = ladder(
-        monkeypatch, [True] * 5, covered=lambda self, mechanism: mechanism.noise_multiplier > 1.01**12.5
+        monkeypatch, [True] * 5, covered=lambda self, mechanism: mechanism.noise_multiplier > 1.01**11.5
     )
-    assert (asked, exponent) == ([15, 13], 13)
+    assert (asked, exponent) == ([15, 12], 12)
 
 
 def test_a_budget_above_delta_is_refused():
@@ -498,3 +498,18 @@ def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
 def test_every_mutant_can_be_planted():
     """The slow command `python -m tests.benchmarks.mutants` would otherwise rot as the code changes."""
     assert not mutants.misplaced()
+
+
+def test_a_search_ends_a_pilot_where_it_is_clear_and_not_before():
+    """Counts of (terms of 0, terms of 1) at theta 1e-3."""
+
+    def ends(zeros, ones):
+        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        counts[0], counts[-1] = zeros, ones
+        return calibration._seen_enough(counts, 1e-3, 500_000)
+
+    assert not ends(0, 0)
+    assert ends(4990, 30) and ends(2000, 10)  # enough seen; far above
+    assert ends(5100, 0) and not ends(4800, 0) and not ends(5100, 1)  # far below
+    assert ends(10_000, 9) and not ends(9000, 9)
+    assert not ends(4000, 10)
