@@ -19,6 +19,7 @@ from jaxacct import (
     calibrate,
     estimate_delta,
 )
+from jaxacct.estimates.estimate import best_proposal
 from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name
 from jaxacct.proposals.cuts import cut_proposal
 from jaxacct.proposals.replicas import log_scale
@@ -334,6 +335,13 @@ def test_few_samples(tmp_path):
     assert found.low == 0 and found.high < 1e-5 and set(found.proposals.values()) == {NAME}
     plain = [c.predicted_samples for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-6))]
     assert max(plain) > 1000 * min(plain)
+    # Where plain draws of the pair itself are few, they are taken.
+    assert [c.proposal.name for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-2))] == [
+        "plain"
+    ]
+    loud = dataclasses.replace(plan.mechanism, noise_multiplier=0.5)
+    assert best_proposal(loud, 1.0, "remove", None, None).name == "plain"
+    assert best_proposal(loud, 1.0, "remove", NAME, None).name == NAME
 
 
 def test_where_there_is_none():

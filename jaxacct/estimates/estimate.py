@@ -28,6 +28,8 @@ _COMPOSED_DELTA = 1e-9
 # epsilon moves by less than a fiftieth.
 _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
 _LARGEST_EPSILON = 1e9
+# Draws of a bound are for divergences below this; larger ones plain draws of the mechanism itself may see.
+_BOUNDED_BELOW = 1e-3
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,8 @@ def best_proposal(
 ) -> Proposal:
     """The proposal called `name`, or the one with the smallest scale; a name must exist for "remove"."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
-    return choose_proposal(found, direction, name, min(found, key=lambda p: p.log_scale))
+    exact = [p for p in found if not p.of_a_bound or p.log_scale <= math.log(_BOUNDED_BELOW)]
+    return choose_proposal(found, direction, name, min(exact, key=lambda p: p.log_scale))
 
 
 def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None):
