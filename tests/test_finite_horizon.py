@@ -289,15 +289,22 @@ def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
     assert minorant is not None and np.linalg.norm(minorant.weights) > 1e3 * minorant.norm
     normals = strategy.draw_normals(jax.random.key(3), n, 512, np.float32)
     t = np.float32(tables["upper"][np.arange(512) % 400])
-    scores = strategy.scores_from_normals(normals, n, 1.0)
-    moved = scores + (t - half_space._tree_sum(tables["weights"] * scores))[:, None] * tables["along"]
-    single = loss_of_scores(mechanism.scheme, strategy, np.float32(sigma) * moved, sigma, "add")
+
+    @jax.jit
+    def of_moved(normals, t):
+        scores = strategy.scores_from_normals(normals, n, 1.0)
+        moved = scores + (t - half_space._tree_sum(tables["weights"] * scores))[:, None] * tables["along"]
+        return loss_of_scores(mechanism.scheme, strategy, np.float32(sigma) * moved, sigma, "add")
+
+    single = of_moved(normals, t)
     with jax.enable_x64(True):
         exact = strategy.scores_from_normals((np.asarray(normals[0], float),), n, 1.0)
         weights = minorant.weights / minorant.norm
         along = strategy.gram(minorant.weights) / minorant.norm
         moved = np.asarray(exact) + (t - np.asarray(exact) @ weights)[:, None] * along
-        exact = loss_of_scores(mechanism.scheme, strategy, jax.numpy.asarray(sigma * moved), sigma, "add")
+        exact = jax.jit(lambda each: loss_of_scores(mechanism.scheme, strategy, each, sigma, "add"))(
+            sigma * moved
+        )
     error = np.abs(np.asarray(single, float) - np.asarray(exact)).max()
     lines = budget_lines(proposal, 1e-6)
     again = sum(line.amount for line in lines if line.name == "rounding of the coordinate")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.training.modules import made
 from tests.training.test_loop import flat, run
 from train import ghost
 from train.clipping import clipped_gradient_sum
@@ -104,7 +105,7 @@ def name(path) -> str:
 @pytest.mark.parametrize("by", ["layer", pytest.param(None, marks=pytest.mark.slow)])
 def test_every_kind_of_layer(by):
     """Against gradients of JAX, added up by NumPy in float64: to rounding of float32, or of bfloat16."""
-    loss, params = nnx_loss(Everything(nnx.Rngs(0)), of_everything, (nnx.Param, nnx.LoRAParam))
+    loss, params = nnx_loss(made(lambda: Everything(nnx.Rngs(0))), of_everything, (nnx.Param, nnx.LoRAParam))
     batch, mask, grid = examples(), np.arange(SIZE) < SIZE - 1, Grid(2.0, 22)
     program = ghost._program(loss, params, batch)
     paths = [name(path) for path, _ in jax.tree.leaves_with_path(params)]
