@@ -29,7 +29,9 @@ from jaxacct.accountants import unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
+from jaxacct.estimates.line import line_bounds
 from jaxacct.proposals.base import plain
+from tests.oracles.add_direction import exact_two_steps
 from tests.oracles.enumeration import strategy_matrix
 from tests.test_sampling import _pld
 
@@ -183,3 +185,61 @@ def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
         found = [high, dataclasses.replace(low, total_variation=total_variation)]
         monkeypatch.setattr(estimate, "proposals_at", lambda *_, found=found: found)
         assert estimate._law_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
+
+
+def test_bounds_by_the_line_hold_as_often_as_they_say():
+    """Two steps by quadrature, q = 0.2: runs that miss are Binomial(30, <= 0.2), false alarm 1e-6."""
+    mechanism, epsilons = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 1.0), np.array([0.2, 0.4])
+    exact = [exact_two_steps(mechanism, epsilon) for epsilon in epsilons]
+    misses, without = np.zeros(2), 0
+    for run in range(30):
+        found = line_bounds(mechanism, epsilons, 2048, 0.2, jax.random.key(run))
+        misses += found < exact
+        without += bool((found == 1).all())
+    assert np.all(misses <= few(30, 0.2)), misses
+    assert without == 0
+
+
+# Many participations: plain draws of the add direction see nothing.
+MANY = Mechanism(Poisson(200, 0.1), BandedToeplitz.identity(), 2.0)
+
+
+def no_lines(monkeypatch):
+    for module in ("estimate", "line", "profile"):
+        monkeypatch.setattr(f"jaxacct.estimates.{module}.supports", lambda mechanism: False)
+
+
+def test_bounds_are_not_left_where_draws_that_see_nothing_leave_them(monkeypatch):
+    """The truth is dp-accounting's; each interval fails with 1e-6."""
+    epsilon = _pld(MANY.noise_multiplier, 0.1, 200).get_epsilon_for_delta(1e-5)
+    options: dict[str, Any] = dict(num_samples=20_000, confidence=1 - FALSE_ALARM, key=jax.random.key(3))
+    back, bands = estimate_epsilon(MANY, 1e-5, **options), privacy_profile(MANY, [epsilon], **options)
+    assert back.low - PLD_ERROR <= epsilon <= back.high + PLD_ERROR
+    assert bands.lower[0] * 0.98 <= 1e-5 <= bands.upper[0] * 1.02
+    assert back.high < 1.1 * epsilon and bands.upper[0] < 2e-5
+    assert "extrapolated" in back.proposals["add"] and "extrapolated" in bands.proposals["add"]
+    no_lines(monkeypatch)
+    assert estimate_epsilon(MANY, 1e-5, **options).high > 1.3 * epsilon
+    assert privacy_profile(MANY, [epsilon], **options).upper[0] > 50e-5
+
+
+@pytest.mark.slow
+def test_delta_where_no_half_space_helps(monkeypatch):
+    """n = 1000, epsilon 0.85: noise of size 0 is in the event. Four times as wide without the line."""
+    mechanism = Mechanism(Poisson(1000, 0.005), BandedToeplitz.identity(), 1.0)
+    options: dict[str, Any] = dict(num_samples=100_000, key=jax.random.key(0))
+    found = estimate_delta(mechanism, 0.85, **options)
+    assert 0.9e-5 < found.low <= found.value <= found.high < 1.6e-5
+    no_lines(monkeypatch)
+    assert estimate_delta(mechanism, 0.85, **options).high > 4e-5
+
+
+def test_the_risk_is_shared_between_draws_and_line(monkeypatch):
+    """Attack: each with all of the risk would be wrong twice as often."""
+    asked = []
+    monkeypatch.setattr(estimate, "line_bounds", lambda m, e, n, q, *_: asked.append(q) or np.array([1.0]))
+    monkeypatch.setattr(estimate, "sees_nothing", lambda *_: True)
+    bands = estimate.interval.bands
+    monkeypatch.setattr(estimate.interval, "bands", lambda *a: asked.append(a[3]) or bands(*a))
+    estimate_delta(MANY, 1.0, num_samples=256, confidence=0.92, key=jax.random.key(0))
+    assert asked == pytest.approx([0.04, 0.02, 0.02])

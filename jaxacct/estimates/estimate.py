@@ -11,14 +11,17 @@ from jaxacct import _validate
 from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.accountants.composition import event_profile
 from jaxacct.estimates import interval
+from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
+from jaxacct.proposals.extrapolation import supports
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
+from jaxacct.statistics.direction import Direction
 
 # Where delta is what is asked for, proposals are looked for until one has a scale far below this.
 _SMALLEST_DELTA = 1e-12
@@ -30,6 +33,9 @@ _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
 _LARGEST_EPSILON = 1e9
 # Draws of a bound are for divergences below this; larger ones plain draws of the mechanism itself may see.
 _BOUNDED_BELOW = 1e-3
+# Of the way from the remove direction's upper end to the add direction's: where a line is tried.
+_LINE_SHARES = (0.0, 0.02, 0.1, 0.3)
+EXTRAPOLATED = "extrapolated"
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,8 @@ def estimate_delta(
       epsilon: natural log, at least 0.
       num_samples: draws a direction, at least 1.
       key: JAX key; from the operating system by default.
-      confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds).
+      confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds). Where
+        the add direction's draws see nothing, as many draws again bound it from two common events.
       proposal: "plain" to draw from the mechanism itself; by default the law with the smallest scale.
       compose_with: a dp-accounting `DpEvent` to compose with.
       progress: called with (what, samples done, samples expected).
@@ -101,7 +108,13 @@ def estimate_delta(
             found[direction] = np.zeros(3)
             continue
         parts = draw_samples(chosen, key, num_samples, progress)
-        found[direction] = interval.bands(chosen, np.array([epsilon]), parts, risk, profile)[:, 0]
+        # Half of the risk is for the line, whether it is needed or not.
+        share = risk / 2 if direction == Direction.ADD and supports(mechanism) else risk
+        found[direction] = interval.bands(chosen, np.array([epsilon]), parts, share, profile)[:, 0]
+    if sees_nothing(found[Direction.REMOVE], found[Direction.ADD]):
+        most = line_bounds(mechanism, np.array([epsilon]), num_samples, risk / 2, key, composed, progress)
+        names[Direction.ADD] += f", {EXTRAPOLATED}" if most[0] < found[Direction.ADD][2] else ""
+        found[Direction.ADD] = np.minimum(found[Direction.ADD], most[0])
     low, value, high = map(float, np.max(list(found.values()), axis=0))
     return Estimate(
         quantity="delta",
@@ -148,7 +161,7 @@ def estimate_epsilon(
     if known is not None:
         return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
     key = randomness.checked_key(key)
-    values, lows, highs, names = {}, [], [], {}
+    values, lows, highs, names = {}, {}, {}, {}
     bounded = mechanism.is_upper_bound
     for direction in DIRECTIONS:
         most = proven_epsilon(mechanism, direction, delta)
@@ -157,18 +170,23 @@ def estimate_epsilon(
         bounded = bounded or chosen.of_a_bound
         parts = list(draw_samples(chosen, key, num_samples, progress))
         draws = Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-        low, high = interval.crossing(chosen, draws, anchor, delta, risk)
+        has_line = direction == Direction.ADD and supports(mechanism)
+        low, high = interval.crossing(chosen, draws, anchor, delta, risk / 2 if has_line else risk)
         resolved = high < math.inf
         high = min(high, most)
+        if has_line and high > highs[Direction.REMOVE]:
+            below = _line_epsilon(mechanism, delta, highs[Direction.REMOVE], high, num_samples, risk / 2, key)
+            names[direction] += f", {EXTRAPOLATED}" if below < high else ""
+            high, resolved = min(high, below), resolved or below < high
         value = interval.mean_crossing(chosen, draws, delta) if resolved else high
         values[direction] = min(max(value, low), high)
-        lows.append(low)
-        highs.append(high)
+        lows[direction], highs[direction] = low, high
+    low, high = max(lows.values()), max(highs.values())
     return Estimate(
         quantity="epsilon",
         value=max(values.values()),
-        low=0.0 if bounded else min(max(lows), max(highs)),
-        high=max(highs),
+        low=0.0 if bounded else min(low, high),
+        high=high,
         confidence=confidence,
         directions=values,
         proposals=names,
@@ -221,6 +239,22 @@ def _crossing(known: Accountant, mechanism: Mechanism, delta: float, direction: 
             if end > 0 and side * excess(end) <= 0:
                 return min(end, most)
     return most if side > 0 else 0.0
+
+
+def _line_epsilon(
+    mechanism: Mechanism, delta: float, least: float, most: float, num_samples: int, q: float, key
+) -> float:
+    """An epsilon between both at which the add direction is below `delta` by the line; inf where none is.
+
+    A few are looked at, which share q.
+    """
+    reach = min(most, 2 * least + 1) - least
+    points = least + reach * np.array(_LINE_SHARES)
+    points = points[points < -mechanism.scheme.log_probability_of_none()]
+    if not points.size:
+        return math.inf
+    found = line_bounds(mechanism, points, num_samples, q / points.size, key)
+    return float(min(points[found <= delta], default=math.inf))
 
 
 @functools.lru_cache(maxsize=64)
@@ -282,6 +316,15 @@ def _samples_for(delta: float):
         return 0.0 if ratio < -3 else 100 * math.exp(min(ratio, 100.0))
 
     return samples_needed
+
+
+def sees_nothing(remove: np.ndarray, add: np.ndarray) -> np.ndarray:
+    """Where draws of the add direction that see nothing keep the upper end up.
+
+    Args:
+      remove, add: (lower, estimate, upper) of each direction.
+    """
+    return (add[0] == 0) & (add[2] > remove[2])
 
 
 def composition_of(compose_with) -> Composed | None:

@@ -58,7 +58,7 @@ def bands(
     margin, relative, variation = _booked(chosen)
     num_samples, totals = 0, np.zeros(len(grid))
     high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
-    for draws in _in_large_parts(parts):
+    for draws in in_large_parts(parts):
         num_samples += draws.loss.size
         # All of them are looked at once, so that a loss or weight that is no number is not passed over.
         hockey_stick.weighted_terms(draws, chosen.direction, grid[0], profile)
@@ -83,7 +83,7 @@ def bands(
     return np.stack([np.minimum(lower, upper), np.clip(totals / num_samples, lower, upper), upper])
 
 
-def _in_large_parts(parts) -> Iterator[Draws]:
+def in_large_parts(parts) -> Iterator[Draws]:
     """The same draws, many at a time: what is done with them at every epsilon is quick for each draw."""
     waiting: list[Draws] = []
     for draws in parts:

@@ -6,12 +6,14 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.estimates import interval
-from jaxacct.estimates.estimate import best_proposal, composition_of, draw_samples
+from jaxacct.estimates.estimate import EXTRAPOLATED, best_proposal, composition_of, draw_samples, sees_nothing
+from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
+from jaxacct.proposals.extrapolation import supports
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import hockey_stick
@@ -60,8 +62,10 @@ def privacy_profile(
     5). They are
     confidence bounds on delta, not a plan: `calibrate` books its failure probability in delta.
 
-    The remove direction uses replicas and resolves small deltas; the add direction is drawn plainly, so its
-    upper band ends near 10 / num_samples until it is exactly zero.
+    The remove direction uses replicas and resolves small deltas. The add direction is drawn plainly, until it
+    is exactly zero; where that sees nothing, as many draws again bound it from two common events, where the
+    mechanism has one Gaussian without participation (`proposals.extrapolation.supports`). Elsewhere its upper
+    band ends near 10 / num_samples.
 
     Args:
       epsilons: at least one, each at least 0, ascending.
@@ -100,7 +104,16 @@ def privacy_profile(
         names[direction] = chosen.name
         bounded = bounded or chosen.of_a_bound
         parts = draw_samples(chosen, key, num_samples, progress)
-        found[direction] = _bands(chosen, grid, q, parts, other, composed)
+        share = q / 2 if direction == Direction.ADD and supports(mechanism) else q
+        found[direction] = _bands(chosen, grid, share, parts, other, composed)
+    wide = sees_nothing(found[Direction.REMOVE], found[Direction.ADD])
+    if wide.any():
+        upper = found[Direction.ADD][2]
+        most = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
+        names[Direction.ADD] += f", {EXTRAPOLATED}" if (most < upper[wide]).any() else ""
+        upper[wide] = np.minimum(upper[wide], most)
+        # It falls with epsilon, and so does what bounds it.
+        found[Direction.ADD] = np.minimum(found[Direction.ADD], np.minimum.accumulate(upper))
     if bounded:
         # Losses are bounds themselves there: nothing is known from below (proofs/non_banded.md).
         for bands in found.values():

@@ -1,0 +1,78 @@
+"""Upper bounds on the add direction where draws of it see nothing: by the line through two common events.
+
+Estimates and verification share the theorem and the laws (`jaxacct.proposals.extrapolation`,
+proofs/add_direction.md, section 4).
+"""
+
+import numpy as np
+
+from jaxacct.estimates.interval import in_large_parts
+from jaxacct.kernels import randomness
+from jaxacct.kernels.randomness import BLOCK_SIZE, Stream
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.progress import Progress
+from jaxacct.proposals import sampling
+from jaxacct.proposals.extrapolation import (
+    Extrapolation,
+    at_distances,
+    margin_of_line,
+    plan_extrapolation,
+    supports,
+)
+from jaxacct.statistics import bounds
+from jaxacct.statistics.composed import Composed
+
+_MANY = 5  # points, from which on two pairs of distances are used
+
+
+def line_bounds(
+    mechanism: Mechanism,
+    epsilons: np.ndarray,
+    num_samples: int,
+    q: float,
+    key,
+    composed: Composed | None = None,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """(points,) float64: at least H(Q, P) at each of `epsilons`; 1 where no line is known.
+
+    Each is wrong with probability q at most: the draws serve all points, each with confidence bounds of its
+    own. The distances are chosen for one of the first points, which need the most, and where there are many
+    for the middle one too, from draws of another stream.
+
+    Args:
+      epsilons: natural logs, ascending, none at which H(Q, P) is exactly zero.
+      num_samples: of all laws together, rounded up to whole blocks.
+      key: of the estimate; streams of their own are taken from it.
+    """
+    best = np.ones(len(epsilons))
+    if not supports(mechanism):
+        return best
+    anchors = [len(epsilons) // 8] if len(epsilons) < _MANY else [len(epsilons) // 8, len(epsilons) // 2]
+    blocks = max(1, num_samples // (2 * len(anchors) * BLOCK_SIZE))
+    for anchor in anchors:
+        pilot = randomness.stream_key(key, Stream.EXTRAPOLATION_PILOT)
+        planned = plan_extrapolation(mechanism, float(epsilons[anchor]), pilot, composed, blocks * BLOCK_SIZE)
+        if planned is not None:
+            distances = planned.near_distance, planned.far_distance
+            lines = [at_distances(mechanism, float(epsilon), *distances, composed) for epsilon in epsilons]
+            best = np.minimum(best, _bounds(lines, blocks, q / len(anchors), key, progress))
+    return best
+
+
+def _bounds(lines: list[Extrapolation], blocks: int, q: float, key, progress: Progress | None) -> np.ndarray:
+    """The bounds of lines of the same two laws, which are drawn once."""
+    first = lines[0]
+    margin = margin_of_line(first)
+    stream = randomness.stream_key(key, Stream.EXTRAPOLATION)
+    counts = np.zeros((2, len(lines), len(bounds.TERM_EDGES)), np.int64)
+    for law, (drawn_from, rounded) in enumerate(((first.near, margin), (first.far, -margin))):
+        parts = sampling.draw_in_batches(drawn_from, randomness.stream_key(stream, law), 0, blocks)
+        for draws in in_large_parts(parts):
+            for i, line in enumerate(lines):
+                counts[law, i] += bounds.bin_terms(line.terms(draws, rounded))
+            if progress:
+                progress("estimate add (extrapolated)", int(counts[:, 0].sum()), 2 * blocks * BLOCK_SIZE)
+    near = [bounds.upper_confidence_bound(one, q / 2) for one in counts[0]]
+    far = [bounds.lower_confidence_bound(one, q / 2) for one in counts[1]]
+    return np.array([min(1.0, line.bound(a, b)) for line, a, b in zip(lines, near, far, strict=True)])
