@@ -125,9 +125,9 @@ class RunFolder:
             write_atomically(run, json.dumps(described, indent=1) + "\n")
             write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
             return key
-        # Before there were other kinds of clipping, runs did not say theirs.
+        # Before there was another kind of clipping, runs did not say theirs.
         self._compare(
-            {"clipping": "per_example", "clip_groups": None} | read_json(run, "run"), described, elastic
+            {"clipping": "per_example"} | read_json(run, "run"), described, elastic
         )
         kept = read_json(secret, "secret")
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):

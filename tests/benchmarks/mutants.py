@@ -34,6 +34,7 @@ RUN, LINE = "jaxacct/verification/run.py", "jaxacct/proposals/extrapolation.py"
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
 LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
+GROUPS = "tests/training/test_groups.py"
 CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
 DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
 INTERPOLATION = "tests/tradeoff/test_interpolation.py"
@@ -420,6 +421,13 @@ MUTANTS = [
         "scale = most / each",
         CLIPPING,
     ),
+    # Clipping by group.
+    Mutant("train/groups.py", "math.floor(share * 4**grid.bits)", "4**grid.bits", GROUPS),
+    Mutant("train/groups.py", "math.floor(share *", "math.ceil(share *", GROUPS),
+    Mutant("train/groups.py", " or sum(exact) > 1", "", GROUPS),
+    Mutant("train/clipping.py", "<= float(limit)", "<= 4.0**grid.bits", GROUPS),
+    Mutant("train/clipping.py", "kept &= sum(", "kept = sum(", GROUPS),
+    Mutant("train/ghost.py", "weights[at]", "weights[0]", f"{GROUPS} {GHOST}"),
     # Clipping without gradients of examples.
     Mutant("train/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
     Mutant("train/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
@@ -443,18 +451,9 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
-    Mutant(
-        "train/run_folder.py",
-        '{"clipping": "per_example", "clip_groups": None} | read_json',
-        "read_json",
-        GHOST,
-    ),
-    Mutant(
-        "train/loop.py",
-        '{} if clipping is None else {"clipping": clipping, "clip_groups": clip_groups}',
-        "{}",
-        GHOST,
-    ),
+    Mutant("train/run_folder.py", '{"clipping": "per_example"} | read_json', "read_json", GHOST),
+    Mutant("train/loop.py", '{"clipping": clipping, ', "{", GHOST),
+    Mutant("train/loop.py", ', "clip_groups": clip_groups}', "}", GROUPS),
     Mutant(
         "train/normals.py",
         "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",

@@ -1,6 +1,6 @@
 """What a private step costs, as ratios in one run; sampler steps a second; noise by bands.
 
-PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [samplers] [noises]
+PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [groups] [samplers] [noises]
 """
 
 import itertools
@@ -16,10 +16,13 @@ from flax import nnx
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
 from train import noise
+from train.__main__ import accuracy
 from train.clipping import clipped_gradient_sum
 from train.data import load
+from train.loop import fit
+from train.lora import poisson_plan
 from train.models import SmallCNN, Transformer, add_lora, cross_entropy, next_token
-from train.optimizers import privatize
+from train.optimizers import OPTIMIZERS, privatize
 from train.sampler import Sampler
 from train.step import CLIPPINGS, make_step, nnx_loss
 
@@ -213,6 +216,34 @@ def clippings() -> None:
         print(f"| {name} | {taken['plain']:.1f} | {' | '.join(shown)} |", flush=True)
 
 
+class Bright(SmallCNN):
+    """Of pixels as digits have them, 0 to 16: gradients of the first layer are the longest by far."""
+
+    def __call__(self, x):
+        return super().__call__(16 * x)
+
+
+def groups() -> None:
+    """Digits with one clip norm and with one a layer, same plan: the best learning rate of each, 3 seeds."""
+    split = load("digits")
+    rows, steps = split.train, 200
+    plan = poisson_plan(len(rows), 72, steps, 4.0, 1e-5)
+    for kind, by in itertools.product((SmallCNN, Bright), (None, "layer")):
+        found = {}
+        for rate in (0.0625, 0.125, 0.25):
+            accuracies = []
+            for seed in range(3):
+                model = kind(rows.shape, split.num_classes, nnx.Rngs(seed))
+                options = dict(clip_groups=by, verify=False, progress=False, clipping="ghost")
+                trained = fit(plan, model, cross_entropy, rows, OPTIMIZERS["sgd"](rate, steps), **options)
+                accuracies.append(accuracy(model, split.test)(trained.params)["accuracy"])
+            found[rate] = accuracies
+        rate, best = max(found.items(), key=lambda item: np.mean(item[1]))
+        means = ", ".join(f"{np.mean(each):.3f}" for each in found.values())
+        spread = f"{np.mean(best):.3f} ({min(best):.3f} to {max(best):.3f})"
+        print(f"| {kind.__name__} | {by} | {rate:g} | {spread} | {means} |", flush=True)
+
+
 def samplers() -> None:
     sizes = dict(dataset_size=14_745_600, batch_size=1793, iterations=7200)
     for scheme in (BMinSep.from_batch_size(**sizes, min_separation=256), Poisson.from_batch_size(**sizes)):
@@ -246,8 +277,8 @@ def noises() -> None:
         )
 
 
+PARTS = {part.__name__: part for part in (steps, kinds, clippings, samplers, noises, groups)}
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ("steps", "kinds", "clippings", "samplers", "noises"):
-        {"steps": steps, "kinds": kinds, "clippings": clippings, "samplers": samplers, "noises": noises}[
-            name
-        ]()
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
