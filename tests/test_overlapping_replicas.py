@@ -21,11 +21,14 @@ from jaxacct import (
 from jaxacct.proposals import overlaps
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.replicas import _module, log_normalizer, most_replicas, replica_proposal
+from jaxacct.schemes.replicas import aged
+from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.verification.run import verify
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import chi_square_p_value
+from tests.test_draw_errors import cells
 from tests.test_proposals import draw
 
 FALSE_ALARM = 1e-6
@@ -59,13 +62,43 @@ def tuples_of(scheme, column, m: int):
     which = np.array(list(itertools.product(range(len(x)), repeat=m)))
     together, first = x[which].sum(axis=1), x[which[:, 0]]
     pulls = x @ near @ x.T
-    log_weight = np.log(p)[which].sum(axis=1) + lift * together.sum(axis=1)
+    lifted = lift * together.sum(axis=1)
+    if b_min_sep_replicas._by_age(Mechanism(scheme, strategy, SIGMA), m) and scheme.name == "b-min-sep":
+        lifted = np.array([lifts_by_age(*x[pair], gram[0], b) for pair in which])
+    log_weight = np.log(p)[which].sum(axis=1) + lifted
     for i, j in itertools.combinations(range(m), 2):
         log_weight += pulls[which[:, i], which[:, j]]
     log_z = float(np.logaddexp.reduce(log_weight))
     shared = (np.einsum("ti,ij,tj->t", v, far, v) / 2 for v in (together, first))
-    factor = next(shared) - next(shared) - lift * together.sum(axis=1)
+    factor = next(shared) - next(shared) - lifted
     return together, first, np.exp(log_weight - log_z), log_z, factor, c
+
+
+def lifts_by_age(one, two, shared, b: int) -> float:
+    """At least what all pairs b steps apart or more share, as the page books it: by the ages up to 2 b."""
+    n, oldest = len(one), min(len(one), 2 * b)
+    at_most = [max(shared[d:], default=0.0) for d in range(4 * n)]
+    total = 0.0
+    for t in range(n):
+        joining = one[t] + two[t]
+        for x in (one, two):
+            before = np.flatnonzero(x[:t])
+            if joining and before.size:
+                age = min(t - before[-1], oldest)
+                earlier = sum(at_most[age + k * b] for k in range(1, n + 1))
+                total += joining * (earlier + (at_most[age] if age >= b else 0.0))
+    return float(total)
+
+
+@pytest.fixture(autouse=True)
+def ages_up_to_two_separations(monkeypatch):
+    """So that some are older than what is told apart."""
+    monkeypatch.setattr(aged, "_LONG_AGE", 1)
+    yield
+    b_min_sep_replicas.log_normalizer.cache_clear()
+    b_min_sep_replicas.tables.cache_clear()
+    aged._backward.cache_clear()
+    aged.tables.cache_clear()
 
 
 def orders(scheme, column) -> list[int]:
@@ -79,7 +112,7 @@ def test_the_density_and_the_weights_of_the_proof(scheme, column):
     strategy = Toeplitz(column)
     for m in orders(scheme, column):
         together, _, chance, log_z, factor, c = tuples_of(scheme, column, m)
-        assert log_normalizer(Mechanism(scheme, strategy, SIGMA), m) == pytest.approx(log_z, rel=1e-12)
+        assert log_normalizer(Mechanism(scheme, strategy, SIGMA), m) == pytest.approx(log_z, rel=1e-8)
         assert factor.max() <= 1e-9
         outputs = np.random.default_rng(0).normal(size=(30, len(c))) * 1.5 + 0.3
         means = together @ c.T
@@ -109,32 +142,33 @@ def test_a_smaller_lift_would_be_wrong(scheme):
     assert factor.max() <= 1e-9 and first.shape == together.shape
 
 
-_FAST = {0, 4}
+# Two by their ages and three of cyclic Poisson; the others are programs of their own.
+_FAST = {(0, 2), (4, 3)}
+DRAWN = [
+    pytest.param(*setting, m, marks=() if (i, m) in _FAST else pytest.mark.slow)
+    for i, setting in enumerate(SETTINGS)
+    for m in orders(*setting)
+]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "column"),
-    [pytest.param(*s, marks=() if i in _FAST else pytest.mark.slow) for i, s in enumerate(SETTINGS)],
-    ids=str,
-)
-def test_drawn_counts_of_all_and_of_one(scheme, column, key):
+@pytest.mark.parametrize(("scheme", "column", "m"), DRAWN, ids=str)
+def test_drawn_counts_of_all_and_of_one(scheme, column, m, key):
     """Chi-square over all pairs of vectors; another pairing of the same draws has pairs that cannot be."""
     mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
-    m = orders(scheme, column)[-1]
     together, first, chance, *_ = tuples_of(scheme, column, m)
     law: dict[tuple[int, ...], float] = {}
     for pair, weight in zip(np.hstack([together, first]).astype(int).tolist(), chance, strict=True):
         law[tuple(pair)] = law.get(tuple(pair), 0.0) + weight
     module = _module(mechanism)
     draw_with_one = jax.jit(module.draw_with_one, static_argnums=(1, 3))
-    drawn = np.hstack(draw_with_one(key, scheme, module.tables(mechanism, m), 40_000))
+    drawn = np.hstack(draw_with_one(key, scheme, module.tables(mechanism, m), 40_000)[:2])
     assert chi_square_p_value(drawn, law) > FALSE_ALARM
     n = scheme.iterations
     mixed = np.hstack([drawn[:, :n], np.roll(drawn[:, n:], 1, axis=0)])
     assert len(law) == 1 or not {tuple(pair) for pair in mixed.astype(int).tolist()} <= set(law)
 
 
-@pytest.mark.parametrize("scheme", [BMinSep(7, 2, 0.3), MultiAttribution(200, 16, 0.3, 2)], ids=str)
+@pytest.mark.parametrize("scheme", [MultiAttribution(200, 16, 0.3, 2)], ids=str)
 def test_the_factor_is_computed_from_above(scheme):
     n, strategy = scheme.iterations, BufferedToeplitz((0.95, 0.6), (0.3, 0.2), scheme.iterations)
     mechanism = Mechanism(scheme, strategy, SIGMA)
@@ -142,7 +176,7 @@ def test_the_factor_is_computed_from_above(scheme):
     alone, other = (generator.random((200, n)) < 0.1 for _ in range(2))
     together, alone = (alone + 1.0 * other).astype(np.float32), alone.astype(np.float32)
     arrays = overlaps.overlap_arrays(mechanism, 2)
-    found = np.asarray(overlaps.log_factor(scheme, strategy, arrays, together, alone), float)
+    found = np.asarray(overlaps.log_factor(scheme, strategy, arrays, together, alone, together.sum(1)), float)
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     far = np.where(apart >= scheme.min_separation, strategy.column_products(n)[apart], 0.0) / SIGMA**2
     shared = [np.einsum("ti,ij,tj->t", v.astype(float), far, v) / 2 for v in (together, alone)]
@@ -152,6 +186,7 @@ def test_the_factor_is_computed_from_above(scheme):
     assert (found <= np.minimum(exact, 0.0) + 2e-4 * together.sum(axis=1) + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_the_same_divergence_as_plain_draws_with_bounded_terms(key):
     """Both have the mean `E_P (1 - alpha / f+)_+`; false alarm 1e-6 in all."""
     mechanism, epsilon, found = Mechanism(BMinSep(6, 2, 0.3), Toeplitz(TAIL), 2.5), 0.3, []
@@ -184,3 +219,82 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
             patch.setattr(module, "log_lift", lambda mechanism, m: 0.0)
         assert accepted(0.95 * exact)
     assert not accepted(0.95 * exact)
+
+
+# --- Two replicas by their ages ---
+
+
+def law_by_age(scheme, arrays) -> dict:
+    """{(vectors of both): (probability, lifts)} of what `draw_with_one` draws, in float64 from its tables."""
+    b, after = scheme.min_separation, np.asarray(arrays["after"])
+    tables = {
+        name: np.asarray(arrays[name], np.float64)
+        for name in ("alone", "together", "stays", "ahead", "lifts")
+    }
+    one, two = (cells(part) for part in arrays["starts"])
+    none = len(after) - b
+    now = {((none + i, none + j), ((), ())): (one[i] * two[i, j], 0.0) for i in range(b) for j in range(b)}
+    for step in range(scheme.iterations):
+        ahead, later = tables["ahead"][step], {}
+        for ((c, d), past), (chance, lifts) in now.items():
+            weights = {
+                (1, 1): tables["together"][c, d] * ahead[0, 0],
+                (1, 0): tables["alone"][c, d] * ahead[0, after[d]],
+                (0, 1): tables["alone"][d, c] * ahead[after[c], 0],
+                (0, 0): tables["stays"][c, d] * ahead[after[c], after[d]],
+            }
+            for joins, weight in weights.items():
+                if weight > 0:
+                    codes = tuple(
+                        0 if join else int(after[code]) for join, code in zip(joins, (c, d), strict=True)
+                    )
+                    key = codes, tuple((*x, join) for x, join in zip(past, joins, strict=True))
+                    before = later.get(key, (0.0, 0.0))[0]
+                    paid = lifts + sum(joins) * (tables["lifts"][c] + tables["lifts"][d])
+                    later[key] = before + chance * weight / sum(weights.values()), paid
+        now = later
+    found: dict = {}
+    for (_, past), (chance, lifts) in now.items():
+        found[past] = found.get(past, (0.0, 0.0))[0] + chance, lifts
+    return found
+
+
+@pytest.mark.parametrize(
+    "scheme", [BMinSep(5, 2, 0.3), BMinSep(6, 3, 0.1, False), BMinSep(4, 2, 0.01)], ids=str
+)
+def test_ages_draw_what_they_declare(scheme):
+    """Every pair of vectors within the declared errors, lifts from below; a table 1 % off is noticed."""
+    strategy = Toeplitz(TAIL)
+    mechanism = Mechanism(scheme, strategy, SIGMA)
+    module = _module(mechanism)
+    relative, variation = module.errors(mechanism, 2)
+    assert 0 < relative < 1e-3 and 0 < variation < 1e-6
+    together, first, chance, *_ = tuples_of(scheme, TAIL, 2)
+    exact = {
+        (tuple(x), tuple(s - x)): p
+        for s, x, p in zip(together.astype(int), first.astype(int), chance, strict=True)
+    }
+    arrays = module.tables(mechanism, 2)
+
+    def excess(arrays):
+        drawn = law_by_age(scheme, arrays)
+        apart = ((drawn.get(pair, (0.0,))[0], exact.get(pair, 0.0)) for pair in drawn | exact)
+        return sum(max(0.0, abs(one - other) - relative * other) for one, other in apart) / 2
+
+    assert excess(arrays) <= variation + 1e-14
+    for name in ("alone", "together"):
+        assert excess(arrays | {name: 0.99 * arrays[name]}) > 10 * variation
+    gram = strategy.column_products(scheme.iterations) / SIGMA**2
+    lift = float(overlaps.overlap_arrays(mechanism, 2)["lift"])
+    for (one, two), (_, lifts) in law_by_age(scheme, arrays).items():
+        booked = lifts_by_age(np.array(one), np.array(two), gram, scheme.min_separation)
+        assert booked * (1 - 1e-4) - 1e-9 <= lift * lifts <= booked * (1 + 1e-6) + 1e-9
+
+
+def test_ages_make_the_scale_smaller():
+    scheme = BMinSep.from_batch_size(dataset_size=1000, batch_size=20, iterations=120, min_separation=16)
+    strategy = BufferedToeplitz.optimal(iterations=120, buffers=2, min_separation=16, participations=8)
+    mechanism = Mechanism(scheme, strategy, 0.8)
+    lifted, _ = b_min_sep_replicas._backward(mechanism, 2, False)
+    assert 0 < log_normalizer(mechanism, 2) < lifted / 2
+    assert aged.longest_age(Mechanism(BMinSep(7200, 256, 0.01), Toeplitz((1.0, *[0.01] * 300)), 1.0)) == 0

@@ -40,17 +40,18 @@ def overlap_variation(mechanism, m: int) -> float:
     return m * mechanism.scheme.max_participations * m**2 * 2.0**-31
 
 
-def log_factor(scheme, strategy, arrays: dict, together, alone):
+def log_factor(scheme, strategy, arrays: dict, together, alone, lifts):
     """ln of the factor, (num_samples,) float32, above what it is exactly and at most 0.
 
     Args:
       arrays: `overlap_arrays`.
       together: (num_samples, iterations) float32, the sum of the replicas' counts.
       alone: the counts of one of them.
+      lifts: (num_samples,) float32, how many the tables gave, rounded down.
     """
     far, off = _far(scheme, strategy, together)
     own, own_off = _far(scheme, strategy, alone)
-    lifted = arrays["lift"] * together.sum(axis=1)
+    lifted = arrays["lift"] * lifts
     known = (far + off - jnp.maximum(own - own_off, 0.0)) * arrays["precision"]
     # Neither of the two exceeds what is lifted, so roundings here are few of that.
     return jnp.minimum(known - lifted * (1 - 16 * _UNIT), 0.0)

@@ -193,11 +193,11 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
         drawn = {}
 
         def draw_counts(counts_key, size):
-            drawn["all"], drawn["one"] = module.draw_with_one(counts_key, scheme, tables["arrays"], size)
-            return drawn["all"]
+            drawn["counts"] = module.draw_with_one(counts_key, scheme, tables["arrays"], size)
+            return drawn["counts"][0]
 
         loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts=draw_counts)
-        factor = log_factor(scheme, strategy, tables, drawn["all"], drawn["one"])
+        factor = log_factor(scheme, strategy, tables, *drawn["counts"])
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss + factor.astype(dtype))
 
     return draw_block

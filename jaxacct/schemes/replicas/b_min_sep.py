@@ -26,7 +26,15 @@ from jaxacct.kernels.loops import any_left
 from jaxacct.kernels.randomness import exponential_64, uniform_64
 from jaxacct.schemes.base import counts_at
 from jaxacct.schemes.poisson import log_probabilities
-from jaxacct.schemes.replicas.base import Attracting, log_lift
+from jaxacct.schemes.replicas import aged
+from jaxacct.schemes.replicas.base import (
+    Attracting,
+    draw_index,
+    log_lift,
+    start_law,
+    stationary_bars,
+    thresholds_of,
+)
 
 # Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
 MAX_TABLE_BYTES = 2.5e9
@@ -65,6 +73,8 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     against a uniform that is as fine near 0, so the hazard of a step is off by some roundings of itself, and
     the chance of none by that over 1 - p. The m starts have thresholds of 2^-32 steps.
     """
+    if _by_age(mechanism, m):
+        return aged.errors(mechanism)
     scheme = mechanism.scheme
     p, walks = scheme.sampling_probability, scheme.iterations + 2 * scheme.max_participations
     if (lift := log_lift(mechanism, m)) > 0:
@@ -76,16 +86,27 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 @functools.lru_cache(maxsize=256)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_m, float64; inf where it overflows."""
+    if _by_age(mechanism, m):
+        return aged.log_normalizer(mechanism)
     return _backward(mechanism, m, with_hazards=False)[0]
 
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
-    """The arrays that `draw_counts` needs."""
+    """The arrays that `draw_counts` needs, or `draw_with_one` alone where ages are told apart."""
+    if _by_age(mechanism, m):
+        return aged.tables(mechanism)
     arrays = _backward(mechanism, m, with_hazards=True)[1]
     if arrays is None:
         raise OverflowError(f"the tables of {m} replicas overflow")
     return arrays
+
+
+def _by_age(mechanism: Attracting, m: int) -> bool:
+    """Whether tables are those of `aged`: of two replicas that share rows however far apart they are."""
+    if m != 2 or mechanism.scheme.sampling_probability == 1:
+        return False
+    return log_lift(mechanism, m) > 0 and aged.longest_age(mechanism) > 0
 
 
 def _warm(scheme) -> bool:
@@ -348,30 +369,7 @@ def _starts(n: int, b: int, m: int, scheme, virtual, with_thresholds: bool):
 @functools.lru_cache(maxsize=4)
 def _start_states(b: int, m: int, p: float):
     """`start_states`, the same for every noise multiplier."""
-    return start_states(b, m, _stationary_bars(b, p))
-
-
-def start_law(scheme) -> np.ndarray:
-    """(b,) float64: the stationary probabilities of being barred for 0..b-1 more steps."""
-    return _stationary_bars(scheme.min_separation, scheme.sampling_probability)
-
-
-def _stationary_bars(b: int, p: float) -> np.ndarray:
-    weights = np.full(b, p)
-    weights[0] = 1.0
-    return weights / (1 + (b - 1) * p)
-
-
-def thresholds_of(law: np.ndarray):
-    """uint32 `t` with index = number of `t` at or below 32 random bits; the last one is never reached."""
-    cumulative = np.cumsum(law, axis=-1)[..., :-1]
-    return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
-
-
-def draw_index(key, thresholds, num: int):
-    """(num,) int32 indices, one for each row of `thresholds` (or all from its only row)."""
-    bits = threefry.bits_32(key, (num, 1))
-    return jnp.sum(bits >= thresholds, axis=-1).astype(jnp.int32)
+    return start_states(b, m, stationary_bars(b, p))
 
 
 def _draw_starts(key, arrays, b: int, m: int, num: int):
@@ -399,12 +397,14 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
+    """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
+    if "ahead" in arrays:
+        return aged.draw_with_one(key, scheme, arrays, num_samples)
     walk_key, choice_key = threefry.split(key)
     positions, counts = draw_positions(walk_key, scheme, arrays, num_samples)
     mine = shares_of_one(choice_key, positions, counts, len(arrays["hazards"]), scheme.min_separation)
     n = scheme.iterations
-    return counts_at(positions, counts, n), counts_at(positions, mine, n)
+    return counts_at(positions, counts, n), counts_at(positions, mine, n), counts.sum(axis=1)
 
 
 def shares_of_one(key, positions, counts, m: int, b: int):

@@ -108,7 +108,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
+    """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     n, b = scheme.iterations, scheme.min_separation
     phases: list = []
     for k, thresholds in enumerate(arrays):
@@ -116,4 +116,4 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         phases.append(draw_index(threefry.fold_in(key, k), rows, num_samples))
     turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases])
     all_of_them, one = (jnp.tile(part, (1, -(-n // b)))[:, :n] for part in (turns.sum(axis=0), turns[0]))
-    return all_of_them, one
+    return all_of_them, one, all_of_them.sum(axis=1)

@@ -6,7 +6,8 @@
 * `table_samples(mechanism, m)`: how many samples are drawn in the time that the tables take, about;
 * `errors(mechanism, m)`: (relative, total variation) errors of the drawn law;
 * `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32;
-* `draw_with_one(key, scheme, arrays, num_samples)`: the same with one of the m vectors.
+* `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and how many lifts the
+  tables gave, (num_samples,) float32, rounded down.
 
 Where C has more bands than the minimum separation, participations that far apart or farther do not attract by
 what they share but by `log_lift`, which is at least that (proofs/non_banded.md): `log_normalizer` is then
@@ -15,7 +16,10 @@ at least ln Z_m.
 
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
+
+from jaxacct.kernels import threefry
 
 
 class Attracting(Protocol):
@@ -38,3 +42,27 @@ def log_lift(mechanism: Attracting, m: int) -> float:
     scheme = mechanism.scheme
     kappa = mechanism.strategy.cross_terms(scheme.iterations, scheme.min_separation)
     return m * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2
+
+
+def start_law(scheme) -> np.ndarray:
+    """(b,) float64: the stationary probabilities of being barred for 0..b-1 more steps."""
+    return stationary_bars(scheme.min_separation, scheme.sampling_probability)
+
+
+def stationary_bars(b: int, p: float) -> np.ndarray:
+    """`start_law` of a separation and a sampling probability."""
+    weights = np.full(b, p)
+    weights[0] = 1.0
+    return weights / (1 + (b - 1) * p)
+
+
+def thresholds_of(law: np.ndarray):
+    """uint32 `t` with index = number of `t` at or below 32 random bits; the last one is never reached."""
+    cumulative = np.cumsum(law, axis=-1)[..., :-1]
+    return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
+
+
+def draw_index(key, thresholds, num: int):
+    """(num,) int32 indices, one for each row of `thresholds` (or all from its only row)."""
+    bits = threefry.bits_32(key, (num, 1))
+    return jnp.sum(bits >= thresholds, axis=-1).astype(jnp.int32)

@@ -155,7 +155,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
+    """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     if "starts" in arrays:
         return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
     b, n = scheme.min_separation, scheme.iterations
@@ -192,4 +192,4 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     counts, alone = (
         nowhere.at[rows, position].add(part, mode="drop") for part in (values, jnp.where(mine, values, 0.0))
     )
-    return counts, alone
+    return counts, alone, counts.sum(axis=1)

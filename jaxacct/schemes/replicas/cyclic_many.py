@@ -125,7 +125,7 @@ def _totals(mechanism: Attracting, m: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(sums of m participation vectors, one of these), (num_samples, iterations) float32 both."""
+    """(sums of m participation vectors, one of these, lifts given), float32; see `replicas.base`."""
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["starts"])
     phase_key, chain_key = threefry.split(key)
     drawn: list = []
@@ -151,7 +151,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     together, alone = (
         nowhere.at[columns, positions].add(part, mode="drop") for part in (values, jnp.where(mine, values, 0))
     )
-    return together, alone
+    return together, alone, together.sum(axis=1)
 
 
 def _take_probabilities(scheme, arrays, phases, positions):

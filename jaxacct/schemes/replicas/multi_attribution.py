@@ -142,7 +142,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the counts of one of the two), float32 both."""
+    """(`draw_counts`, the counts of one of the two, lifts given), float32."""
     n, b, k = scheme.iterations, scheme.min_separation, scheme.examples_per_user
     first_key, second_key, walk_key = threefry.split(key, 3)
     bars = jnp.zeros((2, num_samples), jnp.int32)
@@ -173,4 +173,4 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
 
     _, joined = jax.lax.scan(step, (bars, jnp.zeros_like(bars)), steps)
     together, alone = (part.T.astype(jnp.float32) for part in joined)
-    return together, alone
+    return together, alone, together.sum(axis=1)

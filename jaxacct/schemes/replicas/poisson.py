@@ -65,9 +65,9 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the m replicas), float32 both."""
+    """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     counts_key, one_key = threefry.split(key)
     counts = draw_counts(counts_key, scheme, arrays, num_samples)
     # Of k at a step each is among them with probability k / m.
     place = threefry.integers(one_key, counts.shape, arrays["tail"].shape[0])
-    return counts, (place < counts).astype(jnp.float32)
+    return counts, (place < counts).astype(jnp.float32), counts.sum(axis=1)

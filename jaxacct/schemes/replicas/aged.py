@@ -1,0 +1,204 @@
+"""Two replicas of b-min-sep whose participations share rows however far apart they are.
+
+Where C has more bands than the separation b, the tables of `b_min_sep` know what pairs less than b steps
+apart share, and give every participation one lift for all others, as large as if those were b, 2 b, .. steps
+away. Here a state has both replicas' ages, the steps since each last took part, up to G > b. So what a
+participation shares with the last one of each replica is known up to there, and the lift for what was before
+follows from the age: earlier ones are b, 2 b, .. steps before the last (proofs/non_banded.md, "Ages").
+
+A replica has a *code*: age - 1 for 1..G steps, the last of them standing for longer ones too; G for one that
+never took part; G + s for one that a virtual history bars for s more steps (warm start: it shares nothing).
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import threefry
+from jaxacct.kernels.randomness import uniform_64
+from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.schemes.replicas.base import Attracting, draw_index, log_lift, start_law, thresholds_of
+
+_MOST_NUMBERS = 4.0e7  # of a table: steps and pairs of codes
+_LONG_AGE = 128  # ages of so many steps are told apart, or of 2 b
+_UNIT = 2.0**-24
+
+
+def longest_age(mechanism: Attracting) -> int:
+    """G, the age beyond which ages are not told apart; 0 where the tables would be too large."""
+    n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
+    age = min(n, max(2 * b, _LONG_AGE), math.isqrt(int(_MOST_NUMBERS / n)) - b)
+    return age if age >= b + b // 4 else 0
+
+
+class _Codes(NamedTuple):
+    """Of every code, (codes,): what is after it, whether it may take part, and ln of its factors.
+
+    Attributes:
+      near: what a participation shares with that of the age, over sigma^2, if that is below b.
+      far: at least what it shares with all earlier ones, b steps away or more.
+    """
+
+    after: np.ndarray
+    free: np.ndarray
+    near: np.ndarray
+    far: np.ndarray
+
+
+def _codes(mechanism: Attracting) -> _Codes:
+    n, b, oldest = mechanism.scheme.iterations, mechanism.scheme.min_separation, longest_age(mechanism)
+    shared = mechanism.strategy.column_products(n) / mechanism.noise_multiplier**2
+    # Some are made by a Fourier transform: raised by more than its error.
+    at_most = np.maximum.accumulate((np.maximum(shared, 0.0) * (1 + 1e-9) + 1e-12)[::-1])[::-1]
+    at_most = np.append(at_most, np.zeros(oldest + b))
+    earlier = at_most.copy()  # sums over d, d + b, ..
+    for d in range(n - 1, -1, -1):
+        earlier[d] += earlier[d + b]
+    ages, none = np.arange(1, oldest + 1), np.zeros(b)
+    near = np.where(ages < b, np.append(shared, np.zeros(oldest))[ages], 0.0)
+    far = np.where(ages < b, 0.0, at_most[ages]) + earlier[ages + b]
+    far[-1] = earlier[oldest]
+    after = np.concatenate([np.minimum(ages, oldest - 1), [oldest], oldest + np.arange(b - 1)])
+    free = np.concatenate([ages >= b, np.arange(b) == 0])
+    return _Codes(after, free, np.concatenate([near, none]), np.concatenate([far, none]))
+
+
+def errors(mechanism: Attracting) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that `draw_with_one` draws from.
+
+    A float32 uniform, as fine near 0, is compared with sums of three float32 weights, each within a dozen
+    roundings. A share is off by those of the sum that it ends, over itself; the largest such ratios of all
+    states are counted. The two starts have thresholds of 2^-32.
+    """
+    scheme, odds = mechanism.scheme, _backward(mechanism).odds
+    n, most = scheme.iterations, 2 * scheme.max_participations
+    relative = 16 * _UNIT * (n * odds[0] + most * (2 + odds[1] * (1 + odds[2]) + odds[2]))
+    return math.expm1(min(600.0, relative)), 2 * scheme.min_separation * 2.0**-32
+
+
+def log_normalizer(mechanism: Attracting) -> float:
+    """ln Z, float64, at least that of two replicas; inf where it overflows."""
+    return _backward(mechanism).log_z
+
+
+class _Weights(NamedTuple):
+    """Of what remains, backwards in time.
+
+    Attributes:
+      log_z: ln Z, inf on overflow.
+      odds: the largest of somebody taking part, of both against one, of one against the other.
+      starts: (b, b) the weight of both initial bars.
+      ahead: (n, codes, codes) float32 after each step, the largest 1 in each.
+    """
+
+    log_z: float
+    odds: tuple[float, float, float]
+    starts: np.ndarray
+    ahead: np.ndarray
+
+
+def _factors(mechanism: Attracting):
+    """(codes, factors of the first taking part alone, of both, of none), these (codes, codes) float64."""
+    p = mechanism.scheme.sampling_probability
+    q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
+    codes = _codes(mechanism)
+    pull = np.exp(codes.near + codes.far)
+    waits, joins = np.where(codes.free, q, 1.0), np.where(codes.free, p, 0.0) * pull
+    equal = np.exp(mechanism.strategy.column_products(1)[0] / mechanism.noise_multiplier**2)
+    both = np.outer(joins * pull, joins * pull) * equal
+    return codes, np.outer(joins, pull * waits), both, np.outer(waits, waits)
+
+
+@functools.lru_cache(maxsize=1)
+def _backward(mechanism: Attracting) -> _Weights:
+    scheme = mechanism.scheme
+    n, b = scheme.iterations, scheme.min_separation
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        codes, alone, together, stays = _factors(mechanism)
+        after, size = codes.after, len(codes.after)
+        inside = slice(b - 1, size - b + 1)  # codes of the free
+        weights, odds = np.ones((size, size)), np.zeros(3)
+        ahead, log_scale, narrow = np.empty((n, size, size), np.float32), 0.0, True
+        for i in range(n - 1, -1, -1):
+            largest = weights.max()
+            weights /= largest
+            log_scale += float(np.log(largest))
+            narrow &= bool(weights.min() > 1e-25)
+            ahead[i] = weights
+            only = alone * weights[0, after]
+            either, both = only + only.T, together * weights[0, 0]
+            some, stay = either + both, stays * weights[after][:, after]
+            weights = some + stay
+            one = only[inside, inside]
+            largest_odds = (
+                (some / stay).max(),
+                (both[inside, inside] / either[inside, inside]).max(),
+                (one / one.T).max(),
+            )
+            odds = np.maximum(odds, largest_odds)
+        law = start_law(scheme) if scheme.warm_start else np.eye(b)[0]
+        begin = size - b + np.arange(b)
+        starts = np.outer(law, law) * weights[np.ix_(begin, begin)]
+        log_z = float(np.log(starts.sum())) + log_scale
+    narrow &= bool(max(alone.max(), together.max()) < 1e25)
+    if not (math.isfinite(log_z) and np.isfinite(odds).all() and narrow):
+        return _Weights(math.inf, (math.inf,) * 3, starts, ahead)
+    return _Weights(log_z, (float(odds[0]), float(odds[1]), float(odds[2])), starts, ahead)
+
+
+@functools.lru_cache(maxsize=1)
+def tables(mechanism: Attracting) -> dict:
+    """The arrays that `draw_with_one` needs."""
+    found = _backward(mechanism)
+    if not math.isfinite(found.log_z):
+        raise OverflowError("the tables of two replicas overflow")
+    codes, *factors = _factors(mechanism)
+    rounded_down = 1 - (2 * mechanism.scheme.max_participations + 8) * _UNIT
+    lifts = codes.far / log_lift(mechanism, 2) * rounded_down
+    first = found.starts.sum(axis=1)
+    given = found.starts / np.where(first > 0, first, 1.0)[:, None]
+    return {
+        "starts": [thresholds_of(first / first.sum()), thresholds_of(given)],
+        "ahead": jnp.asarray(found.ahead),
+        "after": jnp.asarray(codes.after, jnp.int32),
+        "lifts": jnp.asarray(lifts, jnp.float32),
+    } | {
+        name: jnp.asarray(f, jnp.float32)
+        for name, f in zip(("alone", "together", "stays"), factors, strict=True)
+    }
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(sums of two participation vectors, one of them, lifts given), float32; see `replicas.base`."""
+    first_key, second_key, walk_key = threefry.split(key, 3)
+    bar = draw_index(first_key, arrays["starts"][0], num_samples)
+    other_bar = draw_index(second_key, arrays["starts"][1][bar], num_samples)
+    uniforms = uniform_64(walk_key, (scheme.iterations, num_samples))
+    none = arrays["after"].shape[0] - scheme.min_separation
+
+    def step(state, at):
+        one, two, lifts = state
+        i, u = at
+        later, later_of_two = arrays["after"][one], arrays["after"][two]
+        only = arrays["alone"][one, two] * arrays["ahead"][i, 0, later_of_two]
+        other = arrays["alone"][two, one] * arrays["ahead"][i, later, 0]
+        both = arrays["together"][one, two] * arrays["ahead"][i, 0, 0]
+        stay = arrays["stays"][one, two] * arrays["ahead"][i, later, later_of_two]
+        level = u * (both + only + other + stay)
+        # What is 0 never happens, whatever underflows.
+        joined = (level <= both) & (both > 0)
+        first = joined | ((level <= both + only) & (only > 0))
+        second = joined | (~first & (level <= both + only + other) & (other > 0))
+        number = first.astype(jnp.float32) + second
+        lifts = lifts + number * (arrays["lifts"][one] + arrays["lifts"][two])
+        one, two = jnp.where(first, 0, later), jnp.where(second, 0, later_of_two)
+        return (one, two, lifts), (number, first.astype(jnp.float32))
+
+    begun = none + bar, none + other_bar, jnp.zeros(num_samples, jnp.float32)
+    (_, _, lifts), drawn = jax.lax.scan(step, begun, (jnp.arange(scheme.iterations), uniforms))
+    together, alone = (part.T for part in drawn)
+    return together, alone, lifts
