@@ -23,7 +23,7 @@ from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.schemes.replicas.base import Attracting, draw_index, log_lift, start_law, thresholds_of
 
-_MOST_NUMBERS = 4.0e7  # of a table: steps and pairs of codes
+_MOST_NUMBERS = 1.2e8  # of the table: steps and pairs of codes, 4 bytes each
 _LONG_AGE = 128  # ages of so many steps are told apart, or of 2 b
 _UNIT = 2.0**-24
 
