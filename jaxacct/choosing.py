@@ -651,11 +651,13 @@ class _Estimates:
       mu: sensitivity per unit of noise of the Gaussian mechanism that just meets the target.
       order: m - 2 of the point on the line through s_2 and s_3, in units of s_3 - s_2.
       ratio: of the truth to s_2 for Poisson sampling, where s_3 would take too long.
+      third: s_3 over s_2 of Poisson sampling, near where others have theirs.
     """
 
     mu: float
     order: float
     ratio: float
+    third: float
 
     @classmethod
     def at(cls, poisson: Scheme, epsilon: float, delta: float, say: Callable[[str], None]) -> "_Estimates":
@@ -672,7 +674,8 @@ class _Estimates:
         second = by_moment(scheme, strategy, 2, self.mu, start)
         noise = self.ratio * second
         if _numbers_of_table(scheme, strategy, 3) <= _MOST_NUMBERS:
-            noise = second + self.order * (by_moment(scheme, strategy, 3, self.mu, second) - second)
+            third = by_moment(scheme, strategy, 3, self.mu, self.third * second)
+            noise = second + self.order * (third - second)
         # Revealing the pattern is enough, whatever the line says.
         most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / self.mu
         return _Place(scheme, strategy, matrix, min(most, max(LEAST_SEARCHED, noise)), workload)
@@ -690,7 +693,7 @@ def _estimates_at(poisson: Scheme, epsilon: float, delta: float) -> _Estimates:
     second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
     truth = _poisson_noise(poisson, epsilon, delta, second)
     order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
-    return _Estimates(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second)
+    return _Estimates(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second, third / second)
 
 
 def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: float = 1.0) -> float:
@@ -701,7 +704,7 @@ def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: floa
         log_z = log_moment(mechanism, m)
         return math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
 
-    return math.exp(_falling_root(excess, math.log(start), -3.0))
+    return math.exp(_falling_root(excess, math.log(start), -2.0 * m))
 
 
 def log_moment(mechanism: Mechanism, m: int) -> float:
@@ -731,8 +734,9 @@ def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) 
     """The noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
     if poisson.participation_rate == 1:
         return start  # a Gaussian mechanism, whose moments are exact
-    # Losses rounded to this grid add up to a small part of epsilon; they reach to about start^-2.
-    interval = min(2e-3, 0.02 * max(epsilon, delta), math.sqrt(1e-3 / poisson.iterations))
+    # Losses rounded to this grid add up to a thousandth of epsilon or so; they reach to about start^-2.
+    finest = math.sqrt(1e-3 * max(1.0, epsilon) / poisson.iterations)
+    interval = min(5e-3, 0.02 * max(epsilon, delta), finest)
     interval = max(interval, 5e-5 / start**2)
 
     def excess(log_sigma):
