@@ -201,9 +201,11 @@ def _risk(plan: Plan, bands: Profile | None) -> str:
         heads.append(f"at most, with confidence {bands.confidence:.4g}")
         note += (
             f" The last one is from {bands.num_samples:,} fresh draws a direction: its numbers hold together "
-            "with that confidence, which delta does not include; runs stopped by a batch too large are left "
-            "out."
+            "with that confidence, which delta does not include; "
+            if bands.num_samples
+            else " The last one is computed without a draw; "
         )
+        note += "runs stopped by a batch too large are left out."
     rows = [
         (name, *(_rounded_up(value) for value in row)) for name, *row in zip(names, *columns, strict=True)
     ]

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, privacy_profile
+from jaxacct import BallsInBins, BandedToeplitz, BMinSep, Mechanism, Poisson, privacy_profile
+from jaxacct.accountants.gaussian import gaussian_delta
 from tests.oracles import tuples
 from tests.test_sampling import pld_delta
 
@@ -69,3 +70,16 @@ def test_the_add_direction_ends_exactly_where_it_is_zero(key):
 def test_bad_grids(grid):
     with pytest.raises(ValueError, match="epsilons must be"):
         privacy_profile(ONE, grid)
+
+
+def test_without_correlation_nothing_is_drawn(monkeypatch):
+    """Balls-in-bins with C = I: both ends from the accountant, of up to 16 points. One phase: a Gaussian."""
+    monkeypatch.setattr("jaxacct.estimates.profile.draw_samples", None)
+    one = Mechanism(BallsInBins(4, 1), BandedToeplitz((1.0,)), 2.0)
+    found = privacy_profile(one, [0.1, 1.0, 2.0])
+    truth = [gaussian_delta(e, 1.0, 1.0) for e in found.epsilons]  # four turns at sigma 2
+    assert found.num_samples == 0 and set(found.proposals.values()) == {"random-allocation"}
+    assert np.all((found.lower <= truth) & (truth <= found.upper) & (found.upper < 1.02 * found.lower))
+    assert np.all(np.diff(found.upper) <= 0) and np.all(np.diff(found.lower) <= 0)
+    with pytest.raises(TypeError):
+        privacy_profile(one, np.linspace(0, 2, 17))

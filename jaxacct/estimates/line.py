@@ -38,7 +38,7 @@ def line_bounds(
 
     Each is wrong with probability q at most: the draws serve all points, each with confidence bounds of its
     own. The distances are chosen for one of the first points, which need the most, and where there are many
-    for the middle one too, from draws of another stream.
+    for a later one too, from draws of another stream.
 
     Args:
       epsilons: natural logs, ascending, none at which H(Q, P) is exactly zero.
@@ -48,7 +48,7 @@ def line_bounds(
     best = np.ones(len(epsilons))
     if not supports(mechanism):
         return best
-    anchors = [len(epsilons) // 8] if len(epsilons) < _MANY else [len(epsilons) // 8, len(epsilons) // 2]
+    anchors = [len(epsilons) // 32] if len(epsilons) < _MANY else [len(epsilons) // 32, len(epsilons) // 4]
     blocks = max(1, num_samples // (2 * len(anchors) * BLOCK_SIZE))
     for anchor in anchors:
         pilot = randomness.stream_key(key, Stream.EXTRAPOLATION_PILOT)
