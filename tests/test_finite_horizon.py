@@ -4,7 +4,6 @@ import json
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -81,23 +80,31 @@ def test_the_loss_of_drawn_scores_is_that_of_the_n_outputs(scheme, bands, x64):
     strategy = square_root(bands, n)
     noise = generator.standard_normal((40, n))
     x = generator.choice(np.array(list(enumeration.pattern_law(scheme)), float), 40)
-    scores = strategy.scores_from_normals((jnp.asarray(noise),), n, sigma, jnp.asarray(x))
+
+    @jax.jit
+    def losses(noise, x):
+        return loss_of_scores(scheme, strategy, strategy.scores_from_normals((noise,), n, sigma, x), sigma)
+
     outputs = sigma * noise + x @ enumeration.strategy_matrix(strategy.array, n, n).T
     exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
-    np.testing.assert_allclose(loss_of_scores(scheme, strategy, scores, sigma), exact, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(losses(noise, x), exact, rtol=1e-9, atol=1e-12)
 
 
 def test_the_loss_given_batch_sizes_is_that_of_the_n_outputs(x64):
     """Counts as under P, 2 included, and as under Q; `privacy_loss` is tested by enumeration."""
     scheme, sigma, generator = TruncatedBMinSep(7, 3, 0.3, 4, 9), 0.8, np.random.default_rng(0)
     strategy, noise = square_root(3, 7), generator.standard_normal((40, 7))
-    sizes = generator.integers(0, 8, (40, 7))
+    sizes = generator.integers(0, 8, (40, 7)).astype(np.int32)
+
+    @jax.jit
+    def losses(noise, x, sizes):
+        scores = strategy.scores_from_normals((noise,), 7, sigma, x)
+        return loss_of_scores(scheme, strategy, scores, sigma, batch_sizes=sizes)
+
     for x in (np.tile([0, 2.0, 0, 0, 1, 0, 0], (40, 1)), np.tile([0, -1.0, 0, 0, 0, -1, 0], (40, 1))):
-        scores = strategy.scores_from_normals((jnp.asarray(noise),), 7, sigma, jnp.asarray(x))
         outputs = sigma * noise + x @ enumeration.strategy_matrix(strategy.array, 7, 7).T
         exact = privacy_loss(Mechanism(scheme, strategy, sigma), outputs, sizes)
-        ours = loss_of_scores(scheme, strategy, scores, sigma, batch_sizes=jnp.asarray(sizes, jnp.int32))
-        np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(losses(noise, x, sizes), exact, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 20.0])

@@ -6,6 +6,7 @@ Terms are clipped to norm C and summed on the integer grid, and get noise of sta
 replacing records that are in k terms moves the sum by at most 2 k C. Only noisy sums ever leave a round.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -353,6 +354,7 @@ def outer_update(params, released, stepsize: float):
 _BITS = 20  # of the grid where no noise says which one serves it
 
 
+@functools.partial(jax.jit, static_argnames="grid")
 def _sum_on_grid(updates, grid: Grid):
     """(sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
     kept, counts, norms = jax.vmap(lambda one: clip_to_grid(one, grid))(updates)
