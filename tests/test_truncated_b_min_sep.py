@@ -26,6 +26,7 @@ from jaxacct import (
 )
 from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli import main
+from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import _alias_table, binomial_tables, draw_binomial
 from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.base import plain
@@ -251,6 +252,23 @@ def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
     table = np.stack([np.bincount(part, minlength=code.max() + 1) for part in np.split(code.reshape(-1), 2)])
     table = table[:, table.sum(axis=0) > 20]
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+# As drawn before words were made ahead.
+STORED_SIZES = {True: [131, 136, 130, 130, 132, 128, 138], False: [190, 172, 102, 128, 142, 126, 136]}
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_words_made_ahead_draw_the_same(warm, key, monkeypatch):
+    """Bit for bit, so that stored draws are drawn again; all steps at once or step by step."""
+    scheme = TruncatedBMinSep(7, 3, 0.3, 220, 700, warm)
+    ahead = np.asarray(scheme.draw_batch_sizes(key, 9))
+    monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep._WORDS_AT_ONCE", 0)
+    np.testing.assert_array_equal(ahead, scheme.draw_batch_sizes(key, 9))
+    keys = jax.random.split(key, 3)
+    each = [np.asarray(threefry.bits_32(one, (5,))) for one in keys]
+    np.testing.assert_array_equal(threefry.bits_32_of(keys, 5), each)
+    assert ahead[0].tolist() == STORED_SIZES[warm]
 
 
 @pytest.mark.parametrize("warm", [True, False])

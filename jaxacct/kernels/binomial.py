@@ -30,9 +30,16 @@ class Tables(NamedTuple):
 
 
 def draw_binomial(key, trials, one_set, cells):
+    """Binomial(trials, p) draws with a key: `binomial_of_words`."""
+    levels, num_samples = one_set[0].shape[0], trials.shape[0]
+    return binomial_of_words(threefry.bits_32(key, (2, levels, num_samples)), trials, one_set, cells)
+
+
+def binomial_of_words(words, trials, one_set, cells):
     """Binomial(trials, p) draws: the sum of one table look-up per digit of `trials`.
 
     Args:
+      words: (2, levels, num_samples) uniform uint32.
       trials: (num_samples,) int32.
       one_set: three (levels, 2^digit_bits) int32 arrays: first cell, ln2 of the cells, lowest value.
       cells: the threshold's high and low words (uint32) and the alias (int32) of every cell.
@@ -44,7 +51,6 @@ def draw_binomial(key, trials, one_set, cells):
     level = jnp.arange(levels, dtype=jnp.int32)[:, None]
     digit = (trials >> (level * digit_bits)) & (radix - 1)
     first, log_cells, lowest = (jnp.asarray(part)[level, digit] for part in one_set)
-    words = threefry.bits_32(key, (2, levels, trials.shape[0]))
     shift = (32 - log_cells).astype(jnp.uint32)
     own = (words[0] >> shift).astype(jnp.int32)
     high, low = words[0] & ((jnp.uint32(1) << shift) - 1), words[1] >> (32 - _LOW_BITS)

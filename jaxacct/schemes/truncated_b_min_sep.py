@@ -27,13 +27,16 @@ from jax import lax
 
 from jaxacct import _validate
 from jaxacct.kernels import threefry
-from jaxacct.kernels.binomial import binomial_tables, draw_binomial
+from jaxacct.kernels.binomial import binomial_of_words, binomial_tables, draw_binomial
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.statistics.direction import Direction
+
+# 32-bit words that are made ahead for one block of samples: 64 MiB, 20,000 steps.
+_WORDS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
@@ -217,27 +220,28 @@ class TruncatedBMinSep(Scheme):
             sets, cells = past
 
             def past_step(pool, step):
-                t, one_set = step
-                size = draw_binomial(threefry.fold_in(past_key, t), pool, one_set, cells)
+                drawn_with, one_set = step
+                size = draw(drawn_with, pool, one_set, cells)
                 return pool - size, size
 
-            pool, recent = lax.scan(past_step, pool, (jnp.arange(b - 1), sets))
+            keys, draw = _randomness_of_steps(past_key, b - 1, num_samples, sets)
+            pool, recent = lax.scan(past_step, pool, (keys, sets))
+        each, one_set, join = None, None, None
+        if joining is not None:
+            each, join = _randomness_of_steps(key, n, num_samples, joining[0])
+            one_set = jax.tree.map(lambda part: part[0], joining[0])
 
-        def step(carry, i):
+        def step(carry, at):
             pool, recent = carry
-            if joining is None:
-                size = pool
-            else:
-                sets, cells = joining
-                one_set = jax.tree.map(lambda part: part[0], sets)
-                size = draw_binomial(threefry.fold_in(key, i), pool, one_set, cells)
+            i, drawn_with = at
+            size = pool if join is None else join(drawn_with, pool, one_set, joining[1])
             if b > 1:
                 slot = i % (b - 1)
                 pool = pool - size + recent[slot]
                 recent = recent.at[slot].set(size)
             return (pool, recent), size
 
-        _, sizes = lax.scan(step, (pool, recent), jnp.arange(n))
+        _, sizes = lax.scan(step, (pool, recent), (jnp.arange(n), each))
         return sizes.T
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
@@ -369,6 +373,19 @@ class BatchSizes(SideInformation):
 
     def error(self) -> tuple[float, float]:
         return self.scheme.batch_size_error()
+
+
+def _randomness_of_steps(key, steps: int, num_samples: int, sets):
+    """(what the draw of each step is made of, first axis the steps; the draw), with the key of every step.
+
+    Words for all steps at once, or keys where those would be too many; the same draws.
+    """
+    keys = jax.vmap(threefry.fold_in, (None, 0))(key, jnp.arange(steps))
+    levels = sets[0].shape[1]
+    if steps * 2 * levels * num_samples > _WORDS_AT_ONCE:
+        return keys, draw_binomial
+    words = threefry.bits_32_of(keys, 2 * levels * num_samples)
+    return words.reshape(steps, 2, levels, num_samples), binomial_of_words
 
 
 def _required(batch_sizes):

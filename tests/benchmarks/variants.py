@@ -20,6 +20,7 @@ from jaxacct import (
 )
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals.base import plain
+from jaxacct.proposals.cuts import cut_proposal
 from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.proposals.sampling import draw_in_batches
 
@@ -47,6 +48,11 @@ def variants():
         yield name, plain(Mechanism(scheme, strategy, 1.0), "remove")
     for name, scheme in (("b-min-sep", base), ("multi-attribution, k_u = 2", users[1])):
         yield f"{name}, two replicas", replica_proposal(Mechanism(scheme, banded, 1.0), 2, 4.0)
+    for direction in ("remove", "add"):
+        yield (
+            f"truncated, two replicas, {direction}",
+            cut_proposal(Mechanism(cut, banded, 1.0), direction, 8.0),
+        )
 
 
 def main() -> None:
