@@ -23,7 +23,7 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import Strategy, ending
-from jaxacct.verification.extrapolation import PLANNED_SAMPLES, cheaper_extrapolation
+from jaxacct.verification.extrapolation import Extrapolation, cheaper_extrapolation
 from jaxacct.verification.run import Evidence, Progress, verify
 from jaxacct.verification.target import Target
 
@@ -347,8 +347,10 @@ class _Search:
 
         def fewest(direction):
             theta = threshold(self.choose(mechanism, direction), self.target.budget.delta_v)
-            if direction == Direction.ADD and self.extrapolates(mechanism, theta, self.stream(mechanism)):
-                return 2.0 * PLANNED_SAMPLES
+            if direction == Direction.ADD:
+                line = self.extrapolation(mechanism, theta, self.stream(mechanism))
+                if line is not None:
+                    return float(line.expected_samples)
             return _fewest(theta, self.target.budget)
 
         return max(map(fewest, DIRECTIONS))
@@ -384,8 +386,9 @@ class _Search:
             theta = threshold(chosen, self.target.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:
                 continue
-            if direction == Direction.ADD and self.extrapolates(mechanism, theta, stream):
-                most = max(most, 2 * PLANNED_SAMPLES)
+            line = self.extrapolation(mechanism, theta, stream) if direction == Direction.ADD else None
+            if line is not None:
+                most = max(most, line.expected_samples)
                 continue
             if draws_for < math.inf and not (theta > 0 and _fewest(theta, self.target.budget) <= draws_for):
                 return math.inf
@@ -398,14 +401,13 @@ class _Search:
                 break
         return most
 
-    def extrapolates(self, mechanism: Mechanism, theta: float, stream) -> bool:
-        """Whether `verify` is expected to certify the add direction by extrapolation."""
+    def extrapolation(self, mechanism: Mechanism, theta: float, stream) -> Extrapolation | None:
+        """One like that by which `verify` is expected to certify the add direction, if any."""
         if self.proposal is not None or self.rule != "anytime":
-            return False
+            return None
         otherwise = predicted_samples(theta, self.target.budget.failure_probability)
         key = randomness.stream_key(stream, SearchStream.EXTRAPOLATION)
-        found = cheaper_extrapolation(mechanism, self.target, otherwise, key)
-        return found is not None
+        return cheaper_extrapolation(mechanism, self.target, otherwise, key)
 
     def pilot(self, chosen, stream, theta: float, limit: float) -> np.ndarray:
         """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above or below."""

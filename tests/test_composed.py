@@ -18,7 +18,7 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.kernels import randomness
 from jaxacct.proposals import composed as composed_proposals
 from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name
-from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolation
+from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.verification import extrapolation
@@ -172,7 +172,7 @@ def test_many_participations_are_certified_by_the_line():
     """No half-space helps. The bound is above dp-accounting's, and a plan of it is computed again."""
     mechanism, other = Mechanism(Poisson(200, 0.02), IDENTITY, 0.7), dp.GaussianDpEvent(5.0)
     target = Target.at(1.5, 2e-3, other)
-    line = plan_extrapolation(mechanism, 1.5, jax.random.key(1), target.composition, 20_000)
+    (line,) = plan_extrapolations(mechanism, 1.5, jax.random.key(1), target.composition, (20_000,))
     q = target.budget.failure_probability
     found = extrapolation.certify(line, 0.0, q, jax.random.key(2), max_samples=40_000)
     accountant = PLDAccountant(value_discretization_interval=1e-3)

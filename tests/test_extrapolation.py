@@ -10,7 +10,9 @@ from scipy.special import ndtri
 
 from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
+from jaxacct.statistics.bounds import Budget
 from jaxacct.verification import extrapolation
+from jaxacct.verification.target import Target
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
 pytestmark = pytest.mark.optimized  # many draws from few programs
@@ -66,10 +68,28 @@ def test_many_participations_against_the_pld_accountant(n, p, sigma, epsilon, mo
     mechanism = make(Poisson(n, p), 1, sigma)
     # The optimistic accountant says 0 here; the pessimistic one is right to a few percent at this interval.
     _, pessimistic = pld_add(n, p, sigma, epsilon, 1e-3)
-    line = extrapolation.plan_extrapolation(mechanism, epsilon, jax.random.key(1))
+    line = extrapolation.plan_extrapolations(mechanism, epsilon, jax.random.key(1))[0]
     found = extrapolation.certify(line, 0.0, FALSE_ALARM, jax.random.key(2), max_samples=100_000)
     assert found.num_samples <= 100_000
     assert pessimistic / 2 <= found.bound <= most
+
+
+def test_more_draws_are_planned_where_few_would_not_do():
+    """A plan of more draws stands nearer to 0 and expects less; it is taken where the cheaper one fails."""
+    mechanism, key = make(Poisson(200, 0.02), 1, 0.7), jax.random.key(1)
+    few, many = extrapolation.plan_extrapolations(mechanism, 1.5, key)
+    assert many.near_distance < few.near_distance and many.log_expected < few.log_expected
+    assert (few.expected_samples, many.expected_samples) == extrapolation.PLANNED_SAMPLES
+
+    def chosen(log_delta, otherwise=1e9):
+        delta = math.exp(log_delta)
+        target = Target(1.5, 2 * delta, Budget(1.01 * delta, delta, 1e-3 * delta))
+        return extrapolation.cheaper_extrapolation(mechanism, target, otherwise, key)
+
+    between = (few.log_expected + many.log_expected) / 2
+    assert chosen(few.log_expected + 0.1).planned_samples == few.planned_samples
+    assert chosen(between).planned_samples == many.planned_samples
+    assert chosen(between, 2 * many.planned_samples) is None and chosen(many.log_expected - 0.1) is None
 
 
 def test_extrapolation_refuses_what_it_cannot_do():
@@ -78,7 +98,7 @@ def test_extrapolation_refuses_what_it_cannot_do():
         extrapolation.at_distances(mechanism, 5.0, 1.0, 2.0)
     with pytest.raises(ValueError, match="0 < near < far"):
         extrapolation.at_distances(mechanism, 0.5, 2.0, 1.0)
-    assert extrapolation.plan_extrapolation(mechanism, 5.0, jax.random.key(0)) is None
+    assert not extrapolation.plan_extrapolations(mechanism, 5.0, jax.random.key(0))
     line = extrapolation.at_distances(mechanism, 0.5, 1.0, 2.0)
     assert line.log_bound(1.0, 0.5) == line.log_bound(0.5, 0.0) == line.log_scale
 

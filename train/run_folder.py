@@ -126,9 +126,7 @@ class RunFolder:
             write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
             return key
         # Before there was another kind of clipping, runs did not say theirs.
-        self._compare(
-            {"clipping": "per_example"} | read_json(run, "run"), described, elastic
-        )
+        self._compare({"clipping": "per_example"} | read_json(run, "run"), described, elastic)
         kept = read_json(secret, "secret")
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(

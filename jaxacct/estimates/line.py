@@ -16,7 +16,7 @@ from jaxacct.proposals.extrapolation import (
     Extrapolation,
     at_distances,
     margin_of_line,
-    plan_extrapolation,
+    plan_extrapolations,
     supports,
 )
 from jaxacct.statistics import bounds
@@ -52,8 +52,8 @@ def line_bounds(
     blocks = max(1, num_samples // (2 * len(anchors) * BLOCK_SIZE))
     for anchor in anchors:
         pilot = randomness.stream_key(key, Stream.EXTRAPOLATION_PILOT)
-        planned = plan_extrapolation(mechanism, float(epsilons[anchor]), pilot, composed, blocks * BLOCK_SIZE)
-        if planned is not None:
+        drawn = (blocks * BLOCK_SIZE,)
+        for planned in plan_extrapolations(mechanism, float(epsilons[anchor]), pilot, composed, drawn):
             distances = planned.near_distance, planned.far_distance
             lines = [at_distances(mechanism, float(epsilon), *distances, composed) for epsilon in epsilons]
             best = np.minimum(best, _bounds(lines, blocks, q / len(anchors), key, progress))

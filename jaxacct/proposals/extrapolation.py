@@ -38,7 +38,8 @@ from jaxacct.statistics.lines import BudgetLine, total
 _PILOT_BLOCKS = 16
 _LITTLE = 1e-12  # the delta_v that rare outputs are ruled out by
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
-PLANNED_SAMPLES = 100_000  # at each distance; only a guide for the choice of the distances
+PLANNED_SAMPLES = (100_000, 250_000)
+"""At each distance, few first: guides for the choice of distances. More of them stand nearer to 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,7 @@ class Extrapolation:
       log_scale: ln M_0; 0 where another mechanism is composed in.
       log_expected: ln of the bound that the pilot expects after as many draws as it was planned for; a guess,
         to choose with.
+      planned_samples: at each distance, of that plan; 0 where there was none.
       composed_terms: X of the exponent where another mechanism is composed in, else None.
     """
 
@@ -61,7 +63,13 @@ class Extrapolation:
     far_distance: float
     log_scale: float
     log_expected: float = math.inf
+    planned_samples: int = 0
     composed_terms: ConcaveTerms | None = None
+
+    @property
+    def expected_samples(self) -> int:
+        """Of both laws together: a plan leaves six standard errors at either end, so that half is enough."""
+        return self.planned_samples
 
     @functools.cached_property
     def lines(self) -> tuple[BudgetLine, ...]:
@@ -170,26 +178,26 @@ def _terms_of(
     return (-math.inf if terms is None else 0.0), terms
 
 
-def plan_extrapolation(
+def plan_extrapolations(
     mechanism: Mechanism,
     epsilon: float,
     key,
     composed: Composed | None = None,
-    samples: int = PLANNED_SAMPLES,
-) -> Extrapolation | None:
-    """Choose the two distances from pilot draws: the pair with the smallest bound expected after sampling.
+    numbers: tuple[int, ...] = PLANNED_SAMPLES,
+) -> list[Extrapolation]:
+    """For each number of draws the two distances with the smallest bound expected after them, from one pilot.
 
     None where the event does not become common within 40 standard deviations. The pilot, and the parabola
     drawn through it, only choose: the bound is valid for any distances that do not depend on the draws that
     are certified with.
 
     Args:
-      samples: that are going to be drawn at each distance.
+      numbers: samples that may be drawn at each distance.
     """
     log_scale, terms = _terms_of(mechanism, epsilon, composed)
     if log_scale == -math.inf:
-        return None
-    seen, heights, precisions = [], [], []
+        return []
+    seen, heights = [], []
     for index, distance in enumerate(_PILOT_DISTANCES):
         guess = at_distances(mechanism, epsilon, distance, 2 * distance, composed)
         stream = randomness.stream_key(key, index)
@@ -198,22 +206,25 @@ def plan_extrapolation(
         if 0.005 < mean < 0.98:
             seen.append(distance)
             heights.append(ndtri(mean))
-            precisions.append(1 / _height_error(ndtri(mean), samples))
         if len(seen) == 8 or (mean > 0.5 and len(seen) > 2):
             break
     if len(seen) < 3:
-        return None
-    curve = np.polynomial.Polynomial.fit(seen, heights, 2, w=precisions)
-    grid = np.linspace(seen[-1] / 60, seen[-1], 60)
-    pairs = [(near, far) for near in grid for far in grid if near < far and -4 < curve(near) < curve(far)]
-    if not pairs:
-        return None
-    near, far = min(pairs, key=lambda pair: _expected(pair, curve, samples))
-    chosen = at_distances(mechanism, epsilon, float(near), float(far), composed)
-    expected = log_scale + float(log_ndtr(_expected((near, far), curve, samples)))
-    if terms is not None:
-        expected = float(np.logaddexp(expected, math.log(terms.left_out)))
-    return dataclasses.replace(chosen, log_expected=expected)
+        return []
+    found = []
+    for samples in numbers:
+        precisions = [1 / _height_error(height, samples) for height in heights]
+        curve = np.polynomial.Polynomial.fit(seen, heights, 2, w=precisions)
+        grid = np.linspace(seen[-1] / 60, seen[-1], 60)
+        pairs = [(near, far) for near in grid for far in grid if near < far and -4 < curve(near) < curve(far)]
+        if not pairs:
+            continue
+        near, far = min(pairs, key=lambda pair: _expected(pair, curve, samples))
+        chosen = at_distances(mechanism, epsilon, float(near), float(far), composed)
+        expected = log_scale + float(log_ndtr(_expected((near, far), curve, samples)))
+        if terms is not None:
+            expected = float(np.logaddexp(expected, math.log(terms.left_out)))
+        found.append(dataclasses.replace(chosen, log_expected=expected, planned_samples=samples))
+    return found
 
 
 def _height_error(height: float, samples: int) -> float:

@@ -13,7 +13,7 @@ from jaxacct.proposals.extrapolation import (
     at_distances,
     count_terms,
     margin_of_line,
-    plan_extrapolation,
+    plan_extrapolations,
     supports,
 )
 from jaxacct.statistics import bounds
@@ -58,10 +58,13 @@ def cheaper_extrapolation(
 
     The choice rests on pilot draws of `key` alone, so it is independent of the draws that certify.
     """
-    if samples_otherwise <= 2 * PLANNED_SAMPLES or not supports(mechanism):
+    numbers = tuple(samples for samples in PLANNED_SAMPLES if 2 * samples < samples_otherwise)
+    if not numbers or not supports(mechanism):
         return None
-    planned = plan_extrapolation(mechanism, target.epsilon, key, target.composition)
-    return planned if planned and planned.log_expected < math.log(target.budget.delta_v) else None
+    for planned in plan_extrapolations(mechanism, target.epsilon, key, target.composition, numbers):
+        if planned.log_expected < math.log(target.budget.delta_v):
+            return planned
+    return None
 
 
 def certify(
@@ -142,6 +145,6 @@ __all__ = [
     "cheaper_extrapolation",
     "count_terms",
     "margin_of_line",
-    "plan_extrapolation",
+    "plan_extrapolations",
     "supports",
 ]

@@ -27,7 +27,6 @@ from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.verification.extrapolation import (
-    PLANNED_SAMPLES,
     Extrapolation,
     LineEvidence,
     certify,
@@ -339,7 +338,7 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
             checkpoint.save(name, state)
         if progress:
             drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
-            progress("add (extrapolated)", drawn, max(drawn, 2 * PLANNED_SAMPLES))
+            progress("add (extrapolated)", drawn, max(drawn, 2 * line.planned_samples))
 
     stream = randomness.stream_key(run_key, Stream.EXTRAPOLATION)
     found = certify(
