@@ -287,7 +287,7 @@ class Plan:
         An estimate without a guarantee, of both directions where both were drawn: binned losses rounded
         pessimistically. NaN where no loss was stored.
         """
-        return self.certificate.profile(self.target, np.asarray(epsilons, float))
+        return self.certificate.profile(self.mechanism, self.target, np.asarray(epsilons, float))
 
     def to_json(self) -> dict:
         """Plain JSON values, readable by `from_json`."""

@@ -25,7 +25,9 @@ from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.verification.certificates import BothDirections
 from jaxacct.verification.run import verify
+from jaxacct.verification.target import Target
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import chi_square_p_value
 from tests.test_draw_errors import cells
@@ -211,6 +213,9 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
         balls_in_bins_replicas.log_normalizer.cache_clear()
         balls_in_bins_replicas.tables.cache_clear()
         found = verify(mechanism, epsilon, delta, proposal="2 replicas", max_samples=40_000, key=key)
+        # Losses alone have no curve: without their factor weights would give more than the delta certified.
+        target = Target(epsilon, delta, found.budget)
+        assert np.isnan(BothDirections(found).profile(mechanism, target, np.array([epsilon]))).all()
         return found.remove.accepted
 
     assert not accepted(0.95 * exact)

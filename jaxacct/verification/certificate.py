@@ -62,7 +62,7 @@ class PlanCertificate(Certificate):
         """Whether it bounds what an adversary learns who sees all participations."""
         return False
 
-    def profile(self, target: Target, epsilons: np.ndarray) -> np.ndarray:
+    def profile(self, mechanism: Mechanism, target: Target, epsilons: np.ndarray) -> np.ndarray:
         """Estimated delta at each of `epsilons`, NaN where nothing stored tells."""
-        del target
+        del mechanism, target
         return np.full(epsilons.shape, np.nan)

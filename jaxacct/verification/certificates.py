@@ -95,17 +95,23 @@ class BothDirections(PlanCertificate):
         spent = budget.failure_probability * (1 - budget.delta_v)
         return [("delta_v, the divergence verified", budget.delta_v), ("wrong acceptance", spent)]
 
-    def profile(self, target: Target, epsilons: np.ndarray) -> np.ndarray:
+    def profile(self, mechanism: Mechanism, target: Target, epsilons: np.ndarray) -> np.ndarray:
         """Of both directions where both were drawn: binned losses rounded pessimistically."""
         seen = (self.evidence.remove, self.evidence.add)
-        remove, add = (_profile(side, target, epsilons) for side in seen)
+        remove, add = (_profile(side, mechanism, target, epsilons) for side in seen)
         # Draws whose weights are not known leave the larger direction open.
         return np.where(np.isnan(remove) & (seen[0].num_samples > 0), np.nan, np.fmax(remove, add))
 
 
-def _profile(seen: DirectionEvidence, target: Target, epsilons: np.ndarray) -> np.ndarray:
-    """The curve of one direction; NaN where its draws have no weights that losses alone determine."""
-    weights_known = seen.proposal == "plain" or seen.proposal == f"{seen.replicas} replicas"
+def _profile(
+    seen: DirectionEvidence, mechanism: Mechanism, target: Target, epsilons: np.ndarray
+) -> np.ndarray:
+    """The curve of one direction; NaN where its draws have no weights that losses alone determine.
+
+    Those of replicas where columns overlap have one more factor (`proposals.overlaps`).
+    """
+    of_losses = seen.proposal == f"{seen.replicas} replicas" and not mechanism.is_upper_bound
+    weights_known = seen.proposal == "plain" or of_losses
     if not seen.num_samples or not weights_known:
         return np.full(epsilons.shape, np.nan)
     losses = hockey_stick.loss_bounds(seen.direction)

@@ -106,7 +106,7 @@ def test_what_a_plan_asks(kind):
         assert certificate.how(plan.target) in plan.statement()
         assert 0 < sum(spent for _, spent in certificate.spends()) <= plan.delta
         assert set(certificate.checked()) <= set(plan.checked())
-        profile = certificate.profile(plan.target, np.array([0.5, 1.0]))
+        profile = certificate.profile(plan.mechanism, plan.target, np.array([0.5, 1.0]))
         assert np.isnan(profile).all() != certificate.drawn
 
 
