@@ -28,16 +28,28 @@ QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < 
     "--xla_backend_optimization_level=1",
 ]
 
-# Half a minute and more each: run first, so that no worker is left alone with one of them.
+# From thirty seconds down to eight: run first, so that no worker is left alone with one of them.
 LONG_FILES = (
-    "test_calibrate test_verify test_proposals test_loop test_cli test_notebooks test_truncated_b_min_sep "
-    "test_rounding test_plan test_devices test_report test_sampling test_add_direction"
+    "test_calibrate test_rounding test_verify test_audit test_truncation test_extrapolation "
+    "test_proposals test_cli test_loop test_truncated_b_min_sep test_sampling test_independent_attribution "
+    "test_finite_horizon test_devices test_report test_choosing test_notebooks test_plan test_add_direction "
+    "test_lora test_never_lose_work test_non_banded test_individual test_variants test_shards "
+    "test_fine_tuning test_ghost test_estimates test_shared_draws test_gpu_recurrence test_batch_clipping "
+    "test_profile test_audit_command test_noisy_sgd"
 ).split()
 
 
 def pytest_collection_modifyitems(items):
-    """Long files first; the sort keeps the order within a file."""
-    items.sort(key=lambda item: LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else 99)
+    """Modules marked `optimized` together, as each change of the mark forgets all programs; long files first.
+
+    The sort keeps the order within a file.
+    """
+
+    def place(item):
+        long = LONG_FILES.index(item.path.stem) if item.path.stem in LONG_FILES else len(LONG_FILES)
+        return item.get_closest_marker("optimized") is None, long
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session):

@@ -74,10 +74,16 @@ def epsilon_found(present: np.ndarray, absent: np.ndarray) -> float:
     return best
 
 
+@pytest.fixture(scope="module")
+def released():
+    """With the canary and without."""
+    return released_integers(CANARY, 1), released_integers(0.0, 100)
+
+
 @pytest.mark.parametrize("statistic", [off_the_lattice, low_bits])
-def test_the_low_bit_attack_finds_nothing(statistic):
+def test_the_low_bit_attack_finds_nothing(statistic, released):
     """10,000 trials with and without the canary; Kolmogorov-Smirnov, and epsilon by counting."""
-    present, absent = statistic(released_integers(CANARY, 1)), statistic(released_integers(0.0, 100))
+    present, absent = map(statistic, released)
     assert stats.ks_2samp(present, absent).pvalue > FALSE_ALARM
     assert epsilon_found(present, absent) < 0.3  # the canary's own shift is 1/36,000 of sigma
 
