@@ -208,6 +208,49 @@ MUTANTS = [
         "values, left=0.0)",
         "tests/test_composition.py",
     ),
+    # Independent cuts.
+    Mutant(
+        "jaxacct/schemes/independent_cuts.py",
+        "binom.sf(max_batch_size - 1, highest, p)",
+        "binom.sf(max_batch_size, highest, p)",
+        "tests/test_independent_cuts.py",
+    ),
+    Mutant(
+        "jaxacct/schemes/independent_cuts.py",
+        "exceeded[where].sum()",
+        "exceeded.sum()",
+        "tests/test_independent_cuts.py",
+    ),
+    Mutant(
+        "jaxacct/schemes/independent_cuts.py",
+        "minus = -log_ratios - 2",
+        "minus = -log_ratios - 1",
+        "tests/test_independent_cuts.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/cuts.py",
+        "        lowered = none\n",
+        "        lowered = 0.0\n",
+        "tests/test_independent_cuts.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/cuts.py",
+        ' - tables["log_tilt"] * cut.sum(axis=1)',
+        "",
+        "tests/test_independent_cuts.py",
+    ),
+    Mutant(
+        "jaxacct/schemes/replicas/cuts.py",
+        "p**2 * law[i] * two",
+        "p**2 * law[i] ** 2 * two",
+        "tests/test_independent_cuts.py",
+    ),
+    Mutant(
+        "jaxacct/schemes/replicas/cuts.py",
+        '< arrays["cut"][:, None]',
+        '< arrays["cut"][0]',
+        "tests/test_independent_cuts.py",
+    ),
     Mutant(
         "jaxacct/accountants/truncation.py",
         "scipy.stats.binom.sf(most - 1,",
