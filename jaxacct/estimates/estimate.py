@@ -50,8 +50,8 @@ class Estimate:
       confidence: its coverage.
       directions: the estimate of each direction.
       proposals: the law each direction was drawn from.
-      num_samples: draws a direction; 0 where an accountant knows both ends without a draw, `proposals` then
-        naming it.
+      num_samples: draws a direction, without those of a line in the add direction; 0 where an accountant
+        knows both ends without a draw, `proposals` then naming it.
     """
 
     quantity: str
@@ -99,6 +99,7 @@ def estimate_delta(
     composed = composition_of(compose_with)
     profile = hockey_stick.hockey_stick if composed is None else composed.profile
     bounded = mechanism.is_upper_bound or composed is not None
+    has_line = proposal is None and supports(mechanism)
     found, names = {}, {}
     for direction in DIRECTIONS:
         chosen = best_proposal(mechanism, epsilon, direction, proposal, composed)
@@ -109,9 +110,9 @@ def estimate_delta(
             continue
         parts = draw_samples(chosen, key, num_samples, progress)
         # Half of the risk is for the line, whether it is needed or not.
-        share = risk / 2 if direction == Direction.ADD and supports(mechanism) else risk
+        share = risk / 2 if direction == Direction.ADD and has_line else risk
         found[direction] = interval.bands(chosen, np.array([epsilon]), parts, share, profile)[:, 0]
-    if sees_nothing(found[Direction.REMOVE], found[Direction.ADD]):
+    if has_line and sees_nothing(found[Direction.REMOVE], found[Direction.ADD]):
         most = line_bounds(mechanism, np.array([epsilon]), num_samples, risk / 2, key, composed, progress)
         names[Direction.ADD] += f", {EXTRAPOLATED}" if most[0] < found[Direction.ADD][2] else ""
         found[Direction.ADD] = np.minimum(found[Direction.ADD], most[0])

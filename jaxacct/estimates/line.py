@@ -4,6 +4,8 @@ Estimates and verification share the theorem and the laws (`jaxacct.proposals.ex
 proofs/add_direction.md, section 4).
 """
 
+import math
+
 import numpy as np
 
 from jaxacct.estimates.interval import in_large_parts
@@ -19,6 +21,7 @@ from jaxacct.proposals.extrapolation import (
     plan_extrapolations,
     supports,
 )
+from jaxacct.proposals.half_space import least_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 
@@ -41,13 +44,21 @@ def line_bounds(
     for a later one too, from draws of another stream.
 
     Args:
-      epsilons: natural logs, ascending, none at which H(Q, P) is exactly zero.
+      epsilons: natural logs, ascending; where nothing is composed none at which H(Q, P) is exactly zero.
       num_samples: of all laws together, rounded up to whole blocks.
       key: of the estimate; streams of their own are taken from it.
     """
-    best = np.ones(len(epsilons))
+    best, open_ = np.ones(len(epsilons)), np.ones(len(epsilons), bool)
     if not supports(mechanism):
         return best
+    if composed is not None:
+        # No term exceeds the profile at the least exponent, and from its end on no line says more.
+        least = [least_exponent(mechanism, float(epsilon)) for epsilon in epsilons]
+        best = np.array([math.exp(composed.log_at(t)) for t in least])
+        open_ = np.array([t < composed.end < math.inf for t in least])
+    if not open_.any():
+        return best
+    epsilons = epsilons[open_]
     anchors = [len(epsilons) // 32] if len(epsilons) < _MANY else [len(epsilons) // 32, len(epsilons) // 4]
     blocks = max(1, num_samples // (2 * len(anchors) * BLOCK_SIZE))
     for anchor in anchors:
@@ -56,7 +67,7 @@ def line_bounds(
         for planned in plan_extrapolations(mechanism, float(epsilons[anchor]), pilot, composed, drawn):
             distances = planned.near_distance, planned.far_distance
             lines = [at_distances(mechanism, float(epsilon), *distances, composed) for epsilon in epsilons]
-            best = np.minimum(best, _bounds(lines, blocks, q / len(anchors), key, progress))
+            best[open_] = np.minimum(best[open_], _bounds(lines, blocks, q / len(anchors), key, progress))
     return best
 
 

@@ -141,7 +141,7 @@ def _known(known: Accountant, mechanism: Mechanism, grid: np.ndarray, confidence
         lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
         found[direction] = np.stack([lower, (lower + upper) / 2, upper])
     lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
-    names = {direction: known.name for direction in DIRECTIONS}
+    names: dict[str, str] = {direction: known.name for direction in DIRECTIONS}
     return Profile(grid, lower, estimate, upper, found, confidence, 0, names)
 
 

@@ -39,7 +39,7 @@ class Family:
     """
 
     offered: Callable[..., list[Proposal]]
-    called: Callable[[Mechanism, float, str], Proposal | None]
+    called: Callable[..., Proposal | None]
 
 
 def _cuts(direction: Direction) -> Family:
