@@ -66,7 +66,7 @@ def tuples_of(scheme, column, m: int):
     pulls = x @ near @ x.T
     lifted = lift * together.sum(axis=1)
     if b_min_sep_replicas._by_age(Mechanism(scheme, strategy, SIGMA), m) and scheme.name == "b-min-sep":
-        lifted = np.array([lifts_by_age(*x[pair], gram[0], b) for pair in which])
+        lifted = np.array([lifts_by_age(x[i], x[j], gram[0], b) for i, j in which])
     log_weight = np.log(p)[which].sum(axis=1) + lifted
     for i, j in itertools.combinations(range(m), 2):
         log_weight += pulls[which[:, i], which[:, j]]
