@@ -71,8 +71,9 @@ def dominating_pld(
 ) -> PessimisticPLD:
     """The distribution of a mechanism from fresh draws.
 
-    The remove direction resolves small deltas; in the add direction an infinite loss has about
-    20 / num_samples, or nothing where `largest_epsilon` reaches beyond the last possible loss (`Profile`).
+    Both directions resolve small deltas (`Profile`); the add direction where a line bounds it. Elsewhere an
+    infinite loss has about 20 / num_samples there, or nothing where `largest_epsilon` reaches beyond the last
+    possible loss.
 
     Args:
       mechanism: of any scheme and strategy.
