@@ -417,9 +417,8 @@ class _Search:
         while not _seen_enough(counts, theta, limit):
             step = max(SEARCH_BLOCKS, blocks // 2)
             for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
-                weighted = hockey_stick.weighted_terms(
-                    draws, chosen.direction, self.target.epsilon, self.target.profile
-                )
+                profile = chosen.profile or self.target.profile
+                weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.target.epsilon, profile)
                 counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
             blocks += step
         return counts

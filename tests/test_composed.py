@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+from types import SimpleNamespace
 
 import dp_accounting as dp
 import jax
@@ -19,6 +20,7 @@ from jaxacct import (
     Plan,
     Poisson,
     calibrate,
+    calibration,
     estimate_delta,
     privacy_profile,
     verify,
@@ -27,6 +29,7 @@ from jaxacct.accountants.composition import _GRID
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.kernels import randomness
 from jaxacct.proposals import composed as composed_proposals
+from jaxacct.proposals.base import Draws
 from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name
 from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.statistics import bounds, hockey_stick
@@ -248,6 +251,18 @@ def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
         slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
         assert scale * low * (1 - slack) <= exact <= scale * high * (1 + slack), name
         assert scale * (high - low) < 0.5 * exact, name
+
+
+def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
+    """Attack: with all of the profile a weight far below 0 is worth a whole scale."""
+    profile = gaussian(1.0, 1e-9)
+    proposal = composed_proposals.composed_replicas(MECHANISMS[0], 3, 1.0, Composed(profile, 1e-6))
+    loss = np.full(1024, -30.0)
+    draws = Draws(loss, proposal.log_normalizer - 2 * loss)
+    monkeypatch.setattr(calibration.sampling, "draw_in_batches", lambda *_: [draws])
+    search = SimpleNamespace(target=SimpleNamespace(epsilon=1.0, profile=profile))
+    counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)  # pyright: ignore[reportArgumentType]
+    assert np.flatnonzero(counts).tolist() == [0]
 
 
 @functools.cache
