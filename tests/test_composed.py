@@ -190,6 +190,8 @@ def test_a_line_is_certified_and_computed_again():
     found = extrapolation.certify(line, 0.0, q, key, max_samples=20_000)
     truth = two_steps(mechanism, 0.3, "add", target.profile)
     assert truth <= found.bound <= 3 * truth
+    without = math.exp(line.log_bound(found.near_upper, found.far_lower))
+    assert found.bound - without == pytest.approx(line.left_out) and line.left_out > 1e-4
     seen = line_evidence(direction_run(mechanism, target, "add", 1), line, found, key)
     certificate = Line(seen, "anytime")
     assert seen.accepted and certificate.recheck(mechanism, target) == []
