@@ -48,7 +48,8 @@ def bits_32_of(keys, size: int):
     Inside a loop over steps every step would run JAX's loop over the rounds on a few hundred numbers: half of
     the time of drawing batch sizes.
     """
-    if not jax.config.jax_threefry_partitionable:  # then `jax.random.bits` counts in another way
+    # Where it is off, `jax.random.bits` counts in another way.
+    if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return jax.vmap(lambda key: bits_32(key, (size,)))(keys)
     words = jax.random.key_data(keys)
     x, y = _rounds(words[:, :1], words[:, 1:], jnp.uint32(0), jnp.arange(size, dtype=jnp.uint32)[None])

@@ -226,15 +226,16 @@ class TruncatedBMinSep(Scheme):
 
             keys, draw = _randomness_of_steps(past_key, b - 1, num_samples, sets)
             pool, recent = lax.scan(past_step, pool, (keys, sets))
-        each, one_set, join = None, None, None
+        each, one_set, join, cells_at_joining = None, None, None, None
         if joining is not None:
-            each, join = _randomness_of_steps(key, n, num_samples, joining[0])
-            one_set = jax.tree.map(lambda part: part[0], joining[0])
+            sets, cells_at_joining = joining
+            each, join = _randomness_of_steps(key, n, num_samples, sets)
+            one_set = jax.tree.map(lambda part: part[0], sets)
 
         def step(carry, at):
             pool, recent = carry
             i, drawn_with = at
-            size = pool if join is None else join(drawn_with, pool, one_set, joining[1])
+            size = pool if join is None else join(drawn_with, pool, one_set, cells_at_joining)
             if b > 1:
                 slot = i % (b - 1)
                 pool = pool - size + recent[slot]

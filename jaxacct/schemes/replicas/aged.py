@@ -146,7 +146,7 @@ def _backward(mechanism: Attracting) -> _Weights:
         log_z = float(np.log(starts.sum())) + log_scale
     narrow &= bool(max(alone.max(), together.max()) < 1e25)
     if not (math.isfinite(log_z) and np.isfinite(odds).all() and narrow):
-        return _Weights(math.inf, (math.inf,) * 3, starts, ahead)
+        return _Weights(math.inf, (math.inf, math.inf, math.inf), starts, ahead)
     return _Weights(log_z, (float(odds[0]), float(odds[1]), float(odds[2])), starts, ahead)
 
 
