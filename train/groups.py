@@ -6,7 +6,7 @@ stay as they are (proofs/released_numbers.md, section 6).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -134,6 +134,8 @@ def partition(params, given, clip_norm: float, model: Any = None) -> tuple[Group
 def _shares(norms, number: int, clip_norm: float) -> tuple[Fraction, ...]:
     if norms is None:
         return (Fraction(1, number),) * number
+    if isinstance(norms, str) or not isinstance(norms, Iterable):
+        raise ValueError(f"clip_groups norms must be a list of numbers, was {norms!r}")
     squares = [Fraction(_validate.positive_number("clip_groups norm", norm)) ** 2 for norm in norms]
     if len(squares) != number:
         raise ValueError(f"clip_groups must have a norm for each of {number} filters, had {len(squares)}")

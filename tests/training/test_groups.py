@@ -4,6 +4,7 @@ import functools
 import json
 import math
 from fractions import Fraction
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -204,6 +205,7 @@ def test_partitions():
         (ClipGroups([...], (1.0, 1.0)), "clip_groups must have a norm for each of 1 filters, had 2"),
         (ClipGroups([...], (1.1,)), "add up to at most 1^2, the clip norm's, had 1.1^2"),
         (ClipGroups([...], (0.0,)), "clip_groups norm must be"),
+        (ClipGroups([...], cast(Any, 0.5)), "clip_groups norms must be a list of numbers, was 0.5"),
     ],
 )
 def test_what_is_no_partition_is_refused(given, said):
