@@ -247,6 +247,7 @@ def calibrate_command(
     | None = None,
     plot: str | None = None,
     force: bool = False,
+    verbose: bool = False,
     json: bool = False,
 ) -> int:
     """Find and certify the noise multiplier of a run, or certify the one given.
@@ -275,6 +276,7 @@ def calibrate_command(
         balls-in-bins with one band.
       plot: write what the plan says of delta at other epsilons to this PNG.
       force: let --out replace a file that is not a plan.
+      verbose: print also every item that was put aside, how it was drawn and what was computed again.
       json: print the plan as one JSON object.
     """
     _check_target(epsilon, delta, advantage)
@@ -327,7 +329,7 @@ def calibrate_command(
         )
     # What was found is shown first: a disk that has filled up since does not lose it.
     try:
-        _print(plan.to_json() if json else describe(plan), json)
+        _print(plan.to_json() if json else describe(plan, verbose), json)
         sys.stdout.flush()
     finally:  # nor does a reader that has had enough, as `| head`
         if out:
@@ -352,6 +354,7 @@ def verify_command(
     plot: str | None = None,
     force: bool = False,
     replay: bool = False,
+    verbose: bool = False,
     json: bool = False,
 ) -> int:
     """Verify a plan again with fresh randomness, whole or one shard of many.
@@ -371,6 +374,7 @@ def verify_command(
       proposal: insist on a law to draw from, such as plain.
       plot: write how the evidence grew with draws to this PNG.
       force: let --out replace a file that is not a part.
+      verbose: print also every item that was put aside and how it was drawn.
       json: print the evidence as one JSON object.
     """
     from jaxacct import shards
@@ -380,6 +384,7 @@ def verify_command(
         _refuse("without shard", run_key=run_key, samples=samples, out=out, force=force or None)
     else:
         whole = dict(max_samples=max_samples, rule=rule, proposal=proposal, plot=plot, json=json or None)
+        whole |= dict(verbose=verbose or None)
         _refuse("together with shard", **whole)
         if run_key is None or samples is None or out is None:
             raise ValueError("shard needs run_key, samples and out as well")
@@ -390,6 +395,7 @@ def verify_command(
         _validate.positive_integer("max_samples", max_samples)
     if replay:
         fresh = dict(shard=shard, max_samples=max_samples, rule=rule, proposal=proposal, plot=plot)
+        fresh |= dict(verbose=verbose or None)
         _refuse("together with replay", **fresh, checkpoint_dir=checkpoint_dir)
     _check_plot(plot)
     loaded = jaxacct.Plan.load(plan)
@@ -430,7 +436,7 @@ def verify_command(
     if json:
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
-        _print_evidence(loaded, evidence)
+        _print_evidence(loaded, evidence, verbose)
     _draw(plot, "verification", loaded, evidence)
     return 0 if evidence.accepted else 1
 
@@ -508,7 +514,7 @@ def merge_command(
     if json:
         _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
     else:
-        _print_evidence(reference, evidence)
+        _print_evidence(reference, evidence, verbose=False)
     if merged is not None and out:
         merged.save(out)
     return 0 if evidence.accepted else 1
@@ -641,22 +647,26 @@ def strategy_command(
 
 
 def show_command(
-    plan: Annotated[str, tyro.conf.Positional], plot: str | None = None, json: bool = False
+    plan: Annotated[str, tyro.conf.Positional],
+    plot: str | None = None,
+    verbose: bool = False,
+    json: bool = False,
 ) -> int:
     """Print a plan after checking it.
 
     Args:
       plan: file written by calibrate, by `jaxacct tradeoff` or by training with DiceSGD.
       plot: write what the plan says of delta at other epsilons to this PNG.
+      verbose: print also every item that was put aside, how it was drawn and what was computed again.
       json: print it as one JSON object.
     """
     _check_plot(plot)
     other = _of_another_kind(plan)
     if other is not None:
-        _refuse(f"for a plan of {other}", plot=plot)
+        _refuse(f"for a plan of {other}", plot=plot, verbose=verbose or None)
         return _show_other(plan, json)
     loaded = jaxacct.Plan.load(plan)
-    _print(loaded.to_json() if json else describe(loaded), json)
+    _print(loaded.to_json() if json else describe(loaded, verbose), json)
     _draw(plot, "profile", loaded)
     return 0
 
@@ -739,15 +749,16 @@ def tradeoff_command() -> int:
     raise ValueError("tradeoff must be followed by convert, general, last-iterate or show")
 
 
-def _print_evidence(plan: "jaxacct.Plan", evidence) -> None:
+def _print_evidence(plan: "jaxacct.Plan", evidence, verbose: bool) -> None:
     from jaxacct.verification.certificates import BothDirections
 
-    print("\n".join(BothDirections(evidence).lines(plan.target)))
+    both = BothDirections(evidence)
+    print("\n".join((both.lines if verbose else both.verdicts)(plan.target)))
     print("verified" if evidence.accepted else "NOT verified")
 
 
-def describe(plan: "jaxacct.Plan") -> str:
-    """A plan for a person to read."""
+def describe(plan: "jaxacct.Plan", verbose: bool = False) -> str:
+    """A plan for a person to read; `verbose` with every item that was booked and how it was drawn."""
     from jaxacct import risk
 
     mechanism, advantage = plan.mechanism, risk.advantage(plan.epsilon, plan.delta)
@@ -771,12 +782,18 @@ def describe(plan: "jaxacct.Plan") -> str:
                 else f", larger ones cut: {plan.truncation_delta:.3g} of delta"
             )
         )
-    lines += plan.certificate.lines(plan.target)
-    items = plan.budget_lines()
-    spent = math.fsum(delta for _, delta in items)
-    for name, delta in [*items, ("left over", max(0.0, plan.delta - spent))]:
-        lines.append(f"{'':<22}{delta:.6g} of delta: {name}")
-    lines += [f"{'':<22}{line}" for line in plan.checked()]
+    if verbose:
+        lines += plan.certificate.lines(plan.target)
+        items = plan.budget_lines()
+        spent = math.fsum(delta for _, delta in items)
+        for name, delta in [*items, ("left over", max(0.0, plan.delta - spent))]:
+            lines.append(f"{'':<22}{delta:.6g} of delta: {name}")
+        lines += [f"{'':<22}{line}" for line in plan.checked()]
+    else:
+        lines += plan.certificate.verdicts(plan.target)
+        lines.append(
+            f"{'more':<22}--verbose: every item put aside, how it was drawn, what was computed again"
+        )
     if plan.choice is not None:
         lines += ["", plan.choice.statement()]
     return "\n".join(lines)

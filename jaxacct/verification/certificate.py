@@ -30,7 +30,11 @@ class Certificate(abc.ABC):
 
     @abc.abstractmethod
     def lines(self, target: Target) -> list[str]:
-        """What it says, for people."""
+        """All that it says, for people."""
+
+    def verdicts(self, target: Target) -> list[str]:
+        """The same in short: what was decided, and on how many draws."""
+        return self.lines(target)
 
 
 class PlanCertificate(Certificate):

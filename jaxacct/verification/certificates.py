@@ -66,13 +66,20 @@ class BothDirections(PlanCertificate):
         return self.fields() | {"evidence": dataclasses.asdict(self.evidence)}
 
     def lines(self, target: Target) -> list[str]:
+        return self._spent() + [line for direction in DIRECTIONS for line in self.of(direction).lines(target)]
+
+    def verdicts(self, target: Target) -> list[str]:
+        return self._spent() + [
+            line for direction in DIRECTIONS for line in self.of(direction).verdicts(target)
+        ]
+
+    def _spent(self) -> list[str]:
         evidence, budget = self.evidence, self.evidence.budget
-        said = [
+        return [
             f"budget                delta_v {budget.delta_v:.6g} + failure probability "
             f"{budget.failure_probability:.3g} = {budget.delta:.6g} ({evidence.rule} rule, "
             f"{evidence.seconds:.1f} s)"
         ]
-        return said + [line for direction in DIRECTIONS for line in self.of(direction).lines(target)]
 
     def how(self, target: Target) -> str:
         delta = exact(target.delta)

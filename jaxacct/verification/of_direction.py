@@ -121,15 +121,23 @@ class OfDirection(Certificate):
     def lines(self, target: Target) -> list[str]:
         del target
         seen = self.seen
-        verdict = "accepted" if seen.accepted else "not accepted"
         said = [
-            f"{seen.direction:<22}{verdict}: {seen.reason}; {seen.proposal}, {seen.num_samples:,} samples, "
+            f"{self._verdict}; {seen.proposal}, {seen.num_samples:,} samples, "
             f"scale {seen.scale:.3g}, estimate {seen.estimate:.3g}, rounding margin {seen.margin:.2g}"
         ]
         if seen.num_samples:
             prices = ", ".join(f"{name} {count:,.0f}" for name, count in seen.predicted_samples.items())
             said.append(f"{'':<22}predicted samples before drawing: {prices}")
         return said + [f"{'':<22}{line.in_words}" for line in seen.lines if line.amount > 0]
+
+    def verdicts(self, target: Target) -> list[str]:
+        del target
+        return [self._verdict + (f", {self.seen.num_samples:,} samples" if self.seen.num_samples else "")]
+
+    @property
+    def _verdict(self) -> str:
+        verdict = "accepted" if self.seen.accepted else "not accepted"
+        return f"{self.seen.direction:<22}{verdict}: {self.seen.reason}"
 
 
 def margin_flaw(seen: DirectionEvidence, fresh: DirectionEvidence) -> str | None:
