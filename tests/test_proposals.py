@@ -304,3 +304,25 @@ def test_normalizers_of_two_replicas_made_block_by_block(
     by_blocks = b_min_sep._backward(mechanism, 2, with_hazards=False)[0]
     assert blocks == [1]
     assert by_blocks == pytest.approx(by_steps, rel=1e-12, abs=1e-14)
+
+
+def test_replicas_that_float32_cannot_tell_apart_cost_more_or_are_refused(monkeypatch):
+    """Strong attraction makes somebody joining nearly certain: nobody is off by more than what is booked.
+
+    The last step with all four free: j take part with weight C(4, j) p^j q^{4-j} E^{j(j-1)/2}.
+    """
+    p, m, sigma = 0.02, 4, 0.5
+    mechanism = Mechanism(BMinSep(4, 2, p, warm_start=False), BandedToeplitz((1.0, 0.5)), sigma)
+    pairs = [math.exp(j * (j - 1) / 2 / sigma**2) for j in range(m + 1)]
+    exact = np.array([math.comb(m, j) * p**j * (1 - p) ** (m - j) * pairs[j] for j in range(m + 1)])
+    reached = np.cumsum((exact[:0:-1] / exact.sum()).astype(np.float32), dtype=np.float32)
+    nobody = 1 - float(reached[-1])
+    off = abs(nobody / (exact[0] / exact.sum()) - 1)
+    assert 1e-4 < off < b_min_sep.errors(mechanism, m)[0]
+    monkeypatch.setattr(b_min_sep, "_SMALL_TABLES", 0)
+    assert off > b_min_sep.errors(mechanism, m)[0]
+    with pytest.raises(ValueError, match="4 replicas must attract each other less: float32"):
+        b_min_sep.tables(mechanism, m)
+    # As it is used, by default, with strong attraction as well.
+    common = Mechanism(BMinSep(200, 16, 0.02), BandedToeplitz.square_root(8), 0.45)
+    assert b_min_sep.tables(common, 2)["hazards"]

@@ -38,6 +38,7 @@ from jaxacct.schemes.replicas.base import (
 
 # Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
 MAX_TABLE_BYTES = 2.5e9
+_SMALL_TABLES = 1e6  # bytes that take some milliseconds
 
 
 def table_bytes(mechanism: Attracting, m: int) -> float:
@@ -71,7 +72,8 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
     Waits as in `BMinSep.draw_error`, of one walk for all replicas. A candidate is kept with a float32 ratio
     against a uniform that is as fine near 0, so the hazard of a step is off by some roundings of itself, and
-    the chance of none by that over 1 - p. The m starts have thresholds of 2^-32 steps.
+    the chance of none by that over 1 - p. The m starts have thresholds of 2^-32 steps. Where attraction is so
+    strong that more is needed, small tables are looked at and it is booked; with large ones `tables` refuses.
     """
     if _by_age(mechanism, m):
         return aged.errors(mechanism)
@@ -80,7 +82,16 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     if (lift := log_lift(mechanism, m)) > 0:
         p = p / (p + (1 - p) * math.exp(-lift))  # what becomes of it where nobody else takes part
     roundings = 20 * m * walks * (1.0 if p <= 0.5 else 0.5 / max(1 - p, 1e-300))
-    return math.expm1(min(600.0, 2.0**-24 * roundings)), m * scheme.min_separation * 2.0**-32
+    relative = math.expm1(min(600.0, 2.0**-24 * roundings))
+    if table_bytes(mechanism, m) <= _SMALL_TABLES:
+        relative = max(relative, _needed_of(mechanism, m))
+    return relative, m * scheme.min_separation * 2.0**-32
+
+
+@functools.lru_cache(maxsize=256)
+def _needed_of(mechanism: Attracting, m: int) -> float:
+    arrays = _backward(mechanism, m, with_hazards=True)[1]
+    return 0.0 if arrays is None else _needed(mechanism, m, arrays)
 
 
 @functools.lru_cache(maxsize=256)
@@ -99,7 +110,43 @@ def tables(mechanism: Attracting, m: int) -> dict:
     arrays = _backward(mechanism, m, with_hazards=True)[1]
     if arrays is None:
         raise OverflowError(f"the tables of {m} replicas overflow")
+    needed, booked = _needed(mechanism, m, arrays), errors(mechanism, m)[0]
+    if not needed <= booked:
+        raise ValueError(
+            f"{m} replicas must attract each other less: float32 draws would be {needed:.2g} off their law, "
+            f"beyond the {booked:.2g} that is put aside"
+        )
     return arrays
+
+
+def _needed(mechanism: Attracting, m: int, arrays) -> float:
+    """How far off the law of `draw_positions` can be, relative, with these tables.
+
+    Hazards are added up in float32 from all m taking part down to one, and what is left is nobody: each is
+    off by some roundings of the sum that it ends. Where attraction makes all the others likely a rare one is
+    that much further off. With p = 1 all is certain.
+    """
+    scheme = mechanism.scheme
+    if scheme.sampling_probability == 1:
+        return 0.0
+    nobody = somebody = 0.0
+    b = scheme.min_separation
+    for hazards, codes in ((arrays["hazards"], b), (arrays["virtual_hazards"], 2 * b - 1)):
+        if hazards is None:
+            continue
+        which = [move.which for move in moves(b, m, codes)][1:]
+        hazards = [np.asarray(hazard, np.float64) for hazard in hazards]
+        reached = np.zeros((len(hazards[0]), math.comb(codes + m - 2, m - 1)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for hazard, places in reversed(list(zip(hazards, which, strict=True))):
+                places = places[: hazard.shape[1]]
+                reached[:, places] += hazard
+                shares = np.where(hazard > 0, reached[:, places] / hazard, 0.0)
+                somebody = max(somebody, float(shares.max(initial=0.0)))
+            nobody = max(nobody, float((reached / np.maximum(1 - reached, 0.0)).max()))
+    steps, most = scheme.iterations, m * scheme.max_participations
+    relative = 2.0**-24 * (m + 2) * (steps * nobody + most * somebody)
+    return math.expm1(min(600.0, relative)) if relative >= 0 else math.inf
 
 
 def _by_age(mechanism: Attracting, m: int) -> bool:
