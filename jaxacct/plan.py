@@ -285,7 +285,7 @@ class Plan:
         """Estimated delta at each of `epsilons` (natural log) from the stored histograms of losses.
 
         An estimate without a guarantee, of both directions where both were drawn: binned losses rounded
-        pessimistically. NaN where no loss was stored.
+        pessimistically, of the mechanism alone where another is composed in. NaN where no loss was stored.
         """
         return self.certificate.profile(self.mechanism, self.target, np.asarray(epsilons, float))
 
