@@ -11,13 +11,13 @@ from jaxacct.batch_sizes import Overflow, batch_sizes, overflow
 from jaxacct.individual.gdp import gdp_delta
 from jaxacct.records import exact
 from jaxacct.schemes import Poisson
-from jaxacct.tradeoff.plan import _Stored
+from jaxacct.stored_plan import StoredPlan
 
 SAMPLING = ("shuffling", "poisson")
 
 
 @dataclass(frozen=True)
-class DicePlan(_Stored):
+class DicePlan(StoredPlan):
     """DiceSGD under a guarantee for the whole released history; zero-out adjacency.
 
     In the neighbouring data set one example's gradients are zero. The bound for shuffled batches does not use

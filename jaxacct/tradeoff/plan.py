@@ -4,14 +4,13 @@ A plan says who it holds against (`terms`), whether it holds (`certified`), what
 and which procedure of the trainer realises it (`training`).
 """
 
-import json
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from jaxacct import _validate
-from jaxacct.files import read_json, write_atomically
 from jaxacct.kernels.randomness import checked_key
 from jaxacct.records import exact
+from jaxacct.stored_plan import StoredPlan
 from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma
 from jaxacct.tradeoff.calibration import METHODS, calibrate_noise
 from jaxacct.tradeoff.laws import SamplerLaw
@@ -25,46 +24,8 @@ from jaxacct.tradeoff.mixture_certificate import (
 from jaxacct.tradeoff.terms import Terms, last_iterate, sampling_revealed
 
 
-class _Stored:
-    """JSON of a frozen dataclass of plain values, with a schema and no field missing or added."""
-
-    schema: ClassVar[str] = ""
-    training: ClassVar[str] = ""
-    """What realises it: the name of a procedure of `train.loop`."""
-
-    def to_json(self) -> dict:
-        """As JSON values."""
-        return {"schema": self.schema, **asdict(self)}  # pyright: ignore
-
-    @classmethod
-    def from_json(cls, data: dict):
-        """The plan in JSON values; ValueError for another thing, or a plan whose promise does not hold."""
-        names = {field.name for field in fields(cls)}  # pyright: ignore
-        if data.get("schema") != cls.schema or set(data) != names | {"schema"}:
-            raise ValueError(f"plan must have schema {cls.schema} and its fields, had {data.get('schema')!r}")
-        try:
-            found = cls(**{name: data[name] for name in names})
-            certified = found.certified  # pyright: ignore
-        except TypeError as error:
-            raise ValueError(f"plan has a field of a wrong type: {error}") from None
-        except ArithmeticError as error:
-            raise ValueError(f"plan has a number that cannot be computed with: {error}") from None
-        if not certified:
-            raise ValueError("plan must hold: its noise does not give its epsilon at its delta")
-        return found
-
-    def save(self, path) -> None:
-        """Write it to a file, whole or not at all."""
-        write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
-
-    @classmethod
-    def load(cls, path):
-        """Read it from a file, and check it."""
-        return cls.from_json(read_json(path, "plan"))
-
-
 @dataclass(frozen=True)
-class GeneralPlan(_Stored):
+class GeneralPlan(StoredPlan):
     """Generalised DP-SGD under a guarantee against whoever sees the sampling (arXiv 2212.05796).
 
     Attributes:
@@ -180,8 +141,6 @@ class SampledGeneralPlan(GeneralPlan):
 
     def __post_init__(self):
         super().__post_init__()
-        if isinstance(self.evidence, dict):  # as JSON gives it back
-            object.__setattr__(self, "evidence", MixtureEvidence(**self.evidence))
         if not isinstance(self.evidence, MixtureEvidence):
             raise ValueError(f"evidence must be draws of the law, was {type(self.evidence).__name__}")
 
@@ -258,7 +217,7 @@ class SampledGeneralPlan(GeneralPlan):
 
 
 @dataclass(frozen=True)
-class LastIteratePlan(_Stored):
+class LastIteratePlan(StoredPlan):
     """Noisy gradient descent on convex losses of which only the last iterate is released (arXiv 2403.00278).
 
     Attributes:
