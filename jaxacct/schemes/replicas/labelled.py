@@ -1,0 +1,123 @@
+"""Two replicas where a state also holds with which label the barred one took part.
+
+A label is a count, or whether the step was cut: what a participation attracts depends on it. It is 1 and on
+for a participation, 0 for none, and for the virtual history of a warm start, which does not interact.
+`U_i(s, a)` is the total weight from step i on when one replica is free and the other, of label a, barred for
+s more steps; s = 0 when both are free. A module says what may happen at a step (`Chain`), and has weights,
+tables and draws from here.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import threefry
+from jaxacct.schemes.replicas.base import draw_index, start_law, thresholds_of
+
+
+class Chain(NamedTuple):
+    """What may happen, step by step.
+
+    Attributes:
+      sampling: who is sampled when: a `BMinSep`, or what has its fields.
+      labels: how many there are, 0 included.
+      alone: (weights, step) -> (b - 1, labels, labels): of every state (s, a), s >= 1, the weight of the free
+        replica waiting (0) or taking part with each label.
+      together: (weights, step) -> (outcomes,): of two free replicas; all that may happen to them.
+    """
+
+    sampling: Any
+    labels: int
+    alone: Callable[[np.ndarray, int], np.ndarray]
+    together: Callable[[np.ndarray, int], np.ndarray]
+
+
+def backward(chain: Chain) -> tuple[float, np.ndarray]:
+    """(ln Z, U of shape (n + b, b, labels)), backwards in time; float64, inf where Z overflows."""
+    n, b = chain.sampling.iterations, chain.sampling.min_separation
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        weights = np.ones((n + b, b, chain.labels))
+        for i in range(n - 1, -1, -1):
+            if b > 1:
+                weights[i, 1:] = chain.alone(weights, i).sum(axis=-1)
+            weights[i, 0] = chain.together(weights, i).sum()
+        total = _starts(chain.sampling, weights).sum() if _warm(chain.sampling) else weights[0, 0, 0]
+        log_z = float(np.log(total))
+    return (log_z if math.isfinite(log_z) else math.inf), weights
+
+
+def tables(chain: Chain, weights: np.ndarray) -> dict:
+    """The arrays that `walk` needs, from the weights of `backward`."""
+    n, b = chain.sampling.iterations, chain.sampling.min_separation
+    together = np.stack([_law(chain.together(weights, i)) for i in range(n)])
+    arrays = {"together": thresholds_of(together), "alone": None, "starts": None}
+    if b > 1:
+        arrays["alone"] = thresholds_of(np.stack([_law(chain.alone(weights, i)) for i in range(n)]))
+    if _warm(chain.sampling):
+        joint = _starts(chain.sampling, weights)
+        arrays["starts"] = [thresholds_of(_law(joint.sum(axis=1))), thresholds_of(_law(joint))]
+    return arrays
+
+
+def _warm(sampling) -> bool:
+    return sampling.warm_start and sampling.min_separation > 1
+
+
+def _law(weights: np.ndarray) -> np.ndarray:
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _starts(sampling, weights: np.ndarray) -> np.ndarray:
+    """(b, b): the weights of the two replicas' initial bars under a warm start."""
+    b, n = sampling.min_separation, sampling.iterations
+    law = start_law(sampling)
+    first, second = np.indices((b, b))
+    reach = weights[np.minimum(np.minimum(first, second), n), np.abs(first - second), 0]
+    return law[:, None] * law * reach
+
+
+def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
+    """Go through the steps once.
+
+    Args:
+      keys: three JAX keys.
+      sampling: of the `Chain`; static.
+      arrays: `tables`.
+      num_samples: static.
+      labels_of: (num_samples,) outcome of `Chain.together` -> (2, num_samples) labels.
+      seen: (2, num_samples) labels at a step, 0 for who does not take part -> what is kept of them.
+
+    Returns:
+      What `seen` gives, the steps as a new first axis.
+    """
+    n, b = sampling.iterations, sampling.min_separation
+    bars = jnp.zeros((2, num_samples), jnp.int32)
+    if arrays["starts"] is not None:
+        first = draw_index(keys[0], arrays["starts"][0], num_samples)
+        bars = jnp.stack([first, draw_index(keys[1], arrays["starts"][1][first], num_samples)])
+    steps = {"bits": threefry.bits_32(keys[2], (n, num_samples, 1)), "together": arrays["together"]}
+    if arrays["alone"] is not None:
+        steps["alone"] = arrays["alone"]
+
+    def step(state, at):
+        bars, labels = state
+        free = bars == 0
+        outcome = jnp.sum(at["bits"] >= at["together"], axis=-1).astype(jnp.int32)
+        joined = jnp.where(free.all(axis=0), labels_of(outcome), 0)
+        if b > 1:
+            # The other one's bar and label decide; whoever is barred does not join.
+            other, history = bars[::-1], labels[::-1]
+            waits = free & (other > 0)
+            row = jnp.maximum(bars.max(axis=0), 1) - 1
+            thresholds = at["alone"][row, jnp.where(waits, history, 0).max(axis=0)]
+            alone = jnp.sum(at["bits"] >= thresholds, axis=-1).astype(jnp.int32)
+            joined = jnp.where(waits, alone, joined)
+        labels = jnp.where(joined > 0, joined, labels)
+        bars = jnp.maximum(jnp.where(joined > 0, b, bars) - 1, 0)
+        return (bars, labels), seen(joined)
+
+    return jax.lax.scan(step, (bars, jnp.zeros_like(bars)), steps)[1]
