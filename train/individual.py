@@ -39,7 +39,7 @@ from jaxacct.records import exact
 
 from .clipping import admitted_gradient_sum
 from .loss import Loss, as_loss
-from .noise import NoiseState
+from .noise import Fresh, NoiseState
 from .optimizers import Privatizer
 from .sampler import Sampler, SamplerState
 from .step import PrivateStep, StepInfo, TrainState, advance
@@ -378,7 +378,7 @@ class IndividualStep(PrivateStep):
             return tracker.step(records, norms)
 
         def step(
-            state: IndividualTrainState, rows, sampled, loss: Loss
+            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None
         ) -> tuple[IndividualTrainState, StepInfo]:
             found, records = admitted_gradient_sum(
                 loss.at(state.noise.step),
@@ -392,7 +392,7 @@ class IndividualStep(PrivateStep):
                 normalize=normalize,
                 has_aux=has_aux,
             )
-            after, info = advance(private, optimizer, TrainState(*state[:3]), found, sampled)
+            after, info = advance(private, optimizer, TrainState(*state[:3]), found, sampled, fresh)
             return IndividualTrainState(*after, records), info
 
         super().__init__(step, as_loss(loss), private, optimizer)

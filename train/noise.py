@@ -41,6 +41,21 @@ class NoiseState(NamedTuple):
     """(8,) uint32: the draws of a step depend on it and the step alone."""
 
 
+class Fresh(NamedTuple):
+    """Normals of one step, drawn before it; secret."""
+
+    step: Any
+    """() int32."""
+    key: Any
+    """(8,) uint32."""
+    normals: jax.Array
+    """(parameters,) float64, as `standard_normals` gives them."""
+
+    def are_of(self, state: NoiseState) -> jax.Array:
+        """() bool: whether they are this state's."""
+        return (state.step == self.step) & (state.key == self.key).all()
+
+
 def init(strategy: Strategy, params, key) -> NoiseState:
     """The state before the first step; the buffer is sharded like the parameters.
 
@@ -71,7 +86,9 @@ def largest_levels(strategy: Strategy, iterations: int) -> float:
     return float((2**31 - 1) / (1.001 * _stream_of(strategy).reach(iterations) * LARGEST))
 
 
-def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple[Any, NoiseState]:
+def draw(
+    strategy: Strategy, levels: float, state: NoiseState, params, fresh: Fresh | None = None
+) -> tuple[Any, NoiseState]:
     """`W_t`, a pytree like `params` in int32, and the state after it. Jittable, exact whatever the x64 flag.
 
     Args:
@@ -79,15 +96,17 @@ def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple[
       levels: standard deviation of `z` in grid units, from 2^8 to `largest_levels`.
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
+      fresh: the normals of this step; drawn here if it is None. They must be `fresh.are_of(state)`.
     """
     leaves, structure = jax.tree.flatten(params)
     sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
-    fresh = jax.lax.split(standard_normals(state.key, state.step, sum(sizes)), sizes)
+    normals = standard_normals(state.key, state.step, sum(sizes)) if fresh is None else fresh.normals
+    parts = jax.lax.split(normals, sizes)
     stream = _stream_of(strategy)
     with jax.enable_x64(True):
         draw_leaf = stream.at(levels, state.step)
         rings = jax.tree.leaves(state.recent)
-        both = [draw_leaf(z.reshape(ring.shape[1:]), ring) for z, ring in zip(fresh, rings, strict=True)]
+        both = [draw_leaf(z.reshape(ring.shape[1:]), ring) for z, ring in zip(parts, rings, strict=True)]
     drawn, rings = zip(*both, strict=True) if both else ((), ())
     after = NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
     return jax.tree.unflatten(structure, drawn), after
@@ -189,4 +208,4 @@ def _weighted_sum(weights, ring):
     return add(groups * _AT_A_TIME, rest, total)
 
 
-__all__ = ["NoiseState", "draw", "fresh_key", "init", "largest_levels", "standard_normals"]
+__all__ = ["Fresh", "NoiseState", "draw", "fresh_key", "init", "largest_levels", "standard_normals"]

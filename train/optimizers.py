@@ -33,18 +33,22 @@ class Privatizer:
         """The noise before the first step."""
         return noise.init(self.mechanism.strategy, params, self.key)
 
-    def update(self, updates, state: noise.NoiseState, params=None):
+    def update(self, updates, state: noise.NoiseState, params=None, *, fresh: noise.Fresh | None = None):
         """`(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
         Args:
           updates: the `GridSum` of the step; a sum on another grid, or of another clip norm, is refused.
+          fresh: the normals of this step if they are drawn already; with those of another one updates are
+            NaN.
         """
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, was {was}")
         levels = self.mechanism.noise_multiplier * 2.0**self.grid.bits
-        drawn, after = noise.draw(self.mechanism.strategy, levels, state, updates.low)
+        drawn, after = noise.draw(self.mechanism.strategy, levels, state, updates.low, fresh)
         covered = state.step < self.mechanism.scheme.iterations
+        if fresh is not None:
+            covered &= fresh.are_of(state)
         private = updates.scaled(1 / self.expected_batch_size, drawn)
         return jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), private), after
 

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .ahead import Ahead
 from .clipping import ClippedSum, clipped_gradient_sum
 from .ghost import ghost_gradient_sum
 from .groups import Groups
 from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
-from .noise import NoiseState
+from .noise import Fresh, NoiseState
 from .optimizers import Privatizer
 
 # How gradients are clipped and added up -> what does it.
@@ -47,11 +48,16 @@ class StepInfo(NamedTuple):
 
 
 class PrivateStep:
-    """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated. See `make_step`."""
+    """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated. See `make_step`.
+
+    Args:
+      function: (state, batch, mask, loss, fresh) -> (state, info), `fresh` as `advance` takes it.
+    """
 
     def __init__(self, function, loss: Loss, private: Privatizer, optimizer: optax.GradientTransformation):
         self._jitted = jax.jit(function, donate_argnums=0)
         self._loss, self._private, self._optimizer = loss, private, optimizer
+        self._ahead = Ahead(private.mechanism.scheme.iterations)
 
     def init(self, params) -> TrainState:
         """The state before the first step, with the dtypes that every later one has.
@@ -73,11 +79,13 @@ class PrivateStep:
         raise ValueError("optimizer must keep the dtypes of its state from step to step")
 
     def __call__(self, state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
-        return self._jitted(state, batch, mask, self._loss)
+        after, info = self._jitted(state, batch, mask, self._loss, self._ahead.take(state.noise))
+        self._ahead.begin(after.noise, info.loss)
+        return after, info
 
     def lower(self, state: TrainState, batch, mask):
-        """The step as a program, `jax.stages.Lowered`."""
-        return self._jitted.lower(state, batch, mask, self._loss)
+        """The step as a program, `jax.stages.Lowered`; it draws its noise itself."""
+        return self._jitted.lower(state, batch, mask, self._loss, None)
 
 
 def make_step(
@@ -115,7 +123,7 @@ def make_step(
             f"{type(private).__name__}"
         )
 
-    def step(state: TrainState, batch, mask, loss: Loss) -> tuple[TrainState, StepInfo]:
+    def step(state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None) -> tuple[TrainState, StepInfo]:
         found = clip_and_sum(
             loss.at(state.noise.step),
             state.params,
@@ -128,7 +136,7 @@ def make_step(
             has_aux=has_aux,
             groups=groups,
         )
-        return advance(private, optimizer, state, found, mask)
+        return advance(private, optimizer, state, found, mask, fresh)
 
     return PrivateStep(step, as_loss(loss), private, optimizer)
 
@@ -141,10 +149,19 @@ def clipping_of(name: str) -> Callable[..., ClippedSum]:
 
 
 def advance(
-    private: Privatizer, optimizer: optax.GradientTransformation, state: TrainState, found: ClippedSum, mask
+    private: Privatizer,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    found: ClippedSum,
+    mask,
+    fresh: Fresh | None = None,
 ) -> tuple[TrainState, StepInfo]:
-    """The state after noise on the sum that was found, and the optimizer; what to log privately."""
-    gradient, noise = private.update(found.total, state.noise)
+    """The state after noise on the sum that was found, and the optimizer; what to log privately.
+
+    Args:
+      fresh: the step's normals, if they are drawn already.
+    """
+    gradient, noise = private.update(found.total, state.noise, fresh=fresh)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     real = jnp.maximum(1, mask.sum())

@@ -1,0 +1,103 @@
+"""Normals drawn by a thread for the step that comes: those that its own program would have drawn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from train import ahead
+from train.noise import Fresh, standard_normals
+from train.optimizers import privatize
+from train.step import make_step
+
+KEY = np.arange(8, dtype=np.uint32)
+STEPS = 4
+ROWS, MASK = np.ones((2, 3), np.float32), np.ones(2, bool)
+PRIVATE = privatize(
+    Mechanism(BMinSep(STEPS, 2, 0.5), BandedToeplitz((1.0, 0.4)), 1.0),
+    clip_norm=1.0,
+    expected_batch_size=2.0,
+    key=KEY,
+)
+
+
+@pytest.fixture
+def threaded(monkeypatch):
+    monkeypatch.setattr(ahead, "_FEWEST", 1)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return new_step()
+
+
+def new_step():
+    return make_step(lambda params, x: (params * x).sum(), PRIVATE, optax.sgd(1.0), microbatch_size=2)
+
+
+def begun(step, key=KEY):
+    state = step.init(jnp.zeros(3))
+    return state._replace(noise=state.noise._replace(key=jnp.asarray(key)))
+
+
+def params_of(step, states):
+    """Parameters after each of all steps, of states that take turns."""
+    seen = []
+    for _ in range(STEPS):
+        states = [step(state, ROWS, MASK)[0] for state in states]
+        seen.append([np.asarray(state.params) for state in states])
+    return np.array(seen)
+
+
+@pytest.fixture(scope="module")
+def expected(step):
+    """Of two keys, drawn inside of the program: too few parameters for a thread."""
+    return params_of(step, [begun(step), begun(step, KEY + 1)])
+
+
+def test_what_is_trained_is_the_same(step, expected, threaded):
+    np.testing.assert_allclose(params_of(step, [begun(step)])[:, 0], expected[:, 0], rtol=1e-6)
+    assert step._ahead._coming is None  # nothing beyond the last step
+
+
+def test_states_that_take_turns_get_the_noise_of_their_own_keys(step, expected, threaded):
+    """Normals drawn for the state before would win: releases with the same noise give their difference."""
+    np.testing.assert_allclose(params_of(step, [begun(step), begun(step, KEY + 1)]), expected, rtol=1e-6)
+
+
+def test_who_goes_on_from_a_state_draws_what_the_run_would_have_drawn(step, threaded):
+    state, _ = step(begun(step), ROWS, MASK)
+    kept = jax.tree.map(np.asarray, state)  # as a checkpoint holds it
+    state, _ = step(state, ROWS, MASK)
+    again, _ = new_step()(jax.tree.map(jnp.asarray, kept), ROWS, MASK)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("number", "key"), [(1, KEY), (0, KEY + 1)])
+def test_normals_of_another_step_or_key_release_nothing(step, number, key, expected):
+    state = begun(step)
+    wrong = Fresh(np.int32(number), key, standard_normals(key, number, 3))
+    after, _ = step._jitted(state, ROWS, MASK, step._loss, wrong)
+    assert np.isnan(after.params).all()
+
+
+def test_a_draw_waits_for_the_step_before_the_last(step, threaded, monkeypatch):
+    """However far steps are dispatched ahead, three vectors of normals are in memory at most."""
+    waited = []
+    monkeypatch.setattr(ahead.jax, "block_until_ready", waited.append)
+    state, infos = begun(step), []
+    for _ in range(STEPS):
+        state, info = step(state, ROWS, MASK)
+        infos.append(info.loss)
+    assert waited[:2] == [None, None]
+    assert all(a is b for a, b in zip(waited[2:], infos, strict=False))
+    assert len(waited) == STEPS
+
+
+def test_no_thread_inside_of_another_program(step, threaded):
+    after, _ = jax.jit(step)(begun(step), ROWS, MASK)
+    assert np.isfinite(after.params).all()
+    assert step._ahead._given is None
