@@ -202,6 +202,19 @@ def power_lines(
     return _lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, -(-replicas // number), of)
 
 
+def pair_lines(
+    mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float
+) -> tuple[BudgetLine, ...]:
+    """The lines for draws of so many replicas in pairs, of weights `ln Z - (replicas - number) L_1` and less.
+
+    Those of `power_lines`, whose weights have more of both losses. Given the outputs, a user's own vectors
+    have another law here than there, so that outputs at which they are rare are booked besides.
+    """
+    own = (_DELTA_SHARE * delta_v) ** 2
+    line = BudgetLine("outputs of rare participations of a user's own", "delta", own, _SOURCE + "7")
+    return (*power_lines(mechanism, delta_v, replicas, log_normalizer), line)
+
+
 @functools.lru_cache(maxsize=512)
 def busier_lines(
     mechanism: Mechanism,

@@ -18,6 +18,7 @@ from jaxacct.proposals.composed import (
 )
 from jaxacct.proposals.cuts import cut_called, cut_candidates
 from jaxacct.proposals.half_space import half_space_called, half_space_candidates
+from jaxacct.proposals.pairs import pair_candidates, pairs_called
 from jaxacct.proposals.powers import power_called, power_candidates
 from jaxacct.proposals.replicas import replica_called, replica_candidates
 from jaxacct.statistics import bounds
@@ -54,6 +55,7 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
         Family(replica_candidates, replica_called),
         Family(power_candidates, power_called),
         Family(busier_candidates, busier_called),
+        Family(pair_candidates, pairs_called),
         _cuts(Direction.REMOVE),
     ),
     Direction.ADD: (Family(half_space_candidates, half_space_called), _cuts(Direction.ADD)),

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BMinSep, Budget, IndependentAttribution, Mechanism, Poisson, Toeplitz, TruncatedBMinSep
+from jaxacct import (
+    BMinSep,
+    Budget,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    Toeplitz,
+    TruncatedBMinSep,
+)
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
 from jaxacct.proposals.candidates import candidates
@@ -28,6 +37,7 @@ KINDS = {
     "m replicas where columns overlap",
     "m replicas of one example",
     "m replicas at k times the probability",
+    "m replicas in pairs",
     "zero",
     "plain, less none",
     "half-space",
@@ -38,6 +48,7 @@ MECHANISMS = [
     Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.8),
     Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
     Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
+    Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
     Mechanism(Poisson(2, 0.3), Toeplitz((0.8, 0.6)), 2.0),
     Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), IDENTITY, 2.0),
 ]

@@ -1,0 +1,293 @@
+"""Any number of replicas, drawn two by two (remove direction; proofs/proposals.md, section 2.7).
+
+Tables of more than two replicas grow fast. Let `X_ij = <C x_i, C x_j> / sigma^2` and let m players meet in a
+tournament of m - 1 rounds, everybody everybody once. By Jensen's inequality e to the sum of all X_ij is at
+most the mean over rounds of e to m - 1 times the sum of those who meet. The pairs of one round are
+independent: two replicas at the noise multiplier `sigma / sqrt(m - 1)`, of normalizer Z_2. So vectors are
+drawn pair by pair, outputs are `N(C (x_1 + .. + x_m), sigma^2 I)`, and a draw has the weight
+`Z_2^{m/2} f^{1-m} factor`, with
+
+    factor = e^{sum over i < j of X_ij} / mean over rounds of e^{(m - 1) sum over who meets of X_ij}  <=  1,
+
+so a term is at most that of m replicas with `Z_2^{m/2}` for their Z_m.
+
+Where a user has k examples that are drawn independently, f_1 is the likelihood ratio of one of them, and k of
+the m > k vectors are the user's own. What these share is taken off: a weight is `Z_2^{m/2} f_1^{k-m} factor
+e^{- what they share}`, and m / k takes the place of m in the scale, as `f <= f_1^k`
+(proofs/shared_examples.md, theorem 7).
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import randomness, threefry
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.busier import busier_candidates
+from jaxacct.proposals.overlaps import overlap_variation
+from jaxacct.proposals.powers import power_candidates
+from jaxacct.proposals.replicas import checked_replicas, log_scale, most_replicas, replica_candidates
+from jaxacct.schemes.replicas.b_min_sep import log_attractions
+from jaxacct.statistics.direction import Direction
+
+# Few numbers, so that noise multipliers that are alike are drawn for by one program.
+NUMBERS = (4, 6, 8, 12, 16, 24, 32, 48)
+# Odds of taking part up to which float32 tables tell rare outcomes apart (`replicas.b_min_sep.errors`).
+_LARGEST_ODDS = 4.0
+_UNIT = 2.0**-24
+_NAME = "{} replicas in pairs"
+
+
+def pair_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
+    """m replicas drawn two by two, with the scale at `epsilon`; m is in `NUMBERS`, above that of examples.
+
+    Raises:
+      ValueError: for another m, a scheme without replicas, or a normalizer that overflows.
+    """
+    one, number = _one(mechanism)
+    if m not in NUMBERS or m <= number:
+        raise ValueError(f"m must be one of {NUMBERS} above {number}, was {m!r}")
+    if one.is_upper_bound:
+        raise ValueError(
+            "strategy must be banded within min_separation, so that it has columns that do not overlap"
+        )
+    drawn = checked_replicas(_sharper(one, m), 2)
+    pairs = m // 2
+    log_z = pairs * drawn.log_normalizer
+    variation = pairs * (drawn.total_variation + overlap_variation(drawn.mechanism, 2))
+
+    def scale_at(other: float) -> float:
+        return log_scale(log_z, m / number, other)
+
+    def tables():
+        return {
+            "log_z": jnp.float32(log_z),
+            "arrays": drawn.tables()["arrays"],
+            "attractions": jnp.asarray(log_attractions(one), jnp.float32),
+        }
+
+    return Proposal(
+        name=_NAME.format(m),
+        direction=Direction.REMOVE,
+        mechanism=mechanism,
+        log_scale=scale_at(epsilon),
+        draw_block=_drawer(drawn.module, m),
+        tables=tables,
+        relative_error=math.expm1(pairs * math.log1p(drawn.relative_error)),
+        total_variation=variation,
+        replicas=-(-m // number),
+        scale_at=scale_at,
+        rounding_lines=(
+            None if number == 1 else lambda delta_v: rounding.pair_lines(mechanism, float(delta_v), m, log_z)
+        ),
+        log_normalizer=log_z,
+    )
+
+
+def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
+    """(the mechanism whose replicas are drawn, how many of its vectors a unit's counts are the sum of)."""
+    if mechanism.scheme.parts is None:
+        return mechanism, 1
+    one, number = mechanism.scheme.parts
+    return Mechanism(one, mechanism.strategy, mechanism.noise_multiplier), number
+
+
+def _sharper(one: Mechanism, m: int) -> Mechanism:
+    """Where two replicas attract each other m - 1 times as much."""
+    return Mechanism(one.scheme, one.strategy, one.noise_multiplier / math.sqrt(m - 1))
+
+
+def pair_candidates(
+    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
+) -> list[Proposal]:
+    """Those worth considering: where other replicas are not cheap already, the one that is drawn soonest.
+
+    Without `samples_needed` all, up to the one with the smallest scale.
+    """
+    one, number = _one(mechanism)
+    if one.scheme.side_information is not None or not one.is_stationary or most_replicas(one) < 2:
+        return []
+    best = math.inf
+    if samples_needed is not None:
+        others = [plain(mechanism, Direction.REMOVE)]
+        for family in (replica_candidates, busier_candidates) if number == 1 else (power_candidates,):
+            others += family(mechanism, epsilon, samples_needed)
+        best = min(map(samples_needed, others))
+    found: list[Proposal] = []
+    for m in NUMBERS:
+        if m <= number or best <= 0:
+            continue
+        sharper = _sharper(one, m)
+        if not (_told_apart(sharper) and math.isfinite(sharper.scheme.replicas.log_normalizer(sharper, 2))):
+            break
+        proposal = pair_proposal(mechanism, m, epsilon)
+        if found and proposal.log_scale > found[-1].log_scale:
+            break
+        found.append(proposal)
+        if samples_needed is not None and samples_needed(proposal) <= 0:
+            break
+    if samples_needed is None:
+        return found
+    found = [p for p in found if _times(p) * samples_needed(p) < best]
+    return sorted(found, key=lambda p: _times(p) * max(samples_needed(p), 1.0))[:1]
+
+
+def _times(proposal: Proposal) -> float:
+    """How many plain samples take as long as one, about: two a vector (n = 1000 and 1500, one core)."""
+    return 2.0 * proposal.replicas * _one(proposal.mechanism)[1]
+
+
+def _told_apart(sharper: Mechanism) -> bool:
+    """Whether attraction leaves somebody and nobody taking part both likely enough for float32 tables."""
+    p = getattr(sharper.scheme, "sampling_probability", 1.0)
+    return p == 1 or p * math.exp(min(600.0, float(log_attractions(sharper).max()))) <= _LARGEST_ODDS
+
+
+def pairs_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
+    """The one of that name, None for a name of another kind; ValueError as `pair_proposal`."""
+    order = re.fullmatch(r"([0-9]{1,3}) replicas in pairs", name)
+    return None if order is None else pair_proposal(mechanism, int(order[1]), epsilon)
+
+
+@functools.cache  # one function each, so that nothing compiles twice
+def _drawer(module, m: int) -> Callable[..., Draws]:
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+        normals_key, counts_key = threefry.split(key)
+        n, size = scheme.iterations, randomness.BLOCK_SIZE
+        normals = strategy.draw_normals(normals_key, n, size, dtype)
+        both, first, _ = module.draw_with_one(counts_key, one, tables["arrays"], m // 2 * size)
+        # Pairs are the rows 2 i and 2 i + 1.
+        vectors = jnp.stack([first, both - first]).reshape(2, m // 2, size, n)
+        vectors = vectors.swapaxes(0, 1).reshape(m, size, n)
+        counts = vectors.sum(axis=0).astype(dtype)
+        drawn = strategy.scores_from_normals(normals, n, sigma, counts)
+        loss = others = loss_of_scores(scheme, strategy, drawn, sigma)
+        if number > 1:
+            others = loss_of_scores(one, strategy, drawn, sigma)
+        shared = shared_rows(vectors, tables["attractions"], one.max_participations)
+        factor = log_factor(shared, number, one.max_participations)
+        return Draws(loss, tables["log_z"] - (m - number) * others + factor.astype(dtype))
+
+    return draw_block
+
+
+def shared_rows(vectors, attractions, slots: int):
+    """`X_ij`, what the i-th and the j-th vector share over sigma^2: (m, m, num_samples) float32.
+
+    Participations of one vector are b steps apart or more, so a participation of another meets at most two of
+    them: the first from its step on, and the last before. Sums of at most `2 slots` numbers that are not
+    negative, each of a few roundings.
+
+    Args:
+      vectors: (m, num_samples, iterations) float32 counts.
+      attractions: (ends, b + 1) float32, `log_attractions`.
+      slots: participations of a vector at most.
+    """
+    (ends, width), n = attractions.shape, vectors.shape[-1]
+    b = width - 1
+    steps = jnp.arange(n, dtype=jnp.int32)
+    edge = [(0, 0), (0, 0)]
+    after = jax.lax.cummin(jnp.where(vectors > 0, steps, n + b), axis=2, reverse=True)
+    after = jnp.pad(after, [*edge, (0, 1)], constant_values=n + b)
+    before = jax.lax.cummax(jnp.where(vectors > 0, steps, -b), axis=2)
+    before = jnp.pad(before, [*edge, (1, 0)], constant_values=-b)
+
+    def slot(start, _):
+        place = jnp.take_along_axis(after, jnp.minimum(start, n)[..., None], axis=2)[..., 0]
+        return place + 1, place
+
+    places = jax.lax.scan(slot, jnp.zeros(vectors.shape[:2], jnp.int32), length=slots)[1]
+    places = jnp.moveaxis(places, 0, 2)  # (m, num_samples, slots), n and above for none
+    at = jnp.minimum(places, n - 1)
+    counts = jnp.where(places < n, jnp.take_along_axis(vectors, at, axis=2), 0.0)
+
+    def with_one(one):
+        later, earlier, its_counts = (part[None] for part in one)
+
+        def met(place, of_later, lag):
+            row = jnp.clip(n - 1 - of_later, 0, ends - 1)
+            its = jnp.take_along_axis(its_counts, jnp.clip(place, 0, n - 1), axis=2)
+            return attractions[row, jnp.minimum(lag, b)] * its
+
+        following = jnp.take_along_axis(later, at, axis=2)
+        preceding = jnp.take_along_axis(earlier, at, axis=2)
+        both = met(following, following, following - at) + met(preceding, at, at - preceding)
+        return (both * counts).sum(axis=2)
+
+    return jax.lax.map(with_one, (after, before, vectors))
+
+
+def log_factor(shared, number: int, slots: int):
+    """ln of the factor of a weight, (num_samples,) float32, above what it is exactly and at most 0.
+
+    Args:
+      shared: `shared_rows`, of pairs in the rows 2 i and 2 i + 1.
+      number: how many vectors are a unit's own.
+      slots: as for `shared_rows`.
+    """
+    m = len(shared)
+    meet, own = rounds(m, number)
+
+    def add_up(which):
+        return jnp.einsum("lij,ijs->ls", jnp.asarray(which, jnp.float32), shared, precision="highest")
+
+    # No number is negative, and zeros round nothing: 2 slots + m roundings each, and a few of the numbers.
+    relative = (2 * slots + 2 * m + 20) * _UNIT
+    aligned = (m - 1) * add_up(meet)
+    total = aligned.sum(axis=0) / (m - 1)
+    raised = total + relative * total
+    lowered = _log_mean_exp(aligned) - relative * aligned.max(axis=0)
+    sizes = 1 + total + aligned.max(axis=0)
+    factor = raised - lowered
+    if number > 1:
+        apart = add_up(own)
+        factor = factor + _log_mean_exp(-apart) + relative * apart.max(axis=0)
+        sizes = sizes + apart.max(axis=0)
+    return jnp.minimum(factor + (m + 40) * _UNIT * sizes, 0.0)
+
+
+def _log_mean_exp(values):
+    return jax.nn.logsumexp(values, axis=0) - math.log(len(values))
+
+
+@functools.cache
+def rounds(m: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """For the m - 1 rounds of a tournament of m players: who meet, and which pairs are both a unit's own.
+
+    Player m - 1 stays, the others are 0 .. m - 2 in a circle: in round l those meet whose numbers add up to
+    2 l, and l meets the one that stays. Rows 2 i and 2 i + 1 meet in round 0. A unit's own are the players
+    l .. l + number - 1 of round l, so that all rounds are alike.
+
+    Returns two (m - 1, m, m) bool arrays, true for each pair of rows once.
+    """
+    circle = m - 1
+    player = np.array([m - 1, 0] + [p for i in range(1, m // 2) for p in (i, circle - i)])
+    meet, own = np.zeros((2, circle, m, m), bool)
+    for i in range(m):
+        for j in range(i + 1, m):
+            one, two = sorted((player[i], player[j]))
+            sum_ = 2 * one if two == m - 1 else one + two
+            meet[:, i, j] = (2 * np.arange(circle) - sum_) % circle == 0
+            turned = np.array([(one - np.arange(circle)) % circle, (two - np.arange(circle)) % circle])
+            own[:, i, j] = (turned < number).all(axis=0) & (two < m - 1)
+    return meet, own
+
+
+__all__ = [
+    "NUMBERS",
+    "log_factor",
+    "pair_candidates",
+    "pair_proposal",
+    "pairs_called",
+    "rounds",
+    "shared_rows",
+]

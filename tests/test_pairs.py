@@ -1,0 +1,199 @@
+"""Replicas drawn in pairs: the weights of the proof by enumeration, what draws compute, and attacks."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    CyclicPoisson,
+    FiniteToeplitz,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Toeplitz,
+    TruncatedBMinSep,
+)
+from jaxacct.proposals import candidates as offers
+from jaxacct.proposals import pairs
+from jaxacct.proposals.candidates import budget_lines, candidates, choose_candidate, proposal_by_name
+from jaxacct.verification.run import verify
+from tests.conformance.test_schemes import IDENTITY, divergences
+from tests.oracles import enumeration
+
+SIGMA = 1.1
+STRATEGY = BandedToeplitz((2.0, 1.0))
+SMALL = [
+    BMinSep(3, 2, 0.3),
+    BMinSep(4, 2, 0.4, False),
+    CyclicPoisson(4, 2, 0.5),
+    BallsInBins(5, 2),
+    MultiAttribution(2, 2, 0.3, 2),
+    IndependentAttribution(2, 2, 0.3, 2),
+    IndependentAttribution(2, 2, 0.3, 3),
+]
+
+
+def every_tuple(scheme, m: int, attraction: float | None = None, cut: bool = False):
+    """Over all m-tuples: (vectors, ln of the drawn law, ln Z, X as (m, m, tuples), ln of the factor, C).
+
+    Args:
+      attraction: in place of m - 1 in the drawn law.
+      cut: whether C has n rows.
+    """
+    one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+    law = enumeration.pattern_law(one)
+    x, p = np.array(list(law), float), np.array(list(law.values()))
+    n, times = one.iterations, m - 1 if attraction is None else attraction
+    c = enumeration.strategy_matrix(STRATEGY.array, n if cut else n + STRATEGY.bands - 1, n)
+    gram = x @ c.T @ c @ x.T / SIGMA**2
+    which = np.array(list(itertools.product(range(len(x)), repeat=m)))
+    shared = np.array([[gram[which[:, i], which[:, j]] for j in range(m)] for i in range(m)])
+    meet, own = pairs.rounds(m, number)
+    log_law = np.log(p)[which].sum(axis=1) + times * sum(shared[2 * i, 2 * i + 1] for i in range(m // 2))
+    log_z = m / 2 * math.log(np.exp(times * gram) @ p @ p)
+    total = np.einsum("ij,ijt->t", np.triu(np.ones((m, m)), 1), shared)
+    aligned = times * np.einsum("lij,ijt->lt", meet, shared)
+    apart = np.einsum("lij,ijt->lt", own, shared)
+    factor = total - np.log(np.exp(aligned).mean(axis=0)) + np.log(np.exp(-apart).mean(axis=0))
+    return x[which], log_law - log_z, log_z, shared, factor, c
+
+
+@pytest.mark.parametrize("m", [4, 6, 8, 12])
+def test_everybody_meets_everybody_once(m):
+    for number in (1, 2, 3):
+        meet, own = pairs.rounds(m, number)
+        assert (meet.sum(axis=0) == np.triu(np.ones((m, m)), 1)).all()
+        both = meet | meet.swapaxes(1, 2)
+        assert (both.sum(axis=2) == 1).all()  # one opponent a round
+        assert both[0, np.arange(0, m, 2), np.arange(1, m, 2)].all()
+        assert (own.sum(axis=(1, 2)) == math.comb(number, 2)).all()
+
+
+@pytest.mark.parametrize("scheme", SMALL, ids=str)
+def test_the_density_and_the_weights_of_the_proof(scheme):
+    """The law is one, no factor is above 1, and weights make the target's density of every output."""
+    m = 4
+    x, log_law, log_z, _, factor, c = every_tuple(scheme, m)
+    one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+    proposal = pairs.pair_proposal(Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
+    assert np.exp(log_law).sum() == pytest.approx(1, rel=1e-9)
+    assert proposal.log_normalizer == pytest.approx(log_z, rel=1e-9)
+    assert factor.max() <= 1e-12
+    outputs = np.random.default_rng(0).normal(size=(20, len(c))) * 1.5 + 0.3
+    means = x.sum(axis=1) @ c.T
+    # Vectors in the order of players: the law of the pairs of round 0, as it is drawn.
+    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_law)
+    alone = np.exp(enumeration.log_ratio(one, STRATEGY.array, SIGMA, outputs))
+    exact = np.exp(enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs))
+    weighted = math.exp(log_z) * alone ** (number - m) * (densities @ np.exp(factor))
+    np.testing.assert_allclose(weighted, exact, rtol=1e-9)
+
+
+def test_less_attraction_would_be_wrong():
+    """With pairs that attract m - 2 times as much factors exceed 1; clipped, they lose of what P has."""
+    scheme, m = SMALL[0], 4
+    x, log_law, log_z, _, factor, c = every_tuple(scheme, m, attraction=m - 2)
+    assert factor.max() > 0.1
+    outputs = np.random.default_rng(0).normal(size=(20, len(c))) + 1.0
+    means = x.sum(axis=1) @ c.T
+    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_law)
+    exact = np.exp(enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs))
+    clipped = math.exp(log_z) * exact ** (1 - m) * (densities @ np.exp(np.minimum(factor, 0)))
+    assert (clipped < 0.99 * exact).any() and (clipped <= exact * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(("scheme", "cut"), [(SMALL[0], True), (SMALL[4], False), (SMALL[6], False)])
+def test_what_draws_compute_of_their_vectors(scheme, cut):
+    """Shared rows and the factor in float32 against float64: never below, and hardly above."""
+    m = 4
+    x, _, _, shared, factor, _ = every_tuple(scheme, m, cut=cut)
+    some = np.random.default_rng(1).permutation(len(x))[:200]
+    one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+    strategy = FiniteToeplitz(STRATEGY.coefficients, one.iterations) if cut else STRATEGY
+    attractions = jnp.asarray(pairs.log_attractions(Mechanism(one, strategy, SIGMA)), jnp.float32)
+    vectors = x[some].swapaxes(0, 1).astype(np.float32)
+
+    @jax.jit
+    def computed(vectors):
+        rows = pairs.shared_rows(vectors, attractions, one.max_participations)
+        return rows, pairs.log_factor(rows, number, one.max_participations)
+
+    rows, found = computed(vectors)
+    off = ~np.eye(m, dtype=bool)
+    np.testing.assert_allclose(np.asarray(rows)[off], shared[..., some][off], rtol=1e-5, atol=1e-6)
+    assert (np.asarray(found) >= np.minimum(factor[some], 0)).all() and np.asarray(found).max() <= 0
+    np.testing.assert_allclose(found, factor[some], atol=1e-3)
+
+
+def test_no_verdict_below_the_truth(monkeypatch, key):
+    """Pairs that attract each other once, and not m - 1 times, would certify less than the truth."""
+    mechanism, epsilon = Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
+
+    monkeypatch.setattr(pairs, "NUMBERS", (4,))
+    monkeypatch.setattr(pairs, "_times", lambda proposal: 1e-9)
+    monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
+
+    def accepted(delta):
+        found = verify(mechanism, epsilon, delta, proposal="4 replicas in pairs", max_samples=40_000, key=key)
+        assert found.remove.proposal == "4 replicas in pairs"
+        return found.remove.accepted
+
+    assert accepted(1.1 * exact) and not accepted(0.9 * exact)
+    with monkeypatch.context() as patch:
+        patch.setattr(pairs, "_sharper", lambda one, m: one)
+        assert accepted(0.9 * exact)
+    assert not accepted(0.9 * exact)
+
+
+def production(scheme, sigma: float) -> Mechanism:
+    return Mechanism(scheme, BandedToeplitz.square_root(16), sigma)
+
+
+def test_few_samples_where_tables_of_more_replicas_do_not_fit():
+    """A user's four examples, 64 steps apart (10 million plain draws), and one example at a small epsilon."""
+    p = 1 / (250 - 63)
+    for scheme, sigma, epsilon in (
+        (IndependentAttribution(1000, 64, p, 4), 5.0, 4.0),
+        (BMinSep(1000, 64, p), 3.0, 1.0),
+    ):
+        mechanism = production(scheme, sigma)
+        chosen, predicted = choose_candidate(mechanism, epsilon, "remove", Budget.split(1e-5))
+        assert chosen.name.endswith("in pairs") and predicted[chosen.name] < 10_000 < 1e7 < predicted["plain"]
+        again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
+        assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
+        assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)
+        # A user's own vectors have a law of their own given the outputs, and what is rare of it is booked.
+        own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
+        assert len(own) == (scheme.parts is not None)
+    assert len({p.name for p in pairs.pair_candidates(mechanism, 1.0)}) > 2
+
+
+def test_none_where_other_replicas_are_cheap_or_float32_cannot_tell():
+    p = 1 / (250 - 63)
+    quiet = production(BMinSep(1000, 64, p), 1.0)
+    names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}
+    assert "2 replicas" in names and not any(name.endswith("in pairs") for name in names)
+    assert pairs.pair_candidates(production(BMinSep(1000, 64, p), 0.5), 1.0) == []
+
+
+def test_numbers_and_schemes_that_there_are_not():
+    mechanism = Mechanism(SMALL[6], STRATEGY, SIGMA)
+    for m in (2, 5, 50):
+        with pytest.raises(ValueError, match=rf"m must be one of \(4, .*48\) above 3, was {m}"):
+            pairs.pair_proposal(mechanism, m, 1.0)
+    assert pairs.pairs_called(mechanism, 1.0, "4 replicas") is None
+    with pytest.raises(ValueError, match="scheme must have replicas, truncated-b-min-sep has none"):
+        pairs.pair_proposal(Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA), 4, 1.0)
+    with pytest.raises(ValueError, match="columns that do not overlap"):
+        pairs.pair_proposal(Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 4, 1.0)
+    assert pairs.pair_candidates(Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 1.0) == []
