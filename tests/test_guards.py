@@ -4,6 +4,7 @@ Each test is for a small plausible mistake that acceptance rates are too coarse 
 """
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -142,6 +143,20 @@ def test_both_confidence_bounds_of_a_line_share_q():
     assert found.bound < math.exp(line.log_bound(bounds.upper_confidence_bound(near, 5e-8), lower))
 
 
+def test_a_line_is_accepted_at_its_part_of_q_and_tells_all_of_it(monkeypatch):
+    stretch = counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
+    monkeypatch.setattr(extrapolation, "count_terms", lambda *arguments: stretch)
+    line, seen = a_line(), []
+    at_once = extrapolation.bound_from_counts(line, 1e-6, 0.0, *stretch)
+    for share in (1.0, 1e-3):
+        found = extrapolation.certify(
+            line, at_once.bound * (1 + 1e-9), 1e-6, None, share=share, keep=seen.append
+        )
+        assert found.q == 1e-6
+    assert len(seen) > 2  # one stretch for the first
+    assert at_once.bound > found.bound
+
+
 def test_a_margin_raises_near_terms_and_lowers_far_ones(monkeypatch):
     losses = np.linspace(-1.0, -0.2, 128)
     monkeypatch.setattr(
@@ -182,45 +197,93 @@ class Seen:
         self.accepted = accepted
 
 
-def ladder(monkeypatch, verdicts, covered=lambda self, mechanism: True):
-    """Exponents that were verified, and what `calibrate` released: (exponent, evidence)."""
-    asked, answers = [], iter(verdicts)
+def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=100):
+    """(exponent, share) of what was verified, and what `calibrate` released: (exponent, evidence).
 
-    def stub(mechanism, epsilon, delta, **options):
-        asked.append(round(math.log(mechanism.noise_multiplier) / math.log(1.01)))
-        return Seen(next(answers))
+    Args:
+      verdict: exponent -> whether it is accepted.
+    """
+    asked = []
+
+    def exponent_of(mechanism):
+        return round(math.log(mechanism.noise_multiplier) / math.log(1.01))
+
+    def stub(mechanism, epsilon, delta, share=1.0, **options):
+        asked.append((exponent_of(mechanism), share))
+        return Seen(verdict(asked[-1][0]))
 
     monkeypatch.setattr(calibration, "verify", stub)
-    monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: 100)
+    monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: fallback)
     monkeypatch.setattr(calibration._Search, "smallest_exponent", lambda *arguments: (10, 1000))
     monkeypatch.setattr(calibration._Search, "covered", covered)
     monkeypatch.setattr(
         calibration, "make_plan", lambda mechanism, target, evidence, *rest: (mechanism, evidence)
     )
     mechanism, evidence = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
-    return asked, (round(math.log(mechanism.noise_multiplier) / math.log(1.01)), evidence)
+    return asked, (exponent_of(mechanism), evidence)
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "asked", "released"),
+    ("accepted", "asked", "released"),
     [
-        ([True, False, True, True], [15, 12], 15),
-        ([True, True, True, True], [15, 12, 11, 10], 10),
-        ([False, True, True, True], [15], 100),
+        ({10, 11, 12, 15}, [10], 10),
+        ({11, 12, 15}, [10, 15, 12, 11], 11),
+        ({15, 11}, [10, 15, 12], 15),
+        ({12, 11}, [10, 15], 100),
     ],
 )
-def test_the_ladder_ends_at_the_first_rejection(verdicts, asked, released, monkeypatch):
+def test_the_smallest_comes_first_then_a_ladder_that_ends_at_a_rejection(
+    accepted, asked, released, monkeypatch
+):
     """Every rung below a rejected one would be one more chance for a wrong acceptance."""
-    seen, (exponent, evidence) = ladder(monkeypatch, verdicts)
-    assert (seen, exponent) == (asked, released)
+    seen, (exponent, evidence) = ladder(monkeypatch, accepted.__contains__)
+    assert ([at for at, _ in seen], exponent) == (asked, released)
     assert evidence is None if released == 100 else evidence.accepted
+
+
+@pytest.mark.parametrize("private", [(), (15,), (12, 15), (11, 12, 15), (11,), (12,)])
+def test_all_that_is_verified_spends_the_failure_probability_once(private, monkeypatch):
+    """The probability, exactly, that what is released is not private, every test wrong as often as it may be.
+
+    Private candidates are accepted or not as suits the attack; the others with the probability given to them.
+    """
+    q, bad, most = 0.25, [at for at in (10, 11, 12, 15) if at not in private], 0.0
+    for given in itertools.product([False, True], repeat=len(private)):
+        failure = 0.0
+        for wrong in itertools.product([False, True], repeat=len(bad)):
+            answers = dict(zip((*private, *bad), (*given, *wrong), strict=True))
+            asked, (released, _) = ladder(monkeypatch, answers.__getitem__)
+            spent = {at: share * q for at, share in asked if at in bad}
+            path = math.prod(p if answers[at] else 1 - p for at, p in spent.items())
+            failure += (released in bad) * path / 2 ** (len(bad) - len(spent))  # verdicts not asked for
+        most = max(most, failure)
+    assert 0.9 * q <= most <= q
+
+
+@pytest.mark.parametrize("rule", ["anytime", "fixed"])
+def test_a_part_of_the_failure_probability_asks_for_more(rule):
+    """1,500 terms of 0 against a threshold of 1e-2: e^-11 or so, at q = 1e-4 and at a millionth of it."""
+    nothing, bets = counts(_0=1500), bounds.default_bets()
+    whole, part = a_run(rule=rule), a_run(rule=rule, share=1e-6)
+    assert run._verdict(whole, nothing, 12, 12, 0.01, *bets)[0]
+    assert not run._verdict(part, nothing, 12, 12, 0.01, *bets)[0]
+    assert part.level == 1e-6 * BUDGET.failure_probability
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], was 0"):
+        verify(MECHANISM, 1.0, 1e-2, share=0)
 
 
 def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
     asked, (exponent, _) = ladder(
-        monkeypatch, [True] * 5, covered=lambda self, mechanism: mechanism.noise_multiplier > 1.01**11.5
+        monkeypatch,
+        lambda exponent: True,
+        covered=lambda self, mechanism: mechanism.noise_multiplier > 1.01**11.5,
     )
-    assert (asked, exponent) == ([15, 12], 12)
+    assert ([at for at, _ in asked], exponent) == ([15, 12], 12)
+
+
+def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
+    asked, (exponent, _) = ladder(monkeypatch, lambda exponent: exponent != 10, fallback=12)
+    assert ([at for at, _ in asked], exponent) == ([10, 11], 11)
 
 
 def test_a_budget_above_delta_is_refused():

@@ -74,6 +74,7 @@ def certify(
     key,
     max_samples: int = 2_000_000,
     *,
+    share: float = 1.0,
     kept: dict | None = None,
     keep: Callable[[dict], None] = lambda state: None,
 ) -> LineEvidence:
@@ -86,6 +87,7 @@ def certify(
       delta_v: what H(Q, P) has to stay below.
       q: failure probability.
       key: JAX key of its own, independent of the one the distances were planned with.
+      share: end early only where `share * q` would have done, the rest of q being for other attempts.
       kept: what `keep` was last called with, to go on from there.
       keep: called with the state after every batch, plain JSON values.
     """
@@ -94,8 +96,11 @@ def certify(
     limit = max(1, max_samples // (2 * randomness.BLOCK_SIZE))
 
     def settled(done: int, counts) -> LineEvidence | None:
-        found = bound_from_counts(extrapolation, q, margin, *counts)
-        return found if found.bound <= delta_v or done >= limit else None
+        found = bound_from_counts(extrapolation, share * q, margin, *counts)
+        if not (found.bound <= delta_v or done >= limit):
+            return None
+        # What is accepted at a part of q is accepted at q, and the evidence is of all of q.
+        return bound_from_counts(extrapolation, q, margin, *counts) if found.bound <= delta_v else found
 
     def keep_counts(done: int, counts) -> None:
         near, far = map(sparse_counts, counts)

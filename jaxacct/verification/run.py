@@ -116,8 +116,7 @@ class Evidence:
         return self.remove.num_samples + self.add.num_samples
 
 
-def _accepts(counts, theta: float, rule: str, budget: Budget, bets, weights) -> bool:
-    q = budget.failure_probability
+def _accepts(counts, theta: float, rule: str, q: float, bets, weights) -> bool:
     if rule == "anytime":
         return bounds.accepts(counts, theta, q, np.array(bets), np.array(weights))
     # In the units of the terms: scale 1, delta_v = theta, delta' the mean that was seen.
@@ -135,6 +134,7 @@ def verify(
     budget: Budget | None = None,
     rule: str = "anytime",
     max_samples: int = 2_000_000,
+    share: float = 1.0,
     proposal: str | None = None,
     compose_with=None,
     checkpoint: Checkpoint | None = None,
@@ -152,6 +152,8 @@ def verify(
       rule: "anytime" stops as soon as the evidence suffices; "fixed" always draws `max_samples` a direction
         and applies the fixed-sample test of arXiv 2602.09338, appendix A.
       max_samples: give up (reject) after so many draws in a direction.
+      share: accept wrongly with at most this part of q, in (0, 1], where the rest is for other attempts. The
+        evidence says q: it is what all attempts together may spend.
       proposal: name of the proposal to insist on ("plain", say); the cheapest by default.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover as well.
       checkpoint: where finished batches are kept; the same call then goes on where it was.
@@ -171,12 +173,14 @@ def verify(
         target = dataclasses.replace(target, budget=budget)
     _validate.positive_integer("max_samples", max_samples)
     _validate.one_of("rule", rule, RULES)
-    job = _job_digest(mechanism, target, rule, proposal, max_samples)
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be in (0, 1], was {share!r}")
+    job = _job_digest(mechanism, target, rule, proposal, max_samples, share)
     run_key = _run_key(job, checkpoint, key)
     verdicts = {}
     for direction in DIRECTIONS:
         chosen, predicted = _choose(mechanism, target, direction, proposal)
-        run = Run(chosen, target, rule, max_samples, predicted, job)
+        run = Run(chosen, target, rule, max_samples, predicted, job, share)
         line = choose_extrapolation(run, run_key) if proposal is None else None
         if line is None:
             verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
@@ -214,6 +218,13 @@ class Run:
     max_samples: int
     predicted: dict[str, float]
     job: str
+    share: float = 1.0
+    """Of the failure probability, what this attempt may spend."""
+
+    @property
+    def level(self) -> float:
+        """Probability with which this attempt may accept wrongly."""
+        return self.share * self.target.budget.failure_probability
 
 
 def _choose(mechanism, target: Target, direction, name):
@@ -277,7 +288,7 @@ def evidence_from_counts(run: Run, run_key, terms, losses, margin: float) -> Dir
 def verdict_of(run: Run, margin: float, bets, weights, terms, losses, stream) -> DirectionEvidence:
     """The evidence that the histograms (terms, losses) of the stream give, with bets fixed before."""
     theta = threshold(run.proposal, run.target.budget.delta_v)
-    accepted = _accepts(terms, theta, run.rule, run.target.budget, bets, weights)
+    accepted = _accepts(terms, theta, run.rule, run.level, bets, weights)
     reason = _BELOW if accepted else f"not decided after {int(terms.sum())} samples"
     return _evidence(run, margin, theta, bets, weights, (terms, losses), stream, accepted, reason)
 
@@ -347,6 +358,7 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
         run.target.budget.failure_probability,
         stream,
         run.max_samples,
+        share=run.share,
         kept=checkpoint.load(name) if checkpoint else None,
         keep=keep,
     )
@@ -387,7 +399,7 @@ def _verdict(run: Run, terms, blocks: int, limit: int, theta, bets, weights):
     finished = blocks >= limit
     if blocks == 0 or (run.rule == "fixed" and not finished):
         return None
-    if _accepts(terms, theta, run.rule, run.target.budget, bets, weights):
+    if _accepts(terms, theta, run.rule, run.level, bets, weights):
         return True, _BELOW
     if run.rule == "anytime" and bounds.hopeless(terms, theta):
         return False, "the mean term is not below the threshold"
@@ -461,7 +473,9 @@ def _run_key(job: str, checkpoint: Checkpoint | None, key):
     return run_key
 
 
-def _job_digest(mechanism, target: Target, rule, proposal, max_samples) -> str:
-    """A name for exactly this verification: another target, rule or limit is another job."""
+def _job_digest(mechanism, target: Target, rule, proposal, max_samples, share=1.0) -> str:
+    """A name for exactly this verification: another target, rule, limit or level is another job."""
     described = target.describe(mechanism) | {"rule": rule, "proposal": proposal, "max_samples": max_samples}
+    if share != 1:
+        described |= {"share": share}
     return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()

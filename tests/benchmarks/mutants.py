@@ -123,8 +123,8 @@ MUTANTS = [
     ),
     Mutant(
         RUN,
-        "    q = budget.failure_probability\n",
-        "    q = min(0.5, 2 * budget.failure_probability)\n",
+        "return self.share * self.target.budget.failure_probability",
+        "return self.target.budget.failure_probability",
         f"{GUARDS} tests/conformance/test_certificates.py {VERIFY}",
     ),
     Mutant(
@@ -194,12 +194,19 @@ MUTANTS = [
     Mutant(LINE, "(extrapolation.far, -margin)", "(extrapolation.far, margin)", GUARDS),
     Mutant(
         "jaxacct/calibration.py",
-        "        if not seen.accepted:\n            break\n",
-        "        if not seen.accepted:\n            continue\n",
+        "            if smaller is None:\n                break\n",
+        "            if smaller is None:\n                continue\n",
         GUARDS,
     ),
     Mutant(
-        "jaxacct/calibration.py", "        if not search.covered(mechanism):\n            break\n", "", GUARDS
+        "jaxacct/calibration.py",
+        "        if not search.covered(mechanism):\n            return None\n",
+        "",
+        GUARDS,
+    ),
+    Mutant("jaxacct/calibration.py", "share=share,", "", GUARDS),
+    Mutant(
+        "jaxacct/calibration.py", "verified(step, 1 - FIRST_SHARE)", "verified(step, FIRST_SHARE)", GUARDS
     ),
     # Accountants.
     Mutant(
