@@ -29,6 +29,8 @@ from jaxacct.verification.target import Target
 
 # Blocks that a search looks at first for each noise multiplier.
 SEARCH_BLOCKS = 16
+# Grid steps within which a glance at each noise multiplier says where the smallest promising one is.
+_NEAR = 4
 # Of the failure probability, what verifying the smallest promising noise multiplier may spend. Where that is
 # not accepted, which is seldom, the rest is for these grid steps above it, largest first.
 FIRST_SHARE = 0.9
@@ -316,6 +318,10 @@ class _Search:
     key: object
     progress: Progress | None
     sizes: _Sizes
+    seen: dict = dataclasses.field(default_factory=dict)
+    """(noise multiplier, direction) -> (blocks, counts) of its pilot so far."""
+    planned: dict = dataclasses.field(default_factory=dict)
+    """noise multiplier -> the extrapolation of its add direction, or None."""
 
     def covered(self, mechanism: Mechanism) -> bool:
         """Whether the delta put aside for cut batches suffices for this noise."""
@@ -337,18 +343,23 @@ class _Search:
             raise ValueError(
                 f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
             )
-        high, step = fallback, 64
         least = math.ceil(math.log(LEAST_SEARCHED) / math.log(ratio))
-        while True:
-            low = max(high - step, least - 1)
-            if low < least or self.cost(ratio**low, limit, limit / 2) > limit / 2:
-                break
-            high = low
-        while high - low > 1:
+
+        def promising(exponent: int, glance: bool = False) -> bool:
+            if exponent >= fallback:
+                return True
+            return exponent >= least and self.cost(ratio**exponent, limit, limit / 2, glance) <= limit / 2
+
+        # A glance at each says where about it is, so that only those near it are looked at properly.
+        high, low = fallback, max(fallback - 64, least - 1)
+        while promising(low, glance=True):
+            high, low = low, max(low - 64, least - 1)
+        while high - low > _NEAR:
             middle = (low + high) // 2
-            dear = self.cost(ratio**middle, limit, limit / 2) > limit / 2
-            low, high = (middle, high) if dear else (low, middle)
-        return high, int(limit)
+            low, high = (low, middle) if promising(middle, glance=True) else (middle, high)
+        found = _smallest_where(promising, high, fallback)
+        assert found is not None  # it holds at the fallback
+        return found, int(limit)
 
     def at(self, noise_multiplier: float) -> Mechanism:
         """The mechanism with that noise multiplier."""
@@ -379,12 +390,15 @@ class _Search:
         )
         return chosen
 
-    def cost(self, noise_multiplier: float, limit: float, draws_for: float = math.inf) -> float:
+    def cost(
+        self, noise_multiplier: float, limit: float, draws_for: float = math.inf, glance: bool = False
+    ) -> float:
         """Predicted samples to certify the costlier direction; infinite when it looks impossible.
 
         Args:
           limit: samples of a verification; a pilot has a quarter at most.
           draws_for: nothing is drawn where even a verification without a hit takes more.
+          glance: from the first blocks of a pilot alone.
         """
         mechanism = self.at(noise_multiplier)
         if self.progress:
@@ -405,7 +419,7 @@ class _Search:
             if draws_for < math.inf and not (theta > 0 and _fewest(theta, self.target.budget) <= draws_for):
                 return math.inf
             counts = self.pilot(
-                chosen, randomness.stream_key(stream, SearchStream(direction.place)), theta, limit
+                chosen, randomness.stream_key(stream, SearchStream(direction.place)), theta, limit, glance
             )
             needed = bounds.predicted_samples(theta, counts, self.target.budget.failure_probability)
             most = max(most, needed)
@@ -417,22 +431,29 @@ class _Search:
         """One like that by which `verify` is expected to certify the add direction, if any."""
         if self.proposal is not None or self.rule != "anytime":
             return None
-        otherwise = predicted_samples(theta, self.target.budget.failure_probability)
-        key = randomness.stream_key(stream, SearchStream.EXTRAPOLATION)
-        return cheaper_extrapolation(mechanism, self.target, otherwise, key)
+        noise = mechanism.noise_multiplier
+        if noise not in self.planned:
+            otherwise = predicted_samples(theta, self.target.budget.failure_probability)
+            key = randomness.stream_key(stream, SearchStream.EXTRAPOLATION)
+            self.planned[noise] = cheaper_extrapolation(mechanism, self.target, otherwise, key)
+        return self.planned[noise]
 
-    def pilot(self, chosen, stream, theta: float, limit: float) -> np.ndarray:
-        """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above or below."""
+    def pilot(self, chosen, stream, theta: float, limit: float, glance: bool = False) -> np.ndarray:
+        """Terms enough to tell a mean of `theta` from half of it, or to see that it is far above or below;
+        those seen before first. A `glance` draws nothing more where some have been seen.
+        """
         scale = math.exp(chosen.log_scale)
-        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
-        blocks = 0
-        while not _seen_enough(counts, theta, limit):
+        name = chosen.mechanism.noise_multiplier, chosen.direction
+        nothing = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        blocks, counts = self.seen.setdefault(name, (0, nothing))
+        while not (blocks if glance else _seen_enough(counts, theta, limit)):
             step = max(SEARCH_BLOCKS, blocks // 2)
             for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
                 profile = chosen.profile or self.target.profile
                 weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.target.epsilon, profile)
-                counts += bounds.bin_terms(np.minimum(1.0, weighted / scale))
+                counts = counts + bounds.bin_terms(np.minimum(1.0, weighted / scale))
             blocks += step
+            self.seen[name] = blocks, counts
         return counts
 
 

@@ -262,7 +262,7 @@ def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
     loss = np.full(1024, -30.0)
     draws = Draws(loss, proposal.log_normalizer - 2 * loss)
     monkeypatch.setattr(calibration.sampling, "draw_in_batches", lambda *_: [draws])
-    search = SimpleNamespace(target=SimpleNamespace(epsilon=1.0, profile=profile))
+    search = SimpleNamespace(target=SimpleNamespace(epsilon=1.0, profile=profile), seen={})
     counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)  # pyright: ignore[reportArgumentType]
     assert np.flatnonzero(counts).tolist() == [0]
 

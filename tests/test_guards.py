@@ -4,6 +4,7 @@ Each test is for a small plausible mistake that acceptance rates are too coarse 
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -284,6 +285,40 @@ def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
 def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
     asked, (exponent, _) = ladder(monkeypatch, lambda exponent: exponent != 10, fallback=12)
     assert ([at for at, _ in asked], exponent) == ([10, 11], 11)
+
+
+@pytest.mark.parametrize("misled", [-9, 0, 9])
+def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misled, monkeypatch):
+    """What a glance says only chooses where to look: the answer is of looks alone, and few of them."""
+    looked = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        exponent = round(math.log(noise) / math.log(1.01))
+        looked.append(exponent) if not glance else None
+        return 1.0 if exponent >= truth + glance * misled else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+    for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
+        looked.clear()
+        assert search.smallest_exponent(fallback, 1.01, 1000) == (truth, 1000)
+        assert len(looked) <= 12
+
+
+def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
+    """A look has the draws of the glance and new ones, none twice, and none are drawn where all are seen."""
+    asked, proposal = [], plain(MECHANISM, "remove")
+
+    def draws(chosen, stream, first, number):
+        asked.append((first, first + number))
+        return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
+
+    monkeypatch.setattr(sampling, "draw_in_batches", draws)
+    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)  # pyright: ignore[reportArgumentType]
+    pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
+    assert pilot(glance=True).sum() == 16 * 128
+    assert pilot().sum() == pilot(glance=True).sum() == pilot().sum() == 48 * 128
+    assert asked == [(0, 16), (16, 32), (32, 48)]
 
 
 def test_a_budget_above_delta_is_refused():
