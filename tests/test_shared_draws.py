@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,8 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.estimates import shared_draws
 from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
 from jaxacct.kernels import gpu_recurrence
+from jaxacct.kernels.randomness import block_keys
+from jaxacct.proposals import sampling
 from tests.oracles.settings import IDS, SMALL
 
 FALSE_ALARM = 1e-6
@@ -32,6 +35,20 @@ def test_the_same_losses_as_one_at_a_time(scheme, bands, direction, key):
     for row, sigma in zip(together, sigmas, strict=True):
         alone = sample_privacy_loss(key, Mechanism(scheme, strategy, sigma), 300, direction)
         np.testing.assert_allclose(row, alone, rtol=1e-4, atol=2e-3 / min(1, sigma))
+
+
+def test_what_float32_has_no_room_for_is_made_again_in_logarithms(key):
+    """At a tenth of the noise e^r is beyond float32: that row again, and only that."""
+    setting = BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3)
+    row, _, _ = sample_privacy_losses(key, *setting, [0.04, 1.0, 7.0], 300)
+    alone = sample_privacy_loss(key, Mechanism(*setting, 0.04), 300)
+    blocks = block_keys(sampling.direction_key(key, "remove"), 0, 16)
+    beyond = ~np.isfinite(
+        shared_draws._blocks(*setting, "remove", False, jnp.array([0.04, 1.0, 7.0]), blocks)
+    )
+    assert beyond[0].any() and not beyond[1:].any()
+    np.testing.assert_allclose(row, alone, rtol=1e-4)
+    assert row.max() > 100
 
 
 @pytest.mark.parametrize(("warm", "direction"), [(True, "remove"), (False, "add")])

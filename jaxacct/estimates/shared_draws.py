@@ -1,9 +1,10 @@
 """Many noise multipliers from the same draws: the scores are signal plus sigma times noise.
 
 Participations, random bits and both FFTs are paid once; what remains for each noise multiplier is the
-recurrence. For exploring and for choosing candidates: theorem A.1 of arXiv 2602.09338 would allow it for
-verifying too (proofs/derivations.md section 4), but the verifier has better proposals than plain ones, and
-those depend on sigma.
+recurrence, in linear scale (`kernels.linear_scale`). Thirty take three to four times as long as one. For
+exploring and for choosing candidates: theorem A.1 of arXiv 2602.09338 would allow it for verifying too
+(proofs/derivations.md section 4), but the verifier has better proposals than plain ones, and those depend on
+sigma.
 """
 
 import math
@@ -19,12 +20,15 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import CACHE_NUMBERS
+from jaxacct.proposals.base import CACHE_NUMBERS, few_windows
 from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
+
+# Noise multipliers that a CPU works on at once, so that a step is long beside its call and a block in cache.
+_TOGETHER = 6
 
 
 class DeltaCurve(NamedTuple):
@@ -59,7 +63,8 @@ def sample_privacy_losses(
       direction: "remove" or "add".
 
     Returns:
-      (count, num_samples) float32, natural log.
+      (count, num_samples) float32, natural log. Besides these, memory is that of a few blocks of 128 samples,
+      for any count and number of samples.
 
     Raises:
       ValueError: bad arguments; a scheme with side information, whose Q is no Gaussian.
@@ -74,12 +79,21 @@ def sample_privacy_losses(
     # The same number for every thread.
     at_once = -(-num_blocks // (batches + -batches % workers()))
 
-    def draw(first):
-        keys = randomness.block_keys(stream, first, at_once)
-        return np.asarray(_blocks(scheme, strategy, direction, sigmas, keys))
+    def losses(sigmas, in_logs: bool) -> np.ndarray:
+        def draw(first):
+            keys = randomness.block_keys(stream, first, at_once)
+            return np.asarray(_blocks(scheme, strategy, direction, in_logs, sigmas, keys))
 
-    with ThreadPoolExecutor(workers()) as pool:
-        return np.concatenate(list(pool.map(draw, range(0, num_blocks, at_once))), axis=1)[:, :num_samples]
+        with ThreadPoolExecutor(workers()) as pool:
+            parts = list(pool.map(draw, range(0, num_blocks, at_once)))
+        return np.concatenate(parts, axis=1)[:, :num_samples]
+
+    found = losses(sigmas, False)
+    # In linear scale small noise is out of range; in logarithms nothing is.
+    beyond = ~np.isfinite(found).all(axis=1)
+    if beyond.any():
+        found[beyond] = losses(sigmas[beyond], True)
+    return found
 
 
 def delta_curve(
@@ -130,30 +144,62 @@ def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]
     return jnp.asarray(given, jnp.float32), Mechanism(scheme, strategy, float(given[0]))
 
 
-@compiled(static=3)
-def _blocks(scheme, strategy, direction, sigmas, keys):
-    def one_block(key):
-        normals_key, counts_key = threefry.split(key)
-        n, size = scheme.iterations, randomness.BLOCK_SIZE
-        normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
-        noise = strategy.scores_from_normals(normals, n, 1.0)
-        signal = jnp.zeros(())
-        if direction == Direction.REMOVE:
-            signal = strategy.signal_scores(scheme.draw_participation(counts_key, size))
+@compiled(static=4)
+def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
+    """(count, samples of the blocks `keys`) losses; not finite where only logarithms have room."""
+    by_sums = scheme.takes_sums and not in_logs
 
-        if scheme.sums_in_kernel(noise.dtype):
-            # The log-ratios are (signal - lowered) / sigma^2 + noise / sigma.
-            lowered = signal - lowered_norms(scheme, strategy, direction, noise.dtype)
-            arrays = jnp.broadcast_to(lowered, noise.shape), noise
-            return scheme.log_likelihood_ratios_of_sums(arrays, jnp.stack([sigmas**-2, 1 / sigmas], axis=1))
+    def losses(keys):
+        signal, noise = (
+            part.reshape(-1, scheme.iterations)
+            for part in jax.vmap(lambda key: _signal_and_noise(scheme, strategy, direction, key))(keys)
+        )
+        if by_sums:
+            return _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise)
 
         def at(sigma):
             return loss_of_scores(scheme, strategy, signal + sigma * noise, sigma, direction)
 
-        # Side by side on an accelerator; as many as stay in cache on a CPU.
-        if jax.default_backend() == "cpu":
-            return jax.lax.map(at, sigmas, batch_size=max(1, CACHE_NUMBERS // (size * n)))
-        return jax.vmap(at)(sigmas)
+        return jax.lax.map(at, sigmas) if jax.default_backend() == "cpu" else jax.vmap(at)(sigmas)
 
-    losses = jax.lax.map(one_block, keys) if jax.default_backend() == "cpu" else jax.vmap(one_block)(keys)
-    return losses.transpose(1, 0, 2).reshape(sigmas.shape[0], -1)
+    number = keys.shape[0]
+    if jax.default_backend() == "cpu":
+        # Side by side only what is short beside its call, and stays in cache.
+        wide = _together(sigmas.shape[0]) if by_sums else 1
+        most = max(1, min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations)))
+        number = max(k for k in range(1, most + 1) if number % k == 0)
+    found = jax.lax.map(losses, keys.reshape(-1, number))
+    return found.transpose(1, 0, 2).reshape(sigmas.shape[0], -1)
+
+
+def _signal_and_noise(scheme, strategy, direction, key):
+    """Of the scores of one block at sigma = 1, (BLOCK_SIZE, iterations) float32 each."""
+    normals_key, counts_key = threefry.split(key)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
+    noise = strategy.scores_from_normals(normals, n, 1.0)
+    nothing = jnp.zeros_like(noise)
+    if direction == Direction.ADD:
+        return nothing, noise
+    if few_windows(scheme, strategy):
+        positions = scheme.draw_positions(counts_key, size)
+        return strategy.add_signal_windows(nothing, positions, 1.0), noise
+    return strategy.signal_scores(scheme.draw_participation(counts_key, size)), noise
+
+
+def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
+    """(count, num_samples) losses: log-ratios are `(signal - lowered) / sigma^2 + noise / sigma`."""
+    arrays = (signal - lowered_norms(scheme, strategy, direction, noise.dtype)).T, noise.T
+    factors = jnp.stack([sigmas**-2, 1 / sigmas], axis=1)
+    count = len(factors)
+    wide = _together(count) if jax.default_backend() == "cpu" else count
+    if count == wide:
+        return scheme.log_likelihood_ratios_of_sums(arrays, factors)
+    groups = jnp.pad(factors, ((0, -count % wide), (0, 0)), mode="edge").reshape(-1, wide, 2)
+    found = jax.lax.map(lambda some: scheme.log_likelihood_ratios_of_sums(arrays, some), groups)
+    return found.reshape(-1, noise.shape[0])[:count]
+
+
+def _together(count: int) -> int:
+    """Noise multipliers that a CPU works on at once: groups of one size, with the last padded."""
+    return math.ceil(count / math.ceil(count / _TOGETHER))

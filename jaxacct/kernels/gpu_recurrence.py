@@ -24,6 +24,7 @@ from jaxacct.kernels.recurrence import (
     blocked_log_recurrence,
     compensated_step,
     first_offsets,
+    weighted_sums,
 )
 
 # Samples a program: one a thread of four warps, so that every load of the kernel has the same layout.
@@ -123,13 +124,6 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     # The ring ends with `g_i` at i mod b, so the steps 1 .. b are in order.
     offsets = jnp.asarray(first_offsets(log_q, block, n), jnp.float32)
     return first[:, :count, :num_samples] + offsets[:, None, None]
-
-
-def weighted_sums(arrays, factors):
-    """(n, count, num_samples): `sum_k factors[v, k] arrays[k]` for arrays of (n, num_samples)."""
-    return functools.reduce(
-        operator.add, (factors[:, k, None] * array[:, None, :] for k, array in enumerate(arrays))
-    )
 
 
 def _kernel(table, *refs, log_p, log_q, interpret):

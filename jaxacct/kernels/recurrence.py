@@ -8,6 +8,9 @@ All values are natural logarithms: `f` spans hundreds of orders of magnitude at 
 block too, so no common scale per block would do.
 """
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,6 +49,11 @@ def _log1p(t):
         for coefficient in _LOG1P[-2::-1]:
             ratio = ratio * t + coefficient
         return t * ratio
+    return corrected_log1p(t)
+
+
+def corrected_log1p(t):
+    """`log(1 + t)` for t >= 0, by `log` and its first-order correction for the rounding of `1 + t`."""
     u = 1 + t
     return jnp.log(u) + (t - (u - 1)) / u
 
@@ -159,10 +167,29 @@ def phase_log_mean(log_terms, each: float = 0.0, *, cycle_length: int):
     The likelihood ratio of a scheme whose example picks one of `cycle_length` phases uniformly and then
     takes part only at steps of that phase. Unbatched; a padded step is a factor of one.
     """
-    n = log_terms.shape[0]
+    per_phase = phase_totals(log_terms, cycle_length)
+    return log_mean_of_phases(per_phase, each, iterations=log_terms.shape[0])
+
+
+def phase_totals(values, cycle_length: int):
+    """Sums over the steps of each phase, (cycle_length, ...), of (n, ...) values of the steps."""
+    n, samples = values.shape[0], values.shape[1:]
     num_rounds = -(-n // cycle_length)
-    padded = jnp.pad(log_terms, (0, num_rounds * cycle_length - n))
-    per_phase = tree_sum(padded.reshape(num_rounds, cycle_length), axis=0)
-    rounds = np.ceil((n - np.arange(cycle_length)).clip(0) / cycle_length)
+    padding = [(0, num_rounds * cycle_length - n)] + [(0, 0)] * len(samples)
+    return tree_sum(jnp.pad(values, padding).reshape(num_rounds, cycle_length, *samples), axis=0)
+
+
+def log_mean_of_phases(per_phase, each: float = 0.0, *, iterations: int):
+    """`ln (1/b) sum_phase e^{per_phase}` over the first axis, `each` added for every step of a phase."""
+    cycle_length = per_phase.shape[0]
+    rounds = np.ceil((iterations - np.arange(cycle_length)).clip(0) / cycle_length)
+    rounds = rounds.reshape(-1, *[1] * (per_phase.ndim - 1))
     per_phase = per_phase + jnp.asarray(rounds * each, per_phase.dtype)
-    return jax.nn.logsumexp(per_phase) - float(np.log(cycle_length))
+    return jax.nn.logsumexp(per_phase, axis=0) - float(np.log(cycle_length))
+
+
+def weighted_sums(arrays, factors):
+    """(n, count, num_samples): `sum_k factors[v, k] arrays[k]` for arrays of (n, num_samples)."""
+    return functools.reduce(
+        operator.add, (factors[:, k, None] * array[:, None, :] for k, array in enumerate(arrays))
+    )

@@ -206,7 +206,7 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
     if seen is not None:
         side_key, key = threefry.split(key)
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
-    if direction == Direction.REMOVE and _few_windows(scheme, strategy):
+    if direction == Direction.REMOVE and few_windows(scheme, strategy):
 
         def draw_positions(key, size):
             return scheme.draw_positions(key, size), None
@@ -221,7 +221,7 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
     return Draws(loss, jnp.zeros_like(loss))
 
 
-def _few_windows(scheme, strategy) -> bool:
+def few_windows(scheme, strategy) -> bool:
     """Whether participations are added as windows: unless they are few, an FFT is faster on a CPU."""
     windows = scheme.draws_positions and has_windows(scheme, strategy)
     elsewhere = jax.default_backend() != "cpu" and windows

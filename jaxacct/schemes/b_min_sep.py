@@ -14,14 +14,18 @@ import numpy as np
 from scipy.special import logsumexp
 
 from jaxacct import _validate
-from jaxacct.kernels import gpu_recurrence, threefry
+from jaxacct.kernels import gpu_recurrence, linear_scale, threefry
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, times_log
 from jaxacct.schemes.batches import Batches, Eligible
-from jaxacct.schemes.poisson import log_bernoulli_product, log_probabilities
+from jaxacct.schemes.poisson import (
+    log_bernoulli_product,
+    log_bernoulli_product_of_sums,
+    log_probabilities,
+)
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -164,8 +168,9 @@ class BMinSep(Scheme):
     def draws_positions(self) -> bool:
         return self.min_separation > 1
 
-    def sums_in_kernel(self, dtype) -> bool:
-        return gpu_recurrence.serves(dtype)
+    @property
+    def takes_sums(self) -> bool:
+        return True
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         eligible = self.eligible_probability if self.warm_start else 1.0
@@ -234,20 +239,20 @@ class BMinSep(Scheme):
         return jax.lax.platform_dependent(log_ratios.T, cuda=by_kernel, default=self._time_first)
 
     def log_likelihood_ratios_of_sums(self, arrays, factors):
-        """`log_likelihood_ratio` of the log-ratios `sum_k factors[v, k] arrays[k]`, for a GPU.
+        """On a GPU by one kernel, which makes the sums as it goes."""
 
-        Args:
-          arrays: a few of (num_samples, iterations) float32.
-          factors: (count, number of arrays) float32.
+        def in_linear_scale(arrays):
+            if self.min_separation == 1:
+                return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability)
+            recurrence = functools.partial(linear_scale.first_block_of_sums, factors=factors)
+            return self._time_first(arrays, recurrence)
 
-        Returns:
-          (count, num_samples) float32. On a GPU by one kernel, which makes the sums as it goes.
-        """
+        if not gpu_recurrence.serves(arrays[0].dtype):
+            return in_linear_scale(arrays)
         by_kernel = functools.partial(gpu_recurrence.first_block_of_sums, factors=factors)
+        # A machine with a GPU may still run this on its CPU.
         return jax.lax.platform_dependent(
-            [array.T for array in arrays],
-            cuda=functools.partial(self._time_first, recurrence=by_kernel),
-            default=lambda arrays: self._time_first(gpu_recurrence.weighted_sums(arrays, factors)),
+            arrays, cuda=functools.partial(self._time_first, recurrence=by_kernel), default=in_linear_scale
         )
 
     def _time_first(self, log_ratios, recurrence=blocked_log_recurrence):

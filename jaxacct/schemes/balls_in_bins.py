@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.kernels import threefry
-from jaxacct.kernels.recurrence import phase_log_mean
+from jaxacct.kernels.recurrence import log_mean_of_phases, phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
 from jaxacct.schemes.batches import Batches, ByPhase
@@ -20,6 +20,7 @@ from jaxacct.schemes.cyclic_poisson import (
     turns_of_phases,
 )
 from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.poisson import phase_growth_of_sums
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
 
@@ -132,3 +133,12 @@ class BallsInBins(Scheme):
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln (1/b) sum_phase exp( sum_k r_{phase + k b} )`, cyclic Poisson at p = 1."""
         return phase_log_mean(log_ratios, cycle_length=self.cycle_length)
+
+    @property
+    def takes_sums(self) -> bool:
+        return True
+
+    def log_likelihood_ratios_of_sums(self, arrays, factors):
+        """The sums over a phase are the same for all noise multipliers, but for their factors."""
+        totals, each = phase_growth_of_sums(arrays, factors, 1.0, self.cycle_length)
+        return log_mean_of_phases(totals, each, iterations=self.iterations)

@@ -311,14 +311,23 @@ class Scheme(abc.ABC):
         """Where `draws_positions`: (num_samples, slots) int32 steps, ascending; n and above is none."""
         raise NotImplementedError
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors) -> jax.Array:
-        """Where `sums_in_kernel`: ratios of `sum_k factors[v, k] arrays[k]`, (count, num_samples)."""
-        raise NotImplementedError
-
-    def sums_in_kernel(self, dtype) -> bool:
-        """Whether `log_likelihood_ratios_of_sums` serves this dtype."""
-        del dtype
+    @property
+    def takes_sums(self) -> bool:
+        """Whether `log_likelihood_ratios_of_sums` is there, for many noise multipliers at once."""
         return False
+
+    def log_likelihood_ratios_of_sums(self, arrays, factors) -> jax.Array:
+        """Where `takes_sums`: likelihood ratios of the log-ratios `sum_k factors[v, k] arrays[k]`.
+
+        Args:
+          arrays: a few of (iterations, num_samples) float32.
+          factors: (count, number of arrays) float32, the first of each above 0.
+
+        Returns:
+          (count, num_samples) float32, natural log. Not finite where float32 has no room for what
+          `log_likelihood_ratios` has in logarithms (`kernels.linear_scale`).
+        """
+        raise NotImplementedError
 
     @property
     def largest_rate(self) -> float:

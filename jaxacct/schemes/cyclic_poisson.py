@@ -12,11 +12,11 @@ from scipy.special import logsumexp
 from jaxacct import _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
-from jaxacct.kernels.recurrence import phase_log_mean
+from jaxacct.kernels.recurrence import log_mean_of_phases, phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, disjoint_participations, times_log
 from jaxacct.schemes.batches import Batches, ByPhase
-from jaxacct.schemes.poisson import log_bernoulli_growth, log_probabilities
+from jaxacct.schemes.poisson import log_bernoulli_growth, log_probabilities, phase_growth_of_sums
 from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 
 
@@ -129,6 +129,14 @@ class CyclicPoisson(Scheme):
         """`ln (1/b) sum_phase prod_k (1 - p + p e^r)`."""
         growth, each = log_bernoulli_growth(log_ratios, self.sampling_probability)
         return phase_log_mean(growth, each, cycle_length=self.cycle_length)
+
+    @property
+    def takes_sums(self) -> bool:
+        return True
+
+    def log_likelihood_ratios_of_sums(self, arrays, factors):
+        growth, each = phase_growth_of_sums(arrays, factors, self.sampling_probability, self.cycle_length)
+        return log_mean_of_phases(growth, each, iterations=self.iterations)
 
 
 def turns_of_phases(iterations: int, cycle_length: int) -> np.ndarray:

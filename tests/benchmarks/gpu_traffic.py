@@ -68,7 +68,7 @@ def compiled_text(draw, sigma_shape, device, windows: bool, kernel: bool) -> str
     sigma = jax.ShapeDtypeStruct(sigma_shape, jnp.float32)
     with (
         mock.patch.object(jax, "default_backend", lambda: "gpu"),
-        mock.patch.object(proposals, "_few_windows", lambda *_: windows),
+        mock.patch.object(proposals, "few_windows", lambda *_: windows),
         mock.patch.object(gpu_recurrence, "_works", lambda: kernel),
     ):
         program = jax.jit(from_words, in_shardings=(device, device), out_shardings=device)
@@ -87,7 +87,7 @@ def plain_draws(mechanism: Mechanism):
 
 def moved_by_shared_draws(mechanism: Mechanism, count: int, device) -> float:
     def draw(keys, sigmas):
-        return shared_draws._blocks(mechanism.scheme, mechanism.strategy, "remove", sigmas, keys)
+        return shared_draws._blocks(mechanism.scheme, mechanism.strategy, "remove", False, sigmas, keys)
 
     return bytes_moved(compiled_text(draw, (count,), device, True, True))
 

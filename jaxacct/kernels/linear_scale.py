@@ -1,0 +1,124 @@
+"""Likelihood ratios at several noise multipliers together, in linear scale: an exponential a step and little
+more.
+
+In logarithms (`kernels.recurrence`) a step takes an exponential, a logarithm and sums with their rounding
+carried along. Here the increments are positive and added up as they are, relative to a scale that is renewed
+once a block, in a fifth of the time. Rounding stays as small, since only increments round. The price is
+range: what lies beyond float32's largest number, e^88, comes out as infinite or NaN, never as a wrong finite
+number, and must be made again in logarithms. That takes one participation with a log-ratio of about 80 (noise
+multipliers near 0.1), or nearly certain participations: b |ln(1 - p)| above 80.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxacct.kernels.programs import number
+from jaxacct.kernels.recurrence import (
+    corrected_log1p,
+    first_offsets,
+    phase_totals,
+    two_sum,
+    weighted_sums,
+)
+
+# Rounds whose factors are multiplied before a logarithm is taken.
+_ROUNDS = 4
+
+
+def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: int):
+    """`blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, which are never stored.
+
+    With `G_i = f_i q^-(n+1-i)` the recurrence is a sum of positive terms, `G_i = G_{i+1} + w_i G_{i+b}`,
+    `w_i = p q^-b e^{r_i}`. What is kept of a block is `H_i = G_i / S - 1`, S being G at the first step of the
+    next block; H is at most the sum of w over one block, however many participations there are in all.
+
+    Args:
+      arrays: a few of (n, num_samples) float32.
+      factors: (count, number of arrays) float32.
+      log_p, log_q, block: as there.
+
+    Returns:
+      (block, count, num_samples) float32; not finite where float32 has no room.
+
+    Source: arXiv 2602.09338, eq. (1) and theorem 5.1.
+    """
+    if log_q == -np.inf:  # nothing is added up inside a block: a product of e^r for every phase
+        totals = weighted_sums([phase_totals(array, block) for array in arrays], factors)
+        return totals + number(log_p * -(-arrays[0].shape[0] // block))
+    n, num_samples = arrays[0].shape
+    num_blocks = -(-n // block)
+    each = factors.shape[0], num_samples
+    # A padded step has r = 0 and looks at f = 1, so it gives f = 1.
+    padded = [jnp.pad(array, ((0, num_blocks * block - n), (0, 0))) for array in arrays]
+    by_block = [array.reshape(num_blocks, block, num_samples) for array in padded]
+    shift = number(log_p - block * log_q)
+    steps = jnp.arange(block, dtype=jnp.int32)
+
+    def one_block(carry, given):
+        later, log_scale = carry
+        following = later[0]
+        # Divided before it is multiplied with e^r, the product of two of which may be out of range.
+        over = 1 / (1 + following)
+
+        def step(carry, at):
+            added, block_of = carry
+            k, *values = at
+            ahead = lax.dynamic_index_in_dim(block_of, k, keepdims=False)
+            ratios = weighted_sums([value[None] for value in values], factors)[0]
+            added = added + jnp.exp(ratios + shift) * (over + ahead * over)
+            # In the place of what no step refers to any more: a second array would be out of cache.
+            return (added, lax.dynamic_update_index_in_dim(block_of, added, k, 0)), None
+
+        start = jnp.zeros(each, jnp.float32), later
+        (_, now), _ = lax.scan(step, start, (steps, *given), reverse=True)
+        return (now, log_scale + corrected_log1p(following)), None
+
+    # Past the end f is 1: G is q^k at step n + k, and S that of the last of them.
+    with np.errstate(over="ignore"):
+        past = np.expm1((np.arange(block) - (block - 1)) * log_q).astype(np.float32)
+    later = jnp.broadcast_to(jnp.asarray(past)[:, None, None], (block, *each))
+    log_scale = jnp.broadcast_to(number((block - 1) * log_q), each)
+    (first, log_scale), _ = lax.scan(one_block, (later, log_scale), by_block, reverse=True)
+    offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)
+    return corrected_log1p(first) + log_scale + offsets[:, None, None]
+
+
+def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int):
+    """`sum_k ln(1 + e^{log_odds + r_k})` over the steps of each phase, r `weighted_sums(arrays, factors)`.
+
+    A few factors are multiplied before a logarithm is taken, as `(1 + h)(1 + w) = 1 + (h + w + h w)`, which
+    loses nothing where they are near 1.
+
+    Args:
+      arrays: a few of (n, num_samples) float32.
+      factors: (count, number of arrays) float32, the first of each above 0.
+      log_odds: ln of p / (1 - p); static.
+      cycle_length: steps from one round to the next; 1 is one phase of all steps; static.
+
+    Returns:
+      (cycle_length, count, num_samples) float32; not finite where float32 has no room.
+    """
+    n, num_samples = arrays[0].shape
+    rounds = -(-n // cycle_length)
+    group = min(_ROUNDS, rounds)
+    groups = -(-rounds // group)
+    padding = (0, groups * group * cycle_length - n), (0, 0)
+    # A padded step has r = -inf, a factor of one.
+    padded = [jnp.pad(a, padding, constant_values=0 if i else -np.inf) for i, a in enumerate(arrays)]
+    given = [array.reshape(groups, group, cycle_length, num_samples) for array in padded]
+    shift = number(log_odds)
+
+    def several(carry, values):
+        grown = jnp.zeros(carry[0].shape, jnp.float32)
+        for k in range(group):
+            weight = jnp.exp(weighted_sums([value[k] for value in values], factors) + shift)
+            grown = grown + weight + grown * weight
+        # Else it is made once for the sum and once for what rounds.
+        added = lax.optimization_barrier(corrected_log1p(grown))
+        total, lost = carry
+        return two_sum(total, added + lost), None
+
+    nothing = jnp.zeros((cycle_length, factors.shape[0], num_samples), jnp.float32)
+    (total, lost), _ = lax.scan(several, (nothing, nothing), given)
+    return total + lost
