@@ -1,7 +1,7 @@
 """Many noise multipliers from the same draws: the scores are signal plus sigma times noise.
 
 Participations, random bits and both FFTs are paid once; what remains for each noise multiplier is the
-recurrence, in linear scale (`kernels.linear_scale`). Thirty take three to four times as long as one. For
+recurrence, in linear scale (`kernels.linear_scale`). Thirty take two to four times as long as one. For
 exploring and for choosing candidates: theorem A.1 of arXiv 2602.09338 would allow it for verifying too
 (proofs/derivations.md section 4), but the verifier has better proposals than plain ones, and those depend on
 sigma.
@@ -27,8 +27,8 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
-# Noise multipliers that a CPU works on at once, so that a step is long beside its call and a block in cache.
-_TOGETHER = 6
+# Noise multipliers that a CPU works on at once: a step is then long beside its call, a block near in cache.
+_TOGETHER = 15
 
 
 class DeltaCurve(NamedTuple):
