@@ -13,7 +13,7 @@ import jax.core
 import numpy as np
 
 from .noise import Fresh, NoiseState
-from .normals import standard_normals
+from .normals import drawn_on_the_host
 
 # Parameters. For fewer the thread costs more than it saves; of more, float64 copies take too much memory.
 _FEWEST, _MOST = 2**16, 2**26
@@ -72,7 +72,7 @@ class Ahead:
 
 def _drawn(key: np.ndarray, step: int, size: int, before) -> Fresh:
     jax.block_until_ready(before)
-    return Fresh(np.int32(step), key, standard_normals(key, np.int32(step), size))
+    return Fresh(np.int32(step), key, drawn_on_the_host(key, step, size))
 
 
 def _is_worth_it(state: NoiseState) -> bool:

@@ -23,7 +23,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
-from .normals import LARGEST, fresh_key, standard_normals
+from .normals import LARGEST, Normals, fresh_key, normals_of, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -48,8 +48,8 @@ class Fresh(NamedTuple):
     """() int32."""
     key: Any
     """(8,) uint32."""
-    normals: jax.Array
-    """(parameters,) float64, as `standard_normals` gives them."""
+    normals: Normals
+    """As `normals_of` gives them for all parameters."""
 
     def are_of(self, state: NoiseState) -> jax.Array:
         """() bool: whether they are this state's."""
@@ -100,8 +100,8 @@ def draw(
     """
     leaves, structure = jax.tree.flatten(params)
     sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
-    normals = standard_normals(state.key, state.step, sum(sizes)) if fresh is None else fresh.normals
-    parts = jax.lax.split(normals, sizes)
+    normals = normals_of(state.key, state.step, sum(sizes)) if fresh is None else fresh.normals
+    parts = normals.split(sizes)
     stream = _stream_of(strategy)
     with jax.enable_x64(True):
         draw_leaf = stream.at(levels, state.step)

@@ -1,28 +1,35 @@
-"""Standard normals that leave no holes: ChaCha words from a 256-bit key, Box-Muller in float64.
+"""Standard normals that leave no holes: ChaCha20 words from a 256-bit key, Box-Muller in float64.
 
 Noise that takes only some values tells sums apart (proofs/released_numbers.md), so a pair of normals is made
-from 160 random bits: 96 for the radius, 64 for the angle. Within radius 10.2 neighbouring radii are less than
-2^-20 apart; a pair lies beyond it with probability 2^-75. No value is beyond `LARGEST`.
+from 128 random bits: 96 for the radius, 53 for the angle, of which the last 21 serve both. Within radius 10.2
+neighbouring radii are less than 2^-20 apart; a pair lies beyond it with probability 2^-75. No value is beyond
+`LARGEST`.
 
-The words are those of ChaCha (RFC 8439) with 12 rounds, so a normal depends on the key, the step and its
-number only, and the key is out of reach of any search.
+The words are those of RFC 8439, so a normal depends on the key, the step and its number only, and the key is
+out of reach of any search. On CPUs OpenSSL computes them where it can be had (`train.keystream`), otherwise
+the program does; they are the same words.
 """
 
 import functools
+import itertools
 import math
 import os
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-ROUNDS = 12
+from . import keystream
+
+ROUNDS = 20
 LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
+ARRANGEMENT = 3  # another number wherever normals of the same key go to other places than before
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
-_PAIRS, _WORDS = 3, 5  # pairs a block of 16 words, words a pair; one word is left over
-# Bound the memory for words, which CPUs are fast on where caches hold it; a normal's place depends on them.
-_BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**16}
-ARRANGEMENT = 2  # another number wherever normals of the same key go to other places than before
+_PAIRS = 4  # a block of 16 words
+_PIECE = 2**11  # blocks; a normal's place depends on it
+# Bound the memory for words, which CPUs are fast on where caches hold it.
+_PIECES_AT_ONCE = {"cpu": 1, "others": 2**5}
 
 
 def fresh_key() -> np.ndarray:
@@ -30,7 +37,30 @@ def fresh_key() -> np.ndarray:
     return np.frombuffer(os.urandom(32), np.uint32)
 
 
-@functools.partial(jax.jit, static_argnames="size")
+class Normals(NamedTuple):
+    """The first and the second of each pair, (pairs,) float64; one after the other as many as were asked for,
+    and some more.
+    """
+
+    first: jax.Array
+    second: jax.Array
+
+    def split(self, sizes: list[int]) -> list[jax.Array]:
+        """(n,) float64 for each n of `sizes`."""
+        ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        return [self._from_to(begin, end) for begin, end in itertools.pairwise(ends)]
+
+    def _from_to(self, begin: int, end: int) -> jax.Array:
+        pairs = self.first.size
+        with jax.enable_x64(True):
+            if end <= pairs:
+                return jax.lax.slice_in_dim(self.first, begin, end)
+            second = jax.lax.slice_in_dim(self.second, max(begin, pairs) - pairs, end - pairs)
+            if begin >= pairs:
+                return second
+            return jnp.concatenate([jax.lax.slice_in_dim(self.first, begin, pairs), second])
+
+
 def standard_normals(key, step, size: int) -> jax.Array:
     """(size,) float64: independent standard normals for one step; jittable, whatever `jax_enable_x64` says.
 
@@ -39,17 +69,64 @@ def standard_normals(key, step, size: int) -> jax.Array:
       step: () integer.
       size: static.
     """
-    blocks = max(1, -(-size // (2 * _PAIRS)))
-    at_once = min(blocks, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
+    return _in_a_row(key, step, size)
+
+
+def drawn_on_the_host(key: np.ndarray, step: int, size: int) -> Normals:
+    """`normals_of`, with words of OpenSSL where it can be had: half the time. Not jittable."""
+    pieces, length = _pieces(size)
+    words = keystream.words(key, step, pieces * length * 8)
+    if words is None:
+        return normals_of(key, np.int32(step), size)
+    with jax.enable_x64(True):
+        return _of_keystream(words, length)
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _in_a_row(key, step, size: int) -> jax.Array:
+    return normals_of(key, step, size).split([size])[0]
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def normals_of(key, step, size: int) -> Normals:
+    """`standard_normals` as they are drawn, without putting them into one array.
+
+    Words 4p to 4p + 3 of block j make pair p of the block; a piece has its blocks' first pairs, then their
+    second ones and so on.
+    """
+    pieces, length = _pieces(size)
+    at_once = min(pieces, _PIECES_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
 
     def some(first):
-        return _box_muller(chacha(key, (first + jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)))
+        words = chacha(key, (first + jnp.arange(at_once * length, dtype=jnp.uint32), step, 0, 0))
+        with jax.enable_x64(True):
+            wide = words.reshape(_PAIRS, 2, 2, at_once, length).astype(jnp.uint64)
+            x, y = (wide[:, i, 0] | (wide[:, i, 1] << 32) for i in range(2))
+            pairs = _box_muller(x.swapaxes(0, 1), y.swapaxes(0, 1))
+            return Normals(pairs.real.reshape(-1), pairs.imag.reshape(-1))
 
-    starts = jnp.arange(0, blocks, at_once, dtype=jnp.uint32)
-    pairs = some(starts[0])[None] if len(starts) == 1 else jax.lax.map(some, starts)
-    with jax.enable_x64(True):
-        drawn = jnp.concatenate([pairs.real.reshape(-1), pairs.imag.reshape(-1)])
-    return jax.lax.slice_in_dim(drawn, 0, size)
+    starts = jnp.arange(0, pieces * length, at_once * length, dtype=jnp.uint32)
+    drawn = some(starts[0]) if len(starts) == 1 else jax.lax.map(some, starts)
+    most = pieces * length * _PAIRS
+    return Normals(*(jax.lax.slice_in_dim(part.reshape(-1), 0, most) for part in drawn))
+
+
+@functools.partial(jax.jit, static_argnames="length")
+def _of_keystream(words, length: int) -> Normals:
+    """The same of (blocks * 8,) uint64: two words of 32 bits each, the first is the low one."""
+    x, y = jnp.moveaxis(words.reshape(-1, length, _PAIRS, 2), (3, 2), (0, 2))
+    pairs = _box_muller(x, y)
+    return Normals(pairs.real.reshape(-1), pairs.imag.reshape(-1))
+
+
+def _pieces(size: int) -> tuple[int, int]:
+    """How many pieces, and of how many blocks each."""
+    blocks = max(1, -(-size // (2 * _PAIRS)))
+    length = min(blocks, _PIECE)
+    pieces = -(-blocks // length)
+    if pieces * length > 2**32:
+        raise ValueError(f"size must be at most {2**32 * 2 * _PAIRS} normals a step, was {size}")
+    return pieces, length
 
 
 def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
@@ -97,17 +174,17 @@ def _rotate(words, by: int):
     return (words << by) | (words >> (32 - by))
 
 
-def _box_muller(words) -> jax.Array:
-    """(3, blocks) pairs of float64 normals, as complex numbers, of (16, blocks) words.
+def _box_muller(x, y) -> jax.Array:
+    """Pairs of float64 normals, as complex numbers, of two uint64 each.
 
-    Of two arrays of real numbers XLA would compute radius, sine and cosine once for each.
+    The radius has the bits of x, then the last 11 of y, then those 21 of y that are the last of the angle's
+    53. Of two arrays of real numbers XLA would compute radius, sine and cosine once for each.
     """
     with jax.enable_x64(True):
-        exact = words[: _PAIRS * _WORDS].reshape(_PAIRS, _WORDS, -1).astype(jnp.float64)
-        a, b, c, d, e = (exact[:, i] for i in range(_WORDS))
-        uniform = a * 2.0**-32 + b * 2.0**-64 + (c + 0.5) * 2.0**-96
+        more = ((y & (2**11 - 1)) << 21) | ((y & (2**32 - 1)) >> 11)
+        uniform = x.astype(jnp.float64) * 2.0**-64 + (more.astype(jnp.float64) + 0.5) * 2.0**-96
         radius = jnp.sqrt(jnp.maximum(0.0, -2 * _log(uniform)))
-        sine, cosine = _sine_cosine(d * 2.0**-32 + e * 2.0**-64)
+        sine, cosine = _sine_cosine((y >> 11) << 11)
         return jax.lax.complex(radius * cosine, radius * sine)
 
 
@@ -124,13 +201,13 @@ def _log(x):
     return 2 * s * series + exponent.astype(jnp.float64) * math.log(2)
 
 
-def _sine_cosine(turns):
-    """Of float64 turns in [0, 1], to 1e-15: Taylor series within an eighth of a turn, then quadrants."""
-    quadrant = jnp.floor(4 * turns + 0.5)
-    t = (4 * turns - quadrant) * (math.pi / 2)
+def _sine_cosine(angle):
+    """Of uint64 in 2^-64 turns, to 1e-15: Taylor series within an eighth of a turn, then quadrants."""
+    quadrant = (angle + 2**61) >> 62
+    rest = jax.lax.bitcast_convert_type(angle - (quadrant << 62), jnp.int64)
+    t = rest.astype(jnp.float64) * (math.pi / 2 * 2.0**-62)
     sine = t * _horner(t * t, [(-1) ** i / math.factorial(2 * i + 1) for i in range(9)])
     cosine = _horner(t * t, [(-1) ** i / math.factorial(2 * i) for i in range(9)])
-    quadrant = quadrant.astype(jnp.int32)
     swap = (quadrant & 1) == 1
     sine, cosine = jnp.where(swap, cosine, sine), jnp.where(swap, sine, cosine)
     sine = jnp.where((quadrant & 2) != 0, -sine, sine)

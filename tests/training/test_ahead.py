@@ -8,7 +8,8 @@ import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from train import ahead
-from train.noise import Fresh, standard_normals
+from train.noise import Fresh
+from train.normals import normals_of
 from train.optimizers import privatize
 from train.step import make_step
 
@@ -79,7 +80,7 @@ def test_who_goes_on_from_a_state_draws_what_the_run_would_have_drawn(step, thre
 @pytest.mark.parametrize(("number", "key"), [(1, KEY), (0, KEY + 1)])
 def test_normals_of_another_step_or_key_release_nothing(step, number, key, expected):
     state = begun(step)
-    wrong = Fresh(np.int32(number), key, standard_normals(key, number, 3))
+    wrong = Fresh(np.int32(number), key, normals_of(key, number, 3))
     after, _ = step._jitted(state, ROWS, MASK, step._loss, wrong)
     assert np.isnan(after.params).all()
 

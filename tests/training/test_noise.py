@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import optax
 import pytest
@@ -9,7 +10,7 @@ from scipy import linalg, signal, stats
 
 from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson, prefix_sum_error
 from jaxacct.kernels.randomness import fresh_key, key_words
-from train import noise, normals, sampler
+from train import keystream, noise, normals, sampler
 from train.grid import Grid, GridSum
 from train.optimizers import linear_decay, privatize
 from train.step import make_step
@@ -69,17 +70,17 @@ def test_covariance_of_prefix_sums():
 
 
 def test_normals_are_normal_and_fresh_at_every_step():
-    drawn = [np.asarray(noise.standard_normals(KEY, t, 100_000)) for t in range(2)]
-    for i, leaf in enumerate(drawn):
-        assert stats.kstest(leaf, "norm").pvalue > FALSE_ALARM
-        halves = leaf[:60_000].reshape(-1, 6).T  # the six of a block, and pairs by their squares
-        for a in range(6):
-            for b in range(a):
-                for power in (1, 2):
-                    r = np.corrcoef(halves[a] ** power, halves[b] ** power)[0, 1]
-                    assert abs(r) < stats.norm.isf(FALSE_ALARM / 60) / np.sqrt(10_000)
-        for other in drawn[:i]:
-            assert abs(np.corrcoef(leaf, other)[0, 1]) < stats.norm.isf(FALSE_ALARM) / np.sqrt(100_000)
+    drawn = [normals.normals_of(KEY, t, 100_000) for t in range(2)]
+    for parts in drawn:
+        assert stats.kstest(np.concatenate(parts)[:100_000], "norm").pvalue > FALSE_ALARM
+        # The eight of a block, and pairs by their squares, 14,336 times.
+        eight = np.concatenate([np.reshape(part, (7, 4, 2048)) for part in parts], axis=1)
+        eight = eight.swapaxes(0, 1).reshape(8, -1)
+        for power in (1, 2):
+            off = np.corrcoef(eight**power)[np.triu_indices(8, 1)]
+            assert np.abs(off).max() < stats.norm.isf(FALSE_ALARM / 224) / np.sqrt(eight.shape[1])
+    again = np.corrcoef(drawn[0].first, drawn[1].first)[0, 1]
+    assert abs(again) < stats.norm.isf(FALSE_ALARM) / np.sqrt(drawn[0].first.size)
 
 
 def test_chacha_against_rfc_8439():
@@ -97,38 +98,112 @@ def test_elementary_functions_against_numpy(x64):
     """Float64 to a few units in the last place, at the ends too."""
     x = np.concatenate([2.0 ** -np.linspace(0, 97, 20_001), 1 - np.logspace(-16, -1, 500)])
     np.testing.assert_allclose(normals._log(x), np.log(x), rtol=1e-15, atol=1e-15)
-    turns = np.linspace(0, 1, 20_001)
-    sine, cosine = normals._sine_cosine(turns)
+    eighths = np.arange(8, dtype=np.uint64) << 61
+    angles = np.r_[np.arange(20_001, dtype=np.uint64) * (2**64 // 20_001), eighths, eighths - 1, eighths + 1]
+    sine, cosine = normals._sine_cosine(jnp.asarray(angles))
+    turns = angles.astype(np.float64) * 2.0**-64
     np.testing.assert_allclose(sine, np.sin(2 * np.pi * turns), atol=2e-15)
     np.testing.assert_allclose(cosine, np.cos(2 * np.pi * turns), atol=2e-15)
 
 
-def test_the_largest_normal_comes_from_the_smallest_word():
-    words = np.zeros((16, 1), np.uint32)
-    drawn = np.asarray(normals._box_muller(jnp.asarray(words)))
-    assert drawn.real.max() == pytest.approx(normals.LARGEST, rel=1e-14)
-    words[:] = 2**32 - 1
-    assert np.isfinite(normals._box_muller(jnp.asarray(words))).all()
+def test_pairs_of_words(x64):
+    """Box-Muller by mpmath: 96 bits of radius, 53 of angle, the last 21 of which are the radius's last."""
+    words = np.random.default_rng(0).integers(0, 2**64, (2, 40), dtype=np.uint64)
+    words[0, :8] >>= np.arange(57, 65, dtype=np.uint64).clip(0, 63)  # far tails
+    words[:, 8:12] = [[0, 0, 2**64 - 1, 2**64 - 1], [0, 2**64 - 1, 0, 2**64 - 1]]
+    drawn = np.asarray(normals._box_muller(*map(jnp.asarray, words)))
+    for x, y, pair in zip(*words.tolist(), drawn, strict=True):
+        own, shared = y % 2**11, y // 2**11 % 2**21
+        uniform = (mpmath.mpf(x) * 2**32 + own * 2**21 + shared + 0.5) / 2**96
+        expected = mpmath.sqrt(-2 * mpmath.log(uniform)) * mpmath.expjpi(mpmath.mpf(y >> 11) / 2**52)
+        allowed = 2e-8 if x > 2**64 - 2**12 else 4e-15 * (1 + 1 / abs(pair))
+        assert abs(complex(expected) - pair) < allowed
+    assert np.abs(drawn).max() == pytest.approx(normals.LARGEST, rel=1e-14)  # of the smallest words
 
 
-@pytest.mark.parametrize("size", [1, 5, 6, 7, 600_000])
-def test_any_number_of_normals(size, monkeypatch):
-    """All of them others, in one pass or in several."""
-    monkeypatch.setitem(normals._BLOCKS_AT_ONCE, "cpu", 2**15)
+def test_openssl_gives_the_same_normals():
+    """Words of the library against those of the program, of one piece and of several, whole blocks or not."""
+    if keystream._library() is None:
+        pytest.skip("no libcrypto here")
+    words = keystream.words(KEY, 7, 80)
+    assert words is not None
+    block = normals.chacha(KEY, (jnp.arange(10), 7, 0, 0))
+    np.testing.assert_array_equal(words.view(np.uint32).reshape(10, 16).T, block)
+    for size in (13, 40_000):
+        inside, host = normals.normals_of(KEY, 7, size), normals.drawn_on_the_host(KEY, 7, size)
+        for a, b in zip(inside, host, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("broken", [{"EVP_EncryptUpdate": 0}, {"EVP_EncryptInit_ex": 0}, {"": 0}])
+def test_a_library_that_computes_something_else_is_not_used(broken, monkeypatch):
+    """Words left as memory had them, or zeros, would be noise that anybody knows."""
+
+    class Library:
+        def __getattr__(self, name):
+            return lambda *_: broken.get(name, 1)
+
+    assert not keystream._is_right(Library())
+    monkeypatch.setattr(keystream, "_library", lambda: None)
+    assert keystream.words(KEY, 0, 8) is None
+    without = normals.drawn_on_the_host(KEY, 7, 13)
+    np.testing.assert_array_equal(without.first, normals.normals_of(KEY, 7, 13).first)
+
+
+def test_no_cell_of_the_grid_is_empty(x64):
+    """For whole numbers (a, b) within radius 10.2, words whose pair of normals is rounded to them.
+
+    A radius or an angle that left some out would tell that a sum cannot be what it is.
+    """
+    generator, levels, words = np.random.default_rng(3), 2.0**20, []
+    radii, turns = generator.uniform(0, 10.19, 300), generator.uniform(0, 1, 300)
+    cells = np.round(levels * radii * np.exp(2j * np.pi * turns))
+    for cell in map(complex, cells):
+        with mpmath.workdps(40):
+            place = mpmath.mpc(cell) / levels
+            radius = int(mpmath.exp(-(abs(place) ** 2) / 2) * 2**96)
+            angle = int(mpmath.arg(place) / (2 * mpmath.pi) * 2**53) % 2**53
+        own, shared = radius % 2**32 >> 21, radius % 2**21
+        first = (angle - shared + 2**20) // 2**21 % 2**32  # so that the angle is next to this one
+        words.append((min(radius >> 32, 2**64 - 1), first << 32 | shared << 11 | own))
+    x, y = np.array(words, np.uint64).T
+    drawn = np.asarray(normals._box_muller(jnp.asarray(x), jnp.asarray(y)))
+    np.testing.assert_array_equal(np.round(levels * drawn), cells)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9])
+def test_any_number_of_normals(size):
+    """All of them others."""
     drawn = noise.standard_normals(KEY, 3, size)
     assert drawn.shape == (size,)
     assert drawn.dtype == np.float64
     assert len(np.unique(drawn)) == size
-    if size == 600_000:
-        # Both of a pair: block 0 is the first of the first piece, in either half of all that is drawn.
-        six, pieces = np.asarray(noise.standard_normals(KEY, 3, 6)), -(-size // (6 * 2**15))
-        np.testing.assert_allclose(drawn[: 3 * 2**15 : 2**15], six[:3], rtol=1e-12)
-        np.testing.assert_allclose(drawn[3 * 2**15 * pieces :: 2**15][:3], six[3:], rtol=1e-12)
+
+
+def test_where_a_block_goes_is_the_same_on_every_device(monkeypatch):
+    """However many pieces are drawn at once; 40,000 normals are three pieces."""
+    by_one = normals.normals_of(KEY, 7, 40_000)
+    monkeypatch.setitem(normals._PIECES_AT_ONCE, "cpu", 2)
+    by_two = jax.jit(lambda: normals.normals_of.__wrapped__(KEY, 7, 40_000))()
+    eight = np.concatenate(normals.normals_of(KEY, 7, 8))
+    for a, b, of_one in zip(by_one, by_two, (eight[:4], eight[4:]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+        np.testing.assert_allclose(a[: 4 * 2**11 : 2**11], of_one, rtol=1e-12)
+    assert len(np.unique(np.concatenate(by_one))) == 3 * 8 * 2**11
+
+
+@pytest.mark.parametrize("sizes", [[3, 5, 0, 8], [8, 0, 8], [16, 0], [0, 20], []])
+def test_normals_of_every_parameter(sizes):
+    """However the two halves are parted, nobody gets what another one has."""
+    drawn = normals.normals_of(KEY, 3, sum(sizes))
+    parts = [np.asarray(part) for part in drawn.split(sizes)]
+    assert [part.size for part in parts] == sizes
+    np.testing.assert_array_equal(np.concatenate([[], *parts]), np.concatenate(drawn)[: sum(sizes)])
 
 
 def test_which_parameter_gets_which_normal():
     """Runs are told apart by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
-    assert (normals.ARRANGEMENT, normals._BLOCKS_AT_ONCE) == (2, {"cpu": 2**11, "others": 2**16})
+    assert (normals.ARRANGEMENT, normals._PIECE, normals._PAIRS, normals.ROUNDS) == (3, 2**11, 4, 20)
 
 
 @pytest.mark.parametrize("word", range(8))
