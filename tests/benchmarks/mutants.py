@@ -33,6 +33,7 @@ BOUNDS, GUARDS, VERIFY = "tests/test_bounds.py", "tests/test_guards.py", "tests/
 RUN, LINE = "jaxacct/verification/run.py", "jaxacct/proposals/extrapolation.py"
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
+AHEAD = "tests/training/test_ahead.py"
 LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
 GROUPS = "tests/training/test_groups.py"
 CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
@@ -506,10 +507,19 @@ MUTANTS = [
     Mutant("train/loop.py", ', "clip_groups": clip_groups}', "}", GROUPS),
     Mutant(
         "train/normals.py",
-        "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",
-        "jnp.arange(at_once, dtype=jnp.uint32), 0, 0, 0)",
+        "jnp.arange(at_once * length, dtype=jnp.uint32), step, 0, 0)",
+        "jnp.arange(at_once * length, dtype=jnp.uint32), 0, 0, 0)",
         f"{NOISE} tests/training/test_released_numbers.py",
     ),
+    Mutant("train/normals.py", "more = ((y & (2**11 - 1)) << 21) | (", "more = (", NOISE),
+    Mutant("train/normals.py", "self.second, max(begin, pairs) - pairs", "self.second, 0 * pairs", NOISE),
+    Mutant("train/keystream.py", "np.array(counter, np.uint32)", "np.zeros(4, np.uint32)", NOISE),
+    Mutant("train/keystream.py", "block.tobytes().hex() == expected", "True", NOISE),
+    Mutant("train/ahead.py", " and coming.key is state.key", "", AHEAD),
+    Mutant("train/ahead.py", "coming.step is state.step and ", "", AHEAD),
+    Mutant("train/optimizers.py", "covered &= fresh.are_of(state)", "pass", AHEAD),
+    Mutant("train/noise.py", " & (state.key == self.key).all()", "", AHEAD),
+    Mutant("train/ahead.py", "given[0] + 1 >= self._iterations", "False", AHEAD),
     Mutant(
         "train/normals.py",
         "sine = jnp.where((quadrant & 2) != 0, -sine, sine)",

@@ -68,6 +68,18 @@ def test_states_that_take_turns_get_the_noise_of_their_own_keys(step, expected, 
     np.testing.assert_allclose(params_of(step, [begun(step), begun(step, KEY + 1)]), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "value"), [("key", KEY + 1), ("step", np.int32(0))])
+def test_a_state_that_somebody_changed_gets_its_own_noise(step, expected, name, value, monkeypatch):
+    """What a thread has drawn for the state as it was, with one of two arrays the same, is not used."""
+    seen = []
+    for fewest in (1, 2**16):
+        monkeypatch.setattr(ahead, "_FEWEST", fewest)
+        state, _ = step(begun(step), ROWS, MASK)
+        state = state._replace(noise=state.noise._replace(**{name: jnp.asarray(value)}))
+        seen.append(step(state, ROWS, MASK)[0].params)
+    np.testing.assert_allclose(*seen, rtol=1e-6)
+
+
 def test_who_goes_on_from_a_state_draws_what_the_run_would_have_drawn(step, threaded):
     state, _ = step(begun(step), ROWS, MASK)
     kept = jax.tree.map(np.asarray, state)  # as a checkpoint holds it
