@@ -102,8 +102,21 @@ def test_the_promising_cell_is_what_recommend_ranks_first():
     sizes = dict(dataset_size=8000, batch_size=1000, iterations=12, epsilon=0.5, delta=1e-2)
     found = recommend(**sizes, bands=2, strategy="optimal")
     best = found.candidates[0]
-    first, second = promising(swept)
+    first, second, *_ = promising(swept)
     assert first.separation == best.scheme.min_separation != second.separation
+
+
+def test_one_of_each_kind_of_separation_is_certified_however_estimates_rank_them(monkeypatch):
+    """Where the certified best was estimated third, it was never looked at."""
+    swept = Setting(12, 1e-2, (8,), (0.5,), (2, 4), (6,)).cells("b-min-sep", 8, 0.5)
+    kinds = [cell.separation == cell.bands for cell in swept]
+    for equal_first in (True, False):
+        errors = [0.1 * place + (equal != equal_first) for place, equal in enumerate(kinds)]
+        monkeypatch.setattr("jaxacct.paper.cells.estimated_errors", lambda *_, errors=errors, **__: errors)
+        found = promising(swept)
+        by_error = [cell for _, cell in sorted(zip(errors, swept, strict=True), key=lambda pair: pair[0])]
+        assert found[:2] == by_error[:2] and len(found) == 3
+        assert {cell.separation == cell.bands for cell in found} == {True, False}
 
 
 def points(ratios: dict[tuple[int, float], float], method: str) -> list[Compared]:

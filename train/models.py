@@ -118,7 +118,8 @@ def add_lora(model: nnx.Module, rank: int, rngs: nnx.Rngs) -> None:
     `x W + b` becomes `x W + b + x A B`, with B = 0 to begin with (LoRA, arXiv 2106.09685); A and B are
     `nnx.LoRAParam`, W and b the arrays that were there.
     """
-    for _, module in list(nnx.iter_modules(model)):
+    modules = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)]
+    for module in modules:
         for name, linear in list(vars(module).items()):
             if type(linear) is nnx.Linear:
                 sizes = linear.in_features, linear.out_features

@@ -728,7 +728,8 @@ MUTANTS = [
         "return self.others[method] / self.error",
         PAPER,
     ),
-    Mutant("jaxacct/paper/cells.py", "sorted(known)[:2]", "sorted(known)[-2:]", PAPER),
+    Mutant("jaxacct/paper/cells.py", "*longer[:1], ", "", PAPER),
+    Mutant("jaxacct/paper/cells.py", "*ranked[:2],", "*ranked[-2:],", PAPER),
     Mutant(
         "jaxacct/risk.py",
         "return true_positive_rate(epsilons, deltas, rates)",
