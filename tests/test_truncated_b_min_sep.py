@@ -165,9 +165,8 @@ def test_the_peers_last_columns_with_cuts(x64):
 )
 def test_drawn_binomials(most, p, key):
     """Digits of every kind; chi-square against SciPy, false alarm 1e-6."""
-    arrays = binomial_tables(most, (p,)).arrays
-    one_set = jax.tree.map(lambda part: part[0], arrays[0])
-    drawn = np.asarray(jax.jit(draw_binomial)(key, jnp.full(200_000, most, jnp.int32), one_set, arrays[1]))
+    arrays = binomial_tables(most, (p,)).arrays.of(0)
+    drawn = np.asarray(jax.jit(draw_binomial)(key, jnp.full(200_000, most, jnp.int32), arrays))
     edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
     expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
     seen = np.bincount(np.searchsorted(edges, drawn), minlength=len(expected))
@@ -183,10 +182,10 @@ def test_tables_have_the_exact_law(p):
 
     p = 1/2 and 1/4 make cells that hold exactly their capacity.
     """
-    (sets, cells), relative, variation = binomial_tables(1000, (p,))
-    first, log_cells, lowest = (np.asarray(part)[0] for part in sets)
-    limit = np.asarray(cells[0]).astype(np.int64) << 30 | np.asarray(cells[1]).astype(np.int64)
-    alias = np.asarray(cells[2])
+    arrays, relative, variation = binomial_tables(1000, (p,))
+    places = arrays.places[0].astype(np.int64)
+    first, log_cells, lowest = places >> 5, places & 31, np.zeros(places.shape, np.int64)
+    lowest[len(places) - arrays.lowest.shape[1] :] = arrays.lowest[0]
     counts = [digit << 8 * level for level in range(first.shape[0]) for digit in range(256)]
     for place, count in enumerate(counts):
         if not 0 < count <= 1000:
@@ -196,8 +195,10 @@ def test_tables_have_the_exact_law(p):
         capacity = 2**62 // size
         law = np.zeros(size)
         for cell in range(size):
-            law[cell] += limit[start + cell] / 2**62
-            law[alias[start + cell]] += (capacity - limit[start + cell]) / 2**62
+            packed, low = (int(part[start + cell]) for part in (arrays.cells, arrays.low))
+            limit, alias = (packed // size << 30) + low, packed % size
+            law[cell] += limit / 2**62
+            law[alias] += (capacity - limit) / 2**62
         values = lowest[level, digit] + np.arange(size)
         exact = stats.binom.pmf(values, count, p)
         assert np.all(np.abs(law - exact) <= exact * (relative + 1e-11) + variation)
@@ -254,20 +255,23 @@ def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
-# As drawn before words were made ahead.
+# As drawn when words were made step by step, and a table's cell was three numbers.
 STORED_SIZES = {True: [131, 136, 130, 130, 132, 128, 138], False: [190, 172, 102, 128, 142, 126, 136]}
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_words_made_ahead_draw_the_same(warm, key, monkeypatch):
-    """Bit for bit, so that stored draws are drawn again; all steps at once or step by step."""
+def test_batch_sizes_are_those_of_before(warm, key, monkeypatch):
+    """Bit for bit, so that stored draws are drawn again; all steps at once or in blocks."""
     scheme = TruncatedBMinSep(7, 3, 0.3, 220, 700, warm)
     ahead = np.asarray(scheme.draw_batch_sizes(key, 9))
-    monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep._WORDS_AT_ONCE", 0)
+    monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep._STEPS_AT_ONCE", 1)
     np.testing.assert_array_equal(ahead, scheme.draw_batch_sizes(key, 9))
     keys = jax.random.split(key, 3)
     each = [np.asarray(threefry.bits_32(one, (5,))) for one in keys]
     np.testing.assert_array_equal(threefry.bits_32_of(keys, 5), each)
+    np.testing.assert_array_equal(threefry.bits_32_at_once(key, (5,)), threefry.bits_32(key, (5,)))
+    places = jnp.array([[4, 0], [1, 1]])
+    np.testing.assert_array_equal(threefry.bits_32_at(key, 5, places), threefry.bits_32(key, (5,))[places])
     assert ahead[0].tolist() == STORED_SIZES[warm]
 
 

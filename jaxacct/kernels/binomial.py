@@ -18,46 +18,82 @@ from jaxacct.kernels import threefry
 _MOST_CELLS = 2**20
 _TOTAL_BITS = 62
 _LOW_BITS = 30
+_MOST_PLACES = 2**27  # cells that the words of `Arrays.places` can tell apart
 _TAIL_EXPONENT = 66 * math.log(2)  # tails below 2^-66 are not tabulated
 
 
 class Tables(NamedTuple):
     """Alias tables and what they are off by in one draw: ln of a density ratio, total variation."""
 
-    arrays: Any
+    arrays: "Arrays"
     relative: float
     variation: float
 
 
-def draw_binomial(key, trials, one_set, cells):
+class Arrays(NamedTuple):
+    """What `draw_binomial` looks up.
+
+    A look-up is what a draw takes most of its time for, so what is needed together is in one word.
+
+    Attributes:
+      places: (probabilities, levels, 2^digit_bits) uint32: 32 times the first cell of every digit's table,
+        plus log2 of how many cells it has, k.
+      lowest: (probabilities, some levels, 2^digit_bits) int32: the lowest value of every digit's table, of
+        the last levels; 0 in those before.
+      cells: (cells,) uint32: the threshold's high 32 - k bits, and the alias in the other k.
+      low: (cells,) uint32: the 30 bits of the threshold below these.
+    """
+
+    places: Any
+    lowest: Any
+    cells: Any
+    low: Any
+
+    def of(self, probability: int) -> "Arrays":
+        """Those of one probability: `places` and `lowest` without their first axis."""
+        return self._replace(places=self.places[probability], lowest=self.lowest[probability])
+
+
+def draw_binomial(key, trials, arrays: Arrays):
     """Binomial(trials, p) draws with a key: `binomial_of_words`."""
-    levels, num_samples = one_set[0].shape[0], trials.shape[0]
-    return binomial_of_words(threefry.bits_32(key, (2, levels, num_samples)), trials, one_set, cells)
+    words = threefry.bits_32(key, (2, arrays.places.shape[0], trials.shape[0]))
+    return binomial_of_words(words, trials, arrays)
 
 
-def binomial_of_words(words, trials, one_set, cells):
+def binomial_of_words(words, trials, arrays: Arrays):
     """Binomial(trials, p) draws: the sum of one table look-up per digit of `trials`.
 
     Args:
       words: (2, levels, num_samples) uniform uint32.
       trials: (num_samples,) int32.
-      one_set: three (levels, 2^digit_bits) int32 arrays: first cell, ln2 of the cells, lowest value.
-      cells: the threshold's high and low words (uint32) and the alias (int32) of every cell.
+      arrays: of one probability.
 
     Returns (num_samples,) int32.
     """
-    levels, radix = one_set[0].shape
+    levels, radix = arrays.places.shape
     digit_bits = radix.bit_length() - 1
-    level = jnp.arange(levels, dtype=jnp.int32)[:, None]
-    digit = (trials >> (level * digit_bits)) & (radix - 1)
-    first, log_cells, lowest = (jnp.asarray(part)[level, digit] for part in one_set)
-    shift = (32 - log_cells).astype(jnp.uint32)
-    own = (words[0] >> shift).astype(jnp.int32)
-    high, low = words[0] & ((jnp.uint32(1) << shift) - 1), words[1] >> (32 - _LOW_BITS)
-    cell = first + own
-    limit_high, limit_low, alias = (jnp.asarray(part)[cell] for part in cells)
-    keep = (high < limit_high) | ((high == limit_high) & (low < limit_low))
-    return (lowest + jnp.where(keep, own, alias)).sum(axis=0, dtype=jnp.int32)
+    level = jnp.arange(levels, dtype=jnp.uint32)[:, None]
+    digit = (trials.astype(jnp.uint32) >> (level * digit_bits)) & (radix - 1)
+    place = _at(arrays.places, level * radix + digit)
+    log_cells = place & 31
+    shift = 32 - log_cells
+    own = words[0] >> shift
+    cell = (place >> 5) + own
+    packed = _at(arrays.cells, cell)
+    high, limit = words[0] & ((jnp.uint32(1) << shift) - 1), packed >> log_cells
+    below = words[1] >> (32 - _LOW_BITS) < _at(arrays.low, cell)
+    keep = (high < limit) | ((high == limit) & below)
+    alias = packed & ((jnp.uint32(1) << log_cells) - 1)
+    total = jnp.where(keep, own, alias).sum(axis=0, dtype=jnp.uint32).astype(jnp.int32)
+    if high_levels := arrays.lowest.shape[0]:
+        index = (level * radix + digit)[levels - high_levels :] - (levels - high_levels) * radix
+        total = total + _at(arrays.lowest, index).sum(axis=0, dtype=jnp.int32)
+    return total
+
+
+def _at(table, index):
+    """Elements of an array of any shape by their place in it; a look-up that checks nothing."""
+    return jnp.asarray(table).reshape(-1).at[index].get(mode="promise_in_bounds")
 
 
 @functools.lru_cache(maxsize=8)
@@ -84,22 +120,39 @@ def binomial_tables(most: int, probabilities: tuple[float, ...]) -> Tables:
             cells.append((limits, alias))
             lowest_values.append(lowest)
             sizes.append(len(limits))
-        first = offset + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        first = offset + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         offset += sum(sizes)
         shape = (levels, 1 << digit_bits)
-        parts = first, np.log2(sizes), np.array(lowest_values)
-        sets.append([np.rint(part).astype(np.int32).reshape(shape) for part in parts])
+        logs = np.rint(np.log2(sizes)).astype(np.int64)
+        sets.append(((first << 5 | logs).reshape(shape), np.reshape(lowest_values, shape)))
         widest = np.reshape(sizes, shape).max(axis=1).sum()
         # A probability is a product of at most that many ratios from the mode, each of three roundings and
         # an odds p / (1-p) of two, then normalised by a sum of the same.
         relative = max(relative, 2 * 6 * 2.0**-53 * float(widest))
         variation = max(variation, float(widest + 1) * 2.0**-_TOTAL_BITS)
+    if offset > _MOST_PLACES:
+        raise ValueError(f"batches of {most:,} examples must need smaller tables, was {offset:,} cells")
+    places, lowest = (np.stack(part) for part in zip(*sets, strict=True))
+    # Levels of small digits have no value that is out of reach.
+    without = int(np.argmax(np.append(lowest.any(axis=(0, 2)), True)))
+    packed, low = (np.concatenate(part) for part in zip(*map(_packed, cells), strict=True))
     # Of a rounded size, so that programs serve other probabilities; what is added is never looked up.
     spare = (1 << (offset - 1).bit_length()) - offset
-    limits, alias = (np.pad(np.concatenate(part), (0, spare)) for part in zip(*cells, strict=True))
-    words = (limits >> _LOW_BITS).astype(np.uint32), (limits & (2**_LOW_BITS - 1)).astype(np.uint32)
-    stacked = tuple(np.stack(part) for part in zip(*sets, strict=True))
-    return Tables((stacked, (*words, alias.astype(np.int32))), relative, variation)
+    packed, low = (np.pad(part, (0, spare)) for part in (packed, low))
+    arrays = Arrays(places.astype(np.uint32), lowest[:, without:].astype(np.int32), packed, low)
+    return Tables(arrays, relative, variation)
+
+
+def _packed(table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(`cells`, `low`) of one alias table, uint32."""
+    limits, alias = table
+    cells = len(limits)
+    capacity = 2**_TOTAL_BITS // cells
+    # A cell that is all its own: with itself as alias, a threshold that fits the bits draws the same.
+    alias = np.where(limits == capacity, np.arange(cells), alias)
+    limits = np.minimum(limits, capacity - 1)
+    packed = (limits >> _LOW_BITS) * cells + alias
+    return packed.astype(np.uint32), (limits & (2**_LOW_BITS - 1)).astype(np.uint32)
 
 
 def _most_width(count: int, p: float) -> int:

@@ -64,6 +64,23 @@ def bits_32(key, shape):
     return jax.random.bits(key, (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
+def bits_32_at_once(key, shape):
+    """The words of `bits_32` by rounds that are written out: a quarter of the time for many, on a CPU.
+
+    For words that are used once, and not in a loop (see above).
+    """
+    return bits_32_of(key[None], math.prod(shape))[0].reshape(shape)
+
+
+def bits_32_at(key, size: int, places):
+    """uint32 of the shape of `places`: the words of `bits_32(key, (size,))` at these, without the others."""
+    if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
+        return bits_32(key, (size,))[places]
+    first, second = jax.random.key_data(key)
+    x, y = _rounds(first, second, jnp.uint32(0), places.astype(jnp.uint32))
+    return x ^ y
+
+
 def split(key, num: int = 2):
     """(num,) keys: those of `jax.random.split`."""
     return jax.random.split(key, num)

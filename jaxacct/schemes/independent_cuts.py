@@ -61,12 +61,20 @@ class IndependentCuts:
 
         Returns two (num_samples,) arrays of the dtype of `log_ratios`, natural logs; exact up to rounding.
         """
+        # Time first, as in the recurrence and in the cuts that were drawn: one order for all.
+        ratios, cut, halves = log_ratios.T, cut.T, time_first(half_square_norms, log_ratios)
         # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-        twice = 2 * (log_ratios - half_square_norms)
-        minus = -log_ratios - 2 * half_square_norms
-        log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, log_ratios))
-        log_q = self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(log_ratios)))
+        twice = 2 * (ratios - halves)
+        minus = -ratios - 2 * halves
+        log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, ratios).T)
+        log_q = self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(ratios)).T)
         return log_p, log_q
+
+
+def time_first(half_square_norms, log_ratios):
+    """() or (iterations,) numbers such that they broadcast with `log_ratios.T`."""
+    norms = jnp.asarray(half_square_norms)
+    return norms.reshape(-1, *[1] * (log_ratios.ndim - 1)) if norms.ndim else norms
 
 
 def _quantile(number: int, probabilities: np.ndarray, above: float) -> np.ndarray:

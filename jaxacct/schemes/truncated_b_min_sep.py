@@ -27,16 +27,16 @@ from jax import lax
 
 from jaxacct import _validate
 from jaxacct.kernels import threefry
-from jaxacct.kernels.binomial import binomial_of_words, binomial_tables, draw_binomial
+from jaxacct.kernels.binomial import binomial_of_words, binomial_tables
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, SideInformation, Sums, disjoint_participations
+from jaxacct.schemes.base import Scheme, SideInformation, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
-from jaxacct.schemes.independent_cuts import IndependentCuts
+from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
 from jaxacct.statistics.direction import Direction
 
-# 32-bit words that are made ahead for one block of samples: 64 MiB, 20,000 steps.
-_WORDS_AT_ONCE = 2**24
+# Steps whose random words are made together, so that they fit a cache.
+_STEPS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class TruncatedBMinSep(Scheme):
     # -- Drawing ------------------------------------------------------------------------------------------
 
     def batch_size_tables(self) -> Any:
-        """The pytree of arrays that `draw_batch_sizes` looks up; made once per process, 12 bytes a cell."""
+        """The pytree of arrays that `draw_batch_sizes` looks up; made once per process, 8 bytes a cell."""
         p, b, others = self.sampling_probability, self.min_separation, self.dataset_size - 1
         joining = binomial_tables(others, (p,)).arrays if p < 1 else None
         past = None
@@ -212,38 +212,48 @@ class TruncatedBMinSep(Scheme):
         Source: arXiv 2602.09338, appendix D and algorithm 2. Error: `batch_size_error`.
         """
         joining, past = self.batch_size_tables() if tables is None else tables
-        n, b = self.iterations, self.min_separation
+        n, b, others = self.iterations, self.min_separation, self.dataset_size - 1
         past_key, key = threefry.split(key)
-        pool = jnp.full((num_samples,), self.dataset_size - 1, jnp.int32)
-        recent = jnp.zeros((b - 1, num_samples), jnp.int32)  # slot i mod (b-1): step i - (b-1)
+        recent = jnp.zeros((b - 1, num_samples), jnp.int32)  # of the b - 1 steps before
+        pool = jnp.full((num_samples,), others, jnp.int32)
         if past is not None:
-            sets, cells = past
 
-            def past_step(pool, step):
-                drawn_with, one_set = step
-                size = draw(drawn_with, pool, one_set, cells)
+            def past_step(pool, at):
+                words, places, lowest = at
+                size = binomial_of_words(words, pool, past._replace(places=places, lowest=lowest))
                 return pool - size, size
 
-            keys, draw = _randomness_of_steps(past_key, b - 1, num_samples, sets)
-            pool, recent = lax.scan(past_step, pool, (keys, sets))
-        each, one_set, join, cells_at_joining = None, None, None, None
-        if joining is not None:
-            sets, cells_at_joining = joining
-            each, join = _randomness_of_steps(key, n, num_samples, sets)
-            one_set = jax.tree.map(lambda part: part[0], sets)
+            keys = _blocks(past_key, b - 1)
+            # The last table serves the steps beyond, which are drawn for nothing.
+            spare = [(0, keys.size - (b - 1)), (0, 0), (0, 0)]
+            of_steps = [
+                jnp.pad(part, spare, mode="edge").reshape(*keys.shape, *part.shape[1:])
+                for part in (past.places, past.lowest)
+            ]
 
-        def step(carry, at):
+            def past_block(pool, at):
+                keys, *of_steps = at
+                return lax.scan(past_step, pool, (_words(keys, past, num_samples), *of_steps))
+
+            _, recent = lax.scan(past_block, pool, (keys, *of_steps))
+            recent = recent.reshape(-1, num_samples)[: b - 1]
+            pool = pool - recent.sum(axis=0)
+        at_joining = None if joining is None else joining.of(0)
+
+        def step(pool, at):
+            words, back = at
+            size = pool if at_joining is None else binomial_of_words(words, pool, at_joining)
+            return (pool if back is None else pool - size + back), size
+
+        def block(carry, keys):
             pool, recent = carry
-            i, drawn_with = at
-            size = pool if join is None else join(drawn_with, pool, one_set, cells_at_joining)
-            if b > 1:
-                slot = i % (b - 1)
-                pool = pool - size + recent[slot]
-                recent = recent.at[slot].set(size)
-            return (pool, recent), size
+            back = recent[: len(keys)] if b > 1 else None
+            words = None if at_joining is None else _words(keys, at_joining, num_samples)
+            pool, sizes = lax.scan(step, pool, (words, back), length=len(keys))
+            return (pool, jnp.concatenate([recent, sizes])[len(keys) :] if b > 1 else recent), sizes
 
-        _, sizes = lax.scan(step, (pool, recent), (jnp.arange(n), each))
-        return sizes.T
+        _, sizes = lax.scan(block, (pool, recent), _blocks(key, n, b - 1 if b > 1 else n))
+        return sizes.reshape(-1, num_samples)[:n].T
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
         """(iterations,) float64: the mean size of the cut batches (padding is not counted)."""
@@ -272,17 +282,28 @@ class TruncatedBMinSep(Scheme):
         """
         drawn_from_p = Direction.of(direction) is Direction.REMOVE
         batch_sizes = _required(side)
+        n, b = self.iterations, self.min_separation
         sampled_key, kept_key = threefry.split(key)
-        sampled = self.draw_participation(sampled_key, num_samples)
         if not self.can_cut:  # the maximum may then be beyond 32 bits
+            sampled = self.draw_participation(sampled_key, num_samples)
             return sampled if drawn_from_p else jnp.zeros_like(sampled)
-        cut = batch_sizes >= self.max_batch_size
-        # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
-        bits = threefry.bits_32(kept_key, batch_sizes.shape)
-        place = _multiply_high(bits, batch_sizes.astype(jnp.uint32) + 1)
-        kept = (place < self.max_batch_size).astype(jnp.float32)
-        when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
-        return sampled * jnp.where(cut, when_cut, when_whole)
+
+        def counts(bits, sizes):
+            # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
+            place = _multiply_high(bits, sizes.astype(jnp.uint32) + 1)
+            kept = (place < self.max_batch_size).astype(jnp.float32)
+            when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
+            return jnp.where(sizes >= self.max_batch_size, when_cut, when_whole)
+
+        if b == 1:
+            sampled = self.draw_participation(sampled_key, num_samples)
+            return sampled * counts(threefry.bits_32(kept_key, batch_sizes.shape), batch_sizes)
+        # Only at the few steps at which the example is sampled.
+        positions = self.uncut.draw_positions(sampled_key, num_samples)
+        here = jnp.minimum(positions, n - 1)
+        bits = threefry.bits_32_at(kept_key, num_samples * n, here + n * jnp.arange(num_samples)[:, None])
+        sizes = jnp.take_along_axis(batch_sizes, here, axis=1, mode="promise_in_bounds")
+        return counts_at(positions, counts(bits, sizes), n)
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.uncut.batches(dataset_size, generator)
@@ -315,48 +336,49 @@ class TruncatedBMinSep(Scheme):
     # -- Likelihoods --------------------------------------------------------------------------------------
 
     def log_likelihoods(self, log_ratios, half_square_norms, batch_sizes):
-        """`(ln P/R, ln Q/R)` of one sample given the others' batch sizes, R the centred Gaussian.
-
-        Unbatched; map it over samples with `jax.vmap`.
+        """`(ln P/R, ln Q/R)` given the others' batch sizes, R the centred Gaussian.
 
         Args:
-          log_ratios: (iterations,) float32 or float64; `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
+          log_ratios: (..., iterations) float32 or float64, of one sample or of an axis of them;
+            `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
           half_square_norms: () or (iterations,); `||c_i||^2 / (2 sigma^2)`.
-          batch_sizes: (iterations,) int32, r.
+          batch_sizes: (..., iterations) int32, r.
 
         Returns:
-          Two () arrays of the dtype of `log_ratios`, natural logs. The second is 0 exactly where no r_i
+          Two arrays, (...), of the dtype of `log_ratios`, natural logs. The second is 0 exactly where no r_i
           reaches the maximum, and the first is then that of `BMinSep`.
 
         Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """
+        one = log_ratios.ndim == 1
+        of_uncut = self.uncut.log_likelihood_ratio if one else self.uncut.log_likelihood_ratios
         if not self.can_cut:
-            return self.uncut.log_likelihood_ratio(log_ratios), jnp.zeros((), log_ratios.dtype)
-        dtype, most = log_ratios.dtype, self.max_batch_size
-        cut = batch_sizes >= most
-        sampled = jnp.where(cut, batch_sizes, most) + 1
+            return of_uncut(log_ratios), jnp.zeros(log_ratios.shape[:-1], log_ratios.dtype)
+        # Time first, as in the recurrence and in the batch sizes that were drawn: one order for all.
+        ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
+        dtype, most = ratios.dtype, self.max_batch_size
+        cut = sizes >= most
+        sampled = jnp.where(cut, sizes, most) + 1
         log_sampled = jnp.log(sampled.astype(dtype))
         log_kept = jnp.asarray(math.log(most), dtype) - log_sampled
         log_left_out = jnp.log((sampled - most).astype(dtype)) - log_sampled
 
         def when_cut(count):
             # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-            kept = log_kept + count * log_ratios - (count**2 - count) * half_square_norms
+            kept = log_kept + count * ratios - (count**2 - count) * halves
             return log_add_exp(kept, log_left_out)
 
-        log_p = self.uncut.log_likelihood_ratio(jnp.where(cut, when_cut(2), log_ratios))
-        log_q = self.uncut.log_likelihood_ratio(jnp.where(cut, when_cut(-1), jnp.zeros_like(log_ratios)))
-        return log_p, jnp.where(cut.any(), log_q, jnp.zeros_like(log_q))
+        log_p = of_uncut(jnp.where(cut, when_cut(2), ratios).T)
+        log_q = of_uncut(jnp.where(cut, when_cut(-1), jnp.zeros_like(ratios)).T)
+        return log_p, jnp.where(cut.any(axis=0), log_q, jnp.zeros_like(log_q))
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None, batch_sizes=None):
-        """`ln P/Q` of one sample given the others' batch sizes; see `log_likelihoods`."""
+        """`ln P/Q` given the others' batch sizes; see `log_likelihoods`."""
         log_p, log_q = self.log_likelihoods(log_ratios, half_square_norms, _required(batch_sizes))
         return log_p - log_q
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        return jax.vmap(self.log_likelihood_ratio, (0, None, 0))(
-            log_ratios, half_square_norms, _required(side)
-        )
+        return self.log_likelihood_ratio(log_ratios, half_square_norms, side)
 
 
 @dataclass(frozen=True)
@@ -376,17 +398,19 @@ class BatchSizes(SideInformation):
         return self.scheme.batch_size_error()
 
 
-def _randomness_of_steps(key, steps: int, num_samples: int, sets):
-    """(what the draw of each step is made of, first axis the steps; the draw), with the key of every step.
+def _blocks(key, steps: int, most: int = _STEPS_AT_ONCE):
+    """(blocks, steps of each) keys of all steps, in blocks of `most` steps at most, and some steps beyond."""
+    blocks = -(-steps // min(most, _STEPS_AT_ONCE))
+    each = -(-steps // blocks)
+    keys = jax.vmap(threefry.fold_in, (None, 0))(key, jnp.arange(blocks * each))
+    return keys.reshape(blocks, each)
 
-    Words for all steps at once, or keys where those would be too many; the same draws.
-    """
-    keys = jax.vmap(threefry.fold_in, (None, 0))(key, jnp.arange(steps))
-    levels = sets[0].shape[1]
-    if steps * 2 * levels * num_samples > _WORDS_AT_ONCE:
-        return keys, draw_binomial
+
+def _words(keys, arrays, num_samples: int):
+    """(keys, 2, levels, num_samples) uint32: what `draw_binomial` draws with each of the keys."""
+    levels = arrays.places.shape[-2]
     words = threefry.bits_32_of(keys, 2 * levels * num_samples)
-    return words.reshape(steps, 2, levels, num_samples), binomial_of_words
+    return words.reshape(len(keys), 2, levels, num_samples)
 
 
 def _required(batch_sizes):

@@ -231,8 +231,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/independent_cuts.py",
-        "minus = -log_ratios - 2",
-        "minus = -log_ratios - 1",
+        "minus = -ratios - 2",
+        "minus = -ratios - 1",
         "tests/test_independent_cuts.py",
     ),
     Mutant(

@@ -99,7 +99,7 @@ def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
     if arrays["starts"] is not None:
         first = draw_index(keys[0], arrays["starts"][0], num_samples)
         bars = jnp.stack([first, draw_index(keys[1], arrays["starts"][1][first], num_samples)])
-    steps = {"bits": threefry.bits_32(keys[2], (n, num_samples, 1)), "together": arrays["together"]}
+    steps = {"bits": threefry.bits_32_at_once(keys[2], (n, num_samples, 1)), "together": arrays["together"]}
     if arrays["alone"] is not None:
         steps["alone"] = arrays["alone"]
 
