@@ -133,6 +133,21 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
     np.testing.assert_allclose(found, factor[some], atol=1e-3)
 
 
+def test_positions_are_the_same_draws_as_vectors(key):
+    """Both ways to draw, from the same key: the same sums, and what their vectors share but for rounding."""
+    mechanism, m = Mechanism(BMinSep(6, 2, 0.4), STRATEGY, SIGMA), 6
+    proposal, scheme = pairs.pair_proposal(mechanism, m, 1.0), mechanism.scheme
+    module, tables = scheme.replicas, proposal.tables()
+    (sums, shared), (same, shared_too) = (
+        jax.jit(lambda key, draw=draw: draw(module, key, scheme, tables, m, 128))(key)
+        for draw in (pairs._draw_positions, pairs._draw_vectors)
+    )
+    off = ~np.eye(m, dtype=bool)
+    np.testing.assert_array_equal(sums, same)
+    np.testing.assert_allclose(shared[off], shared_too[off], rtol=1e-6, atol=1e-7)
+    assert np.asarray(sums).max() > 2 and np.asarray(shared)[off].max() > 1
+
+
 def test_no_verdict_below_the_truth(monkeypatch, key):
     """Pairs that attract each other once, and not m - 1 times, would certify less than the truth."""
     mechanism, epsilon = Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0

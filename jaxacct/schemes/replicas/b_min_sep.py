@@ -447,11 +447,20 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     if "ahead" in arrays:
         return aged.draw_with_one(key, scheme, arrays, num_samples)
+    positions, counts, mine = draw_positions_with_one(key, scheme, arrays, num_samples)
+    n = scheme.iterations
+    return counts_at(positions, counts, n), counts_at(positions, mine, n), counts.sum(axis=1)
+
+
+def draw_positions_with_one(key, scheme, arrays, num_samples: int):
+    """(`draw_positions`, how much of the counts is one of the m replicas': float32 of their shape).
+
+    Not where ages are told apart. The same draws as those of `draw_with_one`.
+    """
     walk_key, choice_key = threefry.split(key)
     positions, counts = draw_positions(walk_key, scheme, arrays, num_samples)
     mine = shares_of_one(choice_key, positions, counts, len(arrays["hazards"]), scheme.min_separation)
-    n = scheme.iterations
-    return counts_at(positions, counts, n), counts_at(positions, mine, n), counts.sum(axis=1)
+    return positions, counts, mine
 
 
 def shares_of_one(key, positions, counts, m: int, b: int):
@@ -466,12 +475,15 @@ def shares_of_one(key, positions, counts, m: int, b: int):
     """
     rows, slots = positions.shape
     words = threefry.bits_32(key, (slots, rows, m))
+    earlier = np.tri(m, k=-1, dtype=bool)  # of two with the same word
 
     def slot(free_from, at):
         step, count, word = at
         free = free_from <= step[:, None]
         # The `count` free ones with the smallest words.
-        order = jnp.argsort(jnp.argsort(jnp.where(free, word >> 1, jnp.uint32(2**31)), axis=1), axis=1)
+        drawn = jnp.where(free, word >> 1, jnp.uint32(2**31))
+        mine, others = drawn[:, :, None], drawn[:, None, :]
+        order = ((others < mine) | ((others == mine) & earlier)).sum(axis=2)
         joins = free & (order < count[:, None])
         return jnp.where(joins, step[:, None] + b, free_from), joins[:, 0].astype(jnp.float32)
 

@@ -7,7 +7,9 @@
 * `errors(mechanism, m)`: (relative, total variation) errors of the drawn law;
 * `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32;
 * `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and how many lifts the
-  tables gave, (num_samples,) float32, rounded down.
+  tables gave, (num_samples,) float32, rounded down;
+* `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and how
+  much of these is one of the vectors', (num_samples, slots) each.
 
 Where C has more bands than the minimum separation, participations that far apart or farther do not attract by
 what they share but by `log_lift`, which is at least that (proofs/non_banded.md): `log_normalizer` is then
