@@ -11,6 +11,10 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.statistics.direction import DIRECTIONS, Direction
 
+# What is measured is the loss in float32, compiled as users have it. What it is computed from and compared
+# with may be slow: to compile it as well takes ten times as long.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
 
 def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:
     """The largest |float32 loss - float64 loss| of one block of draws from the same normals.
@@ -22,13 +26,14 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
     scheme, strategy = mechanism.scheme, mechanism.strategy
     seen = scheme.side_information
     tables = None if seen is None else seen.tables()
-    normals, participations, batch_sizes = _probe(key, tables, scheme, strategy, replicas)
+    normals = _normals(key, strategy, scheme.iterations)
+    participations, batch_sizes = _probe(key, tables, scheme, replicas)
     worst = 0.0
     for participation in participations:
         sigma = mechanism.noise_multiplier
         single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
         with jax.enable_x64(True):
-            exact = _losses(
+            exact = _exact_losses(
                 scheme,
                 strategy,
                 np.float64(mechanism.noise_multiplier),
@@ -41,16 +46,20 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
     return worst
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _probe(key, tables, scheme, strategy, replicas):
-    """Normals, the participations under P and under Q, and batch sizes where there are any."""
-    normals_key, counts_key, somewhere_key = jax.random.split(key, 3)
+@functools.partial(jax.jit, static_argnums=(1, 2), compiler_options=QUICK)
+def _normals(key, strategy, n):
+    return strategy.draw_normals(jax.random.split(key, 3)[0], n, randomness.BLOCK_SIZE, jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3), compiler_options=QUICK)
+def _probe(key, tables, scheme, replicas):
+    """The participations under P and under Q, and batch sizes where there are any."""
+    _, counts_key, somewhere_key = jax.random.split(key, 3)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
-    normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
     if scheme.side_information is None:
         batch_sizes = None
-        drawn = [scheme.draw_participation(part, size) for part in jax.random.split(counts_key, replicas)]
-        counts = jnp.stack(drawn).sum(axis=0)
+        keys = jax.random.split(counts_key, replicas)
+        counts = jax.lax.map(lambda key: scheme.draw_participation(key, size), keys).sum(axis=0)
         others = jnp.zeros_like(counts)
     else:
         batch_sizes = scheme.side_information.draw(jax.random.fold_in(key, 0), size, tables)
@@ -59,14 +68,17 @@ def _probe(key, tables, scheme, strategy, replicas):
     somewhere = jax.random.randint(somewhere_key, (size, 1), 0, n)
     one = (jnp.arange(n) == somewhere).astype(jnp.float32)
     counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
-    return normals, (counts, others), batch_sizes
+    return (counts, others), batch_sizes
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
+def _losses_of(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
     drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
     drawn = drawn if shift is None else drawn - sigma * shift
     return loss_of_scores(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
+
+
+_losses = jax.jit(_losses_of, static_argnums=(0, 1))
+_exact_losses = jax.jit(_losses_of, static_argnums=(0, 1), compiler_options=QUICK)
 
 
 def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:
@@ -76,16 +88,17 @@ def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:
     """
     scheme, _ = mechanism.scheme.parts or (mechanism.scheme, 1)
     one = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier)
-    normals, (counts, _), _ = _probe(key, None, one.scheme, one.strategy, replicas)
+    normals = _normals(key, one.strategy, one.scheme.iterations)
+    (counts, _), _ = _probe(key, None, one.scheme, replicas)
 
-    def weights(dtype, sigma):
+    def weights(losses, dtype, sigma):
         drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
         loss, single = (
-            _losses(each.scheme, each.strategy, sigma, *drawn, None, None) for each in (mechanism, one)
+            losses(each.scheme, each.strategy, sigma, *drawn, None, None) for each in (mechanism, one)
         )
         return np.asarray(loss - dtype(replicas) * single)
 
     sigma = mechanism.noise_multiplier
-    found = weights(np.float32, sigma)
+    found = weights(_losses, np.float32, sigma)
     with jax.enable_x64(True):
-        return float(np.max(np.abs(found - weights(np.float64, np.float64(sigma)))))
+        return float(np.max(np.abs(found - weights(_exact_losses, np.float64, np.float64(sigma)))))

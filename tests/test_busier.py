@@ -15,7 +15,7 @@ from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration
-from tests.rounding_errors import _losses, _probe
+from tests.rounding_errors import _losses, _normals, _probe
 
 
 def more_often(scheme, times):
@@ -107,7 +107,8 @@ def test_what_is_booked_covers_both_losses(key):
     margin = total(tuple(lines.values()), "epsilon")
     weight = math.log1p(lines["float32 weights, with the loss of a busier example"].amount)
     more, _ = more_often(SMALL.scheme, times)
-    normals, (counts, _), _ = _probe(key, None, more, SMALL.strategy, m)
+    normals = _normals(key, SMALL.strategy, more.iterations)
+    (counts, _), _ = _probe(key, None, more, m)
 
     def both(dtype):
         drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)

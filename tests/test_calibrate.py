@@ -29,36 +29,34 @@ from jaxacct.batch_sizes import max_batch_size
 from jaxacct.calibration import _smallest_where, analytic_exponent
 from jaxacct.verification.target import Target
 
-pytestmark = pytest.mark.optimized  # many draws from few programs
-
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
 STRATEGY = BandedToeplitz.square_root(6)
-TARGET = dict(epsilon=2.0, delta=1e-3)
+TARGET = dict(epsilon=2.0, delta=2e-2)
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(5))
+    return calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(3))
 
 
 @pytest.mark.parametrize(
-    ("share", "draws"), [(0.9, 100_000), pytest.param(0.95, 400_000, marks=pytest.mark.slow)]
+    ("share", "draws"), [(0.95, 30_000), pytest.param(0.97, 400_000, marks=pytest.mark.slow)]
 )
 def test_the_plan_is_certified_and_near_the_truth(plan, share, draws):
     assert plan.certified
     assert plan.evidence.accepted
-    assert "is (2, 0.001)-differentially private" in plan.statement()
+    assert "is (2, 0.02)-differentially private" in plan.statement()
     sigma = plan.mechanism.noise_multiplier
     assert sigma == pytest.approx(1.01 ** round(np.log(sigma) / np.log(1.01)), rel=1e-12)
-    assert sigma < unamplified.noise_multiplier_for(Mechanism(SMALL, STRATEGY, 1.0), 2.0, 1e-3) / 1.5
+    assert sigma < unamplified.noise_multiplier_for(Mechanism(SMALL, STRATEGY, 1.0), 2.0, 2e-2) / 5
     # A little less noise is not private: an interval at 99.9999 % clears delta.
     less = Mechanism(SMALL, STRATEGY, share * sigma)
     found = estimate_delta(less, 2.0, num_samples=draws, key=jax.random.key(1), confidence=1 - 1e-6)
-    assert found.low > 1e-3
+    assert found.low > 2e-2
     at = estimate_delta(
         plan.mechanism, 2.0, num_samples=draws // 4, key=jax.random.key(1), confidence=1 - 1e-6
     )
-    assert at.low < 1e-3
+    assert at.low < 2e-2
 
 
 def test_batch_sizes(plan):
@@ -81,7 +79,7 @@ def test_save_load_and_verify_again(plan, tmp_path):
 @pytest.fixture(scope="module")
 def plain_plan():
     return calibrate(
-        SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain", noise_multiplier=0.76
+        SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain", noise_multiplier=0.55
     )
 
 
@@ -111,8 +109,8 @@ def test_one_noise_multiplier(plan):
     good = calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
     assert good.certified
     assert good.mechanism.noise_multiplier == 2.0
-    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.5 could not be certified .* remove"):
-        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.5, key=jax.random.key(1))
+    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.4 could not be certified .* remove"):
+        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.4, key=jax.random.key(1))
 
 
 def test_low_rate_poisson_falls_back_to_pld():
@@ -234,8 +232,8 @@ def test_a_damaged_plan_is_refused(plan, tmp_path):
         json.dumps({"schema": "other"}): "plan must have the schema",
         json.dumps(json.loads(text) | {"schema_version": 99}): "schema_version must be 3 or below, was 99",
         json.dumps({k: v for k, v in json.loads(text).items() if k != "evidence"}): "field 'evidence'",
-        json.dumps(json.loads(text) | {"delta": 1e-4}): "budget must spend at most delta",
-        json.dumps(json.loads(text) | {"delta": 2e-3}): "another mechanism, epsilon, delta",
+        json.dumps(json.loads(text) | {"delta": 1e-3}): "budget must spend at most delta",
+        json.dumps(json.loads(text) | {"delta": 4e-2}): "another mechanism, epsilon, delta",
         json.dumps(json.loads(text) | {"noise_multiplier": -1}): "noise_multiplier must be",
         json.dumps(json.loads(text) | {"evidence": None}): "neither evidence nor",
     }

@@ -5,13 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from jaxacct.kernels.loops import any_left
 from jaxacct.proposals.replicas import replica_proposal
-
-pytestmark = pytest.mark.optimized
 
 
 def halve(counts):

@@ -127,14 +127,22 @@ def test_a_clock_that_jumps_changes_nothing(uninterrupted, tmp_path, monkeypatch
     assert resumed(tmp_path) == uninterrupted
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a command that ended."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.raises(SystemExit) as ended:
+        main([*COMMAND, "--checkpoint-dir", str(folder / "work"), "--out", str(folder / "plan.json")])
+    assert ended.value.code == 0
+    return folder / "work"
+
+
 @pytest.mark.parametrize(
     "damage", [lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[1, 2]"]
 )
-def test_a_damaged_checkpoint_is_one_line(damage, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_one_line(damage, finished, tmp_path, capsys):
     folder = tmp_path / "work"
-    with pytest.raises(SystemExit):
-        main([*COMMAND, "--checkpoint-dir", str(folder), "--out", str(tmp_path / "plan.json")])
-    (tmp_path / "plan.json").unlink()
+    shutil.copytree(finished, folder)
     capsys.readouterr()
     broken = next(folder.glob("remove-*.json"))
     broken.write_text(damage(broken.read_text()))

@@ -220,7 +220,7 @@ def test_overwhelming_noise_needs_no_draw():
 
 
 def test_fresh_randomness_by_default():
-    mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     one, two = (verify(mechanism, 2.0, 1e-2, proposal="plain") for _ in range(2))
     assert one.remove.key != two.remove.key
 
@@ -235,13 +235,13 @@ def test_a_non_finite_loss_stops_the_run(monkeypatch):
 
     original = proposals.Proposal.draw
     monkeypatch.setattr(proposals.Proposal, "draw", broken)
-    mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with pytest.raises(NonFiniteLossError, match="privacy losses are not finite"):
         verify(mechanism, 2.0, 1e-2, proposal="plain")
 
 
 def test_bad_arguments():
-    mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 1.3)
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with pytest.raises(ValueError, match="rule must be one of anytime, fixed, was 'hope'"):
         verify(mechanism, 2.0, 1e-2, rule="hope")
     with pytest.raises(ValueError, match=r"proposal must be one of .*plain"):
