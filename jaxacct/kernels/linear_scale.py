@@ -56,7 +56,7 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     steps = jnp.arange(block, dtype=jnp.int32)
 
     def one_block(carry, given):
-        later, following, log_scale = carry
+        later, following, (log_scale, lost) = carry
         # Divided before it is multiplied with e^r, the product of two of which may be out of range.
         over = 1 / (1 + following)
 
@@ -71,18 +71,19 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
 
         start = jnp.zeros(each, jnp.float32), later
         (last, now), _ = lax.scan(step, start, (steps, *given), reverse=True)
-        return (now, last, log_scale + corrected_log1p(following)), None
+        return (now, last, two_sum(log_scale, corrected_log1p(following) + lost)), None
 
     # Past the end f is 1: G is q^k at step n + k, and S that of the last of them.
     with np.errstate(over="ignore"):
         past = np.expm1((np.arange(block) - (block - 1)) * log_q).astype(np.float32)
     later = jnp.broadcast_to(jnp.asarray(past)[:, None, None], (block, *each))
-    log_scale = jnp.broadcast_to(number((block - 1) * log_q), each)
+    scales = jnp.broadcast_to(number((block - 1) * log_q), each), jnp.zeros(each, jnp.float32)
     # Its first step by itself too: sliced out of a block that is changed in place, it costs copies of all.
     following = jnp.broadcast_to(number(past[0]), each)
-    (first, _, log_scale), _ = lax.scan(one_block, (later, following, log_scale), by_block, reverse=True)
+    (first, _, scales), _ = lax.scan(one_block, (later, following, scales), by_block, reverse=True)
+    log_scale, lost = scales
     offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)
-    return corrected_log1p(first) + log_scale + offsets[:, None, None]
+    return (corrected_log1p(first) + lost) + log_scale + offsets[:, None, None]
 
 
 def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int):
