@@ -22,8 +22,8 @@ from jaxacct.kernels.recurrence import (
     weighted_sums,
 )
 
-# Rounds whose factors are multiplied before a logarithm is taken.
-_ROUNDS = 4
+# Rounds, at most, whose factors are multiplied before a logarithm is taken, which takes as long as three.
+_ROUNDS = 8
 
 
 def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: int):
@@ -103,8 +103,8 @@ def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int):
     """
     n, num_samples = arrays[0].shape
     rounds = -(-n // cycle_length)
-    group = min(_ROUNDS, rounds)
-    groups = -(-rounds // group)
+    groups = -(-rounds // _ROUNDS)
+    group = -(-rounds // groups)
     padding = (0, groups * group * cycle_length - n), (0, 0)
     # A padded step has r = -inf, a factor of one.
     padded = [jnp.pad(a, padding, constant_values=0 if i else -np.inf) for i, a in enumerate(arrays)]
