@@ -126,7 +126,8 @@ def draw(key, scheme, arrays, num_samples: int):
         return jnp.stack([label, jnp.where(of_both, label, 0)])
 
     def seen(joined):
-        return joined.max(axis=0), (joined > 0).sum(axis=0)
+        # A byte each, as there are as many as there are outputs.
+        return joined.max(axis=0).astype(jnp.int8), (joined > 0).sum(axis=0).astype(jnp.int8)
 
     label, number = walk(keys, scheme, arrays, num_samples, labels_of, seen)
     by_chance = threefry.bits_32_at_once(cut_key, (scheme.iterations, num_samples)) < arrays["cut"][:, None]
