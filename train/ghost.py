@@ -3,8 +3,9 @@
 The gradient of a dense layer is the outer product of what goes in and the cotangent of what comes out. Its
 norm follows from these two, and the weighted sum over a batch is one matrix product of them: no example's
 gradient is ever written down (Goodfellow 2015, "Efficient per-example gradient computations"; book-keeping,
-arXiv 2210.00038). One backward pass: the cotangents are kept, weighted in float64 and multiplied there, and
-the whole batch's total is rounded onto the grid once. What that adds to the sensitivity is bounded and taken
+arXiv 2210.00038). One backward pass: the cotangents are kept, weighted in float64 and multiplied there (in
+float32 where that costs little: small batches, one position), and the whole batch's total is rounded onto the
+grid once. What that adds to the sensitivity is bounded and taken
 off the clip norm (proofs/released_numbers.md, section 5).
 """
 
@@ -30,7 +31,9 @@ from .groups import Groups
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
 _SHARE = 2.0**-12
-_ROUNDING = 2.0**-53
+_ROUNDING, _IN_FLOAT32 = 2.0**-53, 2.0**-24
+# What float32 sums may cost of the clip norm, where nothing cancels; else they are of float64.
+_MOST_SPENT = 2.0**-8
 _LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others
 _MOST_LOOKED_UP = 2**13
 # By default, at a time: entries of what the loss computes, of what makes up gradients, and examples.
@@ -58,8 +61,13 @@ class Part(Protocol):
         """(rows,) float64 squares: of the gradient's norm, and of its norm if nothing in it cancelled."""
         ...
 
-    def total(self, weights) -> jax.Array:
-        """`sum_i weights_i gradient_i`, float64."""
+    @property
+    def rank_one(self) -> bool:
+        """Whether each gradient is one outer product, in which nothing cancels; then float32 may do."""
+        ...
+
+    def total(self, weights, in_float32: bool = False) -> jax.Array:
+        """`sum_i weights_i gradient_i`, float64; only where gradients are `rank_one` from float32 sums."""
         ...
 
 
@@ -91,7 +99,9 @@ class Whole:
         square = _square(self.gradient)
         return square, square
 
-    def total(self, weights):
+    rank_one = False
+
+    def total(self, weights, in_float32=False):
         return jnp.sum(_weighted(weights, self.gradient), axis=0)
 
 
@@ -117,8 +127,19 @@ class Factors:
         one, two = (_products("bhtk,bhsk->bhts", array, array) for array in (left, right))
         return jnp.sum(one * two, (1, 2, 3)), most
 
-    def total(self, weights):
+    @property
+    def rank_one(self):
+        return self.left.shape[1:3] == (1, 1)
+
+    def total(self, weights, in_float32=False):
         left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
+        if in_float32 and self.rank_one:
+            # Left factors of length 1, so that right ones are at most what gradients are scaled to.
+            length = jnp.sqrt(_square(left)).reshape(-1, 1)
+            left = left.reshape(len(left), -1) / jnp.where(length > 0, length, 1.0)
+            right = _weighted(weights, self.right.reshape(len(left), -1)) * length
+            left, right = left.astype(jnp.float32), right.astype(jnp.float32)
+            return self.tap.gradient(_products("tk,tn->kn", left, right)[None]).astype(jnp.float64)
         if left.shape[1] == 1:
             left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
             return self.tap.gradient(_products("tk,tn->kn", left, right)[None])
@@ -145,7 +166,9 @@ class Table:
         added = jax.vmap(lambda at, values: jnp.zeros_like(values).at[at].add(values))(first, right)
         return _square(added), self.rows.shape[1] * _square(right)
 
-    def total(self, weights):
+    rank_one = False
+
+    def total(self, weights, in_float32=False):
         _, height, columns = self.tap.equation.sizes
         rows = jnp.where(self.rows >= 0, self.rows, height)
         empty = jnp.zeros((height, columns), jnp.float64)
@@ -163,7 +186,7 @@ class Budget(NamedTuple):
     """Rounding errors of two neighbouring sums."""
 
 
-def budget(grid: Grid, parameters: int, batch: int, depth: int) -> Budget:
+def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0) -> Budget:
     """What a gradient may be scaled to so that no neighbouring totals differ by more than the clip norm.
 
     Args:
@@ -171,6 +194,7 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int) -> Budget:
       parameters: entries of a gradient.
       batch: rows of a batch.
       depth: at most so many terms are added up for an entry, and partial sums of them.
+      alone: the same of entries that are added up in float32; 0 for none.
 
     Raises:
       ValueError: where less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
@@ -178,7 +202,7 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int) -> Budget:
     if not 1e-100 <= grid.clip_norm <= 1e100:
         raise ValueError(f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was {grid.clip_norm:g}")
     whole, rounding = 2.0**grid.bits, math.sqrt(parameters)
-    errors = 2 * batch * _gamma(depth + 4) / _SHARE  # of a target of 1
+    errors = 2 * batch * _gamma(depth + 4) / _SHARE + _spent_in_float32(batch, alone)  # of a target of 1
     target = (whole - rounding) / (1 + errors) * (1 - 2.0**-40)
     if not target >= whole / 2:
         raise ValueError(
@@ -188,9 +212,14 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int) -> Budget:
     return Budget(target, rounding, errors * target)
 
 
-def _gamma(terms: int) -> float:
+def _gamma(terms: int, rounding: float = _ROUNDING) -> float:
     """What rounding of a sum of products is at most, relative to the sum of absolute values."""
-    return terms * _ROUNDING / (1 - terms * _ROUNDING) if terms * _ROUNDING < 0.5 else math.inf
+    return terms * rounding / (1 - terms * rounding) if terms * rounding < 0.5 else math.inf
+
+
+def _spent_in_float32(batch: int, alone: int) -> float:
+    """Rounding errors of two neighbouring sums of outer products, for gradients that are scaled to 1."""
+    return 2 * batch * _gamma(alone + 8, _IN_FLOAT32) if alone else 0.0
 
 
 def ghost_gradient_sum(
@@ -257,7 +286,9 @@ def ghost_gradient_sum(
     )
     sizes = [part.sizes for part in shapes]
     depth = micro * max(each.terms for each in sizes) + pieces.number
-    allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth)
+    alone = micro + pieces.number if any(each.rank_one for each in shapes) else 0
+    alone = alone if _spent_in_float32(size, alone) <= _MOST_SPENT else 0
+    allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth, alone)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
     groups = Groups.one(len(leaves)) if groups is None else groups
     # The target in the groups' shares: the squares of these are at most its square.
@@ -282,7 +313,10 @@ def ghost_gradient_sum(
             squares, keep = squares + square, keep & jnp.isfinite(bound)
             long |= ~(jnp.sqrt(square) <= target * grid.unit) | ~jnp.isfinite(bound)
         weights = [jnp.where(real & keep, each, 0.0) for each in weights]
-        total = [old + part.total(weights[at]) for old, part, at in zip(total, parts, groups.of, strict=True)]
+        total = [
+            old + part.total(weights[at], alone > 0)
+            for old, part, at in zip(total, parts, groups.of, strict=True)
+        ]
         norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
         shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
         return total, (jnp.where(real, norms, 0.0), real & long, shown)

@@ -513,6 +513,15 @@ MUTANTS = [
     ),
     Mutant("train/normals.py", "more = ((y & (2**11 - 1)) << 21) | (", "more = (", NOISE),
     Mutant("train/normals.py", "self.second, max(begin, pairs) - pairs", "self.second, 0 * pairs", NOISE),
+    Mutant("train/ghost.py", " + _spent_in_float32(batch, alone)  #", "  #", GHOST),
+    Mutant("train/ghost.py", "_IN_FLOAT32) if alone else 0.0", "_ROUNDING) if alone else 0.0", GHOST),
+    Mutant(
+        "train/ghost.py",
+        "left.reshape(len(left), -1) / jnp.where(length > 0, length, 1.0)",
+        "left.reshape(len(left), -1) * length",
+        GHOST,
+    ),  # fmt: skip
+    Mutant("train/ghost.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
     Mutant("train/keystream.py", "np.array(counter, np.uint32)", "np.zeros(4, np.uint32)", NOISE),
     Mutant("train/keystream.py", "block.tobytes().hex() == expected", "True", NOISE),
     Mutant("train/ahead.py", " and coming.key is state.key", "", AHEAD),

@@ -244,11 +244,12 @@ def test_the_same_attacks_win_where_they_are_not_paid_for(mistake, monkeypatch):
         summed.cache_clear()
 
 
-def test_norms_and_totals_are_float64_whatever_products_are_asked_for():
+@pytest.mark.parametrize("positions", [POSITIONS, 1])
+def test_norms_and_totals_are_exact_whatever_products_are_asked_for(positions):
     """With both from 8 bits, numbers that are rounded down for the norm and up for the total win."""
     grid = Grid(1.0, 20)
-    right = np.linspace(1, 2, 13)[:4, None, None] * np.full((1, POSITIONS, WIDTH), 1e3)
-    batch = {"left": np.ones((4, POSITIONS, HEIGHT), np.float32), "right": right.astype(np.float32)}
+    right = np.linspace(1, 2, 13)[:4, None, None] * np.full((1, positions, WIDTH), 1e3)
+    batch = {"left": np.ones((4, positions, HEIGHT), np.float32), "right": right.astype(np.float32)}
     with jax.default_matmul_precision("BF16_BF16_F32"):
         program = jax.jit(
             functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=grid)
@@ -257,6 +258,49 @@ def test_norms_and_totals_are_float64_whatever_products_are_asked_for():
             total = program(batch, np.arange(4) == at).total
             change = np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low, np.int64)
             assert 0.99 * 4**grid.bits < (change**2).sum() <= 4**grid.bits
+
+
+def changes_of_a_sum_of_64(grid: Grid) -> np.ndarray:
+    """(rounds,) by how many grid units one of 64 moves the one entry that all of them are in."""
+    generator = np.random.default_rng(4)
+    batch = {name: np.zeros((64, 1, n), np.float32) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+    loss, params = bilinear, jnp.zeros((HEIGHT, WIDTH))
+    program = jax.jit(functools.partial(ghost_gradient_sum, loss, params, grid=grid, microbatch_size=64))
+    found = []
+    for _ in range(30):
+        batch["left"][:, 0, 0] = 10.0 ** generator.uniform(-30, 30, 64)
+        batch["right"][:, 0, 0] = generator.uniform(0.5, 0.99, 64) / batch["left"][:, 0, 0]
+        batch["right"][0, 0, 0] *= 3
+        sums = [program(batch, np.arange(64) >= first).total for first in (0, 1)]
+        found.append(np.subtract(*(int(s.high[0, 0]) * 2**16 + int(s.low[0, 0]) for s in sums)))
+    return np.array(found)
+
+
+def test_float32_sums_are_paid_for(monkeypatch):
+    """Of 64 gradients along one entry, at 2^23 units a clip norm: rounded by 32 units each time.
+
+    Where that is not taken off what gradients are scaled to, the clip norm is passed, be it by little.
+    """
+    grid = Grid(1.0, 23)
+    changes = changes_of_a_sum_of_64(grid)
+    assert 0.998 * 2**23 < changes.min() and changes.max() <= 2**23
+    unpaid = budget(grid, HEIGHT * WIDTH, 64, 65)
+    monkeypatch.setattr(ghost, "budget", lambda *_: unpaid)
+    assert changes_of_a_sum_of_64(grid).max() > 2**23
+
+
+def test_float32_sums_neither_overflow_nor_vanish():
+    """Factors of 1e-37 and 1e37 beside each other, and one that is zero: as in float64."""
+    generator = np.random.default_rng(5)
+    batch = {name: generator.normal(size=(4, 1, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+    for name, by in (("left", [1e-37, 1e37, 0, 1]), ("right", [1e37, 1e-37, 1e38, 1])):
+        batch[name] = (batch[name] * np.reshape(by, (4, 1, 1))).astype(np.float32)
+    program = jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID))
+    found = program(batch, np.ones(4, bool))
+    exact = np.einsum("bk,bn->bkn", *(np.float64(rows[:, 0]) for rows in batch.values()))
+    exact /= np.maximum(1, np.linalg.norm(exact, axis=(1, 2), keepdims=True))
+    np.testing.assert_allclose(found.total.scaled(1.0), exact.sum(axis=0), atol=0.1)
+    assert np.any(found.total.low)
 
 
 def test_padding_and_poison_are_exactly_nothing():
@@ -341,13 +385,21 @@ def test_budget():
 
 
 def test_what_the_budget_is_told(monkeypatch):
-    """3 microbatches of 2 rows with 4 positions each: 8 products to an entry, and 3 sums."""
+    """3 microbatches of 2 rows with 4 positions each: 8 products to an entry, and 3 sums.
+
+    In float32 only with one position, and where that is cheap.
+    """
     told = []
     monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
     batch = {"left": np.ones((5, POSITIONS, HEIGHT)), "right": np.ones((5, POSITIONS, WIDTH))}
     run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID)
     jax.eval_shape(functools.partial(run, microbatch_size=2), batch, np.ones(5, bool))
-    assert told == [(GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3)]
+    alone = {name: rows[:, :1] for name, rows in batch.items()}
+    jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
+    monkeypatch.setattr(ghost, "_MOST_SPENT", 1e-9)
+    jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
+    of_one = GRID, HEIGHT * WIDTH, 5, 2 + 3
+    assert told == [(GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3, 0), (*of_one, 5), (*of_one, 0)]
 
 
 def test_the_default_microbatch():
