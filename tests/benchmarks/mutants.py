@@ -520,7 +520,7 @@ MUTANTS = [
         "left.reshape(len(left), -1) / jnp.where(length > 0, length, 1.0)",
         "left.reshape(len(left), -1) * length",
         GHOST,
-    ),  # fmt: skip
+    ),
     Mutant("train/ghost.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
     Mutant("train/keystream.py", "np.array(counter, np.uint32)", "np.zeros(4, np.uint32)", NOISE),
     Mutant("train/keystream.py", "block.tobytes().hex() == expected", "True", NOISE),
