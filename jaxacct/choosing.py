@@ -230,14 +230,23 @@ class _Numbers:
 
 
 @dataclass(frozen=True)
+class _Moment:
+    """The noise multiplier at which a moment is what it is to be, and the slope of logs there."""
+
+    noise_multiplier: float
+    slope: float
+
+
+@dataclass(frozen=True)
 class _Place:
-    """A candidate with its estimated noise multiplier."""
+    """A candidate with its estimated noise multiplier, and the second and third moments it comes from."""
 
     scheme: Scheme
     strategy: Strategy
     matrix: str
     noise_multiplier: float
     workload: Workload
+    moments: "tuple[_Moment, ...]" = ()
 
     @property
     def error(self) -> float:
@@ -419,12 +428,12 @@ def estimated_errors(
         if progress:
             progress(f"estimating: {what}", 0, 0)
 
-    estimates, found, start = _Estimates.at(rate, epsilon, delta, say), [], 1.0
+    estimates, found, like = _Estimates.at(rate, epsilon, delta, say), [], None
     for scheme, bands in pairs:
         say(f"{scheme.name}, separation {scheme.min_separation}, {bands} bands")
         strategy = _matrix("optimal", bands, scheme, PREFIX_SUMS, estimates.mu)
-        place = estimates.of(scheme, strategy, "optimal", start, PREFIX_SUMS)
-        start = start if place is None else place.noise_multiplier / estimates.ratio
+        place = estimates.of(scheme, strategy, "optimal", like, PREFIX_SUMS)
+        like = place or like
         found.append(None if place is None else place.error)
     return found
 
@@ -444,9 +453,9 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
             say(f"separation {scheme.min_separation}, {number} bands, {matrix} matrix")
             before = [place for place in seen.values() if place]
             alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, matrix)]
-            start = (alike or before)[-1].noise_multiplier / estimates.ratio if before else 1.0
+            like = (alike or before)[-1] if before else None
             made = _matrix(matrix, number, scheme, numbers.workload, estimates.mu)
-            seen[key] = estimates.of(scheme, made, matrix, start, numbers.workload)
+            seen[key] = estimates.of(scheme, made, matrix, like, numbers.workload)
         return seen[key]
 
     firsts = []
@@ -532,16 +541,19 @@ def _amplified(bands: int, scheme: Scheme, workload: Workload, mu: float) -> Str
     root = ending(BandedToeplitz.square_root(bands), scheme)
     if bands == 1 or _numbers_of_table(scheme, root, 2) > _MOST_NUMBERS:
         return root
-    noise = by_moment(scheme, root, 2, mu)
-    repeats = sorted({*_doublings(1, most), most})
+    of_root = by_moment(scheme, root, 2, mu)
+    noise = of_root.noise_multiplier
+    repeats, nearest = sorted({*_doublings(1, most), most}), of_root
 
     @functools.cache
     def tried(i: int) -> tuple[float, Strategy]:
+        nonlocal nearest
         made = amplified(
             iterations=n, bands=bands, noise_multiplier=noise, repeats=repeats[i], workload=workload
         )
         strategy = ending(made, scheme)
-        sigma = by_moment(scheme, strategy, 2, mu, noise)
+        nearest = by_moment(scheme, strategy, 2, mu, nearest)
+        sigma = nearest.noise_multiplier
         return sigma**2 * _unit_error(strategy, n, workload), strategy
 
     expected = most * scheme.sums.probability
@@ -666,19 +678,25 @@ class _Estimates:
         return _estimates_at(poisson, epsilon, delta)
 
     def of(
-        self, scheme: Scheme, strategy: Strategy, matrix: str, start: float, workload: Workload
+        self, scheme: Scheme, strategy: Strategy, matrix: str, like: _Place | None, workload: Workload
     ) -> _Place | None:
-        """One candidate, looked for from `start`; None where even its second moment takes too long."""
+        """One candidate, looked for from another; None where even its second moment takes too long."""
         if _numbers_of_table(scheme, strategy, 2) > _MOST_NUMBERS:
             return None
-        second = by_moment(scheme, strategy, 2, self.mu, start)
-        noise = self.ratio * second
+        known = like.moments if like is not None else ()
+        second = by_moment(scheme, strategy, 2, self.mu, known[0] if known else 1.0)
+        noise, moments = self.ratio * second.noise_multiplier, (second,)
         if _numbers_of_table(scheme, strategy, 3) <= _MOST_NUMBERS:
-            third = by_moment(scheme, strategy, 3, self.mu, self.third * second)
-            noise = second + self.order * (third - second)
+            start: _Moment | float = self.third * second.noise_multiplier
+            if len(known) > 1:
+                ratio = known[1].noise_multiplier / known[0].noise_multiplier
+                start = _Moment(ratio * second.noise_multiplier, known[1].slope)
+            third = by_moment(scheme, strategy, 3, self.mu, start)
+            noise = second.noise_multiplier + self.order * (third.noise_multiplier - second.noise_multiplier)
+            moments = (second, third)
         # Revealing the pattern is enough, whatever the line says.
         most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / self.mu
-        return _Place(scheme, strategy, matrix, min(most, max(LEAST_SEARCHED, noise)), workload)
+        return _Place(scheme, strategy, matrix, min(most, max(LEAST_SEARCHED, noise)), workload, moments)
 
 
 def _gaussian(epsilon: float, delta: float) -> float:
@@ -690,21 +708,30 @@ def _gaussian(epsilon: float, delta: float) -> float:
 @functools.lru_cache(maxsize=16)
 def _estimates_at(poisson: Scheme, epsilon: float, delta: float) -> _Estimates:
     identity, mu = BandedToeplitz.identity(), _gaussian(epsilon, delta)
-    second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
+    second, third = (by_moment(poisson, identity, m, mu).noise_multiplier for m in (2, 3))
     truth = _poisson_noise(poisson, epsilon, delta, second)
     order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
     return _Estimates(mu, min(_FURTHEST_ORDER, max(-1.0, order)), truth / second, third / second)
 
 
-def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: float = 1.0) -> float:
-    """The noise multiplier at which `ln Z_m = m (m - 1) mu^2 / 2`; `LEAST_SEARCHED` at least."""
+def by_moment(
+    scheme: Scheme, strategy: Strategy, m: int, mu: float, start: "_Moment | float" = 1.0
+) -> _Moment:
+    """The noise multiplier at which `ln Z_m = m (m - 1) mu^2 / 2`; `LEAST_SEARCHED` at least.
+
+    Looked for from `start`, which may be what was found for a mechanism much like this one.
+    """
 
     def excess(log_sigma):
         mechanism = Mechanism(scheme, strategy, math.exp(log_sigma))
         log_z = log_moment(mechanism, m)
         return math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
 
-    return math.exp(_falling_root(excess, math.log(start), -2.0 * m))
+    if isinstance(start, _Moment):
+        found, slope = _root_and_slope(excess, math.log(start.noise_multiplier), start.slope, 0.05)
+    else:
+        found, slope = _root_and_slope(excess, math.log(start), -2.0 * m)
+    return _Moment(math.exp(found), slope)
 
 
 def log_moment(mechanism: Mechanism, m: int) -> float:
@@ -716,6 +743,9 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
     scheme, strategy = mechanism.scheme, mechanism.strategy
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
     mixing = b * (b * p) ** 2 / (1 - p) if p < 1 else math.inf
+    about = getattr(scheme.replicas, "log_normalizer_about", None)
+    if m > 2 and about is not None and 4 * mixing <= n:  # else weights may grow alike for a while only
+        return about(mechanism, m)
     short = max(_SHORT, 8 * b, 4 * mixing)
     ends_at_n = strategy.bands > 1 and strategy.rows(n) == n
     if n <= 2 * short or scheme.sums.phases or ends_at_n:
@@ -751,9 +781,20 @@ def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) 
 def _falling_root(
     f: Callable[[float], float], x: float, slope: float, least: float = math.log(LEAST_SEARCHED)
 ) -> float:
-    """The root of a falling function that may be infinite on the left, to 1e-4 or so; `least` at least.
+    """The root of a falling function that may be infinite on the left, to 1e-4 or so; `least` at least."""
+    return _root_and_slope(f, x, slope, 0.2, least)[0]
 
-    The secant method, kept inside of what is known, from `x` and a guess of the slope.
+
+def _root_and_slope(
+    f: Callable[[float], float],
+    x: float,
+    slope: float,
+    doubt: float = 0.2,
+    least: float = math.log(LEAST_SEARCHED),
+) -> tuple[float, float]:
+    """(root as of `_falling_root`, slope near it), from `x` and a slope that is right but for that `doubt`.
+
+    The secant method, kept inside of what is known.
     """
     low, high = -math.inf, math.inf
     x = max(x, least)
@@ -761,20 +802,23 @@ def _falling_root(
     for _ in range(60):
         y = f(x)
         if y <= 0 and x <= least:
-            return least
+            return least, slope
         low, high = (x, high) if y > 0 else (low, x)
         if before is not None and math.isfinite(y) and math.isfinite(before[1]) and x != before[0]:
             secant = (y - before[1]) / (x - before[0])
-            slope = secant if secant < 0 else slope
+            if (
+                secant < 0
+            ):  # of a function of logs, whose slope changes no faster than twice as fast as they do
+                slope, doubt = secant, 2 * abs(x - before[0])
         before = (x, y)
         step = max(-1.0, min(1.0, -y / slope)) if math.isfinite(y) else math.copysign(0.5, y)
-        if abs(step) < 5e-4:  # the step after this one would be its square, about
-            return x + step
+        if math.isfinite(y) and abs(step) * (doubt + abs(step)) < 1e-4:  # the step after this one, about
+            return x + step, slope
         x = x + step
         if not low < x < high:
             x = (low + high) / 2
         x = max(x, least)
-    return high
+    return high, slope
 
 
 def _numbers_of_table(scheme: Scheme, strategy: Strategy, m: int) -> float:

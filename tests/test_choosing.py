@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import json
 import math
 import typing
@@ -28,6 +29,7 @@ from jaxacct.choice import MATRICES
 from jaxacct.choosing import ALIKE, _falling_root, amplified_matrix, log_moment, recommend
 from jaxacct.kernels import randomness
 from jaxacct.proposals.replicas import log_normalizer
+from jaxacct.schemes.replicas import b_min_sep, balls_in_bins
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from tests.oracles.enumeration import pattern_law
 from train import noise
@@ -359,6 +361,45 @@ def test_moments_of_long_runs(scheme, bands, is_exact):
     exact = log_normalizer(mechanism, 2)
     assert log_moment(mechanism, 2) == pytest.approx(exact, rel=1e-6)
     assert (log_moment(mechanism, 2) == exact) >= is_exact
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands", "sooner"),
+    [
+        (BMinSep(400, 4, 0.1), 4, True),
+        (BMinSep(300, 6, 0.02, warm_start=False), 3, True),
+        (BMinSep(12, 5, 0.1), 2, False),  # too short for anything to be left out
+        (BMinSep(60, 6, 0.99), 3, False),  # nearly periodic: alike for a while, and then not
+    ],
+)
+def test_a_guide_to_third_moments_stops_where_weights_grow_alike(scheme, bands, sooner):
+    """Where nothing grows alike it is the moment itself."""
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.8)
+    exact, about = log_normalizer(mechanism, 3), log_moment(mechanism, 3)
+    assert about == pytest.approx(exact, rel=2e-4)
+    assert (about != exact) == sooner
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_weights_without_hazards_are_those_with_them(warm):
+    """Bit by bit: one of the two is certified, the other draws."""
+    for n, b, bands, p, m in ((2, 4, 3, 0.3, 3), (9, 4, 4, 0.2, 4), (40, 6, 6, 0.05, 3)):
+        mechanism = Mechanism(BMinSep(n, b, p, warm_start=warm), BandedToeplitz.square_root(bands), 0.8)
+        assert log_normalizer(mechanism, m) == b_min_sep._backward(mechanism, m, True)[0]
+
+
+def test_sums_over_tuples_of_phases_need_no_table():
+    mechanism = Mechanism(BallsInBins(13, 5), BandedToeplitz.square_root(4), 0.9)
+    pairs, lifts = balls_in_bins.pair_weights(mechanism), np.linspace(1.0, 2.0, 5)
+    for m in (2, 3, 4, 5):
+        assert log_normalizer(mechanism, m) == pytest.approx(
+            math.log(balls_in_bins._joint(mechanism, m).sum() / 5**m), rel=1e-13
+        )
+        phases = np.indices((5,) * m).reshape(m, -1)
+        each = lifts[phases].prod(axis=0)
+        for i, j in itertools.combinations(range(m), 2):
+            each = each * pairs[phases[i], phases[j]]
+        assert balls_in_bins._sum_of_tuples(pairs, lifts, m) == pytest.approx(each.sum(), rel=1e-13)
 
 
 @pytest.mark.parametrize(

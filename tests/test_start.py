@@ -36,6 +36,21 @@ def test_help_loads_the_command_line_only():
     assert not loaded_by(program).intersection({*HEAVY} - {"tyro", "rich"})
 
 
+@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
+def test_commands_ask_for_one_thread_of_blas_before_numpy_is_there(given, found):
+    program = """if True:
+        import os, sys
+        from jaxacct import __main__, cli
+        cli.main = lambda: print("numpy" in sys.modules, os.environ["OPENBLAS_NUM_THREADS"])
+        __main__.main()
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    command, root = [sys.executable, "-c", program], Path(__file__).parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=environment)
+    assert done.stdout.split() == ["False", found]
+
+
 def test_showing_a_plan_loads_no_statistics(tmp_path):
     """Half of `jaxacct show` was imports of what it never called."""
     scheme = jaxacct.BMinSep(12, 3, 0.1)

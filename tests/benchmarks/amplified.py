@@ -28,7 +28,7 @@ def main():
             start = time.perf_counter()
             made = _matrix(name, bands, scheme, PREFIX_SUMS, estimates.mu)
             seconds = time.perf_counter() - start
-            place = estimates.of(scheme, made, name, 1.0, PREFIX_SUMS)
+            place = estimates.of(scheme, made, name, None, PREFIX_SUMS)
             assert place is not None
             cells.append(f"{place.noise_multiplier:.4f} | {place.error:.4g}")
             errors.append(place.error)

@@ -102,6 +102,17 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
     return _backward(mechanism, m, with_hazards=False)[0]
 
 
+@functools.lru_cache(maxsize=256)
+def log_normalizer_about(mechanism: Attracting, m: int) -> float:
+    """ln Z_m to a relative 1e-4 or so, of long runs much sooner: a guide, nothing certified may rest on it.
+
+    Backwards in time the weights soon grow alike with every step; what is left is as much more.
+    """
+    if _by_age(mechanism, m):
+        return aged.log_normalizer(mechanism)
+    return _backward(mechanism, m, with_hazards=False, about=m > 2)[0]
+
+
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs, or `draw_with_one` alone where ages are told apart."""
@@ -207,11 +218,16 @@ def _transitions(b: int, m: int, p: float, q: float, attraction, num_codes: int)
     return found
 
 
-def _backward(mechanism: Attracting, m: int, with_hazards: bool):
-    """(ln Z_m, arrays for `draw_counts` or None) by the recurrence, backwards in time."""
+def _backward(mechanism: Attracting, m: int, with_hazards: bool, about: bool = False):
+    """(ln Z_m, arrays for `draw_counts` or None) by the recurrence, backwards in time.
+
+    Args:
+      about: of ln Z_m a guide is enough, and no arrays are wanted.
+    """
     scheme = mechanism.scheme
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
     q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
+    log_rest = 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         attraction = attractions(mechanism)
         lifted = p * np.exp(log_lift(mechanism, m))
@@ -221,7 +237,9 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool):
         if of_two:
             real, hazards = _real_weights_of_two(n, b, lifted, q, attraction), None
         else:
-            real, hazards = _real_weights(n, b, moves_at, with_hazards)
+            real, hazards = _real_weights(n, b, moves_at, with_hazards, len(attraction) if about else None)
+            if (rest := n + b - len(real)) > 0:
+                log_rest, n = rest * float(_growths(real, b).mean()), n - rest
         if _warm(scheme):
             moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, lifted, q, row, 2 * b - 1))
             if of_two:
@@ -231,7 +249,7 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool):
             thresholds, total = _starts(n, b, m, scheme, virtual, with_hazards)
         else:
             virtual_hazards, thresholds, total = None, None, real[0, 0]
-        log_z = float(np.log(total))
+        log_z = float(np.log(total)) + log_rest
     if not np.isfinite(log_z):
         return math.inf, None
     if not with_hazards:
@@ -249,15 +267,18 @@ def _device(hazards):
     return [jnp.asarray(h) for h in hazards]
 
 
-def _real_weights(n: int, b: int, moves_at, with_hazards: bool):
+def _real_weights(n: int, b: int, moves_at, with_hazards: bool, alike_before: int | None = None):
     """U, (n + b, number of states) float64, and for j = 1..m the float32 probabilities of j taking part.
 
     Args:
       moves_at: the `_transitions` of a step; only their weights depend on it.
+      alike_before: so many steps before the end all steps are alike. The first ones are left out of U where
+        its rows grow alike with every step; by default none are.
     """
     moves = moves_at(0)
     size = len(moves[0][0])
-    weights = np.ones((n + b, size))
+    weights = np.empty((n + b, size))
+    weights[n:] = 1.0
     flat = weights.reshape(-1)
     offsets = [delta * size + after for _, _, delta, after in moves]
     hazards = [np.zeros((n, len(which)), np.float32) for which, *_ in moves[1:]] if with_hazards else None
@@ -266,15 +287,26 @@ def _real_weights(n: int, b: int, moves_at, with_hazards: bool):
         ahead = flat[i * size :]
         parts = [weight * ahead.take(at) for (_, weight, _, _), at in zip(moves_at(i), offsets, strict=True)]
         _add_up(weights[i], i, parts, reachable, hazards)
+        if alike_before is not None and (n - i) % b == 0 and n - i >= max(2 * b, b + alike_before):
+            growths = _growths(weights[i:], b)
+            if i * np.ptp(growths) <= 3e-4 * n * growths.mean():
+                return weights[i:], hazards
     return weights, hazards
+
+
+def _growths(weights: np.ndarray, b: int) -> np.ndarray:
+    """(b,) by how much the log of the weight with all free grew with a step, from each of the first b on."""
+    return np.log(weights[:b, 0] / weights[b : 2 * b, 0]) / b
 
 
 def _virtual_weights(n: int, b: int, moves_at, real, with_hazards: bool):
     """The same for the first b steps with virtual histories, (b, number of states)."""
     moves = moves_at(0)
+    if not with_hazards:
+        return _virtual_weights_alone(n, b, moves_at, real), None
     size, real_size = len(moves[0][0]), real.shape[1]
     weights = np.ones((b, size))
-    hazards = [np.zeros((b, len(which)), np.float32) for which, *_ in moves[1:]] if with_hazards else None
+    hazards = [np.zeros((b, len(which)), np.float32) for which, *_ in moves[1:]]
     m = len(moves) - 1
     for i in range(min(b, n) - 1, -1, -1):
         # At step i a virtual history bars for b - 1 - i steps at most: codes below this, states up to here.
@@ -291,6 +323,27 @@ def _virtual_weights(n: int, b: int, moves_at, real, with_hazards: bool):
             reachable.append(_places(which, end))
         _add_up(weights[i], i, parts, reachable, hazards)
     return weights, hazards
+
+
+def _virtual_weights_alone(n: int, b: int, moves_at, real) -> np.ndarray:
+    """U of `_virtual_weights`, 0 where states are never reached: real ones in the rows that are looked up."""
+    moves = moves_at(0)
+    m, size, real_size = len(moves) - 1, len(moves[0][0]), real.shape[1]
+    weights = np.zeros((2 * b, size))
+    weights[: len(real), :real_size] = real[: 2 * b]
+    weights[min(b, n) : b] = 1.0
+    flat = weights.reshape(-1)
+    offsets = [delta * size + after for _, _, delta, after in moves]
+    for i in range(min(b, n) - 1, -1, -1):
+        codes, parts, reachable = 2 * b - 1 - i, [], []
+        for j, (which, weight, _, _) in enumerate(moves_at(i)):
+            others = m - max(1, j)
+            end = math.comb(codes + others - 1, others)
+            parts.append(weight[:end] * flat[i * size :].take(offsets[j][:end]))
+            reachable.append(_places(which, end))
+        _add_up(weights[i], i, parts, reachable, None)
+        weights[i, :real_size] = real[i]
+    return weights
 
 
 def _places(which: np.ndarray, end: int):

@@ -43,9 +43,9 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 @functools.lru_cache(maxsize=256)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_m, float64; inf where it overflows."""
-    with np.errstate(over="ignore"):
-        joint = _joint(mechanism, m)
-    total = float(joint.sum())
+    with np.errstate(over="ignore", invalid="ignore"):
+        lifts = np.exp(log_lift(mechanism, m) * _turns(mechanism.scheme))
+        total = float(_sum_of_tuples(pair_weights(mechanism), lifts, m))
     if not math.isfinite(total):
         return math.inf
     return math.log(total) - m * math.log(mechanism.scheme.min_separation)
@@ -87,6 +87,23 @@ def _turns(scheme) -> np.ndarray:
     """(b,) int64: how often each phase takes part."""
     n, b = scheme.iterations, scheme.min_separation
     return np.ceil(np.maximum(n - np.arange(b), 0) / b).astype(int)
+
+
+def _sum_of_tuples(pairs: np.ndarray, lifts: np.ndarray, m: int) -> float:
+    """The sum of the weights of all tuples of m phases; of three by a product of matrices, without a table.
+
+    Args:
+      pairs: (b, b), symmetric.
+      lifts: (b,) weight of a phase by itself.
+    """
+    if m == 1:
+        return lifts.sum()
+    if m == 2:
+        return lifts @ pairs @ lifts
+    if m == 3:
+        return (np.outer(lifts, lifts) * pairs * ((pairs * lifts) @ pairs)).sum()
+    # One phase given, it is a weight more of each of the others.
+    return sum(lifts[f] * _sum_of_tuples(pairs, lifts * pairs[f], m - 1) for f in range(len(lifts)))
 
 
 def _joint(mechanism: Attracting, m: int) -> np.ndarray:
