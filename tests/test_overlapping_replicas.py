@@ -231,13 +231,14 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
 
 def law_by_age(scheme, arrays) -> dict:
     """{(vectors of both): (probability, lifts)} of what `draw_with_one` draws, in float64 from its tables."""
-    b, after = scheme.min_separation, np.asarray(arrays["after"])
+    b, size = scheme.min_separation, len(arrays["stays"])
+    none = size - b
+    after = np.asarray(aged._after(np.arange(size), none))
     tables = {
         name: np.asarray(arrays[name], np.float64)
         for name in ("alone", "together", "stays", "ahead", "lifts")
     }
     one, two = (cells(part) for part in arrays["starts"])
-    none = len(after) - b
     now = {((none + i, none + j), ((), ())): (one[i] * two[i, j], 0.0) for i in range(b) for j in range(b)}
     for step in range(scheme.iterations):
         ahead, later = tables["ahead"][step], {}
@@ -255,7 +256,7 @@ def law_by_age(scheme, arrays) -> dict:
                     )
                     key = codes, tuple((*x, join) for x, join in zip(past, joins, strict=True))
                     before = later.get(key, (0.0, 0.0))[0]
-                    paid = lifts + sum(joins) * (tables["lifts"][c] + tables["lifts"][d])
+                    paid = lifts + sum(joins) * tables["lifts"][c, d]
                     later[key] = before + chance * weight / sum(weights.values()), paid
         now = later
     found: dict = {}
@@ -280,6 +281,10 @@ def test_ages_draw_what_they_declare(scheme):
         for s, x, p in zip(together.astype(int), first.astype(int), chance, strict=True)
     }
     arrays = module.tables(mechanism, 2)
+    after = aged._codes(mechanism).after
+    np.testing.assert_array_equal(
+        aged._after(np.arange(len(after)), len(after) - scheme.min_separation), after
+    )
 
     def excess(arrays):
         drawn = law_by_age(scheme, arrays)

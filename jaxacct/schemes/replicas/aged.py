@@ -158,18 +158,22 @@ def tables(mechanism: Attracting) -> dict:
         raise OverflowError("the tables of two replicas overflow")
     codes, *factors = _factors(mechanism)
     rounded_down = 1 - (2 * mechanism.scheme.max_participations + 8) * _UNIT
-    lifts = codes.far / log_lift(mechanism, 2) * rounded_down
+    lifts = (codes.far / log_lift(mechanism, 2) * rounded_down).astype(np.float32)
     first = found.starts.sum(axis=1)
     given = found.starts / np.where(first > 0, first, 1.0)[:, None]
     return {
         "starts": [thresholds_of(first / first.sum()), thresholds_of(given)],
         "ahead": jnp.asarray(found.ahead),
-        "after": jnp.asarray(codes.after, jnp.int32),
-        "lifts": jnp.asarray(lifts, jnp.float32),
+        "lifts": jnp.asarray(lifts[:, None] + lifts),
     } | {
         name: jnp.asarray(f, jnp.float32)
         for name, f in zip(("alone", "together", "stays"), factors, strict=True)
     }
+
+
+def _after(code, none: int):
+    """`_Codes.after` of any codes, sooner computed than looked up; `none` is that of who never took part."""
+    return jnp.where(code < none, jnp.minimum(code + 1, none - 1), jnp.maximum(code - 1, none))
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
@@ -177,28 +181,35 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     first_key, second_key, walk_key = threefry.split(key, 3)
     bar = draw_index(first_key, arrays["starts"][0], num_samples)
     other_bar = draw_index(second_key, arrays["starts"][1][bar], num_samples)
-    uniforms = uniform_64(walk_key, (scheme.iterations, num_samples))
-    none = arrays["after"].shape[0] - scheme.min_separation
+    uniforms = uniform_64(walk_key, (scheme.iterations, num_samples), bits=threefry.bits_32_at_once)
+    size = arrays["stays"].shape[0]
+    none = size - scheme.min_separation
+    ahead = arrays["ahead"].reshape(-1)
+
+    def of(table, *place):
+        """Entries of a table of pairs of codes, or of one for every step: a look-up that checks nothing."""
+        index = functools.reduce(lambda found, code: found * size + code, place)
+        return table.reshape(-1).at[index.astype(jnp.uint32)].get(mode="promise_in_bounds")
 
     def step(state, at):
         one, two, lifts = state
         i, u = at
-        later, later_of_two = arrays["after"][one], arrays["after"][two]
-        only = arrays["alone"][one, two] * arrays["ahead"][i, 0, later_of_two]
-        other = arrays["alone"][two, one] * arrays["ahead"][i, later, 0]
-        both = arrays["together"][one, two] * arrays["ahead"][i, 0, 0]
-        stay = arrays["stays"][one, two] * arrays["ahead"][i, later, later_of_two]
+        later, later_of_two = _after(one, none), _after(two, none)
+        only = of(arrays["alone"], one, two) * of(ahead, i, 0, later_of_two)
+        other = of(arrays["alone"], two, one) * of(ahead, i, later, 0)
+        both = of(arrays["together"], one, two) * of(ahead, i, 0, 0)
+        stay = of(arrays["stays"], one, two) * of(ahead, i, later, later_of_two)
         level = u * (both + only + other + stay)
         # What is 0 never happens, whatever underflows.
         joined = (level <= both) & (both > 0)
         first = joined | ((level <= both + only) & (only > 0))
         second = joined | (~first & (level <= both + only + other) & (other > 0))
         number = first.astype(jnp.float32) + second
-        lifts = lifts + number * (arrays["lifts"][one] + arrays["lifts"][two])
+        lifts = lifts + number * of(arrays["lifts"], one, two)
         one, two = jnp.where(first, 0, later), jnp.where(second, 0, later_of_two)
-        return (one, two, lifts), (number, first.astype(jnp.float32))
+        return (one, two, lifts), (number.astype(jnp.int8), first)
 
     begun = none + bar, none + other_bar, jnp.zeros(num_samples, jnp.float32)
     (_, _, lifts), drawn = jax.lax.scan(step, begun, (jnp.arange(scheme.iterations), uniforms))
-    together, alone = (part.T for part in drawn)
+    together, alone = (part.T.astype(jnp.float32) for part in drawn)
     return together, alone, lifts

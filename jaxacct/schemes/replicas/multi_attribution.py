@@ -100,8 +100,11 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     def labels_of(pair):
         return jnp.stack([pair // size, pair % size])
 
+    # As short as counts allow, as there are as many as there are outputs.
+    whole = jnp.int8 if 2 * size < 128 else jnp.int32
+
     def seen(joined):
-        return joined.sum(axis=0), joined[0]
+        return joined.sum(axis=0).astype(whole), joined[0].astype(whole)
 
     joined = walk(threefry.split(key, 3), scheme.timing, arrays, num_samples, labels_of, seen)
     together, alone = (part.T.astype(jnp.float32) for part in joined)
