@@ -18,6 +18,7 @@ from jaxacct.proposals.composed import (
 )
 from jaxacct.proposals.cuts import cut_called, cut_candidates
 from jaxacct.proposals.half_space import half_space_called, half_space_candidates
+from jaxacct.proposals.mean_overlaps import mean_overlap_called, mean_overlap_candidates
 from jaxacct.proposals.pairs import pair_candidates, pairs_called
 from jaxacct.proposals.powers import power_called, power_candidates
 from jaxacct.proposals.replicas import replica_called, replica_candidates
@@ -58,7 +59,11 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
         Family(pair_candidates, pairs_called),
         _cuts(Direction.REMOVE),
     ),
-    Direction.ADD: (Family(half_space_candidates, half_space_called), _cuts(Direction.ADD)),
+    Direction.ADD: (
+        Family(half_space_candidates, half_space_called),
+        Family(mean_overlap_candidates, mean_overlap_called),
+        _cuts(Direction.ADD),
+    ),
 }
 # Where another mechanism is composed in; these are told what (`Composed`) as well, after epsilon.
 COMPOSED_FAMILIES: dict[Direction, tuple[Family, ...]] = {

@@ -88,7 +88,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
     excess = noise / sigma - lowered / sigma**2
     with jax.enable_x64(True):
         norms = column_norms(mechanism.scheme, mechanism.strategy) / sigma**2
-        loss, gradient = _loss_and_gradient(mechanism.scheme, excess, norms)
+        loss, gradient = loss_and_gradient(mechanism.scheme, excess, norms)
         loss, gradient = float(loss), np.asarray(gradient, np.float64)
     remainder = -math.expm1(min(mechanism.scheme.log_probability_of_none() - loss, 0.0))
     if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _LEAST_REMAINDER):
@@ -103,7 +103,8 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
 
 
 @compiled(static=1)
-def _loss_and_gradient(scheme, excess, norms):
+def loss_and_gradient(scheme, excess, norms):
+    """(ln P/Q, its gradient by the log-ratios `excess`)."""
     return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, norms)
 
 
@@ -140,15 +141,27 @@ def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
             else log_half_space_mean(*edge_and_slope(mechanism, epsilon, minorant))
         )
 
-    best = jensen(mechanism)
+    def tangent_at(noise):
+        return tangent(mechanism, noise)
+
+    return search_minorant(jensen(mechanism), tangent_at, log_mean, mechanism.strategy.gram)
+
+
+def search_minorant(
+    best: Minorant | None,
+    tangent_at: Callable[[np.ndarray], Minorant | None],
+    log_mean: Callable[[Minorant | None], float],
+    gram: Callable[[np.ndarray], np.ndarray],
+) -> Minorant | None:
+    """As `best_minorant`, from the first one, for the tangents at normalised noise scores and their cost."""
     for _ in range(3):
         if best is None:
             return None
-        along = mechanism.strategy.gram(best.weights) / best.norm
+        along = gram(best.weights) / best.norm
         low, high = 0.0, 16.0
         for _ in range(2):
             distances = np.linspace(low, high, 13)
-            found = [tangent(mechanism, -distance * along) for distance in distances]
+            found = [tangent_at(-distance * along) for distance in distances]
             costs = [log_mean(minorant) for minorant in found]
             at = int(np.argmin(costs))
             low, high = distances[max(at - 1, 0)], distances[min(at + 1, 12)]
@@ -164,13 +177,19 @@ def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant
 
 
 def proposal_along(
-    mechanism: Mechanism, minorant: Minorant, log_scale: float, tail: float, cells: dict
+    mechanism: Mechanism,
+    minorant: Minorant,
+    log_scale: float,
+    tail: float,
+    cells: dict,
+    name: str = "half-space",
 ) -> Proposal:
     """Draws whose coordinate along `C m` is of the law of `cells`; `coordinate_table` says what they are.
 
     Args:
       log_scale: ln M.
       tail: of what the law leaves out, over M.
+      name: of the proposal.
     """
     n = mechanism.scheme.iterations
     # Rounding of the coordinate: a tree of log2(n) additions, products, weights and the shift itself.
@@ -183,7 +202,7 @@ def proposal_along(
     # The coordinate along C m is replaced: the old one is a normal of the draw, the new one is in the table.
     push = float(np.abs(np.asarray(cells["upper"])).max() + cells["width"]) + 12
     return Proposal(
-        name="half-space",
+        name=name,
         direction=Direction.ADD,
         mechanism=mechanism,
         log_scale=log_scale,
