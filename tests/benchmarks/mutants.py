@@ -50,8 +50,14 @@ ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
+LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
 
 MUTANTS = [
+    # Many noise multipliers from the same draws.
+    Mutant("jaxacct/kernels/linear_scale.py", "(over + ahead * over)", "over", LINEAR),
+    Mutant("jaxacct/kernels/linear_scale.py", "0 if i else -np.inf", "0", LINEAR),
+    Mutant("jaxacct/kernels/linear_scale.py", "grown + weight + grown * weight", "grown + weight", LINEAR),
+    Mutant("jaxacct/estimates/shared_draws.py", "~np.isfinite(found).all", "np.isnan(found).all", SHARED),
     # Composition.
     Mutant(TABLE, "np.maximum(profile(t) - floor, 0.0)", "profile(t)", COMPOSED),
     Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
