@@ -431,7 +431,9 @@ def test_recommend_on_the_command_line(found, capsys):
 
 def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    assert run("calibrate", *README, *TARGET, "--memory-copies", "2", "--out", path) == 0
+    # With so few draws the last candidates, at the edge of what can be certified, are given up on sooner.
+    few = "--max-samples", "60000"
+    assert run("calibrate", *README, *TARGET, *few, "--memory-copies", "2", "--out", path) == 0
     text = capsys.readouterr().out
     told = recommend(**SMALL, memory_copies=2)
     chosen, plan = told.chosen, Plan.load(path)

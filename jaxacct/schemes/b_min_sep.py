@@ -147,6 +147,10 @@ class BMinSep(Scheme):
         return disjoint_participations(self.max_participations, 1, cross)
 
     def log_probability_of_none(self) -> float:
+        return self._log_none
+
+    @functools.cached_property
+    def _log_none(self) -> float:
         log_q = log_probabilities(self.sampling_probability)[1]
         if not self.warm_start or self.min_separation == 1:
             return self.iterations * log_q

@@ -137,7 +137,7 @@ class MultiAttribution(Scheme):
     def examples_per_unit(self) -> int:
         return self.examples_per_user
 
-    @property
+    @functools.cached_property
     def sums(self) -> Sums:
         rarest = float(np.maximum(self.count_weights(), 1e-300).min())
         return dataclasses.replace(self.timing.sums, log_weights=-math.log(rarest))

@@ -86,11 +86,16 @@ def two_step_delta(
     axis = np.linspace(-7 * sigma, 7 * sigma + 1.2, 260 if rows == 3 else 1200)
     spacing = (axis[1] - axis[0]) ** rows
 
-    def density(mean):
-        factors = np.exp(-((axis - mean[:, None]) ** 2) / 2 / sigma**2) / np.sqrt(2 * np.pi * sigma**2)
-        return functools.reduce(np.multiply.outer, factors)
+    def along(row):
+        return np.exp(-((axis - row[:, None]) ** 2) / 2 / sigma**2) / np.sqrt(2 * np.pi * sigma**2)
 
-    p_density = sum(w * density(mean) for w, mean in zip(law.values(), means, strict=True))
-    q_density = density(np.zeros(rows))
-    first, second = (p_density, q_density) if direction == "remove" else (q_density, p_density)
-    return float(np.maximum(0, first - np.exp(epsilon) * second).sum() * spacing)
+    # A factor for each row of C: of every pattern, and of none. P is a product of matrices, in slices.
+    factors = [along(np.append(row, 0.0)) for row in means.T]
+    left = functools.reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(len(a), -1), factors[:-1])
+    weights, last, total = np.array(list(law.values())), factors[-1], 0.0
+    for part in np.array_split(left, 1 + left.shape[1] // 256, axis=1):
+        p_density = (weights[:, None] * part[:-1]).T @ last[:-1]
+        q_density = np.outer(part[-1], last[-1])
+        first, second = (p_density, q_density) if direction == "remove" else (q_density, p_density)
+        total += np.maximum(0, first - np.exp(epsilon) * second).sum()
+    return float(total * spacing)
