@@ -31,6 +31,7 @@ from jaxacct.verification.target import Target
 SEARCH_BLOCKS = 16
 # Grid steps within which a glance at each noise multiplier says where the smallest promising one is.
 _NEAR = 4
+_NOTHING = 0.5  # a sum of terms up to which a pilot saw next to nothing
 # Of the failure probability, what verifying the smallest promising noise multiplier may spend. Where that is
 # not accepted, which is seldom, the rest is for these grid steps above it, largest first.
 FIRST_SHARE = 0.9
@@ -335,7 +336,11 @@ class _Search:
 
     def smallest_exponent(self, fallback: int, ratio: float, max_samples) -> tuple[int, int]:
         """The smallest grid exponent whose predicted cost fits, and the limit on samples to use."""
-        cost = self.cost(ratio**fallback, max_samples or 500_000)
+        # An accountant's bound holds there. Draws only say how many to allow for, and seldom see anything: to
+        # be sure of that would take as long as a candidate that is looked at properly.
+        cost = self.cost(ratio**fallback, max_samples or 500_000, glance=True)
+        if cost == math.inf or self.saw_something(ratio**fallback):
+            cost = self.cost(ratio**fallback, max_samples or 500_000)
         limit = max_samples
         if limit is None:
             limit = max(500_000, math.ceil(8 * cost)) if math.isfinite(cost) else 500_000
@@ -427,6 +432,11 @@ class _Search:
                 break
         return most
 
+    def saw_something(self, noise_multiplier: float) -> bool:
+        """Whether terms of its pilots, if there were any, add up to more than next to nothing."""
+        pilots = (counts for (noise, _), (_, counts) in self.seen.items() if noise == noise_multiplier)
+        return any(_total(counts) > _NOTHING for counts in pilots)
+
     def extrapolation(self, mechanism: Mechanism, theta: float, stream) -> Extrapolation | None:
         """One like that by which `verify` is expected to certify the add direction, if any."""
         if self.proposal is not None or self.rule != "anytime":
@@ -464,10 +474,15 @@ def _seen_enough(counts: np.ndarray, theta: float, limit: float) -> bool:
     samples = int(counts.sum())
     if not samples:
         return False
-    total = bounds.mean_upper(counts) * samples
+    total = _total(counts)
     if total >= 30 or (total >= 10 and total >= 4 * theta * samples):
         return True
-    return samples >= min((10 if total > 0.5 else 5) / theta, limit / 4)
+    return samples >= min((10 if total > _NOTHING else 5) / theta, limit / 4)
+
+
+def _total(counts: np.ndarray) -> float:
+    """At least the sum of the terms."""
+    return bounds.mean_upper(counts) * int(counts.sum())
 
 
 def _fewest(theta: float, budget: Budget) -> float:

@@ -305,6 +305,22 @@ def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misle
         assert len(looked) <= 12
 
 
+@pytest.mark.parametrize(("term", "looks"), [(0.0, 0), (1e-2, 1)])
+def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something(term, looks, monkeypatch):
+    """To be sure of seeing nothing took a third of a search at delta 1e-6."""
+    asked, counts = [], bounds.bin_terms(np.full(2048, term))
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        asked.append((noise, glance))
+        self.seen[noise, "remove"] = 16, counts
+        return 1e5 if noise >= 1 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+    assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
+    assert [glance for noise, glance in asked if noise == 1.01**30] == [True, False][: 1 + looks]
+
+
 def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
     """A look has the draws of the glance and new ones, none twice, and none are drawn where all are seen."""
     asked, proposal = [], plain(MECHANISM, "remove")
