@@ -1,6 +1,7 @@
 """What a private step costs, as ratios in one run; sampler steps a second; noise by bands.
 
-PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [groups] [samplers] [noises]
+PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [costs] [groups] [samplers]
+    [noises]
 """
 
 import itertools
@@ -15,7 +16,7 @@ import optax
 from flax import nnx
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
-from train import noise
+from train import noise, normals
 from train.__main__ import accuracy
 from train.clipping import clipped_gradient_sum
 from train.data import load
@@ -216,6 +217,55 @@ def clippings() -> None:
         print(f"| {name} | {taken['plain']:.1f} | {' | '.join(shown)} |", flush=True)
 
 
+def costs() -> None:
+    """What `clipping="ghost"` costs, parts by turns: lower quartiles of CPU time, all threads together."""
+    mechanism = Mechanism(Poisson(100_000, 0.01), BandedToeplitz.square_root(1), 1.0)
+    mask = jnp.ones(64, bool)
+    for name, (make, of_one, wrt, rows_of, _, _) in KINDS.items():
+        loss, params = nnx_loss(make(), of_one, wrt)
+        rows, size = (
+            jax.tree.map(jnp.asarray, rows_of(64)),
+            sum(leaf.size for leaf in jax.tree.leaves(params)),
+        )
+        noisy = privatize(mechanism, clip_norm=1.0, expected_batch_size=64)
+
+        @jax.jit
+        def plain(params, loss, rows):
+            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, rows).mean())(params)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+        ghost = jax.jit(
+            lambda p, f, r, noisy=noisy: CLIPPINGS["ghost"](f, p, r, mask, grid=noisy.grid).total,
+        )
+        step = make_step(loss, noisy, optax.sgd(0.1), clipping="ghost")
+        state = step.init(jax.tree.map(jnp.copy, params))
+
+        def steps(step=step, held=[state], rows=rows):  # noqa: B006
+            for _ in range(4):
+                held[0], info = step(held[0], rows, mask)
+            if (coming := step._ahead._coming) is not None:
+                jax.block_until_ready(coming.drawn.result())  # or it would count for what is run next
+            return info
+
+        runs = {
+            "plain": (lambda plain=plain, p=params, f=loss, r=rows: plain(p, f, r), 1),
+            "ghost sum": (lambda ghost=ghost, p=params, f=loss, r=rows: ghost(p, f, r), 1),
+            "normals": (lambda n=size, key=noisy.key: normals.drawn_on_the_host(key, 3, n), 1),
+            "in a program": (lambda n=size, key=noisy.key: normals.normals_of(key, 3, n), 1),
+            "step": (steps, 4),
+        }
+        taken = {kind: [] for kind in runs}
+        for turn in range(41):
+            for kind, (run, calls) in runs.items():
+                started = time.process_time()
+                jax.block_until_ready(run())
+                if turn:
+                    taken[kind].append(1e3 * (time.process_time() - started) / calls)
+        quartile = {kind: float(np.quantile(times, 0.25)) for kind, times in taken.items()}
+        shown = (f"{value:.1f} ({value / quartile['plain']:.1f})" for value in list(quartile.values())[1:])
+        print(f"| {name}, {size:,} | {quartile['plain']:.1f} | {' | '.join(shown)} |", flush=True)
+
+
 class Bright(SmallCNN):
     """Of pixels as digits have them, 0 to 16: gradients of the first layer are the longest by far."""
 
@@ -277,7 +327,7 @@ def noises() -> None:
         )
 
 
-PARTS = {part.__name__: part for part in (steps, kinds, clippings, samplers, noises, groups)}
+PARTS = {part.__name__: part for part in (steps, kinds, clippings, costs, samplers, noises, groups)}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:
