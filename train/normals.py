@@ -24,12 +24,11 @@ from . import keystream
 
 ROUNDS = 20
 LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
-ARRANGEMENT = 3  # another number wherever normals of the same key go to other places than before
+ARRANGEMENT = 4  # another number wherever normals of the same key go to other places than before
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _PAIRS = 4  # a block of 16 words
-_PIECE = 2**11  # blocks; a normal's place depends on it
 # Bound the memory for words, which CPUs are fast on where caches hold it.
-_PIECES_AT_ONCE = {"cpu": 1, "others": 2**5}
+_BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**16}
 
 
 def fresh_key() -> np.ndarray:
@@ -38,9 +37,7 @@ def fresh_key() -> np.ndarray:
 
 
 class Normals(NamedTuple):
-    """The first and the second of each pair, (pairs,) float64; one after the other as many as were asked for,
-    and some more.
-    """
+    """The first and the second of each pair, (pairs,) float64; all of the one, then all of the other."""
 
     first: jax.Array
     second: jax.Array
@@ -73,13 +70,12 @@ def standard_normals(key, step, size: int) -> jax.Array:
 
 
 def drawn_on_the_host(key: np.ndarray, step: int, size: int) -> Normals:
-    """`normals_of`, with words of OpenSSL where it can be had: half the time. Not jittable."""
-    pieces, length = _pieces(size)
-    words = keystream.words(key, step, pieces * length * 8)
+    """`normals_of`, with words of OpenSSL where it can be had: a third of the time. Not jittable."""
+    words = keystream.words(key, step, 2 * _PAIRS * _blocks(size))
     if words is None:
         return normals_of(key, np.int32(step), size)
     with jax.enable_x64(True):
-        return _of_keystream(words, length)
+        return _of_words(words, size)
 
 
 @functools.partial(jax.jit, static_argnames="size")
@@ -89,44 +85,35 @@ def _in_a_row(key, step, size: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="size")
 def normals_of(key, step, size: int) -> Normals:
-    """`standard_normals` as they are drawn, without putting them into one array.
+    """`standard_normals` as they are drawn, without putting them into one array; an odd number has one more.
 
-    Words 4p to 4p + 3 of block j make pair p of the block; a piece has its blocks' first pairs, then their
-    second ones and so on.
+    Pair i is made of words 4i to 4i + 3 of the step's key stream.
     """
-    pieces, length = _pieces(size)
-    at_once = min(pieces, _PIECES_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
+    blocks = _blocks(size)
+    at_once = min(blocks, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
 
     def some(first):
-        words = chacha(key, (first + jnp.arange(at_once * length, dtype=jnp.uint32), step, 0, 0))
-        with jax.enable_x64(True):
-            wide = words.reshape(_PAIRS, 2, 2, at_once, length).astype(jnp.uint64)
-            x, y = (wide[:, i, 0] | (wide[:, i, 1] << 32) for i in range(2))
-            pairs = _box_muller(x.swapaxes(0, 1), y.swapaxes(0, 1))
-            return Normals(pairs.real.reshape(-1), pairs.imag.reshape(-1))
+        words = chacha(key, (first + jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0))
+        return _apart(words.T)[0]
 
-    starts = jnp.arange(0, pieces * length, at_once * length, dtype=jnp.uint32)
-    drawn = some(starts[0]) if len(starts) == 1 else jax.lax.map(some, starts)
-    most = pieces * length * _PAIRS
-    return Normals(*(jax.lax.slice_in_dim(part.reshape(-1), 0, most) for part in drawn))
+    starts = jnp.arange(0, blocks, at_once, dtype=jnp.uint32)
+    words = some(starts[0]) if len(starts) == 1 else jax.lax.map(some, starts)
+    with jax.enable_x64(True):
+        return _of_words(jax.lax.bitcast_convert_type(words.reshape(-1, 2), jnp.uint64), size)
 
 
-@functools.partial(jax.jit, static_argnames="length")
-def _of_keystream(words, length: int) -> Normals:
-    """The same of (blocks * 8,) uint64: two words of 32 bits each, the first is the low one."""
-    x, y = jnp.moveaxis(words.reshape(-1, length, _PAIRS, 2), (3, 2), (0, 2))
-    pairs = _box_muller(x, y)
-    return Normals(pairs.real.reshape(-1), pairs.imag.reshape(-1))
+@functools.partial(jax.jit, static_argnames="size")
+def _of_words(words, size: int) -> Normals:
+    """Of at least `size` uint64: two words of 32 bits each, the first is the low one."""
+    end = 2 * max(1, -(-size // 2))
+    return Normals(*_box_muller(words[0:end:2], words[1:end:2]))
 
 
-def _pieces(size: int) -> tuple[int, int]:
-    """How many pieces, and of how many blocks each."""
+def _blocks(size: int) -> int:
     blocks = max(1, -(-size // (2 * _PAIRS)))
-    length = min(blocks, _PIECE)
-    pieces = -(-blocks // length)
-    if pieces * length > 2**32:
+    if blocks > 2**32:
         raise ValueError(f"size must be at most {2**32 * 2 * _PAIRS} normals a step, was {size}")
-    return pieces, length
+    return blocks
 
 
 def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
@@ -174,18 +161,18 @@ def _rotate(words, by: int):
     return (words << by) | (words >> (32 - by))
 
 
-def _box_muller(x, y) -> jax.Array:
-    """Pairs of float64 normals, as complex numbers, of two uint64 each.
+def _box_muller(x, y) -> tuple[jax.Array, jax.Array]:
+    """Pairs of float64 normals of two uint64 each.
 
     The radius has the bits of x, then the last 11 of y, then those 21 of y that are the last of the angle's
-    53. Of two arrays of real numbers XLA would compute radius, sine and cosine once for each.
+    53.
     """
     with jax.enable_x64(True):
-        more = ((y & (2**11 - 1)) << 21) | ((y & (2**32 - 1)) >> 11)
-        uniform = x.astype(jnp.float64) * 2.0**-64 + (more.astype(jnp.float64) + 0.5) * 2.0**-96
-        radius = jnp.sqrt(jnp.maximum(0.0, -2 * _log(uniform)))
+        more = ((y << 53) | ((y << 32) >> 11)) & np.uint64(2**64 - 2**32)
+        beyond = more.astype(jnp.float64) * 2.0**-128 + 2.0**-97
+        radius = jnp.sqrt(jnp.maximum(0.0, -2 * _log(x.astype(jnp.float64) * 2.0**-64 + beyond)))
         sine, cosine = _sine_cosine((y >> 11) << 11)
-        return jax.lax.complex(radius * cosine, radius * sine)
+        return radius * cosine, radius * sine
 
 
 def _log(x):
@@ -210,8 +197,13 @@ def _sine_cosine(angle):
     cosine = _horner(t * t, [(-1) ** i / math.factorial(2 * i) for i in range(9)])
     swap = (quadrant & 1) == 1
     sine, cosine = jnp.where(swap, cosine, sine), jnp.where(swap, sine, cosine)
-    sine = jnp.where((quadrant & 2) != 0, -sine, sine)
-    return sine, jnp.where(((quadrant + 1) & 2) != 0, -cosine, cosine)
+    return _negated(sine, quadrant), _negated(cosine, quadrant + 1)
+
+
+def _negated(x, quadrant):
+    """-x where bit 1 of the quadrant is set; by bits, which CPUs do for several numbers at a time."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint64) ^ ((quadrant >> 1) << 63)
+    return jax.lax.bitcast_convert_type(bits, jnp.float64)
 
 
 def _horner(x, coefficients):

@@ -73,9 +73,8 @@ def test_normals_are_normal_and_fresh_at_every_step():
     drawn = [normals.normals_of(KEY, t, 100_000) for t in range(2)]
     for parts in drawn:
         assert stats.kstest(np.concatenate(parts)[:100_000], "norm").pvalue > FALSE_ALARM
-        # The eight of a block, and pairs by their squares, 14,336 times.
-        eight = np.concatenate([np.reshape(part, (7, 4, 2048)) for part in parts], axis=1)
-        eight = eight.swapaxes(0, 1).reshape(8, -1)
+        # The eight of a block, and pairs by their squares, 12,500 times.
+        eight = np.concatenate([np.reshape(part, (-1, 4)) for part in parts], axis=1).T
         for power in (1, 2):
             off = np.corrcoef(eight**power)[np.triu_indices(8, 1)]
             assert np.abs(off).max() < stats.norm.isf(FALSE_ALARM / 224) / np.sqrt(eight.shape[1])
@@ -106,12 +105,18 @@ def test_elementary_functions_against_numpy(x64):
     np.testing.assert_allclose(cosine, np.cos(2 * np.pi * turns), atol=2e-15)
 
 
+def pairs_of(words) -> np.ndarray:
+    """Complex numbers."""
+    real, imaginary = normals._box_muller(*map(jnp.asarray, words))
+    return np.asarray(real) + 1j * np.asarray(imaginary)
+
+
 def test_pairs_of_words(x64):
     """Box-Muller by mpmath: 96 bits of radius, 53 of angle, the last 21 of which are the radius's last."""
     words = np.random.default_rng(0).integers(0, 2**64, (2, 40), dtype=np.uint64)
     words[0, :8] >>= np.arange(57, 65, dtype=np.uint64).clip(0, 63)  # far tails
     words[:, 8:12] = [[0, 0, 2**64 - 1, 2**64 - 1], [0, 2**64 - 1, 0, 2**64 - 1]]
-    drawn = np.asarray(normals._box_muller(*map(jnp.asarray, words)))
+    drawn = pairs_of(words)
     for x, y, pair in zip(*words.tolist(), drawn, strict=True):
         own, shared = y % 2**11, y // 2**11 % 2**21
         uniform = (mpmath.mpf(x) * 2**32 + own * 2**21 + shared + 0.5) / 2**96
@@ -122,7 +127,7 @@ def test_pairs_of_words(x64):
 
 
 def test_openssl_gives_the_same_normals():
-    """Words of the library against those of the program, of one piece and of several, whole blocks or not."""
+    """Words of the library against those of the program, drawn at once or not, whole blocks or not."""
     if keystream._library() is None:
         pytest.skip("no libcrypto here")
     words = keystream.words(KEY, 7, 80)
@@ -174,7 +179,7 @@ def test_no_cell_of_the_grid_is_empty(x64):
         first = (angle - shared + 2**20) // 2**21 % 2**32  # so that the angle is next to this one
         words.append((min(radius >> 32, 2**64 - 1), first << 32 | shared << 11 | own))
     x, y = np.array(words, np.uint64).T
-    drawn = np.asarray(normals._box_muller(jnp.asarray(x), jnp.asarray(y)))
+    drawn = pairs_of([x, y])
     np.testing.assert_array_equal(np.round(levels * drawn), cells)
 
 
@@ -187,16 +192,16 @@ def test_any_number_of_normals(size):
     assert len(np.unique(drawn)) == size
 
 
-def test_where_a_block_goes_is_the_same_on_every_device(monkeypatch):
-    """However many pieces are drawn at once; 40,000 normals are three pieces."""
+def test_where_a_pair_goes_is_the_same_on_every_device(monkeypatch):
+    """However many blocks are drawn at once; 40,000 normals are 5,000 blocks."""
     by_one = normals.normals_of(KEY, 7, 40_000)
-    monkeypatch.setitem(normals._PIECES_AT_ONCE, "cpu", 2)
+    monkeypatch.setitem(normals._BLOCKS_AT_ONCE, "cpu", 3_000)
     by_two = jax.jit(lambda: normals.normals_of.__wrapped__(KEY, 7, 40_000))()
-    eight = np.concatenate(normals.normals_of(KEY, 7, 8))
-    for a, b, of_one in zip(by_one, by_two, (eight[:4], eight[4:]), strict=True):
+    eight = normals.normals_of(KEY, 7, 8)
+    for a, b, of_one in zip(by_one, by_two, eight, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
-        np.testing.assert_allclose(a[: 4 * 2**11 : 2**11], of_one, rtol=1e-12)
-    assert len(np.unique(np.concatenate(by_one))) == 3 * 8 * 2**11
+        np.testing.assert_allclose(a[:4], of_one, rtol=1e-12)
+    assert len(np.unique(np.concatenate(by_one))) == 40_000
 
 
 @pytest.mark.parametrize("sizes", [[3, 5, 0, 8], [8, 0, 8], [16, 0], [0, 20], []])
@@ -210,7 +215,12 @@ def test_normals_of_every_parameter(sizes):
 
 def test_which_parameter_gets_which_normal():
     """Runs are told apart by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
-    assert (normals.ARRANGEMENT, normals._PIECE, normals._PAIRS, normals.ROUNDS) == (3, 2**11, 4, 20)
+    words = np.asarray(normals.chacha(KEY, (jnp.arange(2), 7, 0, 0))).T.reshape(8, 2, 2).astype(np.uint64)
+    with jax.enable_x64(True):
+        pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
+    drawn = normals.normals_of(KEY, 7, 16)
+    np.testing.assert_allclose(np.asarray(drawn.first) + 1j * np.asarray(drawn.second), pairs, rtol=1e-12)
+    assert (normals.ARRANGEMENT, normals.ROUNDS) == (4, 20)
 
 
 @pytest.mark.parametrize("word", range(8))
