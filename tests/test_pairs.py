@@ -24,6 +24,8 @@ from jaxacct import (
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import pairs
 from jaxacct.proposals.candidates import budget_lines, candidates, choose_candidate, proposal_by_name
+from jaxacct.proposals.replicas import checked_replicas
+from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.verification.run import verify
 from tests.conformance.test_schemes import IDENTITY, divergences
 from tests.oracles import enumeration
@@ -170,6 +172,22 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     assert not accepted(0.9 * exact)
 
 
+def test_a_users_draws_have_the_exact_divergence(key):
+    """Two examples of one user: weights, scale and terms together, in an interval around the truth (1e-6)."""
+    mechanism, epsilon, m = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0), 0.5, 6
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(mechanism.scheme, 2.0, epsilon)
+    proposal = pairs.pair_proposal(mechanism, m, epsilon)
+    f = np.exp(epsilon + np.geomspace(1e-4, 5, 4000))
+    largest = math.exp(proposal.log_normalizer) * np.max(f ** (1 - m / 2) * (1 - math.exp(epsilon) / f))
+    scale = math.exp(proposal.log_scale)
+    assert largest <= scale <= largest * (1 + 1e-3)
+    terms = hockey_stick.weighted_terms(proposal.draw(key, 0, 64), "remove", epsilon) / scale
+    assert terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
+    assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
+
+
 def production(scheme, sigma: float) -> Mechanism:
     return Mechanism(scheme, BandedToeplitz.square_root(16), sigma)
 
@@ -187,6 +205,11 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
         again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
         assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
         assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)
+        # Half as many pairs are drawn, each off by as much as two replicas are.
+        drawn = checked_replicas(pairs._sharper(pairs._one(mechanism)[0], int(chosen.name.split()[0])), 2)
+        number = int(chosen.name.split()[0]) / 2
+        assert chosen.total_variation > number * drawn.total_variation
+        assert chosen.relative_error >= number * drawn.relative_error > 0
         # A user's own vectors have a law of their own given the outputs, and what is rare of it is booked.
         own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
         assert len(own) == (scheme.parts is not None)

@@ -49,6 +49,8 @@ AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_el
 ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
+PAIRS, IN_PAIRS = "tests/test_pairs.py", "jaxacct/proposals/pairs.py"
+OVERLAPS, MEAN = "tests/test_mean_overlaps.py", "jaxacct/proposals/mean_overlaps.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
 
@@ -58,6 +60,13 @@ MUTANTS = [
     Mutant("jaxacct/kernels/linear_scale.py", "0 if i else -np.inf", "0", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "grown + weight + grown * weight", "grown + weight", LINEAR),
     Mutant("jaxacct/estimates/shared_draws.py", "~np.isfinite(found).all", "np.isnan(found).all", SHARED),
+    # Replicas in pairs, mean overlaps.
+    Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1)", "noise_multiplier / math.sqrt(m - 2)", PAIRS),
+    Mutant(IN_PAIRS, "_log_mean_exp(-apart)", "_log_mean_exp(apart)", PAIRS),
+    Mutant(IN_PAIRS, "(m - number) * others", "(m - 1) * others", PAIRS),
+    Mutant(IN_PAIRS, "log_scale(log_z, m / number, other)", "log_scale(log_z, m, other)", PAIRS),
+    Mutant(MEAN, "number * (number - 1) / 2 * square", "(number - 1) / 2 * square", OVERLAPS),
+    Mutant(MEAN, "number * math.sqrt(square)", "math.sqrt(square)", OVERLAPS),
     # Composition.
     Mutant(TABLE, "np.maximum(profile(t) - floor, 0.0)", "profile(t)", COMPOSED),
     Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
