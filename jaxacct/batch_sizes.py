@@ -71,4 +71,10 @@ def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: fl
     """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
     if not overflow / iterations > 1e-300:
         return dataset_size
-    return int(min(dataset_size, scipy.stats.binom.isf(overflow / iterations, dataset_size, rate) + 1))
+    chance, low, high = overflow / iterations, -1, dataset_size
+    while high - low > 1:  # the smallest that is exceeded with that probability at most
+        middle = (low + high) // 2
+        # The binomial tail, as SciPy's distributions have it; to load them all takes a third of a second.
+        exceeded = scipy.special.betainc(middle + 1, dataset_size - middle, rate)
+        low, high = (low, middle) if exceeded <= chance else (middle, high)
+    return min(dataset_size, high + 1)

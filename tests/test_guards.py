@@ -190,6 +190,16 @@ def test_overflow_is_for_the_whole_run():
         assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
 
 
+def test_the_largest_batch_is_that_of_the_binomial_law():
+    """Against SciPy's quantile, from one example to a hundred million, certain and rare."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        size, rate = int(10 ** rng.uniform(0, 8)), float(min(1.0, 10 ** rng.uniform(-7, 0.1)))
+        steps = int(10 ** rng.uniform(0, 5))
+        expected = min(size, stats.binom.isf(1e-9 / steps, size, rate) + 1)
+        assert max_batch_size(size, rate, steps) == expected, (size, rate, steps)
+
+
 # -- Who decides what is released ---
 
 

@@ -14,6 +14,7 @@ import scipy.signal
 
 import jaxacct
 from jaxacct.accountants import analytic
+from jaxacct.batch_sizes import batch_sizes
 from jaxacct.compilation_cache import keep_compiled_programs
 
 HEAVY = ("jax", "numpy", "scipy", "dp_accounting", "orbax", "flax", "optax", "grain", "tyro", "rich")
@@ -57,7 +58,9 @@ def test_showing_a_plan_loads_no_statistics(tmp_path):
     mechanism = jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), 50.0)
     by = {"analytic_accountant": "unamplified"}
     by["analytic_delta"] = analytic.delta_by("unamplified", mechanism, 1.0)
-    plan = jaxacct.Plan(mechanism, 1.0, 0.5, **by)
+    expected, most = batch_sizes(scheme, 100)
+    of_batches = dict(dataset_size=100, expected_batch_size=expected, max_batch_size=most)
+    plan = jaxacct.Plan(mechanism, 1.0, 0.5, **by, **of_batches)
     plan.save(tmp_path / "plan.json")
     program = (
         "import sys\nfrom jaxacct import cli\ntry:\n cli.main(['show', sys.argv[1]])\nexcept SystemExit: pass"

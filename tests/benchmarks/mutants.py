@@ -323,7 +323,10 @@ MUTANTS = [
         "tests/test_dice_accountant.py",
     ),
     Mutant(
-        "jaxacct/batch_sizes.py", "isf(overflow / iterations,", "isf(overflow,", "tests/test_batch_sizes.py"
+        "jaxacct/batch_sizes.py",
+        "chance, low, high = overflow / iterations,",
+        "chance, low, high = overflow,",
+        "tests/test_batch_sizes.py",
     ),
     # Proposals.
     Mutant(

@@ -90,8 +90,13 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def _needed_of(mechanism: Attracting, m: int) -> float:
-    arrays = _backward(mechanism, m, with_hazards=True)[1]
+    arrays = _small_arrays(mechanism, m)
     return 0.0 if arrays is None else _needed(mechanism, m, arrays)
+
+
+@functools.lru_cache(maxsize=4)  # looked at for the errors, and then drawn with
+def _small_arrays(mechanism: Attracting, m: int) -> dict | None:
+    return _backward(mechanism, m, with_hazards=True)[1]
 
 
 @functools.lru_cache(maxsize=256)
@@ -118,7 +123,8 @@ def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs, or `draw_with_one` alone where ages are told apart."""
     if _by_age(mechanism, m):
         return aged.tables(mechanism)
-    arrays = _backward(mechanism, m, with_hazards=True)[1]
+    small = table_bytes(mechanism, m) <= _SMALL_TABLES
+    arrays = _small_arrays(mechanism, m) if small else _backward(mechanism, m, with_hazards=True)[1]
     if arrays is None:
         raise OverflowError(f"the tables of {m} replicas overflow")
     needed, booked = _needed(mechanism, m, arrays), errors(mechanism, m)[0]
@@ -264,7 +270,7 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool, about: bool = F
 
 
 def _device(hazards):
-    return [jnp.asarray(h) for h in hazards]
+    return [jax.device_put(h) for h in hazards]  # `jnp.asarray` would compile a program for each shape
 
 
 def _real_weights(n: int, b: int, moves_at, with_hazards: bool, alike_before: int | None = None):
