@@ -35,7 +35,13 @@ from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.proposals.busier import busier_candidates
 from jaxacct.proposals.overlaps import overlap_variation
 from jaxacct.proposals.powers import power_candidates
-from jaxacct.proposals.replicas import checked_replicas, log_scale, most_replicas, replica_candidates
+from jaxacct.proposals.replicas import (
+    checked_replicas,
+    log_normalizer,
+    log_scale,
+    most_replicas,
+    replica_candidates,
+)
 from jaxacct.schemes.replicas.b_min_sep import log_attractions
 from jaxacct.statistics.direction import Direction
 
@@ -127,7 +133,7 @@ def pair_candidates(
         if m <= number or best <= 0:
             continue
         sharper = _sharper(one, m)
-        if not (_told_apart(sharper) and math.isfinite(sharper.scheme.replicas.log_normalizer(sharper, 2))):
+        if not (_told_apart(sharper) and math.isfinite(log_normalizer(sharper, 2))):
             break
         proposal = pair_proposal(mechanism, m, epsilon)
         if found and proposal.log_scale > found[-1].log_scale:
