@@ -51,7 +51,8 @@ _LOOKED_FOR = ("optimal", "amplified")  # the latter is never behind the square 
 ALIKE = 1.02
 _SHOWN = 8
 _CLIMBED = 3  # numbers of bands and matrices, whose separations are looked at
-_MOST_NUMBERS = 2e7  # of a table of moments, about half a second
+_MOST_NUMBERS = 2e7  # of a table of second moments, about half a second
+_MOST_OF_THIRD = 1e8  # of third moments, which end early: a few seconds
 _FURTHEST_ORDER = 20.0
 _SHORT = 1024  # steps of a run whose moments are not worth extrapolating
 # On two CPU cores (tests/benchmarks/RESULTS.md): of programs, of a step of a draw, of a number of a table.
@@ -662,7 +663,8 @@ class _Estimates:
     Attributes:
       mu: sensitivity per unit of noise of the Gaussian mechanism that just meets the target.
       order: m - 2 of the point on the line through s_2 and s_3, in units of s_3 - s_2.
-      ratio: of the truth to s_2 for Poisson sampling, where s_3 would take too long.
+      ratio: of the truth to s_2 for Poisson sampling; for others where s_3 would take too long and nothing
+        alike has one.
       third: s_3 over s_2 of Poisson sampling, near where others have theirs.
     """
 
@@ -680,17 +682,22 @@ class _Estimates:
     def of(
         self, scheme: Scheme, strategy: Strategy, matrix: str, like: _Place | None, workload: Workload
     ) -> _Place | None:
-        """One candidate, looked for from another; None where even its second moment takes too long."""
+        """One candidate, looked for from another; None where even its second moment takes too long.
+
+        Where s_3 would take too long the ratio to s_2 is that of the other one: Poisson sampling of
+        independent noise has up to a tenth more, and long separations would look that much worse.
+        """
         if _numbers_of_table(scheme, strategy, 2) > _MOST_NUMBERS:
             return None
         known = like.moments if like is not None else ()
         second = by_moment(scheme, strategy, 2, self.mu, known[0] if known else 1.0)
-        noise, moments = self.ratio * second.noise_multiplier, (second,)
-        if _numbers_of_table(scheme, strategy, 3) <= _MOST_NUMBERS:
+        ratio = self.ratio if like is None else like.noise_multiplier / like.moments[0].noise_multiplier
+        noise, moments = ratio * second.noise_multiplier, (second,)
+        if _numbers_of_table(scheme, strategy, 3) <= _MOST_OF_THIRD:
             start: _Moment | float = self.third * second.noise_multiplier
             if len(known) > 1:
-                ratio = known[1].noise_multiplier / known[0].noise_multiplier
-                start = _Moment(ratio * second.noise_multiplier, known[1].slope)
+                start = known[1].noise_multiplier / known[0].noise_multiplier * second.noise_multiplier
+                start = _Moment(start, known[1].slope)
             third = by_moment(scheme, strategy, 3, self.mu, start)
             noise = second.noise_multiplier + self.order * (third.noise_multiplier - second.noise_multiplier)
             moments = (second, third)

@@ -922,6 +922,7 @@ MUTANTS = [
         "math.log(spent) + math.log(share)",
         BUSIER,
     ),
+    Mutant("jaxacct/choosing.py", "self.ratio if like is None else", "self.ratio if True else", CHOOSING),
     Mutant("jaxacct/choosing.py", "    room = (most - 1) // 2\n", "    room = most // 2\n", CHOOSING),
     Mutant(
         "jaxacct/choosing.py",
