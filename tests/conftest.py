@@ -28,14 +28,14 @@ QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < 
     "--xla_backend_optimization_level=1",
 ]
 
-# From thirty seconds down to eight: run first, so that no worker is left alone with one of them.
+# From twenty-five seconds down to six: run first, so that no worker is left alone with one of them.
 LONG_FILES = (
-    "test_calibrate test_rounding test_verify test_audit test_truncation test_extrapolation "
-    "test_proposals test_cli test_loop test_truncated_b_min_sep test_sampling test_independent_attribution "
-    "test_finite_horizon test_devices test_report test_choosing test_notebooks test_plan test_add_direction "
-    "test_lora test_never_lose_work test_non_banded test_individual test_variants test_shards "
-    "test_fine_tuning test_ghost test_estimates test_shared_draws test_gpu_recurrence test_batch_clipping "
-    "test_profile test_audit_command test_noisy_sgd"
+    "test_rounding test_verify test_audit test_extrapolation "
+    "test_proposals test_loop test_truncated_b_min_sep test_cli test_independent_attribution test_sampling "
+    "test_finite_horizon test_calibrate test_estimates test_notebooks test_devices test_report test_choosing "
+    "test_add_direction test_never_lose_work test_lora test_plan test_non_banded test_individual "
+    "test_variants test_shards test_fine_tuning test_ghost test_shared_draws test_gpu_recurrence "
+    "test_batch_clipping test_profile test_audit_command test_noisy_sgd"
 ).split()
 
 

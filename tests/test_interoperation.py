@@ -20,7 +20,8 @@ from jaxacct.interoperation import (
     scheme_of,
     strategy_of,
 )
-from jaxacct.interoperation.pessimistic_pld import INTERVAL
+from jaxacct.interoperation.pessimistic_pld import INTERVAL, PessimisticPLD
+from jaxacct.strategies.banded_inverse import BandedInverse
 from tests.oracles.enumeration import pattern_law
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -108,6 +109,9 @@ def test_it_dominates_and_is_tight_at_every_epsilon():
         truth(times=2, also=[optimistic]).get_epsilon_for_delta(1e-3), 0.02
     )
     assert twice.epsilon(1e-10) == math.inf  # less than what may have gone wrong
+    certain, likely = (PessimisticPLD(found.pld, failure) for failure in (0.0, 0.01))
+    assert likely.epsilon(0.03) == pytest.approx(certain.epsilon(0.02), rel=1e-12)
+    assert likely.epsilon(0.009) == math.inf > certain.epsilon(0.009)
 
 
 def test_directions_are_not_exchanged():
@@ -116,6 +120,10 @@ def test_directions_are_not_exchanged():
     assert add[-1] == 0 < remove[-1]
     found = pld_of_profile(profile_of(GRID, remove, add)).pld
     assert found._pmf_add._infinity_mass == 0 < found._pmf_remove._infinity_mass
+    # At negative epsilons, which composition reaches, each is known from the other.
+    for pmf, mirrored in ((found._pmf_add, remove), (found._pmf_remove, add)):
+        exact = 1 - math.exp(-GRID[40]) * (1 - mirrored[40])
+        assert pmf.get_delta_for_epsilon(-GRID[40]) == pytest.approx(exact, rel=1e-6)
     swapped = pld_of_profile(profile_of(GRID, add, remove)).pld
     assert swapped._pmf_remove._infinity_mass == 0 < swapped._pmf_add._infinity_mass
 
@@ -208,6 +216,9 @@ def test_events():
     pattern = dominating_event(Mechanism(BMinSep(7, 3, 0.2), five, 1.5))
     assert not pattern.exact
     assert pattern.event.noise_multiplier == pytest.approx(1.5 / math.sqrt(3))
+    # Rounds are independent, but a column of the matrix reaches into the rounds that follow.
+    together = dominating_event(Mechanism(Poisson(6, 0.2), BandedInverse((1.0, -0.5), 6), 1.5))
+    assert not together.exact and together.event.noise_multiplier < 1.5 / math.sqrt(6)
     with pytest.raises(ValueError, match="mechanism"):
         dominating_event("mine")
 

@@ -81,6 +81,18 @@ def test_programs_are_kept_by_kind_of_array_and_precision():
     assert total.traced() == 0
 
 
+def test_the_same_arrays_are_another_program_in_another_precision():
+    @programs.compiled(static=1)
+    def widest(by, x):
+        return x.astype(float) * by
+
+    ones = np.ones(2, np.float32)
+    assert widest(2.0, ones).dtype == np.float32
+    with jax.enable_x64(True):
+        assert widest(2.0, ones).dtype == np.float64
+    assert widest(2.0, ones).dtype == np.float32
+
+
 def test_the_programs_used_last_are_kept(monkeypatch):
     monkeypatch.setattr(programs, "_KEPT", 2)
 

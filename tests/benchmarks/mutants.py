@@ -42,7 +42,7 @@ INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
 ADVANTAGE, PAPER = "tests/test_advantage.py", "tests/test_paper.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
-ROWS, AHEAD = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
+ROWS, PREFETCHED = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
 AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_elastic.py"
@@ -51,6 +51,12 @@ ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
 PAIRS, IN_PAIRS = "tests/test_pairs.py", "jaxacct/proposals/pairs.py"
 OVERLAPS, MEAN = "tests/test_mean_overlaps.py", "jaxacct/proposals/mean_overlaps.py"
+PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/test_programs.py"
+EVENTS, SAMPLERS, DOMINATING = (
+    f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
+)
+APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
+PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
 
@@ -642,12 +648,12 @@ MUTANTS = [
     Mutant("train/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
     Mutant("train/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
     Mutant("train/arrow.py", "back[order] = np.arange(len(order))", "back[:] = np.arange(len(order))", ROWS),
-    Mutant("train/prefetch.py", "len(self._items) < self._depth", "True", AHEAD),
+    Mutant("train/prefetch.py", "len(self._items) < self._depth", "True", PREFETCHED),
     Mutant(
         "train/prefetch.py",
         "            queue.put((None, error))\n",
         "            queue.put((None, StopIteration()))\n",
-        AHEAD,
+        PREFETCHED,
     ),
     Mutant(
         "jaxacct/tradeoff/filtering.py",
@@ -929,6 +935,61 @@ MUTANTS = [
         "scheme = max((scheme for scheme, _ in grid)",
         "scheme = min((scheme for scheme, _ in grid)",
         CHOOSING,
+    ),
+    # Compiled programs: one for each kind of data, the one used last kept, numbers as arguments.
+    Mutant(PROGRAMS, "key = fixed, tree, kinds, in_64_bits", "key = fixed, tree, kinds", COMPILED),
+    Mutant(PROGRAMS, "key = fixed, tree, kinds, in_64_bits", "key = fixed, tree, in_64_bits", COMPILED),
+    Mutant(PROGRAMS, "del self._programs[next(iter(self._programs))]", "self._programs.popitem()", COMPILED),
+    Mutant(PROGRAMS, "self._programs.pop(key, None) or", "self._programs.get(key) or", COMPILED),
+    Mutant(PROGRAMS, "if name not in asked}", "}", COMPILED),
+    Mutant(PROGRAMS, "jnp.reshape(jnp.asarray(np.array([value]), dtype), ())", "dtype(value)", COMPILED),
+    Mutant(
+        PROGRAMS, "ClosedJaxpr(closed.jaxpr, constants)", "ClosedJaxpr(closed.jaxpr, closed.consts)", COMPILED
+    ),
+    # Other libraries: what is said to dominate does, and only laws that are here are read.
+    Mutant(EVENTS, "noise_multiplier / sensitivity(mechanism))", "noise_multiplier)", PEERS),
+    Mutant(EVENTS, "if rounds is None or cross_term(mechanism):", "if rounds is None:", PEERS),
+    Mutant(EVENTS, "if scheme.min_separation == 1:", "if scheme.min_separation >= 1:", PEERS),
+    Mutant(SAMPLERS, "<= norm <= 1 + 1e-12:", "<= norm <= 1 + 1e-5:", PEERS),
+    Mutant(SAMPLERS, "if given.partition_type != independent:", "if False:", PEERS),
+    Mutant(SAMPLERS, "        _refuse_truncation(given)\n", "", PEERS),
+    Mutant(SAMPLERS, "scheme.warm_start and b > 1, scheme.cut_to)", "scheme.warm_start and b > 1)", PEERS),
+    Mutant(SAMPLERS, "given.sampling_prob, given.warm_start\n", "given.sampling_prob, True\n", PEERS),
+    Mutant(
+        DOMINATING,
+        "_bounds(profile.directions[direction][2])",
+        "_bounds(profile.directions[direction][1])",
+        PEERS,
+    ),
+    Mutant(DOMINATING, "found * (1 + _ROUNDINGS), 1.0)", "found * (1 + _ROUNDINGS), 0.0)", PEERS),
+    Mutant(DOMINATING, "1 - small * (1 - backward[:0:-1])", "1 - small", PEERS),
+    Mutant(
+        DOMINATING,
+        "_on_the_line(whole, add, remove, interval)",
+        "_on_the_line(whole, add, add, interval)",
+        PEERS,
+    ),
+    Mutant(DOMINATING, "(pld, 1 - profile.confidence)", "(pld, 0.0)", PEERS),
+    Mutant(
+        DOMINATING,
+        "min(1.0, self.failure_probability + other.failure_probability)",
+        "self.failure_probability",
+        PEERS,
+    ),
+    Mutant(DOMINATING, ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
+    Mutant(DOMINATING, '"delta", delta) - self.failure_probability', '"delta", delta)', PEERS),
+    # A loss that mixes rows is refused.
+    Mutant(APART, "(*eqn.invars, *eqn.outvars)", "eqn.outvars", ROWS_APART),
+    Mutant(APART, "and kind != threefry", "and kind == threefry", ROWS_APART),
+    Mutant(APART, '"pure_callback io_callback custom', '"io_callback custom', ROWS_APART),
+    Mutant(APART, "io_callback custom_vmap_call", "custom_vmap_call", ROWS_APART),
+    Mutant(APART, "custom_vmap_call rng_bit_generator", "rng_bit_generator", ROWS_APART),
+    Mutant(APART, "rng_uniform ffi_call", "rng_uniform", ROWS_APART),
+    Mutant(
+        APART,
+        "            if found is not None:\n                return found\n",
+        "            return found\n",
+        ROWS_APART,
     ),
 ]
 
