@@ -33,7 +33,7 @@ BOUNDS, GUARDS, VERIFY = "tests/test_bounds.py", "tests/test_guards.py", "tests/
 RUN, LINE = "jaxacct/verification/run.py", "jaxacct/proposals/extrapolation.py"
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
-AHEAD = "tests/training/test_ahead.py"
+DRAWN_AHEAD = "tests/training/test_ahead.py"
 LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
 GROUPS = "tests/training/test_groups.py"
 CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
@@ -548,11 +548,11 @@ MUTANTS = [
     Mutant("train/ghost.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
     Mutant("train/keystream.py", "np.array(counter, np.uint32)", "np.zeros(4, np.uint32)", NOISE),
     Mutant("train/keystream.py", "block.tobytes().hex() == expected", "True", NOISE),
-    Mutant("train/ahead.py", " and coming.key is state.key", "", AHEAD),
-    Mutant("train/ahead.py", "coming.step is state.step and ", "", AHEAD),
-    Mutant("train/optimizers.py", "covered &= fresh.are_of(state)", "pass", AHEAD),
-    Mutant("train/noise.py", " & (state.key == self.key).all()", "", AHEAD),
-    Mutant("train/ahead.py", "given[0] + 1 >= self._iterations", "False", AHEAD),
+    Mutant("train/ahead.py", " and coming.key is state.key", "", DRAWN_AHEAD),
+    Mutant("train/ahead.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
+    Mutant("train/optimizers.py", "covered &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
+    Mutant("train/noise.py", " & (state.key == self.key).all()", "", DRAWN_AHEAD),
+    Mutant("train/ahead.py", "given[0] + 1 >= self._iterations", "False", DRAWN_AHEAD),
     Mutant(
         "train/normals.py",
         "_negated(sine, quadrant), ",
