@@ -568,10 +568,16 @@ STAGES = {
     "total variation": lambda: threshold(plain_with(total_variation=NAN), 1e-2),
     "nothing to draw": lambda: run.nothing_to_draw(a_run(plain_with(log_scale=NAN))),
     "margin": lambda: run.finite_margin(NAN),
-    "theta": lambda: run._accepts(counts(_0=10**6), NAN, "anytime", BUDGET, (0.5,), (1.0,)),
-    "theta, fixed": lambda: run._accepts(counts(_0=10**6), NAN, "fixed", BUDGET, (), ()),
-    "bets": lambda: run._accepts(counts(_0=10**6), 0.1, "anytime", BUDGET, (NAN,), (1.0,)),
-    "weights of bets": lambda: run._accepts(counts(_0=10**6), 0.1, "anytime", BUDGET, (0.5,), (NAN,)),
+    "theta": lambda: run._accepts(
+        counts(_0=10**6), NAN, "anytime", BUDGET.failure_probability, (0.5,), (1.0,)
+    ),
+    "theta, fixed": lambda: run._accepts(counts(_0=10**6), NAN, "fixed", BUDGET.failure_probability, (), ()),
+    "bets": lambda: run._accepts(
+        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (NAN,), (1.0,)
+    ),
+    "weights of bets": lambda: run._accepts(
+        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (0.5,), (NAN,)
+    ),
     "pilot": lambda: bounds.default_bets(NAN, counts(_0=10)),
     "prediction": lambda: bounds.predicted_samples(NAN, counts(_0=10), 1e-3),
     "upper bound": lambda: bounds.upper_confidence_bound(counts(_0=10), NAN),

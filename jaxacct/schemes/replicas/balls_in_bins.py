@@ -45,7 +45,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_m, float64; inf where it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         lifts = np.exp(log_lift(mechanism, m) * _turns(mechanism.scheme))
-        total = float(_sum_of_tuples(pair_weights(mechanism), lifts, m))
+        total = _sum_of_tuples(pair_weights(mechanism), lifts, m)
     if not math.isfinite(total):
         return math.inf
     return math.log(total) - m * math.log(mechanism.scheme.min_separation)
@@ -97,13 +97,14 @@ def _sum_of_tuples(pairs: np.ndarray, lifts: np.ndarray, m: int) -> float:
       lifts: (b,) weight of a phase by itself.
     """
     if m == 1:
-        return lifts.sum()
+        return float(lifts.sum())
     if m == 2:
-        return lifts @ pairs @ lifts
+        return float(lifts @ pairs @ lifts)
     if m == 3:
-        return (np.outer(lifts, lifts) * pairs * ((pairs * lifts) @ pairs)).sum()
+        return float((np.outer(lifts, lifts) * pairs * ((pairs * lifts) @ pairs)).sum())
     # One phase given, it is a weight more of each of the others.
-    return sum(lifts[f] * _sum_of_tuples(pairs, lifts * pairs[f], m - 1) for f in range(len(lifts)))
+    each = (_sum_of_tuples(pairs, lifts * row, m - 1) for row in pairs)
+    return float(sum(lift * of_others for lift, of_others in zip(lifts, each, strict=True)))
 
 
 def _joint(mechanism: Attracting, m: int) -> np.ndarray:
