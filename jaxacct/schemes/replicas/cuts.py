@@ -130,7 +130,8 @@ def draw(key, scheme, arrays, num_samples: int):
         return joined.max(axis=0).astype(jnp.int8), (joined > 0).sum(axis=0).astype(jnp.int8)
 
     label, number = walk(keys, scheme, arrays, num_samples, labels_of, seen)
-    by_chance = threefry.bits_32_at_once(cut_key, (scheme.iterations, num_samples)) < arrays["cut"][:, None]
+    # Not at once: XLA would make these words again for both likelihoods.
+    by_chance = threefry.bits_32(cut_key, (scheme.iterations, num_samples)) < arrays["cut"][:, None]
     cut = jnp.where(label > 0, label == LABELS - 1, by_chance)
     counts = number.astype(jnp.float32) * jnp.where(label == 1, arrays["counts"][1], arrays["counts"][2])
     return cut.T, counts.T
