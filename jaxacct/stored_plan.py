@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from jaxacct.files import read_json, write_atomically
 from jaxacct.records import read
@@ -25,7 +25,7 @@ class StoredPlan:
         return {"schema": self.schema, **asdict(self)}  # pyright: ignore
 
     @classmethod
-    def from_json(cls, data: dict):
+    def from_json(cls, data: dict) -> Self:
         """The plan in JSON values; ValueError for another thing, or a plan whose promise does not hold."""
         if not isinstance(data, dict) or data.get("schema") != cls.schema:
             had = data.get("schema") if isinstance(data, dict) else data
@@ -46,6 +46,6 @@ class StoredPlan:
         write_atomically(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path) -> Self:
         """Read it from a file, and check it."""
         return cls.from_json(read_json(path, "plan"))
