@@ -48,7 +48,8 @@ class Ahead:
             fresh = coming.drawn.result()
         elif _is_worth_it(state):
             self._before = None
-            fresh = _drawn(np.asarray(state.key), int(state.step), _size(state), None)
+            # A copy: the step is given the state's own memory to write to.
+            fresh = _drawn(np.array(state.key), int(state.step), _size(state), None)
         else:
             fresh = None
         self._given = None if fresh is None else (int(fresh.step), fresh.key)

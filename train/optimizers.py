@@ -39,7 +39,7 @@ class Privatizer:
         Args:
           updates: the `GridSum` of the step; a sum on another grid, or of another clip norm, is refused.
           fresh: the normals of this step if they are drawn already; with those of another one updates are
-            NaN.
+            NaN, and all later ones.
         """
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
@@ -49,6 +49,9 @@ class Privatizer:
         covered = state.step < self.mechanism.scheme.iterations
         if fresh is not None:
             covered &= fresh.are_of(state)
+            # Noise that is kept is made of the wrong normals, too: from here on nothing is covered.
+            end = self.mechanism.scheme.iterations
+            after = after._replace(step=jnp.where(fresh.are_of(state), after.step, end))
         private = updates.scaled(1 / self.expected_batch_size, drawn)
         return jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), private), after
 

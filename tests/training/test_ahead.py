@@ -95,6 +95,17 @@ def test_normals_of_another_step_or_key_release_nothing(step, number, key, expec
     wrong = Fresh(np.int32(number), key, normals_of(key, number, 3))
     after, _ = step._jitted(state, ROWS, MASK, step._loss, wrong)
     assert np.isnan(after.params).all()
+    # Nor later, where an optimizer leaves out what is not finite.
+    for _ in range(2):
+        after, _ = step(after._replace(params=jnp.zeros(3)), ROWS, MASK)
+        assert np.isnan(after.params).all()
+
+
+def test_the_key_of_normals_is_not_in_memory_that_the_step_writes_to(step, threaded):
+    state = begun(step)
+    fresh = step._ahead.take(state.noise)
+    assert fresh is not None and fresh.are_of(state.noise)
+    assert not np.shares_memory(fresh.key, np.asarray(state.noise.key))
 
 
 def test_a_draw_waits_for_the_step_before_the_last(step, threaded, monkeypatch):

@@ -1,5 +1,7 @@
 """Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
 
+import ctypes
+
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -140,7 +142,9 @@ def test_openssl_gives_the_same_normals():
             np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
-@pytest.mark.parametrize("fails", ["EVP_EncryptInit_ex", "EVP_EncryptUpdate", "what it writes"])
+@pytest.mark.parametrize(
+    "fails", ["EVP_CIPHER_CTX_new", "EVP_EncryptInit_ex", "EVP_EncryptUpdate", "what it writes"]
+)
 def test_a_library_that_computes_something_else_is_not_used(fails, monkeypatch):
     """Words left as memory had them would be noise that somebody may know."""
 
@@ -149,6 +153,7 @@ def test_a_library_that_computes_something_else_is_not_used(fails, monkeypatch):
             def function(*arguments):
                 if name == "EVP_EncryptUpdate":
                     arguments[2]._obj.value = arguments[4]
+                    ctypes.memset(arguments[1], 0, arguments[4])
                 return 0 if name == fails else 1
 
             return function
@@ -160,6 +165,29 @@ def test_a_library_that_computes_something_else_is_not_used(fails, monkeypatch):
     assert keystream.words(KEY, 0, 8) is None
     without = normals.drawn_on_the_host(KEY, 7, 13)
     np.testing.assert_array_equal(without.first, normals.normals_of(KEY, 7, 13).first)
+
+
+@pytest.mark.parametrize("to", [64, -64])
+def test_a_library_that_is_wrong_about_many_blocks_is_not_used(to):
+    """The block of the RFC is right, and of many one is a copy of the first: two parameters' noise."""
+    right = keystream._library()
+    if right is None:
+        pytest.skip("no libcrypto here")
+
+    class Library:
+        def __getattr__(self, name):
+            function = getattr(right, name)
+
+            def update(context, place, written, zeros, length):
+                done = function(context, place, written, zeros, length)
+                if length > 64:
+                    ctypes.memmove(place + to % length, place, 64)
+                return done
+
+            return update if name == "EVP_EncryptUpdate" else function
+
+    assert keystream._is_right(right)
+    assert not keystream._is_right(Library())
 
 
 def test_no_cell_of_the_grid_is_empty(x64):
