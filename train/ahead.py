@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 from .noise import Fresh, NoiseState
@@ -43,7 +44,8 @@ class Ahead:
 
     def take(self, state: NoiseState) -> Fresh | None:
         """The normals of this state's step; None where its program is to draw them."""
-        coming = self._coming
+        # Taken once: what failed, for want of memory perhaps, is drawn anew for who tries again.
+        coming, self._coming = self._coming, None
         if coming is not None and coming.step is state.step and coming.key is state.key:
             fresh = coming.drawn.result()
         elif _is_worth_it(state):
@@ -78,7 +80,8 @@ def _drawn(key: np.ndarray, step: int, size: int, before) -> Fresh:
 
 def _is_worth_it(state: NoiseState) -> bool:
     """On one CPU, not inside of another program, and neither too few nor too many parameters."""
-    leaves = jax.tree.leaves(state)
+    # A new array is traced, too, where the state is a constant of another program: words would be one, then.
+    leaves = [*jax.tree.leaves(state), jnp.zeros(())]
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
         return False
     alone = all(len(leaf.devices()) == 1 for leaf in leaves if isinstance(leaf, jax.Array))

@@ -550,6 +550,12 @@ MUTANTS = [
     Mutant("train/keystream.py", "block.tobytes().hex() != expected", "False", NOISE),
     Mutant("train/keystream.py", "(many[8 * i : 8 * i + 8] != one).any()", "False", NOISE),
     Mutant("train/ahead.py", "np.array(state.key)", "np.asarray(state.key)", DRAWN_AHEAD),
+    Mutant(
+        "train/ahead.py", "coming, self._coming = self._coming, None", "coming = self._coming", DRAWN_AHEAD
+    ),
+    Mutant(
+        "train/ahead.py", "[*jax.tree.leaves(state), jnp.zeros(())]", "jax.tree.leaves(state)", DRAWN_AHEAD
+    ),
     Mutant("train/optimizers.py", "after.step, end)", "after.step, after.step)", DRAWN_AHEAD),
     Mutant("train/ahead.py", " and coming.key is state.key", "", DRAWN_AHEAD),
     Mutant("train/ahead.py", "coming.step is state.step and ", "", DRAWN_AHEAD),

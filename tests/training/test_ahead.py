@@ -1,5 +1,7 @@
 """Normals drawn by a thread for the step that comes: those that its own program would have drawn."""
 
+from concurrent.futures import Future
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,3 +127,17 @@ def test_no_thread_inside_of_another_program(step, threaded):
     after, _ = jax.jit(step)(begun(step), ROWS, MASK)
     assert np.isfinite(after.params).all()
     assert step._ahead._given is None
+    state = begun(step)
+    jax.make_jaxpr(lambda rows: step(state, rows, MASK))(ROWS)
+    assert step._ahead._given is None
+
+
+def test_a_draw_that_failed_is_made_again(step, expected, threaded):
+    state, _ = step(begun(step), ROWS, MASK)
+    failed = Future()
+    failed.set_exception(MemoryError())
+    step._ahead._coming = step._ahead._coming._replace(drawn=failed)
+    with pytest.raises(MemoryError):
+        step(state, ROWS, MASK)
+    state, _ = step(state, ROWS, MASK)
+    np.testing.assert_allclose(state.params, expected[1, 0], rtol=1e-6)
