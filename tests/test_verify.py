@@ -188,6 +188,27 @@ def test_another_job_does_not_share_a_checkpoint(tmp_path):
     assert one.remove.key != two.remove.key
 
 
+def test_draws_of_another_law_are_not_gone_on_from(tmp_path):
+    """Draws of a law of scale 1 and theirs of a scale of 1e-3 have terms in other units: see `run._kept`."""
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+
+    def again(checkpoint):
+        return verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+
+    with Checkpoint(tmp_path) as checkpoint:
+        before = again(checkpoint)
+        path = next(tmp_path.glob("remove-*.json"))
+        kept = json.loads(path.read_text())
+        assert dataclasses.replace(again(checkpoint), seconds=0) == dataclasses.replace(before, seconds=0)
+        for name, other in (("proposal", "2 replicas"), ("log_scale", 1e-3), ("margin", 0.0)):
+            path.write_text(json.dumps(kept | {"law": kept["law"] | {name: other}}))
+            with pytest.raises(ValueError, match=f"must be another one: .* the law drawn from.{name} is"):
+                again(checkpoint)
+        path.write_text(json.dumps({key: part for key, part in kept.items() if key != "law"}))
+        with pytest.raises(ValueError, match="the law drawn from is None where"):
+            again(checkpoint)
+
+
 def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with Checkpoint(tmp_path) as checkpoint:

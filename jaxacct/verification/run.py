@@ -21,6 +21,7 @@ from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.candidates import budget_lines, choose_candidate, end_lines, threshold
+from jaxacct.records import differences
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
@@ -31,6 +32,7 @@ from jaxacct.verification.extrapolation import (
     LineEvidence,
     certify,
     cheaper_extrapolation,
+    margin_of_line,
 )
 from jaxacct.verification.histogram import add_counts, dense_counts, draw_histograms, sparse_counts
 from jaxacct.verification.target import Target
@@ -300,10 +302,12 @@ def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvide
         return nothing
     theta, margin = threshold(proposal, run.target.budget.delta_v), margin_of(run)
     name = f"{direction}-{run.job[:16]}"
-    state = checkpoint.load(name) if checkpoint else None
+    law = {"proposal": proposal.name, "log_scale": proposal.log_scale, "margin": margin}
+    state = _kept(checkpoint, name, law)
     if state is None:
         bets, weights = ((), ()) if run.rule == "fixed" else _pilot(run, run_key, margin, theta)
         state = {
+            "law": law,
             "bets": list(bets),
             "weights": list(weights),
             "blocks": 0,
@@ -340,13 +344,30 @@ def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvide
     )
 
 
+def _kept(checkpoint: Checkpoint | None, name: str, law: dict) -> dict | None:
+    """The state kept under that name, None where there is none.
+
+    Terms are in units of the scale of the law that they were drawn from. Another version, or another machine
+    where two cost the same, may choose another law: its draws must not be added to these.
+
+    Raises:
+      ValueError: for draws of another law, or of one that is not told.
+    """
+    state = checkpoint.load(name) if checkpoint else None
+    if state is not None and (flaws := differences(state.get("law"), law, "the law drawn from")):
+        raise ValueError(f"checkpoint_dir must be another one: in {name}.json {flaws[0]}")
+    return state
+
+
 def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) -> DirectionEvidence:
     """The add direction by concavity from two common events (`jaxacct.verification.extrapolation`)."""
     name = f"add-line-{run.job[:16]}"
+    law = {"near": line.near_distance, "far": line.far_distance, "log_scale": line.log_scale}
+    law |= {"margin": margin_of_line(line)}
 
     def keep(state):
         if checkpoint:
-            checkpoint.save(name, state)
+            checkpoint.save(name, state | {"law": law})
         if progress:
             drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
             progress("add (extrapolated)", drawn, max(drawn, 2 * line.planned_samples))
@@ -359,7 +380,7 @@ def extrapolate(run: Run, line: Extrapolation, run_key, checkpoint, progress) ->
         stream,
         run.max_samples,
         share=run.share,
-        kept=checkpoint.load(name) if checkpoint else None,
+        kept=_kept(checkpoint, name, law),
         keep=keep,
     )
     return line_evidence(run, line, found, stream)
