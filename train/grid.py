@@ -47,7 +47,8 @@ class Grid:
         """
         sigma = mechanism.noise_multiplier
         most = min(_LEVELS, noise.largest_levels(mechanism.strategy, mechanism.scheme.iterations))
-        bits = min(_FINEST, math.floor(math.log2(most / sigma)))
+        # None where the inverse of C grows beyond all floats.
+        bits = min(_FINEST, math.floor(math.log2(most / sigma))) if most >= sigma else -1
         if bits < 0 or sigma * 2.0**bits < _LEAST_LEVELS:
             raise ValueError(
                 f"noise_multiplier must be between {_LEAST_LEVELS / 2**_FINEST:.2g} and {most:.3g} to train "

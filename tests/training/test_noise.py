@@ -338,6 +338,12 @@ def test_noise_that_no_grid_serves_is_refused(sigma):
         )
 
 
+def test_noise_that_grows_beyond_all_floats_is_refused():
+    """The inverse of C grows by 90 a step; was "math domain error"."""
+    with pytest.raises(ValueError, match="noise_multiplier must be between"):
+        Grid.of(Mechanism(BMinSep(200, 2, 0.1), BandedToeplitz((0.01, 0.9)), 1.0), 1.0)
+
+
 def test_one_band_is_plain_dp_sgd_and_keeps_no_buffer():
     mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
     state = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY).init(PARAMS)
