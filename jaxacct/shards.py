@@ -175,8 +175,10 @@ def draw_part(
         margin, stream = margin_of(run), sampling.direction_key(run_key, direction)
         name = f"part-{index}-of-{count}-{direction}"
         job = {"target": empty.target, "key": words, "blocks": blocks, "version": empty.version}
+        # Terms are in units of the scale of the law that they were drawn from.
+        job |= {"proposal": run.proposal.name, "log_scale": run.proposal.log_scale, "margin": margin}
         state = checkpoint.load(name) if checkpoint else None
-        if state is None or state.get("job") != job:
+        if state is None or records.differences(state.get("job"), job):
             state = {"job": job, "stretches": []}
         stretches = records.read(tuple[Stretch, ...], state["stretches"], "checkpoint stretches")
         first, last = empty.edges[0], empty.edges[-1]

@@ -231,6 +231,22 @@ def test_a_part_goes_on_with_its_own_checkpoint_only(plan, parts, tmp_path):
         assert calls  # the folder holds the other plan's stretches, which are not used
 
 
+def test_a_part_does_not_go_on_with_draws_of_another_law(plan, parts, tmp_path):
+    """As an earlier version may have kept them: terms in units of another scale, or of one not told."""
+    with Checkpoint(tmp_path) as checkpoint:
+        draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint)
+        kept = {path.stem: checkpoint.load(path.stem) for path in tmp_path.glob("part-1-of-3-*.json")}
+        assert kept
+        known = ("target", "key", "blocks", "version")
+        for change in (lambda job: job | {"log_scale": 1.0}, lambda job: {name: job[name] for name in known}):
+            for name, state in kept.items():
+                first, *rest = state["stretches"]
+                drawn = sum(number for _, number in first["terms"])
+                lies = [first | {"terms": [[0, drawn]]}, *rest]
+                checkpoint.save(name, {"job": change(state["job"]), "stretches": lies})
+            assert draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint) == parts[1]
+
+
 def test_an_interrupted_part_goes_on(plan, parts, tmp_path):
     calls = []
 
