@@ -104,7 +104,7 @@ def test_no_stream_serves_twice(monkeypatch):
     assert evidence.accepted
     assert run.choose_extrapolation(a_run(plain(MECHANISM, "add"), predicted={"plain": 1.0}), key) is None
     with pytest.raises(KeyboardInterrupt):
-        run.extrapolate(a_run(plain(MECHANISM, "add")), None, key, None, None)
+        run.extrapolate(a_run(plain(MECHANISM, "add")), a_line(), key, None, None)
     # A direction asks for its stream again and again; so each key once in the order of first use.
     assert len(dict.fromkeys(used)) == 6
     assert {evidence.remove.key, evidence.add.key} < set(used)
