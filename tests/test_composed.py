@@ -34,7 +34,7 @@ from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_n
 from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
-from jaxacct.verification import extrapolation
+from jaxacct.verification import extrapolation, run
 from jaxacct.verification.line import Line
 from jaxacct.verification.run import direction_run, line_evidence
 from jaxacct.verification.target import Target
@@ -262,9 +262,11 @@ def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
     loss = np.full(1024, -30.0)
     draws = Draws(loss, proposal.log_normalizer - 2 * loss)
     monkeypatch.setattr(calibration.sampling, "draw_in_batches", lambda *_: [draws])
-    search = SimpleNamespace(target=SimpleNamespace(epsilon=1.0, profile=profile), seen={})
+    target = SimpleNamespace(epsilon=1.0, profile=profile)
+    search = SimpleNamespace(target=target, seen={}, proposal=proposal)
     counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)  # pyright: ignore[reportArgumentType]
     assert np.flatnonzero(counts).tolist() == [0]
+    assert (run._terms(search, draws, 0.0) == 0).all()  # pyright: ignore[reportArgumentType]
 
 
 @functools.cache
