@@ -308,7 +308,7 @@ def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misle
         return 1.0 if exponent >= truth + glance * misled else math.inf
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
-    search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+    search = calibration._Search(*[None] * 9)
     for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
         looked.clear()
         assert search.smallest_exponent(fallback, 1.01, 1000) == (truth, 1000)
@@ -326,7 +326,7 @@ def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something
         return 1e5 if noise >= 1 else math.inf
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
-    search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+    search = calibration._Search(*[None] * 9)
     assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
     assert [glance for noise, glance in asked if noise == 1.01**30] == [True, False][: 1 + looks]
 
@@ -340,7 +340,7 @@ def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
         return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
 
     monkeypatch.setattr(sampling, "draw_in_batches", draws)
-    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)  # pyright: ignore[reportArgumentType]
+    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)
     pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
     assert pilot(glance=True).sum() == 16 * 128
     assert pilot().sum() == pilot(glance=True).sum() == pilot().sum() == 48 * 128

@@ -354,7 +354,7 @@ def run(
     with watch(unit="steps") as progress:
         found = audit(
             **given,
-            plan=covered,  # pyright: ignore[reportArgumentType]  (others are refused there)
+            plan=covered,  # others are refused there
             kinds=kinds,
             canaries=canaries,
             confidence=confidence,

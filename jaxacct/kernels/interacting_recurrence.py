@@ -70,7 +70,7 @@ def interacting_log_recurrence(
     one_step = _certain_step if log_q == -math.inf else _step
     real = _block_of(one_step, moves(block, processes, block), log_p, log_q, block)
     # Gradients keep one state a block and make the others again.
-    remade = jax.checkpoint(lambda later, step: (real(later, *step), None))  # pyright: ignore
+    remade = jax.checkpoint(lambda later, step: (real(later, *step), None))
     end = _past_the_end(block, processes, log_q, samples, dtype)
     # All steps of all processes, but those that are barred to begin with.
     free = num_blocks * block * processes

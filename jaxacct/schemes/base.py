@@ -373,7 +373,7 @@ class Scheme(abc.ABC):
 
     @classmethod
     def _fields(cls) -> list[str]:
-        return [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+        return [field.name for field in dataclasses.fields(cls)]  # pyrefly: ignore[bad-argument-type]
 
 
 def counts_at(positions, counts, iterations: int):

@@ -9,6 +9,7 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -303,7 +304,7 @@ def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvide
     theta, margin = threshold(proposal, run.target.budget.delta_v), margin_of(run)
     name = f"{direction}-{run.job[:16]}"
     law = {"proposal": proposal.name, "log_scale": proposal.log_scale, "margin": margin}
-    state = _kept(checkpoint, name, law)
+    state: dict[str, Any] | None = _kept(checkpoint, name, law)
     if state is None:
         bets, weights = ((), ()) if run.rule == "fixed" else _pilot(run, run_key, margin, theta)
         state = {

@@ -54,7 +54,7 @@ def tables(chain: Chain, weights: np.ndarray) -> dict:
     """The arrays that `walk` needs, from the weights of `backward`."""
     n, b = chain.sampling.iterations, chain.sampling.min_separation
     together = np.stack([_law(chain.together(weights, i)) for i in range(n)])
-    arrays = {"together": thresholds_of(together), "alone": None, "starts": None}
+    arrays: dict[str, Any] = {"together": thresholds_of(together), "alone": None, "starts": None}
     if b > 1:
         arrays["alone"] = thresholds_of(np.stack([_law(chain.alone(weights, i)) for i in range(n)]))
     if begins_barred(chain.sampling):
