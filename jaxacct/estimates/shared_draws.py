@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
-from jaxacct.likelihood.loss import loss_of_scores, lowered_norms
+from jaxacct.likelihood.loss import column_norms, loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS, few_windows
 from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
@@ -191,12 +191,13 @@ def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
     """(count, num_samples) losses: log-ratios are `(signal - lowered) / sigma^2 + noise / sigma`."""
     arrays = (signal - lowered_norms(scheme, strategy, direction, noise.dtype)).T, noise.T
     factors = jnp.stack([sigmas**-2, 1 / sigmas], axis=1)
+    norms = jnp.asarray(column_norms(scheme, strategy), noise.dtype)
     count = len(factors)
     wide = _together(count) if jax.default_backend() == "cpu" else count
     if count == wide:
-        return scheme.log_likelihood_ratios_of_sums(arrays, factors)
+        return scheme.log_likelihood_ratios_of_sums(arrays, factors, norms)
     groups = jnp.pad(factors, ((0, -count % wide), (0, 0)), mode="edge").reshape(-1, wide, 2)
-    found = jax.lax.map(lambda some: scheme.log_likelihood_ratios_of_sums(arrays, some), groups)
+    found = jax.lax.map(lambda some: scheme.log_likelihood_ratios_of_sums(arrays, some, norms), groups)
     return found.reshape(-1, noise.shape[0])[:count]
 
 

@@ -316,12 +316,14 @@ class Scheme(abc.ABC):
         """Whether `log_likelihood_ratios_of_sums` is there, for many noise multipliers at once."""
         return False
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors) -> jax.Array:
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None) -> jax.Array:
         """Where `takes_sums`: likelihood ratios of the log-ratios `sum_k factors[v, k] arrays[k]`.
 
         Args:
           arrays: a few of (iterations, num_samples) float32.
           factors: (count, number of arrays) float32, the first of each above 0.
+          norms: what `log_likelihood_ratios` takes as its second argument, for the first of the factors 1;
+            times that for each. May be None where it may be there.
 
         Returns:
           (count, num_samples) float32, natural log. Not finite where float32 has no room for what

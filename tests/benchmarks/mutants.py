@@ -65,6 +65,8 @@ MUTANTS = [
     Mutant("jaxacct/kernels/linear_scale.py", "(over + ahead * over)", "over", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "0 if i else -np.inf", "0", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "grown + weight + grown * weight", "grown + weight", LINEAR),
+    Mutant("jaxacct/kernels/linear_scale.py", "jnp.where(log > _LEAST, log, jnp.nan)", "log", LINEAR),
+    Mutant("jaxacct/kernels/linear_scale.py", "log_more - j * (half", "log_more - (half", LINEAR),
     Mutant("jaxacct/estimates/shared_draws.py", "~np.isfinite(found).all", "np.isnan(found).all", SHARED),
     # Replicas in pairs, mean overlaps.
     Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1)", "noise_multiplier / math.sqrt(m - 2)", PAIRS),
