@@ -13,7 +13,9 @@ independent   Canaries alone, every one in a coordinate of its own, beside as ma
               bounds bound epsilon from below.
 one-run       Canaries among the user's own examples in one run of the model, loss and optimizer: each is in
               or is silent by the toss of a coin, and the coins are guessed from what the run releases
-              (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846); see `train.audit_bounds`.
+              (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxacct/proofs/audits.md). The guesser knows
+              the other examples and when they took part, as the guarantee lets him: what they gave is taken
+              off (`train.bystanders`).
 
 Exit codes: 0 nothing that contradicts the plan, 1 an audit that does, or a run that stopped, 2 bad input, 130
 interrupted.
@@ -43,7 +45,7 @@ from .canaries import REAL, SILENT, Setting, quiet
 from .plans import read_plan
 from .sources import as_rows
 
-CANARIES = {"independent": 4000, "one-run": 1000}
+CANARIES = 4000
 """By default, where there is room for so many."""
 SCHEMA = "jaxacct-audit-1"
 KINDS = ("independent", "one-run")
@@ -188,10 +190,10 @@ def _check(plan, kinds) -> None:
         raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
 
 
-def _number(kind: str, asked: int | None, most: int, of: str) -> int:
+def _number(asked: int | None, most: int, of: str) -> int:
     """Of canaries, at most `most`."""
     if asked is None:
-        number = min(CANARIES[kind], most)
+        number = min(CANARIES, most)
     else:
         number = _validate.positive_integer("canaries", asked)
         if number > most:
@@ -204,7 +206,6 @@ def _number(kind: str, asked: int | None, most: int, of: str) -> int:
 def _independent(setting: Setting, canaries: int | None, confidence: float) -> Finding:
     plan, size = setting.plan, len(setting.rows)
     number = _number(
-        "independent",
         canaries,
         min(size, setting.coordinates // 2),
         f"{size} examples and {setting.coordinates} coordinates, two a canary",
@@ -223,16 +224,17 @@ def _independent(setting: Setting, canaries: int | None, confidence: float) -> F
 
 def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
     plan, size = setting.plan, len(setting.rows)
-    by_delta = most_canaries(plan.delta, confidence)
-    if by_delta < 2:
+    by_delta = most_canaries(plan.delta, confidence, plan.epsilon)
+    ideal = np.ones(by_delta, bool)
+    if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence)[0] == 0:
         raise ValueError(
             f"plan must have a smaller delta than {plan.delta:.4g} for a one-run audit to find anything at "
             f"confidence {confidence:.10g}: leave it out of kinds"
         )
-    # By default half of the examples stay what they are.
-    most = min(size if canaries is not None else size // 2, setting.coordinates, by_delta)
+    # By default a third of the examples stay what they are.
+    most = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
     of = f"{size} examples, {setting.coordinates} coordinates and delta {plan.delta:.4g}"
-    number = _number("one-run", canaries, most, of)
+    number = _number(canaries, most, of)
     coordinates = quiet(setting, number)
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)
@@ -332,8 +334,7 @@ def run(
       plan: from `jaxacct calibrate --out`, for as many examples as the data has.
       model: module:function that returns a dictionary with model, loss and dataset as `fit` takes them
         (optimizer, clip_norm, wrt and loss_key too, if wanted); by default a small CNN on digits.
-      canaries: 4,000 independent and 1,000 in one run by default, or what examples, coordinates and delta
-        allow.
+      canaries: 4,000 by default, or what examples, coordinates and delta allow.
       confidence: of each bound.
       independent: canaries alone, in independent trials.
       one_run: canaries among the data in one training run.
