@@ -1,11 +1,11 @@
-"""Opacus' private steps over torch's plain ones, of the models of `training.py costs`, same batch and machine.
+"""Opacus' private steps over torch's plain ones: models, batch and optimizer of `training.py costs`.
 
 Not a dependency of anything: in an environment of its own,
     python3 -m venv opacus && opacus/bin/pip install torch opacus
     opacus/bin/python tests/benchmarks/opacus_steps.py
 
 Ghost clipping ("ghost") and gradients of examples ("hooks"), with Opacus' own noise: torch's generator in
-float32, which is neither cryptographic nor on a grid (its `secure_mode` wants a package that installs no more).
+float32, which is neither cryptographic nor on a grid (its `secure_mode` wants one more package).
 """
 
 import itertools
