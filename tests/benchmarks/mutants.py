@@ -225,13 +225,29 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/calibration.py",
-        "        if not search.covered(mechanism):\n            return None\n",
-        "",
+        "if exponent >= fallback or not search.covered(mechanism):",
+        "if exponent >= fallback:",
         GUARDS,
     ),
     Mutant("jaxacct/calibration.py", "share=share,", "", GUARDS),
     Mutant(
-        "jaxacct/calibration.py", "verified(step, 1 - FIRST_SHARE)", "verified(step, FIRST_SHARE)", GUARDS
+        "jaxacct/calibration.py",
+        "verified(step, 1 - sum(FIRST_SHARES))",
+        "verified(step, 1 - FIRST_SHARES[0])",
+        GUARDS,
+    ),
+    Mutant("jaxacct/calibration.py", "FIRST_SHARES = (0.9, 0.05)", "FIRST_SHARES = (0.9, 0.1)", GUARDS),
+    Mutant(
+        "jaxacct/calibration.py",
+        "found or verified(step, share, _PATIENCE",
+        "found or verified(step, FIRST_SHARES[0], _PATIENCE",
+        GUARDS,
+    ),
+    Mutant(
+        "jaxacct/verification/run.py",
+        "theta, run.level, bets, weights) > run.patience:\n            return False",
+        "theta, run.level, bets, weights) > run.patience:\n            return True",
+        GUARDS,
     ),
     # Accountants.
     Mutant(
