@@ -57,7 +57,7 @@ WHOLE_PICTURES = "test_every_kind_of_plan_has_a_page[plain]"
 
 @pytest.fixture(autouse=True)
 def pictures(request, monkeypatch):
-    """All that is in a picture is drawn, but ticks and where words stand, half of the time, on one page alone."""
+    """All pictures are drawn; ticks and where words stand, half of the time, on one page alone."""
 
     def without_ticks(figure, svg=plot.svg):
         figure.set_layout_engine("none")
