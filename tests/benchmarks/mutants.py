@@ -576,6 +576,12 @@ MUTANTS = [
         "train/ahead.py", "[*jax.tree.leaves(state), jnp.zeros(())]", "jax.tree.leaves(state)", DRAWN_AHEAD
     ),
     Mutant("train/optimizers.py", "after.step, end)", "after.step, after.step)", DRAWN_AHEAD),
+    Mutant("train/ahead.py", "self._before, self._room", "self._before, None", DRAWN_AHEAD),
+    Mutant("train/ahead.py", "_size(state), None, None", "_size(state), None, self._room", DRAWN_AHEAD),
+    Mutant("train/noise.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
+    Mutant("train/noise.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
+    Mutant("train/grid.py", "jnp.abs(nearest) <= _LARGEST_SUM", "True", NOISE),
+    Mutant("train/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
     Mutant("train/ahead.py", " and coming.key is state.key", "", DRAWN_AHEAD),
     Mutant("train/ahead.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
     Mutant("train/optimizers.py", "covered &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
@@ -596,8 +602,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/optimizers.py",
-        "levels = self.mechanism.noise_multiplier * 2.0**self.grid.bits",
-        "levels = 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits",
+        "return self.mechanism.noise_multiplier * 2.0**self.grid.bits",
+        "return 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits",
         f"{NOISE} tests/training/test_released_numbers.py",
     ),
     Mutant(
