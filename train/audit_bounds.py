@@ -1,7 +1,8 @@
 """Lower bounds on epsilon from what attacks got right, each at a stated confidence.
 
-Both rest on (epsilon, delta)-DP alone and on no approximation. `epsilon_lower_bound` is of independent
-trials; `one_run_bound` of coins that one run was to hide (jaxacct/proofs/audits.md).
+They rest on (epsilon, delta)-DP alone and on no approximation. `one_run_bound` is of coins that one run was
+to hide (jaxacct/proofs/audits.md); `independent_bound` is of trials that are independent of each other, and
+chooses between guesses of their coins and the rates of `epsilon_lower_bound`.
 """
 
 import itertools
@@ -50,6 +51,36 @@ def epsilon_lower_bound(
     intervals = {"true positive rate": (float(low), 1.0), "false positive rate": (0.0, float(high))}
     counts = {"true positives": int(hits), "false positives": int(false), "trials each": len(second[0])}
     return max(0.0, float(lower)), intervals, counts
+
+
+def independent_bound(
+    present: np.ndarray, absent: np.ndarray, delta: float, confidence: float, epsilon: float, generator
+) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
+    """At most the true epsilon at `delta`, but with probability 1 - confidence, of independent trials.
+
+    By `one_run_bound`: coins say of so many trials whether each is one of those with the canary, which are as
+    many as heads came up. By `epsilon_lower_bound` where delta would cost that one too much.
+
+    Args:
+      present, absent: (trials,) scores with the canary and without, as of `one_run_bound`.
+      epsilon: claimed; it decides which of the two, and not the scores.
+      generator: NumPy's, for the coins.
+
+    Returns:
+      as these do.
+    """
+    trials = len(present)
+    # A few less than there are, so that neither side runs short, but with probability 1e-6.
+    tossed = max(trials, 2 * trials - math.ceil(7 * math.sqrt(trials)))
+    if not _affordable(tossed, delta, confidence, epsilon):
+        return epsilon_lower_bound(present, absent, delta, confidence)
+    heads = int(generator.binomial(tossed, 0.5))
+    if max(heads, tossed - heads) > trials:
+        return 0.0, {"accuracy of guesses": (0.0, 1.0)}, {"guesses": 0, "right": 0}
+    # In random order: which comes first among equal scores must not depend on the coins.
+    order = generator.permutation(tossed)
+    scores = np.concatenate([present[:heads], absent[: tossed - heads]])[order]
+    return one_run_bound(scores, order < heads, delta, confidence)
 
 
 def clopper_pearson(hits, trials: int, level: float):
@@ -115,16 +146,19 @@ def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
 def most_canaries(delta: float, confidence: float, epsilon: float) -> int:
     """With which delta costs `one_run_bound` at most half of the failure probability, at this epsilon."""
 
-    def affordable(m: int) -> bool:
-        return price(_guesses(m, min(SHARES)), m, delta, epsilon) <= (1 - confidence) / (2 * len(SHARES))
-
     low, high = 0, 1
-    while high <= _MOST and affordable(high):
+    while high <= _MOST and _affordable(high, delta, confidence, epsilon):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if affordable(middle) else (low, middle)
+        enough = _affordable(middle, delta, confidence, epsilon)
+        low, high = (middle, high) if enough else (low, middle)
     return low
+
+
+def _affordable(canaries: int, delta: float, confidence: float, epsilon: float) -> bool:
+    level, fewest = (1 - confidence) / len(SHARES), _guesses(canaries, min(SHARES))
+    return price(fewest, canaries, delta, epsilon) <= level / 2
 
 
 _MOST = 2**17
@@ -158,6 +192,7 @@ __all__ = [
     "SHARES",
     "clopper_pearson",
     "epsilon_lower_bound",
+    "independent_bound",
     "most_canaries",
     "one_run_bound",
     "price",

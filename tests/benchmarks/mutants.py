@@ -665,6 +665,7 @@ MUTANTS = [
         "train/audit_bounds.py", "(present[half:], absent[half:])", "(present[:half], absent[:half])", BOUNDS
     ),
     Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", BOUNDS),
+    Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", BOUNDS),
     Mutant("train/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
     Mutant("train/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
     Mutant("train/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),
