@@ -27,8 +27,10 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
-# Noise multipliers that a CPU works on at once: a step is then long beside its call, a block near in cache.
+# Noise multipliers that a CPU works on at once: a step is then long beside its call, a block near in cache;
+# and the numbers that likelihoods of so many may keep.
 _TOGETHER = 15
+_KEPT = 2**20
 
 
 class DeltaCurve(NamedTuple):
@@ -165,8 +167,11 @@ def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
     number = keys.shape[0]
     if jax.default_backend() == "cpu":
         # Side by side only what is short beside its call, and stays in cache.
-        wide = _together(sigmas.shape[0]) if by_sums else 1
-        most = max(1, min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations)))
+        wide = _together(scheme, sigmas.shape[0]) if by_sums else 1
+        most = min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
+        if by_sums:
+            most = min(most, _most_together(scheme) // wide)
+        most = max(1, most)
         number = max(k for k in range(1, most + 1) if number % k == 0)
     found = jax.lax.map(losses, keys.reshape(-1, number))
     return found.transpose(1, 0, 2).reshape(sigmas.shape[0], -1)
@@ -193,7 +198,7 @@ def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
     factors = jnp.stack([sigmas**-2, 1 / sigmas], axis=1)
     norms = jnp.asarray(column_norms(scheme, strategy), noise.dtype)
     count = len(factors)
-    wide = _together(count) if jax.default_backend() == "cpu" else count
+    wide = _together(scheme, count) if jax.default_backend() == "cpu" else count
     if count == wide:
         return scheme.log_likelihood_ratios_of_sums(arrays, factors, norms)
     groups = jnp.pad(factors, ((0, -count % wide), (0, 0)), mode="edge").reshape(-1, wide, 2)
@@ -201,6 +206,11 @@ def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
     return found.reshape(-1, noise.shape[0])[:count]
 
 
-def _together(count: int) -> int:
+def _together(scheme, count: int) -> int:
     """Noise multipliers that a CPU works on at once: groups of one size, with the last padded."""
-    return math.ceil(count / math.ceil(count / _TOGETHER))
+    return math.ceil(count / math.ceil(count / min(_TOGETHER, _most_together(scheme))))
+
+
+def _most_together(scheme) -> int:
+    """Blocks of samples, each at one noise multiplier, whose likelihoods stay in cache."""
+    return max(1, _KEPT // (randomness.BLOCK_SIZE * scheme.numbers_kept))

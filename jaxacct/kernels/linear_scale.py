@@ -125,23 +125,20 @@ def _weights(factors, shift: float, counts: Counts | None):
     exponential for all counts.
     """
     log_one = shift if counts is None else shift + counts.log_one
-    shift = number(log_one)
+    added = number(log_one)
     if counts is None:
-        return lambda ratios, half: jnp.exp(ratios + shift)
+        return lambda ratios, half: jnp.exp(ratios + added)
     # x is only known with its shift.
     log_more = jnp.asarray(counts.log_more - log_one, jnp.float32)
     js = jnp.arange(1, len(counts.log_more) + 1, dtype=jnp.float32)
     doubled = 2 * factors[:, :1]
 
     def weights(ratios, half):
-        first = jnp.exp(ratios + shift)
+        first = jnp.exp(ratios + added)
         half = half[..., None, None]
 
         def more(total, log_more, j):
-            log = log_more - j * (half * doubled)
-            # What it multiplies may be so large that it matters although float32 does not have it.
-            coefficient = lax.optimization_barrier(jnp.exp(jnp.where(log > _LEAST, log, jnp.nan)))
-            return 1 + first * coefficient * total
+            return 1 + first * above_least(log_more - j * (half * doubled)) * total
 
         total = jnp.ones_like(first)
         if len(counts.log_more) < _WRITTEN_OUT:
@@ -152,6 +149,15 @@ def _weights(factors, shift: float, counts: Counts | None):
         return first * total
 
     return weights
+
+
+def above_least(log):
+    """e^log for coefficients of many samples; NaN where float32 has less than all digits of it.
+
+    What it multiplies may be so large that it matters all the same.
+    """
+    # Else it is made for every sample again.
+    return lax.optimization_barrier(jnp.exp(jnp.where(log > _LEAST, log, jnp.nan)))
 
 
 def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int, counts: Counts | None = None):

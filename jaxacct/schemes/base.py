@@ -332,6 +332,11 @@ class Scheme(abc.ABC):
         raise NotImplementedError
 
     @property
+    def numbers_kept(self) -> int:
+        """Numbers that the likelihood of a sample holds at a time, about."""
+        return self.min_separation
+
+    @property
     def largest_rate(self) -> float:
         """The largest probability with which examples, independently, could be in a batch."""
         return float(self.participation_probabilities().max())

@@ -35,7 +35,7 @@ from jaxacct.kernels import gpu_recurrence, threefry
 from jaxacct.kernels.linear_scale import Counts
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
-from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.recurrence import log_add_exp, weighted_sums
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
@@ -345,7 +345,7 @@ class MultiAttribution(Scheme):
         return self.timing.ratios_in_linear_scale(arrays, factors, counts)
 
     def _of_one(self, arrays, halves, factors):
-        log_ratios = sum(factor * array for factor, array in zip(factors, arrays, strict=True)).T
+        log_ratios = weighted_sums(arrays, factors[None])[:, 0].T
         return self.log_likelihood_ratios(log_ratios, halves * factors[0])
 
     def _any_count(self, log_ratios, half_square_norms):

@@ -59,6 +59,7 @@ EVENTS, SAMPLERS, DOMINATING = (
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
+TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
 LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
 
 MUTANTS = [
@@ -68,6 +69,10 @@ MUTANTS = [
     Mutant("jaxacct/kernels/linear_scale.py", "grown + weight + grown * weight", "grown + weight", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "jnp.where(log > _LEAST, log, jnp.nan)", "log", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "log_more - j * (half", "log_more - (half", LINEAR),
+    Mutant(TOGETHER, "(row - following) * over", "row * over", LINEAR),
+    Mutant(TOGETHER, "k + move.delta >= block", "k + move.delta > block", LINEAR),
+    Mutant(TOGETHER, "j * (j - 1) // 2 * overlap[0]", "j * overlap[0]", LINEAR),
+    Mutant(TOGETHER, "0 * overlaps if i else", "overlaps if i else", LINEAR),
     Mutant("jaxacct/estimates/shared_draws.py", "~np.isfinite(found).all", "np.isnan(found).all", SHARED),
     # Replicas in pairs, mean overlaps.
     Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1)", "noise_multiplier / math.sqrt(m - 2)", PAIRS),
