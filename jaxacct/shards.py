@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -83,7 +82,7 @@ class Part:
     index: int
     count: int
     blocks: int
-    counts: Mapping[Direction, Drawn]
+    counts: dict[str, Drawn]
 
     def __post_init__(self):
         if not (0 <= self.index < self.count and self.blocks > 0):
@@ -176,8 +175,7 @@ def draw_part(
         margin, stream = margin_of(run), sampling.direction_key(run_key, direction)
         name = f"part-{index}-of-{count}-{direction}"
         job = {"target": empty.target, "key": words, "blocks": blocks, "version": empty.version}
-        # Terms are in units of the scale of the law that they were drawn from.
-        job |= {"proposal": run.proposal.name, "log_scale": run.proposal.log_scale, "margin": margin}
+        job |= run.proposal.drawn_law | {"margin": margin}
         state = checkpoint.load(name) if checkpoint else None
         if state is None or records.differences(state.get("job"), job):
             state = {"job": job, "stretches": []}
@@ -297,7 +295,7 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
     return merge(plan, [records.read(Part, fields, "part") for fields in found])
 
 
-def _verdict_of_parts(run, direction: Direction, parts: list[Part], run_key, redraw: int, progress):
+def _verdict_of_parts(run, direction: str, parts: list[Part], run_key, redraw: int, progress):
     nothing = nothing_to_draw(run)
     if nothing is not None:
         return nothing
@@ -333,7 +331,7 @@ def _verdict_of_parts(run, direction: Direction, parts: list[Part], run_key, red
     return evidence_from_counts(run, run_key, terms, losses, margins.pop())
 
 
-def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, progress) -> None:
+def _redraw(run, direction: str, parts: list[Part], run_key, number: int, progress) -> None:
     """Draw random stretches again; ValueError for one that is not what its part holds."""
     stream = sampling.direction_key(run_key, direction)
     places = [(part, k) for part in parts for k in range(len(part.edges) - 1)]

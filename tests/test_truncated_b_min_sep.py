@@ -27,9 +27,10 @@ from jaxacct import (
 from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli import main
 from jaxacct.kernels import threefry
-from jaxacct.kernels.binomial import _alias_table, binomial_tables, draw_binomial
+from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.base import plain
+from jaxacct.schemes.truncated_b_min_sep import _words
 from tests.oracles import enumeration
 from tests.rounding_errors import measured_error
 from tests.schemes.test_schemes import chi_square_p_value
@@ -151,79 +152,146 @@ def test_the_peers_last_columns_with_cuts(x64):
     assert np.abs(np.asarray(theirs) - exact).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("most", "p"),
-    [
-        (7, 0.97),
-        (70_001, 0.003),
-        *(
-            pytest.param(most, p, marks=pytest.mark.slow)
-            for most, p in itertools.product((1, 7, 300, 70_001), (0.003, 0.5, 0.97))
-            if (most, p) not in ((7, 0.97), (70_001, 0.003))
-        ),
-    ],
-)
-def test_drawn_binomials(most, p, key):
-    """Digits of every kind; chi-square against SciPy, false alarm 1e-6."""
-    arrays = binomial_tables(most, (p,)).arrays.of(0)
-    drawn = np.asarray(jax.jit(draw_binomial)(key, jnp.full(200_000, most, jnp.int32), arrays))
-    edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
-    expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
-    seen = np.bincount(np.searchsorted(edges, drawn), minlength=len(expected))
-    enough = expected > 0
-    assert seen[~enough].sum() == 0
-    if enough.sum() > 1:
-        assert stats.chisquare(seen[enough], 200_000 * expected[enough]).pvalue > FALSE_ALARM
+@pytest.mark.parametrize(("window", "p"), [((3, 9), 0.97), ((60_000, 70_001), 0.003), ((500, 40_000), 0.5)])
+def test_drawn_binomials(window, p, key):
+    """One to four digits, lowest values of each or of all; chi-square against SciPy, false alarm 1e-6."""
+    arrays = binomial_tables((window,), (p,)).arrays
+    draw = jax.jit(
+        lambda key, trials: binomial_of_words(_words(key, len(arrays.levels), trials.shape), trials, arrays)
+    )
+    trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
+    drawn, tie = map(np.asarray, draw(key, jnp.asarray(trials, jnp.int32)))
+    assert tie.mean() < 1e-3
+    for most, seen in zip(trials[::50_000], np.split(drawn, 3), strict=True):
+        edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
+        expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
+        counts = np.bincount(np.searchsorted(edges, seen), minlength=len(expected))
+        enough = expected > 0
+        assert counts[~enough].sum() == 0
+        if enough.sum() > 1:
+            assert stats.chisquare(counts[enough], 50_000 * expected[enough]).pvalue > FALSE_ALARM / 3
+
+
+def table_laws(arrays, at: int):
+    """(number of trials, {value: probability}) of every table, added up in integers from its cells."""
+    unit = 1
+    for place, level in reversed(list(enumerate(arrays.levels))):
+        digits, size = level.cells.shape[1:]
+        capacity = 2**62 // size
+        for digit in range(digits):
+            lowest = int(level.lowest[at, min(digit, level.lowest.shape[1] - 1)])
+            law: dict[int, int] = {}
+            for cell in range(size):
+                packed, low = (int(part[at, digit, cell]) for part in (level.cells, level.low))
+                limit = (packed // size << 30) + low
+                for value, weight in ((cell, limit), (packed % size, capacity - limit)):
+                    law[lowest + value] = law.get(lowest + value, 0) + weight
+            yield digit * unit + (int(arrays.first[at]) if place == 0 else 0), law
+        unit *= digits
 
 
 @pytest.mark.parametrize("p", [0.07, 0.5, 0.25, 0.999])
 def test_tables_have_the_exact_law(p):
     """The law of every table, added up from its cells, is the binomial's to the stated error.
 
-    p = 1/2 and 1/4 make cells that hold exactly their capacity.
+    p = 1/2 and 1/4 make cells that hold exactly their capacity; the digits' trials add up to the window's.
     """
-    arrays, relative, variation = binomial_tables(1000, (p,))
-    places = arrays.places[0].astype(np.int64)
-    first, log_cells, lowest = places >> 5, places & 31, np.zeros(places.shape, np.int64)
-    lowest[len(places) - arrays.lowest.shape[1] :] = arrays.lowest[0]
-    counts = [digit << 8 * level for level in range(first.shape[0]) for digit in range(256)]
-    for place, count in enumerate(counts):
-        if not 0 < count <= 1000:
-            continue
-        level, digit = divmod(place, 256)
-        size, start = 1 << int(log_cells[level, digit]), first[level, digit]
-        capacity = 2**62 // size
-        law = np.zeros(size)
-        for cell in range(size):
-            packed, low = (int(part[start + cell]) for part in (arrays.cells, arrays.low))
-            limit, alias = (packed // size << 30) + low, packed % size
-            law[cell] += limit / 2**62
-            law[alias] += (capacity - limit) / 2**62
-        values = lowest[level, digit] + np.arange(size)
-        exact = stats.binom.pmf(values, count, p)
-        assert np.all(np.abs(law - exact) <= exact * (relative + 1e-11) + variation)
+    windows = (0, 5), (300, 1000)
+    arrays, relative, variation = binomial_tables(windows, (p / 2, p))
+    most = [0, 0]
+    for at, chance in enumerate((p / 2, p)):
+        trials: dict[int, list[int]] = {}
+        for count, law in table_laws(arrays, at):
+            assert sum(law.values()) == 2**62
+            values = np.array(list(law))
+            exact = stats.binom.pmf(values, count, chance)
+            drawn = np.array([float(weight) for weight in law.values()]) / 2.0**62
+            assert np.all(np.abs(drawn - exact) <= exact * (relative + 1e-11) + variation)
+            trials.setdefault(len(trials), []).append(count)
+            most[at] = max(most[at], count)
+    assert most[0] <= 2 * 1024 and most[1] >= 300
+
+
+def test_windows_are_left_with_the_probability_that_is_booked():
+    """Of the production case, whose first sizes have a window each; and what plans hold is booked still."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256, max_batch_size=2048
+    )
+    others, rate = scheme.dataset_size - 1, scheme.participation_rate
+    left = [(scheme._pool_window, 1 - 255 * rate, 7200)]
+    left += [(window, 1 - t * rate, 1) for t, window in enumerate(scheme._first_windows)]
+    outside = sum(
+        times * (stats.binom.cdf(low - 1, others, chance) + stats.binom.sf(high, others, chance))
+        for (low, high), chance, times in left
+    )
+    assert outside < 2.0**-64
+    assert scheme.batch_size_error() == pytest.approx((1.1662790801179347e-08, 1.8998572246659018e-12))
 
 
 @pytest.mark.parametrize("kind", ["even", "dyadic", "geometric", "rough"])
 def test_alias_tables_are_exact(kind):
     """Added up in integers, the cells give back every weight; dyadic ones fill cells exactly."""
     rng = np.random.default_rng(7)
-    for width in range(1, 60):
-        law = {
-            "even": np.ones(width),
-            "dyadic": 2.0 ** -rng.integers(0, 6, width),
-            "geometric": 0.3 ** np.arange(width),
-            "rough": rng.random(width) ** 20,
-        }[kind]
-        weights = np.floor(law / law.sum() * 2**61).astype(np.int64)
-        weights[np.argmax(law)] += 2**62 - int(weights.sum())
-        limits, alias = _alias_table(weights)
-        capacity, law_back = 2**62 // len(limits), [0] * len(limits)
-        for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
-            assert 0 <= limit <= capacity
-            law_back[cell] += limit
-            law_back[other] += capacity - limit
-        assert law_back == weights.tolist() + [0] * (len(limits) - width)
+    for cells in (2, 8, 64):
+        widths = rng.integers(1, cells + 1, 12)
+        weights = np.zeros((len(widths), cells), np.int64)
+        for row, width in zip(weights, widths, strict=True):
+            law = {
+                "even": np.ones(width),
+                "dyadic": 2.0 ** -rng.integers(0, 6, width),
+                "geometric": 0.3 ** np.arange(width),
+                "rough": rng.random(width) ** 20,
+            }[kind]
+            row[:width] = np.floor(law / law.sum() * 2**61).astype(np.int64)
+            row[np.argmax(law)] += 2**62 - int(row.sum())
+        capacity = 2**62 // cells
+        for row, limits, alias in zip(weights, *alias_tables(weights), strict=True):
+            law_back = [0] * cells
+            for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
+                assert 0 <= limit <= capacity
+                law_back[cell] += limit
+                law_back[other] += capacity - limit
+            assert law_back == row.tolist()
+
+
+def test_a_tie_is_told_and_settled_by_the_low_words():
+    """One cell whose threshold is 5 2^30 + 7: words of 5 hang on the 30 bits below, no other word does."""
+    level = Level(np.array([[[5 << 1 | 1, 0]]], np.uint32), np.array([[[7, 0]]], np.uint32), np.array([[0]]))
+    arrays = Arrays(np.array([0]), (level,))
+    words = np.array([4, 5, 5, 5, 6], np.uint32)
+    low = np.array([2**32 - 1, 6 << 2, 7 << 2, 0, 0], np.uint32)
+    drawn, tie = binomial_of_words([words], jnp.zeros(5, jnp.int32), arrays, 0, [low])
+    assert drawn.tolist() == [0, 0, 1, 0, 1] and tie.tolist() == [False, True, True, True, False]
+    assert binomial_of_words([words], jnp.zeros(5, jnp.int32), arrays)[0].tolist() == [0, 1, 1, 1, 1]
+
+
+def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
+    """With ties in one of 16 draws, two blocks side by side are as if all were drawn with the low words."""
+    scheme = TruncatedBMinSep(7, 3, 0.3, 220, 700)
+
+    @jax.jit
+    def drawn(keys, tied_below):
+        def binomial(words, pool, arrays, at=0, low_words=None):
+            which = words[0]
+            if low_words is not None:
+                which = jnp.where(words[0] >> 28 == 0, low_words[0], words[0])
+            return pool // 4 + (which & 15).astype(jnp.int32), words[0] >> 28 < tied_below
+
+        monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep.binomial_of_words", binomial)
+        return jax.vmap(lambda key: scheme.draw_batch_sizes(key, 9))(keys)
+
+    some, always, never = (drawn(jax.random.split(key), below) for below in (1, 16, 0))
+    np.testing.assert_array_equal(some, always)
+    assert (np.asarray(never) != always).any()
+
+
+def test_words_are_those_of_jax(key):
+    keys = jax.random.split(key, 3)
+    each = [np.asarray(threefry.bits_32(one, (5,))) for one in keys]
+    np.testing.assert_array_equal(threefry.bits_32_of(keys, 5), each)
+    np.testing.assert_array_equal(threefry.bits_32_at_once(key, (5,)), threefry.bits_32(key, (5,)))
+    places = jnp.array([[4, 0], [1, 1]])
+    np.testing.assert_array_equal(threefry.bits_32_at(key, 5, places), threefry.bits_32(key, (5,))[places])
 
 
 def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
@@ -243,7 +311,15 @@ def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "scheme", [TruncatedBMinSep(4, 2, 0.4, 3, 5), TruncatedBMinSep(3, 3, 0.5, 3, 5, False)]
+    "scheme",
+    [
+        TruncatedBMinSep(4, 2, 0.4, 3, 5),
+        TruncatedBMinSep(3, 3, 0.5, 3, 5, False),
+        TruncatedBMinSep(2, 4, 0.5, 2, 5),  # no step after the first b - 1
+        TruncatedBMinSep(4, 3, 1.0, 2, 5),
+        TruncatedBMinSep(2, 1, 0.3, 2, 5),
+    ],
+    ids=str,
 )
 def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
     """Two samples of whole runs: chi-square of homogeneity, false alarm 1e-6."""
@@ -253,26 +329,6 @@ def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
     table = np.stack([np.bincount(part, minlength=code.max() + 1) for part in np.split(code.reshape(-1), 2)])
     table = table[:, table.sum(axis=0) > 20]
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
-
-
-# As drawn when words were made step by step, and a table's cell was three numbers.
-STORED_SIZES = {True: [131, 136, 130, 130, 132, 128, 138], False: [190, 172, 102, 128, 142, 126, 136]}
-
-
-@pytest.mark.parametrize("warm", [True, False])
-def test_batch_sizes_are_those_of_before(warm, key, monkeypatch):
-    """Bit for bit, so that stored draws are drawn again; all steps at once or in blocks."""
-    scheme = TruncatedBMinSep(7, 3, 0.3, 220, 700, warm)
-    ahead = np.asarray(scheme.draw_batch_sizes(key, 9))
-    monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep._STEPS_AT_ONCE", 1)
-    np.testing.assert_array_equal(ahead, scheme.draw_batch_sizes(key, 9))
-    keys = jax.random.split(key, 3)
-    each = [np.asarray(threefry.bits_32(one, (5,))) for one in keys]
-    np.testing.assert_array_equal(threefry.bits_32_of(keys, 5), each)
-    np.testing.assert_array_equal(threefry.bits_32_at_once(key, (5,)), threefry.bits_32(key, (5,)))
-    places = jnp.array([[4, 0], [1, 1]])
-    np.testing.assert_array_equal(threefry.bits_32_at(key, 5, places), threefry.bits_32(key, (5,))[places])
-    assert ahead[0].tolist() == STORED_SIZES[warm]
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -430,6 +486,8 @@ def test_plain_draws_give_the_exact_delta(direction, key):
     error = terms.std() / np.sqrt(terms.size)
     assert abs(terms.mean() - exact) < stats.norm.isf(FALSE_ALARM / 2) * error
     assert plain(mechanism, direction).total_variation < 1e-15
+    # Checkpoints of draws that were made of other words are refused (`run._kept`).
+    assert plain(mechanism, direction).drawn_law == {"proposal": "plain", "log_scale": 0.0, "words": 2}
 
 
 def test_without_cuts_it_is_b_min_sep(key, x64):

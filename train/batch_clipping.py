@@ -176,8 +176,7 @@ def fit_general(
     if getattr(plan, "training", None) != GeneralPlan.training:
         raise ValueError(f"plan must be a GeneralPlan, was {type(plan).__name__}")
     options |= dict(clip_norm=clip_norm, microbatch_size=terms_at_once)
-    # Its `training` is an attribute of the class, which the protocol does not know.
-    return fit(plan, model, loss, data, optimizer, **options)  # pyrefly: ignore[bad-argument-type]
+    return fit(plan, model, loss, data, optimizer, **options)
 
 
 def _train(plan: GeneralPlan, wanted: Wanted) -> Result:

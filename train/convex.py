@@ -213,9 +213,7 @@ def fit_convex(
         )
     if getattr(plan, "training", None) != LastIteratePlan.training:
         raise ValueError(f"plan must be a LastIteratePlan, was {type(plan).__name__}")
-    # Its `training` is an attribute of the class, which the protocol does not know.
-    data = {"inputs": features, "labels": labels}
-    return fit(plan, None, loss, data, **options).params  # pyrefly: ignore[bad-argument-type]
+    return fit(plan, None, loss, {"inputs": features, "labels": labels}, **options).params
 
 
 class Iterate(NamedTuple):

@@ -176,11 +176,7 @@ def dice_aggregate(
         (clipped, raw), _norms = rule.sums(updates, mask)
         return rule.release(state, clipped, raw)
 
-    def init(params) -> DiceState:
-        return _fresh(params, words)
-
-    # Its state is told by name, where optax writes one of any kind.
-    return optax.GradientTransformationExtraArgs(init, update)  # pyrefly: ignore[bad-argument-type]
+    return optax.GradientTransformationExtraArgs(lambda params: _fresh(params, words), update)
 
 
 def _fresh(params, words) -> DiceState:

@@ -1,6 +1,5 @@
 """The privacy profile delta(epsilon) with simultaneous confidence bands, both directions."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +44,7 @@ class Profile:
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
-    directions: Mapping[Direction, np.ndarray]
+    directions: dict[str, np.ndarray]
     confidence: float
     num_samples: int
     proposals: dict[str, str]

@@ -1,94 +1,106 @@
-"""Binomials of varying size, drawn on the device without rounding.
+"""Binomials whose number of trials varies within a window, drawn on the device without rounding.
 
 `jax.random.binomial` in float32 does not draw Binomial(m, p) for m = 1.4e7: its acceptance test evaluates
-`(m + 1) ln((m - mode + 1) / (m - k + 1))`, off by about 1 there. Here m is written in digits,
-`Binomial(m, p) = sum of Binomial(digit * unit, p)`, and each part is looked up in an alias table of 62-bit
-integers made in float64: no step of the draw itself rounds.
+`(m + 1) ln((m - mode + 1) / (m - k + 1))`, off by about 1 there. Here m is written as the first number of a
+window and digits, `Binomial(m, p) = Binomial(first + digit * unit, p) + sum of Binomial(digit * unit, p)`.
+Each part is looked up in an alias table of 62-bit integers made in float64: no step of the draw itself
+rounds.
+
+A look-up takes more time than all that is computed, so a window is as narrow as may be, its tables fit a
+cache, and all tables of one digit have equally many cells. The last 30 bits of a threshold decide where 32
+bits are a tie, once in a million draws: only then are words made for them, and looked up (`Arrays`).
 """
 
 import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import threefry
-
-_MOST_CELLS = 2**20
 _TOTAL_BITS = 62
 _LOW_BITS = 30
-_MOST_PLACES = 2**27  # cells that the words of `Arrays.places` can tell apart
 _TAIL_EXPONENT = 66 * math.log(2)  # tails below 2^-66 are not tabulated
+# Cells: of one probability, such that they stay in a core's cache; of all; and of what is not built at all.
+_CACHED_CELLS = 2**16
+_MOST_CELLS = 2**21
+_TOO_MANY_CELLS = 2**24
+_MOST_DIGIT_BITS = 12
+
+
+class Level(NamedTuple):
+    """The alias tables of one digit, of every probability and every value of the digit.
+
+    Attributes:
+      cells: (probabilities, digits, cells) uint32: the threshold's high 32 - k bits, and the alias in the
+        other k = log2(cells).
+      low: of the same shape, uint32: the 30 bits of the threshold below these.
+      lowest: (probabilities, digits or 1) int32: the value of the first cell.
+    """
+
+    cells: Any
+    low: Any
+    lowest: Any
+
+
+class Arrays(NamedTuple):
+    """What `binomial_of_words` looks up.
+
+    Attributes:
+      first: (probabilities,) int32: the least number of trials of every window.
+      levels: of the highest digit first.
+    """
+
+    first: Any
+    levels: tuple[Level, ...]
 
 
 class Tables(NamedTuple):
     """Alias tables and what they are off by in one draw: ln of a density ratio, total variation."""
 
-    arrays: "Arrays"
+    arrays: Arrays
     relative: float
     variation: float
 
 
-class Arrays(NamedTuple):
-    """What `draw_binomial` looks up.
-
-    A look-up is what a draw takes most of its time for, so what is needed together is in one word.
-
-    Attributes:
-      places: (probabilities, levels, 2^digit_bits) uint32: 32 times the first cell of every digit's table,
-        plus log2 of how many cells it has, k.
-      lowest: (probabilities, some levels, 2^digit_bits) int32: the lowest value of every digit's table, of
-        the last levels; 0 in those before.
-      cells: (cells,) uint32: the threshold's high 32 - k bits, and the alias in the other k.
-      low: (cells,) uint32: the 30 bits of the threshold below these.
-    """
-
-    places: Any
-    lowest: Any
-    cells: Any
-    low: Any
-
-    def of(self, probability: int) -> "Arrays":
-        """Those of one probability: `places` and `lowest` without their first axis."""
-        return self._replace(places=self.places[probability], lowest=self.lowest[probability])
-
-
-def draw_binomial(key, trials, arrays: Arrays):
-    """Binomial(trials, p) draws with a key: `binomial_of_words`."""
-    words = threefry.bits_32(key, (2, arrays.places.shape[0], trials.shape[0]))
-    return binomial_of_words(words, trials, arrays)
-
-
-def binomial_of_words(words, trials, arrays: Arrays):
+def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
     """Binomial(trials, p) draws: the sum of one table look-up per digit of `trials`.
 
     Args:
-      words: (2, levels, num_samples) uniform uint32.
-      trials: (num_samples,) int32.
-      arrays: of one probability.
+      words: of every level, (num_samples,) uniform uint32.
+      trials: (num_samples,) int32; what is out of the window is taken for its nearest end.
+      arrays: of `binomial_tables`.
+      at: which of the probabilities, and of the windows.
+      low_words: of every level, (num_samples,) uniform uint32; by default a tie goes to the alias.
 
-    Returns (num_samples,) int32.
+    Returns:
+      `(drawn, tie)`, (num_samples,) int32 and bool: whether the draw hangs on `low_words`.
     """
-    levels, radix = arrays.places.shape
-    digit_bits = radix.bit_length() - 1
-    level = jnp.arange(levels, dtype=jnp.uint32)[:, None]
-    digit = (trials.astype(jnp.uint32) >> (level * digit_bits)) & (radix - 1)
-    place = _at(arrays.places, level * radix + digit)
-    log_cells = place & 31
-    shift = 32 - log_cells
-    own = words[0] >> shift
-    cell = (place >> 5) + own
-    packed = _at(arrays.cells, cell)
-    high, limit = words[0] & ((jnp.uint32(1) << shift) - 1), packed >> log_cells
-    below = words[1] >> (32 - _LOW_BITS) < _at(arrays.low, cell)
-    keep = (high < limit) | ((high == limit) & below)
-    alias = packed & ((jnp.uint32(1) << log_cells) - 1)
-    total = jnp.where(keep, own, alias).sum(axis=0, dtype=jnp.uint32).astype(jnp.int32)
-    if high_levels := arrays.lowest.shape[0]:
-        index = (level * radix + digit)[levels - high_levels :] - (levels - high_levels) * radix
-        total = total + _at(arrays.lowest, index).sum(axis=0, dtype=jnp.int32)
-    return total
+    shapes = [level.cells.shape[1:] for level in arrays.levels]
+    places = [digits.bit_length() - 1 for digits, _ in shapes]
+    window = 1 << sum(places)
+    rest = jnp.clip(trials - jnp.asarray(arrays.first)[at], 0, window - 1).astype(jnp.uint32)
+    total, tie = jnp.zeros(trials.shape, jnp.int32), jnp.zeros(trials.shape, bool)
+    low_words = low_words or [None] * len(words)
+    for number, (level, (digits, cells), word, low_word) in enumerate(
+        zip(arrays.levels, shapes, words, low_words, strict=True)
+    ):
+        digit = rest >> sum(places[number + 1 :])
+        rest = rest - (digit << sum(places[number + 1 :]))
+        log_cells = cells.bit_length() - 1
+        own = word >> (32 - log_cells)
+        cell = (jnp.asarray(at, jnp.uint32) * digits + digit) * cells + own
+        packed = _at(level.cells, cell)
+        high, limit = word & jnp.uint32((1 << (32 - log_cells)) - 1), packed >> log_cells
+        keep, tie = high < limit, tie | (high == limit)
+        if low_word is not None:
+            keep |= (high == limit) & (low_word >> (32 - _LOW_BITS) < _at(level.low, cell))
+        value = jnp.where(keep, own, packed & jnp.uint32(cells - 1)).astype(jnp.int32)
+        per_digit = level.lowest.shape[1] > 1
+        lowest = _at(level.lowest, at * digits + digit.astype(jnp.int32)) if per_digit else None
+        total = total + value + (jnp.asarray(level.lowest)[at, 0] if lowest is None else lowest)
+    return total, tie
 
 
 def _at(table, index):
@@ -97,110 +109,184 @@ def _at(table, index):
 
 
 @functools.lru_cache(maxsize=8)
-def binomial_tables(most: int, probabilities: tuple[float, ...]) -> Tables:
-    """Tables of Binomial(digit * unit, p), for every digit of a number up to `most` and every p."""
+def binomial_tables(windows: tuple[tuple[int, int], ...], probabilities: tuple[float, ...]) -> Tables:
+    """Tables of Binomial(m, p), p in (0, 1), for every m in a window (first, last) of every p."""
+    first = np.array([low for low, _ in windows])
+    p = np.array(probabilities)
+    size = max(high - low for low, high in windows) + 1
+    digits = _digit_bits(int(first.max()), size, probabilities)
+    levels, relative, variation = [], 0.0, 0.0
+    for number, bits in enumerate(digits):
+        unit = 1 << sum(digits[number + 1 :])
+        counts = np.arange(1 << bits) * unit + (first[:, None] if number == 0 else 0 * first[:, None])
+        level, widest = _level(counts, p)
+        levels.append(level)
+        # A probability is a product of at most that many ratios from the mode, each of three roundings and
+        # an odds p / (1-p) of two, then normalised by a sum of the same.
+        relative += 2 * 6 * 2.0**-53 * widest
+        # Every value is rounded by half a unit at most, and the mode by what that leaves; a unit for tails.
+        variation += (widest / 2 + 1) * 2.0**-_TOTAL_BITS
+    return Tables(Arrays(first.astype(np.int32), tuple(levels)), relative, variation)
+
+
+@functools.lru_cache(maxsize=8)
+def digit_errors(most: int, probabilities: tuple[float, ...]) -> tuple[float, float]:
+    """What the first tables were off by, those of all digits of a number up to `most`: as in `Tables`.
+
+    Plans hold it, and it covers the tables of today; digits were of 8 bits, or fewer for many probabilities.
+    """
     bits = max(1, most.bit_length())
     for digit_bits in (8, 4, 2, 1):
         levels = -(-bits // digit_bits)
-        counts = [
-            digit << (level * digit_bits) for level in range(levels) for digit in range(1 << digit_bits)
-        ]
-        # Digits that no number up to `most` has are never looked up.
-        counts = [count if count <= most else 0 for count in counts]
-        widths = sum(_most_width(count, p) for count in counts for p in probabilities[:1])
-        if digit_bits == 1 or widths * len(probabilities) <= _MOST_CELLS:
+        counts = np.array(
+            [[digit << (level * digit_bits) for digit in range(1 << digit_bits)] for level in range(levels)],
+            object,
+        )
+        counts = np.where(counts <= most, counts, 0).astype(np.int64)
+        widths = sum(_most_width(int(count), probabilities[0]) for count in counts.reshape(-1))
+        if digit_bits == 1 or widths * len(probabilities) <= 2**20:
             break
-    offset, sets, cells = 0, [], []
-    relative = variation = 0.0
-    for p in probabilities:
-        lowest_values, sizes = [], []
-        for count in counts:
-            lowest, weights = _integer_weights(count, p)
-            limits, alias = _alias_table(weights)
-            cells.append((limits, alias))
-            lowest_values.append(lowest)
-            sizes.append(len(limits))
-        first = offset + np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-        offset += sum(sizes)
-        shape = (levels, 1 << digit_bits)
-        logs = np.rint(np.log2(sizes)).astype(np.int64)
-        sets.append(((first << 5 | logs).reshape(shape), np.reshape(lowest_values, shape)))
-        widest = np.reshape(sizes, shape).max(axis=1).sum()
-        # A probability is a product of at most that many ratios from the mode, each of three roundings and
-        # an odds p / (1-p) of two, then normalised by a sum of the same.
-        relative = max(relative, 2 * 6 * 2.0**-53 * float(widest))
-        variation = max(variation, float(widest + 1) * 2.0**-_TOTAL_BITS)
-    if offset > _MOST_PLACES:
-        raise ValueError(f"batches of {most:,} examples must need smaller tables, was {offset:,} cells")
-    places, lowest = (np.stack(part) for part in zip(*sets, strict=True))
-    # Levels of small digits have no value that is out of reach.
-    without = int(np.argmax(np.append(lowest.any(axis=(0, 2)), True)))
-    packed, low = (np.concatenate(part) for part in zip(*map(_packed, cells), strict=True))
-    # Of a rounded size, so that programs serve other probabilities; what is added is never looked up.
-    spare = (1 << (offset - 1).bit_length()) - offset
-    packed, low = (np.pad(part, (0, spare)) for part in (packed, low))
-    arrays = Arrays(places.astype(np.uint32), lowest[:, without:].astype(np.int32), packed, low)
-    return Tables(arrays, relative, variation)
+    largest = np.tile(counts.max(axis=1), len(probabilities))
+    _, weights = integer_weights(largest, np.repeat(probabilities, levels))
+    _, width = _used(weights)
+    widest = (2 ** np.maximum(1, np.ceil(np.log2(width)))).reshape(-1, levels).sum(axis=1).max()
+    return 2 * 6 * 2.0**-53 * float(widest), float(widest + 1) * 2.0**-_TOTAL_BITS
 
 
-def _packed(table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(`cells`, `low`) of one alias table, uint32."""
-    limits, alias = table
-    cells = len(limits)
-    capacity = 2**_TOTAL_BITS // cells
+def _used(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of every row the place of the first that is not zero, and how many there are up to the last."""
+    used = weights > 0
+    start = np.argmax(used, axis=1)
+    return start, used.shape[1] - np.argmax(used[:, ::-1], axis=1) - start
+
+
+def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tuple[int, ...]:
+    """Bits of every digit, the highest first: few digits whose tables fit a cache, else the fewest cells."""
+    p, width = max(probabilities, key=lambda p: p * (1 - p)), functools.lru_cache(_most_width)
+    all_bits = (size - 1).bit_length()
+
+    def cells(digits) -> int:
+        most = first + size, *(1 << sum(digits[i:]) for i in range(1, len(digits)))
+        return sum(
+            1 << bits << (width(count, p) - 1).bit_length() for bits, count in zip(digits, most, strict=True)
+        )
+
+    found = []
+    for number in (1, 2, 3, 4):
+        lower = itertools.product(range(1, _MOST_DIGIT_BITS + 1), repeat=number - 1)
+        options = [(all_bits - sum(some), *some) for some in lower if sum(some) <= all_bits]
+        found += options
+        best = min(options, key=cells, default=None)
+        if best and cells(best) <= _CACHED_CELLS and cells(best) * len(probabilities) <= _MOST_CELLS:
+            return best
+    # Windows of millions: few digits if they fit at all.
+    for bits in (8, 4, 2, 1):
+        best = min(*found, (0, *[bits] * -(-all_bits // bits)), key=cells)
+        if cells(best) * len(probabilities) <= _MOST_CELLS:
+            return best
+    if cells(best) * len(probabilities) > _TOO_MANY_CELLS:
+        raise ValueError(f"batches of {first:,} examples must need smaller tables, was {cells(best):,} cells")
+    return best
+
+
+def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int]:
+    """The tables of Binomial(counts, p) and how many values the widest has.
+
+    Args:
+      counts: (probabilities, digits) int.
+      p: (probabilities,).
+    """
+    lowest, weights = integer_weights(counts.reshape(-1), np.repeat(p, counts.shape[1]))
+    start, width = _used(weights)
+    low, high = ((lowest + start + some).reshape(counts.shape) for some in (0, width))
+    log_cells = max(1, int(width.max() - 1).bit_length())
+    # One lowest value of all digits saves a look-up.
+    together = int((high.max(axis=1) - low.min(axis=1)).max() - 1).bit_length()
+    if together <= log_cells + 1:
+        log_cells, low = max(log_cells, together), low.min(axis=1, keepdims=True)
+    places = np.broadcast_to(low, counts.shape).reshape(-1, 1) + np.arange(1 << log_cells) - lowest[:, None]
+    inside = (places >= 0) & (places < weights.shape[1])
+    law = np.where(inside, np.take_along_axis(weights, places.clip(0, weights.shape[1] - 1), axis=1), 0)
+    limits, alias = alias_tables(law)
     # A cell that is all its own: with itself as alias, a threshold that fits the bits draws the same.
-    alias = np.where(limits == capacity, np.arange(cells), alias)
+    capacity = 2**_TOTAL_BITS >> log_cells
+    alias = np.where(limits == capacity, np.arange(1 << log_cells), alias)
     limits = np.minimum(limits, capacity - 1)
-    packed = (limits >> _LOW_BITS) * cells + alias
-    return packed.astype(np.uint32), (limits & (2**_LOW_BITS - 1)).astype(np.uint32)
+    cells = ((limits >> _LOW_BITS << log_cells) + alias).astype(np.uint32)
+    rest = (limits & (2**_LOW_BITS - 1)).astype(np.uint32)
+    shape = *counts.shape, 1 << log_cells
+    return Level(cells.reshape(shape), rest.reshape(shape), low.astype(np.int32)), int(width.max())
 
 
 def _most_width(count: int, p: float) -> int:
     """How many values of Binomial(count, p) the Bernstein bound leaves above a probability 2^-66."""
-    spread = _TAIL_EXPONENT / 3 + math.sqrt(_TAIL_EXPONENT**2 / 9 + 2 * count * p * (1 - p) * _TAIL_EXPONENT)
+    spread = float(_spread(np.array(count), np.array(p)))
     low, high = max(0, math.floor(count * p - spread)), min(count, math.ceil(count * p + spread))
     return high - low + 1
 
 
-def _integer_weights(count: int, p: float) -> tuple[int, np.ndarray]:
-    """The lowest value and the probabilities of Binomial(count, p) times 2^62, integers of that sum."""
+def _spread(counts, p):
+    return _TAIL_EXPONENT / 3 + np.sqrt(_TAIL_EXPONENT**2 / 9 + 2 * counts * p * (1 - p) * _TAIL_EXPONENT)
+
+
+def integer_weights(counts: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Binomial(counts, p) times 2^62, integers of that sum: (rows,) first value, (rows, values) of all.
+
+    Args:
+      counts: (rows,) int.
+      p: (rows,) in (0, 1).
+    """
     total = 2**_TOTAL_BITS
-    if count == 0 or p == 1:
-        return count, np.array([total])
-    spread = _most_width(count, p)
-    mode = min(count, math.floor((count + 1) * p))
-    up = np.arange(mode, min(count, mode + spread), dtype=np.float64)
-    down = np.arange(mode, max(0, mode - spread), -1, dtype=np.float64)
-    odds = p / (1 - p)
-    rising = np.cumprod((count - up) / (up + 1) * odds)
-    falling = np.cumprod(down / (count + 1 - down) / odds)
-    law = np.concatenate([falling[::-1], [1.0], rising])
-    weights = np.rint(law / math.fsum(law) * total).astype(np.int64)
-    weights[len(falling)] += total - int(weights.sum())
-    used = np.flatnonzero(weights)
-    return mode - len(falling) + int(used[0]), weights[used[0] : used[-1] + 1]
+    mode = np.minimum(counts, np.floor((counts + 1) * p).astype(np.int64))
+    # Beyond the mode either way, which is within 1 of the mean.
+    reach = np.ceil(_spread(counts, p)).astype(np.int64) + 1
+    above, below = (int(np.minimum(reach, most).max()) for most in (counts - mode, mode))
+    up, down = mode[:, None] + np.arange(above), mode[:, None] - np.arange(below)
+    odds = (p / (1 - p))[:, None]
+    rising = np.cumprod((counts[:, None] - up).clip(0) / (up + 1) * odds, axis=1)
+    left = down.clip(0)
+    falling = np.cumprod(left / (counts[:, None] + 1 - left) / odds, axis=1)
+    law = np.concatenate([falling[:, ::-1], np.ones((len(counts), 1)), rising], axis=1)
+    weights = np.rint(law / law.sum(axis=1, keepdims=True) * total).astype(np.int64)
+    weights[:, below] += total - weights.sum(axis=1)
+    return mode - below, weights
 
 
-def _alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's table: cell j gives j below `limits[j]` and `alias[j]` above, of 2^62 / cells.
+def alias_tables(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Walker's tables of the rows: cell j gives j below `limits[j]` and `alias[j]` above, of 2^62 / cells.
 
     Heavy cells fill the light ones in order; one that has given too much is filled by the next heavy one.
-    Integer arithmetic throughout, so the table has exactly the weights' law.
+    Integer arithmetic throughout, so a table has exactly its weights' law.
+
+    Args:
+      weights: (rows, cells) int64, each row of the sum 2^62; cells a power of two.
     """
-    cells = 1 << max(1, (len(weights) - 1).bit_length())
-    capacity = 2**_TOTAL_BITS // cells
-    weights = np.pad(weights, (0, cells - len(weights)))
-    limits, alias = np.full(cells, capacity), np.arange(cells)
+    cells = weights.shape[1]
+    capacity, most = 2**_TOTAL_BITS // cells, np.iinfo(np.int64).max
     # A cell of exactly its capacity gives and takes nothing.
-    light, heavy = np.flatnonzero(weights < capacity), np.flatnonzero(weights > capacity)
-    if light.size == 0:
-        return limits, alias
-    missing, excess = np.cumsum(capacity - weights[light]), np.cumsum(weights[heavy] - capacity)
+    light, heavy = weights < capacity, weights > capacity
+    missing = np.cumsum(np.where(light, capacity - weights, 0), axis=1)
+    excess = np.cumsum(np.where(heavy, weights - capacity, 0), axis=1)
+    before = missing - np.where(light, capacity - weights, 0)
+    # All in one order: a heavy cell where it runs out, a light one where it begins to be filled.
+    ends = np.concatenate([np.where(heavy, excess, most), np.where(light, before, most)], axis=1)
+    order = np.argsort(ends, axis=1, kind="stable")
+    filled, emptied = (np.cumsum(kind, axis=1) for kind in (order >= cells, order < cells))
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(2 * cells), order.shape), axis=1)
+    # The n-th light cell is filled by the first heavy one that has not run out before.
+    used_up = np.take_along_axis(emptied, place[:, cells:], axis=1)
+    begun = np.take_along_axis(filled, place[:, :cells], axis=1)
+    heavy_cells = np.argsort(~heavy, axis=1, kind="stable")
+    light_cells = np.argsort(~light, axis=1, kind="stable")
+    limits, alias = np.full(weights.shape, capacity), np.broadcast_to(np.arange(cells), weights.shape).copy()
     limits[light] = weights[light]
-    before = np.concatenate([[0], missing[:-1]])
-    alias[light] = heavy[np.searchsorted(excess, before, side="right")]
+    alias[light] = np.take_along_axis(heavy_cells, used_up.clip(0, cells - 1), axis=1)[light]
     # The light cell at which a heavy one ran out; the last heavy one comes out even.
-    overdrawn = missing[np.searchsorted(missing, excess[:-1], side="left")] - excess[:-1]
-    limits[heavy[:-1]] = capacity - overdrawn
-    alias[heavy[:-1]] = heavy[1:]
+    ran_out = np.take_along_axis(light_cells, (begun - 1).clip(0), axis=1)
+    overdrawn = np.take_along_axis(missing, ran_out, axis=1) - excess
+    rank = np.cumsum(heavy, axis=1)
+    passed_on = heavy & (rank < rank[:, -1:])
+    limits[passed_on] = (capacity - overdrawn)[passed_on]
+    alias[passed_on] = np.take_along_axis(heavy_cells, rank.clip(0, cells - 1), axis=1)[passed_on]
     return limits, alias

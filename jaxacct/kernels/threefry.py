@@ -49,7 +49,7 @@ def bits_32_of(keys, size: int):
     the time of drawing batch sizes.
     """
     # Where it is off, `jax.random.bits` counts in another way.
-    if not jax.config.jax_threefry_partitionable:  # pyrefly: ignore[missing-attribute]
+    if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return jax.vmap(lambda key: bits_32(key, (size,)))(keys)
     words = jax.random.key_data(keys)
     x, y = _rounds(words[:, :1], words[:, 1:], jnp.uint32(0), jnp.arange(size, dtype=jnp.uint32)[None])
@@ -74,7 +74,7 @@ def bits_32_at_once(key, shape):
 
 def bits_32_at(key, size: int, places):
     """uint32 of the shape of `places`: the words of `bits_32(key, (size,))` at these, without the others."""
-    if not jax.config.jax_threefry_partitionable:  # pyrefly: ignore[missing-attribute]
+    if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return bits_32(key, (size,))[places]
     first, second = jax.random.key_data(key)
     x, y = _rounds(first, second, jnp.uint32(0), places.astype(jnp.uint32))
@@ -84,6 +84,11 @@ def bits_32_at(key, size: int, places):
 def split(key, num: int = 2):
     """(num,) keys: those of `jax.random.split`."""
     return jax.random.split(key, num)
+
+
+def key_of_words(words):
+    """The keys of (..., 2) uint32 words: the inverse of `jax.random.key_data`."""
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def fold_in(key, number):

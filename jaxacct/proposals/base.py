@@ -89,6 +89,14 @@ class Proposal:
     """Terms may be positive down to a loss of minus this, natural log."""
     of_a_bound: bool = False
     """Whether what is drawn is a bound on the divergence: a lower bound on that says nothing."""
+    words: int = 1
+    """How draws are made of random words, as a number: kept draws go on only where it is the same."""
+
+    @property
+    def drawn_law(self) -> dict[str, Any]:
+        """What is kept beside draws: terms are in units of the scale of the law that they were drawn from."""
+        law = {"proposal": self.name, "log_scale": self.log_scale}
+        return law if self.words == 1 else law | {"words": self.words}
 
     def weight_error(self, loss_error: float) -> float:
         """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log.
@@ -189,6 +197,7 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
         tables=seen.tables,
         relative_error=(1 + scheme.draw_error()) * (1 + relative) - 1,
         total_variation=variation,
+        words=seen.words,
     )
 
 

@@ -45,7 +45,7 @@ class IndependentCuts:
         eligible, where = np.unique(
             np.minimum(uncut.participation_probabilities() / p, 1), return_inverse=True
         )
-        highest = _quantile(others, eligible, _RARE / n)
+        highest = binomial_quantile(others, eligible, _RARE / n)
         exceeded = scipy.stats.binom.sf(highest, others, eligible) * (1 + _ABOVE)
         chances = scipy.stats.binom.sf(max_batch_size - 1, highest, p) * (1 + _ABOVE)
         found = np.minimum(chances, 1.0)[where]
@@ -77,7 +77,7 @@ def time_first(half_square_norms, log_ratios):
     return norms.reshape(-1, *[1] * (log_ratios.ndim - 1)) if norms.ndim else norms
 
 
-def _quantile(number: int, probabilities: np.ndarray, above: float) -> np.ndarray:
+def binomial_quantile(number: int, probabilities: np.ndarray, above: float) -> np.ndarray:
     """The least k with `P(Binomial(number, p) > k) <= above`; SciPy's `isf` takes 1 - above, which is 1."""
     low, high = np.full(probabilities.shape, -1.0), np.full(probabilities.shape, float(number))
     while (high - low > 1).any():

@@ -27,16 +27,21 @@ from jax import lax
 
 from jaxacct import _validate
 from jaxacct.kernels import threefry
-from jaxacct.kernels.binomial import binomial_of_words, binomial_tables
+from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables, digit_errors
+from jaxacct.kernels.loops import any_left
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
-from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
+from jaxacct.schemes.independent_cuts import IndependentCuts, binomial_quantile, time_first
 from jaxacct.statistics.direction import Direction
 
 # Steps whose random words are made together, so that they fit a cache.
 _STEPS_AT_ONCE = 256
+# The bit of a state, beside those of a pool, that tells that a draw was a tie.
+_TIE = np.uint32(1 << 31)
+# That a pool is ever outside the window that tables are made for; booked as total variation.
+_OUTSIDE = 2.0**-64
 
 
 @dataclass(frozen=True)
@@ -178,18 +183,38 @@ class TruncatedBMinSep(Scheme):
 
     def batch_size_tables(self) -> Any:
         """The pytree of arrays that `draw_batch_sizes` looks up; made once per process, 8 bytes a cell."""
-        p, b, others = self.sampling_probability, self.min_separation, self.dataset_size - 1
-        joining = binomial_tables(others, (p,)).arrays if p < 1 else None
-        past = None
-        if self.warm_start and b > 1:
-            past = binomial_tables(others, self._past_probabilities()).arrays
-        return joining, past
+        return tuple(None if tables is None else tables.arrays for tables in self._tables)
 
-    def _past_probabilities(self) -> tuple[float, ...]:
-        """Of having taken part t - (b-1) steps before the first, given at none before that, t = 0 .. b-2.
+    @property
+    def _tables(self) -> tuple[Tables | None, Tables | None]:
+        """Of who joins from the pool; and, under a warm start, at the first b - 1 steps."""
+        p, b = self.sampling_probability, self.min_separation
+        joining = binomial_tables((self._pool_window,), (p,)) if p < 1 else None
+        if not self.warm_start or b == 1:
+            return joining, None
+        return joining, binomial_tables(self._first_windows, self._first_probabilities)
 
-        The stationary law has p / (1 + (b-1) p) for each of these steps, so given none of t it is
-        `p / (1 + (b-1-t) p)`.
+    @functools.cached_property
+    def _pool_window(self) -> tuple[int, int]:
+        """Between which numbers the pool is at every step, but for a probability of `_OUTSIDE`."""
+        # The others are independent, so as many are eligible as a binomial says.
+        eligible = np.minimum(self.participation_probabilities() / self.sampling_probability, 1)
+        low, high = _windows(self.dataset_size - 1, np.unique(eligible), _OUTSIDE / (8 * self.iterations))
+        return int(low.min()), int(high.max())
+
+    @functools.cached_property
+    def _first_windows(self) -> tuple[tuple[int, int], ...]:
+        """The same of those not sampled before the first steps t = 0 .. b - 2, under a warm start."""
+        left = 1 - np.arange(self.min_separation - 1) * self.participation_rate
+        low, high = _windows(self.dataset_size - 1, left, _OUTSIDE / (8 * self.min_separation))
+        return tuple(zip(low.astype(int).tolist(), high.astype(int).tolist(), strict=True))
+
+    @property
+    def _first_probabilities(self) -> tuple[float, ...]:
+        """Of being sampled at step t = 0 .. b-2 given at none before, under a warm start.
+
+        The stationary law has p / (1 + (b-1) p) for each of these steps, at most one of which samples an
+        example, so given none of t it is `p / (1 + (b-1-t) p)`.
         """
         p, b = self.sampling_probability, self.min_separation
         return tuple(p / (1 + (b - 1 - t) * p) for t in range(b - 1))
@@ -198,8 +223,8 @@ class TruncatedBMinSep(Scheme):
         """Batch sizes of the other `dataset_size` - 1 examples before cutting.
 
         Exact recurrence over counts: the pool at step i is everyone who was not sampled at steps
-        i-b+1 .. i-1, and each member joins with probability p. A warm start draws the counts of the b - 1
-        steps before the first as one multinomial of the stationary law.
+        i-b+1 .. i-1, and each member joins with probability p. Under a warm start the sizes of the first
+        b - 1 steps are one multinomial of the stationary law (proofs/truncated_batches.md, section 5).
 
         Args:
           key: a JAX key.
@@ -211,49 +236,34 @@ class TruncatedBMinSep(Scheme):
 
         Source: arXiv 2602.09338, appendix D and algorithm 2. Error: `batch_size_error`.
         """
-        joining, past = self.batch_size_tables() if tables is None else tables
+        joining, first = self.batch_size_tables() if tables is None else tables
         n, b, others = self.iterations, self.min_separation, self.dataset_size - 1
-        past_key, key = threefry.split(key)
-        recent = jnp.zeros((b - 1, num_samples), jnp.int32)  # of the b - 1 steps before
+        first_key, key = threefry.split(key)
         pool = jnp.full((num_samples,), others, jnp.int32)
-        if past is not None:
+        recent, sizes = jnp.zeros((b - 1, num_samples), jnp.int32), []  # of the b - 1 steps before
+        if first is not None:
+            places = jnp.arange(min(n, b - 1), dtype=jnp.int32)
+            starts = range(0, len(places), _STEPS_AT_ONCE)
+            keys = threefry.split(first_key, 2 * len(starts)).reshape(-1, 2)
+            for number, start in enumerate(starts):
+                at = places[start : start + _STEPS_AT_ONCE]
+                pool, some = _block(keys[number], pool, first, at, 0 * at)
+                sizes.append(some)
+            recent = jnp.concatenate(sizes)
+        if (left := n - (len(recent) if sizes else 0)) > 0:
+            blocks = -(-left // min(left, _STEPS_AT_ONCE, b - 1 if b > 1 else left))
+            each = -(-left // blocks)
 
-            def past_step(pool, at):
-                words, places, lowest = at
-                size = binomial_of_words(words, pool, past._replace(places=places, lowest=lowest))
-                return pool - size, size
+            def block(carry, keys):
+                pool, recent = carry
+                back = recent[:each] if b > 1 else None
+                pool, some = _block(keys, pool, joining, each, back)
+                return (pool, jnp.concatenate([recent, some])[each:] if b > 1 else recent), some
 
-            keys = _blocks(past_key, b - 1)
-            # The last table serves the steps beyond, which are drawn for nothing.
-            spare = [(0, keys.size - (b - 1)), (0, 0), (0, 0)]
-            of_steps = [
-                jnp.pad(part, spare, mode="edge").reshape(*keys.shape, *part.shape[1:])
-                for part in (past.places, past.lowest)
-            ]
-
-            def past_block(pool, at):
-                keys, *of_steps = at
-                return lax.scan(past_step, pool, (_words(keys, past, num_samples), *of_steps))
-
-            _, recent = lax.scan(past_block, pool, (keys, *of_steps))
-            recent = recent.reshape(-1, num_samples)[: b - 1]
-            pool = pool - recent.sum(axis=0)
-        at_joining = None if joining is None else joining.of(0)
-
-        def step(pool, at):
-            words, back = at
-            size = pool if at_joining is None else binomial_of_words(words, pool, at_joining)
-            return (pool if back is None else pool - size + back), size
-
-        def block(carry, keys):
-            pool, recent = carry
-            back = recent[: len(keys)] if b > 1 else None
-            words = None if at_joining is None else _words(keys, at_joining, num_samples)
-            pool, sizes = lax.scan(step, pool, (words, back), length=len(keys))
-            return (pool, jnp.concatenate([recent, sizes])[len(keys) :] if b > 1 else recent), sizes
-
-        _, sizes = lax.scan(block, (pool, recent), _blocks(key, n, b - 1 if b > 1 else n))
-        return sizes.reshape(-1, num_samples)[:n].T
+            keys = threefry.split(key, 2 * blocks).reshape(blocks, 2)
+            _, later = lax.scan(block, (pool, recent), keys)
+            sizes.append(later.reshape(-1, num_samples))
+        return jnp.concatenate(sizes)[:n].T
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
         """(iterations,) float64: the mean size of the cut batches (padding is not counted)."""
@@ -321,17 +331,23 @@ class TruncatedBMinSep(Scheme):
         """How far the law of `draw_batch_sizes` is from the intended one: (relative error, total variation).
 
         It is within that total variation of a law whose density is within that relative error. The first
-        is float64 rounding in the tables, the second their 62-bit grid and cut tails.
+        is float64 rounding in the tables, the second their 62-bit grid, cut tails and pools that are out of
+        their windows. At least what the tables of the first plans were off by (`digit_errors`), as plans
+        hold these numbers: more is booked than is needed.
         """
-        p, b, others = self.sampling_probability, self.min_separation, self.dataset_size - 1
-        relative = variation = 0.0
-        if p < 1:
-            tables = binomial_tables(others, (p,))
-            relative, variation = self.iterations * tables.relative, self.iterations * tables.variation
-        if self.warm_start and b > 1:
-            tables = binomial_tables(others, self._past_probabilities())
-            relative, variation = relative + (b - 1) * tables.relative, variation + (b - 1) * tables.variation
-        return float(np.expm1(relative)), variation
+        n, b, others = self.iterations, self.min_separation, self.dataset_size - 1
+        p, (joining, first) = self.sampling_probability, self._tables
+        starting = 0 if first is None else min(n, b - 1)
+        relative, variation, before = 0.0, _OUTSIDE, np.zeros(2)
+        for tables, steps in ((joining, n - starting), (first, starting)):
+            if tables is not None:
+                relative, variation = relative + steps * tables.relative, variation + steps * tables.variation
+        if joining is not None:
+            before += n * np.array(digit_errors(others, (p,)))
+        if first is not None:
+            before += (b - 1) * np.array(digit_errors(others, self._first_probabilities))
+        relative, variation = max(relative, before[0]), max(variation, before[1])
+        return float(np.expm1(relative)), float(variation)
 
     # -- Likelihoods --------------------------------------------------------------------------------------
 
@@ -387,6 +403,7 @@ class BatchSizes(SideInformation):
 
     scheme: TruncatedBMinSep
     name: ClassVar[str] = "batch_sizes"
+    words: ClassVar[int] = 2  # 1: tables of all digits, a past before the first step
 
     def tables(self) -> Any:
         return self.scheme.batch_size_tables()
@@ -398,19 +415,68 @@ class BatchSizes(SideInformation):
         return self.scheme.batch_size_error()
 
 
-def _blocks(key, steps: int, most: int = _STEPS_AT_ONCE):
-    """(blocks, steps of each) keys of all steps, in blocks of `most` steps at most, and some steps beyond."""
-    blocks = -(-steps // min(most, _STEPS_AT_ONCE))
-    each = -(-steps // blocks)
-    keys = jax.vmap(threefry.fold_in, (None, 0))(key, jnp.arange(blocks * each))
-    return keys.reshape(blocks, each)
+def _windows(number: int, probabilities: np.ndarray, outside: float) -> tuple[np.ndarray, np.ndarray]:
+    """Least and largest values of Binomial(number, probabilities), each but for a probability `outside`."""
+    return number - binomial_quantile(number, 1 - probabilities, outside), binomial_quantile(
+        number, probabilities, outside
+    )
 
 
-def _words(keys, arrays, num_samples: int):
-    """(keys, 2, levels, num_samples) uint32: what `draw_binomial` draws with each of the keys."""
-    levels = arrays.places.shape[-2]
-    words = threefry.bits_32_of(keys, 2 * levels * num_samples)
-    return words.reshape(len(keys), 2, levels, num_samples)
+def _block(keys, pool, arrays, steps, back):
+    """`(pool after, (steps, num_samples) sizes)` of some steps from a pool.
+
+    Args:
+      keys: two, of these steps.
+      pool: (num_samples,) int32.
+      arrays: of `binomial_tables`; None where all that may join do.
+      steps: how many; or for every one of them which of the probabilities of `arrays` is its own.
+      back: (steps, ...) int32, how many come back to the pool after every step; None: all that joined.
+    """
+    at, length = (None, steps) if isinstance(steps, int) else (steps, len(steps))
+    shape = (length, *pool.shape)
+    if arrays is None:  # all of the pool; who comes back is the next one
+        sizes = jnp.broadcast_to(pool, shape) if back is None else jnp.concatenate([pool[None], back[:-1]])
+        return (pool if back is None else back[-1]), sizes
+
+    def words_of(key):
+        return _words(key, len(arrays.levels), shape)
+
+    def run(words, low_words=None):
+        if back is None:
+            sizes, tie = binomial_of_words(words, jnp.broadcast_to(pool, shape), arrays, 0, low_words)
+            return tie, pool, sizes
+
+        # One array a step, the pool: what is written besides makes XLA compute all of it again. The sizes
+        # follow from the pools, and a tie at any step is a bit.
+        def step(state, given):
+            words, low_words, at, back = given
+            pool = (state & (_TIE - 1)).astype(jnp.int32)
+            size, tie = binomial_of_words(words, pool, arrays, 0 if at is None else at, low_words)
+            state = (pool - size + back).astype(jnp.uint32) | (state & _TIE) | (tie.astype(jnp.uint32) << 31)
+            return state, state
+
+        _, states = lax.scan(step, pool.astype(jnp.uint32), (words, low_words, at, back), length=length)
+        pools = (states & (_TIE - 1)).astype(jnp.int32)
+        before = jnp.concatenate([pool[None], pools[:-1]])
+        return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools
+
+    def again(found):
+        # Keys that depend on what is carried, or XLA would do all of this before the loop, and always.
+        never = (~any_left(found[0])).astype(jnp.uint32)
+        same = threefry.key_of_words(jax.random.key_data(keys) ^ never)
+        tie, *found = run(*map(words_of, same))
+        return jnp.zeros_like(tie), *found
+
+    # Words and look-ups that only ties need, one in a million draws: all steps again, with them.
+    return lax.while_loop(lambda found: any_left(found[0]), again, run(words_of(keys[0])))[1:]
+
+
+def _words(key, number: int, shape) -> list:
+    """So many arrays of `shape` of uniform uint32 words."""
+    pairs = threefry.two_words(key, (-(-number // 2), *shape))
+    if jax.default_backend() == "cpu":
+        pairs = lax.optimization_barrier(pairs)  # as for normals (`randomness.normal_pairs`)
+    return [pairs[k % 2][k // 2] for k in range(number)]
 
 
 def _required(batch_sizes):
