@@ -197,7 +197,7 @@ def test_bad_arguments_are_one_line(bad):
 def test_from_draws(key):
     """Draws of six Poisson steps: above the truth by dp-accounting, and near it where draws can tell."""
     mechanism = Mechanism(Poisson(6, 0.2), BandedToeplitz.square_root(1), 1.0)
-    options = dict(largest_epsilon=4.0, points=41, num_samples=20_000, key=key)
+    options = dict(largest_epsilon=4.0, points=21, num_samples=20_000, key=key)
     found = dominating_pld(mechanism, failure_probability=1e-6, **options)
     assert found.failure_probability == pytest.approx(1e-6, rel=1e-9)
     for epsilon in (0.2, 1.0, 2.0):

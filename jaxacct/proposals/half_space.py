@@ -13,6 +13,7 @@ whose mean M under Q is small where the tangent is good. The proposal draws t fr
 side times the normal density, and the rest of the noise freely.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -127,6 +128,7 @@ def log_half_space_mean(edge: float, slope: float) -> float:
     return float(log_ndtr(edge) + math.log(max(-math.expm1(min(above, 0.0)), 1e-300)))
 
 
+@functools.lru_cache(maxsize=64)  # seventy tangents, asked for again by whoever verifies what was chosen
 def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
     """The tangent with the smallest mean of its bound: Jensen's, and points down along the last gradient.
 

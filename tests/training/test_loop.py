@@ -1,6 +1,7 @@
 """fit: a plain reference loop, what it refuses, interruption and resume, devices, secrets."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -156,12 +157,25 @@ def test_refuses_a_plan_that_is_not_certified_or_has_no_size():
         run(plan=bare)
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 8, 11])
-def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, tmp_path, monkeypatch):
-    """An exception in the middle of step `stop`; the second call restores, replays and ends the same."""
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The plan, folder and result of a run that nothing stops, with C banded or a running sum."""
     sums = BufferedToeplitz((0.9, 0.4), (0.3, 0.2), 12)
-    covered = plan(dataset_size=ROWS, strategy=sums if stop == 8 else None)
-    whole = run(plan=covered, out=tmp_path / "whole", checkpoint_every=4, optimizer=optax.adam(0.1))
+
+    @functools.cache
+    def whole(buffered: bool):
+        folder = tmp_path_factory.mktemp("whole")
+        covered = plan(dataset_size=ROWS, strategy=sums if buffered else None)
+        result = run(plan=covered, out=folder, checkpoint_every=4, optimizer=optax.adam(0.1))
+        return covered, folder, result
+
+    return whole
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 8, 11])
+def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, never_stopped, tmp_path, monkeypatch):
+    """An exception in the middle of step `stop`; the second call restores, replays and ends the same."""
+    covered, folder, whole = never_stopped(stop == 8)
     real, calls = Sampler.next, []
 
     def crash(self):
@@ -178,7 +192,7 @@ def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, tmp_path, monkey
     # Other keys offered: those of the run that began count (of the noise, from the checkpoint).
     part = run(**options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
-    a, b = ((tmp_path / name / "private_metrics.jsonl").read_text() for name in ("whole", "part"))
+    a, b = ((path / "private_metrics.jsonl").read_text() for path in (folder, tmp_path / "part"))
     assert a == b
 
 
@@ -192,11 +206,19 @@ OTHERS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """The folder of one run that ended, which refused ones leave as it is."""
+    folder = tmp_path_factory.mktemp("run")
+    run(out=folder)
+    yield folder
+    assert run(out=folder).steps == 12
+
+
 @pytest.mark.parametrize(("options", "message"), OTHERS, ids=[m for _, m in OTHERS])
-def test_a_folder_of_another_run_is_refused(options, message, tmp_path):
-    run(out=tmp_path)
+def test_a_folder_of_another_run_is_refused(options, message, a_run):
     with pytest.raises(ValueError, match=message):
-        run(out=tmp_path, **options)
+        run(out=a_run, **options)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
@@ -325,7 +347,6 @@ from tests.training.plans import plan
 mesh = jax.make_mesh((8,), ("data",))
 assert len(jax.devices()) == 8
 one = run(optimizer=optax.adam(0.1), microbatch_size=8)
-spread = run(optimizer=optax.adam(0.1), microbatch_size=8, mesh=mesh)
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 big = {"w": jax.numpy.zeros((16, 3)), "b": jax.numpy.zeros(())}
 frozen = jax.numpy.array([2.0, 1.0, 1.0])
@@ -334,8 +355,7 @@ alone = run(model=big, loss=wide, microbatch_size=8)
 params = {"w": jax.device_put(big["w"], sharding), "b": big["b"]}
 cut = run(model=params, loss=wide, mesh=mesh, microbatch_size=8)
 assert cut.params["w"].sharding.spec == sharding.spec, cut.params["w"].sharding
-for a, b in ((one, spread), (alone, cut)):
-    np.testing.assert_allclose(flat(a.params), flat(b.params), rtol=1e-5, atol=1e-6)
+np.testing.assert_allclose(flat(alone.params), flat(cut.params), rtol=1e-5, atol=1e-6)
 # Begun on one device it goes on on eight, if that is asked for, and says that bits are others.
 with tempfile.TemporaryDirectory() as out:
     options = dict(optimizer=optax.adam(0.1), microbatch_size=8, out=out, checkpoint_every=4)

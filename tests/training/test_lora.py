@@ -82,7 +82,7 @@ def test_the_script(tmp_path, capsys, monkeypatch):
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(nnx.state(tuned, nnx.LoRAParam)))
     capsys.readouterr()
     # One of other sizes is refused in a line.
-    assert command(tmp_path / "c", *ours, "--checkpoint", tmp_path / "a/base", "--width=16") == 2
+    assert command(tmp_path / "c", *ours, "--checkpoint", tmp_path / "a/base", "--layers=2") == 2
     error = capsys.readouterr().err.strip()
     assert "model must be of the structure" in error and len(error.splitlines()) == 1
 

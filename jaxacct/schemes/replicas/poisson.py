@@ -4,6 +4,8 @@ At each step the number k of replicas that take part is Binomial(m, p) reweighte
 `e^{k (k-1) / 2 sigma^2}`, and `Z_m` is the n-th power of the total weight (b-min-sep with b = 1 alike).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,7 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     return 0.0, mechanism.scheme.iterations * (m + 1) * 2.0**-33
 
 
+@functools.lru_cache(maxsize=256)
 def _law(mechanism: Attracting, m: int):
     k = np.arange(m + 1)
     log_weights = scipy.stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
