@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.estimates.shared_draws import sample_privacy_losses
-from jaxacct.kernels import randomness
+from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.memory_traffic import bytes_moved
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
@@ -99,7 +99,7 @@ def _cost(proposal) -> dict:
         jnp.dtype(jnp.float32),
         mechanism.noise_multiplier,
         proposal.tables(),
-        randomness.block_keys(randomness.fresh_key(), 0, 1),
+        threefry.trees(randomness.block_keys(randomness.fresh_key(), 0, 1)),
     ).compile()
     flops = (compiled.cost_analysis() or {}).get("flops")
     return {

@@ -1,5 +1,8 @@
 """Random words and normals: quality, tails, independence, and no dependence on how blocks are batched."""
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +104,40 @@ def test_keys_and_integers_are_those_of_jax():
         if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
             mine, expected = jax.random.key_data(mine), jax.random.key_data(expected)
         np.testing.assert_array_equal(mine, expected)
+
+
+def test_branches_of_trees_are_the_keys_of_jax():
+    """Every path through a tree, down by both ways and one step beyond it, mapped over trees."""
+    keys = jax.random.split(jax.random.key(13), 2)
+    paths = list(itertools.product(*map(range, threefry._WIDTHS)))
+
+    def ways(key, path):
+        yield functools.reduce(threefry.fold_in, path, key)
+        yield functools.reduce(lambda above, at: threefry.split(above, at + 1)[at], path, key)
+
+    def words(found):
+        return jnp.stack([jax.random.key_data(threefry.whole(key)) for key in found])
+
+    @jax.jit
+    @jax.vmap
+    def found(key):
+        *_, last = ways(key, paths[-1])
+        beyond = [key, threefry.split(last)[1], threefry.fold_in(last, 1), threefry.split(key, 4)[1]]
+        return jnp.stack([words(ways(key, path)) for path in paths], axis=1), words(beyond)
+
+    @jax.jit
+    @jax.vmap
+    def expected(key):
+        def step(above, numbers):
+            return jax.vmap(jax.random.fold_in)(above, numbers), None
+
+        of_paths = jax.lax.scan(step, jnp.broadcast_to(key, len(paths)), jnp.asarray(paths, jnp.uint32).T)[0]
+        after = jax.random.split(of_paths[-1])[1]
+        return jax.random.key_data(of_paths), words([key, after, after, jax.random.split(key, 4)[1]])
+
+    (both, beyond), (of_paths, after) = found(threefry.trees(keys)), expected(keys)
+    np.testing.assert_array_equal(both, np.stack([of_paths, of_paths], axis=1))
+    np.testing.assert_array_equal(beyond, after)
 
 
 @pytest.mark.parametrize("below", [1, 3, 7, 2**8 - 1])

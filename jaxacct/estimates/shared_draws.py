@@ -81,7 +81,7 @@ def sample_privacy_losses(
 
     def losses(sigmas, in_logs: bool) -> np.ndarray:
         def draw(first):
-            keys = randomness.block_keys(stream, first, at_once)
+            keys = threefry.trees(randomness.block_keys(stream, first, at_once))
             return np.asarray(_blocks(scheme, strategy, direction, in_logs, sigmas, keys))
 
         with ThreadPoolExecutor(workers()) as pool:
@@ -162,13 +162,14 @@ def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
 
         return jax.lax.map(at, sigmas) if jax.default_backend() == "cpu" else jax.vmap(at)(sigmas)
 
-    number = keys.shape[0]
+    number = len(jax.tree.leaves(keys)[0])
     if jax.default_backend() == "cpu":
         # Side by side only what is short beside its call, and stays in cache.
         wide = _together(sigmas.shape[0]) if by_sums else 1
         most = max(1, min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations)))
         number = max(k for k in range(1, most + 1) if number % k == 0)
-    found = jax.lax.map(losses, keys.reshape(-1, number))
+    groups = jax.tree.map(lambda leaf: leaf.reshape(-1, number, *leaf.shape[1:]), keys)
+    found = jax.lax.map(losses, groups)
     return found.transpose(1, 0, 2).reshape(sigmas.shape[0], -1)
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
 from jaxacct.kernels.programs import number
-from jaxacct.kernels.threefry import bits_32, split, two_words
+from jaxacct.kernels.threefry import bits_32, split, two_words, whole
 
 BLOCK_SIZE = 128
 
@@ -144,7 +144,7 @@ def normal_pairs(key, shape, dtype):
     off by: proofs/rounding.md, section 5.
     """
     if jnp.dtype(dtype) != jnp.float32:
-        return tuple(jax.random.normal(part, shape, dtype) for part in jax.random.split(key))
+        return tuple(jax.random.normal(whole(part), shape, dtype) for part in split(key))
     key, row_key = split(key)
     words = two_words(key, shape)
     # Compiled together with what follows, they take XLA of JAX 0.12 20 s on a CPU, for no gain.

@@ -5,15 +5,19 @@ they are used; JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65
 n = 7200. The others keep JAX's loop: written out as well, they are computed anew for every use, and some
 programs no longer end compiling.
 
-Keys are JAX keys of the implementation "threefry2x32".
+Keys are JAX keys of the implementation "threefry2x32", or `Branch`es of trees of them: what a program
+splits off its keys was half of its random loops, and a loop takes 25 milliseconds to lower and compile.
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
 """
 
+import dataclasses
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -23,7 +27,7 @@ def two_words(key, shape):
 
     Both words of a counter are used, where `bits_32` keeps one of them.
     """
-    first, second = jax.random.key_data(key)
+    first, second = _words_of(key)
     size = math.prod(shape)
     counters = jnp.arange(2 * size, dtype=jnp.uint32)
     return _rounds(first, second, counters[:size].reshape(shape), counters[size:].reshape(shape))
@@ -61,7 +65,7 @@ def bits_32(key, shape):
 
     XLA compiles the rounds of threefry over one long axis in half the time it takes over several.
     """
-    return jax.random.bits(key, (math.prod(shape),), jnp.uint32).reshape(shape)
+    return jax.random.bits(whole(key), (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
 def bits_32_at_once(key, shape):
@@ -69,21 +73,96 @@ def bits_32_at_once(key, shape):
 
     For words that are used once, and not in a loop (see above).
     """
-    return bits_32_of(key[None], math.prod(shape))[0].reshape(shape)
+    return bits_32_of(whole(key)[None], math.prod(shape))[0].reshape(shape)
 
 
 def bits_32_at(key, size: int, places):
     """uint32 of the shape of `places`: the words of `bits_32(key, (size,))` at these, without the others."""
     if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return bits_32(key, (size,))[places]
-    first, second = jax.random.key_data(key)
+    first, second = _words_of(key)
     x, y = _rounds(first, second, jnp.uint32(0), places.astype(jnp.uint32))
     return x ^ y
 
 
+# How many keys are split off each key of a tree, level by level; the draws of a block seldom take more.
+_WIDTHS = (3, 3, 2, 2, 2)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["level", "leaf"])
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A key whose descendants are in a table already: `split` and `fold_in` only look them up.
+
+    Attributes:
+      words: (levels, leaves, 2) uint32: the key at each level on the way to each leaf of the tree.
+      level: how often it was split off; 0 is the key that the tree was made of.
+      leaf: the first leaf below it.
+    """
+
+    words: jax.Array
+    level: int
+    leaf: int
+
+    @property
+    def children(self) -> int:
+        """How many keys of `split` are known."""
+        return (*_WIDTHS, 0)[self.level]
+
+    def child(self, number: int) -> "Branch":
+        """The key that `fold_in` has for this number, below `children`."""
+        leaves = math.prod(_WIDTHS[self.level + 1 :])
+        return Branch(self.words, self.level + 1, self.leaf + number * leaves)
+
+
+def trees(keys):
+    """The (number of keys,) trees of JAX keys, as one `Branch`: made once for all that a program splits off.
+
+    The keys themselves where JAX splits in another way.
+    """
+    return _trees(keys) if _splits_are_foldings() else keys
+
+
+@jax.jit
+def _trees(keys):
+    leaves = np.arange(math.prod(_WIDTHS))
+    below = np.cumprod((*_WIDTHS, 1)[::-1])[-2::-1]
+    numbers = leaves // below[:, None] % np.array(_WIDTHS)[:, None]
+
+    def level(above, numbers):
+        found = jax.vmap(jax.vmap(jax.random.fold_in), (0, None))(above, numbers)
+        return found, jax.random.key_data(found)
+
+    roots = jnp.broadcast_to(keys[:, None], (*keys.shape, leaves.size))
+    words = jax.lax.scan(level, roots, jnp.asarray(numbers, jnp.uint32))[1]
+    words = jnp.concatenate([jax.random.key_data(roots)[None], words])
+    return Branch(words.swapaxes(0, 1), 0, 0)
+
+
+def _splits_are_foldings() -> bool:
+    """Whether the keys of `jax.random.split` are those of `fold_in` with 0, 1, .."""
+    return jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _words_of(key):
+    """(2,) uint32: the words of a key."""
+    if isinstance(key, Branch):
+        return key.words[key.level, key.leaf]
+    return jax.random.key_data(key)
+
+
+def whole(key):
+    """The JAX key of one that may be a `Branch`."""
+    if isinstance(key, Branch):
+        return jax.random.wrap_key_data(_words_of(key), impl="threefry2x32")
+    return key
+
+
 def split(key, num: int = 2):
-    """(num,) keys: those of `jax.random.split`."""
-    return jax.random.split(key, num)
+    """`num` keys: those of `jax.random.split`; a tuple where they are known, else a (num,) array."""
+    if isinstance(key, Branch) and num <= key.children:
+        return tuple(map(key.child, range(num)))
+    return jax.random.split(whole(key), num)
 
 
 def key_of_words(words):
@@ -93,7 +172,9 @@ def key_of_words(words):
 
 def fold_in(key, number):
     """The key of `jax.random.fold_in`, for a number below 2^32."""
-    return jax.random.fold_in(key, number)
+    if isinstance(key, Branch) and isinstance(number, int) and number < key.children:
+        return key.child(number)
+    return jax.random.fold_in(whole(key), number)
 
 
 def integers(key, shape, below: int):
@@ -102,7 +183,7 @@ def integers(key, shape, below: int):
     Args:
       below: 1 .. 2^31 - 1, static.
     """
-    return jax.random.randint(key, shape, 0, below)
+    return jax.random.randint(whole(key), shape, 0, below)
 
 
 def integers_error(below: int) -> float:

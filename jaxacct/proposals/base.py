@@ -109,7 +109,7 @@ class Proposal:
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:
         """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
-        keys = randomness.block_keys(key, first_block, num_blocks)
+        keys = threefry.trees(randomness.block_keys(key, first_block, num_blocks))
         mechanism = self.mechanism
         draws = draw_blocks(
             self.draw_block,
@@ -125,7 +125,7 @@ class Proposal:
 
 @compiled(static=4)
 def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
-    """The draws of the blocks `keys` over all local devices; see `Proposal`."""
+    """The draws of the blocks `keys`, or of `threefry.trees` of them, over all devices; see `Proposal`."""
 
     def one_block(key, sigma, tables):
         return draw_block(key, scheme, strategy, sigma, tables, dtype)
@@ -138,7 +138,7 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
         return jax.vmap(one_block, (0, None, None))(keys, sigma, tables)
 
     devices = jax.local_devices()
-    if len(devices) == 1 or keys.shape[0] % len(devices):
+    if len(devices) == 1 or len(jax.tree.leaves(keys)[0]) % len(devices):
         return one_device(keys, sigma, tables)
     # Blocks over all local devices; what a block draws depends on its key alone.
     mesh = jax.sharding.Mesh(np.array(devices), ("blocks",))
