@@ -3,6 +3,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.trend import Pilot, trend
 from jaxacct.strategies import Strategy, ending
 from jaxacct.verification.extrapolation import Extrapolation, cheaper_extrapolation
 from jaxacct.verification.run import Evidence, Progress, verify
@@ -32,10 +34,19 @@ SEARCH_BLOCKS = 16
 # Grid steps within which a glance at each noise multiplier says where the smallest promising one is.
 _NEAR = 4
 _NOTHING = 0.5  # a sum of terms up to which a pilot saw next to nothing
-# Of the failure probability, what verifying the smallest promising noise multiplier may spend. Where that is
-# not accepted, which is seldom, the rest is for these grid steps above it, largest first.
-FIRST_SHARE = 0.9
-LADDER = (5, 2, 1)
+# Noise multipliers this near, natural log, have pilots that tell of one another, which may move the choice by
+# so many grid steps.
+_ALIKE, _MOVED = 0.08, 3
+# Of the limit on samples, what a candidate may be predicted to take: as its own pilot has it, and as its
+# neighbours' have it too, which is known twice as well.
+_ALONE, _TOGETHER = 0.5, 0.8
+# Of the failure probability, what verifying the smallest promising noise multiplier may spend, and what the
+# next one. Where neither is accepted, which is seldom, the rest is for these grid steps above, largest first.
+FIRST_SHARES = (0.9, 0.05)
+LADDER = (5, 2)
+# Of the limit on samples, how many more a candidate must not be predicted to take while it is verified: the
+# next one takes half or less of what it takes, for a hundredth more noise.
+_PATIENCE = 0.5
 # The smallest noise multiplier that a search looks at: targets that hold at any noise would have it go on for
 # ever, and a privacy loss distribution of less takes minutes.
 LEAST_SEARCHED = 0.05
@@ -75,11 +86,13 @@ def calibrate(
     """Find and certify a noise multiplier for an (epsilon, delta) target.
 
     A cheap estimate with randomness of its own picks the smallest promising candidate on the grid, which is
-    verified with 0.9 q of the failure probability q and released when it is accepted. Otherwise a few larger
-    ones are verified from the largest down with 0.1 q, and the smallest one for which it and those above were
-    accepted is released. When none is, an analytic candidate is. So what is released was accepted wrongly
-    with probability at most q, and by theorem A.1 of arXiv 2602.09338 the whole procedure, calibration and
-    training together, is (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
+    verified with 0.9 q of the failure probability q and released when it is accepted. Otherwise the next
+    larger one is, with 0.05 q. Otherwise a few still larger ones are verified from the largest down with
+    0.05 q, and the smallest one for which it and those above were accepted is released. When none is, an
+    analytic candidate is. A verification is given up where its draws predict that it takes long, which costs
+    nothing but its part of q. So what is released was accepted wrongly with probability at most q, and by
+    theorem A.1 of arXiv 2602.09338 the whole procedure, calibration and training together, is
+    (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
 
     Args:
       scheme, strategy: who takes part when, and how noise is correlated. A `BandedToeplitz` with at least a
@@ -237,10 +250,10 @@ def _release(search, ratio, max_samples, options, key) -> Plan:
         if options["checkpoint"]:
             options["checkpoint"].save("search", state)
 
-    def verified(step: int, share: float) -> tuple[Mechanism, Evidence] | None:
+    def verified(step: int, share: float, patience=math.inf) -> tuple[Mechanism, Evidence] | None:
         exponent = state["smallest"] + step
         mechanism = search.at(ratio**exponent)
-        if not search.covered(mechanism):
+        if exponent >= fallback or not search.covered(mechanism):
             return None
         seen = verify(
             mechanism,
@@ -248,17 +261,20 @@ def _release(search, ratio, max_samples, options, key) -> Plan:
             target.delta,
             max_samples=state["limit"],
             share=share,
+            patience=patience,
             key=_candidate_key(key, exponent),
             **options,
         )
         return (mechanism, seen) if seen.accepted else None
 
-    found = verified(0, FIRST_SHARE) if state["smallest"] < fallback else None
+    found = None
+    for step, share in enumerate(FIRST_SHARES):
+        found = found or verified(step, share, _PATIENCE * state["limit"])
     if found is None:
         for step in LADDER:
             if state["smallest"] + step >= fallback:
                 continue
-            smaller = verified(step, 1 - FIRST_SHARE)
+            smaller = verified(step, 1 - sum(FIRST_SHARES))
             if smaller is None:
                 break
             found = smaller
@@ -323,6 +339,8 @@ class _Search:
     """(noise multiplier, direction) -> (blocks, counts) of its pilot so far."""
     planned: dict = dataclasses.field(default_factory=dict)
     """noise multiplier -> the extrapolation of its add direction, or None."""
+    laws: dict = dataclasses.field(default_factory=dict)
+    """(noise multiplier, direction) -> (name of what its pilot drew, the mean to stay below)."""
 
     def covered(self, mechanism: Mechanism) -> bool:
         """Whether the delta put aside for cut batches suffices for this noise."""
@@ -353,7 +371,8 @@ class _Search:
         def promising(exponent: int, glance: bool = False) -> bool:
             if exponent >= fallback:
                 return True
-            return exponent >= least and self.cost(ratio**exponent, limit, limit / 2, glance) <= limit / 2
+            allowed = _ALONE * limit
+            return exponent >= least and self.cost(ratio**exponent, limit, allowed, glance) <= allowed
 
         # A glance at each says where about it is, so that only those near it are looked at properly.
         high, low = fallback, max(fallback - 64, least - 1)
@@ -362,8 +381,19 @@ class _Search:
         while high - low > _NEAR:
             middle = (low + high) // 2
             low, high = (low, middle) if promising(middle, glance=True) else (middle, high)
-        found = _smallest_where(promising, high, fallback)
-        assert found is not None  # it holds at the fallback
+        alone = _smallest_where(promising, high, fallback)
+        assert alone is not None  # it holds at the fallback
+        if alone == fallback or not self.laws:
+            return alone, int(limit)
+
+        def cheap(exponent: int) -> bool:
+            if not max(least, alone - _MOVED) <= exponent < min(fallback, alone + _MOVED):
+                return exponent > alone
+            cost = self.cost_by_trend(ratio**exponent)
+            return exponent >= alone if cost is None else cost <= _TOGETHER * limit
+
+        found = _smallest_where(cheap, alone, fallback)
+        assert found is not None  # as before
         return found, int(limit)
 
     def at(self, noise_multiplier: float) -> Mechanism:
@@ -405,31 +435,65 @@ class _Search:
           draws_for: nothing is drawn where even a verification without a hit takes more.
           glance: from the first blocks of a pilot alone.
         """
-        mechanism = self.at(noise_multiplier)
         if self.progress:
             self.progress(f"search {noise_multiplier:.4g}", 0, 0)
+
+        def drawn(chosen: Proposal, theta: float) -> float:
+            if draws_for < math.inf and not (theta > 0 and _fewest(theta, self.target.budget) <= draws_for):
+                return math.inf
+            self.laws[noise_multiplier, chosen.direction] = chosen.name, theta
+            stream = randomness.stream_key(
+                self.stream(chosen.mechanism), SearchStream(Direction(chosen.direction).place)
+            )
+            counts = self.pilot(chosen, stream, theta, limit, glance)
+            return bounds.predicted_samples(theta, counts, self.target.budget.failure_probability)
+
+        cost = self._costlier(noise_multiplier, drawn)
+        assert cost is not None
+        return cost
+
+    def cost_by_trend(self, noise_multiplier: float) -> float | None:
+        """As `cost`, from what all pilots near it say together; None where they say too little.
+
+        Draws nothing that `cost` has not drawn.
+        """
+
+        def of_neighbours(chosen: Proposal, theta: float) -> float | None:
+            log_noise = math.log(noise_multiplier)
+            near = [
+                Pilot(math.log(noise), self.laws[noise, direction][1], counts)
+                for (noise, direction), (_, counts) in self.seen.items()
+                if direction == chosen.direction
+                and abs(math.log(noise) - log_noise) <= _ALIKE
+                and self.laws[noise, direction][0] == chosen.name
+            ]
+            found = trend(near) if theta > 0 else None
+            return found and found.samples(log_noise, theta, self.target.budget.failure_probability)
+
+        return self._costlier(noise_multiplier, of_neighbours)
+
+    def _costlier(
+        self, noise_multiplier: float, drawn: Callable[[Proposal, float], float | None]
+    ) -> float | None:
+        """Samples to certify the costlier direction; None or infinity where one direction has that.
+
+        Args:
+          drawn: (what is to be drawn, the mean to stay below) -> samples.
+        """
+        mechanism, most = self.at(noise_multiplier), 0.0
         if not self.covered(mechanism):
             return math.inf
-        stream = self.stream(mechanism)
-        most = 0.0
         for direction in DIRECTIONS:
             chosen = self.choose(mechanism, direction)
             theta = threshold(chosen, self.target.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:
                 continue
+            stream = self.stream(mechanism)
             line = self.extrapolation(mechanism, theta, stream) if direction == Direction.ADD else None
-            if line is not None:
-                most = max(most, line.expected_samples)
-                continue
-            if draws_for < math.inf and not (theta > 0 and _fewest(theta, self.target.budget) <= draws_for):
-                return math.inf
-            counts = self.pilot(
-                chosen, randomness.stream_key(stream, SearchStream(direction.place)), theta, limit, glance
-            )
-            needed = bounds.predicted_samples(theta, counts, self.target.budget.failure_probability)
+            needed = drawn(chosen, theta) if line is None else float(line.expected_samples)
+            if needed is None or needed == math.inf:
+                return needed
             most = max(most, needed)
-            if most == math.inf:
-                break
         return most
 
     def saw_something(self, noise_multiplier: float) -> bool:

@@ -701,7 +701,7 @@ def report_command(
         with watch() as progress:
             bands = report.measure(loaded, _validate.positive_integer("draws", draws), progress=progress)
     report.save(loaded, out, Path(plan).name, bands)
-    found = {"certified": loaded.certified, "out": out}
+    found: dict[str, Any] = {"certified": loaded.certified, "out": out}
     if loaded.certified:
         found["advantage_at_most"] = risk.advantage(loaded.epsilon, loaded.delta)
         found["true_positive_rate_at_one_percent_at_most"] = float(

@@ -244,7 +244,10 @@ class Plan:
         """
         if self.evidence is None:
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
-        options = {"budget": self.evidence.budget, "compose_with": self.compose_with} | options
+        options: dict[str, Any] = {
+            "budget": self.evidence.budget,
+            "compose_with": self.compose_with,
+        } | options
         return verify(self.mechanism, self.epsilon, self.delta, **options)
 
     def replay(self, progress: Progress | None = None) -> tuple[Replayed, ...]:

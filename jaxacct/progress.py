@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
 PLAIN_SECONDS = 10.0
@@ -48,7 +49,7 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
     console = Console(stderr=not _in_notebook())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None, detail="")
-        state = {"what": None, "done": 0, "since": time.monotonic()}
+        state: dict[str, Any] = {"what": None, "done": 0, "since": time.monotonic()}
 
         def progress(what: str, done: int, expected: float) -> None:
             now = time.monotonic()

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -82,7 +83,7 @@ class Part:
     index: int
     count: int
     blocks: int
-    counts: dict[str, Drawn]
+    counts: Mapping[Direction, Drawn]
 
     def __post_init__(self):
         if not (0 <= self.index < self.count and self.blocks > 0):
@@ -295,7 +296,7 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
     return merge(plan, [records.read(Part, fields, "part") for fields in found])
 
 
-def _verdict_of_parts(run, direction: str, parts: list[Part], run_key, redraw: int, progress):
+def _verdict_of_parts(run, direction: Direction, parts: list[Part], run_key, redraw: int, progress):
     nothing = nothing_to_draw(run)
     if nothing is not None:
         return nothing
@@ -331,7 +332,7 @@ def _verdict_of_parts(run, direction: str, parts: list[Part], run_key, redraw: i
     return evidence_from_counts(run, run_key, terms, losses, margins.pop())
 
 
-def _redraw(run, direction: str, parts: list[Part], run_key, number: int, progress) -> None:
+def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, progress) -> None:
     """Draw random stretches again; ValueError for one that is not what its part holds."""
     stream = sampling.direction_key(run_key, direction)
     places = [(part, k) for part in parts for k in range(len(part.edges) - 1)]

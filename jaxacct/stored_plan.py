@@ -22,7 +22,7 @@ class StoredPlan:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"schema": self.schema, **asdict(self)}  # pyright: ignore
+        return {"schema": self.schema, **asdict(self)}  # pyrefly: ignore[bad-argument-type]
 
     @classmethod
     def from_json(cls, data: dict) -> Self:

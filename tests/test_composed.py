@@ -264,9 +264,9 @@ def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
     monkeypatch.setattr(calibration.sampling, "draw_in_batches", lambda *_: [draws])
     target = SimpleNamespace(epsilon=1.0, profile=profile)
     search = SimpleNamespace(target=target, seen={}, proposal=proposal)
-    counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)  # pyright: ignore[reportArgumentType]
+    counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)
     assert np.flatnonzero(counts).tolist() == [0]
-    assert (run._terms(search, draws, 0.0) == 0).all()  # pyright: ignore[reportArgumentType]
+    assert (run._terms(search, draws, 0.0) == 0).all()
 
 
 @functools.cache

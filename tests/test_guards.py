@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import math
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -221,6 +222,8 @@ def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=
 
     def stub(mechanism, epsilon, delta, share=1.0, **options):
         asked.append((exponent_of(mechanism), share))
+        # What is tried first is given up where it takes long; the last resort is not.
+        assert options["patience"] == (500 if asked[-1][0] < 12 else math.inf)
         return Seen(verdict(asked[-1][0]))
 
     monkeypatch.setattr(calibration, "verify", stub)
@@ -238,12 +241,13 @@ def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=
     ("accepted", "asked", "released"),
     [
         ({10, 11, 12, 15}, [10], 10),
-        ({11, 12, 15}, [10, 15, 12, 11], 11),
-        ({15, 11}, [10, 15, 12], 15),
-        ({12, 11}, [10, 15], 100),
+        ({11, 12, 15}, [10, 11], 11),
+        ({12, 15}, [10, 11, 15, 12], 12),
+        ({15}, [10, 11, 15, 12], 15),
+        ({12}, [10, 11, 15], 100),
     ],
 )
-def test_the_smallest_comes_first_then_a_ladder_that_ends_at_a_rejection(
+def test_the_smallest_two_come_first_then_a_ladder_that_ends_at_a_rejection(
     accepted, asked, released, monkeypatch
 ):
     """Every rung below a rejected one would be one more chance for a wrong acceptance."""
@@ -269,6 +273,58 @@ def test_all_that_is_verified_spends_the_failure_probability_once(private, monke
             failure += (released in bad) * path / 2 ** (len(bad) - len(spent))  # verdicts not asked for
         most = max(most, failure)
     assert 0.9 * q <= most <= q
+
+
+def test_the_shares_of_all_attempts_are_one_failure_probability():
+    """As the binary numbers they are; the ladder, which ends at a rejection, spends its share once."""
+    first = calibration.FIRST_SHARES
+    assert sum(map(Fraction, (*first, 1 - sum(first)))) <= 1 < sum(map(Fraction, first)) + Fraction(1, 10)
+
+
+def test_giving_up_accepts_nothing_that_would_not_have_been(monkeypatch):
+    """Coins of exactly the forbidden mean and below: with patience, what is accepted is so at the same draw.
+
+    A rule that looked ahead, or began its bets anew, would accept what the patient one had not.
+    """
+    rng, theta, bets = np.random.default_rng(3), 0.05, bounds.default_bets()
+    ended = []
+    for mean in (0.05, 0.04, 0.03, 0.02) * 4:
+        hits = np.cumsum(rng.binomial(128, mean, 100))
+        ends = []
+        for patience in (math.inf, 3000.0):
+            job = a_run(patience=patience)
+            seen = ((n, counts(_0=n * 128 - hits[n - 1], _5120=hits[n - 1])) for n in range(1, 101))
+            verdicts = ((n, run._verdict(job, terms, n, 100, theta, *bets)) for n, terms in seen)
+            n, (accepted, reason) = next((n, verdict) for n, verdict in verdicts if verdict)
+            ends.append((accepted, n))
+            if "given up" in reason:
+                assert patience == 3000 and not accepted and 13 <= n < 100
+        ended.append(ends)
+    for whole, hasty in ended:
+        assert hasty == whole if hasty[0] else hasty[1] <= whole[1]
+    assert {hasty[0] for _, hasty in ended} == {True, False}
+    assert any(hasty[1] < whole[1] for whole, hasty in ended)
+
+
+def test_a_verification_is_given_up_for_what_it_predicts_and_not_before_an_eighth():
+    """At a mean of 0.95 theta some 290,000 terms are needed, at 0.5 theta 1,900."""
+    bets = bounds.default_bets()
+    for share, patience, blocks, ends in (
+        (0.95, 20_000, 11, False),
+        (0.95, 20_000, 13, True),
+        (0.95, math.inf, 13, False),
+        (0.5, 20_000, 13, False),
+        (1.01, 20_000, 13, True),
+    ):
+        n = 128 * blocks
+        hits = round(0.05 * share * n)
+        seen = counts(_0=n - hits, _5120=hits)
+        verdict = run._verdict(a_run(patience=patience), seen, blocks, 100, 0.05, *bets)
+        assert (verdict is not None and "given up" in verdict[1]) is ends
+        assert run._verdict(a_run(patience=patience, rule="fixed"), seen, blocks, 100, 0.05, *bets) is None
+    for wrong in (0, math.nan):
+        with pytest.raises(ValueError, match="patience must be above 0, was"):
+            verify(MECHANISM, 1.0, 1e-2, patience=wrong)
 
 
 @pytest.mark.parametrize("rule", ["anytime", "fixed"])
@@ -308,7 +364,7 @@ def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misle
         return 1.0 if exponent >= truth + glance * misled else math.inf
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
-    search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+    search = calibration._Search(*[None] * 9)
     for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
         looked.clear()
         assert search.smallest_exponent(fallback, 1.01, 1000) == (truth, 1000)
@@ -326,7 +382,7 @@ def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something
         return 1e5 if noise >= 1 else math.inf
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
-    search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+    search = calibration._Search(*[None] * 9)
     assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
     assert [glance for noise, glance in asked if noise == 1.01**30] == [True, False][: 1 + looks]
 
@@ -340,7 +396,7 @@ def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
         return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
 
     monkeypatch.setattr(sampling, "draw_in_batches", draws)
-    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)  # pyright: ignore[reportArgumentType]
+    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)
     pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
     assert pilot(glance=True).sum() == 16 * 128
     assert pilot().sum() == pilot(glance=True).sum() == pilot().sum() == 48 * 128

@@ -5,12 +5,30 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from jaxacct import BallsInBins, BMinSep, CyclicPoisson, Poisson
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    MultiAttribution,
+    Poisson,
+)
 from tests.oracles import enumeration
 
 # The factors of sigma = 2, 0.5 and 0.07: with the last, e^r is beyond float32 for most of the large ratios.
 SIGMAS = np.array([2.0, 0.5, 0.07])
 FACTORS = np.stack([SIGMAS**-2, 1 / SIGMAS], axis=1).astype(np.float32)
+
+
+def by_enumeration(scheme, factors, arrays, halves):
+    """(exact likelihood ratios of (count, num_samples), log-ratios of one participation)."""
+    law = enumeration.pattern_law(scheme)
+    patterns, weights = np.array(list(law)), np.log(list(law.values()))
+    ratios = np.einsum("vk,kns->vns", factors.astype(float), np.array(arrays, float))
+    together = np.einsum("xn,v->vx", patterns * (patterns - 1) * halves, factors[:, 0].astype(float))
+    logs = weights[:, None] + np.einsum("xn,vns->vxs", patterns, ratios) - together[:, :, None]
+    return logsumexp(logs, axis=1), ratios
 
 
 @pytest.mark.parametrize(
@@ -23,6 +41,9 @@ FACTORS = np.stack([SIGMAS**-2, 1 / SIGMAS], axis=1).astype(np.float32)
         BMinSep(12, 3, 0.3),
         BMinSep(7, 3, 1.0),
         BMinSep(5, 8, 0.4, False),
+        MultiAttribution(7, 3, 0.2, 3),
+        MultiAttribution(4, 1, 0.3, 2),
+        MultiAttribution(5, 2, 1.0, 3, False),
         pytest.param(CyclicPoisson(12, 3, 1.0), marks=pytest.mark.slow),
         pytest.param(BMinSep(10, 4, 0.25, False), marks=pytest.mark.slow),
         pytest.param(BMinSep(9, 1, 0.4, False), marks=pytest.mark.slow),
@@ -35,11 +56,9 @@ def test_sums_against_enumeration(scheme):
     assert scheme.takes_sums
     rng = np.random.default_rng(scheme.iterations)
     arrays = [rng.normal(size=(scheme.iterations, 200)).astype(np.float32) for _ in range(2)]
-    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)(arrays, FACTORS))
-    law = enumeration.pattern_law(scheme)
-    patterns, weights = np.array(list(law)), np.log(list(law.values()))
-    ratios = np.einsum("vk,kns->vns", FACTORS.astype(float), np.array(arrays, float))
-    exact = logsumexp(weights[:, None] + np.einsum("xn,vns->vxs", patterns, ratios), axis=1)
+    halves = rng.uniform(0.02, 0.1, scheme.iterations).astype(np.float32)
+    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)(arrays, FACTORS, halves))
+    exact, ratios = by_enumeration(scheme, FACTORS, arrays, halves)
     assert ours.shape == exact.shape
     finite = np.isfinite(ours)
     np.testing.assert_allclose(ours[finite], exact[finite], rtol=5e-6, atol=5e-6)
@@ -47,3 +66,68 @@ def test_sums_against_enumeration(scheme):
     # Whatever is added up, not multiplied, is at the mercy of the range.
     assert scheme.sampling_probability == 1 or not finite[2].all()
     assert finite[2, ratios[2].max(axis=0) < 15].all()
+
+
+def test_many_counts():
+    """A loop in the program."""
+    scheme, rng = MultiAttribution(3, 5, 0.02, 20, False), np.random.default_rng(0)
+    arrays = [rng.normal(size=(3, 200)).astype(np.float32) / 2 for _ in range(2)]
+    halves, factors = np.full(3, 0.5, np.float32), np.array([[0.25, 0.5], [1 / 0.49, 1 / 0.7]], np.float32)
+    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)(arrays, factors, halves))
+    exact, _ = by_enumeration(scheme, factors, arrays, halves)
+    np.testing.assert_allclose(ours, exact, rtol=5e-6, atol=5e-6)
+    assert exact.max() > 1
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        IndependentAttribution(8, 3, 0.3, 2),
+        IndependentAttribution(7, 3, 1.0, 2),
+        IndependentAttribution(6, 2, 0.3, 3, False),
+        pytest.param(IndependentAttribution(6, 3, 0.3, 3), marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(4, 1, 0.3, 2), marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(3, 5, 0.4, 2), marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(7, 3, 0.3, 1), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_independent_examples_against_enumeration(scheme):
+    """Of all tuples, where all columns of C are whole."""
+    bands, n = min(2, scheme.min_separation), scheme.iterations
+    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(0)
+    dense = enumeration.strategy_matrix(strategy.coefficients, n + bands - 1, n)
+    signal = rng.integers(0, 2, (100, n)) @ dense.T * (rng.random((100, 1)) < 0.5)
+    noise = rng.normal(size=signal.shape)
+    arrays = [((signal @ dense) - 0.5).T.astype(np.float32), (noise @ dense).T.astype(np.float32)]
+    norms = strategy.column_products(scheme.min_separation).astype(np.float32)
+    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)(arrays, FACTORS, norms))
+    outputs = [signal + sigma * noise for sigma in SIGMAS]
+    exact = [
+        enumeration.log_ratio(scheme, strategy.coefficients, *at) for at in zip(SIGMAS, outputs, strict=True)
+    ]
+    exact, finite = np.array(exact), np.isfinite(ours)
+    np.testing.assert_allclose(ours[finite], exact[finite], rtol=1e-5, atol=1e-5)
+    assert finite[:2].all()
+    assert scheme.sampling_probability == 1 or not finite[2].all()
+
+
+@pytest.mark.parametrize(
+    "scheme", [MultiAttribution(1, 2, 0.5, 2, False), IndependentAttribution(1, 2, 0.5, 2, False)]
+)
+def test_coefficients_that_float32_does_not_have(scheme):
+    """Two examples at one step, where the second costs e^-50 to e^-110 and one is worth up to e^88."""
+    ratios, halves = np.linspace(40, 89, 200), np.linspace(25, 55, 20).astype(np.float32)
+    run, each = jax.jit(scheme.log_likelihood_ratios_of_sums), np.ones((1, 1), np.float32)
+    # What a scheme is told of two at one step: half a square norm, or the square norm of d = 0.
+    told = (
+        np.float32(halves)
+        if not scheme.examples_overlap
+        else np.float32([[2, 0]]) * np.float32(halves)[:, None]
+    )
+    ours = np.array([run([ratios[None].astype(np.float32)], each, norm)[0] for norm in told])
+    two = 2 * ratios - 2 * halves[:, None].astype(float)
+    exact = np.logaddexp(np.log(0.25), np.logaddexp(np.log(0.5) + ratios, np.log(0.25) + two))
+    finite = np.isfinite(ours)
+    np.testing.assert_allclose(ours[finite], exact[finite], rtol=5e-6)
+    assert finite[0].any() and not finite[:, -1].any() and not finite[-1].any()

@@ -41,11 +41,12 @@ def pld_delta(sigma, p, n, epsilon, direction):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(
     ("sigma", "p", "n", "epsilon"),
-    [(1.0, 0.1, 40, 1.0), pytest.param(0.8, 0.02, 100, 0.5, marks=pytest.mark.slow)],
+    [(1.0, 0.2, 8, 0.5), pytest.param(0.8, 0.02, 100, 0.5, marks=pytest.mark.slow)],
 )
 def test_poisson_against_pld(sigma, p, n, epsilon, direction, key):
+    """A tenth more noise is 12 (remove) and 15 (add) tolerances away: one of 1 % would be seen."""
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
-    terms = hockey_stick_terms(sample_privacy_loss(key, mechanism, 200_000, direction), direction, epsilon)
+    terms = hockey_stick_terms(sample_privacy_loss(key, mechanism, 300_000, direction), direction, epsilon)
     error = terms.std() / np.sqrt(terms.size)
     # PLD rounds losses up by its interval a step at most: far below the Monte Carlo error here.
     assert abs(terms.mean() - pld_delta(sigma, p, n, epsilon, direction)) < Z * error + 1e-5
@@ -91,24 +92,26 @@ def test_the_production_deltas(draws, key):
     assert losses.std() == pytest.approx(0.37, abs=0.02)
 
 
+# Of the settings whose law is compared above: the same programs.
+MECHANISM = Mechanism(BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3), 0.8)
+
+
 def test_batches_do_not_matter(key):
-    mechanism = Mechanism(BMinSep(50, 5, 0.1), BandedToeplitz.square_root(5), 0.8)
-    proposal = proposals.plain(mechanism, "remove")
+    proposal = proposals.plain(MECHANISM, "remove")
     stream = sampling.direction_key(key, "remove")
-    whole = proposal.draw(stream, 0, 8).loss
+    whole = proposal.draw(stream, 0, sampling.blocks_at_once(MECHANISM)).loss
     parts = np.concatenate([proposal.draw(stream, first, 1).loss for first in range(8)])
     # Same draws; XLA may round differently for another batch shape.
-    np.testing.assert_allclose(parts, whole, atol=2e-6)
-    batches = list(sampling.draw_in_batches(proposal, stream, 2, 6))
-    np.testing.assert_allclose(np.concatenate([b.loss for b in batches]), whole[2 * BLOCK_SIZE :], atol=2e-6)
-    few = sample_privacy_loss(key, mechanism, 100)
+    np.testing.assert_allclose(parts, whole[: 8 * BLOCK_SIZE], atol=2e-6)
+    batches = np.concatenate([b.loss for b in sampling.draw_in_batches(proposal, stream, 2, 6)])
+    np.testing.assert_allclose(batches, whole[2 * BLOCK_SIZE : 8 * BLOCK_SIZE], atol=2e-6)
+    few = sample_privacy_loss(key, MECHANISM, 100)
     np.testing.assert_allclose(few, whole[:100].astype(np.float32), atol=2e-6)
 
 
 def test_blocks_and_directions_are_independent(key):
-    mechanism = Mechanism(BMinSep(20, 5, 0.3), BandedToeplitz.square_root(5), 0.8)
-    remove = np.asarray(sample_privacy_loss(key, mechanism, 4 * BLOCK_SIZE))
-    add = np.asarray(sample_privacy_loss(key, mechanism, 4 * BLOCK_SIZE, "add"))
+    remove = np.asarray(sample_privacy_loss(key, MECHANISM, 4 * BLOCK_SIZE))
+    add = np.asarray(sample_privacy_loss(key, MECHANISM, 4 * BLOCK_SIZE, "add"))
     blocks = [*remove.reshape(4, -1), *add.reshape(4, -1)]
     bound = stats.norm.isf(FALSE_ALARM / 56) / np.sqrt(BLOCK_SIZE)
     correlation = np.corrcoef(np.array(blocks))[~np.eye(8, dtype=bool)]
@@ -120,7 +123,7 @@ def test_finite_at_extreme_noise(sigma, key):
     for scheme, bands, direction in (
         (BMinSep(700, 32, 0.9), 32, "remove"),
         (BMinSep(700, 32, 0.9), 32, "add"),
-        (Poisson(300, 1e-6), 1, "remove"),
+        (Poisson(8, 1e-6), 1, "remove"),
         (BMinSep(700, 32, 1e-6), 32, "remove"),
     ):
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
@@ -129,7 +132,7 @@ def test_finite_at_extreme_noise(sigma, key):
 
 
 def test_float64(x64, key):
-    mechanism = Mechanism(BMinSep(30, 5, 0.3), BandedToeplitz.square_root(5), 0.8)
+    mechanism = Mechanism(Poisson(8, 0.2), BandedToeplitz((1.0,)), 0.8)
     assert sample_privacy_loss(key, mechanism, 10, dtype=jnp.float64).dtype == jnp.float64
 
 
@@ -142,16 +145,14 @@ def test_float64(x64, key):
     ],
 )
 def test_bad_input(change, message, key):
-    mechanism = Mechanism(BMinSep(30, 5, 0.3), BandedToeplitz.square_root(5), 0.8)
     with pytest.raises(ValueError, match=message):
-        sample_privacy_loss(key, mechanism, **({"num_samples": 5} | change))
+        sample_privacy_loss(key, MECHANISM, **({"num_samples": 5} | change))
 
 
 def test_memory_does_not_grow_with_the_number_of_samples(key):
     """Nothing is kept but the losses asked for: the generator yields batch by batch."""
-    mechanism = Mechanism(BMinSep(64, 4, 0.1), BandedToeplitz.square_root(4), 0.8)
     stream = jax.random.fold_in(key, 1)
-    generator = sampling.draw_in_batches(proposals.plain(mechanism, "remove"), stream, 0, 10**9)
+    generator = sampling.draw_in_batches(proposals.plain(MECHANISM, "remove"), stream, 0, 10**9)
     first = next(generator)
-    assert first.loss.size <= BLOCK_SIZE * sampling.blocks_at_once(mechanism)
+    assert first.loss.size <= BLOCK_SIZE * sampling.blocks_at_once(MECHANISM)
     generator.close()

@@ -1,10 +1,11 @@
-"""Normals of the next step, drawn by a thread while this one is computed; what is trained is the same.
+"""Noise of the next step, drawn by a thread while this one is computed; what is trained is the same.
 
 Normals depend on key, step and number alone (`train.normals`), not on the data. So who resumes draws those
 that the run would have drawn, and what was drawn ahead is in memory alone. Only on CPUs, where drawing takes
 one core about as long as the gradients of a small dense network take.
 """
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .keystream import Room
 from .noise import Fresh, NoiseState
 from .normals import drawn_on_the_host
 
@@ -33,11 +35,13 @@ class Ahead:
 
     Args:
       iterations: steps that there is noise for; nothing is drawn for later ones.
+      deviation: of normals that are rounded at once, as `noise.deviation_alone` gives it.
     """
 
-    def __init__(self, iterations: int):
-        self._iterations = iterations
+    def __init__(self, iterations: int, deviation: float | None):
+        self._iterations, self._deviation = iterations, deviation
         self._thread: ThreadPoolExecutor | None = None
+        self._room = Room()  # of the thread
         self._coming: _Coming | None = None
         self._given: tuple[int, np.ndarray] | None = None  # whose normals were taken last: step and key
         self._before = None
@@ -51,7 +55,7 @@ class Ahead:
         elif _is_worth_it(state):
             self._before = None
             # A copy: the step is given the state's own memory to write to.
-            fresh = _drawn(np.array(state.key), int(state.step), _size(state), None)
+            fresh = self._drawn(np.array(state.key), int(state.step), _size(state), None, None)
         else:
             fresh = None
         self._given = None if fresh is None else (int(fresh.step), fresh.key)
@@ -69,24 +73,27 @@ class Ahead:
             return
         self._thread = self._thread or ThreadPoolExecutor(1, "jaxacct-noise")
         # The key as it was given: that of `after` is the result of a step that is not done.
-        drawn = self._thread.submit(_drawn, given[1], given[0] + 1, _size(after), self._before)
+        drawn = self._thread.submit(
+            self._drawn, given[1], given[0] + 1, _size(after), self._before, self._room
+        )
         self._coming, self._before = _Coming(after.step, after.key, drawn), result
 
-
-def _drawn(key: np.ndarray, step: int, size: int, before) -> Fresh:
-    jax.block_until_ready(before)
-    return Fresh(np.int32(step), key, drawn_on_the_host(key, step, size))
+    def _drawn(self, key: np.ndarray, step: int, size: int, before, room: Room | None) -> Fresh:
+        jax.block_until_ready(before)
+        return Fresh(np.int32(step), key, drawn_on_the_host(key, step, size, self._deviation, room))
 
 
 def _is_worth_it(state: NoiseState) -> bool:
     """On one CPU, not inside of another program, and neither too few nor too many parameters."""
+    # First what takes least: a small network's whole step takes ten times as long as a new array.
+    if not _FEWEST <= _size(state) <= _MOST or jax.default_backend() != "cpu":
+        return False
     # A new array is traced, too, where the state is a constant of another program: words would be one, then.
     leaves = [*jax.tree.leaves(state), jnp.zeros(())]
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or jax.default_backend() != "cpu":
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return False
-    alone = all(len(leaf.devices()) == 1 for leaf in leaves if isinstance(leaf, jax.Array))
-    return alone and _FEWEST <= _size(state) <= _MOST
+    return all(len(leaf.devices()) == 1 for leaf in leaves if isinstance(leaf, jax.Array))
 
 
 def _size(state: NoiseState) -> int:
-    return sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(state.recent))
+    return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(state.recent))

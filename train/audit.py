@@ -8,12 +8,14 @@ A canary is an example whose gradient is 100 clip norms long and along one coord
 coordinate is scored by the privacy loss of the plan's mechanism. Two audits are made of it.
 
 independent   Canaries alone, every one in a coordinate of its own, beside as many coordinates without one:
-              independent trials of the pipeline (batches, clipping, noise), for the shapes of the model. A
-              threshold on half of them has true and false positive rates on the others, whose Clopper-Pearson
-              bounds bound epsilon from below.
+              independent trials of the pipeline (batches, clipping, noise), for the shapes of the model.
+              Coins say which are looked at, and are guessed. Noise is taken to be alike and independent in
+              all coordinates, which one-run does not need.
 one-run       Canaries among the user's own examples in one run of the model, loss and optimizer: each is in
               or is silent by the toss of a coin, and the coins are guessed from what the run releases
-              (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846); see `train.audit_bounds`.
+              (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxacct/proofs/audits.md). The guesser knows
+              the other examples and when they took part, as the guarantee lets him: what they gave is taken
+              off (`train.bystanders`).
 
 Exit codes: 0 nothing that contradicts the plan, 1 an audit that does, or a run that stopped, 2 bad input, 130
 interrupted.
@@ -38,12 +40,12 @@ from jaxacct.plan import Plan
 from jaxacct.progress import watch
 
 from . import _command, loop
-from .audit_bounds import epsilon_lower_bound, most_canaries, one_run_bound
+from .audit_bounds import independent_bound, most_canaries, one_run_bound
 from .canaries import REAL, SILENT, Setting, quiet
 from .plans import read_plan
 from .sources import as_rows
 
-CANARIES = {"independent": 4000, "one-run": 1000}
+CANARIES = 4000
 """By default, where there is room for so many."""
 SCHEMA = "jaxacct-audit-1"
 KINDS = ("independent", "one-run")
@@ -165,7 +167,7 @@ def audit(
     found = []
     for kind in kinds:
         if kind == "independent":
-            found.append(_independent(setting, canaries, confidence))
+            found.append(_independent(setting, canaries, confidence, generator))
         else:
             chosen = optax.sgd(0.1) if optimizer is None else optimizer
             found.append(_one_run(setting, canaries, confidence, generator, chosen))
@@ -188,10 +190,10 @@ def _check(plan, kinds) -> None:
         raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
 
 
-def _number(kind: str, asked: int | None, most: int, of: str) -> int:
+def _number(asked: int | None, most: int, of: str) -> int:
     """Of canaries, at most `most`."""
     if asked is None:
-        number = min(CANARIES[kind], most)
+        number = min(CANARIES, most)
     else:
         number = _validate.positive_integer("canaries", asked)
         if number > most:
@@ -201,10 +203,9 @@ def _number(kind: str, asked: int | None, most: int, of: str) -> int:
     return number
 
 
-def _independent(setting: Setting, canaries: int | None, confidence: float) -> Finding:
+def _independent(setting: Setting, canaries: int | None, confidence: float, generator) -> Finding:
     plan, size = setting.plan, len(setting.rows)
     number = _number(
-        "independent",
         canaries,
         min(size, setting.coordinates // 2),
         f"{size} examples and {setting.coordinates} coordinates, two a canary",
@@ -215,7 +216,8 @@ def _independent(setting: Setting, canaries: int | None, confidence: float) -> F
     still = optax.set_to_zero()  # a canary's gradient is the same wherever the model is
     found = np.asarray(privacy_loss(plan.mechanism, setting.released(canary_of, coordinates, still)))
     present, absent = found[::2], found[1::2]
-    lower, intervals, counts = epsilon_lower_bound(present, absent, plan.delta, confidence)
+    bound = independent_bound(present, absent, plan.delta, confidence, plan.epsilon, generator)
+    lower, intervals, counts = bound
     scores, members = np.concatenate([present, absent]), np.arange(2 * number) < number
     claim = plan.epsilon, plan.delta, confidence
     return Finding("independent", lower, *claim, number, intervals, counts, scores, members)
@@ -223,16 +225,17 @@ def _independent(setting: Setting, canaries: int | None, confidence: float) -> F
 
 def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
     plan, size = setting.plan, len(setting.rows)
-    by_delta = most_canaries(plan.delta, confidence)
-    if by_delta < 2:
+    by_delta = most_canaries(plan.delta, confidence, plan.epsilon)
+    ideal = np.ones(by_delta, bool)
+    if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence)[0] == 0:
         raise ValueError(
             f"plan must have a smaller delta than {plan.delta:.4g} for a one-run audit to find anything at "
             f"confidence {confidence:.10g}: leave it out of kinds"
         )
-    # By default half of the examples stay what they are.
-    most = min(size if canaries is not None else size // 2, setting.coordinates, by_delta)
+    # By default a third of the examples stay what they are.
+    most = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
     of = f"{size} examples, {setting.coordinates} coordinates and delta {plan.delta:.4g}"
-    number = _number("one-run", canaries, most, of)
+    number = _number(canaries, most, of)
     coordinates = quiet(setting, number)
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)
@@ -272,13 +275,15 @@ def picture(findings: Sequence[Finding]):
         last.barh(place, most - finding.lower, left=finding.lower, height=0.25, color=colour, alpha=0.35)
         last.plot([finding.lower], [place], marker="|", markersize=22, markeredgewidth=2.5, color=colour)
         note = f"at least {finding.lower:.3g}" + (": CONTRADICTED" if finding.contradicts else "")
-        last.text(0.02 * most, place + 0.24, note, fontsize=8)
-    last.axvline(claim, color="0.35", linestyle=":", label=f"the plan's {claim:.4g}")
+        last.text(
+            0.02 * most, place + 0.24, note, fontsize=8, bbox=dict(facecolor="white", linewidth=0, pad=1)
+        )
+    last.axvline(claim, color="0.35", linestyle=":", zorder=1)
+    last.text(claim - 0.02 * most, -0.6, f"the plan's {claim:.4g}", fontsize=8, ha="right")
     last.set(yticks=range(len(findings)), yticklabels=[finding.kind for finding in findings])
     last.set(xlim=(0, most), ylim=(-0.7, len(findings) - 0.3), xlabel="epsilon")
     last.set(title=f"what epsilon may be, confidence {findings[0].confidence:.6g}")
     last.grid(alpha=0.3)
-    last.legend(fontsize=8, frameon=False, loc="lower right")
     return figure
 
 
@@ -332,8 +337,7 @@ def run(
       plan: from `jaxacct calibrate --out`, for as many examples as the data has.
       model: module:function that returns a dictionary with model, loss and dataset as `fit` takes them
         (optimizer, clip_norm, wrt and loss_key too, if wanted); by default a small CNN on digits.
-      canaries: 4,000 independent and 1,000 in one run by default, or what examples, coordinates and delta
-        allow.
+      canaries: 4,000 by default, or what examples, coordinates and delta allow.
       confidence: of each bound.
       independent: canaries alone, in independent trials.
       one_run: canaries among the data in one training run.
@@ -354,7 +358,7 @@ def run(
     with watch(unit="steps") as progress:
         found = audit(
             **given,
-            plan=covered,  # pyright: ignore[reportArgumentType]  (others are refused there)
+            plan=covered,  # others are refused there
             kinds=kinds,
             canaries=canaries,
             confidence=confidence,

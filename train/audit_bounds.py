@@ -1,16 +1,18 @@
 """Lower bounds on epsilon from what attacks got right, each at a stated confidence.
 
-Both rest on (epsilon, delta)-DP alone and on no approximation. `epsilon_lower_bound` is of independent
-trials; `one_run_bound` of coins that one run was to hide, with its theorem and proof.
+They rest on (epsilon, delta)-DP alone and on no approximation. `one_run_bound` is of coins that one run was
+to hide (jaxacct/proofs/audits.md); `independent_bound` is of trials that are independent of each other, and
+chooses between guesses of their coins and the rates of `epsilon_lower_bound`.
 """
 
+import itertools
 import math
 
 import numpy as np
 import scipy
 
-# Guesses of one run: of so many of the canaries, on both sides or of the highest scores alone.
-SHARES = (1.0, 1 / 4, 1 / 16, 1 / 64)
+SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)
+"""Of the canaries whose coins are guessed in one run, those first of which the scores tell most."""
 _THRESHOLDS = np.linspace(0.02, 0.98, 97)
 
 
@@ -51,6 +53,36 @@ def epsilon_lower_bound(
     return max(0.0, float(lower)), intervals, counts
 
 
+def independent_bound(
+    present: np.ndarray, absent: np.ndarray, delta: float, confidence: float, epsilon: float, generator
+) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
+    """At most the true epsilon at `delta`, but with probability 1 - confidence, of independent trials.
+
+    By `one_run_bound`: coins say of so many trials whether each is one of those with the canary, which are as
+    many as heads came up. By `epsilon_lower_bound` where delta would cost that one too much.
+
+    Args:
+      present, absent: (trials,) scores with the canary and without, as of `one_run_bound`.
+      epsilon: claimed; it decides which of the two, and not the scores.
+      generator: NumPy's, for the coins.
+
+    Returns:
+      as these do.
+    """
+    trials = len(present)
+    # A few less than there are, so that neither side runs short, but with probability 1e-6.
+    tossed = max(trials, 2 * trials - math.ceil(7 * math.sqrt(trials)))
+    if not _affordable(tossed, delta, confidence, epsilon):
+        return epsilon_lower_bound(present, absent, delta, confidence)
+    heads = int(generator.binomial(tossed, 0.5))
+    if max(heads, tossed - heads) > trials:
+        return 0.0, {"accuracy of guesses": (0.0, 1.0)}, {"guesses": 0, "right": 0}
+    # In random order: which comes first among equal scores must not depend on the coins.
+    order = generator.permutation(tossed)
+    scores = np.concatenate([present[:heads], absent[: tossed - heads]])[order]
+    return one_run_bound(scores, order < heads, delta, confidence)
+
+
 def clopper_pearson(hits, trials: int, level: float):
     """(low, high) of which each misses the true rate with probability at most `level`; arrays of `hits`."""
     hits = np.asarray(hits, np.float64)
@@ -64,56 +96,105 @@ def one_run_bound(
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
     """At most the true epsilon at `delta`, but with probability 1 - confidence, from the coins of one run.
 
-    **Theorem.** Let `S` be m fair coins and `Y = M(S)`, where M is (epsilon, delta)-DP for the change of one
-    coin. From `Y` alone some r coins are chosen and guessed, W of them rightly, and with
-    `q = 1 / (1 + e^-epsilon)` let `p = P(Bin(r, q) >= W)`. Then `P(p <= b) <= b + m delta / 2`.
-
-    **Proof.** Fix i and the coins before it, and let `p1`, `p0` be the laws of Y with coin i at 1 and 0, over
-    the coins after it: (epsilon, delta)-close, being mixtures of such pairs with the same weights. Given Y
-    the coin is 1 with probability `p1 / (p0 + p1) <= q + F`, `F = (p1 - e^epsilon p0)+ / ((1 + e^epsilon)
-    (p0 + p1))`, and Y has the density `(p0 + p1) / 2`, so `E F <= delta / (2 (1 + e^epsilon)) <= delta / 4`;
-    the same for 0. So a guess of coin i is right with probability at most `q + F_i` given Y and the coins
-    before, `E F_i <= delta / 2`. Given Y, let w be the least W with `p <= b`, and V_i the probability of w
-    right guesses in all if those after coin i were right with probability q independently. V_0 <= b, and V
-    rises by at most F_i a coin on average, as one more right guess raises it by at most 1. So w are reached
-    with probability at most `b + sum E F_i`. QED. (Theorem 5.2 of arXiv 2305.08846 has another term for
-    delta; for delta 0 both are its theorem.)
-
-    The least epsilon that p does not refuse is the logit of the Clopper-Pearson lower bound on the accuracy.
-    Guesses are of the highest scores ("in"), and of as many of the lowest ("out"), for four numbers of them;
-    the best bound of these eight is taken, each at an eighth of the failure probability.
+    Of m fair coins, r are guessed from what the run shows, "in" where the score is above 0 and "out"
+    otherwise, those whose scores are furthest from 0. Under (epsilon, delta)-DP at least W guesses are right
+    with probability at most `refusal(W, r, m, delta, epsilon)`. The bound is the largest epsilon that is
+    refused at an equal share of the failure probability by one of the `SHARES` of guesses, fixed beforehand.
 
     Args:
-      scores: (m,) higher where a canary seems to be in.
+      scores: (m,) how much more likely each canary is in than silent, logarithm.
       inside: (m,) bool, the coins.
 
     Returns:
-      the bound (natural log, at least 0), the accuracy of its guesses as an interval, and the counts.
+      the bound (natural log, at least 0), the accuracy of its guesses as an interval (for delta 0), and the
+      counts.
+
+    Source: arXiv 2305.08846; the proof with this term for delta is in jaxacct/proofs/audits.md.
     """
-    m, order = len(scores), np.argsort(scores, kind="stable")
-    tests = []
+    m, order = len(scores), np.argsort(-np.abs(scores), kind="stable")
+    right = np.cumsum((np.asarray(scores) > 0)[order] == np.asarray(inside)[order])
+    level, best = (1 - confidence) / len(SHARES), None
     for share in SHARES:
-        r = max(1, round(share * m))
-        tests += [(order[m - r // 2 :], order[: r - r // 2]), (order[m - r :], order[:0])]
-    level = (1 - confidence) / len(tests) - m * delta / 2
-    best = (0.0, {"accuracy of guesses": (0.0, 1.0)}, {"guesses": 0, "right": 0})
-    for guessed_in, guessed_out in tests if level > 0 else []:
-        r = len(guessed_in) + len(guessed_out)
-        right = int(inside[guessed_in].sum() + (~inside[guessed_out]).sum())
-        low = float(clopper_pearson(right, r, level)[0])
-        lower = math.log(low / (1 - low)) if low > 0 else 0.0
-        if lower > best[0] or not best[2]["guesses"]:
-            best = (
-                max(0.0, lower),
-                {"accuracy of guesses": (low, 1.0)},
-                {"guesses": r, "right": right},
-            )
+        r = _guesses(m, share)
+        hits = int(right[r - 1])
+        lower = _largest_refused(hits, r, m, delta, level)
+        if best is None or lower > best[0]:
+            accuracy = float(clopper_pearson(hits, r, level)[0])
+            best = lower, {"accuracy of guesses": (accuracy, 1.0)}, {"guesses": r, "right": hits}
+    assert best is not None
     return best
 
 
-def most_canaries(delta: float, confidence: float) -> int:
-    """With which delta costs `one_run_bound` at most half of the failure probability."""
-    return int((1 - confidence) / (2 * len(SHARES)) / delta)
+def refusal(right: int, guesses: int, canaries: int, delta: float, epsilon: float) -> float:
+    """At least the probability of so many right guesses under (epsilon, delta)-DP; it may be above 1."""
+    q = 1 / (1 + math.exp(-epsilon))
+    tail = float(scipy.special.betainc(right, guesses - right + 1, q)) if right > 0 else 1.0
+    return tail + (price(guesses, canaries, delta, epsilon) if delta > 0 else 0.0)
 
 
-__all__ = ["SHARES", "clopper_pearson", "epsilon_lower_bound", "most_canaries", "one_run_bound"]
+def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
+    """What delta adds to that probability: `canaries delta / (1 + e^epsilon)` times the mean over n < guesses
+    of the largest probability of a binomial number of n trials.
+    """
+    q, n = 1 / (1 + math.exp(-epsilon)), np.arange(guesses)
+    mode = np.minimum(np.floor((n + 1) * q), n)
+    log_choose = -scipy.special.betaln(n - mode + 1, mode + 1) - np.log(n + 1)
+    most = np.exp(log_choose + mode * math.log(q) + (n - mode) * math.log1p(-q))
+    return canaries * delta / (1 + math.exp(epsilon)) * float(most.mean())
+
+
+def most_canaries(delta: float, confidence: float, epsilon: float) -> int:
+    """With which delta costs `one_run_bound` at most half of the failure probability, at this epsilon."""
+
+    low, high = 0, 1
+    while high <= _MOST and _affordable(high, delta, confidence, epsilon):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = _affordable(middle, delta, confidence, epsilon)
+        low, high = (middle, high) if enough else (low, middle)
+    return low
+
+
+def _affordable(canaries: int, delta: float, confidence: float, epsilon: float) -> bool:
+    level, fewest = (1 - confidence) / len(SHARES), _guesses(canaries, min(SHARES))
+    return price(fewest, canaries, delta, epsilon) <= level / 2
+
+
+_MOST = 2**17
+
+
+def _guesses(canaries: int, share: float) -> int:
+    return max(1, round(share * canaries))
+
+
+def _largest_refused(right: int, guesses: int, canaries: int, delta: float, level: float) -> float:
+    """The largest epsilon that so many right guesses refuse at this level, from below; 0 where none is."""
+    accuracy = float(clopper_pearson(right, guesses, level)[0])
+    if accuracy <= 0.5:
+        return 0.0
+
+    def refused(epsilon: float) -> bool:
+        return refusal(right, guesses, canaries, delta, epsilon) <= level
+
+    # At delta 0 the end is refused. The price falls as epsilon grows, so what is refused need not begin at 0.
+    steps = np.linspace(math.log(accuracy / (1 - accuracy)), 0, 33)
+    for high, low in itertools.pairwise(steps):
+        if refused(low):
+            for _ in range(20):
+                middle = (low + high) / 2
+                low, high = (middle, high) if refused(middle) else (low, middle)
+            return float(low)
+    return 0.0
+
+
+__all__ = [
+    "SHARES",
+    "clopper_pearson",
+    "epsilon_lower_bound",
+    "independent_bound",
+    "most_canaries",
+    "one_run_bound",
+    "price",
+    "refusal",
+]

@@ -176,7 +176,8 @@ def fit_general(
     if getattr(plan, "training", None) != GeneralPlan.training:
         raise ValueError(f"plan must be a GeneralPlan, was {type(plan).__name__}")
     options |= dict(clip_norm=clip_norm, microbatch_size=terms_at_once)
-    return fit(plan, model, loss, data, optimizer, **options)
+    # Its `training` is an attribute of the class, which the protocol does not know.
+    return fit(plan, model, loss, data, optimizer, **options)  # pyrefly: ignore[bad-argument-type]
 
 
 def _train(plan: GeneralPlan, wanted: Wanted) -> Result:

@@ -19,6 +19,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.plan import Plan
 
 from . import loop
+from .bystanders import Bystanders
 from .loss import Loss, Numbered
 
 LENGTH = 100.0
@@ -45,17 +46,26 @@ class Setting:
     def released(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> np.ndarray:
         """(coordinates, steps) float32: what a run shows there, as outputs of the mechanism per clip norm.
 
+        What examples that are no canaries gave is taken off (`train.bystanders`).
+
         Args:
           canary_of: (dataset_size,) int32: the coordinate of an example's canary, or that it has none.
         """
-        log = np.full((self.plan.mechanism.scheme.iterations, len(coordinates)), np.nan, np.float32)
+        steps = self.plan.mechanism.scheme.iterations
+        log = np.full((steps, len(coordinates)), np.nan, np.float32)
+        known, normalize = canary_of == REAL, self.options.get("normalize", False)
+        others = None
+        if known.any():
+            of_run = self.loss, self.params, self.rows
+            others = Bystanders(*of_run, known, coordinates, steps, self.clip_norm, normalize)
         loop.fit(
             self.plan,
             self.params,
             self.loss.wrapped(lambda base: _with_canaries(base, self.clip_norm)),
-            _Rows(self.rows, canary_of),
-            _recorded(optimizer, coordinates, log),
+            _Rows(self.rows, canary_of, others),
+            _recorded(optimizer, coordinates, log, others),
             clip_norm=self.clip_norm,
+            prefetch=0,  # a batch is read after the step before it
             **self.options,
         )
         jax.effects_barrier()
@@ -63,7 +73,11 @@ class Setting:
             raise ValueError("audit must see a finite number for every step, some are missing or not finite")
         expected = self.plan.expected_batch_size
         assert expected is not None
-        return outputs(self.plan.mechanism, log.T * (expected / self.clip_norm)).astype(np.float32)
+        sums = log.T * (expected / self.clip_norm)
+        if others is not None:
+            others.settle()
+            sums = sums - others.sums.T / self.clip_norm
+        return outputs(self.plan.mechanism, sums).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -72,11 +86,14 @@ class _Rows:
 
     rows: Any
     canary_of: np.ndarray
+    others: Bystanders | None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, indices, size: int):
+        if self.others is not None:
+            self.others.draw(indices)
         canary = np.full(size, SILENT, np.int32)
         canary[: len(indices)] = self.canary_of[indices]
         return {"canary": canary, "example": self.rows.take(indices, size)}
@@ -100,18 +117,22 @@ def _with_canaries(base: Callable, clip_norm: float) -> Callable:
     return loss
 
 
-def _recorded(optimizer, coordinates: np.ndarray, log: np.ndarray) -> optax.GradientTransformation:
+def _recorded(
+    optimizer, coordinates: np.ndarray, log: np.ndarray, others: Bystanders | None
+) -> optax.GradientTransformation:
     """`optimizer`, writing what it is given in some coordinates into the rows of `log`."""
 
-    def write(step, row):
+    def write(step, row, params):
         log[int(step)] = np.asarray(row)
+        if others is not None:
+            others.step(int(step), params)
 
     def init(params):
         return optimizer.init(params), jnp.zeros((), jnp.int32)
 
     def update(updates, state, params=None):
         inner, step = state
-        io_callback(write, None, step, _at(updates, coordinates))
+        io_callback(write, None, step, _at(updates, coordinates), None if others is None else params)
         updates, inner = optimizer.update(updates, inner, params)
         return updates, (inner, step + 1)
 
@@ -141,6 +162,8 @@ def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
 
 def quiet(setting: Setting, number: int) -> np.ndarray:
     """Coordinates in which the other examples add up to least before the run: less hides a canary.
+
+    What an honest run has of them is taken off anyway; a broken one may not have clipped them.
 
     Judged by some examples, whose clipped gradients are g: `(n mean g)^2 + n mean g^2` is the square of what
     n of them shift a coordinate by and how much that varies with who is drawn, at most. Any choice that no

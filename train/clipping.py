@@ -12,7 +12,7 @@ import numpy as np
 from jaxacct import _validate
 
 from . import _rows_apart
-from .grid import LARGEST_BATCH, Grid, GridSum
+from .grid import LARGEST_BATCH, Grid, GridSum, RoundedSum
 from .groups import Groups
 from .loss import WritingLossError
 
@@ -29,7 +29,7 @@ class ClippedSum(NamedTuple):
     Only `total`, with noise added, is covered by a guarantee; the rest is private.
     """
 
-    total: GridSum
+    total: GridSum | RoundedSum
     """Sum over the batch of gradients in whole grid units, each of norm at most the clip norm."""
     norms: jax.Array
     """(batch,) float32: gradient norms before clipping, 0 where padded, inf where not finite."""

@@ -213,7 +213,9 @@ def fit_convex(
         )
     if getattr(plan, "training", None) != LastIteratePlan.training:
         raise ValueError(f"plan must be a LastIteratePlan, was {type(plan).__name__}")
-    return fit(plan, None, loss, {"inputs": features, "labels": labels}, **options).params
+    # Its `training` is an attribute of the class, which the protocol does not know.
+    data = {"inputs": features, "labels": labels}
+    return fit(plan, None, loss, data, **options).params  # pyrefly: ignore[bad-argument-type]
 
 
 class Iterate(NamedTuple):

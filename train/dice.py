@@ -176,7 +176,11 @@ def dice_aggregate(
         (clipped, raw), _norms = rule.sums(updates, mask)
         return rule.release(state, clipped, raw)
 
-    return optax.GradientTransformationExtraArgs(lambda params: _fresh(params, words), update)
+    def init(params) -> DiceState:
+        return _fresh(params, words)
+
+    # Its state is told by name, where optax writes one of any kind.
+    return optax.GradientTransformationExtraArgs(init, update)  # pyrefly: ignore[bad-argument-type]
 
 
 def _fresh(params, words) -> DiceState:

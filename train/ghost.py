@@ -25,7 +25,7 @@ from jaxacct import _validate
 from . import _uses
 from ._convolutions import in_fast_layout
 from .clipping import ClippedSum, Microbatches, check_loss
-from .grid import LARGEST_BATCH, Grid, GridSum
+from .grid import LARGEST_BATCH, Grid, RoundedSum
 from .groups import Groups
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
@@ -325,7 +325,7 @@ def ghost_gradient_sum(
         zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
         inputs = jax.tree.map(pieces.split, batch), pieces.split(mask)
         total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-        total = GridSum.rounded(jax.tree.unflatten(structure, total), grid)
+        total = RoundedSum.of(jax.tree.unflatten(structure, total), grid)
         norms, long, shown = jax.tree.map(pieces.join, found)
     losses = shown.pop("")
     clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct import Mechanism, _validate
 
@@ -16,6 +17,7 @@ _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
 _LEAST_LEVELS = 2.0**8
 _LIMB = 16  # bits of the low part of a sum
+_LARGEST_SUM = 2.0 ** (31 + _LIMB)
 LARGEST_BATCH = 2 ** (31 + _LIMB - _FINEST)  # 16.8 million examples: no sum leaves its two parts
 
 
@@ -90,15 +92,6 @@ class GridSum:
 
         return cls(nothing(), nothing(), grid)
 
-    @classmethod
-    def rounded(cls, totals, grid: Grid) -> "GridSum":
-        """The nearest integers to a pytree of float64, each of at most 2^47 in absolute value."""
-        with jax.enable_x64(True):
-            whole = jax.tree.map(jnp.round, totals)
-            high = jax.tree.map(lambda n: jnp.floor(n * 2.0**-_LIMB), whole)
-            low = jax.tree.map(lambda n, h: (n - h * 2.0**_LIMB).astype(jnp.int32), whole, high)
-            return cls(jax.tree.map(lambda h: h.astype(jnp.int32), high), low, grid)
-
     def plus(self, part) -> "GridSum":
         """Add a pytree of int32 of at most 2^31 - 2^16 in absolute value."""
         low = jax.tree.map(lambda a, b: a + b, self.low, part)
@@ -116,3 +109,61 @@ class GridSum:
             if added is None:
                 added = jax.tree.map(jnp.zeros_like, self.low)
             return jax.tree.map(value, self.high, self.low, added)
+
+    def units(self):
+        """The sum as it is, a pytree of NumPy's int64."""
+        return jax.tree.map(lambda a, b: np.int64(a) * 2**_LIMB + np.int64(b), self.high, self.low)
+
+    @property
+    def shaped(self):
+        """A pytree of arrays of the sum's shapes."""
+        return self.low
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["whole"], meta_fields=["grid"])
+@dataclass(frozen=True)
+class RoundedSum:
+    """A sum that was rounded to grid units as a whole: what a `GridSum` is, in one part, of which a processor
+    makes noisy gradients in a fifth of the time. Private until noise is added.
+
+    Attributes:
+      whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact.
+      grid: what one unit is, and the clip norm that held.
+    """
+
+    whole: Any
+    grid: Grid
+
+    @classmethod
+    def of(cls, totals, grid: Grid) -> "RoundedSum":
+        """The nearest integers to a pytree of float64; 0 for what is not a number, or beyond 2^47."""
+
+        def whole(total):
+            nearest = jnp.round(total)
+            return jnp.where(jnp.abs(nearest) <= _LARGEST_SUM, nearest, 0.0)
+
+        with jax.enable_x64(True):
+            return cls(jax.tree.map(whole, totals), grid)
+
+    def units(self):
+        """The sum as it is, a pytree of NumPy's int64."""
+        return jax.tree.map(np.int64, self.whole)
+
+    @property
+    def shaped(self):
+        """A pytree of arrays of the sum's shapes."""
+        return self.whole
+
+    def scaled(self, factor: float, added=None):
+        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
+
+        def value(total, more):
+            # Below 2^53, so exact.
+            return ((total + more.astype(jnp.float64)) * (self.grid.unit * factor)).astype(jnp.float32)
+
+        with jax.enable_x64(True):
+            added = jax.tree.map(jnp.zeros_like, self.whole) if added is None else added
+            return jax.tree.map(value, self.whole, added)
+
+
+SUMS = GridSum, RoundedSum

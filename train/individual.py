@@ -397,7 +397,7 @@ class IndividualStep(PrivateStep):
 
         super().__init__(step, as_loss(loss), private, optimizer)
 
-    def init(self, params) -> IndividualTrainState:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def init(self, params) -> IndividualTrainState:
         """The state before the first step."""
         return IndividualTrainState(*super().init(params), jax.tree.map(jnp.array, self._start))
 

@@ -23,7 +23,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
-from .normals import LARGEST, Normals, fresh_key, normals_of, standard_normals
+from .normals import LARGEST, InARow, Normals, fresh_key, normals_of, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -48,8 +48,8 @@ class Fresh(NamedTuple):
     """() int32."""
     key: Any
     """(8,) uint32."""
-    normals: Normals
-    """As `normals_of` gives them for all parameters."""
+    normals: Normals | InARow
+    """As `normals_of` gives them for all parameters, or `drawn_on_the_host`."""
 
     def are_of(self, state: NoiseState) -> jax.Array:
         """() bool: whether they are this state's."""
@@ -96,20 +96,28 @@ def draw(
       levels: standard deviation of `z` in grid units, from 2^8 to `largest_levels`.
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
-      fresh: the normals of this step; drawn here if it is None. They must be `fresh.are_of(state)`.
+      fresh: the normals of this step; drawn here if it is None. They must be `fresh.are_of(state)`, and if
+        they are rounded already, then for this `deviation_alone`.
     """
     leaves, structure = jax.tree.flatten(params)
     sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
     normals = normals_of(state.key, state.step, sum(sizes)) if fresh is None else fresh.normals
     parts = normals.split(sizes)
+    if normals.deviation not in (None, deviation_alone(strategy, levels)):
+        raise ValueError(f"fresh must be normals, or rounded for {levels:g} levels of this strategy")
     stream = _stream_of(strategy)
     with jax.enable_x64(True):
-        draw_leaf = stream.at(levels, state.step)
+        draw_leaf = stream.at(levels, state.step) if normals.deviation is None else lambda w, ring: (w, ring)
         rings = jax.tree.leaves(state.recent)
         both = [draw_leaf(z.reshape(ring.shape[1:]), ring) for z, ring in zip(parts, rings, strict=True)]
     drawn, rings = zip(*both, strict=True) if both else ((), ())
     after = NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
     return jax.tree.unflatten(structure, drawn), after
+
+
+def deviation_alone(strategy: Strategy, levels: float) -> float | None:
+    """The factor of which `round(factor z)` is all of the noise; None where earlier steps have a part."""
+    return _stream_of(strategy).alone(levels)
 
 
 class _LastVectors:
@@ -127,6 +135,10 @@ class _LastVectors:
         impulse = np.zeros(iterations)
         impulse[0] = 1.0
         return np.abs(signal.lfilter([1.0], self.c, impulse)).sum()
+
+    def alone(self, levels: float) -> float | None:
+        """As `deviation_alone`."""
+        return None if self.kept or self.of_inverse else float(levels / self.c[0])
 
     def at(self, levels: float, step):
         """From `z` and the ring before to `W` and the ring after."""
@@ -161,6 +173,10 @@ class _RunningSums:
     def reach(self, iterations: int) -> float:
         """As above; the sums' unit is as large as they need."""
         return self.recursion.noise_reach
+
+    def alone(self, levels: float) -> float | None:
+        """As above; there are always sums."""
+        return None
 
     def at(self, levels: float, step):
         """From `z` and the sums before to `W` and the sums after."""

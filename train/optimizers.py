@@ -10,7 +10,7 @@ import optax
 from jaxacct import Mechanism, _validate
 
 from . import noise
-from .grid import Grid, GridSum
+from .grid import SUMS, Grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,19 +33,29 @@ class Privatizer:
         """The noise before the first step."""
         return noise.init(self.mechanism.strategy, params, self.key)
 
+    @property
+    def levels(self) -> float:
+        """Standard deviation of a step's fresh noise in grid units."""
+        return self.mechanism.noise_multiplier * 2.0**self.grid.bits
+
+    @property
+    def deviation_alone(self) -> float | None:
+        """As `train.noise.deviation_alone`."""
+        return noise.deviation_alone(self.mechanism.strategy, self.levels)
+
     def update(self, updates, state: noise.NoiseState, params=None, *, fresh: noise.Fresh | None = None):
         """`(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
         Args:
-          updates: the `GridSum` of the step; a sum on another grid, or of another clip norm, is refused.
+          updates: the `GridSum` or `RoundedSum` of the step; one on another grid, or of another clip norm, is
+            refused.
           fresh: the normals of this step if they are drawn already; with those of another one updates are
             NaN, and all later ones.
         """
-        if not isinstance(updates, GridSum) or updates.grid != self.grid:
-            was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
+        if not isinstance(updates, SUMS) or updates.grid != self.grid:
+            was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, was {was}")
-        levels = self.mechanism.noise_multiplier * 2.0**self.grid.bits
-        drawn, after = noise.draw(self.mechanism.strategy, levels, state, updates.low, fresh)
+        drawn, after = noise.draw(self.mechanism.strategy, self.levels, state, updates.shaped, fresh)
         covered = state.step < self.mechanism.scheme.iterations
         if fresh is not None:
             covered &= fresh.are_of(state)

@@ -54,10 +54,10 @@ class SamplerState:
 
 def batch_sizes(plan: Plan) -> tuple[int, float, int]:
     """(dataset_size, expected_batch_size, max_batch_size) of a plan; ValueError when it states none."""
-    sizes = plan.dataset_size, plan.expected_batch_size, plan.max_batch_size
-    if sizes[0] is None or sizes[1] is None or sizes[2] is None:
+    size, expected, most = plan.dataset_size, plan.expected_batch_size, plan.max_batch_size
+    if size is None or expected is None or most is None:
         raise ValueError("plan must state the dataset_size to draw batches; calibrate with dataset_size=...")
-    return sizes  # pyright: ignore[reportReturnType]
+    return size, expected, most
 
 
 def fresh_key() -> tuple[int, ...]:

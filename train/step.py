@@ -57,7 +57,7 @@ class PrivateStep:
     def __init__(self, function, loss: Loss, private: Privatizer, optimizer: optax.GradientTransformation):
         self._jitted = jax.jit(function, donate_argnums=0)
         self._loss, self._private, self._optimizer = loss, private, optimizer
-        self._ahead = Ahead(private.mechanism.scheme.iterations)
+        self._ahead = Ahead(private.mechanism.scheme.iterations, private.deviation_alone)
 
     def init(self, params) -> TrainState:
         """The state before the first step, with the dtypes that every later one has.

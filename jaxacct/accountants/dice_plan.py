@@ -86,7 +86,7 @@ class DicePlan(StoredPlan):
             batch_size=batch_size,
             reset_every=reset_every,
         )
-        more = dict(dataset_size=dataset_size, sampling=sampling, automatic=automatic)
+        more: dict[str, Any] = dict(dataset_size=dataset_size, sampling=sampling, automatic=automatic)
         more |= dict(epsilon=epsilon, delta=delta)
 
         def at(noise_std: float) -> "DicePlan":

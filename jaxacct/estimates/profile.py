@@ -1,5 +1,6 @@
 """The privacy profile delta(epsilon) with simultaneous confidence bands, both directions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,7 @@ class Profile:
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
-    directions: dict[str, np.ndarray]
+    directions: Mapping[Direction, np.ndarray]
     confidence: float
     num_samples: int
     proposals: dict[str, str]

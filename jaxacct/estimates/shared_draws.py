@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
-from jaxacct.likelihood.loss import loss_of_scores, lowered_norms
+from jaxacct.likelihood.loss import column_norms, loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS, few_windows
 from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
@@ -27,8 +27,10 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
-# Noise multipliers that a CPU works on at once: a step is then long beside its call, a block near in cache.
+# Noise multipliers that a CPU works on at once: a step is then long beside its call, a block near in cache;
+# and the numbers that likelihoods of so many may keep.
 _TOGETHER = 15
+_KEPT = 2**20
 
 
 class DeltaCurve(NamedTuple):
@@ -165,8 +167,11 @@ def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
     number = len(jax.tree.leaves(keys)[0])
     if jax.default_backend() == "cpu":
         # Side by side only what is short beside its call, and stays in cache.
-        wide = _together(sigmas.shape[0]) if by_sums else 1
-        most = max(1, min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations)))
+        wide = _together(scheme, sigmas.shape[0]) if by_sums else 1
+        most = min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
+        if by_sums:
+            most = min(most, _most_together(scheme) // wide)
+        most = max(1, most)
         number = max(k for k in range(1, most + 1) if number % k == 0)
     groups = jax.tree.map(lambda leaf: leaf.reshape(-1, number, *leaf.shape[1:]), keys)
     found = jax.lax.map(losses, groups)
@@ -192,15 +197,21 @@ def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
     """(count, num_samples) losses: log-ratios are `(signal - lowered) / sigma^2 + noise / sigma`."""
     arrays = (signal - lowered_norms(scheme, strategy, direction, noise.dtype)).T, noise.T
     factors = jnp.stack([sigmas**-2, 1 / sigmas], axis=1)
+    norms = jnp.asarray(column_norms(scheme, strategy), noise.dtype)
     count = len(factors)
-    wide = _together(count) if jax.default_backend() == "cpu" else count
+    wide = _together(scheme, count) if jax.default_backend() == "cpu" else count
     if count == wide:
-        return scheme.log_likelihood_ratios_of_sums(arrays, factors)
+        return scheme.log_likelihood_ratios_of_sums(arrays, factors, norms)
     groups = jnp.pad(factors, ((0, -count % wide), (0, 0)), mode="edge").reshape(-1, wide, 2)
-    found = jax.lax.map(lambda some: scheme.log_likelihood_ratios_of_sums(arrays, some), groups)
+    found = jax.lax.map(lambda some: scheme.log_likelihood_ratios_of_sums(arrays, some, norms), groups)
     return found.reshape(-1, noise.shape[0])[:count]
 
 
-def _together(count: int) -> int:
+def _together(scheme, count: int) -> int:
     """Noise multipliers that a CPU works on at once: groups of one size, with the last padded."""
-    return math.ceil(count / math.ceil(count / _TOGETHER))
+    return math.ceil(count / math.ceil(count / min(_TOGETHER, _most_together(scheme))))
+
+
+def _most_together(scheme) -> int:
+    """Blocks of samples, each at one noise multiplier, whose likelihoods stay in cache."""
+    return max(1, _KEPT // (randomness.BLOCK_SIZE * scheme.numbers_kept))

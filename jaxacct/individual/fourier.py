@@ -18,7 +18,7 @@ from scipy import fft
 
 from jaxacct import _validate
 from jaxacct.individual.subsampled import grid_law
-from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.direction import DIRECTIONS, Direction
 
 _UNIT = 2.0**-52
 # Orders at which wrapped mass is bounded.
@@ -81,7 +81,7 @@ class FourierAccountant:
         }
 
     @functools.cached_property
-    def _spectra(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def _spectra(self) -> dict[Direction, tuple[np.ndarray, np.ndarray]]:
         """(buckets, n/2 + 1) logarithms of size, and phases, of the transforms; the origin is at index 0."""
         found = {}
         for direction, laws in self._laws.items():
@@ -101,7 +101,7 @@ class FourierAccountant:
         }
 
     @functools.cached_property
-    def _tilted(self) -> dict[str, np.ndarray]:
+    def _tilted(self) -> dict[Direction, np.ndarray]:
         """(buckets, tilts): ln of the moment generating function of each law on the grid."""
         found = {}
         for direction, laws in self._laws.items():
@@ -127,7 +127,7 @@ class FourierAccountant:
             raise ValueError("counts must be whole numbers of at least 0")
         return counts.astype(float)
 
-    def _composed(self, counts: np.ndarray, direction: str) -> np.ndarray:
+    def _composed(self, counts: np.ndarray, direction: Direction) -> np.ndarray:
         used = counts.any(axis=0)
         size, phase = self._spectra[direction]
         if not used.all():

@@ -161,7 +161,8 @@ def _kernel(table, *refs, log_p, log_q, interpret):
             ahead = [triton.load(ring.at[slot, v, :]) for v in each]
             inputs.append([(s + shift, g) for s, g in zip(sums, ahead, strict=True)])
         for slot, given in zip(slots, inputs, strict=True):
-            states = [compensated_step(*state, *some) for state, some in zip(states, given, strict=True)]
+            steps = zip(states, given, strict=True)
+            states = [compensated_step(g, lost, of_row, ahead) for (g, lost), (of_row, ahead) in steps]
             for v, (g, _) in zip(each, states, strict=True):
                 triton.store(ring.at[slot, v, :], g)
         barrier()

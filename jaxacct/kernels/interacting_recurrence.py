@@ -15,7 +15,7 @@ A step without participation leaves that alone, so thousands of steps round no m
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,14 +59,37 @@ def interacting_log_recurrence(
     Returns:
       (...) of the same dtype. Exact up to rounding.
     """
+    options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
+    values, weights = log_values_at_the_start(log_ratios, overlaps, start_law=start_law, **options)
+    return log_mean_of_starts(values, weights)
+
+
+def log_mean_of_starts(values, log_weights: np.ndarray):
+    """`ln sum e^{values + log_weights}` over the first axis."""
+    terms = values + _column(log_weights, values.dtype, values.ndim - 1)
+    if len(terms) == 1:
+        return terms[0]
+    # As a tree, as there may be tens of thousands.
+    largest = lax.stop_gradient(terms.max(axis=0))
+    return largest + jnp.log(tree_sum(jnp.exp(terms - largest), 0))
+
+
+def log_values_at_the_start(
+    log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_law=None
+):
+    """`interacting_log_recurrence` before the mean over how long each process is barred at the start.
+
+    Returns:
+      (starts, ...) values, linear in `log_ratios` and `overlaps` together where p = 1, and (starts,) float64,
+      ln of what each is weighed with.
+    """
     n, samples = log_ratios.shape[0], log_ratios.shape[1:]
     num_blocks, dtype = -(-n // block), log_ratios.dtype
     # A padded step has r = 0 and shares nothing, so all that may happen there adds up to 1.
     spare = num_blocks * block - n
     ratios = jnp.pad(log_ratios, [(0, spare)] + [(0, 0)] * len(samples))
-    shared = jnp.broadcast_to(jnp.asarray(overlaps, dtype), (n, block))
-    shared = jnp.pad(shared, [(0, spare), (0, 0)]).reshape(num_blocks, block, block)
     ratios = ratios.reshape(num_blocks, block, *samples)
+    shared = overlaps_by_block(overlaps, n, block, dtype)
     one_step = _certain_step if log_q == -math.inf else _step
     real = _block_of(one_step, moves(block, processes, block), log_p, log_q, block)
     # Gradients keep one state a block and make the others again.
@@ -76,20 +99,49 @@ def interacting_log_recurrence(
     free = num_blocks * block * processes
     if start_law is None or block == 1:
         (values, lost), _ = lax.scan(remade, end, (ratios, shared), reverse=True)
-        return values[0] + (lost[0] + jnp.asarray(_free_steps(np.array(free), log_q), dtype))
+        values = values[0] + (lost[0] + jnp.asarray(free_steps(np.array(free), log_q), dtype))
+        return values[None], np.zeros(1)
     later, _ = lax.scan(remade, end, (ratios[1:], shared[1:]), reverse=True)
     # The first block has virtual histories too. Nothing refers to one from there beyond it.
     size = math.comb(2 * block + processes - 3, processes - 1)
-    later = _Later(*(_with_room(part, len(states(block, processes - 1)), size) for part in later))
+    later = _Later(*(with_room(part, len(states(block, processes - 1)), size) for part in later))
     early = _block_of(one_step, moves(block, processes, 2 * block - 1), log_p, log_q, block)
     first = early(later, ratios[0], shared[0])
+    starts = starts_of(block, processes, start_law)
+    weights = np.log(starts.chance) + free_steps(free - starts.barred, log_q)
+    return first.values[starts.where], weights
+
+
+def overlaps_by_block(overlaps, n: int, block: int, dtype):
+    """(blocks, block, block) of `overlaps` as for `interacting_log_recurrence`, 0 at padded steps."""
+    num_blocks = -(-n // block)
+    shared = jnp.broadcast_to(jnp.asarray(overlaps, dtype), (n, block))
+    return jnp.pad(shared, [(0, num_blocks * block - n), (0, 0)]).reshape(num_blocks, block, block)
+
+
+class Starts(NamedTuple):
+    """How the processes may begin.
+
+    Attributes:
+      where: (starts,) the first step at which one is free times the number of states, plus its state.
+      barred: (starts,) steps that all are barred for, added up.
+      chance: (starts,) float64 probabilities.
+    """
+
+    where: np.ndarray
+    barred: np.ndarray
+    chance: np.ndarray
+
+
+def starts_of(block: int, processes: int, start_law) -> Starts:
+    """All that `start_law` allows, with virtual histories; all free without it."""
+    if start_law is None or block == 1:
+        return Starts(np.zeros(1, int), np.zeros(1, int), np.ones(1))
+    size = math.comb(2 * block + processes - 3, processes - 1)
     earliest, number, chance = start_states(block, processes, np.asarray(start_law))
-    barred, possible = states(block, processes).sum(axis=1), chance > 0
-    weights = np.log(chance[possible]) + _free_steps(free - barred[possible], log_q)
-    terms = first.values[(earliest * size + number)[possible]] + _column(weights, dtype, len(samples))
-    # As a tree, as there may be tens of thousands.
-    largest = lax.stop_gradient(terms.max(axis=0))
-    return largest + jnp.log(tree_sum(jnp.exp(terms - largest), 0))
+    possible = chance > 0
+    barred = states(block, processes).sum(axis=1)[possible]
+    return Starts((earliest * size + number)[possible], barred, chance[possible])
 
 
 class _Later(NamedTuple):
@@ -108,7 +160,7 @@ def _column(numbers, dtype, ndim: int):
     return jnp.asarray(numbers, dtype).reshape(-1, *[1] * ndim)
 
 
-def _free_steps(count: np.ndarray, log_q: float) -> np.ndarray:
+def free_steps(count: np.ndarray, log_q: float) -> np.ndarray:
     """What so many steps at which processes are free were left out with, float64; nothing at p = 1."""
     return count * (log_q if log_q > -math.inf else 0.0)
 
@@ -116,13 +168,13 @@ def _free_steps(count: np.ndarray, log_q: float) -> np.ndarray:
 def _past_the_end(block: int, processes: int, log_q: float, samples, dtype) -> _Later:
     """The likelihood is 1 there, but the free steps that lie beyond the end were counted."""
     steps = processes * np.arange(block)[:, None] + states(block, processes - 1).sum(axis=1)
-    values = _column(_free_steps(steps, log_q), dtype, len(samples))
+    values = _column(free_steps(steps, log_q), dtype, len(samples))
     values = jnp.broadcast_to(values, (steps.size, *samples))
     lost = steps.size if log_q == -math.inf else steps.shape[1] if compensates_all(block) else 1
     return _Later(values, jnp.zeros_like(values[:lost]))
 
 
-def _with_room(part, size: int, room: int):
+def with_room(part, size: int, room: int):
     """Rows of `size` states become rows of `room`, the first `size` of which they keep; one state is left."""
     if len(part) == 1 < size:
         return part

@@ -9,6 +9,9 @@ number, and must be made again in logarithms. That takes one participation with 
 multipliers near 0.1), or nearly certain participations: b |ln(1 - p)| above 80.
 """
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -23,10 +26,31 @@ from jaxacct.kernels.recurrence import (
 )
 
 # Rounds, at most, whose factors are multiplied before a logarithm is taken, which takes as long as three.
-_ROUNDS = 8
+_ROUNDS = 16
+# Counts up to this are written out in the program, more are a loop in it, which compiles sooner.
+_WRITTEN_OUT = 16
+# ln of the least coefficient of a count that is told from none, above the least float32 with all its digits.
+_LEAST = -80.0
 
 
-def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: int):
+class Counts(NamedTuple):
+    """How many examples of a unit take part at a step at which some do; `j` have the log-ratio
+    `j r_i - j (j - 1) h_i`, `h_i` half the square norm of a column over the variance of the noise.
+
+    Attributes:
+      log_one: ln probability of one.
+      log_more: (k - 1,) float64, ln of the probability of 2, 3, .. over that of one less.
+      halves: () or (n,) float32, h_i for the first of `factors` 1.
+    """
+
+    log_one: float
+    log_more: np.ndarray
+    halves: jax.Array
+
+
+def first_block_of_sums(
+    arrays, factors, *, log_p: float, log_q: float, block: int, counts: Counts | None = None
+):
     """`blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, which are never stored.
 
     With `G_i = f_i q^-(n+1-i)` the recurrence is a sum of positive terms, `G_i = G_{i+1} + w_i G_{i+b}`,
@@ -36,7 +60,8 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     Args:
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32.
-      log_p, log_q, block: as there.
+      log_p, log_q, block: as there; `log_q` above -inf where there are `counts`.
+      counts: how many take part, where it may be several.
 
     Returns:
       (block, count, num_samples) float32; not finite where float32 has no room.
@@ -52,7 +77,8 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     # A padded step has r = 0 and looks at f = 1, so it gives f = 1.
     padded = [jnp.pad(array, ((0, num_blocks * block - n), (0, 0))) for array in arrays]
     by_block = [array.reshape(num_blocks, block, num_samples) for array in padded]
-    shift = number(log_p - block * log_q)
+    weights = _weights(factors, log_p - block * log_q, counts)
+    by_block = [*by_block, _of_steps(counts, num_blocks * block, n).reshape(num_blocks, block)]
     steps = jnp.arange(block, dtype=jnp.int32)
 
     def one_block(carry, given):
@@ -62,10 +88,10 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
 
         def step(carry, at):
             added, block_of = carry
-            k, *values = at
+            k, *values, half = at
             ahead = lax.dynamic_index_in_dim(block_of, k, keepdims=False)
             ratios = weighted_sums([value[None] for value in values], factors)[0]
-            added = added + jnp.exp(ratios + shift) * (over + ahead * over)
+            added = added + weights(ratios, half) * (over + ahead * over)
             # In the place of what no step refers to any more: a second array would be out of cache.
             return (added, lax.dynamic_update_index_in_dim(block_of, added, k, 0)), None
 
@@ -86,7 +112,55 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     return (corrected_log1p(first) + lost) + log_scale + offsets[:, None, None]
 
 
-def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int):
+def _of_steps(counts: Counts | None, steps: int, n: int):
+    """(steps,) float32: h_i of n steps, and 0 at those beyond, where all counts have the log-ratio 0."""
+    halves = jnp.zeros(()) if counts is None else counts.halves
+    return jnp.pad(jnp.broadcast_to(jnp.asarray(halves, jnp.float32), (n,)), (0, steps - n))
+
+
+def _weights(factors, shift: float, counts: Counts | None):
+    """(ratios of (.., count, num_samples), h of (..)) -> e^shift times the likelihood ratio of taking part.
+
+    With several it is `w_1 x (1 + c_1 x (1 + c_2 x (..)))`, `c_j = w_{j+1} / w_j e^{-2 j h}`, x = e^r: one
+    exponential for all counts.
+    """
+    log_one = shift if counts is None else shift + counts.log_one
+    added = number(log_one)
+    if counts is None:
+        return lambda ratios, half: jnp.exp(ratios + added)
+    # x is only known with its shift.
+    log_more = jnp.asarray(counts.log_more - log_one, jnp.float32)
+    js = jnp.arange(1, len(counts.log_more) + 1, dtype=jnp.float32)
+    doubled = 2 * factors[:, :1]
+
+    def weights(ratios, half):
+        first = jnp.exp(ratios + added)
+        half = half[..., None, None]
+
+        def more(total, log_more, j):
+            return 1 + first * above_least(log_more - j * (half * doubled)) * total
+
+        total = jnp.ones_like(first)
+        if len(counts.log_more) < _WRITTEN_OUT:
+            for j in range(len(counts.log_more), 0, -1):
+                total = more(total, log_more[j - 1], js[j - 1])
+        else:
+            total = lax.scan(lambda t, at: (more(t, *at), None), total, (log_more, js), reverse=True)[0]
+        return first * total
+
+    return weights
+
+
+def above_least(log):
+    """e^log for coefficients of many samples; NaN where float32 has less than all digits of it.
+
+    What it multiplies may be so large that it matters all the same.
+    """
+    # Else it is made for every sample again.
+    return lax.optimization_barrier(jnp.exp(jnp.where(log > _LEAST, log, jnp.nan)))
+
+
+def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int, counts: Counts | None = None):
     """`sum_k ln(1 + e^{log_odds + r_k})` over the steps of each phase, r `weighted_sums(arrays, factors)`.
 
     A few factors are multiplied before a logarithm is taken, as `(1 + h)(1 + w) = 1 + (h + w + h w)`, which
@@ -97,6 +171,7 @@ def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int):
       factors: (count, number of arrays) float32, the first of each above 0.
       log_odds: ln of p / (1 - p); static.
       cycle_length: steps from one round to the next; 1 is one phase of all steps; static.
+      counts: how many take part, where it may be several.
 
     Returns:
       (cycle_length, count, num_samples) float32; not finite where float32 has no room.
@@ -109,12 +184,14 @@ def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int):
     # A padded step has r = -inf, a factor of one.
     padded = [jnp.pad(a, padding, constant_values=0 if i else -np.inf) for i, a in enumerate(arrays)]
     given = [array.reshape(groups, group, cycle_length, num_samples) for array in padded]
-    shift = number(log_odds)
+    halves = _of_steps(counts, groups * group * cycle_length, n).reshape(groups, group, cycle_length)
+    weights = _weights(factors, log_odds, counts)
 
     def several(carry, values):
+        *values, halves = values
         grown = jnp.zeros(carry[0].shape, jnp.float32)
         for k in range(group):
-            weight = jnp.exp(weighted_sums([value[k] for value in values], factors) + shift)
+            weight = weights(weighted_sums([value[k] for value in values], factors), halves[k])
             grown = grown + weight + grown * weight
         # Else it is made once for the sum and once for what rounds.
         added = lax.optimization_barrier(corrected_log1p(grown))
@@ -122,5 +199,5 @@ def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int):
         return two_sum(total, added + lost), None
 
     nothing = jnp.zeros((cycle_length, factors.shape[0], num_samples), jnp.float32)
-    (total, lost), _ = lax.scan(several, (nothing, nothing), given)
+    (total, lost), _ = lax.scan(several, (nothing, nothing), (*given, halves))
     return total + lost

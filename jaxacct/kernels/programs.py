@@ -74,7 +74,7 @@ class Compiled:
     def _program(self, *args) -> tuple[_Program, list]:
         fixed, (leaves, tree) = args[: self._static], jax.tree.flatten(args[self._static :])
         kinds = tuple(map(jax.typeof, leaves))
-        in_64_bits = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        in_64_bits = jax.config.jax_enable_x64  # pyrefly: ignore[missing-attribute]
         key = fixed, tree, kinds, in_64_bits
         with self._lock:
             found = self._programs.pop(key, None) or _traced(self._function, fixed, tree, leaves)

@@ -169,7 +169,7 @@ def _point(sweep, swept: Setting, epoch, epsilon, table: Table, every: bool, dea
                 if time.monotonic() > deadline:
                     return None
                 table.add(cell, certified(cell, progress))
-        best[method] = table.best(cells)  # pyright: ignore[reportArgumentType]  as all are there
+        best[method] = table.best(cells)  # pyrefly: ignore[unsupported-operation]  as all are there
     # Balls-in-bins is one of the separations.
     ours = min(table.error_of(best[m]) for m in ("b-min-sep", "balls-in-bins") if m in best)
     return Compared(epoch, epsilon, ours, {m: table.error_of(best[m]) for m in sweep.methods})

@@ -242,15 +242,9 @@ class BMinSep(Scheme):
         # A machine with a GPU may still run this on its CPU.
         return jax.lax.platform_dependent(log_ratios.T, cuda=by_kernel, default=self._time_first)
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors):
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
         """On a GPU by one kernel, which makes the sums as it goes."""
-
-        def in_linear_scale(arrays):
-            if self.min_separation == 1:
-                return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability)
-            recurrence = functools.partial(linear_scale.first_block_of_sums, factors=factors)
-            return self._time_first(arrays, recurrence)
-
+        in_linear_scale = functools.partial(self.ratios_in_linear_scale, factors=factors)
         if not gpu_recurrence.serves(arrays[0].dtype):
             return in_linear_scale(arrays)
         by_kernel = functools.partial(gpu_recurrence.first_block_of_sums, factors=factors)
@@ -258,6 +252,13 @@ class BMinSep(Scheme):
         return jax.lax.platform_dependent(
             arrays, cuda=functools.partial(self._time_first, recurrence=by_kernel), default=in_linear_scale
         )
+
+    def ratios_in_linear_scale(self, arrays, factors, counts: linear_scale.Counts | None = None):
+        """`log_likelihood_ratios_of_sums` by `kernels.linear_scale`; `counts` where several may take part."""
+        if self.min_separation == 1:
+            return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability, counts)
+        recurrence = functools.partial(linear_scale.first_block_of_sums, factors=factors, counts=counts)
+        return self._time_first(arrays, recurrence)
 
     def _time_first(self, log_ratios, recurrence=blocked_log_recurrence):
         log_p, log_q = log_probabilities(self.sampling_probability)

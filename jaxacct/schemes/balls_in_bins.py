@@ -138,7 +138,7 @@ class BallsInBins(Scheme):
     def takes_sums(self) -> bool:
         return True
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors):
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
         """The sums over a phase are the same for all noise multipliers, but for their factors."""
         totals, each = phase_growth_of_sums(arrays, factors, 1.0, self.cycle_length)
         return log_mean_of_phases(totals, each, iterations=self.iterations)

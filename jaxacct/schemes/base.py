@@ -318,18 +318,25 @@ class Scheme(abc.ABC):
         """Whether `log_likelihood_ratios_of_sums` is there, for many noise multipliers at once."""
         return False
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors) -> jax.Array:
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None) -> jax.Array:
         """Where `takes_sums`: likelihood ratios of the log-ratios `sum_k factors[v, k] arrays[k]`.
 
         Args:
           arrays: a few of (iterations, num_samples) float32.
           factors: (count, number of arrays) float32, the first of each above 0.
+          norms: what `log_likelihood_ratios` takes as its second argument, for the first of the factors 1;
+            times that for each. May be None where it may be there.
 
         Returns:
           (count, num_samples) float32, natural log. Not finite where float32 has no room for what
           `log_likelihood_ratios` has in logarithms (`kernels.linear_scale`).
         """
         raise NotImplementedError
+
+    @property
+    def numbers_kept(self) -> int:
+        """Numbers that the likelihood of a sample holds at a time, about."""
+        return self.min_separation
 
     @property
     def largest_rate(self) -> float:
@@ -375,7 +382,7 @@ class Scheme(abc.ABC):
 
     @classmethod
     def _fields(cls) -> list[str]:
-        return [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+        return [field.name for field in dataclasses.fields(cls)]  # pyrefly: ignore[bad-argument-type]
 
 
 def counts_at(positions, counts, iterations: int):

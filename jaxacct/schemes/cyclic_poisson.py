@@ -134,7 +134,7 @@ class CyclicPoisson(Scheme):
     def takes_sums(self) -> bool:
         return True
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors):
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
         growth, each = phase_growth_of_sums(arrays, factors, self.sampling_probability, self.cycle_length)
         return log_mean_of_phases(growth, each, iterations=self.iterations)
 

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.kernels import threefry
+from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums
@@ -207,16 +208,35 @@ class IndependentAttribution(Scheme):
             return self.examples_per_user * self.one._time_first(log_ratios)
         if norms is None:
             raise ValueError("norms must be <c_i, c_{i-d}> / sigma^2 for examples_per_user above 1, was None")
+        return interacting_log_recurrence(log_ratios, norms, **self._processes())
+
+    def _processes(self) -> dict[str, Any]:
         log_p, log_q = log_probabilities(self.sampling_probability)
-        return interacting_log_recurrence(
-            log_ratios,
-            norms,
-            log_p=log_p,
-            log_q=log_q,
-            block=self.min_separation,
-            processes=self.examples_per_user,
-            start_law=np.exp(self.one.start_log_weights()) if self.warm_start else None,
-        )
+        return {
+            "log_p": log_p,
+            "log_q": log_q,
+            "block": self.min_separation,
+            "processes": self.examples_per_user,
+            "start_law": np.exp(self.one.start_log_weights()) if self.warm_start else None,
+        }
+
+    @property
+    def takes_sums(self) -> bool:
+        return True
+
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
+        if self.examples_per_user == 1 or not self.is_exact:
+            return self.examples_per_user * self.one.log_likelihood_ratios_of_sums(arrays, factors)
+        if norms is None:
+            raise ValueError("norms must be <c_i, c_{i-d}> for examples_per_user above 1, was None")
+        return interacting_ratios_of_sums(arrays, factors, norms, **self._processes())
+
+    @property
+    def numbers_kept(self) -> int:
+        """Numbers that the likelihood of a sample holds at a time."""
+        if self.examples_per_user == 1 or not self.is_exact:
+            return self.min_separation
+        return numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
 
     def overlap_bound(self, strategy) -> float:
         """kappa: at least what a participation shares with those of the other examples, each pair once.

@@ -31,10 +31,11 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.kernels import threefry
+from jaxacct.kernels import gpu_recurrence, threefry
+from jaxacct.kernels.linear_scale import Counts
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
-from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.recurrence import log_add_exp, weighted_sums
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
@@ -214,6 +215,12 @@ class MultiAttribution(Scheme):
         weights = np.exp(log_weights - log_weights.max())
         return weights / weights.sum()
 
+    def _log_count_weights(self) -> np.ndarray:
+        """ln of the `count_weights`, without the last ones where these are 0 in float64."""
+        weights = np.trim_zeros(self.count_weights(), "b")
+        with np.errstate(divide="ignore"):
+            return np.log(weights)
+
     @property
     def revealed_counts(self) -> tuple[BMinSep, np.ndarray]:
         """On every graph: what of the proof fails on shared ones is that the coins stay hidden."""
@@ -312,6 +319,35 @@ class MultiAttribution(Scheme):
         """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,), same dtype."""
         return self.timing.log_likelihood_ratios(self._any_count(log_ratios, half_square_norms))
 
+    @property
+    def takes_sums(self) -> bool:
+        """Not where rounding makes it certain that somebody takes part, but not how many."""
+        return self.sampling_probability == 1 or self.timing.sampling_probability < 1
+
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
+        """On a GPU from the log-ratios of every noise multiplier, by one kernel."""
+        if self.examples_per_user == 1:
+            return self.timing.log_likelihood_ratios_of_sums(arrays, factors)
+        if norms is None:
+            raise ValueError("norms must be ||c_i||^2 / 2 for examples_per_user above 1, was None")
+        k, halves = self.examples_per_user, jnp.asarray(norms, jnp.float32)
+        if self.sampling_probability == 1:  # all of them for certain, k r - k (k - 1) h
+            first, *others = (k * array for array in arrays)
+            first = first - (k * (k - 1) * halves).reshape(-1, 1)
+            return self.timing.log_likelihood_ratios_of_sums((first, *others), factors)
+        if gpu_recurrence.serves(arrays[0].dtype):
+            each = functools.partial(self._of_one, arrays, halves)
+            return jax.vmap(each)(factors)
+        log_weights = self._log_count_weights()
+        with np.errstate(invalid="ignore"):  # one of several may be less likely than float64 has it
+            log_more = np.diff(log_weights)
+        counts = Counts(float(log_weights[0]), log_more, halves)
+        return self.timing.ratios_in_linear_scale(arrays, factors, counts)
+
+    def _of_one(self, arrays, halves, factors):
+        log_ratios = weighted_sums(arrays, factors[None])[:, 0].T
+        return self.log_likelihood_ratios(log_ratios, halves * factors[0])
+
     def _any_count(self, log_ratios, half_square_norms):
         """(..., iterations) log-likelihood ratio of some count at each step, given that it is not zero."""
         if self.examples_per_user == 1:
@@ -321,8 +357,7 @@ class MultiAttribution(Scheme):
                 "half_square_norms must be ||c_i||^2 / (2 sigma^2) for examples_per_user above 1, was None"
             )
         h = jnp.asarray(half_square_norms, log_ratios.dtype)
-        with np.errstate(divide="ignore"):
-            log_weights = np.log(self.count_weights())
+        log_weights = self._log_count_weights()
         terms = [(float(w), j, j * (j - 1)) for j, w in enumerate(log_weights, 1) if w > -np.inf]
         if len(terms) <= _WRITTEN_OUT:
             counts = [number(w, h.dtype) + j * log_ratios - pairs * h for w, j, pairs in terms]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.kernels.linear_scale import log_growth_of_sums
+from jaxacct.kernels.linear_scale import Counts, log_growth_of_sums
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import phase_totals, softplus, tree_sum, weighted_sums
@@ -112,7 +112,7 @@ class Poisson(Scheme):
     def takes_sums(self) -> bool:
         return True
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors):
+    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
         return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability)
 
 
@@ -122,18 +122,23 @@ def log_bernoulli_product(log_ratios, probability: float):
     return tree_sum(growth, axis=-1) + number(log_ratios.shape[-1] * each, growth.dtype)
 
 
-def log_bernoulli_product_of_sums(arrays, factors, probability: float):
+def log_bernoulli_product_of_sums(arrays, factors, probability: float, counts: Counts | None = None):
     """(count, num_samples): `log_bernoulli_product` of `weighted_sums(arrays, factors)` over the steps."""
-    growth, each = phase_growth_of_sums(arrays, factors, probability, 1)
+    growth, each = phase_growth_of_sums(arrays, factors, probability, 1, counts)
     return growth[0] + number(arrays[0].shape[0] * each)
 
 
-def phase_growth_of_sums(arrays, factors, probability: float, cycle_length: int):
+def phase_growth_of_sums(
+    arrays, factors, probability: float, cycle_length: int, counts: Counts | None = None
+):
     """(cycle_length, count, num_samples) and a number: `log_bernoulli_growth` added up over each phase."""
     log_p, log_q = log_probabilities(probability)
     if log_q == -np.inf:
         return weighted_sums([phase_totals(array, cycle_length) for array in arrays], factors), 0.0
-    return log_growth_of_sums(arrays, factors, log_odds=log_p - log_q, cycle_length=cycle_length), log_q
+    growth = log_growth_of_sums(
+        arrays, factors, log_odds=log_p - log_q, cycle_length=cycle_length, counts=counts
+    )
+    return growth, log_q
 
 
 def log_bernoulli_growth(log_ratios, probability: float):

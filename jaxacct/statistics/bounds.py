@@ -299,12 +299,28 @@ def predicted_samples(theta, pilot_counts, q) -> float:
     The 2 is for the weight of the tuned bet. 0 for theta >= 1, inf for a mean of theta or more.
     """
     theta, q = _validate.positive_number("theta", theta), _validate.open_probability("q", q)
-    values, counts = _occupied(pilot_counts, TERM_EDGES)
     if theta >= 1:
         return 0.0
-    payoffs, bet = (theta - values) / (1 - theta), _best_bet(values, counts, theta)
-    growth = float(counts @ np.log1p(bet * payoffs)) / max(counts.sum(), 1)
+    growth = _growth(pilot_counts, theta)
     return math.log(2 / q) / growth if growth > 0 else math.inf
+
+
+def samples_left(counts, theta, q, bets, weights) -> float:
+    """Terms that `accepts` will need beyond these if the truth is as they are, about.
+
+    inf for a mean of theta or more. To give up by such a prediction costs power, never validity.
+    """
+    theta = _validate.positive_number("theta", theta)
+    short = _log_inverse("q", q) - log_wealth(counts, theta, bets, weights)
+    growth = 0.0 if short <= 0 else _growth(counts, theta)
+    return 0.0 if short <= 0 else short / growth if growth > 0 else math.inf
+
+
+def _growth(counts, theta: float) -> float:
+    """Log growth a term of the bet that is best for these, theta below 1."""
+    values, counts = _occupied(counts, TERM_EDGES)
+    payoffs, bet = (theta - values) / (1 - theta), _best_bet(values, counts, theta)
+    return float(counts @ np.log1p(bet * payoffs)) / max(counts.sum(), 1)
 
 
 def empirical_bernstein_upper(counts, q) -> float:

@@ -42,8 +42,10 @@ class Dense(Strategy):
         if abs(norm - 1) > 1e-12:
             matrix = matrix / norm
         object.__setattr__(self, "matrix", read_only(matrix))
-        digest = hashlib.sha256(self.matrix.tobytes()).hexdigest()
-        object.__setattr__(self, "_digest", digest)
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256(self.matrix.tobytes()).hexdigest()
 
     @property
     def bands(self) -> int:
@@ -52,10 +54,10 @@ class Dense(Strategy):
         return int((rows - columns).max()) + 1
 
     def __eq__(self, other):
-        return isinstance(other, Dense) and self._digest == other._digest  # pyright: ignore
+        return isinstance(other, Dense) and self._digest == other._digest
 
     def __hash__(self):
-        return hash(self._digest)  # pyright: ignore
+        return hash(self._digest)
 
     def check(self, scheme) -> None:
         if len(self.matrix) != scheme.iterations:

@@ -66,7 +66,7 @@ class Composed(TradeOff):
     grid: float | None = None
 
     @property
-    def symmetric(self) -> bool:  # pyright: ignore
+    def symmetric(self) -> bool:
         return all(part.symmetric for part, _ in self.parts)
 
     def inverse(self) -> TradeOff:

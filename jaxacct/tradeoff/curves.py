@@ -242,7 +242,7 @@ class Mixture(TradeOff):
             raise ValueError(f"weights must be one a part and sum to 1, were {self.weights!r}")
 
     @property
-    def symmetric(self) -> bool:  # pyright: ignore
+    def symmetric(self) -> bool:
         return all(part.symmetric for part in self.parts)
 
     def log_delta(self, epsilon):
@@ -369,7 +369,7 @@ class Best(TradeOff):
     parts: tuple[TradeOff, ...]
 
     @property
-    def symmetric(self) -> bool:  # pyright: ignore
+    def symmetric(self) -> bool:
         return all(part.symmetric for part in self.parts)
 
     def log_delta(self, epsilon):
@@ -398,7 +398,7 @@ class Group(TradeOff):
     size: int
 
     @property
-    def symmetric(self) -> bool:  # pyright: ignore
+    def symmetric(self) -> bool:
         return self.part.symmetric
 
     def __call__(self, alpha):

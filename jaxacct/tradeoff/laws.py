@@ -51,7 +51,7 @@ class SamplerLaw(ParticipationLaw):
     kind: ClassVar[str] = "generalised-dp-sgd"
 
     @property
-    def group_size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def group_size(self) -> int:
         return self.run.group_size
 
     def draw(self, key, num_samples: int) -> np.ndarray:
@@ -83,7 +83,7 @@ class SchemeLaw(ParticipationLaw):
     """
 
     scheme: Scheme
-    group_size: int  # pyright: ignore[reportIncompatibleVariableOverride]
+    group_size: int
     clip: str
     kind: ClassVar[str] = "scheme"
 

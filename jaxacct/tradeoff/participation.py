@@ -216,7 +216,7 @@ def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
             result = base if result is None else compose_pmf(result, base)
         left >>= 1
         if not left:
-            return result  # pyright: ignore
+            return result  # pyrefly: ignore[bad-return]
         base = compose_pmf(base, base)
 
 

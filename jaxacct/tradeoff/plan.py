@@ -145,7 +145,7 @@ class SampledGeneralPlan(GeneralPlan):
             raise ValueError(f"evidence must be draws of the law, was {type(self.evidence).__name__}")
 
     @classmethod
-    def calibrate(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def calibrate(
         cls, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None, progress=None, **sizes
     ) -> "SampledGeneralPlan":
         """A plan with hardly more noise than (epsilon, delta) needs, shown by at most `num_samples` draws.

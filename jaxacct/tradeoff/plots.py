@@ -1,13 +1,13 @@
 """Pictures of trade-off functions and of epsilon over time; matplotlib is asked for only here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from jaxacct.figure import DASHES, blank, check_plot, save
 
 
-def tradeoff_figure(curves: dict[str, Callable], title: str):
+def tradeoff_figure(curves: Mapping[str, Callable], title: str):
     """Type II against type I error of several curves, the first drawn heavier; perfect privacy dotted."""
     figure = blank(5.2, 5.0)
     axes = figure.add_subplot()

@@ -9,6 +9,7 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -137,6 +138,7 @@ def verify(
     rule: str = "anytime",
     max_samples: int = 2_000_000,
     share: float = 1.0,
+    patience: float = math.inf,
     proposal: str | None = None,
     compose_with=None,
     checkpoint: Checkpoint | None = None,
@@ -156,6 +158,8 @@ def verify(
       max_samples: give up (reject) after so many draws in a direction.
       share: accept wrongly with at most this part of q, in (0, 1], where the rest is for other attempts. The
         evidence says q: it is what all attempts together may spend.
+      patience: give up (reject) also where the draws seen, an eighth of `max_samples` at least, predict that
+        a direction takes more than so many further ones; the anytime rule only.
       proposal: name of the proposal to insist on ("plain", say); the cheapest by default.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover as well.
       checkpoint: where finished batches are kept; the same call then goes on where it was.
@@ -177,12 +181,14 @@ def verify(
     _validate.one_of("rule", rule, RULES)
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], was {share!r}")
+    if not patience > 0:
+        raise ValueError(f"patience must be above 0, was {patience!r}")
     job = _job_digest(mechanism, target, rule, proposal, max_samples, share)
     run_key = _run_key(job, checkpoint, key)
     verdicts = {}
     for direction in DIRECTIONS:
         chosen, predicted = _choose(mechanism, target, direction, proposal)
-        run = Run(chosen, target, rule, max_samples, predicted, job, share)
+        run = Run(chosen, target, rule, max_samples, predicted, job, share, patience)
         line = choose_extrapolation(run, run_key) if proposal is None else None
         if line is None:
             verdicts[direction] = _verify_direction(run, run_key, checkpoint, progress)
@@ -222,6 +228,8 @@ class Run:
     job: str
     share: float = 1.0
     """Of the failure probability, what this attempt may spend."""
+    patience: float = math.inf
+    """Further draws beyond which it is given up."""
 
     @property
     def level(self) -> float:
@@ -303,7 +311,7 @@ def _verify_direction(run: Run, run_key, checkpoint, progress) -> DirectionEvide
     theta, margin = threshold(proposal, run.target.budget.delta_v), margin_of(run)
     name = f"{direction}-{run.job[:16]}"
     law = proposal.drawn_law | {"margin": margin}
-    state = _kept(checkpoint, name, law)
+    state: dict[str, Any] | None = _kept(checkpoint, name, law)
     if state is None:
         bets, weights = ((), ()) if run.rule == "fixed" else _pilot(run, run_key, margin, theta)
         state = {
@@ -426,6 +434,10 @@ def _verdict(run: Run, terms, blocks: int, limit: int, theta, bets, weights):
         return False, "the mean term is not below the threshold"
     if finished:
         return False, f"not decided after {blocks * randomness.BLOCK_SIZE} samples"
+    # Not sooner: of few terms, chance decides what they predict.
+    if run.rule == "anytime" and run.patience < math.inf and 8 * blocks >= limit:
+        if bounds.samples_left(terms, theta, run.level, bets, weights) > run.patience:
+            return False, f"given up, as more than {run.patience:,.0f} further samples were predicted"
     return None
 
 

@@ -45,6 +45,7 @@ PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/
 ROWS, PREFETCHED = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
+BOUNDS = "tests/training/test_audit_bounds.py"
 AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
@@ -58,6 +59,7 @@ EVENTS, SAMPLERS, DOMINATING = (
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
+TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
 LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
 
 MUTANTS = [
@@ -65,6 +67,12 @@ MUTANTS = [
     Mutant("jaxacct/kernels/linear_scale.py", "(over + ahead * over)", "over", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "0 if i else -np.inf", "0", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "grown + weight + grown * weight", "grown + weight", LINEAR),
+    Mutant("jaxacct/kernels/linear_scale.py", "jnp.where(log > _LEAST, log, jnp.nan)", "log", LINEAR),
+    Mutant("jaxacct/kernels/linear_scale.py", "log_more - j * (half", "log_more - (half", LINEAR),
+    Mutant(TOGETHER, "(row - following) * over", "row * over", LINEAR),
+    Mutant(TOGETHER, "k + move.delta >= block", "k + move.delta > block", LINEAR),
+    Mutant(TOGETHER, "j * (j - 1) // 2 * overlap[0]", "j * overlap[0]", LINEAR),
+    Mutant(TOGETHER, "0 * overlaps if i else", "overlaps if i else", LINEAR),
     Mutant("jaxacct/estimates/shared_draws.py", "~np.isfinite(found).all", "np.isnan(found).all", SHARED),
     # Replicas in pairs, mean overlaps.
     Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1)", "noise_multiplier / math.sqrt(m - 2)", PAIRS),
@@ -222,13 +230,29 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/calibration.py",
-        "        if not search.covered(mechanism):\n            return None\n",
-        "",
+        "if exponent >= fallback or not search.covered(mechanism):",
+        "if exponent >= fallback:",
         GUARDS,
     ),
     Mutant("jaxacct/calibration.py", "share=share,", "", GUARDS),
     Mutant(
-        "jaxacct/calibration.py", "verified(step, 1 - FIRST_SHARE)", "verified(step, FIRST_SHARE)", GUARDS
+        "jaxacct/calibration.py",
+        "verified(step, 1 - sum(FIRST_SHARES))",
+        "verified(step, 1 - FIRST_SHARES[0])",
+        GUARDS,
+    ),
+    Mutant("jaxacct/calibration.py", "FIRST_SHARES = (0.9, 0.05)", "FIRST_SHARES = (0.9, 0.1)", GUARDS),
+    Mutant(
+        "jaxacct/calibration.py",
+        "found or verified(step, share, _PATIENCE",
+        "found or verified(step, FIRST_SHARES[0], _PATIENCE",
+        GUARDS,
+    ),
+    Mutant(
+        "jaxacct/verification/run.py",
+        "theta, run.level, bets, weights) > run.patience:\n            return False",
+        "theta, run.level, bets, weights) > run.patience:\n            return True",
+        GUARDS,
     ),
     # Accountants.
     Mutant(
@@ -557,6 +581,12 @@ MUTANTS = [
         "train/ahead.py", "[*jax.tree.leaves(state), jnp.zeros(())]", "jax.tree.leaves(state)", DRAWN_AHEAD
     ),
     Mutant("train/optimizers.py", "after.step, end)", "after.step, after.step)", DRAWN_AHEAD),
+    Mutant("train/ahead.py", "self._before, self._room", "self._before, None", DRAWN_AHEAD),
+    Mutant("train/ahead.py", "_size(state), None, None", "_size(state), None, self._room", DRAWN_AHEAD),
+    Mutant("train/noise.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
+    Mutant("train/noise.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
+    Mutant("train/grid.py", "jnp.abs(nearest) <= _LARGEST_SUM", "True", NOISE),
+    Mutant("train/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
     Mutant("train/ahead.py", " and coming.key is state.key", "", DRAWN_AHEAD),
     Mutant("train/ahead.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
     Mutant("train/optimizers.py", "covered &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
@@ -577,8 +607,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/optimizers.py",
-        "levels = self.mechanism.noise_multiplier * 2.0**self.grid.bits",
-        "levels = 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits",
+        "return self.mechanism.noise_multiplier * 2.0**self.grid.bits",
+        "return 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits",
         f"{NOISE} tests/training/test_released_numbers.py",
     ),
     Mutant(
@@ -631,13 +661,20 @@ MUTANTS = [
         ROWS,
     ),
     Mutant("train/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
-    Mutant("train/audit_bounds.py", "len(tests) - m * delta / 2", "len(tests)", AUDIT),
-    Mutant("train/audit_bounds.py", "(1 - confidence) / len(tests)", "(1 - confidence)", AUDIT),
+    Mutant("train/audit_bounds.py", "* float(most.mean())", "* 0.9 * float(most.mean())", BOUNDS),
+    Mutant("train/audit_bounds.py", "(1 - confidence) / len(SHARES), None", "(1 - confidence), None", BOUNDS),
+    Mutant("train/audit_bounds.py", "np.argsort(-np.abs(scores)", "np.argsort(-scores", BOUNDS),
+    Mutant("train/audit_bounds.py", "right, guesses - right + 1, q", "right, guesses - right, q", BOUNDS),
     Mutant("train/audit_bounds.py", "low - delta, 1e-300", "low, 1e-300", "tests/training/test_audit.py"),
     Mutant(
-        "train/audit_bounds.py", "(present[half:], absent[half:])", "(present[:half], absent[:half])", AUDIT
+        "train/audit_bounds.py", "(present[half:], absent[half:])", "(present[:half], absent[:half])", BOUNDS
     ),
-    Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT),
+    Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", BOUNDS),
+    Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", BOUNDS),
+    Mutant("train/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
+    Mutant("train/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
+    Mutant("train/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),
+    Mutant("train/canaries.py", "sums = sums - others.sums.T / self.clip_norm", "pass", AUDIT),
     Mutant("train/canaries.py", "lfilter(column, [1.0],", "lfilter([1.0], column,", AUDIT),
     Mutant("train/canaries.py", "LENGTH * clip_norm * flat", "flat", AUDIT),
     Mutant(

@@ -269,6 +269,6 @@ def test_an_accountant_must_say_what_the_guarantee_rests_on():
             return 0.0
 
     with pytest.raises(TypeError, match="why_not_covered"):
-        Partial()  # pyright: ignore[reportAbstractUsage]
+        Partial()
     with pytest.raises(TypeError, match="must state its name"):
         type("Nameless", (Accountant,), {})

@@ -240,7 +240,7 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
 
     for needed in ("squared_sensitivity", "sums"):
         with pytest.raises(TypeError, match=needed):
-            Partial()  # pyright: ignore[reportAbstractUsage]
+            Partial()
     with pytest.raises(TypeError, match="name and its unit"):
         type("Nameless", (Scheme,), {})
     for five in (MultiAttribution(10, 1, 0.1, 5), IndependentAttribution(10, 1, 0.1, 5)):

@@ -78,15 +78,19 @@ def test_steps_within_a_budget_by_both_accountants():
     assert rdp_to_epsilon(10_000 * costs, whole, 1e-6)[0] == pytest.approx(1.240926, rel=1e-3)
 
 
-def test_splitting_cells_converges_from_above():
+SPLIT = ((2**16, 1.005283), (2**18, 1.004186), (2**20, 1.004117))
+
+
+@pytest.mark.parametrize("cells", [SPLIT[:2], pytest.param(SPLIT, marks=pytest.mark.slow)])
+def test_splitting_cells_converges_from_above(cells):
     epsilons = []
-    for points, printed in ((2**16, 1.005283), (2**18, 1.004186), (2**20, 1.004117)):
+    for points, printed in cells:
         accountant = FourierAccountant(sigmas=(2.0,), num_points=points, **E2)
         epsilons.append(one_way(accountant, [10_000], 1e-5, 0))
         assert printed - 2e-6 <= epsilons[-1] <= printed + accountant.step + 1e-5
         # With rounding booked a little more is reported.
         assert epsilons[-1] <= accountant.epsilon(1e-5, [[10_000]])[0] <= epsilons[-1] + 1e-3
-    assert epsilons[0] > epsilons[1] > epsilons[2] >= 1.004113
+    assert np.all(np.diff(epsilons) < 0) and epsilons[-1] >= 1.004113
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,7 @@ def test_other_bad_input():
     with pytest.raises(ValueError, match="ascending"):
         ParticipationPMF(np.array([2, 1]), np.array([0.5, 0.5]))
     with pytest.raises(ValueError, match="pmf"):
-        mixture_delta(1.0, None, 1.0)  # pyright: ignore
+        mixture_delta(1.0, None, 1.0)
 
 
 def thinned(law, m, least):

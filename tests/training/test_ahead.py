@@ -65,6 +65,34 @@ def test_what_is_trained_is_the_same(step, expected, threaded):
     assert step._ahead._coming is None  # nothing beyond the last step
 
 
+def test_one_band_is_rounded_by_the_thread(threaded, monkeypatch):
+    """What is trained is the same to the bit: whole numbers of noise, and sums of whole numbers."""
+    white = privatize(
+        Mechanism(BMinSep(STEPS, 1, 0.5), BandedToeplitz.identity(), 0.7),
+        clip_norm=1.0,
+        expected_batch_size=2.0,
+        key=KEY,
+    )
+    step = make_step(lambda params, x: (params * x).sum(), white, optax.sgd(1.0), microbatch_size=2)
+    fresh = step._ahead.take(begun(step).noise)
+    assert fresh is not None and fresh.normals.deviation == white.levels
+    ahead_of_time = params_of(step, [begun(step)])
+    monkeypatch.setattr(ahead, "_FEWEST", 2**16)
+    np.testing.assert_array_equal(ahead_of_time, params_of(step, [begun(step)]))
+
+
+def test_threads_do_not_share_memory_for_words(step, threaded, monkeypatch):
+    """Who draws at once, while the thread draws for another state, would write into its words."""
+    rooms = []
+    drawn = ahead.drawn_on_the_host
+    monkeypatch.setattr(ahead, "drawn_on_the_host", lambda *args: rooms.append(args[-1]) or drawn(*args))
+    for key in (KEY, KEY + 1):
+        step(begun(step, key), ROWS, MASK)
+    step._ahead._coming.drawn.result()
+    assert rooms[0] is None and rooms.count(None) == 2
+    assert rooms.count(step._ahead._room) == 2
+
+
 def test_states_that_take_turns_get_the_noise_of_their_own_keys(step, expected, threaded):
     """Normals drawn for the state before would win: releases with the same noise give their difference."""
     np.testing.assert_allclose(params_of(step, [begun(step), begun(step, KEY + 1)]), expected, rtol=1e-6)

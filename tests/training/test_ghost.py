@@ -161,8 +161,7 @@ def summed(micro: int = 2, grid: Grid = GRID):
 
 def integers(batch, mask, micro: int = 2) -> np.ndarray:
     """The total, exactly."""
-    total = summed(micro)(batch, np.asarray(mask)).total
-    return np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low, np.int64)
+    return summed(micro)(batch, np.asarray(mask)).total.units()
 
 
 def moved(batch, mask, at: int, order=None, micro: int = 2) -> int:
@@ -255,8 +254,7 @@ def test_norms_and_totals_are_exact_whatever_products_are_asked_for(positions):
             functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=grid)
         )
         for at in range(4):
-            total = program(batch, np.arange(4) == at).total
-            change = np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low, np.int64)
+            change = program(batch, np.arange(4) == at).total.units()
             assert 0.99 * 4**grid.bits < (change**2).sum() <= 4**grid.bits
 
 
@@ -272,7 +270,7 @@ def changes_of_a_sum_of_64(grid: Grid) -> np.ndarray:
         batch["right"][:, 0, 0] = generator.uniform(0.5, 0.99, 64) / batch["left"][:, 0, 0]
         batch["right"][0, 0, 0] *= 3
         sums = [program(batch, np.arange(64) >= first).total for first in (0, 1)]
-        found.append(np.subtract(*(int(s.high[0, 0]) * 2**16 + int(s.low[0, 0]) for s in sums)))
+        found.append(np.subtract(*(int(s.units()[0, 0]) for s in sums)))
     return np.array(found)
 
 
@@ -300,7 +298,7 @@ def test_float32_sums_neither_overflow_nor_vanish():
     exact = np.einsum("bk,bn->bkn", *(np.float64(rows[:, 0]) for rows in batch.values()))
     exact /= np.maximum(1, np.linalg.norm(exact, axis=(1, 2), keepdims=True))
     np.testing.assert_allclose(found.total.scaled(1.0), exact.sum(axis=0), atol=0.1)
-    assert np.any(found.total.low)
+    assert np.any(found.total.units())
 
 
 def test_padding_and_poison_are_exactly_nothing():

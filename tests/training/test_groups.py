@@ -64,7 +64,7 @@ def batch_of(*rows):
 
 def by_group(total) -> list[int]:
     """Squares of the sum in grid units, exactly."""
-    units = {n: np.asarray(total.high[n], np.int64) * 2**16 + np.asarray(total.low[n]) for n in SIZES}
+    units = total.units()
     return [sum(int(n) ** 2 for n in units[name].ravel()) for name in SIZES]
 
 

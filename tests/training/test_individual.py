@@ -290,4 +290,4 @@ def test_losses_of_another_data_set_or_filter_are_refused():
     with pytest.raises(ValueError, match="must have this run's"):
         run(individual=IndividualAccounting(1.0, DELTA, continues=before))
     with pytest.raises(ValueError, match="continues must be"):
-        run(individual=IndividualAccounting(continues=3))  # pyright: ignore
+        run(individual=IndividualAccounting(continues=3))

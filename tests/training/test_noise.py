@@ -13,7 +13,7 @@ from scipy import linalg, signal, stats
 from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson, prefix_sum_error
 from jaxacct.kernels.randomness import fresh_key, key_words
 from train import keystream, noise, normals, sampler
-from train.grid import Grid, GridSum
+from train.grid import Grid, GridSum, RoundedSum
 from train.optimizers import linear_decay, privatize
 from train.step import make_step
 
@@ -137,9 +137,32 @@ def test_openssl_gives_the_same_normals():
     block = normals.chacha(KEY, (jnp.arange(10), 7, 0, 0))
     np.testing.assert_array_equal(words.view(np.uint32).reshape(10, 16).T, block)
     for size in (13, 40_000):
-        inside, host = normals.normals_of(KEY, 7, size), normals.drawn_on_the_host(KEY, 7, size)
-        for a, b in zip(inside, host, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-12)
+        inside = np.concatenate(normals.normals_of(KEY, 7, size))
+        np.testing.assert_allclose(inside, normals.drawn_on_the_host(KEY, 7, size).numbers, rtol=1e-12)
+        # Rounded there: the nearest whole numbers, at the largest deviation that is allowed as well.
+        for deviation in (LEVELS / 3, (2**31 - 2) / normals.LARGEST):
+            rounded = np.asarray(normals.drawn_on_the_host(KEY, 7, size, deviation).numbers)
+            assert rounded.dtype == np.int32
+            assert np.abs(rounded - deviation * inside).max() < 0.5 + 1e-5
+    with pytest.raises(ValueError, match="deviation must be above 0 and below"):
+        normals.drawn_on_the_host(KEY, 7, 13, 2.0**31 / normals.LARGEST)
+
+
+def test_whole_numbers_that_were_rounded_for_other_noise_are_refused():
+    """Were they added, noise would be too small, or, with bands, not what was accounted for."""
+    state = noise.init(BandedToeplitz.identity(), PARAMS, KEY)
+    given = noise.Fresh(state.step, state.key, normals.InARow(jnp.arange(11, dtype=jnp.int32), LEVELS))
+    drawn, _ = noise.draw(BandedToeplitz.identity(), LEVELS, state, PARAMS, given)
+    np.testing.assert_array_equal(flat(drawn), np.arange(11))
+    sums = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 40)
+    for strategy, levels in (
+        (BandedToeplitz.identity(), 2 * LEVELS),
+        (BandedToeplitz((1.0, 0.4)), LEVELS),
+        (sums, LEVELS),
+    ):
+        state = noise.init(strategy, PARAMS, KEY)
+        with pytest.raises(ValueError, match="fresh must be normals, or rounded for"):
+            noise.draw(strategy, levels, state, PARAMS, given)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +330,25 @@ def test_privatize_is_the_sum_plus_scaled_noise_over_the_expected_batch():
         np.testing.assert_allclose(flat(update), (6 + 2.0 * 0.5 * w[t] / LEVELS) / 8, rtol=1e-5, atol=1e-5)
     update, _ = step(total, state)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(update))
+
+
+def test_a_sum_in_one_part_is_the_sum_in_two():
+    """With noise, to the bit. What is not a number, or too large to be a sum, counts as zero."""
+    private = privatize(
+        Mechanism(Poisson(3, 0.1), BandedToeplitz.identity(), 0.7),
+        clip_norm=2.0,
+        expected_batch_size=3.0,
+        key=KEY,
+    )
+    whole = np.array([0, 1, -1, 2**16, 2**20 - 1, 2**46 + 1, -(2**47) + 1])
+    with jax.enable_x64(True):
+        one = RoundedSum.of(jnp.asarray(whole + np.array([0.4, -0.4, 0.25, 0, 0, 0, 0])), private.grid)
+        lost = RoundedSum.of(jnp.array([np.nan, np.inf, -(2.0**48)]), private.grid)
+    two = GridSum(*(jnp.asarray(part, jnp.int32) for part in divmod(whole, 2**16)), private.grid)
+    np.testing.assert_array_equal(one.units(), two.units())
+    state = private.init(jnp.zeros(7))
+    np.testing.assert_array_equal(private.update(one, state)[0], private.update(two, state)[0])
+    np.testing.assert_array_equal(lost.units(), 0)
 
 
 def test_what_is_not_a_sum_of_that_clip_norm_is_refused():

@@ -29,6 +29,7 @@ from jaxacct.schemes.poisson import log_probabilities
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.base import (
     Attracting,
+    begins_barred,
     draw_index,
     log_lift,
     start_law,
@@ -45,7 +46,7 @@ def table_bytes(mechanism: Attracting, m: int) -> float:
     """Bytes of all tables of m replicas."""
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
     real = 12.0 * (n + b) * math.comb(b + m - 2, m - 1)
-    if not _warm(mechanism.scheme):
+    if not begins_barred(mechanism.scheme):
         return real
     return real + 12.0 * b * math.comb(2 * b + m - 3, m - 1) + 16.0 * b**m
 
@@ -173,10 +174,6 @@ def _by_age(mechanism: Attracting, m: int) -> bool:
     return log_lift(mechanism, m) > 0 and aged.longest_age(mechanism) > 0
 
 
-def _warm(scheme) -> bool:
-    return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
-
-
 def attractions(mechanism: Attracting) -> np.ndarray:
     """(ends, b + 1) float64: `E_d = exp(<c_i, c_{i-d}> / sigma^2)`, e to the `log_attractions`."""
     return np.exp(log_attractions(mechanism))
@@ -246,7 +243,7 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool, about: bool = F
             real, hazards = _real_weights(n, b, moves_at, with_hazards, len(attraction) if about else None)
             if (rest := n + b - len(real)) > 0:
                 log_rest, n = rest * float(_growths(real, b).mean()), n - rest
-        if _warm(scheme):
+        if begins_barred(scheme):
             moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, lifted, q, row, 2 * b - 1))
             if of_two:
                 virtual, virtual_hazards = _virtual_weights_of_two(b, lifted, q, real), None

@@ -46,6 +46,11 @@ def log_lift(mechanism: Attracting, m: int) -> float:
     return m * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2
 
 
+def begins_barred(scheme) -> bool:
+    """Whether vectors may be barred at the first step; a scheme that is not told otherwise starts warm."""
+    return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
+
+
 def start_law(scheme) -> np.ndarray:
     """(b,) float64: the stationary probabilities of being barred for 0..b-1 more steps."""
     return stationary_bars(scheme.min_separation, scheme.sampling_probability)
