@@ -159,9 +159,14 @@ def whole(key):
 
 
 def split(key, num: int = 2):
-    """`num` keys: those of `jax.random.split`; a tuple where they are known, else a (num,) array."""
+    """`num` keys, to be taken apart: those of `jax.random.split`, looked up where they are known."""
     if isinstance(key, Branch) and num <= key.children:
         return tuple(map(key.child, range(num)))
+    return jax.random.split(whole(key), num)
+
+
+def split_array(key, num: int):
+    """(num,) JAX keys, those of `split`, as one array."""
     return jax.random.split(whole(key), num)
 
 

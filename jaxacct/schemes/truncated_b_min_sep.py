@@ -244,7 +244,7 @@ class TruncatedBMinSep(Scheme):
         if first is not None:
             places = jnp.arange(min(n, b - 1), dtype=jnp.int32)
             starts = range(0, len(places), _STEPS_AT_ONCE)
-            keys = threefry.split(first_key, 2 * len(starts)).reshape(-1, 2)
+            keys = threefry.split_array(first_key, 2 * len(starts)).reshape(-1, 2)
             for number, start in enumerate(starts):
                 at = places[start : start + _STEPS_AT_ONCE]
                 pool, some = _block(keys[number], pool, first, at, 0 * at)
@@ -260,7 +260,7 @@ class TruncatedBMinSep(Scheme):
                 pool, some = _block(keys, pool, joining, each, back)
                 return (pool, jnp.concatenate([recent, some])[each:] if b > 1 else recent), some
 
-            keys = threefry.split(key, 2 * blocks).reshape(blocks, 2)
+            keys = threefry.split_array(key, 2 * blocks).reshape(blocks, 2)
             _, later = lax.scan(block, (pool, recent), keys)
             sizes.append(later.reshape(-1, num_samples))
         return jnp.concatenate(sizes)[:n].T

@@ -52,7 +52,7 @@ def sample_participation(
 @functools.partial(jax.jit, static_argnums=range(1, 8))
 def _draw(key, n, m, s, draws, g, shuffled, samples):
     def add(total, one):
-        keys = threefry.split(threefry.fold_in(key, one), samples)
+        keys = threefry.split_array(threefry.fold_in(key, one), samples)
         positions = jax.vmap(lambda k: _distinct(k, n, g))(keys)
         return total + jax.vmap(lambda p: _squares(p, n, m, s, shuffled))(positions), None
 
