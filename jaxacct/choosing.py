@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxacct import _validate
-from jaxacct.accountants import ACCOUNTANTS, unamplified
+from jaxacct.accountants import unamplified
 from jaxacct.calibration import LEAST_SEARCHED
 from jaxacct.choice import MATRICES, SCHEME_NAMES, SEARCHED, Choice
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -29,6 +29,7 @@ from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.schemes import SCHEMES, Poisson, Scheme, scheme_from_json
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
 from jaxacct.strategies import (
     BandedToeplitz,
     BufferedToeplitz,
@@ -777,11 +778,11 @@ def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) 
     interval = max(interval, 5e-5 / start**2)
 
     def excess(log_sigma):
-        mechanism = Mechanism(poisson, BandedToeplitz.identity(), math.exp(log_sigma))
-        bound = ACCOUNTANTS["pld"].delta(mechanism, epsilon, None, interval)
-        return math.log(max(bound, 1e-300) / delta)
+        q, sigma, steps = poisson.sampling_probability, math.exp(log_sigma), poisson.iterations
+        found = composed_subsampled_gaussian(q, sigma, steps, epsilon, delta=delta, interval=interval)
+        return math.log(max(found, 1e-300) / delta)
 
-    # Far below, such a distribution takes minutes; a target that holds there needs no estimate.
+    # A target that holds far below needs no estimate.
     return math.exp(_falling_root(excess, math.log(start), -15.0, math.log(max(0.7 * start, LEAST_SEARCHED))))
 
 

@@ -52,8 +52,8 @@ def test_commands_ask_for_one_thread_of_blas_before_numpy_is_there(given, found)
     assert done.stdout.split() == ["False", found]
 
 
-def test_showing_a_plan_loads_no_statistics(tmp_path):
-    """Half of `jaxacct show` was imports of what it never called."""
+def test_showing_a_plan_and_choosing_one_load_no_statistics(tmp_path):
+    """Half of `jaxacct show` was imports of what it never called, and a sixth of README's job."""
     scheme = jaxacct.BMinSep(12, 3, 0.1)
     mechanism = jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), 50.0)
     by = {"analytic_accountant": "unamplified"}
@@ -63,7 +63,12 @@ def test_showing_a_plan_loads_no_statistics(tmp_path):
     plan = jaxacct.Plan(mechanism, 1.0, 0.5, **by, **of_batches)
     plan.save(tmp_path / "plan.json")
     program = (
-        "import sys\nfrom jaxacct import cli\ntry:\n cli.main(['show', sys.argv[1]])\nexcept SystemExit: pass"
+        "import sys\nfrom jaxacct import cli, recommend, Mechanism\n"
+        "from jaxacct.accountants import analytic\n"
+        "try:\n cli.main(['show', sys.argv[1]])\nexcept SystemExit: pass\n"
+        "best = recommend(dataset_size=80, batch_size=10, iterations=12, epsilon=4.0, delta=1e-2).chosen\n"
+        "assert best.strategy.bands > 1\n"
+        "analytic.bound_by(None, Mechanism(best.scheme, best.strategy, 1.0), 4.0)"
     )
     loaded = loaded_by(program, tmp_path / "plan.json")
     assert "jaxacct.plan" in loaded

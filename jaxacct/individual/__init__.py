@@ -24,7 +24,7 @@ from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from jaxacct.individual.odometer import PrivacyOdometer
 from jaxacct.individual.rdp import rdp_to_epsilon, subsampled_gaussian_rdp
-from jaxacct.individual.subsampled import subsampled_gaussian_delta
+from jaxacct.statistics.subsampled_gaussian import subsampled_gaussian_delta
 
 __all__ = [
     "ApproximateBlackwell",

@@ -17,8 +17,8 @@ import numpy as np
 from scipy import fft
 
 from jaxacct import _validate
-from jaxacct.individual.subsampled import grid_law
 from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.subsampled_gaussian import grid_law
 
 _UNIT = 2.0**-52
 # Orders at which wrapped mass is bounded.

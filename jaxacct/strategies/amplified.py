@@ -19,6 +19,7 @@ import scipy
 
 from jaxacct import _validate
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz, log_error_of
+from jaxacct.strategies.series import product, sums_at_lags
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
@@ -74,7 +75,7 @@ def amplified(
 
 def _lags(c: np.ndarray) -> np.ndarray:
     """`a_d` for d = 0 .. bands - 1."""
-    return scipy.signal.correlate(c, c)[c.size - 1 :]
+    return sums_at_lags(c, c, c.size)
 
 
 def _log_sum(lags: np.ndarray, rate: float) -> tuple[float, np.ndarray]:
@@ -95,9 +96,8 @@ def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[fl
     rate = math.exp(log_rate)
     slope = rate * _log_sum(lags, rate)[1]
     slope /= np.dot(slope, lags)  # of log sigma^2 in a_d: the rate falls as a_d grows
-    of_lags = scipy.signal.convolve(
-        c, np.concatenate([slope[:0:-1] / 2, [slope[0]], slope[1:] / 2]), mode="same"
-    )
+    both_ways = np.concatenate([slope[:0:-1] / 2, [slope[0]], slope[1:] / 2])
+    of_lags = product(c, both_ways)[c.size - 1 : 2 * c.size - 1]
     return math.log(repeats) - log_rate, 2 * of_lags / square - 2 * c / square
 
 

@@ -15,6 +15,7 @@ import scipy
 
 from jaxacct import _validate
 from jaxacct.files import write_atomically
+from jaxacct.strategies.series import quotient, sums_at_lags
 from jaxacct.strategies.stationary import FirstColumn
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -198,14 +199,14 @@ def _log_error(coefficients: np.ndarray, n: int):
     """
     ones = np.ones(n)
     with np.errstate(over="ignore", invalid="ignore"):
-        g = scipy.signal.lfilter([1.0], coefficients, ones)
+        g = quotient(ones, coefficients)
         weighted = (n - np.arange(n)) * g
         error = np.dot(weighted, g)
     if not error < 1e100:
         return 1e3, np.zeros(coefficients.size - 1)
-    h = scipy.signal.lfilter([1.0], coefficients, weighted[::-1])[::-1]
+    h = quotient(weighted, coefficients, transposed=True)
     bands = coefficients.size
-    gradient = -2 * scipy.signal.correlate(h, g, method="fft")[n - 1 : n - 1 + bands]
+    gradient = -2 * sums_at_lags(h, g, bands)
     square_norm = np.dot(coefficients, coefficients)
     value = np.log(error) - np.log(n) + np.log(square_norm)
     return value, (gradient / error + 2 * coefficients / square_norm)[1:]
@@ -220,11 +221,11 @@ def _log_workload_error(coefficients: np.ndarray, n: int, error_of: Callable):
     impulse = np.zeros(n)
     impulse[0] = 1.0
     with np.errstate(over="ignore", invalid="ignore"):
-        g = scipy.signal.lfilter([1.0], coefficients, impulse)
+        g = quotient(impulse, coefficients)
         error, slopes = error_of(g)
     if not 0 < error < 1e100:
         return 1e3, np.zeros(coefficients.size - 1)
-    squared = scipy.signal.lfilter([1.0], coefficients, g)
+    squared = quotient(g, coefficients)
     gradient = np.array([-np.dot(slopes[k:], squared[: n - k]) for k in range(coefficients.size)])
     square_norm = np.dot(coefficients, coefficients)
     return np.log(error) + np.log(square_norm), (gradient / error + 2 * coefficients / square_norm)[1:]

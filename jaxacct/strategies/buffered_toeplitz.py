@@ -15,6 +15,7 @@ import scipy
 
 from jaxacct import _validate
 from jaxacct.strategies.base import BufferedRecursion, check_is_bounded, read_only, schedule_of
+from jaxacct.strategies.series import product, quotient, sums_at_lags
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -214,7 +215,7 @@ def _recursion(strategy: BufferedToeplitz) -> BufferedRecursion:
     decays, weights = np.array(strategy.decays), np.array(strategy.weights)
     first = float(strategy.array[0])
     inverse = _inverse_column(decays, weights, n) / first
-    reach = np.array([np.abs(scipy.signal.lfilter([1.0], [1.0, -decay], inverse)).sum() for decay in decays])
+    reach = np.array([np.abs(quotient(inverse, np.array([1.0, -decay]))).sum() for decay in decays])
     return BufferedRecursion(first, weights, decays, float(np.abs(inverse).sum()), reach)
 
 
@@ -227,8 +228,8 @@ def _log_error(decays, weights, error_of: Callable, n: int, min_separation: int,
     powers = _powers(decays, n)
     c, h = np.append(1.0, powers @ weights), _inverse_column(decays, weights, n)
     error, slopes = error_of(h)
-    squared = scipy.signal.fftconvolve(h, h)[:n]
-    of_error = -scipy.signal.correlate(slopes, squared, method="fft")[n - 1 :]
+    squared = product(h, h)[:n]
+    of_error = -sums_at_lags(slopes, squared, n)
     y = _shifted_sums(c, min_separation, participations)
     square = float(np.dot(y, y))
     of_square = 2 * _shifted_sums(y[::-1], min_separation, participations)[::-1]

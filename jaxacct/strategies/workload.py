@@ -13,6 +13,7 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
+from jaxacct.strategies.series import quotient
 
 _MOST_NUMBERS = 2e7  # 160 MB in float64
 
@@ -90,13 +91,13 @@ class Workload:
             gram = self._gram(rates, bands) / n
             return lambda series: (float(series @ gram @ series), 2 * gram @ series)
         # With z a delay: (1 - z) u = eta m and (1 - momentum z) m = w - decay z u.
-        poles = [1.0, rates[0] * self.weight_decay - 1 - self.momentum, self.momentum]
+        poles = np.array([1.0, rates[0] * self.weight_decay - 1 - self.momentum, self.momentum])
         weights, after = (n - np.arange(n)) / n, np.zeros(n - bands)
 
         def error_and_gradient(series):
-            column = scipy.signal.lfilter([rates[0]], poles, np.append(series, after))
+            column = rates[0] * quotient(np.append(series, after), poles)
             weighted = weights * column
-            back = scipy.signal.lfilter([rates[0]], poles, weighted[::-1])[::-1]
+            back = rates[0] * quotient(weighted, poles, transposed=True)
             return float(np.dot(weighted, column)), 2 * back[:bands]
 
         return error_and_gradient

@@ -504,7 +504,7 @@ MUTANTS = [
         "tests/individual",
     ),
     Mutant(
-        "jaxacct/individual/subsampled.py",
+        "jaxacct/statistics/subsampled_gaussian.py",
         "place = _place(-epsilon, q, sigma)\n",
         "place = _place(epsilon, q, sigma)\n",
         "tests/individual",

@@ -20,7 +20,7 @@ from jaxacct.individual import (
     subsampled_gaussian_delta,
 )
 from jaxacct.individual.blackwell import fitted_mu
-from jaxacct.individual.subsampled import grid_law
+from jaxacct.statistics.subsampled_gaussian import grid_law
 
 
 def test_one_step():

@@ -5,6 +5,7 @@ At each step the number k of replicas that take part is Binomial(m, p) reweighte
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,9 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 @functools.lru_cache(maxsize=256)
 def _law(mechanism: Attracting, m: int):
     k = np.arange(m + 1)
-    log_weights = scipy.stats.binom.logpmf(k, m, mechanism.scheme.sampling_probability)
+    p = mechanism.scheme.sampling_probability
+    log_weights = np.log([math.comb(m, taking) for taking in k])  # of the binomial law, at p = 1 too
+    log_weights = log_weights + scipy.special.xlogy(k, p) + scipy.special.xlog1py(m - k, -p)
     log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2 + k * log_lift(mechanism, m)
     log_total = scipy.special.logsumexp(log_weights)
     return log_total, np.exp(log_weights - log_total)

@@ -1,4 +1,5 @@
 """The Poisson-subsampled Gaussian pair of one step: its curves and its privacy-loss distribution on a grid.
+And an estimate for many steps.
 
 `P = q N(1, s^2) + (1-q) N(0, s^2)`, `Q = N(0, s^2)`: P is the law with the example (remove is P against Q,
 add is Q against P). The loss `L(t) = ln(1 - q + q e^{(2t-1)/(2 s^2)})` grows with t, so all laws of L are
@@ -6,10 +7,11 @@ normal tails. Lemma 8 of arXiv 2209.15596 prints the removal pair with P and Q e
 appendix D.3 has it right.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import fft, special
 
 from jaxacct import _validate
 from jaxacct.statistics.direction import Direction
@@ -116,3 +118,45 @@ def grid_law(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridLa
     # expm1(step).
     error = float(np.sum(np.where(p > 0, m_error * upper, 0.0) + 2 * p_error))
     return GridLaw(masses, infinite, error + 8 * _UNIT * infinite)
+
+
+# Of `composed_subsampled_gaussian`: how far below delta what it leaves out is, natural log; its most grid
+# points, and the farthest that losses may reach.
+_BELOW, _MOST_POINTS, _FARTHEST = 7.0, 2**20, 1e4
+
+
+def composed_subsampled_gaussian(
+    q: float, sigma: float, steps: int, epsilon: float, *, delta: float, interval: float
+) -> float:
+    """About delta(epsilon) of so many steps, remove direction; an estimate, where it is near a given `delta`.
+
+    Losses on a grid as of `grid_law`, multiplied by a Fourier transform whose rounding is not bounded here
+    (`individual.fourier` does that). What wraps around is a thousandth of `delta`.
+
+    Args:
+      q: sampling probability, in (0, 1).
+      sigma: noise multiplier.
+      steps: how many are composed.
+      epsilon: natural log.
+      delta: says how far losses are followed.
+      interval: of the grid; coarser where there would be too many points.
+
+    Returns:
+      The estimate; inf where losses reach too far to be followed.
+    """
+    with np.errstate(over="ignore"):
+        log_second = steps * float(np.log1p(q**2 * np.expm1(sigma**-2.0)))
+    # Under P the sum S of the losses has P(S > s) <= E_Q (P/Q)^2 e^-s and P(S < -s) <= e^-s.
+    lowest = _BELOW - math.log(delta)
+    width = 2 * lowest + max(log_second, abs(epsilon))
+    if not width < _FARTHEST:
+        return math.inf
+    points = fft.next_fast_len(math.ceil(min(_MOST_POINTS, width / interval)), real=True)
+    step = width / points
+    zero = math.ceil(lowest / step)
+    losses = step * (np.arange(points) - zero)
+    law = grid_law(q, sigma, losses, Direction.REMOVE)
+    spectrum = fft.rfft(np.roll(law.masses, -zero))
+    composed = np.roll(fft.irfft(spectrum**steps, points), zero)
+    infinite = -math.expm1(steps * math.log1p(-law.infinite))
+    return float(composed @ -np.expm1(np.minimum(epsilon - losses, 0.0))) + infinite

@@ -1,0 +1,41 @@
+"""Power series in float64: products, quotients and sums at a lag.
+
+What `scipy.signal` has, whose import takes half a second of a command that takes five.
+"""
+
+import numpy as np
+from scipy import fft
+from scipy.linalg import blas
+
+# Products of numbers that are added up one by one; beyond, by FFT.
+_FEW = 2**16
+# Numbers of a banded matrix that is written out.
+_MOST = 2**24
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Coefficients of the product of two series, (len(a) + len(b) - 1,)."""
+    if min(a.size, b.size) * max(a.size, b.size) <= _FEW:
+        return np.convolve(a, b)
+    size = a.size + b.size - 1
+    length = fft.next_fast_len(size, real=True)
+    return fft.irfft(fft.rfft(a, length) * fft.rfft(b, length), length)[:size]
+
+
+def sums_at_lags(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
+    """`sum_t a_{t+k} b_t` for k = 0 .. lags - 1; lags at most len(a), b no longer than a."""
+    return product(a, b[::-1])[b.size - 1 : b.size - 1 + lags]
+
+
+def quotient(series: np.ndarray, divisor: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """`C^-1 series` for the lower triangular Toeplitz matrix C with the first column `divisor`, as long as
+    `series`, or for its transpose. Infinite or not a number where it overflows.
+    """
+    bands = min(divisor.size, series.size)
+    if bands * series.size > _MOST:
+        import scipy
+
+        turn = slice(None, None, -1 if transposed else 1)
+        return scipy.signal.lfilter([1.0], divisor, series[turn])[turn]
+    matrix = np.broadcast_to(divisor[:bands, None], (bands, series.size))
+    return blas.dtbsv(bands - 1, np.asfortranarray(matrix), series, lower=1, trans=int(transposed))
