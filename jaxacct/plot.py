@@ -7,6 +7,7 @@ the colour-blind. A notebook shows a figure that a cell ends with; `save` writes
 import math
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxacct import _validate, risk
@@ -247,7 +248,7 @@ def participation(mechanism: Mechanism, examples: int = 40, key=None):
     axes = figure.add_subplot()
     key = randomness.checked_key(key)
     shown = min(scheme.iterations, 200)
-    drawn = np.asarray(scheme.draw_participation(key, examples))[:, :shown]
+    drawn = np.asarray(jax.jit(scheme.draw_participation, static_argnums=1)(key, examples))[:, :shown]
     axes.imshow(drawn > 0, aspect="auto", cmap="Greys", interpolation="nearest")
     axes.set(xlabel="step", ylabel=scheme.unit, title=f"{scheme.name}: who takes part when")
     return figure

@@ -294,7 +294,7 @@ def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
     proposal = next(each for each in found if each.name == "half-space")
     tables, minorant = proposal.tables(), half_space.best_minorant(mechanism, epsilon)
     assert minorant is not None and np.linalg.norm(minorant.weights) > 1e3 * minorant.norm
-    normals = strategy.draw_normals(jax.random.key(3), n, 512, np.float32)
+    normals = jax.jit(lambda key: strategy.draw_normals(key, n, 512, np.float32))(jax.random.key(3))
     t = np.float32(tables["upper"][np.arange(512) % 400])
 
     @jax.jit
@@ -305,7 +305,8 @@ def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
 
     single = of_moved(normals, t)
     with jax.enable_x64(True):
-        exact = strategy.scores_from_normals((np.asarray(normals[0], float),), n, 1.0)
+        scores_of = jax.jit(lambda *normals: strategy.scores_from_normals(normals, n, 1.0))
+        exact = scores_of(np.asarray(normals[0], float))
         weights = minorant.weights / minorant.norm
         along = strategy.gram(minorant.weights) / minorant.norm
         moved = np.asarray(exact) + (t - np.asarray(exact) @ weights)[:, None] * along

@@ -295,22 +295,25 @@ def exact_divergence(mechanism, epsilon, direction) -> float:
 def test_what_is_booked(key):
     """Float32 against float64 of the same draws stays within; a part of the eligible is booked as delta."""
     scheme = TruncatedBMinSep(12, 3, 0.1, 60, 600)
-    mechanism = mechanism_of(scheme, 3, 0.8)
+    mechanism, log_likelihoods = (
+        mechanism_of(scheme, 3, 0.8),
+        jax.jit(scheme.independent_cuts.log_likelihoods),
+    )
     for direction in ("remove", "add"):
         proposal = cut_proposal(mechanism, direction, 2.0)
         lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
         margin, weight = total(tuple(lines.values()), "epsilon"), lines["float32 weights"].amount
         assert lines["more examples eligible than allowed for"].amount == scheme.independent_cuts.beyond > 0
         assert lines["more examples eligible than allowed for"].kind == "delta"
-        n, cuts = scheme.iterations, scheme.independent_cuts
+        n = scheme.iterations
         generator = np.random.default_rng(4)
         scores = generator.normal(size=(4000, n)) * 0.8 + generator.choice([-2.0, 0.0, 2.0, 4.0], (4000, n))
         cut, single = generator.random((4000, n)) < 0.5, np.float32(0.64)
-        small = cuts.log_likelihoods(
+        small = log_likelihoods(
             (scores.astype(np.float32) - np.float32(0.5)) / single, np.float32(0.5) / single, cut
         )
         with jax.enable_x64(True):
-            exact = cuts.log_likelihoods(
+            exact = log_likelihoods(
                 jnp.asarray((scores - 0.5) / 0.64), jnp.asarray(0.5 / 0.64), jnp.asarray(cut)
             )
             exact = list(map(np.asarray, exact))

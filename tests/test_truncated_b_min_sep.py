@@ -323,7 +323,7 @@ def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
 )
 def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
     """Two samples of whole runs: chi-square of homogeneity, false alarm 1e-6."""
-    ours = np.asarray(scheme.draw_batch_sizes(key, 60_000))
+    ours = np.asarray(jax.jit(scheme.draw_batch_sizes, static_argnums=1)(key, 60_000))
     naive = batch_size_runs(scheme, 60_000, 1)
     _, code = np.unique(np.concatenate([ours, naive]), axis=0, return_inverse=True)
     table = np.stack([np.bincount(part, minlength=code.max() + 1) for part in np.split(code.reshape(-1), 2)])
@@ -345,7 +345,7 @@ def test_batch_sizes_of_the_production_case(warm, key):
         max_batch_size=2048,
         warm_start=warm,
     )
-    sizes = np.asarray(scheme.draw_batch_sizes(key, 2048)).astype(float)
+    sizes = np.asarray(jax.jit(scheme.draw_batch_sizes, static_argnums=1)(key, 2048)).astype(float)
     law = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
     z = stats.norm.isf(FALSE_ALARM / 1200)
     assert (np.abs(sizes.mean(axis=0) - law.mean()) / law.std()).max() < z / np.sqrt(2048)
@@ -501,9 +501,10 @@ def test_without_cuts_it_is_b_min_sep(key, x64):
     )
     np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
     unbounded = dataclasses.replace(cut, max_batch_size=2**40)  # more than an array of sizes can hold
-    counts = unbounded.draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))
+    draw_counts = jax.jit(unbounded.draw_counts, static_argnums=(1, 2))
+    counts = draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))
     assert set(np.unique(counts)) <= {0, 1} and counts.any()
-    assert not unbounded.draw_counts(key, len(sizes), "add", jnp.asarray(sizes, jnp.int32)).any()
+    assert not draw_counts(key, len(sizes), "add", jnp.asarray(sizes, jnp.int32)).any()
 
 
 @pytest.mark.slow
