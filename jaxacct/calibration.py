@@ -80,6 +80,7 @@ def calibrate(
     adjacency: str = ADJACENCIES[0],
     checkpoint_dir=None,
     choice: Choice | None = None,
+    estimate: float | None = None,
     progress: Progress | None = None,
     key=None,
 ) -> Plan:
@@ -121,6 +122,8 @@ def calibrate(
         can be derived (footnote to corollary D.2), and gives none.
       checkpoint_dir: keeps finished batches; the same call then resumes.
       choice: `Recommendation.choice`, for the plan to say how scheme and strategy were chosen.
+      estimate: a noise multiplier to look at first, such as `Recommended.noise_multiplier`: a search ends
+        sooner near what it looks for, and nothing else depends on it.
       progress: called with (what, samples done, samples expected).
       key: JAX key, from the operating system by default. Only tests should fix it.
 
@@ -138,6 +141,8 @@ def calibrate(
         raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
     if max_samples is not None:
         _validate.positive_integer("max_samples", max_samples)
+    if estimate is not None:
+        _validate.positive_number("estimate", estimate)
     if dataset_size is not None:
         scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
     if choice is not None:
@@ -181,7 +186,7 @@ def calibrate(
         if noise_multiplier is not None:
             found = _certify(search, noise_multiplier, max_samples, options, key)
         else:
-            found = _release(search, grid_ratio, max_samples, options, key)
+            found = _release(search, grid_ratio, max_samples, estimate, options, key)
         return _chosen(found, choice)
     finally:
         if checkpoint:
@@ -236,12 +241,12 @@ def _compute(search, accountant: str | None, ratio, noise_multiplier: float | No
     return found
 
 
-def _release(search, ratio, max_samples, options, key) -> Plan:
+def _release(search, ratio, max_samples, estimate, options, key) -> Plan:
     target = search.target
     fallback = analytic_exponent(search.at(1.0), target, ratio)
     state = options["checkpoint"].load("search") if options["checkpoint"] else None
     if state is None or state.get("target") != search.describe(ratio, max_samples):
-        smallest, limit = search.smallest_exponent(fallback, ratio, max_samples)
+        smallest, limit = search.smallest_exponent(fallback, ratio, max_samples, estimate)
         state = {
             "target": search.describe(ratio, max_samples),
             "smallest": smallest,
@@ -352,8 +357,13 @@ class _Search:
         about = (self.scheme, self.strategy, target.epsilon, target.delta, ratio, max_samples)
         return repr((*about, target.compose_with, self.sizes))
 
-    def smallest_exponent(self, fallback: int, ratio: float, max_samples) -> tuple[int, int]:
-        """The smallest grid exponent whose predicted cost fits, and the limit on samples to use."""
+    def smallest_exponent(
+        self, fallback: int, ratio: float, max_samples, estimate: float | None = None
+    ) -> tuple[int, int]:
+        """The smallest grid exponent whose predicted cost fits, and the limit on samples to use.
+
+        Looked for from `estimate`, or from `fallback`.
+        """
         # An accountant's bound holds there. Draws only say how many to allow for, and seldom see anything: to
         # be sure of that would take as long as a candidate that is looked at properly.
         cost = self.cost(ratio**fallback, max_samples or 500_000, glance=True)
@@ -375,9 +385,20 @@ class _Search:
             return exponent >= least and self.cost(ratio**exponent, limit, allowed, glance) <= allowed
 
         # A glance at each says where about it is, so that only those near it are looked at properly.
-        high, low = fallback, max(fallback - 64, least - 1)
-        while promising(low, glance=True):
-            high, low = low, max(low - 64, least - 1)
+        if estimate is None:
+            high, low = fallback, max(fallback - 64, least - 1)
+            while promising(low, glance=True):
+                high, low = low, max(low - 64, least - 1)
+        else:
+            start = min(fallback, max(least, round(math.log(estimate) / math.log(ratio))))
+
+            def promising_from_there(strides: int) -> bool:
+                return promising(min(fallback, start + strides * _NEAR), glance=True)
+
+            strides = _smallest_where(promising_from_there, 0, (fallback - start) // _NEAR + 1)
+            assert strides is not None  # it holds at the fallback
+            high = min(fallback, start + strides * _NEAR)
+            low = high - _NEAR
         while high - low > _NEAR:
             middle = (low + high) // 2
             low, high = (low, middle) if promising(middle, glance=True) else (middle, high)

@@ -54,6 +54,9 @@ _SHOWN = 8
 _CLIMBED = 3  # numbers of bands and matrices, whose separations are looked at
 _MOST_NUMBERS = 2e7  # of a table of second moments, about half a second
 _MOST_OF_THIRD = 1e8  # of third moments, which end early: a few seconds
+# Of third moments that take a quarter of a second or more: not worth it where the error is so much larger
+# than another's by the second moment and the ratio of a candidate that is alike, which is right to 3 %.
+_MUCH_OF_THIRD, _FAR_BEHIND = 5e6, 1.06
 _FURTHEST_ORDER = 20.0
 _SHORT = 1024  # steps of a run whose moments are not worth extrapolating
 # On two CPU cores (tests/benchmarks/RESULTS.md): of programs, of a step of a draw, of a number of a table.
@@ -457,7 +460,8 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
             alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, matrix)]
             like = (alike or before)[-1] if before else None
             made = _matrix(matrix, number, scheme, numbers.workload, estimates.mu)
-            seen[key] = estimates.of(scheme, made, matrix, like, numbers.workload)
+            least = min((place.error for place in before), default=math.inf)
+            seen[key] = estimates.of(scheme, made, matrix, like, numbers.workload, least)
         return seen[key]
 
     firsts = []
@@ -681,12 +685,19 @@ class _Estimates:
         return _estimates_at(poisson, epsilon, delta)
 
     def of(
-        self, scheme: Scheme, strategy: Strategy, matrix: str, like: _Place | None, workload: Workload
+        self,
+        scheme: Scheme,
+        strategy: Strategy,
+        matrix: str,
+        like: _Place | None,
+        workload: Workload,
+        least: float = math.inf,
     ) -> _Place | None:
         """One candidate, looked for from another; None where even its second moment takes too long.
 
         Where s_3 would take too long the ratio to s_2 is that of the other one: Poisson sampling of
-        independent noise has up to a tenth more, and long separations would look that much worse.
+        independent noise has up to a tenth more, and long separations would look that much worse. So it is
+        where s_3 would take long and by that ratio the error is far behind the `least` there is.
         """
         if _numbers_of_table(scheme, strategy, 2) > _MOST_NUMBERS:
             return None
@@ -694,7 +705,9 @@ class _Estimates:
         second = by_moment(scheme, strategy, 2, self.mu, known[0] if known else 1.0)
         ratio = self.ratio if like is None else like.noise_multiplier / like.moments[0].noise_multiplier
         noise, moments = ratio * second.noise_multiplier, (second,)
-        if _numbers_of_table(scheme, strategy, 3) <= _MOST_OF_THIRD:
+        numbers = _numbers_of_table(scheme, strategy, 3)
+        behind = _Place(scheme, strategy, matrix, noise, workload).error > _FAR_BEHIND * least
+        if numbers <= (_MUCH_OF_THIRD if like is not None and behind else _MOST_OF_THIRD):
             start: _Moment | float = self.third * second.noise_multiplier
             if len(known) > 1:
                 start = known[1].noise_multiplier / known[0].noise_multiplier * second.noise_multiplier

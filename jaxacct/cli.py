@@ -288,7 +288,7 @@ def calibrate_command(
         raise ValueError(
             f"memory_copies must not be given together with {decided[0]}: nothing is chosen then"
         )
-    choice, certified_by = None, accountant
+    choice, estimate, certified_by = None, None, accountant
     with watch() as progress:
         if decided or problem.dataset_size is None or problem.batch_size is None:
             scheme, strategy = problem.build(epsilon=epsilon, delta=delta, advantage=advantage)
@@ -306,6 +306,7 @@ def calibrate_command(
             )
             choice = found.choice
             scheme, strategy = found.chosen.scheme, found.chosen.strategy
+            estimate = found.chosen.noise_multiplier
             if max_samples is None and rule == "anytime" and checkpoint_dir is None:  # no draws asked for
                 certified_by = found.chosen.accountant
             if not json:
@@ -325,6 +326,7 @@ def calibrate_command(
             proposal=proposal,
             accountant=certified_by,
             choice=choice,
+            estimate=estimate,
             progress=progress,
         )
     # What was found is shown first: a disk that has filled up since does not lose it.

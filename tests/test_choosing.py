@@ -22,6 +22,7 @@ from jaxacct import (
     MultiAttribution,
     Plan,
     Poisson,
+    choosing,
     cli,
 )
 from jaxacct.accountants import ACCOUNTANTS, analytic, unamplified
@@ -32,6 +33,7 @@ from jaxacct.proposals.replicas import log_normalizer
 from jaxacct.schemes.replicas import b_min_sep, balls_in_bins
 from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
+from jaxacct.strategies.workload import PREFIX_SUMS
 from tests.oracles.enumeration import pattern_law
 from train import noise
 
@@ -553,3 +555,19 @@ def test_losses_without_end_have_no_estimate():
     """The search for the noise goes to the right from there."""
     assert composed_subsampled_gaussian(0.1, 0.03, 1000, 1.0, delta=1e-5, interval=1e-3) == math.inf
     assert composed_subsampled_gaussian(0.1, 0.05, 1000, 1.0, delta=1e-5, interval=1e-3) == math.inf
+
+
+def test_third_moments_are_left_out_where_an_error_is_far_behind(monkeypatch):
+    """The ratio of a candidate that is alike is right to 3 %; without one they are taken."""
+    monkeypatch.setattr(choosing, "_MUCH_OF_THIRD", 0)
+    rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
+    estimates = choosing._Estimates.at(rate, **AT, say=lambda what: None)
+    root = ending(BandedToeplitz.square_root(4), FOURS)
+    like = estimates.of(FOURS, ending(BandedToeplitz.square_root(2), FOURS), "square-root", None, PREFIX_SUMS)
+    assert like is not None and len(like.moments) == 2
+    places = [
+        estimates.of(FOURS, root, "square-root", by, PREFIX_SUMS, least)
+        for by, least in ((like, math.inf), (like, 1e-9), (None, 1e-9))
+    ]
+    assert [len(place.moments) for place in places] == [2, 1, 2]
+    assert places[1].noise_multiplier == pytest.approx(places[0].noise_multiplier, rel=0.03)

@@ -354,8 +354,11 @@ def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
 
 
 @pytest.mark.parametrize("misled", [-9, 0, 9])
-def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misled, monkeypatch):
-    """What a glance says only chooses where to look: the answer is of looks alone, and few of them."""
+@pytest.mark.parametrize("estimate", [None, 1e-9, 0.75, 1e9])
+def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misled, estimate, monkeypatch):
+    """What a glance says only chooses where to look, and an estimate where to glance: the answer is of looks
+    alone, and few of them.
+    """
     looked = []
 
     def cost(self, noise, limit, draws_for=math.inf, glance=False):
@@ -367,8 +370,27 @@ def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misle
     search = calibration._Search(*[None] * 9)
     for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
         looked.clear()
-        assert search.smallest_exponent(fallback, 1.01, 1000) == (truth, 1000)
+        assert search.smallest_exponent(fallback, 1.01, 1000, estimate) == (truth, 1000)
         assert len(looked) <= 12
+
+
+def test_a_good_estimate_saves_glances(monkeypatch):
+    glanced = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        glanced.append(noise) if glance else None
+        return 1.0 if noise > 0.7 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    spent = []
+    for estimate in (None, 0.68):
+        glanced.clear()
+        search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+        assert search.smallest_exponent(100, 1.01, 1000, estimate) == (-35, 1000)
+        spent.append(len(glanced))
+    assert spent[1] <= 3 < 6 <= spent[0]
+    with pytest.raises(ValueError, match="estimate must be a finite number above 0, was 0"):
+        calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, estimate=0)
 
 
 @pytest.mark.parametrize(("term", "looks"), [(0.0, 0), (1e-2, 1)])
