@@ -1,14 +1,16 @@
-"""The half-space of mean overlaps: its bound by enumeration, against exact deltas, and without draws."""
+"""Mean overlaps: both bounds by enumeration, against exact deltas, and without draws."""
 
 import math
 
+import jax
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, IndependentAttribution, Mechanism
 from jaxacct.kernels import randomness
 from jaxacct.proposals import mean_overlaps
-from jaxacct.proposals.candidates import candidates, proposal_by_name, threshold
+from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name, threshold
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics import hockey_stick
 from tests.oracles import enumeration, tuples
@@ -40,6 +42,31 @@ def test_the_tangent_is_below_the_likelihood_of_all_tuples(examples, sigma):
     assert min(nearest) < 1  # so taking off nothing would be wrong
 
 
+@pytest.mark.parametrize(
+    ("examples", "sigma"), [(2, 0.7), (3, 1.5), pytest.param(3, 4.0, marks=pytest.mark.slow)]
+)
+def test_the_loss_of_every_draw_is_below_that_of_all_tuples(examples, sigma):
+    """And what is taken off has to be: with a tenth less the bound is wrong at some output."""
+    scheme = IndependentAttribution(4, 2, 0.4, examples)
+    rng, c = np.random.default_rng(0), enumeration.strategy_matrix(STRATEGY.array, 5, 4)
+    outputs = sigma * rng.normal(size=(400, 5)) * rng.choice([0.3, 1, 3], size=(400, 1))
+    outputs[200:] += c.sum(axis=1) * rng.choice([0, 1], size=(200, 1))
+    noise = (outputs @ c / sigma).astype(np.float32)
+    exact = enumeration.log_ratio(scheme, STRATEGY.array, sigma, outputs)
+    bound = jax.jit(mean_overlaps.loss_of_mean_overlaps, static_argnums=(0, 1))
+    below = np.asarray(bound(scheme, STRATEGY, noise, sigma))
+    assert (below <= exact + 2e-6 * (1 + np.abs(exact))).all()  # scores are rounded to float32
+    # One example alone, and its mean participation, by enumeration.
+    law = enumeration.pattern_law(scheme.one)
+    vectors = np.array(list(law), float)
+    logs = np.log(list(law.values()))[:, None] + vectors @ (outputs @ c - 0.5).T / sigma**2
+    alone = np.asarray(logsumexp(logs, axis=0))
+    mean = np.exp(logs - alone).T @ vectors
+    shared = examples * (examples - 1) / 2 * ((mean @ c.T) ** 2).sum(axis=1) / sigma**2
+    np.testing.assert_allclose(below, examples * alone - shared, rtol=1e-3, atol=1e-3)
+    assert (examples * alone - 0.9 * shared > exact + 1e-6).any()
+
+
 def test_the_bound_is_above_the_exact_delta_of_two_steps(key, monkeypatch):
     """Its clipped terms have a mean above it, too (six standard errors)."""
     monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
@@ -61,8 +88,8 @@ def test_production_needs_no_draws_at_noise_that_largest_overlaps_do_not_allow()
     mechanism = Mechanism(IndependentAttribution(1000, 64, 1 / 187, 4), BandedToeplitz.square_root(16), 2.35)
     budget = Budget.split(1e-5)
     found = {c.proposal.name: c for c in candidates(mechanism, 4.0, "add", budget)}
-    assert set(found) == {"half-space of mean overlaps", "plain"}
-    mean = found["half-space of mean overlaps"]
+    assert set(found) == {"mean overlaps of every draw", "plain"}
+    mean = found["mean overlaps of every draw"]
     assert mean.predicted_samples == 0 and threshold(mean.proposal, budget.delta_v) >= 1
     again = proposal_by_name(mechanism, 4.0, "add", mean.proposal.name)
     assert again.log_scale == mean.proposal.log_scale
@@ -77,4 +104,10 @@ def test_none_where_likelihoods_are_exact_or_the_direction_is_zero(monkeypatch):
     assert len(mean_overlaps.mean_overlap_candidates(bounded, 0.3)) == 1
     assert mean_overlaps.mean_overlap_candidates(bounded, 5.0) == []
     assert mean_overlaps.mean_overlap_called(bounded, 0.3, "half-space") is None
+    before = mean_overlaps.mean_overlap_called(bounded, 0.3, "half-space of mean overlaps")  # stored plans
+    assert before is not None and before.name == "half-space of mean overlaps"
+    (now,) = mean_overlaps.mean_overlap_candidates(bounded, 0.3)
+    assert before.log_scale == now.log_scale and before.draw_block is not now.draw_block
+    booked = {line.name: line.amount for line in budget_lines(now, 1e-5)}
+    assert 0 < booked["law of mean overlaps"] < 1e-3
     assert mean_overlaps.mean_overlap_candidates(Mechanism(bounded.scheme, STRATEGY, 0.5), 0.1) == []

@@ -30,6 +30,7 @@ from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.lines import BudgetLine
 
 CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
 _TAIL = 2.0**-40  # probability, relative to the scale, of the t that the table leaves out
@@ -185,6 +186,8 @@ def proposal_along(
     tail: float,
     cells: dict,
     name: str = "half-space",
+    draw_block: Callable[..., Draws] | None = None,
+    more_lines: Callable[[tuple[BudgetLine, ...]], tuple[BudgetLine, ...]] = tuple,
 ) -> Proposal:
     """Draws whose coordinate along `C m` is of the law of `cells`; `coordinate_table` says what they are.
 
@@ -192,6 +195,8 @@ def proposal_along(
       log_scale: ln M.
       tail: of what the law leaves out, over M.
       name: of the proposal.
+      draw_block: of the proposal, from `draw_in_half_space`; by default with the losses of `loss_of_scores`.
+      more_lines: the lines that are booked, given those of `rounding.coordinate_lines`.
     """
     n = mechanism.scheme.iterations
     # Rounding of the coordinate: a tree of log2(n) additions, products, weights and the shift itself.
@@ -208,13 +213,15 @@ def proposal_along(
         direction=Direction.ADD,
         mechanism=mechanism,
         log_scale=log_scale,
-        draw_block=_half_space,
+        draw_block=_half_space if draw_block is None else draw_block,
         tables=lambda: tables,
         relative_error=2.0**-20,
         total_variation=tail,
         push=push,
-        rounding_lines=lambda delta_v: rounding.coordinate_lines(
-            mechanism, float(delta_v), push, float(np.linalg.norm(minorant.weights)) / minorant.norm
+        rounding_lines=lambda delta_v: more_lines(
+            rounding.coordinate_lines(
+                mechanism, float(delta_v), push, float(np.linalg.norm(minorant.weights)) / minorant.norm
+            )
         ),
     )
 
@@ -268,6 +275,16 @@ def place_cells(upper: np.ndarray, width: float, log_peak: np.ndarray) -> tuple[
 
 
 def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    noise, log_weight = draw_in_half_space(key, scheme, strategy, tables, dtype)
+    return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma, Direction.ADD), log_weight)
+
+
+def draw_in_half_space(key, scheme, strategy, tables, dtype):
+    """Normalised noise scores of a block of `proposal_along`, (BLOCK_SIZE, iterations), and ln of weights.
+
+    Scores are lowered by what the coordinate is rounded: losses have to grow with every score, or be at most
+    ones that do.
+    """
     noise_key, cell_key, place_key = threefry.split(key, 3)
     size, n = randomness.BLOCK_SIZE, scheme.iterations
     noise = strategy.noise_scores(noise_key, n, size, dtype)
@@ -279,12 +296,11 @@ def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     products = tables["weights"].astype(dtype) * noise
     slack = tables["rounding"].astype(dtype) * (jnp.abs(products).sum(axis=1) + jnp.abs(upper) + below + 1)
     # L grows with every score, so an error of the coordinate is covered by lowering it by its bound.
-    shift = upper - below - _tree_sum(products) - slack
-    noise = noise + shift[:, None] * tables["along"].astype(dtype)
-    return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma, Direction.ADD), log_weight)
+    shift = upper - below - halving_sum(products) - slack
+    return noise + shift[:, None] * tables["along"].astype(dtype), log_weight
 
 
-def _tree_sum(values):
+def halving_sum(values):
     """Sum over the last axis by halving: the rounding error grows with the logarithm of its length."""
     size = 1 << max(values.shape[-1] - 1, 0).bit_length()
     values = jnp.pad(values, ((0, 0), (0, size - values.shape[-1])))

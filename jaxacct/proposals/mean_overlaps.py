@@ -1,4 +1,4 @@
-"""The add direction of a user with several examples: a half-space that knows what they share on average.
+"""The add direction of a user with several examples: what these share in the mean, and not at most.
 
 Where the likelihood of k independent examples is too large to be computed, f is bounded from below by taking
 off the most that a participation could share with all others, `Mechanism.cross_terms`, which is much. In the
@@ -7,30 +7,39 @@ law tilted by log-ratios r_0,
 
     ln f(r)  >=  k (ln f_1(r_0) + <m, r - r_0>)  -  (k (k - 1) / 2) |C m|^2 / sigma^2
 
-for all r, by the Gibbs variational principle (proofs/shared_examples.md, theorem 8). So `(1 - e^epsilon f)_+`
-is at most that of a half-space, whose mean is known. Draws are worth little here, as their losses are the
-lower bound of before; where the mean of the half-space is below delta none are needed.
+for all r, by the Gibbs variational principle (proofs/shared_examples.md, theorem 8). At one r_0 it is linear
+in r, so `(1 - e^epsilon f)_+` is at most that of a half-space, whose mean is known. At r_0 = r, made anew for
+every draw from that half-space, it is nearly exact (theorem 9).
 """
 
+import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.half_space import (
     Minorant,
     add_is_zero,
     coordinate_table,
+    draw_in_half_space,
+    halving_sum,
     log_half_space_mean,
     loss_and_gradient,
     proposal_along,
     search_minorant,
 )
+from jaxacct.statistics.lines import BudgetLine
+from jaxacct.strategies.stationary import circulant_length
 
-_NAME = "half-space of mean overlaps"
+_NAME = "mean overlaps of every draw"
+# With losses that take off the most that examples could share: what plans of before may have been drawn by.
+_NAME_BEFORE = "half-space of mean overlaps"
 _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
 
 
@@ -61,7 +70,7 @@ def mean_overlap_tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | 
     return Minorant(constant, number * mean, number * math.sqrt(square))
 
 
-def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | None:
+def mean_overlap_proposal(mechanism: Mechanism, epsilon: float, name: str = _NAME) -> Proposal | None:
     """The half-space with the smallest mean that was found; None where all hold the output of no noise."""
     sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
 
@@ -79,7 +88,49 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | No
     best = search_minorant(jensen, tangent_at, log_mean, mechanism.strategy.gram)
     if best is None or epsilon + best.constant <= 0:
         return None  # no noise at all would be in the half-space
-    return proposal_along(mechanism, best, *coordinate_table(*edge_and_slope(best)), _NAME)
+    table = coordinate_table(*edge_and_slope(best))
+    # Where examples take part for certain, only their starts are not known.
+    assert mechanism.scheme.parts is not None
+    if name == _NAME_BEFORE or mechanism.scheme.parts[0].sampling_probability == 1:
+        return proposal_along(mechanism, best, *table, _NAME_BEFORE)
+    lines = functools.partial(_with_the_law_of_means, mechanism)
+    return proposal_along(mechanism, best, *table, _NAME, _draw, lines)
+
+
+def _draw(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    noise, log_weight = draw_in_half_space(key, scheme, strategy, tables, dtype)
+    return Draws(loss_of_mean_overlaps(scheme, strategy, noise, sigma), log_weight)
+
+
+def loss_of_mean_overlaps(scheme, strategy, noise, sigma):
+    """At most ln P/Q, by theorem 9: (num_samples,) of the dtype of `noise`.
+
+    What examples share is rounded up; for the rest there are lines (proofs/rounding.md, section 7).
+
+    Args:
+      noise: (num_samples, iterations) normalised scores.
+    """
+    one, number = scheme.parts
+    dtype, n = noise.dtype, scheme.iterations
+    unit = float(jnp.finfo(dtype).eps) / 2
+    halves = jnp.asarray(strategy.half_square_norms(), dtype)
+    loss, mean = one.loss_and_mean_participation((sigma * noise - halves) / sigma**2)
+    off = unit * 8 * (rounding.fourier_roundings(circulant_length(n, strategy.bands)) + 8)
+    off *= float(np.abs(strategy.array).sum()) ** 2
+    square = halving_sum(mean * strategy.signal_scores(mean)) + off * halving_sum(mean**2)
+    relative = math.expm1(unit * 12 * (n + one.min_separation + 40))
+    shared = number * (number - 1) / 2 * (1 + 3 * relative) * square / sigma**2 + 1e-30
+    return number * loss - shared - 8 * unit * (jnp.abs(number * loss) + shared)
+
+
+def _with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
+    """`lines`, and that means are those of a law which is only near to the one given the outputs."""
+    one, number = mechanism.scheme.parts  # pyright: ignore[reportGeneralTypeIssues]
+    # At least three times what ln f_1 is off by from any step on: the odds of taking part.
+    odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
+    apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2
+    source = "proofs/rounding.md, section 7"
+    return *lines, BudgetLine("law of mean overlaps", "epsilon", number * apart, source)
 
 
 def mean_overlap_candidates(mechanism: Mechanism, epsilon: float, samples_needed=None) -> list[Proposal]:
@@ -96,4 +147,7 @@ def mean_overlap_candidates(mechanism: Mechanism, epsilon: float, samples_needed
 
 def mean_overlap_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
     """The one of that name, None for a name of another kind or where there is none."""
-    return next(iter(mean_overlap_candidates(mechanism, epsilon)), None) if name == _NAME else None
+    if name not in (_NAME, _NAME_BEFORE) or not mean_overlap_candidates(mechanism, epsilon):
+        return None
+    found = mean_overlap_proposal(mechanism, epsilon, name)
+    return found if found is not None and found.name == name else None

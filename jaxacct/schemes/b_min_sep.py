@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 
 from jaxacct import _validate
 from jaxacct.kernels import gpu_recurrence, linear_scale, threefry
+from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence
@@ -267,6 +268,19 @@ class BMinSep(Scheme):
             return first[0]
         weights = jnp.asarray(self.start_log_weights(), first.dtype)
         return jax.nn.logsumexp(first + weights.reshape(-1, *[1] * (first.ndim - 1)), axis=0)
+
+    def loss_and_mean_participation(self, log_ratios):
+        """(ln P/Q, mean participations given the outputs), (num_samples,) and (num_samples, iterations).
+
+        Args:
+          log_ratios: (num_samples, iterations) float; the sampling probability has to be below 1.
+        """
+        log_p, log_q = log_probabilities(self.sampling_probability)
+        starts = self.start_log_weights() if self.warm_start else None
+        loss, means = mean_participation(
+            log_ratios.T, log_p=log_p, log_q=log_q, block=self.min_separation, start_log_weights=starts
+        )
+        return loss, means.T
 
     def start_log_weights(self) -> np.ndarray:
         """(b,) float64: ln probability that an example becomes eligible at step 1, 2, .., b."""

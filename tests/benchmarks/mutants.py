@@ -51,6 +51,7 @@ ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
 PAIRS, IN_PAIRS = "tests/test_pairs.py", "jaxacct/proposals/pairs.py"
+BACK_AND_FORTH = "jaxacct/kernels/mean_participation.py"
 OVERLAPS, MEAN = "tests/test_mean_overlaps.py", "jaxacct/proposals/mean_overlaps.py"
 PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/test_programs.py"
 EVENTS, SAMPLERS, DOMINATING = (
@@ -79,6 +80,14 @@ MUTANTS = [
     Mutant(IN_PAIRS, "_log_mean_exp(-apart)", "_log_mean_exp(apart)", PAIRS),
     Mutant(IN_PAIRS, "(m - number) * others", "(m - 1) * others", PAIRS),
     Mutant(IN_PAIRS, "log_scale(log_z, m / number, other)", "log_scale(log_z, m, other)", PAIRS),
+    Mutant(MEAN, "/ 2 * (1 + 3 * relative)", "/ 4 * (1 + 3 * relative)", OVERLAPS),
+    Mutant(MEAN, "return number * loss - shared", "return loss - shared", OVERLAPS),
+    Mutant(
+        BACK_AND_FORTH,
+        "free * jnp.where(log_odds >= 0, small",
+        "free * jnp.where(log_odds >= 0, large",
+        OVERLAPS,
+    ),
     Mutant(MEAN, "number * (number - 1) / 2 * square", "(number - 1) / 2 * square", OVERLAPS),
     Mutant(MEAN, "number * math.sqrt(square)", "math.sqrt(square)", OVERLAPS),
     # Composition.
@@ -379,7 +388,7 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/half_space.py",
-        "_tree_sum(products) - slack",
+        "halving_sum(products) - slack",
         "_tree_sum(products) + slack",
         GUARDS,
     ),
