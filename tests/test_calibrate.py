@@ -116,12 +116,12 @@ def test_one_noise_multiplier(plan):
 def test_low_rate_poisson_falls_back_to_pld():
     """b = 1: the PLD accountant is exact, so nothing smaller than its value may be released."""
     scheme = Poisson(30, 0.05)
-    plan = calibrate(scheme, BandedToeplitz((1.0,)), epsilon=1.0, delta=1e-3, key=jax.random.key(3))
+    plan = calibrate(scheme, BandedToeplitz((1.0,)), epsilon=0.3, delta=1e-3, key=jax.random.key(3))
     assert plan.certified
     event = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(plan.mechanism.noise_multiplier))
     accountant = PLDAccountant().compose(event, 30)
     # PLD is an upper bound to a relative 1e-3 here, and a certified sigma may exploit no more than that.
-    assert accountant.get_delta(1.0) < 1e-3 * 1.01
+    assert accountant.get_delta(0.3) < 1e-3 * 1.01
 
 
 @pytest.mark.parametrize("start", [-300, 0, 36, 37, 38, 500])
@@ -140,9 +140,9 @@ def test_a_search_ends_where_any_noise_is_private():
 
 
 def test_the_analytic_search_ends_at_the_boundary():
-    """Whatever the coarse grid of losses said first."""
+    """Whatever the coarse grid of losses said first: here, one step too much noise."""
     mechanism = Mechanism(Poisson(300, 0.01), BandedToeplitz.identity(), 1.0)
-    epsilon, delta = 2.0, 1e-5
+    epsilon, delta = 0.2, 1e-5
     exponent = analytic_exponent(mechanism, Target.at(epsilon, delta), 1.01)
     at, below = (
         analytic.analytic_delta(dataclasses.replace(mechanism, noise_multiplier=1.01**e), epsilon)

@@ -75,8 +75,8 @@ def test_drawn_counts_follow_the_enumerated_law(scheme, bands, key):
             _, law = tuples.count_law(scheme, strategy.coefficients, sigma, m)
             counts = np.asarray(draw_counts(key, scheme, module.tables(mechanism, m), 40_000))
             assert chi_square_p_value(counts, law) > FALSE_ALARM, m
-            _, plain_law = tuples.count_law(scheme, strategy.coefficients, 1e6, m)
             if sigma == 0.45 and len(law) > 1:
+                _, plain_law = tuples.count_law(scheme, strategy.coefficients, 1e6, m)
                 assert chi_square_p_value(counts, plain_law) < FALSE_ALARM, m
 
 
@@ -115,9 +115,10 @@ def test_production_deltas_of_the_prototype(key):
 @pytest.mark.parametrize("epsilon", [1.0, *(pytest.param(e, marks=pytest.mark.slow) for e in (0.2, 3.0))])
 @pytest.mark.parametrize(("scheme", "bands"), SOME_IN_CI)
 def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
+    """In CI of the largest number of replicas, whose code has that of two in it, and of all ways to add."""
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
     found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
-    for proposal in ends(found):
+    for proposal in found[-1:] if (epsilon, direction) == (1.0, "remove") else ends(found):
         if proposal.log_scale == -math.inf:
             continue
         draws = draw(proposal, 8, key)
@@ -188,7 +189,8 @@ def test_poisson_against_pld_to_1e_12(direction, delta, key):
     The epsilon is the one at which PLD says `delta`; agreement within the Monte Carlo error, the 2e-3 that
     PLD's rounding may cost, and no vacuity: the error is below a fifth of delta.
     """
-    n, p, sigma = (200, 0.1, 1.0) if direction == "remove" else (4, 0.5, 1.0)
+    many = 60 if delta == 1e-12 else 200  # of the same deltas, in CI by a third of the numbers drawn
+    n, p, sigma = (many, 0.1, 1.0) if direction == "remove" else (4, 0.5, 1.0)
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
     low, high = 0.0, 60.0
     for _ in range(60):

@@ -52,7 +52,14 @@ def test_pieces():
 
 def command(out, *more):
     options = [f"--{name}={value}" for name, value in SIZES.items()]
-    options += ["--steps=3", "--batch-size=8", "--pretraining-steps=2", "--rank=2", *map(str, more)]
+    options += [
+        "--steps=3",
+        "--batch-size=8",
+        "--pretraining-steps=2",
+        "--rank=2",
+        "--epsilon=0.5",
+        *map(str, more),
+    ]
     with pytest.raises(SystemExit) as ended:
         lora.main(["--out", str(out), *options])
     return ended.value.code
@@ -65,7 +72,7 @@ def test_the_script(tmp_path, capsys, monkeypatch):
     ours = "--text", text, "--test-text", text
     assert command(tmp_path / "a", *ours) == 0
     said = capsys.readouterr().out
-    assert "nats a character" in said and "(4, 1e-05)-differentially private" in said
+    assert "nats a character" in said and "(0.5, 1e-05)-differentially private" in said
     with ocp.StandardCheckpointer() as checkpointer:
         stored = checkpointer.metadata((tmp_path / "a/run/model").absolute()).item_metadata.tree
     names = {str(path[-1].key) for path, _ in jax.tree_util.tree_leaves_with_path(stored)}
