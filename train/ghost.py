@@ -121,11 +121,13 @@ class Factors:
 
     def norms(self):
         left, right = self.left.astype(jnp.float64), self.right.astype(jnp.float64)
-        most = jnp.sum(jnp.sum(jnp.square(left), (2, 3)) * jnp.sum(jnp.square(right), (2, 3)), axis=1)
         if left.shape[2] == 1:
+            most = jnp.sum(jnp.sum(jnp.square(left), (2, 3)) * jnp.sum(jnp.square(right), (2, 3)), axis=1)
             return most, most
         one, two = (_products("bhtk,bhsk->bhts", array, array) for array in (left, right))
-        return jnp.sum(one * two, (1, 2, 3)), most
+        # Squares of what each position has stand on the diagonals.
+        most = jnp.einsum("bhtt->bh", one) * jnp.einsum("bhtt->bh", two)
+        return jnp.sum(one * two, (1, 2, 3)), jnp.sum(most, axis=1)
 
     @property
     def rank_one(self):
@@ -427,7 +429,10 @@ def _part(tap: _uses.Tap | None, arrays) -> Part:
     """Of what `_found` gives for a parameter, with a leading axis: no number is changed, they only move."""
     if tap is None or _written_down(tap.equation):
         return Whole(arrays[0])
-    factors = jax.vmap(tap.equation.factors)(*arrays)
+    with jax.enable_x64(True):
+        # Before they are laid out: in patches of an image each entry stands as often as the window is large.
+        wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays]
+        factors = jax.vmap(tap.equation.factors)(*wide)
     if isinstance(factors, _uses.Picked):
         return Table(factors.rows, factors.right, tap)
     return Factors(factors.left, factors.right, tap)
