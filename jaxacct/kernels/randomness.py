@@ -104,6 +104,7 @@ _MINUS_LOG1P = _minus_log1p_coefficients()
 _THREE_QUARTERS = 0x3F400000  # the bits of the float32 0.75
 
 
+@jax.jit
 def minus_log_uniform(high, low):
     """`-ln u`, `u = (high + low) 2^-32`, float32 with a small *relative* error at both ends.
 
@@ -150,6 +151,12 @@ def normal_pairs(key, shape, dtype):
     # Compiled together with what follows, they take XLA of JAX 0.12 20 s on a CPU, for no gain.
     radius_bits, angle_bits = lax.optimization_barrier(words) if jax.default_backend() == "cpu" else words
     row_words = bits_32(row_key, (2, shape[0], *[1] * (len(shape) - 1))).astype(jnp.float32)
+    return _box_muller(radius_bits, angle_bits, row_words)
+
+
+@jax.jit  # as `threefry._rounds`
+def _box_muller(radius_bits, angle_bits, row_words):
+    """Standard normals of the words of `normal_pairs`."""
     row_low = (row_words[0] + (row_words[1] + 0.5) * jnp.float32(2.0**-32)) * jnp.float32(2.0**-32)
     rest = jnp.where(radius_bits < _RARE_RADII, row_low, jnp.float32(0.5))
     low = ((angle_bits >> 24).astype(jnp.float32) + rest) * jnp.float32(2.0**-8)

@@ -18,6 +18,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -33,16 +34,24 @@ def two_words(key, shape):
     return _rounds(first, second, counters[:size].reshape(shape), counters[size:].reshape(shape))
 
 
+@jax.jit  # traced once for a shape, not once for a program: else a third of what tracing a program takes
 def _rounds(first, second, x, y):
     """The words of the counters (x, y) under the key of two words; all of one shape, or such as broadcast."""
     keys = (first, second, first ^ second ^ jnp.uint32(0x1BD11BDA))
-    x, y = x + keys[0], y + keys[1]
+    x, y = jnp.broadcast_arrays(x + keys[0], y + keys[1])
+
+    def shaped(number):
+        return jnp.broadcast_to(number, x.shape)
+
+    # By `lax`, as operators of arrays take five times as long to trace.
+    shifts = [[(shaped(np.uint32(r)), shaped(np.uint32(32 - r))) for r in four] for four in _ROTATIONS]
     for injection in range(5):
-        for rotation in _ROTATIONS[injection % 2]:
-            x = x + y
-            y = ((y << rotation) | (y >> (32 - rotation))) ^ x
-        x = x + keys[(injection + 1) % 3]
-        y = y + keys[(injection + 2) % 3] + jnp.uint32(injection + 1)
+        for left, right in shifts[injection % 2]:
+            x = lax.add(x, y)
+            y = lax.bitwise_or(lax.shift_left(y, left), lax.shift_right_logical(y, right))
+            y = lax.bitwise_xor(y, x)
+        x = lax.add(x, shaped(keys[(injection + 1) % 3]))
+        y = lax.add(y, shaped(keys[(injection + 2) % 3] + jnp.uint32(injection + 1)))
     return x, y
 
 
@@ -134,7 +143,7 @@ def _trees(keys):
         return found, jax.random.key_data(found)
 
     roots = jnp.broadcast_to(keys[:, None], (*keys.shape, leaves.size))
-    words = jax.lax.scan(level, roots, jnp.asarray(numbers, jnp.uint32))[1]
+    words = lax.scan(level, roots, jnp.asarray(numbers, jnp.uint32))[1]
     words = jnp.concatenate([jax.random.key_data(roots)[None], words])
     return Branch(words.swapaxes(0, 1), 0, 0)
 
