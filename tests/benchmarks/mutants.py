@@ -414,8 +414,14 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/kernels/threefry.py",
-        "x = x + keys[(injection + 1) % 3]",
-        "x = x + keys[injection % 3]",
+        "x = lax.add(x, shaped(keys[(injection + 1) % 3]))",
+        "x = lax.add(x, shaped(keys[injection % 3]))",
+        "tests/test_randomness.py",
+    ),
+    Mutant(
+        "jaxacct/kernels/threefry.py",
+        "leaves = math.prod(_WIDTHS[self.level + 1 :])",
+        "leaves = math.prod(_WIDTHS[self.level :])",
         "tests/test_randomness.py",
     ),
     Mutant(
