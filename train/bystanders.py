@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .clipping import default_microbatch_size
 from .loss import Loss, Numbered
 
 
@@ -20,19 +19,23 @@ class Bystanders:
     Computed apart from what clips and sums in a run: where a run is honest they differ by rounding.
 
     Args:
-      loss, params, rows, clip_norm, normalize: of the run.
+      loss, rows, clip_norm, normalize: of the run.
       known: (dataset_size,) bool: whose gradients are added up.
       coordinates: (coordinates,) of the parameters laid end to end: where.
       steps: of the run.
+      at_once: examples whose gradients are in memory at a time.
 
     Attributes:
       sums: (steps, coordinates) float64.
     """
 
-    def __init__(self, loss: Loss, params, rows, known, coordinates, steps: int, clip_norm, normalize: bool):
+    def __init__(
+        self, loss: Loss, rows, known, coordinates, *, steps: int, at_once: int, clip_norm, normalize: bool
+    ):
         self.sums = np.zeros((steps, len(coordinates)))
         self._loss, self._rows, self._known = loss, rows, known
-        self._size, self._drawn, self._before = default_microbatch_size(params), np.zeros(0, np.int64), None
+        self._size, self._drawn = at_once, np.zeros(0, np.int64)
+        self._before: tuple[int, Any] | None = None
 
         def total(loss, params, rows, real, step):
             def one(example, real):

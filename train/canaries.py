@@ -20,6 +20,7 @@ from jaxacct.plan import Plan
 
 from . import loop
 from .bystanders import Bystanders
+from .clipping import default_microbatch_size
 from .loss import Loss, Numbered
 
 LENGTH = 100.0
@@ -53,11 +54,9 @@ class Setting:
         """
         steps = self.plan.mechanism.scheme.iterations
         log = np.full((steps, len(coordinates)), np.nan, np.float32)
-        known, normalize = canary_of == REAL, self.options.get("normalize", False)
-        others = None
+        known, others = canary_of == REAL, None
         if known.any():
-            of_run = self.loss, self.params, self.rows
-            others = Bystanders(*of_run, known, coordinates, steps, self.clip_norm, normalize)
+            others = self._bystanders(known, coordinates)
         loop.fit(
             self.plan,
             self.params,
@@ -78,6 +77,20 @@ class Setting:
             others.settle()
             sums = sums - others.sums.T / self.clip_norm
         return outputs(self.plan.mechanism, sums).astype(np.float32)
+
+    def _bystanders(self, known: np.ndarray, coordinates: np.ndarray) -> Bystanders:
+        largest, asked = self.plan.max_batch_size, self.options.get("microbatch_size")
+        assert largest is not None
+        return Bystanders(
+            self.loss,
+            self.rows,
+            known,
+            coordinates,
+            steps=self.plan.mechanism.scheme.iterations,
+            at_once=min(largest, asked or default_microbatch_size(self.params)),
+            clip_norm=self.clip_norm,
+            normalize=self.options.get("normalize", False),
+        )
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,10 @@ def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(n
     data = {"x": np.ones((40, 3), np.float32), "y": np.arange(40, dtype=np.float32)}
     params = {"b": jnp.zeros(()), "w": jnp.zeros((3, 2))}
     functional, params = train.loop.functional(train.loop.Wanted(params, jittered, data, loss_key=3))
-    rows, options = train.loop.as_rows(data), dict(keys=KEYS, progress=False, normalize=normalize)
+    rows, options = (
+        train.loop.as_rows(data),
+        dict(keys=KEYS, progress=False, normalize=normalize, microbatch_size=8),
+    )
     setting = canaries.Setting(covered, functional, params, rows, CLIP, options)
     canary_of = np.full(40, canaries.REAL, np.int32)
     canary_of[:3] = 4, canaries.SILENT, 2
