@@ -5,7 +5,8 @@
 
 A canary is an example whose gradient is 100 clip norms long and along one coordinate of the model, so that
 `fit` clips it to the clip norm: the worst example that the guarantee allows for. What `fit` releases in that
-coordinate is scored by the privacy loss of the plan's mechanism. Two audits are made of it.
+coordinate is scored by the privacy loss of the plan's mechanism with a third of its noise: an audit is to
+find too little noise, and tells rare participations apart by what there is. Two audits are made of it.
 
 independent   Canaries alone, every one in a coordinate of its own, beside as many coordinates without one:
               independent trials of the pipeline (batches, clipping, noise), for the shapes of the model.
@@ -47,6 +48,8 @@ from .sources import as_rows
 
 CANARIES = 4000
 """By default, where there is room for so many."""
+SUSPECTED = 1 / 3
+"""Of the plan's noise: what scores suppose was added, as too little is what an audit is to find."""
 SCHEMA = "jaxacct-audit-1"
 KINDS = ("independent", "one-run")
 CAN_SEE = (
@@ -214,7 +217,7 @@ def _independent(setting: Setting, canaries: int | None, confidence: float, gene
     canary_of = np.full(size, SILENT, np.int32)
     canary_of[:number] = coordinates[::2]
     still = optax.set_to_zero()  # a canary's gradient is the same wherever the model is
-    found = np.asarray(privacy_loss(plan.mechanism, setting.released(canary_of, coordinates, still)))
+    found = _scores(plan, setting.released(canary_of, coordinates, still))
     present, absent = found[::2], found[1::2]
     bound = independent_bound(present, absent, plan.delta, confidence, plan.epsilon, generator)
     lower, intervals, counts = bound
@@ -240,10 +243,21 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)
     canary_of[:number] = np.where(inside, coordinates, SILENT)
-    scores = np.asarray(privacy_loss(plan.mechanism, setting.released(canary_of, coordinates, optimizer)))
+    scores = _scores(plan, setting.released(canary_of, coordinates, optimizer))
     lower, intervals, counts = one_run_bound(scores, inside, plan.delta, confidence)
     claim = plan.epsilon, plan.delta, confidence
     return Finding("one-run", lower, *claim, number, intervals, counts, scores, inside)
+
+
+def _scores(plan: Plan, released: np.ndarray) -> np.ndarray:
+    """How much more likely canaries are in than silent if only a third of the noise was added, (canaries,).
+
+    With noise that is right they tell nearly as much as those of the plan, and far more with less of it:
+    single participations stand out then, where the plan's noise would have hidden them.
+    """
+    mechanism = plan.mechanism
+    supposed = dataclasses.replace(mechanism, noise_multiplier=SUSPECTED * mechanism.noise_multiplier)
+    return np.asarray(privacy_loss(supposed, released))
 
 
 def picture(findings: Sequence[Finding]):
@@ -265,7 +279,11 @@ def picture(findings: Sequence[Finding]):
         ):
             counts, _ = np.histogram(scores[members], edges)
             each.stairs(counts, edges, linestyle=style, linewidth=1.5, color=colour, label=label)
-        each.set(xlabel="score: privacy loss, natural log", ylabel="canaries", title=f"{finding.kind} audit")
+        each.set(
+            xlabel="score: privacy loss at a third of the noise",
+            ylabel="canaries",
+            title=f"{finding.kind} audit",
+        )
         each.grid(alpha=0.3)
         each.legend(fontsize=8, frameon=False)
     last, claim = axes[-1], findings[0].epsilon

@@ -136,11 +136,12 @@ def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
     """What delta adds to that probability: `canaries delta / (1 + e^epsilon)` times the mean over n < guesses
     of the largest probability of a binomial number of n trials.
     """
-    q, n = 1 / (1 + math.exp(-epsilon)), np.arange(guesses)
-    mode = np.minimum(np.floor((n + 1) * q), n)
+    n, odds = np.arange(guesses), math.exp(-epsilon)  # of a wrong guess; all below holds where it underflows
+    log_right = -math.log1p(odds)
+    mode = np.minimum(np.floor((n + 1) * math.exp(log_right)), n)
     log_choose = -scipy.special.betaln(n - mode + 1, mode + 1) - np.log(n + 1)
-    most = np.exp(log_choose + mode * math.log(q) + (n - mode) * math.log1p(-q))
-    return canaries * delta / (1 + math.exp(epsilon)) * float(most.mean())
+    most = np.exp(log_choose + mode * log_right + (n - mode) * (log_right - epsilon))
+    return canaries * delta * odds / (1 + odds) * float(most.mean())
 
 
 def most_canaries(delta: float, confidence: float, epsilon: float) -> int:

@@ -686,6 +686,7 @@ MUTANTS = [
     ),
     Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", BOUNDS),
     Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", BOUNDS),
+    Mutant("train/audit.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
     Mutant("train/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
     Mutant("train/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
     Mutant("train/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
+from train.audit import SUSPECTED
 from train.audit_bounds import (
     clopper_pearson,
     epsilon_lower_bound,
@@ -95,6 +96,8 @@ def test_how_many_canaries_delta_allows():
     most = most_canaries(1e-4, 0.95, epsilon)
     costs = [price(round(8 / 125 * m), m, 1e-4, epsilon) for m in (most, most + 2)]
     assert costs[0] <= 0.05 / 8 < costs[1]
+    # Any epsilon may have been claimed.
+    assert price(9, 20, 1e-3, 1e9) == 0 and most_canaries(1e-5, 0.95, 1e9) > 10_000
 
 
 def most_often(coins, guesses, right, epsilon, delta):
@@ -145,12 +148,12 @@ def test_no_mechanism_of_three_coins_beats_the_theorem(guesses):
             assert worst == pytest.approx(bound, abs=1e-9)
 
 
-def canary_scores(rng, sigma, claimed, canaries=960, steps=4, rate=0.9):
+def canary_scores(rng, sigma, supposed, canaries=960, steps=4, rate=0.9):
     """Coins, and privacy losses of what Poisson batches release of canaries alone in their coordinates."""
     coins = rng.random(canaries) < 0.5
     there = (rng.random((canaries, steps)) < rate) & coins[:, None]
     released = there + sigma * rng.normal(size=there.shape)
-    return np.log1p(rate * np.expm1((released - 0.5) / claimed**2)).sum(axis=1), coins
+    return np.log1p(rate * np.expm1((released - 0.5) / supposed**2)).sum(axis=1), coins
 
 
 def test_a_quarter_of_the_noise_is_refuted_and_the_noise_that_is_claimed_is_not():
@@ -161,13 +164,20 @@ def test_a_quarter_of_the_noise_is_refuted_and_the_noise_that_is_claimed_is_not(
     """
     rng = np.random.default_rng(0)
     broken, honest = (
-        [one_run_bound(*canary_scores(rng, sigma, 4.0), 1e-5, 0.95)[0] for _ in range(25)]
+        [one_run_bound(*canary_scores(rng, sigma, 4.0 * SUSPECTED), 1e-5, 0.95)[0] for _ in range(25)]
         for sigma in (1.0, 4.0)
     )
     assert np.sum(np.array(broken) > 2.2) >= 23 and max(honest) < 1.2 and np.mean(honest) > 0.3
 
 
-def test_rare_canaries_are_guessed_when_they_are_seen():
-    """One in ten is seen at all. Guesses of "out" are right half of the time: with as many, 3 in 4."""
+def test_rare_participations_are_seen_when_scores_suppose_less_noise():
+    """Twice in a hundred steps, with a quarter of the noise: one participation in the noise of all steps.
+
+    Guesses of "out" are seldom sure here, so with as many of them as of "in" few would be right.
+    """
     rng = np.random.default_rng(0)
-    assert one_run_bound(*canary_scores(rng, 0.2, 0.8, steps=1, rate=0.2), 1e-5, 0.95)[0] > 1.5
+    found = {}
+    for share in (1.0, SUSPECTED):
+        scores, coins = canary_scores(rng, 0.2, 0.8 * share, steps=100, rate=0.02)
+        found[share] = one_run_bound(scores, coins, 1e-5, 0.95)[0]
+    assert found[1.0] < 2 and found[SUSPECTED] > 2.7

@@ -88,7 +88,12 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
         return np.zeros((len(coordinates), 4), np.float32)
 
     monkeypatch.setattr(canaries.Setting, "released", released)
-    monkeypatch.setattr(command, "privacy_loss", lambda mechanism, outputs: outputs.sum(axis=1))
+
+    def scored(mechanism, outputs):
+        assert mechanism.noise_multiplier == PLAN.mechanism.noise_multiplier / 3
+        return outputs.sum(axis=1)
+
+    monkeypatch.setattr(command, "privacy_loss", scored)
     one, other = (audit(**given(), plan=PLAN, kinds=("one-run",))[0] for _ in range(2))
     canary_of, coordinates = seen[0]
     assert (canary_of[800:] == canaries.REAL).all() and len(set(coordinates)) == 800
