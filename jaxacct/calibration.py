@@ -402,7 +402,10 @@ class _Search:
         while high - low > _NEAR:
             middle = (low + high) // 2
             low, high = (low, middle) if promising(middle, glance=True) else (middle, high)
-        alone = _smallest_where(promising, high, fallback)
+        # Glances together say where to begin.
+        between = range(low + 1, high)
+        begin = next((e for e in between if self.cost_by_neighbours(ratio**e) <= _ALONE * limit), high)
+        alone = _smallest_where(promising, begin, fallback)
         assert alone is not None  # it holds at the fallback
         if alone == fallback or not self.laws:
             return alone, int(limit)
@@ -480,18 +483,42 @@ class _Search:
         """
 
         def of_neighbours(chosen: Proposal, theta: float) -> float | None:
-            log_noise = math.log(noise_multiplier)
-            near = [
-                Pilot(math.log(noise), self.laws[noise, direction][1], counts)
-                for (noise, direction), (_, counts) in self.seen.items()
-                if direction == chosen.direction
-                and abs(math.log(noise) - log_noise) <= _ALIKE
-                and self.laws[noise, direction][0] == chosen.name
-            ]
-            found = trend(near) if theta > 0 else None
-            return found and found.samples(log_noise, theta, self.target.budget.failure_probability)
+            near = self._near(noise_multiplier, chosen.direction)
+            return self._samples(
+                [pilot for name, pilot in near if name == chosen.name], noise_multiplier, theta
+            )
 
         return self._costlier(noise_multiplier, of_neighbours)
+
+    def cost_by_neighbours(self, noise_multiplier: float) -> float:
+        """As `cost_by_trend`, at the threshold of the nearest pilot: no law is chosen, and no table made.
+
+        Infinite where pilots say too little.
+        """
+        most = 0.0 if self.laws else math.inf
+        for direction in dict.fromkeys(direction for _, direction in self.laws):
+            near = [pilot for _, pilot in self._near(noise_multiplier, direction)]
+            if not near:
+                return math.inf
+            nearest = min(near, key=lambda pilot: abs(pilot.log_noise - math.log(noise_multiplier)))
+            needed = self._samples(near, noise_multiplier, nearest.theta)
+            most = max(most, math.inf if needed is None else needed)
+        return most
+
+    def _near(self, noise_multiplier: float, direction: str) -> list[tuple[str, Pilot]]:
+        """(name of the law drawn from, pilot) of the noise multipliers that are near."""
+        log_noise, found = math.log(noise_multiplier), []
+        for (noise, of), (name, theta) in self.laws.items():
+            if of == direction and abs(math.log(noise) - log_noise) <= _ALIKE and (noise, of) in self.seen:
+                found.append((name, Pilot(math.log(noise), theta, self.seen[noise, of][1])))
+        return found
+
+    def _samples(self, pilots: list[Pilot], noise_multiplier: float, theta: float) -> float | None:
+        """Samples that a verification takes by the trend of the pilots, None where there is none."""
+        found = trend(pilots) if theta > 0 else None
+        if found is None:
+            return None
+        return found.samples(math.log(noise_multiplier), theta, self.target.budget.failure_probability)
 
     def _costlier(
         self, noise_multiplier: float, drawn: Callable[[Proposal, float], float | None]

@@ -790,9 +790,14 @@ def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) 
     interval = min(5e-3, 0.02 * max(epsilon, delta), finest)
     interval = max(interval, 5e-5 / start**2)
 
+    rounds = poisson.independent_rounds()
+    assert rounds is not None
+
     def excess(log_sigma):
-        q, sigma, steps = poisson.sampling_probability, math.exp(log_sigma), poisson.iterations
-        found = composed_subsampled_gaussian(q, sigma, steps, epsilon, delta=delta, interval=interval)
+        sigma = math.exp(log_sigma)
+        found = composed_subsampled_gaussian(
+            rounds[0], sigma, rounds[1], epsilon, delta=delta, interval=interval
+        )
         return math.log(max(found, 1e-300) / delta)
 
     # A target that holds far below needs no estimate.

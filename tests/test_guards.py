@@ -393,6 +393,26 @@ def test_a_good_estimate_saves_glances(monkeypatch):
         calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, estimate=0)
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_looks_begin_where_glances_together_say(seen, monkeypatch):
+    """From divergences that fall by a third with every step, in pilots of a hundred hits at the edge."""
+    looked = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        exponent = round(math.log(noise) / math.log(1.01))
+        looked.append(exponent) if not glance else None
+        self.laws[noise, "remove"] = "plain", 0.01
+        hits = round(100 * 0.4 * math.exp(-0.35 * (exponent + 30))) if seen and -40 < exponent < 20 else 0
+        self.seen[noise, "remove"] = 80, counts(_0=max(0, 10_000 - hits), _5120=hits)
+        return 1.0 if exponent >= -30 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    monkeypatch.setattr(calibration._Search, "cost_by_trend", lambda self, noise: None)
+    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)  # pyright: ignore[reportArgumentType]
+    assert search.smallest_exponent(100, 1.01, 10_000) == (-30, 10_000)
+    assert (looked == [-30, -31]) is seen
+
+
 @pytest.mark.parametrize(("term", "looks"), [(0.0, 0), (1e-2, 1)])
 def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something(term, looks, monkeypatch):
     """To be sure of seeing nothing took a third of a search at delta 1e-6."""

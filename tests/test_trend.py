@@ -12,7 +12,7 @@ THETA, Q = 7.3e-4, 1.3e-10
 SIZES = (3000, 4500, 5100)  # bins of terms above 0
 
 
-def pilots(rng, slope=-36.0, samples=20_480, places=range(-4, 4), level=0.45, theta=lambda x: THETA):
+def pilots(rng, slope=-36.0, samples=20_480, places=tuple(range(-4, 4)), level=0.45, theta=lambda x: THETA):
     """Of noise multipliers a hundredth apart, the divergence `level` of what is allowed at the middle one."""
     size, found = float(np.mean(bounds.TERM_EDGES[list(SIZES)])), []
     for place in places:
@@ -44,7 +44,7 @@ def test_a_trend_predicts_the_samples_of_its_divergence():
     rng = np.random.default_rng(6)
     found = trend(pilots(rng, samples=10_000_000))
     assert found is not None
-    whole = pilots(rng, samples=50_000_000, places=[0])[0]
+    whole = pilots(rng, samples=50_000_000, places=(0,))[0]
     wanted = bounds.predicted_samples(THETA, whole.counts, Q)
     assert found.samples(0.0, THETA, Q) == pytest.approx(wanted, rel=0.05)
     steps = [found.samples(place * math.log(1.01), THETA, Q) for place in (2, 1, 0, -1, -3)]
@@ -66,7 +66,7 @@ def test_nothing_seen_has_no_trend(number):
 
 
 def test_what_was_seen_at_one_place_alone_falls_as_divergences_do():
-    seen = pilots(np.random.default_rng(8), samples=10**6, places=[0])
+    seen = pilots(np.random.default_rng(8), samples=10**6, places=(0,))
     found = trend(seen)
     assert found is not None and -31 < found.slope < -29
     far = [Pilot(0.05, THETA, np.eye(1, len(bounds.TERM_EDGES), dtype=np.int64)[0] * 10**6)]
