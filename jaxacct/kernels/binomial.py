@@ -180,13 +180,15 @@ def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tupl
         if best and cells(best) <= _CACHED_CELLS and cells(best) * len(probabilities) <= _MOST_CELLS:
             return best
     # Windows of millions: few digits if they fit at all.
+    fewest = min(found, key=cells)
     for bits in (8, 4, 2, 1):
-        best = min(*found, (0, *[bits] * -(-all_bits // bits)), key=cells)
-        if cells(best) * len(probabilities) <= _MOST_CELLS:
-            return best
-    if cells(best) * len(probabilities) > _TOO_MANY_CELLS:
-        raise ValueError(f"batches of {first:,} examples must need smaller tables, was {cells(best):,} cells")
-    return best
+        fewest = min(*found, (0, *[bits] * -(-all_bits // bits)), key=cells)
+        if cells(fewest) * len(probabilities) <= _MOST_CELLS:
+            return fewest
+    if cells(fewest) * len(probabilities) > _TOO_MANY_CELLS:
+        number = f"{cells(fewest):,} cells"
+        raise ValueError(f"batches of {first:,} examples must need smaller tables, was {number}")
+    return fewest
 
 
 def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int]:

@@ -150,7 +150,7 @@ def _trees(keys):
 
 def _splits_are_foldings() -> bool:
     """Whether the keys of `jax.random.split` are those of `fold_in` with 0, 1, .."""
-    return jax.config.jax_threefry_partitionable  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.config.jax_threefry_partitionable  # pyrefly: ignore[missing-attribute]
 
 
 def _words_of(key):

@@ -91,7 +91,8 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float, name: str = _NAM
     table = coordinate_table(*edge_and_slope(best))
     # Where examples take part for certain, only their starts are not known.
     assert mechanism.scheme.parts is not None
-    if name == _NAME_BEFORE or mechanism.scheme.parts[0].sampling_probability == 1:
+    one = mechanism.scheme.parts[0]
+    if name == _NAME_BEFORE or one.sampling_probability == 1:  # pyrefly: ignore[missing-attribute]
         return proposal_along(mechanism, best, *table, _NAME_BEFORE)
     lines = functools.partial(_with_the_law_of_means, mechanism)
     return proposal_along(mechanism, best, *table, _NAME, _draw, lines)
@@ -125,7 +126,7 @@ def loss_of_mean_overlaps(scheme, strategy, noise, sigma):
 
 def _with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
     """`lines`, and that means are those of a law which is only near to the one given the outputs."""
-    one, number = mechanism.scheme.parts  # pyright: ignore[reportGeneralTypeIssues]
+    one, number = mechanism.scheme.parts  # pyrefly: ignore[not-iterable]
     # At least three times what ln f_1 is off by from any step on: the odds of taking part.
     odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
     apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2
