@@ -91,14 +91,15 @@ def test_keys_and_integers_are_those_of_jax():
     def ours(key):
         parts = threefry.split(key, 3)
         whole = [threefry.integers(parts[0], (50,), below) for below in (1, 7, 2**16, 1_500_000_001)]
-        return parts, threefry.fold_in(key, 77), whole
+        return parts, threefry.fold_in(key, 77), whole, threefry.bits_32_each(list(parts), (5, 9, 2))
 
     @jax.jit
     @jax.vmap
     def theirs(key):
         parts = jax.random.split(key, 3)
         whole = [jax.random.randint(parts[0], (50,), 0, below) for below in (1, 7, 2**16, 1_500_000_001)]
-        return parts, jax.random.fold_in(key, 77), whole
+        words = [jax.random.bits(part, (size,)) for part, size in zip(parts, (5, 9, 2), strict=True)]
+        return parts, jax.random.fold_in(key, 77), whole, words
 
     for mine, expected in zip(jax.tree.leaves(ours(keys)), jax.tree.leaves(theirs(keys)), strict=True):
         if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):

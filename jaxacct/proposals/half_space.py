@@ -288,8 +288,10 @@ def draw_in_half_space(key, scheme, strategy, tables, dtype):
     noise_key, cell_key, place_key = threefry.split(key, 3)
     size, n = randomness.BLOCK_SIZE, scheme.iterations
     noise = strategy.noise_scores(noise_key, n, size, dtype)
-    cell = jnp.searchsorted(tables["last"], threefry.bits_32(cell_key, (size,)))
-    below = tables["width"].astype(dtype) * randomness.uniform_64(place_key, (size,), dtype)
+    cells, places = threefry.bits_32_each((cell_key, place_key), (size, 2 * size))
+    cell = jnp.searchsorted(tables["last"], cells)
+    place = randomness.uniform_64(place_key, (size,), dtype, threefry.drawn(places))
+    below = tables["width"].astype(dtype) * place
     upper = tables["upper"][cell].astype(dtype)
     # ln phi(t) from its value at the upper end of the cell: no cancellation.
     log_weight = tables["log_weight"][cell].astype(dtype) + below * (upper - below / 2)

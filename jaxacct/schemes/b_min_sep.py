@@ -17,7 +17,7 @@ from jaxacct import _validate
 from jaxacct.kernels import gpu_recurrence, linear_scale, threefry
 from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
-from jaxacct.kernels.randomness import bernoulli, bernoulli_error, exponential_64
+from jaxacct.kernels.randomness import bernoulli, bernoulli_error, coin_bits, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, times_log
@@ -295,5 +295,8 @@ def draw_barred_steps(key, scheme: BMinSep, num_samples: int):
     if not scheme.warm_start or b == 1:
         return jnp.zeros(num_samples, jnp.int32)
     free_key, which_key = threefry.split(key)
-    free = bernoulli(free_key, scheme.eligible_probability, (num_samples,))
-    return jnp.where(free, 0, 1 + threefry.integers(which_key, (num_samples,), b - 1))
+    eligible = scheme.eligible_probability
+    sizes = coin_bits(eligible) // 32 * num_samples, num_samples, num_samples
+    coins, *which = threefry.bits_32_each((free_key, *threefry.split(which_key)), sizes)
+    free = bernoulli(free_key, eligible, (num_samples,), threefry.drawn(coins))
+    return jnp.where(free, 0, 1 + threefry.integers_of(which, b - 1))

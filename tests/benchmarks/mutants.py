@@ -445,8 +445,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/b_min_sep.py",
-        "1 + threefry.integers(which_key, (num_samples,), b - 1)",
-        "threefry.integers(which_key, (num_samples,), b - 1)",
+        "1 + threefry.integers_of(which, b - 1)",
+        "threefry.integers_of(which, b - 1)",
         LAWS,
     ),
     Mutant(

@@ -21,7 +21,7 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.poisson import log_probabilities
-from jaxacct.schemes.replicas.base import Attracting, draw_index, log_lift, start_law, thresholds_of
+from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_lift, start_law, thresholds_of
 
 _MOST_NUMBERS = 1.2e8  # of the table: steps and pairs of codes, 4 bytes each
 _LONG_AGE = 128  # ages of so many steps are told apart, or of 2 b
@@ -179,8 +179,7 @@ def _after(code, none: int):
 def draw_with_one(key, scheme, arrays, num_samples: int):
     """(sums of two participation vectors, one of them, lifts given), float32; see `replicas.base`."""
     first_key, second_key, walk_key = threefry.split(key, 3)
-    bar = draw_index(first_key, arrays["starts"][0], num_samples)
-    other_bar = draw_index(second_key, arrays["starts"][1][bar], num_samples)
+    bar, other_bar = draw_indices((first_key, second_key), arrays["starts"], num_samples)
     uniforms = uniform_64(walk_key, (scheme.iterations, num_samples), bits=threefry.bits_32_at_once)
     size = arrays["stays"].shape[0]
     none = size - scheme.min_separation

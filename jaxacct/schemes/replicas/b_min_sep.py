@@ -30,7 +30,7 @@ from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.base import (
     Attracting,
     begins_barred,
-    draw_index,
+    draw_indices,
     log_lift,
     start_law,
     stationary_bars,
@@ -479,9 +479,7 @@ def _draw_starts(key, arrays, b: int, m: int, num: int):
     """(first step with a free replica, ascending codes of the other m - 1) at the start."""
     if arrays["starts"] is None:
         return jnp.zeros(num, jnp.int32), jnp.zeros((num, m - 1), jnp.int32)
-    bars = []
-    for k, thresholds in enumerate(arrays["starts"]):
-        bars.append(draw_index(threefry.fold_in(key, k), thresholds[tuple(bars)], num))
+    bars = draw_indices([threefry.fold_in(key, k) for k in range(m)], arrays["starts"], num)
     bars = jnp.sort(jnp.stack(bars, axis=1), axis=1)
     left = bars[:, 1:] - bars[:, :1]
     return bars[:, 0], jnp.where(left > 0, left + b - 1, 0)
@@ -574,7 +572,8 @@ def draw_positions(key, scheme, arrays, num_samples: int):
         remaining = jnp.where(codes >= b, codes - (b - 1), codes)
         release = jnp.min(jnp.where(remaining > 0, remaining, n + b), axis=1)
         rate = arrays["rate"][rank(codes)]
-        exponential = exponential_64(wait_key, (num_samples,))
+        words = threefry.bits_32_each((wait_key, thin_key), (2 * num_samples, 2 * num_samples))
+        exponential = exponential_64(wait_key, (num_samples,), threefry.drawn(words[0]))
         wait = jnp.minimum(jnp.floor(exponential / rate), n).astype(jnp.int32)
         released = wait >= release
         wait = jnp.minimum(wait, release)
@@ -582,7 +581,8 @@ def draw_positions(key, scheme, arrays, num_samples: int):
         codes = jnp.sort(_wait(codes, wait[:, None], b), axis=1)
         here = jnp.minimum(at, n - 1)
         # u times the rate's probability against the hazards of m, m-1, .., 1 taking part, added up.
-        level = uniform_64(thin_key, (num_samples,)) * -jnp.expm1(-rate)
+        uniforms = uniform_64(thin_key, (num_samples,), bits=threefry.drawn(words[1]))
+        level = uniforms * -jnp.expm1(-rate)
         reached = jnp.zeros(num_samples)
         taking = jnp.zeros(num_samples, jnp.int32)
         for j in range(m, 0, -1):

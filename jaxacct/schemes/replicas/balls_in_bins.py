@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.b_min_sep import draw_index, log_attractions, thresholds_of
+from jaxacct.schemes.replicas.b_min_sep import draw_indices, log_attractions, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 # Tuples of phases; building the tables takes about 24 bytes of memory for each.
@@ -128,10 +128,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 def draw_with_one(key, scheme, arrays, num_samples: int):
     """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     n, b = scheme.iterations, scheme.min_separation
-    phases: list = []
-    for k, thresholds in enumerate(arrays):
-        rows = thresholds[tuple(phases)]
-        phases.append(draw_index(threefry.fold_in(key, k), rows, num_samples))
+    phases = draw_indices([threefry.fold_in(key, k) for k in range(len(arrays))], arrays, num_samples)
     turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases])
     all_of_them, one = (jnp.tile(part, (1, -(-n // b)))[:, :n] for part in (turns.sum(axis=0), turns[0]))
     return all_of_them, one, all_of_them.sum(axis=1)

@@ -69,7 +69,14 @@ def thresholds_of(law: np.ndarray):
     return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
 
 
-def draw_index(key, thresholds, num: int):
-    """(num,) int32 indices, one for each row of `thresholds` (or all from its only row)."""
-    bits = threefry.bits_32(key, (num, 1))
-    return jnp.sum(bits >= thresholds, axis=-1).astype(jnp.int32)
+def draw_indices(keys, thresholds, num: int) -> list:
+    """(num,) int32 indices, one with each key: by the row of its `thresholds` that those before it choose.
+
+    Args:
+      keys: a few.
+      thresholds: for each key an array of `thresholds_of`, with an axis for every index before.
+    """
+    drawn: list = []
+    for words, rows in zip(threefry.bits_32_each(keys, [num] * len(keys)), thresholds, strict=True):
+        drawn.append(jnp.sum(words[:, None] >= rows[tuple(drawn)], axis=-1).astype(jnp.int32))
+    return drawn

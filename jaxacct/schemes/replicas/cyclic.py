@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas import cyclic_many
-from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, attractions, draw_index, thresholds_of
+from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, attractions, draw_indices, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 
@@ -160,8 +160,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
     b, n = scheme.min_separation, scheme.iterations
     first_key, second_key, chain_key = threefry.split(key, 3)
-    one = draw_index(first_key, arrays["first"], num_samples)
-    two = draw_index(second_key, arrays["second"][one], num_samples)
+    one, two = draw_indices((first_key, second_key), (arrays["first"], arrays["second"]), num_samples)
     early, late = jnp.minimum(one, two), jnp.maximum(one, two)
     gap = late - early
     sites = arrays["rounds"][early] + arrays["rounds"][late]

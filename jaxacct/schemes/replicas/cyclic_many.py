@@ -17,7 +17,7 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.bars import rank, states
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.replicas.b_min_sep import draw_index, log_attractions, thresholds_of
+from jaxacct.schemes.replicas.b_min_sep import draw_indices, log_attractions, thresholds_of
 from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 _MOST_TUPLES = 2.0e6  # of phases, in any order
@@ -128,9 +128,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     """(sums of m participation vectors, one of these, lifts given), float32; see `replicas.base`."""
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["starts"])
     phase_key, chain_key = threefry.split(key)
-    drawn: list = []
-    for k, thresholds in enumerate(arrays["starts"]):
-        drawn.append(draw_index(threefry.fold_in(phase_key, k), thresholds[tuple(drawn)], num_samples))
+    drawn = draw_indices([threefry.fold_in(phase_key, k) for k in range(m)], arrays["starts"], num_samples)
     phases = jnp.sort(jnp.stack(drawn), axis=0)
     sites = jnp.arange(m * scheme.max_participations)
     positions = phases[sites % m] + b * (sites // m)[:, None]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.base import begins_barred, draw_index, start_law, thresholds_of
+from jaxacct.schemes.replicas.base import begins_barred, draw_indices, start_law, thresholds_of
 
 
 class Chain(NamedTuple):
@@ -93,8 +93,7 @@ def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
     n, b = sampling.iterations, sampling.min_separation
     bars = jnp.zeros((2, num_samples), jnp.int32)
     if arrays["starts"] is not None:
-        first = draw_index(keys[0], arrays["starts"][0], num_samples)
-        bars = jnp.stack([first, draw_index(keys[1], arrays["starts"][1][first], num_samples)])
+        bars = jnp.stack(draw_indices(keys[:2], arrays["starts"], num_samples))
     steps = {"bits": threefry.bits_32_at_once(keys[2], (n, num_samples, 1)), "together": arrays["together"]}
     if arrays["alone"] is not None:
         steps["alone"] = arrays["alone"]
