@@ -1072,7 +1072,9 @@ def is_seen(mutant: Mutant, tree: Path) -> bool:
     path = tree / mutant.path
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole.replace(mutant.before, mutant.after), encoding="utf-8")
+    # The test that every `before` is where it is said to be fails with any mutant: it sees none.
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *mutant.tests.split()]
+    command += ["--deselect", f"{GUARDS}::test_every_mutant_can_be_planted"]
     try:
         done = subprocess.run(command, cwd=tree, capture_output=True, timeout=SECONDS)
         return done.returncode != 0
