@@ -224,7 +224,7 @@ class TruncatedBMinSep(Scheme):
 
         Exact recurrence over counts: the pool at step i is everyone who was not sampled at steps
         i-b+1 .. i-1, and each member joins with probability p. Under a warm start the sizes of the first
-        b - 1 steps are one multinomial of the stationary law (proofs/truncated_batches.md, section 5).
+        b - 1 steps are one multinomial of the stationary law (proofs/truncated_batches.md, section 6).
 
         Args:
           key: a JAX key.
