@@ -21,10 +21,12 @@ from jaxacct import (
     Toeplitz,
     TruncatedBMinSep,
 )
+from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import pairs
 from jaxacct.proposals.candidates import budget_lines, candidates, choose_candidate, proposal_by_name
 from jaxacct.proposals.replicas import checked_replicas
+from jaxacct.schemes import independent_attribution
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.verification.run import verify
 from tests.conformance.test_schemes import IDENTITY, divergences
@@ -188,6 +190,47 @@ def test_a_users_draws_have_the_exact_divergence(key):
     assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
 
 
+@pytest.mark.parametrize(
+    "scheme", [IndependentAttribution(3, 2, 0.3, 4), IndependentAttribution(4, 2, 0.4, 3)], ids=str
+)
+def test_the_likelihood_by_pairs_is_above_that_of_all_tuples(scheme):
+    """And below that of examples that share nothing; pairs that share half as much again are not above."""
+    n = scheme.iterations
+    c = enumeration.strategy_matrix(STRATEGY.array, n + 1, n)
+    rng = np.random.default_rng(0)
+    outputs = SIGMA * rng.normal(size=(300, n + 1)) + c.sum(axis=1) * rng.choice([0, 1, 2], size=(300, 1))
+    ratios = np.float32((outputs @ c - 0.5) / SIGMA**2)
+    norms = (STRATEGY.column_products(2) / SIGMA**2).astype(np.float32)
+    run = jax.jit(scheme.log_likelihood_ratios_by_pairs)
+    above, too_low, apart = (np.asarray(run(ratios, norms * shared)) for shared in (1, 1.5, 0))
+    exact = enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs)
+    margin = 1e-5 * (1 + np.abs(exact))
+    assert (above >= exact - margin).all() and (above <= apart + margin).all()
+    assert (too_low < exact - margin).any() and (apart - above).max() > 0.1
+
+
+def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch):
+    """Three examples of one user, in an interval around the truth and 5 % more (1e-6)."""
+    scheme, epsilon = IndependentAttribution(2, 2, 0.3, 3), 0.5
+    mechanism = Mechanism(scheme, IDENTITY, 2.5)
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(scheme, 2.5, epsilon)
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(2, 2, True))
+    proposal = proposal_by_name(mechanism, epsilon, "remove", "4 replicas in pairs, and examples")
+    scale = math.exp(proposal.log_scale)
+    terms = hockey_stick.weighted_terms(proposal.draw(key, 0, 64), "remove", epsilon) / scale
+    assert terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
+    assert scale * low <= 1.05 * exact and exact <= scale * high and high < 1.5 * low
+    before = proposal_by_name(mechanism, epsilon, "remove", "4 replicas in pairs")  # of stored plans
+    assert before.log_scale == proposal.log_scale
+    booked = [
+        sum(line.amount for line in budget_lines(p, 1e-5) if line.kind == "epsilon")
+        for p in (before, proposal)
+    ]
+    assert booked[0] < booked[1] < 3 * booked[0]
+
+
 def production(scheme, sigma: float) -> Mechanism:
     return Mechanism(scheme, BandedToeplitz.square_root(16), sigma)
 
@@ -201,7 +244,10 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
     ):
         mechanism = production(scheme, sigma)
         chosen, predicted = choose_candidate(mechanism, epsilon, "remove", Budget.split(1e-5))
-        assert chosen.name.endswith("in pairs") and predicted[chosen.name] < 10_000 < 1e7 < predicted["plain"]
+        assert (
+            chosen.name.split(",")[0].endswith("in pairs")
+            and predicted[chosen.name] < 10_000 < 1e7 < predicted["plain"]
+        )
         again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
         assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
         assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)

@@ -99,6 +99,14 @@ def loss_of_scores(
     return scheme.log_likelihood_ratios(log_ratios, norms / sigma**2, batch_sizes)
 
 
+def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
+    """At least L of (num_samples, iterations) scores, where `scheme.bounds_by_pairs`."""
+    sigma = jnp.asarray(sigma, scores_.dtype)
+    norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
+    lowered = lowered_norms(scheme, strategy, Direction.REMOVE, scores_.dtype)
+    return scheme.log_likelihood_ratios_by_pairs((scores_ - lowered) / sigma**2, norms / sigma**2)
+
+
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
     """What a likelihood needs of the columns at sigma = 1, float64, on the horizon of `loss_of_scores`.
 

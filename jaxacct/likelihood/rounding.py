@@ -215,6 +215,31 @@ def pair_lines(
     return (*power_lines(mechanism, delta_v, replicas, log_normalizer), line)
 
 
+def pair_lines_by_pairs(
+    mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float
+) -> tuple[BudgetLine, ...]:
+    """`pair_lines`, where losses are those of pairs of examples (shared_examples.md, theorem 10).
+
+    Errors of scores move them no more than the loss of all examples by themselves. The recurrence is that of
+    two, whose likelihood ratio is at most the square of that of one.
+    """
+    scheme = mechanism.scheme
+    assert scheme.parts is not None
+    number = scheme.parts[1]
+    pairs, left = divmod(number, 2)
+    lines = pair_lines(mechanism, delta_v, replicas, log_normalizer)
+    size = sizes(mechanism, delta_v, Direction.REMOVE, -(-replicas // number), 0.0, 0.0)
+    size = dataclasses.replace(size, largest=2 * size.largest)
+    # What two share is so many times as much.
+    sharing = mechanism.noise_multiplier / math.sqrt(number - 1 + left)
+    two = Mechanism(scheme.two, mechanism.strategy, sharing)
+    amount = pairs * _interacting_error(two, size, _most_participations(two.scheme))
+    name, source = "rounding of the likelihood ratio", _SOURCE + "7"
+    alone = next(line.amount for line in lines if line.name == name)
+    by_pairs = BudgetLine(name, "epsilon", amount + alone, source)
+    return tuple(by_pairs if line.name == name else line for line in lines)
+
+
 @functools.lru_cache(maxsize=512)
 def busier_lines(
     mechanism: Mechanism,

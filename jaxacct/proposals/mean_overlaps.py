@@ -90,9 +90,7 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float, name: str = _NAM
         return None  # no noise at all would be in the half-space
     table = coordinate_table(*edge_and_slope(best))
     # Where examples take part for certain, only their starts are not known.
-    assert mechanism.scheme.parts is not None
-    one = mechanism.scheme.parts[0]
-    if name == _NAME_BEFORE or one.sampling_probability == 1:  # pyrefly: ignore[missing-attribute]
+    if name == _NAME_BEFORE or mechanism.scheme.sums.probability == 1:
         return proposal_along(mechanism, best, *table, _NAME_BEFORE)
     lines = functools.partial(_with_the_law_of_means, mechanism)
     return proposal_along(mechanism, best, *table, _NAME, _draw, lines)

@@ -14,7 +14,8 @@ so a term is at most that of m replicas with `Z_2^{m/2}` for their Z_m.
 Where a user has k examples that are drawn independently, f_1 is the likelihood ratio of one of them, and k of
 the m > k vectors are the user's own. What these share is taken off: a weight is `Z_2^{m/2} f_1^{k-m} factor
 e^{- what they share}`, and m / k takes the place of m in the scale, as `f <= f_1^k`
-(proofs/shared_examples.md, theorem 7).
+(proofs/shared_examples.md, theorem 7). Losses of such users are those of pairs of examples where more do not
+fit (theorem 10).
 """
 
 import functools
@@ -29,7 +30,7 @@ import numpy as np
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.loops import any_left
 from jaxacct.likelihood import rounding
-from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.proposals.busier import busier_candidates
@@ -51,10 +52,15 @@ NUMBERS = (4, 6, 8, 12, 16, 24, 32, 48)
 _LARGEST_ODDS = 4.0
 _UNIT = 2.0**-24
 _NAME = "{} replicas in pairs"
+# With losses by pairs of a user's examples too.
+_ENDING = ", and examples"
 
 
-def pair_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
+def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool | None = None) -> Proposal:
     """m replicas drawn two by two, with the scale at `epsilon`; m is in `NUMBERS`, above that of examples.
+
+    Args:
+      by_pairs: whether losses are those of pairs of examples; None where they can be.
 
     Raises:
       ValueError: for another m, a scheme without replicas, or a normalizer that overflows.
@@ -66,7 +72,9 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         raise ValueError(
             "strategy must be banded within min_separation, so that it has columns that do not overlap"
         )
+    by_pairs = mechanism.scheme.bounds_by_pairs if by_pairs is None else by_pairs
     drawn = checked_replicas(_sharper(one, m), 2)
+    lines = rounding.pair_lines_by_pairs if by_pairs else rounding.pair_lines
     pairs = m // 2
     log_z = pairs * drawn.log_normalizer
     variation = pairs * (drawn.total_variation + overlap_variation(drawn.mechanism, 2))
@@ -82,19 +90,17 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         }
 
     return Proposal(
-        name=_NAME.format(m),
+        name=_NAME.format(m) + _ENDING * by_pairs,
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=scale_at(epsilon),
-        draw_block=_drawer(drawn.module, m),
+        draw_block=_drawer(drawn.module, m, loss_by_pairs if by_pairs else loss_of_scores),
         tables=tables,
         relative_error=math.expm1(pairs * math.log1p(drawn.relative_error)),
         total_variation=variation,
         replicas=-(-m // number),
         scale_at=scale_at,
-        rounding_lines=(
-            None if number == 1 else lambda delta_v: rounding.pair_lines(mechanism, float(delta_v), m, log_z)
-        ),
+        rounding_lines=(None if number == 1 else lambda delta_v: lines(mechanism, float(delta_v), m, log_z)),
         log_normalizer=log_z,
     )
 
@@ -150,7 +156,9 @@ def pair_candidates(
 def _times(proposal: Proposal) -> float:
     """How many plain samples take as long as one, about (n = 1000 and 1500, one core)."""
     one, number = _one(proposal.mechanism)
-    return (0.5 if _by_positions(one.scheme.replicas) else 2.0) * proposal.replicas * number
+    vectors = (0.5 if _by_positions(one.scheme.replicas) else 2.0) * proposal.replicas * number
+    # The likelihood of two examples has a state for each step that one may be barred for.
+    return vectors + (one.scheme.min_separation / 4 if proposal.name.endswith(_ENDING) else 0)
 
 
 def _by_positions(module) -> bool:
@@ -166,12 +174,14 @@ def _told_apart(sharper: Mechanism) -> bool:
 
 def pairs_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
     """The one of that name, None for a name of another kind; ValueError as `pair_proposal`."""
-    order = re.fullmatch(r"([0-9]{1,3}) replicas in pairs", name)
-    return None if order is None else pair_proposal(mechanism, int(order[1]), epsilon)
+    order = re.fullmatch(rf"([0-9]{{1,3}}) replicas in pairs({_ENDING})?", name)
+    if order is None or (order[2] and not mechanism.scheme.bounds_by_pairs):
+        return None
+    return pair_proposal(mechanism, int(order[1]), epsilon, order[2] is not None)
 
 
 @functools.cache  # one function each, so that nothing compiles twice
-def _drawer(module, m: int) -> Callable[..., Draws]:
+def _drawer(module, m: int, loss_of=loss_of_scores) -> Callable[..., Draws]:
     draw = functools.partial(_draw_positions if _by_positions(module) else _draw_vectors, module)
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -181,7 +191,7 @@ def _drawer(module, m: int) -> Callable[..., Draws]:
         normals = strategy.draw_normals(normals_key, n, size, dtype)
         counts, shared = draw(counts_key, one, tables, m, size)
         drawn = strategy.scores_from_normals(normals, n, sigma, counts.astype(dtype))
-        loss = others = loss_of_scores(scheme, strategy, drawn, sigma)
+        loss = others = loss_of(scheme, strategy, drawn, sigma)
         if number > 1:
             others = loss_of_scores(one, strategy, drawn, sigma)
         factor = log_factor(shared, number, one.max_participations)

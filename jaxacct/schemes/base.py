@@ -305,6 +305,20 @@ class Scheme(abc.ABC):
         return 0.0
 
     @property
+    def bounds_by_pairs(self) -> bool:
+        """Whether `log_likelihood_ratios_by_pairs` is there, and lower than `log_likelihood_ratios`."""
+        return False
+
+    @property
+    def two(self) -> Self:
+        """Where `bounds_by_pairs`: the same draws for a unit of two examples."""
+        raise NotImplementedError
+
+    def log_likelihood_ratios_by_pairs(self, log_ratios, norms) -> jax.Array:
+        """Where `bounds_by_pairs`: at least ln P/Q, takes and gives what `log_likelihood_ratios` does."""
+        raise NotImplementedError
+
+    @property
     def draws_positions(self) -> bool:
         """Whether `draw_positions` gives participations as a few steps; a GPU then adds their windows."""
         return False

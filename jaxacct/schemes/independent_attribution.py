@@ -238,6 +238,23 @@ class IndependentAttribution(Scheme):
             return self.min_separation
         return numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
 
+    @property
+    def two(self) -> "IndependentAttribution":
+        """The same draws for a user with two examples."""
+        return dataclasses.replace(self, examples_per_user=2)
+
+    @property
+    def bounds_by_pairs(self) -> bool:
+        return not self.is_exact and self.two.is_exact
+
+    def log_likelihood_ratios_by_pairs(self, log_ratios, norms):
+        """Of pairs that share `c` times as much: theorem 10 of proofs/shared_examples.md."""
+        pairs, left = divmod(self.examples_per_user, 2)
+        found = pairs * self.two.log_likelihood_ratios(
+            log_ratios, (self.examples_per_user - 1 + left) * norms
+        )
+        return found + self.one.log_likelihood_ratios(log_ratios) if left else found
+
     def overlap_bound(self, strategy) -> float:
         """kappa: at least what a participation shares with those of the other examples, each pair once.
 

@@ -12,7 +12,16 @@ import time
 import jax
 import numpy as np
 
-from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+)
 from jaxacct.estimates.shared_draws import sample_privacy_losses
 from jaxacct.proposals.sampling import sample_privacy_loss
 
@@ -41,6 +50,12 @@ SETTINGS = {
     "balls-in-bins, 1,000 steps": (BallsInBins(1000, 64), 16, 4096),
     "cyclic Poisson, 1,000 steps": (CyclicPoisson(1000, 64, 0.3), 16, 4096),
     "Poisson, 1,000 steps": (Poisson(1000, 0.01), 1, 4096),
+    "multi-attribution, 4 examples": (MultiAttribution(1000, 16, 0.005, 4), 16, 2048),
+    "multi-attribution, 8 examples": (MultiAttribution(1000, 64, 0.001, 8), 16, 2048),
+    "independent, 2 examples, 16 apart": (IndependentAttribution(1000, 16, 0.0042, 2), 16, 512),
+    "independent, 2 examples, 64 apart": (IndependentAttribution(1000, 64, 0.0053, 2), 16, 256),
+    "independent, 3 examples, 8 apart": (IndependentAttribution(256, 8, 0.01, 3), 8, 512),
+    "independent, 4 examples, bounded": (IndependentAttribution(1000, 64, 0.0053, 4), 16, 2048),
 }
 
 

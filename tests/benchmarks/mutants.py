@@ -51,6 +51,7 @@ ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
 PAIRS, IN_PAIRS = "tests/test_pairs.py", "jaxacct/proposals/pairs.py"
+INDEPENDENT = "jaxacct/schemes/independent_attribution.py"
 BACK_AND_FORTH = "jaxacct/kernels/mean_participation.py"
 OVERLAPS, MEAN = "tests/test_mean_overlaps.py", "jaxacct/proposals/mean_overlaps.py"
 PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/test_programs.py"
@@ -80,6 +81,12 @@ MUTANTS = [
     Mutant(IN_PAIRS, "_log_mean_exp(-apart)", "_log_mean_exp(apart)", PAIRS),
     Mutant(IN_PAIRS, "(m - number) * others", "(m - 1) * others", PAIRS),
     Mutant(IN_PAIRS, "log_scale(log_z, m / number, other)", "log_scale(log_z, m, other)", PAIRS),
+    Mutant(
+        INDEPENDENT,
+        "self.examples_per_user - 1 + left) * norms",
+        "2 * self.examples_per_user) * norms",
+        PAIRS,
+    ),
     Mutant(MEAN, "/ 2 * (1 + 3 * relative)", "/ 4 * (1 + 3 * relative)", OVERLAPS),
     Mutant(MEAN, "return number * loss - shared", "return loss - shared", OVERLAPS),
     Mutant(
