@@ -200,6 +200,22 @@ def test_a_weight_is_the_density_of_the_normal_over_that_of_its_cell():
     assert np.all(above >= -slack) and np.all(above <= 4 * slack)
 
 
+def test_the_coordinate_is_lowered_by_what_it_is_rounded():
+    """Every score of every draw, as all grow with the loss."""
+    mechanism, epsilon = make(Poisson(10, 0.1), 1, 2.0), 0.3
+    minorant = add_direction.best_minorant(mechanism, epsilon)
+    tables = add_direction.half_space_proposal(mechanism, epsilon, minorant).tables()
+    assert tables["rounding"] > 0
+
+    @jax.jit
+    def scores(rounding):
+        given = tables | {"rounding": rounding}
+        key, law = jax.random.key(5), (mechanism.scheme, mechanism.strategy)
+        return add_direction.draw_in_half_space(key, *law, given, np.float32)[0]
+
+    assert np.all(scores(np.float32(0.1)) < scores(np.float32(0.0)))
+
+
 def test_weights_average_to_the_probability_of_the_half_space():
     mechanism, epsilon = make(Poisson(10, 0.1), 1, 2.0), 0.3
     minorant = add_direction.best_minorant(mechanism, epsilon)

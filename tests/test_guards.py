@@ -159,6 +159,28 @@ def test_a_line_is_accepted_at_its_part_of_q_and_tells_all_of_it(monkeypatch):
     assert at_once.bound > found.bound
 
 
+def test_a_line_is_judged_by_delta_v_and_not_by_delta():
+    line, target = a_line(), a_run().target
+    found = extrapolation.bound_from_counts(line, 1e-6, 0.0, counts(_0=9000, _5000=1000), counts(_5100=9000))
+    for bound, accepted in ((target.budget.delta_v, True), (math.nextafter(target.budget.delta_v, 1), False)):
+        assert bound < target.delta
+        judged = dataclasses.replace(found, bound=bound)
+        seen = run.line_evidence(a_run(plain(MECHANISM, "add")), line, judged, jax.random.key(0))
+        assert seen.accepted == accepted
+
+
+def test_what_a_line_does_not_see_is_taken_for_the_worst(monkeypatch):
+    """More at the nearer event, less at the farther one: both raise the bound at 0."""
+    line = a_line()
+
+    def bound(unseen, near, far):
+        monkeypatch.setattr(type(line), "unseen", unseen)
+        return line.log_bound(near, far)
+
+    assert bound(0.01, 0.1, 0.4) == bound(0.0, 0.1 + 0.01, 0.4 - 0.01)
+    assert bound(0.0, 0.11, 0.4) > bound(0.0, 0.1, 0.4) < bound(0.0, 0.1, 0.39)
+
+
 def test_a_margin_raises_near_terms_and_lowers_far_ones(monkeypatch):
     losses = np.linspace(-1.0, -0.2, 128)
     monkeypatch.setattr(

@@ -396,8 +396,8 @@ MUTANTS = [
     Mutant(
         "jaxacct/proposals/half_space.py",
         "halving_sum(products) - slack",
-        "_tree_sum(products) + slack",
-        GUARDS,
+        "halving_sum(products) + slack",
+        "tests/test_add_direction.py",
     ),
     Mutant(
         "jaxacct/proposals/half_space.py",
