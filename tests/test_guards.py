@@ -78,6 +78,15 @@ def test_the_margin_is_taken_from_epsilon(direction):
     assert (found >= run._terms(a_run(plain(MECHANISM, direction)), draws, 0.0)).all()
 
 
+def test_weights_are_raised_by_what_they_are_off():
+    """Those of two replicas are `Z e^-L`: a loss that is off by a margin makes them off by as much."""
+    proposal, margin = proposal_by_name(MECHANISM, 1.0, "remove", "2 replicas"), 0.3
+    draws = Draws(np.linspace(1.0, 3.0, 128), np.full(128, -20.0))
+    found = run._terms(a_run(proposal), draws, margin)
+    raised = np.exp(margin - 20.0 - proposal.log_scale) * -np.expm1(1.0 - margin - draws.loss)
+    assert np.allclose(found, raised, rtol=1e-12, atol=0) and 0 < found.max() < 1
+
+
 def test_no_stream_serves_twice(monkeypatch):
     """Searches aside: verification, pilots and the line of one run draw from keys that all differ."""
     used = []
