@@ -87,6 +87,12 @@ def test_weights_are_raised_by_what_they_are_off():
     assert np.allclose(found, raised, rtol=1e-12, atol=0) and 0 < found.max() < 1
 
 
+def test_thresholds_are_lowered_by_how_far_the_drawn_law_is_off():
+    exact = plain(MECHANISM, "remove")
+    off = dataclasses.replace(exact, total_variation=1e-3)
+    assert threshold(off, 0.01) == pytest.approx(threshold(exact, 0.01) - 1e-3, rel=1e-9)
+
+
 def test_no_stream_serves_twice(monkeypatch):
     """Searches aside: verification, pilots and the line of one run draw from keys that all differ."""
     used = []
