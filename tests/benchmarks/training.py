@@ -1,9 +1,10 @@
 """What a private step costs, as ratios in one run; sampler steps a second; noise by bands.
 
-PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [costs] [groups] [samplers]
-    [noises]
+PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [costs] [batches] [groups]
+    [samplers] [noises]
 """
 
+import functools
 import itertools
 import sys
 import time
@@ -28,6 +29,7 @@ from train.sampler import Sampler
 from train.step import CLIPPINGS, make_step, nnx_loss
 
 BATCH, MICRO, REPEATS = 256, 64, 15
+SIZES = 64, 256, 1024  # batches of `batches`
 
 
 def seconds(run) -> float:
@@ -250,7 +252,12 @@ def costs() -> None:
         runs = {
             "plain": (lambda plain=plain, p=params, f=loss, r=rows: plain(p, f, r), 1),
             "ghost sum": (lambda ghost=ghost, p=params, f=loss, r=rows: ghost(p, f, r), 1),
-            "normals": (lambda n=size, key=noisy.key: normals.drawn_on_the_host(key, 3, n), 1),
+            "normals": (
+                lambda n=size, noisy=noisy: (
+                    normals.drawn_on_the_host(noisy.key, 3, n, noisy.deviation_alone).numbers
+                ),
+                1,
+            ),
             "in a program": (lambda n=size, key=noisy.key: normals.normals_of(key, 3, n), 1),
             "step": (steps, 4),
         }
@@ -264,6 +271,51 @@ def costs() -> None:
         quartile = {kind: float(np.quantile(times, 0.25)) for kind, times in taken.items()}
         shown = (f"{value:.1f} ({value / quartile['plain']:.1f})" for value in list(quartile.values())[1:])
         print(f"| {name}, {size:,} | {quartile['plain']:.1f} | {' | '.join(shown)} |", flush=True)
+
+
+def batches() -> None:
+    """Private steps over plain ones, by turns: CPU time (lower quartiles) and wall time (least)."""
+    mechanism = Mechanism(Poisson(100_000, 0.01), BandedToeplitz.square_root(1), 1.0)
+    for name, size in itertools.product(("perceptron", "CNN on 8 x 8"), SIZES):
+        make, of_one, wrt, rows_of, _, _ = KINDS[name]
+        loss, params = nnx_loss(make(), of_one, wrt)
+        rows, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
+        noisy = privatize(mechanism, clip_norm=1.0, expected_batch_size=size)
+        private = make_step(loss, noisy, optax.sgd(0.1), clipping="ghost")
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def plain(params, loss, rows):
+            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, rows).mean())(params)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+        held = [jax.tree.map(jnp.copy, params), private.init(jax.tree.map(jnp.copy, params))]
+
+        def plainly(held=held, plain=plain, loss=loss, rows=rows):
+            held[0] = plain(held[0], loss, rows)
+            return held[0]
+
+        def privately(held=held, private=private, rows=rows, mask=mask):
+            held[1], info = private(held[1], rows, mask)
+            return info
+
+        taken = {"plain": [], "private": []}
+        for turn in range(31):
+            for kind, run in (("plain", plainly), ("private", privately)):
+                begun = time.process_time(), time.perf_counter()
+                jax.block_until_ready([run() for _ in range(4)][-1])
+                ended = time.perf_counter()
+                if (coming := private._ahead._coming) is not None:
+                    coming.drawn.result()  # or it would count for what is run next
+                if turn:
+                    taken[kind].append((time.process_time() - begun[0], ended - begun[1]))
+        cpu, wall = zip(
+            *((np.quantile(times, 0.25, 0)[0], np.min(times, 0)[1]) for times in taken.values()), strict=True
+        )
+        print(
+            f"| {name}, batch {size} | {250 * cpu[0]:.1f} | {250 * cpu[1]:.1f} ({cpu[1] / cpu[0]:.1f}) | "
+            f"{250 * wall[0]:.1f} | {250 * wall[1]:.1f} ({wall[1] / wall[0]:.1f}) |",
+            flush=True,
+        )
 
 
 class Bright(SmallCNN):
@@ -327,7 +379,7 @@ def noises() -> None:
         )
 
 
-PARTS = {part.__name__: part for part in (steps, kinds, clippings, costs, samplers, noises, groups)}
+PARTS = {part.__name__: part for part in (steps, kinds, clippings, costs, batches, samplers, noises, groups)}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:
