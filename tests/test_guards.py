@@ -93,6 +93,23 @@ def test_thresholds_are_lowered_by_how_far_the_drawn_law_is_off():
     assert threshold(off, 0.01) == pytest.approx(threshold(exact, 0.01) - 1e-3, rel=1e-9)
 
 
+def test_nothing_is_drawn_only_where_no_mean_could_be_above():
+    """Terms are at most 1: with a threshold a little below that they are drawn."""
+    for above, accepted in ((0.05, None), (-0.05, True)):
+        scaled = dataclasses.replace(plain(MECHANISM, "remove"), log_scale=math.log(BUDGET.delta_v) + above)
+        found = run.nothing_to_draw(a_run(scaled))
+        assert (found and found.accepted) == accepted
+
+
+def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
+    target, other = Target(1.0, 1e-2, BUDGET), dataclasses.replace(MECHANISM)
+    assert target.digest(other) == target.digest(MECHANISM)
+    object.__setattr__(other, "adjacency", "replace-one")  # which there is not yet
+    assert target.digest(other) != target.digest(MECHANISM)
+    with pytest.raises(ValueError, match="budget must spend at most delta"):
+        Target(1.0, 0.99e-2, BUDGET)
+
+
 def test_no_stream_serves_twice(monkeypatch):
     """Searches aside: verification, pilots and the line of one run draw from keys that all differ."""
     used = []
