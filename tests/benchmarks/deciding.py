@@ -1,0 +1,174 @@
+"""What it costs to decide which noise multiplier is certified: samples of searches and verifications.
+
+    PYTHONPATH=. python -m tests.benchmarks.deciding
+
+Simulated: terms are drawn in place of outputs, from laws fitted to 65,000 (production) and 200,000 (README's
+run) draws at each of ten noise multipliers a hundredth apart. Thresholds and means are log-linear in the
+exponent of the grid, terms above 0 have one shape. The edge of what is certified is put at eight places of a
+step of the grid. Searches and rules are those of `calibrate`; "before" has neither trends nor patience, and
+its ladder.
+"""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from jaxacct import calibration
+from jaxacct.calibration import FIRST_SHARES, LADDER
+from jaxacct.kernels import randomness
+from jaxacct.statistics import bounds
+from jaxacct.statistics.direction import Direction
+from jaxacct.verification import run
+
+LIMIT, REPEATS, PLACES = 500_000, 40, np.arange(8) / 8
+# (slope, level) of ln threshold and of ln mean in the exponent, q, bins of terms above 0, exponent of the
+# accountant's noise multiplier.
+SETTINGS: dict[str, Any] = {
+    "production": (
+        (0.026102, -4.762244),
+        (-0.435032, -48.774517),
+        1.301e-10,
+        (4555, 4813, 4946, 5020, 5051, 5065, 5083, 5097, 5105, 5114, 5120, 5121),
+        120,
+    ),
+    "README": (
+        (0.072139, 0.37517),
+        (-0.258149, -19.597148),
+        1e-7,
+        (4629, 4839, 4928, 4983, 5023, 5052, 5075, 5091, 5104, 5113, 5119, 5121),
+        89,
+    ),
+}
+
+
+class Law:
+    """Terms at every exponent of the grid, moved by a part of a step."""
+
+    def __init__(self, setting: str, place: float, rng: np.random.Generator):
+        self.of_theta, self.of_mean, self.q, self.bins, self.fallback = SETTINGS[setting]
+        self.place, self.rng = place, rng
+        self.size = float(bounds.TERM_EDGES[list(self.bins)].mean())
+
+    def theta(self, exponent: int) -> float:
+        return min(0.9, math.exp(np.polyval(self.of_theta, exponent + self.place)))
+
+    def draw(self, exponent: int, samples: int) -> np.ndarray:
+        mean = math.exp(np.polyval(self.of_mean, exponent + self.place))
+        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        np.add.at(counts, self.rng.choice(self.bins, self.rng.binomial(samples, min(1, mean / self.size))), 1)
+        counts[0] = samples - counts.sum()
+        return counts
+
+
+class Search(calibration._Search):
+    """The real one with terms of a `law`."""
+
+    law: Law
+
+    def at(self, noise_multiplier: float) -> Any:
+        exponent = round(math.log(noise_multiplier) / math.log(1.01))
+        return SimpleNamespace(noise_multiplier=noise_multiplier, exponent=exponent)
+
+    def covered(self, mechanism) -> bool:
+        return True
+
+    def stream(self, mechanism):
+        return randomness.key_from_words((0, 0))
+
+    def extrapolation(self, mechanism, theta, stream):
+        return None
+
+    def choose(self, mechanism, direction) -> Any:
+        nothing = direction == Direction.ADD
+        return SimpleNamespace(
+            name="replicas",
+            direction=direction,
+            mechanism=mechanism,
+            log_scale=-math.inf if nothing else 0.0,
+            theta=self.law.theta(mechanism.exponent),
+        )
+
+    def pilot(self, chosen, stream, theta, limit, glance=False) -> np.ndarray:
+        noise = chosen.mechanism.noise_multiplier, chosen.direction
+        blocks, counts = self.seen.setdefault(noise, (0, np.zeros(len(bounds.TERM_EDGES), np.int64)))
+        while not (blocks if glance else calibration._seen_enough(counts, theta, limit)):
+            step = max(calibration.SEARCH_BLOCKS, blocks // 2)
+            counts = counts + self.law.draw(chosen.mechanism.exponent, 128 * step)
+            blocks += step
+            self.seen[noise] = blocks, counts
+        return counts
+
+
+def verified(law: Law, exponent: int, share: float, patience: float) -> tuple[bool, int]:
+    """(accepted, samples) of one verification, the pilot's too."""
+    theta, pilot, blocks = law.theta(exponent), 128 * run.PILOT_BLOCKS, 0
+    bets = bounds.default_bets(theta, law.draw(exponent, pilot))
+    target: Any = SimpleNamespace(budget=SimpleNamespace(failure_probability=law.q))
+    job: Any = run.Run(None, target, "anytime", LIMIT, {}, "", share, patience)  # pyrefly: ignore[bad-argument-type]
+    counts, limit = np.zeros(len(bounds.TERM_EDGES), np.int64), -(-LIMIT // 128)
+    while not (verdict := run._verdict(job, counts, blocks, limit, theta, *bets)):
+        stop = min(limit, run.next_check(blocks))
+        counts, blocks = counts + law.draw(exponent, 128 * (stop - blocks)), stop
+    return verdict[0], 128 * blocks + pilot
+
+
+def decided(law: Law, before: bool) -> tuple[int, int, int]:
+    """(exponent released, samples of the search, of verifications)."""
+    budget = SimpleNamespace(failure_probability=law.q, delta_v=1.0)
+    nothing: Any = None
+    target: Any = SimpleNamespace(budget=budget)
+    search = Search(*[nothing] * 3, target, "anytime", *[nothing] * 4)
+    object.__setattr__(search, "law", law)
+    smallest, _ = search.smallest_exponent(law.fallback, 1.01, LIMIT)
+    drawn = 128 * sum(blocks for blocks, _ in search.seen.values())
+    tried = [(0, 0.9)] if before else list(enumerate(FIRST_SHARES))
+    samples, released = 0, None
+    for step, share in tried:
+        if released is None:
+            patience = math.inf if before else calibration._PATIENCE * LIMIT
+            accepted, more = verified(law, smallest + step, share, patience)
+            samples, released = samples + more, smallest + step if accepted else None
+    if released is None:
+        for step in (5, 2, 1) if before else LADDER:
+            accepted, more = verified(law, smallest + step, 1 - sum(share for _, share in tried), math.inf)
+            samples += more
+            if not accepted:
+                break
+            released = smallest + step
+    return law.fallback if released is None else released, drawn, samples
+
+
+def main() -> None:
+    print("| setting | rules | search | verifications: mean | median | 90 % | 99 % | most | noise, steps |")
+    print("|---" * 9 + "|")
+    for setting in SETTINGS:
+        for before in (True, False):
+            rows = []
+            for i, place in enumerate(PLACES):
+                for repeat in range(REPEATS):
+                    law = Law(setting, place, np.random.default_rng([i, repeat]))
+                    with mock.patch.object(calibration, "threshold", lambda chosen, delta_v: chosen.theta):
+                        if before:
+                            with (
+                                mock.patch.object(Search, "cost_by_trend", lambda self, noise: None),
+                                mock.patch.object(Search, "cost_by_neighbours", lambda self, noise: math.inf),
+                            ):
+                                found = decided(law, before)
+                        else:
+                            found = decided(law, before)
+                    rows.append((found[0] + place, *found[1:]))
+            noise, drawn, samples = np.array(rows).T
+            rules = "before" if before else "now"
+            spread = " | ".join(f"{x:,.0f}" for x in np.quantile(samples, (0.5, 0.9, 0.99, 1)))
+            print(
+                f"| {setting} | {rules} | {drawn.mean():,.0f} | {samples.mean():,.0f} | "
+                f"{spread} | {noise.mean():.3f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
