@@ -31,6 +31,8 @@ _ROUNDS = 16
 _WRITTEN_OUT = 16
 # ln of the least coefficient of a count that is told from none, above the least float32 with all its digits.
 _LEAST = -80.0
+# Numbers up to this may be divided by and lose nothing that matters.
+_ROOM = 2.0**100
 
 
 class Counts(NamedTuple):
@@ -110,6 +112,76 @@ def first_block_of_sums(
     log_scale, lost = scales
     offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)
     return (corrected_log1p(first) + lost) + log_scale + offsets[:, None, None]
+
+
+def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block: int):
+    """`blocked_log_recurrence` for several kinds of factors of a participation, no exponentials as a rule.
+
+    As `first_block_of_sums`, a block at a time: what lies ahead is known for all of its steps, so all
+    increments are made together. What is left to do step by step is to add them up, with their rounding
+    carried along.
+
+    Args:
+      given: several (n or 1, num_samples or 1) arrays or numbers, the first (n, num_samples) float32.
+      factors: of a block of `given`, (block or 1, ..) each, a tuple of (block, num_samples) float32, one a
+        kind; 1 where all of `given` is 0.
+      log_p, log_q, block: as there; `log_q` above -inf.
+
+    Returns:
+      One (block, num_samples) float32 a kind; not finite where float32 has no room.
+    """
+    n, num_samples = given[0].shape
+    num_blocks = -(-n // block)
+
+    def blocks_of(array):
+        array = jnp.asarray(array)
+        if array.ndim < 2 or array.shape[0] == 1:
+            return None
+        array = jnp.pad(array, ((0, num_blocks * block - n), (0, 0)))
+        return array.reshape(num_blocks, block, -1)
+
+    by_block = jax.tree.map(blocks_of, given)
+    fixed = [None if each is not None else one for each, one in zip(by_block, given, strict=True)]
+    shift = jnp.exp(number(log_p - block * log_q))
+
+    def one_block(carry, some):
+        some = [one if part is None else part for part, one in zip(some, fixed, strict=True)]
+        laters, scales = carry
+        # Beyond, what is divided by it might be too little to be told from nothing.
+        overs = [jnp.where(later[0] < _ROOM, 1 / (1 + later[0]), jnp.nan) for later in laters]
+        # Each by itself: of a stack XLA makes one number after the other.
+        increments = [
+            (shift * factor) * (over + later * over)
+            for factor, over, later in zip(factors(*some), overs, laters, strict=True)
+        ]
+
+        def add(carry, increments):
+            sums = [
+                two_sum(total, more + lost) for (total, lost), more in zip(carry, increments, strict=True)
+            ]
+            return sums, [total for total, _ in sums]
+
+        nothing = jnp.zeros(num_samples, jnp.float32)
+        now = lax.scan(add, [(nothing, nothing)] * len(overs), increments, reverse=True)[1]
+        scales = [
+            two_sum(log_scale, corrected_log1p(later[0]) + lost)
+            for (log_scale, lost), later in zip(scales, laters, strict=True)
+        ]
+        return (now, scales), None
+
+    kinds = len(jax.eval_shape(lambda some: factors(*some), given))
+    # Past the end f is 1: G is q^k at step n + k, and S that of the last of them.
+    with np.errstate(over="ignore"):
+        past = np.expm1((np.arange(block) - (block - 1)) * log_q).astype(np.float32)
+    later = jnp.broadcast_to(jnp.asarray(past)[:, None], (block, num_samples))
+    scale = jnp.full(num_samples, number((block - 1) * log_q)), jnp.zeros(num_samples, jnp.float32)
+    start = [later] * kinds, [scale] * kinds
+    (firsts, scales), _ = lax.scan(one_block, start, by_block, reverse=True)
+    offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)[:, None]
+    return tuple(
+        (corrected_log1p(first) + lost) + log_scale + offsets
+        for first, (log_scale, lost) in zip(firsts, scales, strict=True)
+    )
 
 
 def _of_steps(counts: Counts | None, steps: int, n: int):

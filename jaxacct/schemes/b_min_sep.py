@@ -261,6 +261,17 @@ class BMinSep(Scheme):
         recurrence = functools.partial(linear_scale.first_block_of_sums, factors=factors, counts=counts)
         return self._time_first(arrays, recurrence)
 
+    def log_likelihood_ratios_of_factors(self, given, factors):
+        """Several at once, by what a participation multiplies them with.
+
+        Args: as for `linear_scale.first_block_of_factors`. Returns one (num_samples,) float32 a kind.
+        """
+        log_p, log_q = log_probabilities(self.sampling_probability)
+        first = linear_scale.first_block_of_factors(
+            given, factors=factors, log_p=log_p, log_q=log_q, block=self.min_separation
+        )
+        return tuple(self._time_first(one, lambda one, **_: one) for one in first)
+
     def _time_first(self, log_ratios, recurrence=blocked_log_recurrence):
         log_p, log_q = log_probabilities(self.sampling_probability)
         first = recurrence(log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation)

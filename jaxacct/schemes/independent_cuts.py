@@ -15,6 +15,7 @@ import numpy as np
 import scipy
 
 from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.cut_likelihoods import log_likelihoods
 
 # That the eligible are ever more than is allowed for; booked as delta.
 _RARE = 2.0**-50
@@ -63,12 +64,15 @@ class IndependentCuts:
         """
         # Time first, as in the recurrence and in the cuts that were drawn: one order for all.
         ratios, cut, halves = log_ratios.T, cut.T, time_first(half_square_norms, log_ratios)
-        # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-        twice = 2 * (ratios - halves)
-        minus = -ratios - 2 * halves
-        log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, ratios).T)
-        log_q = self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(ratios)).T)
-        return log_p, log_q
+
+        def in_logs(ratios):
+            # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
+            twice = 2 * (ratios - halves)
+            minus = -ratios - 2 * halves
+            log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, ratios).T)
+            return log_p, self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(ratios)).T)
+
+        return log_likelihoods(self.uncut, ratios, halves, cut, lambda cut: (cut, 1.0, 0.0), in_logs)
 
 
 def time_first(half_square_norms, log_ratios):

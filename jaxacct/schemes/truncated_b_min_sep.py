@@ -33,6 +33,7 @@ from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
+from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.independent_cuts import IndependentCuts, binomial_quantile, time_first
 from jaxacct.statistics.direction import Direction
 
@@ -375,18 +376,31 @@ class TruncatedBMinSep(Scheme):
         dtype, most = ratios.dtype, self.max_batch_size
         cut = sizes >= most
         sampled = jnp.where(cut, sizes, most) + 1
-        log_sampled = jnp.log(sampled.astype(dtype))
-        log_kept = jnp.asarray(math.log(most), dtype) - log_sampled
-        log_left_out = jnp.log((sampled - most).astype(dtype)) - log_sampled
 
-        def when_cut(count):
-            # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-            kept = log_kept + count * ratios - (count**2 - count) * halves
-            return log_add_exp(kept, log_left_out)
+        def in_logs(ratios):
+            log_sampled = jnp.log(sampled.astype(dtype))
+            log_kept = jnp.asarray(math.log(most), dtype) - log_sampled
+            log_left_out = jnp.log((sampled - most).astype(dtype)) - log_sampled
 
-        log_p = of_uncut(jnp.where(cut, when_cut(2), ratios).T)
-        log_q = of_uncut(jnp.where(cut, when_cut(-1), jnp.zeros_like(ratios)).T)
+            def when_cut(count):
+                # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
+                kept = log_kept + count * ratios - (count**2 - count) * halves
+                return log_add_exp(kept, log_left_out)
+
+            log_p = of_uncut(jnp.where(cut, when_cut(2), ratios).T)
+            return log_p, of_uncut(jnp.where(cut, when_cut(-1), jnp.zeros_like(ratios)).T)
+
+        if one:
+            log_p, log_q = in_logs(ratios)
+        else:
+            log_p, log_q = log_likelihoods(self.uncut, ratios, halves, sizes, self._chances, in_logs)
         return log_p, jnp.where(cut.any(axis=0), log_q, jnp.zeros_like(log_q))
+
+    def _chances(self, sizes):
+        """Where batches are cut; and the probabilities of being kept in one, and of not being."""
+        above = (sizes - (self.max_batch_size - 1)).astype(jnp.float32)
+        each = 1 / (above + self.max_batch_size)
+        return above > 0, self.max_batch_size * each, above * each
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None, batch_sizes=None):
         """`ln P/Q` given the others' batch sizes; see `log_likelihoods`."""

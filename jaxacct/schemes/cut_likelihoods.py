@@ -1,0 +1,75 @@
+"""Both likelihoods of an example whose batches may be cut, for the two pairs that have them.
+
+`ln P/R` and `ln Q/R`, R the centred Gaussian, are two recurrences of b-min-sep with factors of their own.
+Where a batch is not cut they are e^r and 1, where it is `kept e^{2 r - 2 h} + left` and
+`kept e^{-r - 2 h} + left`, as a count k has the log-ratio `k r - (k^2 - k) h`. In linear scale both take an
+exponential a step (`kernels.linear_scale`); in logarithms a logarithm or two and two exponentials each.
+Logarithms are left for float64, for short runs, for GPUs, which have a kernel of their own, and for samples
+that float32 has no room for. What rounds: proofs/rounding.md, section 3d.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxacct.kernels import gpu_recurrence, linear_scale
+from jaxacct.kernels.loops import any_left
+from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.poisson import log_probabilities
+
+# Fewer steps are sooner drawn in logarithms than this is compiled besides: two programs where there was one.
+_LEAST_STEPS = 2048
+# ln of p (1 - p)^-b at most, what a participation is weighed with: where it is larger, what float32 takes for
+# nothing might be something.
+_MOST_SHIFT = 10.0
+
+
+def log_likelihoods(
+    uncut: BMinSep,
+    log_ratios,
+    halves,
+    seen,
+    chances: Callable[..., tuple],
+    in_logs: Callable[..., tuple[jax.Array, jax.Array]],
+):
+    """`(ln P/R, ln Q/R)`, (num_samples,) each; in float32 within what logarithms are off by.
+
+    Args:
+      uncut: who is sampled when.
+      log_ratios: (iterations, num_samples) float, r.
+      halves: () or (iterations, 1), h.
+      seen: (iterations, num_samples), what tells whether a batch is cut; 0 for a batch that is not.
+      chances: some steps of `seen` -> whether they are cut and, where so, the probabilities of being kept and
+        of not being.
+      in_logs: log-ratios -> the same in logarithms.
+    """
+    p, b = uncut.sampling_probability, uncut.min_separation
+    log_p, log_q = log_probabilities(p)
+    if (
+        log_ratios.dtype != jnp.float32
+        or b == 1
+        or uncut.iterations < _LEAST_STEPS
+        or not log_p - b * log_q <= _MOST_SHIFT
+        or gpu_recurrence.serves(log_ratios.dtype)
+    ):
+        return in_logs(log_ratios)
+
+    def factors(r, seen, crossed):
+        cut, kept, left = chances(seen)
+        one = jnp.exp(r)
+        at_p = jnp.where(cut, kept * (one * crossed * one) + left, one)
+        return at_p, jnp.where(cut, kept * (crossed / one) + left, 1.0)
+
+    crossed = linear_scale.above_least(-2 * halves)
+    given = (log_ratios, seen, crossed)
+    found = uncut.log_likelihood_ratios_of_factors(given, factors)
+    missing = ~(jnp.isfinite(found[0]) & jnp.isfinite(found[1]))
+
+    def again():
+        return tuple(
+            jnp.where(missing, new, old) for new, old in zip(in_logs(log_ratios), found, strict=True)
+        )
+
+    return lax.cond(any_left(missing), again, lambda: found)
