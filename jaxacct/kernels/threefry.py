@@ -62,7 +62,7 @@ def bits_32_of(keys, size: int):
     the time of drawing batch sizes.
     """
     # Where it is off, `jax.random.bits` counts in another way.
-    if not jax.config.jax_threefry_partitionable:  # pyrefly: ignore[missing-attribute]
+    if not _splits_are_foldings():
         return jax.vmap(lambda key: bits_32(key, (size,)))(keys)
     words = jax.random.key_data(keys)
     x, y = _rounds(words[:, :1], words[:, 1:], jnp.uint32(0), jnp.arange(size, dtype=jnp.uint32)[None])
@@ -104,7 +104,7 @@ def bits_32_at_once(key, shape):
 
 def bits_32_at(key, size: int, places):
     """uint32 of the shape of `places`: the words of `bits_32(key, (size,))` at these, without the others."""
-    if not jax.config.jax_threefry_partitionable:  # pyrefly: ignore[missing-attribute]
+    if not _splits_are_foldings():
         return bits_32(key, (size,))[places]
     first, second = _words_of(key)
     x, y = _rounds(first, second, jnp.uint32(0), places.astype(jnp.uint32))
