@@ -131,3 +131,29 @@ def test_coefficients_that_float32_does_not_have(scheme):
     finite = np.isfinite(ours)
     np.testing.assert_allclose(ours[finite], exact[finite], rtol=5e-6)
     assert finite[0].any() and not finite[:, -1].any() and not finite[-1].any()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "last", "first"),
+    [(BMinSep(4, 2, 0.5, False), 62, 20), (IndependentAttribution(6, 2, 0.05, 2, False), 34, 12)],
+    ids=["one example", "two"],
+)
+def test_scales_whose_reciprocals_float32_does_not_have(scheme, last, first):
+    """What happens near the end is worth nearly all of float32's range, one participation before it much."""
+    n = scheme.iterations
+    ratios = np.full((n, 400), -30, np.float32)
+    ratios[-2], ratios[0] = np.linspace(last, last + 28, 400), first
+    norms = np.float32([0.5, 0])
+    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)([ratios], np.ones((1, 1)), norms))[0]
+    law = {(): 1.0}
+    for _ in range(scheme.examples_per_unit):
+        one = enumeration.pattern_law(scheme if scheme.parts is None else scheme.one)
+        law = {(*before, x): w * v for before, w in law.items() for x, v in one.items()}
+    vectors = np.array(list(law), float)  # (tuples, examples, steps)
+    counts = vectors.sum(axis=1)
+    together = (counts**2 - (vectors**2).sum(axis=1)).sum(axis=1) / 2 * 0.5
+    logs = np.log(list(law.values())) - together
+    exact = logsumexp(logs[:, None] + counts @ ratios.astype(float), axis=0)
+    finite = np.isfinite(ours)
+    np.testing.assert_allclose(ours[finite], exact[finite], rtol=5e-6)
+    assert finite[0] and not finite[-1]

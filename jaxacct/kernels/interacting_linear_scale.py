@@ -26,7 +26,7 @@ from jaxacct.kernels.interacting_recurrence import (
     starts_of,
     with_room,
 )
-from jaxacct.kernels.linear_scale import above_least
+from jaxacct.kernels.linear_scale import above_least, over_the_scale
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import corrected_log1p, tree_sum, two_sum, weighted_sums
 
@@ -106,7 +106,7 @@ def _block_of(all_moves, factors, log_p: float, log_q: float, block: int):
     def one_block(state, given):
         table, row, following, (log_scale, lost) = state
         # Divided before it is multiplied with e^r, the product of two of which may be out of range.
-        over = 1 / (1 + following)
+        over = over_the_scale(following)
 
         def step(carry, at):
             table, row = carry

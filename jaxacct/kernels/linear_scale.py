@@ -86,7 +86,7 @@ def first_block_of_sums(
     def one_block(carry, given):
         later, following, (log_scale, lost) = carry
         # Divided before it is multiplied with e^r, the product of two of which may be out of range.
-        over = 1 / (1 + following)
+        over = over_the_scale(following)
 
         def step(carry, at):
             added, block_of = carry
@@ -147,8 +147,7 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
     def one_block(carry, some):
         some = [one if part is None else part for part, one in zip(some, fixed, strict=True)]
         laters, scales = carry
-        # Beyond, what is divided by it might be too little to be told from nothing.
-        overs = [jnp.where(later[0] < _ROOM, 1 / (1 + later[0]), jnp.nan) for later in laters]
+        overs = [over_the_scale(later[0]) for later in laters]
         # Each by itself: of a stack XLA makes one number after the other.
         increments = [
             (shift * factor) * (over + later * over)
@@ -221,6 +220,15 @@ def _weights(factors, shift: float, counts: Counts | None):
         return first * total
 
     return weights
+
+
+def over_the_scale(following):
+    """1 / (1 + following), `following` a new scale over the old one, less 1; NaN where it is too large.
+
+    Reciprocals of the largest float32 numbers are taken for 0, as if nobody took part in what is multiplied
+    with them.
+    """
+    return jnp.where(following < _ROOM, 1 / (1 + following), jnp.nan)
 
 
 def above_least(log):
