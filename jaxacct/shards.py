@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -83,7 +82,7 @@ class Part:
     index: int
     count: int
     blocks: int
-    counts: Mapping[Direction, Drawn]
+    counts: dict[str, Drawn]
 
     def __post_init__(self):
         if not (0 <= self.index < self.count and self.blocks > 0):
@@ -169,7 +168,7 @@ def draw_part(
     empty = Part(
         target_of(plan), _version(), _device(), (words[0], words[1]), index, count, blocks, counts={}
     )
-    counts = {}
+    counts: dict[str, Drawn] = {}
     for direction, run in _runs(plan, blocks):
         if nothing_to_draw(run) is not None or choose_extrapolation(run, run_key) is not None:
             continue
