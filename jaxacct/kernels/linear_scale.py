@@ -4,9 +4,10 @@ more.
 In logarithms (`kernels.recurrence`) a step takes an exponential, a logarithm and sums with their rounding
 carried along. Here the increments are positive and added up as they are, relative to a scale that is renewed
 once a block, in a fifth of the time. Rounding stays as small, since only increments round. The price is
-range: what lies beyond float32's largest number, e^88, comes out as infinite or NaN, never as a wrong finite
-number, and must be made again in logarithms. That takes one participation with a log-ratio of about 80 (noise
-multipliers near 0.1), or nearly certain participations: b |ln(1 - p)| above 80.
+range: what grows by more than 2^100 = e^69 in a block, or beyond float32's largest number, e^88, comes out as
+infinite or NaN, never as a wrong finite number, and must be made again in logarithms. That takes one
+participation with a log-ratio of about 70 (noise multipliers near 0.1), or nearly certain participations:
+b |ln(1 - p)| above 69.
 """
 
 from typing import NamedTuple
