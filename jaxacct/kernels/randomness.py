@@ -192,9 +192,12 @@ def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
     return (high.astype(dtype) + below) * jnp.asarray(2.0**-32, dtype)
 
 
-def exponential_64(key, shape, bits=bits_32):
-    """Unit exponential draws in float32 from 64 bits each, with a small relative error at both ends."""
-    high, low = bits(key, (2, *shape))
+def exponential_64(key, shape, bits=None):
+    """Unit exponential draws in float32 from 64 bits each, with a small relative error at both ends.
+
+    `bits` makes the words, `bits_32` by default.
+    """
+    high, low = (bits or bits_32)(key, (2, *shape))
     return minus_log_uniform(high, (low.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32))
 
 
@@ -241,10 +244,10 @@ def below_64(key, threshold, shape):
     return (high < threshold[0]) | ((high == threshold[0]) & (low < threshold[1]))
 
 
-def bernoulli(key, probability: float, shape, draw_words=bits_32):
+def bernoulli(key, probability: float, shape, draw_words=None):
     """Bernoulli draws, exact to half of 2^-32, or of 2^-64 for a rare side; `probability` 1 is always true.
 
-    `probability` is static.
+    `probability` is static; `draw_words` makes the words, `bits_32` by default.
     """
     if probability == 1:
         return jnp.ones(shape, bool)
@@ -253,7 +256,7 @@ def bernoulli(key, probability: float, shape, draw_words=bits_32):
     if not 0 < threshold < 2**bits:
         raise ValueError(f"probability must be above the grid of {bits} bits, was {probability!r}")
     if bits == 32:
-        return draw_words(key, shape) < number(threshold, jnp.uint32)
-    high, low = draw_words(key, (2, *shape))
+        return (draw_words or bits_32)(key, shape) < number(threshold, jnp.uint32)
+    high, low = (draw_words or bits_32)(key, (2, *shape))
     above, below = (number(word, jnp.uint32) for word in (threshold >> 32, threshold & (2**32 - 1)))
     return (high < above) | ((high == above) & (low < below))
