@@ -155,7 +155,15 @@ class RoundedSum:
         return self.whole
 
     def scaled(self, factor: float, added=None):
-        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
+        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers.
+
+        Raises:
+          ValueError: for a sum that is no longer float64, as JAX makes float32 of NumPy's arrays: what that
+            rounds may differ between neighbouring sums by more than the clip norm.
+        """
+        for leaf in jax.tree.leaves(self.whole):
+            if leaf.dtype != np.float64:
+                raise ValueError(f"updates must be a sum in float64, as it was made, was {leaf.dtype}")
 
         def value(total, more):
             # Below 2^53, so exact.

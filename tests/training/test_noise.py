@@ -351,6 +351,17 @@ def test_a_sum_in_one_part_is_the_sum_in_two():
     np.testing.assert_array_equal(lost.units(), 0)
 
 
+def test_a_sum_that_lost_bits_on_its_way_is_refused():
+    """Through NumPy and a program it would be float32: 2^40 + 1 and 2^40 are the same then."""
+    with jax.enable_x64(True):
+        one = RoundedSum.of(jnp.asarray([2.0**40 + 1]), Grid(1.0, 20))
+    on_the_host = jax.tree.map(np.asarray, one)
+    with pytest.raises(ValueError, match="updates must be a sum in float64"):
+        jax.jit(lambda total: total.scaled(1.0))(on_the_host)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(on_the_host.scaled(1.0), one.scaled(1.0))
+
+
 def test_what_is_not_a_sum_of_that_clip_norm_is_refused():
     """A bare gradient, another clip norm, another grid: all trained without enough noise, without a word."""
     mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
