@@ -70,6 +70,12 @@ MUTANTS = [
     Mutant("jaxacct/kernels/linear_scale.py", "0 if i else -np.inf", "0", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "grown + weight + grown * weight", "grown + weight", LINEAR),
     Mutant("jaxacct/kernels/linear_scale.py", "jnp.where(log > _LEAST, log, jnp.nan)", "log", LINEAR),
+    Mutant(
+        "jaxacct/kernels/linear_scale.py",
+        "jnp.where(following < _ROOM, 1 / (1 + following), jnp.nan)",
+        "1 / (1 + following)",
+        LINEAR,
+    ),
     Mutant("jaxacct/kernels/linear_scale.py", "log_more - j * (half", "log_more - (half", LINEAR),
     Mutant(TOGETHER, "(row - following) * over", "row * over", LINEAR),
     Mutant(TOGETHER, "k + move.delta >= block", "k + move.delta > block", LINEAR),
