@@ -141,6 +141,13 @@ def test_branches_of_trees_are_the_keys_of_jax():
     np.testing.assert_array_equal(beyond, after)
 
 
+def test_a_branch_has_no_child_of_a_negative_number():
+    """JAX refuses one; looked up from the end it would be the key of another number, and used twice."""
+    branch = threefry.Branch(np.zeros((6, 72, 2), np.uint32), 0, 0)
+    with pytest.raises(OverflowError):
+        threefry.fold_in(branch, -1)
+
+
 @pytest.mark.parametrize("below", [1, 3, 7, 2**8 - 1])
 def test_the_error_of_integers_holds(below):
     """The same arithmetic in words of 8 bits, all 2^16 pairs of them: 2^4 stands for 2^16."""

@@ -203,7 +203,7 @@ def key_of_words(words):
 
 def fold_in(key, number):
     """The key of `jax.random.fold_in`, for a number below 2^32."""
-    if isinstance(key, Branch) and isinstance(number, int) and number < key.children:
+    if isinstance(key, Branch) and isinstance(number, int) and 0 <= number < key.children:
         return key.child(number)
     return jax.random.fold_in(whole(key), number)
 
