@@ -3,12 +3,14 @@
 Each test is for a small plausible mistake that acceptance rates are too coarse to see.
 """
 
+import ast
 import dataclasses
 import functools
 import itertools
 import json
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -780,6 +782,14 @@ def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
 def test_every_mutant_can_be_planted():
     """The slow command `python -m tests.benchmarks.mutants` would otherwise rot as the code changes."""
     assert not mutants.misplaced()
+
+
+def test_no_name_of_the_mutants_means_two_things():
+    """A second test file under a name that there was ran the mutants of the first against it, twice."""
+    body = ast.parse(Path(mutants.__file__).read_text()).body
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
 
 
 def test_a_search_ends_a_pilot_where_it_is_clear_and_not_before():

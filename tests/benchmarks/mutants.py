@@ -45,7 +45,7 @@ PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/
 ROWS, PREFETCHED = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
-BOUNDS = "tests/training/test_audit_bounds.py"
+AUDIT_BOUNDS = "tests/training/test_audit_bounds.py"
 AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
@@ -689,16 +689,26 @@ MUTANTS = [
         ROWS,
     ),
     Mutant("train/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
-    Mutant("train/audit_bounds.py", "* float(most.mean())", "* 0.9 * float(most.mean())", BOUNDS),
-    Mutant("train/audit_bounds.py", "(1 - confidence) / len(SHARES), None", "(1 - confidence), None", BOUNDS),
-    Mutant("train/audit_bounds.py", "np.argsort(-np.abs(scores)", "np.argsort(-scores", BOUNDS),
-    Mutant("train/audit_bounds.py", "right, guesses - right + 1, q", "right, guesses - right, q", BOUNDS),
+    Mutant("train/audit_bounds.py", "* float(most.mean())", "* 0.9 * float(most.mean())", AUDIT_BOUNDS),
+    Mutant(
+        "train/audit_bounds.py",
+        "(1 - confidence) / len(SHARES), None",
+        "(1 - confidence), None",
+        AUDIT_BOUNDS,
+    ),
+    Mutant("train/audit_bounds.py", "np.argsort(-np.abs(scores)", "np.argsort(-scores", AUDIT_BOUNDS),
+    Mutant(
+        "train/audit_bounds.py", "right, guesses - right + 1, q", "right, guesses - right, q", AUDIT_BOUNDS
+    ),
     Mutant("train/audit_bounds.py", "low - delta, 1e-300", "low, 1e-300", "tests/training/test_audit.py"),
     Mutant(
-        "train/audit_bounds.py", "(present[half:], absent[half:])", "(present[:half], absent[:half])", BOUNDS
+        "train/audit_bounds.py",
+        "(present[half:], absent[half:])",
+        "(present[:half], absent[:half])",
+        AUDIT_BOUNDS,
     ),
-    Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", BOUNDS),
-    Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", BOUNDS),
+    Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT_BOUNDS),
+    Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", AUDIT_BOUNDS),
     Mutant("train/audit.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
     Mutant("train/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
     Mutant("train/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
