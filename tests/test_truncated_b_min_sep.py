@@ -285,6 +285,10 @@ def test_windows_are_left_with_the_probability_that_is_booked():
     )
     assert outside < 2.0**-64
     assert scheme.batch_size_error() == pytest.approx((1.1662790801179347e-08, 1.8998572246659018e-12))
+    cold = TruncatedBMinSep(51, 8, 0.4, 17_000, 40_055, False)
+    assert cold.batch_size_error() == pytest.approx(
+        (1.5654677555491871e-10, 2.5490677277306695e-14), rel=1e-9, abs=0
+    )
 
 
 @pytest.mark.parametrize("kind", ["even", "dyadic", "geometric", "rough"])
