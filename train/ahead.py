@@ -1,4 +1,4 @@
-"""Noise of the next step, drawn by a thread while this one is computed; what is trained is the same.
+"""Noise of the next step, drawn by a thread while this one is computed; the noise is the same.
 
 Normals depend on key, step and number alone (`train.normals`), not on the data. So who resumes draws those
 that the run would have drawn, and what was drawn ahead is in memory alone. Only on CPUs, where drawing takes
