@@ -1,6 +1,7 @@
 """Pictures show what was computed, are told apart without colour, and replace no other file."""
 
 import builtins
+import functools
 import html
 import math
 
@@ -16,10 +17,16 @@ from jaxacct.tradeoff import EpsilonDelta, Gaussian
 from tests.test_plan import KINDS, whole
 
 MECHANISM = Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0)
-DRAWN = next(kind for kind in KINDS if whole(kind).evidence is not None and whole(kind).evidence.remove.bets)
 # The Gaussian mechanism of mu = 1, whose curve is known.
 EPSILONS = np.linspace(0, 6, 400)
 PROFILE = Profile(EPSILONS, *[np.array([Gaussian(1.0).delta(e) for e in EPSILONS])] * 3, {}, 0.99, 1, {})
+
+
+@functools.cache
+def drawn():
+    """A plan with bets in its evidence."""
+    plans = map(whole, KINDS)
+    return next(plan for plan in plans if plan.evidence is not None and plan.evidence.remove.bets)
 
 
 def lines_of(figure, place=0):
@@ -32,11 +39,11 @@ def styles(lines) -> list:
 
 
 def test_the_trade_off_curve_of_a_gaussian_is_its_own():
-    figure = plot.tradeoff_curve(whole(DRAWN), PROFILE, {"mu = 1": Gaussian(1.0), "mu = 2": Gaussian(2.0)})
+    figure = plot.tradeoff_curve(drawn(), PROFILE, {"mu = 1": Gaussian(1.0), "mu = 2": Gaussian(2.0)})
     lines = lines_of(figure)
     whole_profile = next(line for name, line in lines.items() if name.startswith("whole profile"))
     alphas, found = whole_profile.get_data()
-    exact = np.maximum(EpsilonDelta(whole(DRAWN).epsilon, whole(DRAWN).delta)(alphas), Gaussian(1.0)(alphas))
+    exact = np.maximum(EpsilonDelta(drawn().epsilon, drawn().delta)(alphas), Gaussian(1.0)(alphas))
     np.testing.assert_allclose(found, exact, atol=2e-3)
     shown = styles(lines.values())
     assert len(set(map(str, shown))) == len(shown)
@@ -44,7 +51,7 @@ def test_the_trade_off_curve_of_a_gaussian_is_its_own():
 
 def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
     """The orders differ and meet again: all draws were seen, and their wealth accepted."""
-    plan = whole(DRAWN)
+    plan = drawn()
     figure = plot.verification(plan)
     paths = [line.get_data() for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
     needed = -math.log(plan.evidence.budget.failure_probability)
@@ -63,9 +70,9 @@ def test_delta_pays_for_losses_beyond_epsilon_in_both_directions(key):
         mean = heights @ (edges[1:] + edges[:-1]) / 2
         # Five standard errors, and half a bin.
         assert abs(mean - 0.5) < 5 / 64 + np.diff(edges)[0] / 2
-    direction = lines_of(plot.losses(whole(DRAWN)))
+    direction = lines_of(plot.losses(drawn()))
     for name, sign in (("remove", 1), ("add", -1)):
-        counts = dict(getattr(whole(DRAWN).evidence, name).loss_counts)
+        counts = dict(getattr(drawn().evidence, name).loss_counts)
         if counts:
             mean = sum(loss_bounds(name)[i] * n for i, n in counts.items()) / sum(counts.values())
             at, heights = direction[name].get_data()
@@ -140,7 +147,7 @@ def run(capsys, *words):
 
 def test_commands_draw_what_they_found(capsys, tmp_path):
     plan, picture = tmp_path / "plan.json", tmp_path / "picture.png"
-    whole(DRAWN).save(plan)
+    drawn().save(plan)
     numbers = "--dataset-size 100 --batch-size 10 --iterations 12 --epsilon 2 --delta 1e-3".split()
     for words in (
         ["show", str(plan)],
