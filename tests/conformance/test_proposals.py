@@ -75,7 +75,7 @@ def offered():
 
 @functools.cache
 def one_of_each() -> dict:
-    """By direction and kind: an epsilon and a proposal for it. Not when tests are collected, as it takes seconds."""
+    """By direction and kind: an epsilon and a proposal. In seconds, so not while tests are collected."""
     chosen = {}
     for _, epsilon, direction, proposal in offered():
         chosen.setdefault((direction, kind(proposal)), (epsilon, proposal))
