@@ -20,6 +20,8 @@ from train.attribution import Attribution, AttributionPool, bound_contributions,
 from train.loop import fit
 from train.sampler import Sampler
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 FALSE_ALARM = 1e-6
 
 

@@ -20,6 +20,8 @@ from train import canaries, sampler
 from train.audit import KINDS, Finding, audit, named, picture
 from train.canaries import outputs
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS, CLIP = 1200, 0.5
 # Full batches, so that an analytic bound certifies at once what is nearly tight. At five other keys the

@@ -30,6 +30,8 @@ from train.clipping import clipped_gradient_sum
 from train.grid import Grid
 from train.loop import fit
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 
 

@@ -20,6 +20,8 @@ from train.convex import (
 )
 from train.loop import fit
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 LOSSES = [
     LogisticRegression(2, 3.0, 0.1),

@@ -18,6 +18,8 @@ from train.dice import DiceState, _shuffled, rule_of
 from train.loop import fit
 from train.sampler import Sampler
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 RUN = dict(dataset_size=ROWS, batch_size=16, iterations=12, clip_norm=0.7, error_clip_norm=0.5)
 PLAN = DicePlan.calibrate(8.0, 1e-5, **RUN)
 # Of hardly any noise, to compare with a loop that draws none.

@@ -21,6 +21,8 @@ from train.run_folder import save_model
 from train.sampler import Sampler
 from train.step import make_step
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 class Adapted(nnx.Module):
     """A linear layer in bfloat16, its adapters in float32, and dropout."""

@@ -24,6 +24,8 @@ from train.individual import IndividualAccounting, PrivateLosses
 from train.loop import ArrayRows, fit
 from train.sampler import Sampler
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 DELTA = 1e-5
 FULL = plan("poisson", dataset_size=ROWS, rate=1.0, sigma=3.0)
 SAMPLED = plan("poisson", dataset_size=ROWS, rate=0.5, sigma=3.0)

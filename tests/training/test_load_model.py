@@ -11,6 +11,8 @@ from tests.training.test_loop import PARAMS, ROWS, data, loss
 from train import fit, load_model, with_params
 from train.optimizers import sgd
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 class Linear(nnx.Module):
     def __init__(self, rngs, width=3):

@@ -28,6 +28,8 @@ from train.run_folder import CheckpointError, RunFolder, write_secret
 from train.sampler import Sampler
 from train.step import make_step
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS = 60
 
@@ -173,7 +175,9 @@ def never_stopped(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 8, 11])
-def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, never_stopped, tmp_path, monkeypatch):
+def test_resumed_after_a_crash_it_ends_with_the_same_bits(
+    stop, never_stopped, tmp_path, monkeypatch, shared_programs
+):
     """An exception in the middle of step `stop`; the second call restores, replays and ends the same."""
     covered, folder, whole = never_stopped(stop == 8)
     real, calls = Sampler.next, []
@@ -189,6 +193,8 @@ def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, never_stopped, t
     with pytest.raises(KeyboardInterrupt):
         run(**options)
     monkeypatch.setattr(Sampler, "next", real)
+    if stop == 0:
+        shared_programs.clear()  # as another process, which traces its step anew
     # Other keys offered: those of the run that began count (of the noise, from the checkpoint).
     part = run(**options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))

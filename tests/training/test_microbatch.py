@@ -14,6 +14,8 @@ from train import loop, microbatch
 from train.loop import Wanted
 from train.sampler import Sampler
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 @pytest.mark.parametrize(
     ("costs", "best"), [((9, 5, 3, 2, 4), 8), ((1, 2, 3, 4, 5), 1), ((9, 8, 7, 6, 5), 11)]

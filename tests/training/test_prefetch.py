@@ -15,6 +15,8 @@ from train.prefetch import ahead
 from train.sampler import Sampler
 from train.sources import ArrayRows
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "jaxacct-prefetch"]

@@ -19,6 +19,8 @@ from train.arrow import ArrowFiles
 from train.loop import fit
 from train.sources import ArrayRows, Indexed, MemoryMapped, SourceRows, as_rows
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 PLACES = np.array([59, 3, 31, 3, 0])
 
 

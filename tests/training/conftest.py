@@ -1,0 +1,83 @@
+"""Runs of the same step are one program: tracing and compiling it is most of what a short run takes."""
+
+import functools
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import train.convex
+import train.dice
+import train.step
+from train.loss import Loss
+from train.optimizers import Privatizer
+
+_PROGRAMS, _LOSSES = {}, {}  # of this process, whatever the module
+
+
+class _Shared:
+    """A jitted step; what was made of the same things before it is traced and compiled already."""
+
+    def __init__(self, function, **options):
+        made = jax.jit(function, **options)
+        self._jitted = _PROGRAMS.setdefault((_made_of(function), *options.items()), made)
+
+    def __call__(self, *args):
+        return self._jitted(*_with_shared_losses(args))
+
+    def lower(self, *args):
+        return self._jitted.lower(*_with_shared_losses(args))
+
+
+def _with_shared_losses(args) -> list:
+    """The arguments, losses with the first function that was made of the same things: `jit` compares them."""
+    return [
+        Loss(_LOSSES.setdefault(_made_of(each.function), each.function), each.frozen, each.key)
+        if isinstance(each, Loss)
+        else each
+        for each in args
+    ]
+
+
+def _made_of(value):
+    """Equal where two functions are made by the same code of equal things; what may change equals itself."""
+    made_of = functools.partial(map, _made_of)
+    match value:
+        case types.FunctionType():
+            cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+            named = (value.__kwdefaults__ or {}).items()
+            return value.__code__, *made_of((cells, value.__defaults__ or (), *named))
+        case functools.partial():
+            return _made_of((value.func, value.args, tuple(value.keywords.items())))
+        case types.MethodType():
+            return _made_of((value.__func__, value.__self__))
+        case Privatizer() if type(value) is Privatizer:
+            return _made_of(
+                (value.mechanism, value.grid, value.expected_batch_size)
+            )  # the key is in the state
+        case tuple():
+            return type(value), *made_of(value)
+        case dict():
+            return dict, *made_of(value.items())
+        case np.ndarray():
+            return value.dtype, value.shape, value.tobytes()
+    try:
+        hash(value)
+    except TypeError:
+        return object()
+    return type(value), value
+
+
+@pytest.fixture
+def shared_programs(monkeypatch):
+    """Steps that are made alike are one program; not for who changes what they call in the library.
+
+    Returns:
+      the programs, to be cleared where one is to be made anew.
+    """
+    proxy = types.SimpleNamespace(**vars(jax))
+    proxy.jit = _Shared
+    for module in (train.step, train.convex, train.dice):
+        monkeypatch.setattr(module, "jax", proxy)
+    return _PROGRAMS
