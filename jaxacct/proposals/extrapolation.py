@@ -215,32 +215,41 @@ def plan_extrapolations(
         precisions = [1 / _height_error(height, samples) for height in heights]
         curve = np.polynomial.Polynomial.fit(seen, heights, 2, w=precisions)
         grid = np.linspace(seen[-1] / 60, seen[-1], 60)
-        pairs = [(near, far) for near in grid for far in grid if near < far and -4 < curve(near) < curve(far)]
-        if not pairs:
+        found_at = curve(grid)
+        near, far = np.triu_indices(grid.size, 1)
+        common = (-4 < found_at[near]) & (found_at[near] < found_at[far])
+        near, far = near[common], far[common]
+        if not near.size:
             continue
-        near, far = min(pairs, key=lambda pair: _expected(pair, curve, samples))
-        chosen = at_distances(mechanism, epsilon, float(near), float(far), composed)
-        expected = log_scale + float(log_ndtr(_expected((near, far), curve, samples)))
+        reached = _expected(found_at[near], found_at[far], grid[near] / grid[far], samples)
+        best = int(np.argmin(reached))
+        chosen = at_distances(mechanism, epsilon, float(grid[near[best]]), float(grid[far[best]]), composed)
+        expected = log_scale + float(log_ndtr(reached[best]))
         if terms is not None:
             expected = float(np.logaddexp(expected, math.log(terms.left_out)))
         found.append(dataclasses.replace(chosen, log_expected=expected, planned_samples=samples))
     return found
 
 
-def _height_error(height: float, samples: int) -> float:
-    """Standard error of `Phi^{-1}` of a mean estimated from so many coin flips."""
-    deviation = math.sqrt(ndtr(height) * ndtr(-height) / samples)
-    return deviation * math.sqrt(2 * math.pi) * math.exp(height**2 / 2)
+def _height_error(height, samples: int):
+    """Standard error of `Phi^{-1}` of a mean estimated from so many coin flips; nan where one is certain."""
+    deviation = np.sqrt(ndtr(height) * ndtr(-np.asarray(height)) / samples)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return deviation * math.sqrt(2 * math.pi) * np.exp(np.square(height) / 2)
 
 
-def _expected(pair, curve, samples: int) -> float:
-    """Phi^{-1} of the bound expected from a pair, with about six standard errors at either end."""
-    near, far = (float(curve(distance)) for distance in pair)
-    mean = float(ndtr(near))
+def _expected(near: np.ndarray, far: np.ndarray, ratios: np.ndarray, samples: int) -> np.ndarray:
+    """Phi^{-1} of the bounds expected from pairs of distances, with about six standard errors at either end.
+
+    Args:
+      near, far: Phi^{-1} of the means at both, (pairs,) each.
+      ratios: of the distances, (pairs,).
+    """
+    mean = ndtr(near)
     # With q = 1e-9 even a mean of 0 is only seen to be below ln(1 / q) / n.
-    near = float(ndtri(min(mean + (6 * math.sqrt(mean * samples) + 20) / samples, 0.999)))
-    ratio = pair[0] / pair[1]
-    return (near - ratio * (far - 6 * _height_error(far, samples))) / (1 - ratio)
+    near = ndtri(np.minimum(mean + (6 * np.sqrt(mean * samples) + 20) / samples, 0.999))
+    reached = (near - ratios * (far - 6 * _height_error(far, samples))) / (1 - ratios)
+    return np.where(np.isnan(reached), np.inf, reached)
 
 
 def margin_of_line(extrapolation: Extrapolation) -> float:

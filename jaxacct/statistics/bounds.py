@@ -273,18 +273,25 @@ def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
     """
     if bets is None:
         bets, weights = default_bets()
+    needed = _log_inverse("q", q)
 
-    def accepted(theta):
-        return theta >= 1 or accepts(counts, theta, q, bets, weights)
+    def excess(theta):
+        return math.inf if theta >= 1 else log_wealth(counts, theta, bets, weights) - needed
 
-    return _bisect(accepted, 1e-300, 1.0)[1]
+    return _root(excess, 1e-300, 1.0, _mean_of(counts, TERM_EDGES))[1]
 
 
 def lower_confidence_bound(counts, q) -> float:
     """Bound below the mean, at all times at once with probability 1 - q; 0 without evidence."""
-    if not hopeless(counts, 1e-300, q):
+    needed = _log_inverse("q", q)
+
+    def excess(theta):
+        return needed - _log_wealth_above(counts, theta)
+
+    if excess(1e-300) > 0:
         return 0.0
-    return _bisect(lambda theta: not hopeless(counts, theta, q), 1e-300, 1.0)[0]
+    # What is proven is not above the mean of the terms: looked at from there.
+    return _root(excess, 1e-300, 1.0, _mean_of(counts, _LOWER_EDGES))[0]
 
 
 def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
@@ -399,6 +406,63 @@ def _bisect(predicate, low, high):
         if not low < middle < high or high - low <= 1e-14 * high:
             return low, high
         low, high = (low, middle) if predicate(middle) else (middle, high)
+
+
+def _root(excess, low: float, high: float, near: float) -> tuple[float, float]:
+    """Ends of the short interval in which an increasing function, infinite perhaps, turns from below 0.
+
+    As `_bisect` for `excess(x) >= 0`, in a fifth of the steps: by Chandrupatla's method (A new hybrid
+    quadratic/bisection algorithm, 1997), which bisects wherever the inverse is not nearly a parabola.
+
+    Args:
+      low, high: the function is below 0 at the first, and not at the other.
+      near: looked at first.
+    """
+    at = {low: -math.inf, high: math.inf}
+
+    def narrowed(x):
+        at[x] = excess(x)
+        return (low, x) if at[x] >= 0 else (x, high)
+
+    step = 1.25
+    while low < near < high:  # away from there by growing factors, until it has been passed
+        low, high = narrowed(near)
+        near, step = (near / step if high == near else near * step), step**2
+    while 4 * low < high:
+        low, high = narrowed(math.sqrt(low * high))
+    newest, opposite, share = low, high, 0.5
+    while high - low > 1e-14 * high:
+        middle = newest + share * (opposite - newest)
+        if not low < middle < high:
+            break
+        low, high = narrowed(middle)
+        if (at[middle] >= 0) == (at[newest] >= 0):
+            before = newest
+        else:
+            before, opposite = opposite, newest
+        newest = middle
+        # Never nearer to either end than what it has to end with.
+        least = min(0.5, 0.5e-14 * high / (high - low))
+        share = min(max(_inverse_parabola(at, newest, opposite, before), least), 1 - least)
+    return low, high
+
+
+def _inverse_parabola(at: dict[float, float], a: float, b: float, c: float) -> float:
+    """Where between a (0) and b (1) the parabola of x by the values at three points is 0; else 1/2."""
+    of_a, of_b, of_c = at[a], at[b], at[c]
+    if not all(map(math.isfinite, (of_a, of_b, of_c))) or of_a == of_c or of_b == of_c:
+        return 0.5
+    place, height = (a - b) / (c - b), (of_a - of_b) / (of_c - of_b)
+    if not (height**2 < place and (1 - height) ** 2 < 1 - place):
+        return 0.5
+    first = of_a / (of_b - of_a) * of_c / (of_b - of_c)
+    return first + (c - a) / (b - a) * of_a / (of_c - of_a) * of_b / (of_c - of_b)
+
+
+def _mean_of(counts, edges) -> float:
+    """Mean of the terms at `edges` of their bins, 0 without terms."""
+    values, counts = _occupied(counts, edges)
+    return float(values @ counts / counts.sum()) if counts.size else 0.0
 
 
 def _mean(name, value, scale):
