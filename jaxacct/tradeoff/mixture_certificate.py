@@ -206,9 +206,14 @@ def calibrate_mixture(
 def replayed(evidence: MixtureEvidence, law: ParticipationLaw) -> bool:
     """Whether the stored key draws the stored counts; they are integers, the same on any machine."""
     stream = randomness.key_from_words(list(evidence.key))
-    blocks = evidence.num_samples // BLOCK
-    drawn = [_block(law, stream, block) for block in range(blocks)]
-    return blocks * BLOCK == evidence.num_samples and _counts(np.concatenate(drawn)) == evidence.counts
+    blocks, rest = divmod(evidence.num_samples, BLOCK)
+    left = dict(evidence.counts)
+    for block in range(0 if rest else blocks):
+        for value, number in _counts(_block(law, stream, block)):
+            left[value] = left.get(value, 0) - number
+            if left[value] < 0:  # more than are stored: the others need not be drawn
+                return False
+    return not any(left.values())
 
 
 def _block(law: ParticipationLaw, stream, block: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import jax
 import numpy as np
@@ -34,9 +35,19 @@ def test_a_plan_costs_hardly_more_noise_than_the_exact_law(plan):
     assert plan.terms.kind == "certified" and plan.terms.adversary == "sampling-revealed"
 
 
-def test_a_plan_is_hardly_ever_refused():
-    """Draws differ from the pilot's by chance, for which the noise leaves room: one in 25 was refused."""
-    for seed in range(100):
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param((11, 36, 37, 38, 39, 56, 58, 72, 83, 84, 88, 99), id="worst"),
+        pytest.param(range(100), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_plan_is_hardly_ever_refused(seeds):
+    """Draws differ from the pilot's by chance, for which the noise leaves room: one in 25 was refused.
+
+    The worst of a hundred seeds are those that one standard error of room, and not five, would not do for.
+    """
+    for seed in seeds:
         SampledGeneralPlan.calibrate(6.0, 1e-3, num_samples=2 * BLOCK, key=jax.random.key(seed), **SIZES)
 
 
@@ -115,9 +126,8 @@ def test_wrong_acceptance_is_as_rare_as_it_says():
     budget = certificate.Budget(1.0 - 1e-9, float(exact), q)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certificate.Budget, "split", lambda delta: budget)
-        for _ in range(2000):
-            high = int(rng.binomial(2000, chance[1]))
-            accepted += certificate.accepts(((1, 2000 - high), (16, high)), law, sigma, epsilon, 0.5)
+        for high, times in Counter(rng.binomial(2000, chance[1], size=2000).tolist()).items():
+            accepted += times * certificate.accepts(((1, 2000 - high), (16, high)), law, sigma, epsilon, 0.5)
         # A hundredth less noise than that is told apart by more draws.
         assert certificate.accepts(((1, 97_000), (16, 3_000)), law, sigma, epsilon, 0.5)
     # 2000 q = 20 on the average at most; above 48 with probability 1e-6 at most.
@@ -149,9 +159,15 @@ def test_forged_and_relabelled_draws_are_refused(plan, tmp_path):
     # Less noise, relabelled with counts that would be enough: only drawing shows it.
     sigma = plan.sigma / 1.2
     target = digest(LAW, sigma, plan.epsilon, plan.delta)
-    forged = dataclasses.replace(plan.draws, target=target, counts=((2, 10**6),))
+    forged = dataclasses.replace(plan.draws, target=target, counts=((2, 256 * BLOCK),))
     cheat = dataclasses.replace(plan, sigma=sigma, evidence=forged)
     assert cheat.certified and not cheat.replay() and not replayed(forged, LAW)
+    # More or fewer than the blocks of the key hold: too many of what was drawn, or nothing drawn for the rest.
+    assert replayed(plan.draws, LAW)
+    value, number = plan.draws.counts[0]
+    for other in (number + BLOCK, number + 1, number - 1):
+        changed = ((value, other), *plan.draws.counts[1:])
+        assert not replayed(dataclasses.replace(plan.draws, counts=changed), LAW)
     with pytest.raises(ValueError, match="could not be certified"):
         cheat.verify(num_samples=4 * BLOCK, key=jax.random.key(8))
 
