@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -80,8 +79,11 @@ def nats(model: nnx.Module, rows: np.ndarray):
         return jax.vmap(lambda row: next_token(nnx.merge(graph, adapters, others), row))(batch)
 
     def evaluate(adapters) -> dict[str, float]:
-        parts = [losses(adapters, others, rows[i : i + _BATCH]) for i in range(0, len(rows), _BATCH)]
-        return {"nats": float(jnp.concatenate(parts).mean())}
+        # One program: arrays of other shapes, and those that a device is bound to, would each make another.
+        adapters = jax.tree.map(np.asarray, adapters)
+        padded = np.pad(rows, ((0, -len(rows) % _BATCH), (0, 0)))
+        parts = [losses(adapters, others, padded[i : i + _BATCH]) for i in range(0, len(rows), _BATCH)]
+        return {"nats": float(np.concatenate(parts)[: len(rows)].mean())}
 
     return evaluate
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import optax
 
@@ -58,6 +59,7 @@ class PrivateStep:
         self._jitted = jax.jit(function, donate_argnums=0)
         self._loss, self._private, self._optimizer = loss, private, optimizer
         self._ahead = Ahead(private.mechanism.scheme.iterations, private.deviation_alone)
+        self._begun = False
 
     def init(self, params) -> TrainState:
         """The state before the first step, with the dtypes that every later one has.
@@ -79,6 +81,8 @@ class PrivateStep:
         raise ValueError("optimizer must keep the dtypes of its state from step to step")
 
     def __call__(self, state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
+        if not self._begun:
+            self._begun, state = True, _bound_together(state, self._loss)
         after, info = self._jitted(state, batch, mask, self._loss, self._ahead.take(state.noise))
         self._ahead.begin(after.noise, info.loss)
         return after, info
@@ -86,6 +90,19 @@ class PrivateStep:
     def lower(self, state: TrainState, batch, mask):
         """The step as a program, `jax.stages.Lowered`; it draws its noise itself."""
         return self._jitted.lower(state, batch, mask, self._loss, None)
+
+
+def _bound_together(state, loss: Loss):
+    """The state bound to the one device that any of it, or the loss, is bound to, as what was loaded is.
+
+    What comes out of a step then is, all of it: going in unlike the first it would make a second program.
+    """
+    leaves = jax.tree.leaves((state, loss))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return state  # of a program around it
+    bound = {leaf.sharding for leaf in leaves if getattr(leaf, "committed", False)}
+    one = len(bound) == 1 and isinstance(next(iter(bound)), jax.sharding.SingleDeviceSharding)
+    return jax.device_put(state, bound.pop()) if one else state
 
 
 def make_step(

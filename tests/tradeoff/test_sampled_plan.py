@@ -162,7 +162,7 @@ def test_forged_and_relabelled_draws_are_refused(plan, tmp_path):
     forged = dataclasses.replace(plan.draws, target=target, counts=((2, 256 * BLOCK),))
     cheat = dataclasses.replace(plan, sigma=sigma, evidence=forged)
     assert cheat.certified and not cheat.replay() and not replayed(forged, LAW)
-    # More or fewer than the blocks of the key hold: too many of what was drawn, or nothing drawn for the rest.
+    # More or fewer than the key draws, by whole blocks or not.
     assert replayed(plan.draws, LAW)
     value, number = plan.draws.counts[0]
     for other in (number + BLOCK, number + 1, number - 1):

@@ -29,6 +29,10 @@ class _Shared:
     def lower(self, *args):
         return self._jitted.lower(*_with_shared_losses(args))
 
+    def programs(self) -> int:
+        """How many were made."""
+        return self._jitted._cache_size()
+
 
 def _with_shared_losses(args) -> list:
     """The arguments, losses with the first function that was made of the same things: `jit` compares them."""

@@ -98,6 +98,19 @@ def test_frozen_weights_are_arguments_and_not_in_the_state():
     assert a[0] != b[0]
 
 
+def test_weights_that_a_device_is_bound_to_make_one_program():
+    """As `load_model` gives them: the state that came out of the first step went into a second program."""
+    private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    rows, mask = jax.tree.map(lambda leaf: leaf[:4], data()), np.ones(4, bool)
+    weight = jax.device_put(np.ones(3, np.float32), jax.devices()[0])
+    loss = jax.tree_util.Partial(lambda weight, w, e: (e["x"] @ (weight * w) - e["y"]) ** 2, weight)
+    step = make_step(loss, private, optax.sgd(0.1))
+    state = step.init(jnp.zeros(3))
+    for _ in range(3):
+        state, _ = step(state, rows, mask)
+    assert step._jitted.programs() == 1
+
+
 def test_dropout_and_mixed_precision_resume_to_the_same_bits(tmp_path):
     options = dict(loss=dropped, loss_key=5, checkpoint_every=5, optimizer=optax.adam(0.1))
     whole = tune(out=tmp_path / "whole", **options)

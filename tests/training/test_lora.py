@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -14,6 +13,8 @@ from tests.training.modules import made
 from train import load_model, lora
 from train.models import Transformer, add_lora, next_token
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 SIZES = dict(length=15, width=8, layers=1, heads=2)
 
 
@@ -21,10 +22,12 @@ def small(seed=0):
     return Transformer(lora.VOCABULARY, *SIZES.values(), rngs=nnx.Rngs(seed))
 
 
+run = nnx.jit(lambda model, tokens: model(tokens))
+
+
 def test_a_transformer_sees_only_what_came_before():
     model, tokens = made(small), np.arange(12)
     other_tokens = np.where(tokens == 7, 99, tokens)
-    run = nnx.jit(lambda model, tokens: model(tokens))
     logits, other = run(model, tokens), run(model, other_tokens)
     assert logits.shape == (12, 128)
     np.testing.assert_array_equal(logits[:7], other[:7])
@@ -34,10 +37,9 @@ def test_a_transformer_sees_only_what_came_before():
 
 
 def test_adapters_change_nothing_before_they_are_trained():
-    model, adapted = small(), small()
+    model, adapted = made(small), made(small)
     add_lora(adapted, 2, nnx.Rngs(1))
-    tokens = jnp.arange(12)
-    run = nnx.jit(lambda model, tokens: model(tokens))
+    tokens = np.arange(12)
     np.testing.assert_allclose(run(adapted, tokens), run(model, tokens), atol=1e-6)
     # Rank 2 of four layers in the block and of the last one, (inputs + outputs) each.
     count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(adapted, nnx.LoRAParam)))
