@@ -422,6 +422,8 @@ def _root(excess, low: float, high: float, near: float) -> tuple[float, float]:
 
     def narrowed(x):
         at[x] = excess(x)
+        if math.isnan(at[x]):
+            raise ArithmeticError(f"a bound could not be computed: nan at {x!r}")
         return (low, x) if at[x] >= 0 else (x, high)
 
     step = 1.25
