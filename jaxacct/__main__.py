@@ -18,6 +18,10 @@ def main() -> None:
         from jaxacct._interrupted import leave
 
         leave("jaxacct: interrupted")
+    except SystemExit as stop:
+        from jaxacct._interrupted import end
+
+        end(stop)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ _NOTHING = 0.5  # a sum of terms up to which a pilot saw next to nothing
 # Noise multipliers this near, natural log, have pilots that tell of one another, which may move the choice by
 # so many grid steps.
 _ALIKE, _MOVED = 0.08, 3
+# The limit on samples of a search without `max_samples`: at most so many times what a verification without a
+# single hit takes, if that is more than the second number. It is where a quarter of a grid step is left.
+_TIMES_FEWEST, _LEAST_LIMIT = 256, 100_000
 # Of the limit on samples, what a candidate may be predicted to take: as its own pilot has it, and as its
 # neighbours' have it too, which is known twice as well.
 _ALONE, _TOGETHER = 0.5, 0.8
@@ -110,7 +113,8 @@ def calibrate(
       grid_ratio: candidates are powers of this, above 1.
       failure_fraction: share of delta spent on the verifier's failure probability q.
       rule: "anytime" or "fixed" (see `verify`).
-      max_samples: draws a direction and candidate; by default half a million, or what the target needs.
+      max_samples: draws a direction and candidate; by default a few hundred times what the target needs at
+        least, from a hundred thousand to half a million, or more where any noise needs more.
       proposal: insist on this proposal ("plain"); by default the cheapest.
       accountant: certify by this bound and draw nothing: "unamplified", "revealed-pattern", "pld" or
         "random-allocation" (`accountants.analytic`), or "analytic" for the best of them. The first two hold
@@ -402,6 +406,9 @@ class _Search:
         while high - low > _NEAR:
             middle = (low + high) // 2
             low, high = (low, middle) if promising(middle, glance=True) else (middle, high)
+        if max_samples is None and high < fallback:
+            most = max(_LEAST_LIMIT, _TIMES_FEWEST * self.best_case(self.at(ratio**high)))
+            limit = math.ceil(min(limit, most))
         # Glances together say where to begin.
         between = range(low + 1, high)
         begin = next((e for e in between if self.cost_by_neighbours(ratio**e) <= _ALONE * limit), high)

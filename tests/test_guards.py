@@ -480,9 +480,33 @@ def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something
         return 1e5 if noise >= 1 else math.inf
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
+    monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: 1e4)
+    monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
     search = calibration._Search(*[None] * 9)
     assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
     assert [glance for noise, glance in asked if noise == 1.01**30] == [True, False][: 1 + looks]
+
+
+@pytest.mark.parametrize(
+    ("fewest", "most", "limit"),
+    [(9.0, None, 100_000), (1000.5, None, 256_128), (1e6, None, 500_000), (9.0, 7000, 7000)],
+)
+def test_the_limit_on_samples_is_what_an_easy_target_needs(fewest, most, limit, monkeypatch):
+    """Half a million draws of README's run save a sixth of a grid step and take six seconds. A limit that is
+    given is kept.
+    """
+    looked = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        looked.append(limit) if not glance else None
+        return 1.0 if noise >= 1 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: fewest)
+    search = calibration._Search(*[None] * 9)
+    monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
+    assert search.smallest_exponent(30, 1.01, most, 1.1) == (0, limit)
+    assert set(looked) == {limit}
 
 
 def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):

@@ -31,6 +31,9 @@ from jaxacct.strategies.stationary import adds_windows, has_windows
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 CACHE_NUMBERS = 8 * 128 * 1024
+# Of long rows four blocks are sooner than eight, of which short ones need as many to hide their loops. One
+# block alone is another program, which may round differently, and evidence is drawn again to the bit.
+_LONG, _OF_LONG = 512, 4
 
 
 class Draws(NamedTuple):
@@ -133,8 +136,8 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
     def one_device(keys, sigma, tables):
         # A CPU runs out of cache when blocks run side by side, an accelerator out of work when they do not.
         if jax.default_backend() == "cpu":
-            side_by_side = max(1, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
-            return jax.lax.map(lambda key: one_block(key, sigma, tables), keys, batch_size=side_by_side)
+            at_once = blocks_side_by_side(scheme.iterations)
+            return jax.lax.map(lambda key: one_block(key, sigma, tables), keys, batch_size=at_once)
         return jax.vmap(one_block, (0, None, None))(keys, sigma, tables)
 
     devices = jax.local_devices()
@@ -150,6 +153,12 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
         out_specs=spread,
         check_vma=False,
     )(keys, sigma, tables)
+
+
+def blocks_side_by_side(iterations: int) -> int:
+    """How many blocks of so many steps a CPU core draws at once."""
+    most = max(1, CACHE_NUMBERS // (randomness.BLOCK_SIZE * iterations))
+    return min(most, _OF_LONG) if iterations >= _LONG else most
 
 
 def draw_block_at(

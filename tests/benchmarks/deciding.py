@@ -5,10 +5,11 @@
 Simulated: terms are drawn in place of outputs, from laws fitted to 65,000 (production) and 200,000 (README's
 run) draws at each of ten noise multipliers a hundredth apart. Thresholds and means are log-linear in the
 exponent of the grid, terms above 0 have one shape. The edge of what is certified is put at eight places of a
-step of the grid. Searches and rules are those of `calibrate`; "before" has neither trends nor patience, and
-its ladder.
+step of the grid. Searches and rules are those of `calibrate`; "half a million" has that limit wherever an
+accountant's noise needs no more, and "before" neither trends nor patience besides, and its ladder.
 """
 
+import contextlib
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import Direction
 from jaxacct.verification import run
 
-LIMIT, REPEATS, PLACES = 500_000, 40, np.arange(8) / 8
+REPEATS, PLACES = 40, np.arange(8) / 8
+RULES = ("before", "half a million", "now")
 # (slope, level) of ln threshold and of ln mean in the exponent, q, bins of terms above 0, exponent of the
 # accountant's noise multiplier.
 SETTINGS: dict[str, Any] = {
@@ -102,13 +104,13 @@ class Search(calibration._Search):
         return counts
 
 
-def verified(law: Law, exponent: int, share: float, patience: float) -> tuple[bool, int]:
-    """(accepted, samples) of one verification, the pilot's too."""
+def verified(law: Law, exponent: int, most: int, share: float, patience: float) -> tuple[bool, int]:
+    """(accepted, samples) of one verification of `most` samples, the pilot's too."""
     theta, pilot, blocks = law.theta(exponent), 128 * run.PILOT_BLOCKS, 0
     bets = bounds.default_bets(theta, law.draw(exponent, pilot))
     target: Any = SimpleNamespace(budget=SimpleNamespace(failure_probability=law.q))
-    job: Any = run.Run(None, target, "anytime", LIMIT, {}, "", share, patience)  # pyrefly: ignore[bad-argument-type]
-    counts, limit = np.zeros(len(bounds.TERM_EDGES), np.int64), -(-LIMIT // 128)
+    job: Any = run.Run(None, target, "anytime", most, {}, "", share, patience)  # pyrefly: ignore[bad-argument-type]
+    counts, limit = np.zeros(len(bounds.TERM_EDGES), np.int64), -(-most // 128)
     while not (verdict := run._verdict(job, counts, blocks, limit, theta, *bets)):
         stop = min(limit, run.next_check(blocks))
         counts, blocks = counts + law.draw(exponent, 128 * (stop - blocks)), stop
@@ -122,18 +124,19 @@ def decided(law: Law, before: bool) -> tuple[int, int, int]:
     target: Any = SimpleNamespace(budget=budget)
     search = Search(*[nothing] * 3, target, "anytime", *[nothing] * 4)
     object.__setattr__(search, "law", law)
-    smallest, _ = search.smallest_exponent(law.fallback, 1.01, LIMIT)
+    smallest, limit = search.smallest_exponent(law.fallback, 1.01, None)
     drawn = 128 * sum(blocks for blocks, _ in search.seen.values())
     tried = [(0, 0.9)] if before else list(enumerate(FIRST_SHARES))
     samples, released = 0, None
     for step, share in tried:
         if released is None:
-            patience = math.inf if before else calibration._PATIENCE * LIMIT
-            accepted, more = verified(law, smallest + step, share, patience)
+            patience = math.inf if before else calibration._PATIENCE * limit
+            accepted, more = verified(law, smallest + step, limit, share, patience)
             samples, released = samples + more, smallest + step if accepted else None
     if released is None:
         for step in (5, 2, 1) if before else LADDER:
-            accepted, more = verified(law, smallest + step, 1 - sum(share for _, share in tried), math.inf)
+            rest = 1 - sum(share for _, share in tried)
+            accepted, more = verified(law, smallest + step, limit, rest, math.inf)
             samples += more
             if not accepted:
                 break
@@ -141,27 +144,33 @@ def decided(law: Law, before: bool) -> tuple[int, int, int]:
     return law.fallback if released is None else released, drawn, samples
 
 
+def simulated(setting: str, rules: str, patches: contextlib.ExitStack) -> list[tuple]:
+    """(exponent released, samples of the search, of verifications) of every simulation."""
+
+    def patch(where, **names) -> None:
+        patches.enter_context(mock.patch.multiple(where, **names))
+
+    patch(calibration, threshold=lambda chosen, delta_v: chosen.theta)
+    if rules != "now":
+        patch(calibration, _LEAST_LIMIT=math.inf)
+    if rules == "before":
+        patch(Search, cost_by_trend=lambda *_: None, cost_by_neighbours=lambda *_: math.inf)
+    rows = []
+    for i, place in enumerate(PLACES):
+        for repeat in range(REPEATS):
+            found = decided(Law(setting, place, np.random.default_rng([i, repeat])), rules == "before")
+            rows.append((found[0] + place, *found[1:]))
+    return rows
+
+
 def main() -> None:
     print("| setting | rules | search | verifications: mean | median | 90 % | 99 % | most | noise, steps |")
     print("|---" * 9 + "|")
     for setting in SETTINGS:
-        for before in (True, False):
-            rows = []
-            for i, place in enumerate(PLACES):
-                for repeat in range(REPEATS):
-                    law = Law(setting, place, np.random.default_rng([i, repeat]))
-                    with mock.patch.object(calibration, "threshold", lambda chosen, delta_v: chosen.theta):
-                        if before:
-                            with (
-                                mock.patch.object(Search, "cost_by_trend", lambda self, noise: None),
-                                mock.patch.object(Search, "cost_by_neighbours", lambda self, noise: math.inf),
-                            ):
-                                found = decided(law, before)
-                        else:
-                            found = decided(law, before)
-                    rows.append((found[0] + place, *found[1:]))
+        for rules in RULES:
+            with contextlib.ExitStack() as patches:
+                rows = simulated(setting, rules, patches)
             noise, drawn, samples = np.array(rows).T
-            rules = "before" if before else "now"
             spread = " | ".join(f"{x:,.0f}" for x in np.quantile(samples, (0.5, 0.9, 0.99, 1)))
             print(
                 f"| {setting} | {rules} | {drawn.mean():,.0f} | {samples.mean():,.0f} | "
