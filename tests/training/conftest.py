@@ -1,15 +1,13 @@
 """Runs of the same step are one program: tracing and compiling it is most of what a short run takes."""
 
 import functools
+import sys
 import types
 
 import jax
 import numpy as np
 import pytest
 
-import train.convex
-import train.dice
-import train.step
 from train.loss import Loss
 from train.optimizers import Privatizer
 
@@ -32,6 +30,19 @@ class _Shared:
     def programs(self) -> int:
         """How many were made."""
         return self._jitted._cache_size()
+
+
+class _Itself:
+    """Equal to that of the same object."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self):
+        return id(self.value)
 
 
 def _with_shared_losses(args) -> list:
@@ -64,6 +75,8 @@ def _made_of(value):
             return type(value), *made_of(value)
         case dict():
             return dict, *made_of(value.items())
+        case jax.Array():
+            return _Itself(value)  # nobody can change it
         case np.ndarray():
             return value.dtype, value.shape, value.tobytes()
     try:
@@ -73,15 +86,17 @@ def _made_of(value):
     return type(value), value
 
 
-@pytest.fixture
-def shared_programs(monkeypatch):
-    """Steps that are made alike are one program; not for who changes what they call in the library.
-
-    Returns:
-      the programs, to be cleared where one is to be made anew.
-    """
+def share_programs(patch: pytest.MonkeyPatch) -> dict:
+    """From here on steps that are made alike are one program; all of them, to be cleared if need be."""
     proxy = types.SimpleNamespace(**vars(jax))
     proxy.jit = _Shared
-    for module in (train.step, train.convex, train.dice):
-        monkeypatch.setattr(module, "jax", proxy)
+    for name in ("train.step", "train.convex", "train.dice"):
+        if name in sys.modules:
+            patch.setattr(sys.modules[name], "jax", proxy)
     return _PROGRAMS
+
+
+@pytest.fixture
+def shared_programs(monkeypatch):
+    """`share_programs` for one test; not for those that change what steps call in the library."""
+    return share_programs(monkeypatch)

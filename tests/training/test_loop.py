@@ -19,7 +19,6 @@ import pytest
 from flax import nnx
 
 from jaxacct import BufferedToeplitz, Plan
-from tests.test_plan import whole
 from tests.training.plans import plan
 from train import loop, noise, run_folder
 from train.loop import ArrayRows, fit
@@ -348,31 +347,33 @@ def test_rows_are_padded_with_zeros():
 DEVICES = """
 import jax, numpy as np, optax, sys, tempfile
 sys.path.insert(0, ".")
+from tests.training.conftest import share_programs
 from tests.training.test_loop import *
-from tests.training.plans import plan
+share_programs(pytest.MonkeyPatch())
 mesh = jax.make_mesh((8,), ("data",))
 assert len(jax.devices()) == 8
-one = run(optimizer=optax.adam(0.1), microbatch_size=8)
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 big = {"w": jax.numpy.zeros((16, 3)), "b": jax.numpy.zeros(())}
 frozen = jax.numpy.array([2.0, 1.0, 1.0])
 wide = jax.tree_util.Partial(lambda f, p, e: loss({"w": f * p["w"].sum(0), "b": p["b"]}, e), frozen)
-alone = run(model=big, loss=wide, microbatch_size=8)
+options = dict(loss=wide, optimizer=optax.adam(0.1), microbatch_size=8)
+alone = run(model=big, **options)
 params = {"w": jax.device_put(big["w"], sharding), "b": big["b"]}
-cut = run(model=params, loss=wide, mesh=mesh, microbatch_size=8)
+cut = run(model=params, mesh=mesh, **options)
 assert cut.params["w"].sharding.spec == sharding.spec, cut.params["w"].sharding
 np.testing.assert_allclose(flat(alone.params), flat(cut.params), rtol=1e-5, atol=1e-6)
 # Begun on one device it goes on on eight, if that is asked for, and says that bits are others.
 with tempfile.TemporaryDirectory() as out:
-    options = dict(optimizer=optax.adam(0.1), microbatch_size=8, out=out, checkpoint_every=4)
+    options |= dict(out=out, checkpoint_every=4)
     with crash_at(Sampler, "next", 8), pytest.raises(Crash):
-        run(**options)
+        run(model=big, **options)
     with pytest.raises(ValueError, match="devices: 1, now 8; .* elastic goes on all the same"):
-        run(mesh=mesh, **options)
+        run(model=params, mesh=mesh, **options)
     with pytest.warns(UserWarning, match="goes on elsewhere from step 4 .devices 1, now 8"):
-        moved = run(mesh=mesh, elastic=True, **options)
-    np.testing.assert_allclose(flat(moved.params), flat(one.params), rtol=1e-5, atol=1e-6)
-    assert moved.statement == one.statement
+        moved = run(model=params, mesh=mesh, elastic=True, **options)
+    np.testing.assert_allclose(flat(moved.params), flat(alone.params), rtol=1e-5, atol=1e-6)
+    assert moved.statement == alone.statement
+    assert moved.params["w"].sharding.spec == sharding.spec, moved.params["w"].sharding
 print("same")
 """
 
@@ -612,5 +613,7 @@ def test_a_run_is_bound_to_what_its_plan_is_composed_with():
 
     What earlier folders were begun with, plans without composition, is described as before.
     """
+    from tests.test_plan import whole
+
     assert loop._lasting(whole("composed"))["compose_with"]["kind"] == "GaussianDpEvent"
     assert "compose_with" not in loop._lasting(whole("plain"))
