@@ -110,4 +110,9 @@ def test_none_where_likelihoods_are_exact_or_the_direction_is_zero(monkeypatch):
     assert before.log_scale == now.log_scale and before.draw_block is not now.draw_block
     booked = {line.name: line.amount for line in budget_lines(now, 1e-5)}
     assert 0 < booked["law of mean overlaps"] < 1e-3
-    assert mean_overlaps.mean_overlap_candidates(Mechanism(bounded.scheme, STRATEGY, 0.5), 0.1) == []
+    # No noise at all is in every half-space there: draws of Q itself.
+    (plain,) = mean_overlaps.mean_overlap_candidates(Mechanism(bounded.scheme, STRATEGY, 0.5), 0.1)
+    again = mean_overlaps.mean_overlap_called(plain.mechanism, 0.1, "plain, mean overlaps")
+    assert again is not None and again.log_scale == plain.log_scale < 0
+    certain = IndependentAttribution(2, 2, 1.0, 2)
+    assert mean_overlaps.mean_overlap_candidates(Mechanism(certain, STRATEGY, 0.5), 0.1) == []

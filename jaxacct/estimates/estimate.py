@@ -19,6 +19,7 @@ from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.proposals.extrapolation import supports
+from jaxacct.proposals.from_below import from_below
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.direction import Direction
@@ -45,8 +46,9 @@ class Estimate:
     Attributes:
       quantity: "delta" or "epsilon" (natural log).
       value: the estimate, the larger of both directions.
-      low, high: ends of the confidence interval; low is 0 where what was drawn is a bound from above (a
-        strategy that is not banded, cuts drawn independently), as the value then is.
+      low, high: ends of the confidence interval. Where several examples of a user are bounded from above,
+        low is of draws of a bound from below, and the value lies halfway. Low is 0 where none is known (a
+        strategy that is not banded, cuts drawn independently); the value is then that of the bound.
       confidence: its coverage.
       directions: the estimate of each direction.
       proposals: the law each direction was drawn from.
@@ -98,20 +100,21 @@ def estimate_delta(
     key = randomness.checked_key(key)
     composed = composition_of(compose_with)
     profile = hockey_stick.hockey_stick if composed is None else composed.profile
-    bounded = mechanism.is_upper_bound or composed is not None
     has_line = proposal is None and supports(mechanism)
     found, names = {}, {}
     for direction in DIRECTIONS:
         chosen = best_proposal(mechanism, epsilon, direction, proposal, composed)
         names[direction] = chosen.name
-        bounded = bounded or chosen.of_a_bound
         if chosen.log_scale == -math.inf:
             found[direction] = np.zeros(3)
             continue
-        parts = draw_samples(chosen, key, num_samples, progress)
+        # The profile of a composed event is a bound from above too.
+        below = from_below(chosen) if composed is None else None
         # Half of the risk is for the line, whether it is needed or not.
         share = risk / 2 if direction == Direction.ADD and has_line else risk
-        found[direction] = interval.bands(chosen, np.array([epsilon]), parts, share, profile)[:, 0]
+        draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
+        at = np.array([epsilon])
+        found[direction] = interval.bands_of_both(chosen, below, at, draw, share, profile)[:, 0]
     if has_line and sees_nothing(found[Direction.REMOVE], found[Direction.ADD]):
         most = line_bounds(mechanism, np.array([epsilon]), num_samples, risk / 2, key, composed, progress)
         names[Direction.ADD] += f", {EXTRAPOLATED}" if most[0] < found[Direction.ADD][2] else ""
@@ -120,8 +123,7 @@ def estimate_delta(
     return Estimate(
         quantity="delta",
         value=value,
-        # The profile of a composed event is a bound from above too.
-        low=0.0 if bounded else low,
+        low=low,
         high=high,
         confidence=confidence,
         directions={direction: float(band[1]) for direction, band in found.items()},
@@ -163,30 +165,32 @@ def estimate_epsilon(
         return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
     key = randomness.checked_key(key)
     values, lows, highs, names = {}, {}, {}, {}
-    bounded = mechanism.is_upper_bound
     for direction in DIRECTIONS:
         most = proven_epsilon(mechanism, direction, delta)
         chosen, anchor = _law_near(mechanism, direction, delta, most, key)
         names[direction] = chosen.name
-        bounded = bounded or chosen.of_a_bound
-        parts = list(draw_samples(chosen, key, num_samples, progress))
-        draws = Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        draws = _all_draws(chosen, key, num_samples, progress)
         has_line = direction == Direction.ADD and supports(mechanism)
-        low, high = interval.crossing(chosen, draws, anchor, delta, risk / 2 if has_line else risk)
+        below, known = from_below(chosen), [(chosen, draws)]
+        if below is not None and below is not chosen:
+            known.append((below, _all_draws(below, key, num_samples, progress)))
+        lower = None if below is None else known[-1]
+        low, high = interval.crossing(chosen, draws, anchor, delta, risk / 2 if has_line else risk, lower)
         resolved = high < math.inf
         high = min(high, most)
         if has_line and high > highs[Direction.REMOVE]:
             below = _line_epsilon(mechanism, delta, highs[Direction.REMOVE], high, num_samples, risk / 2, key)
             names[direction] += f", {EXTRAPOLATED}" if below < high else ""
             high, resolved = min(high, below), resolved or below < high
-        value = interval.mean_crossing(chosen, draws, delta) if resolved else high
+        means = [interval.mean_crossing(*one, delta) for one in known]
+        value = math.fsum(means) / len(means) if resolved else high
         values[direction] = min(max(value, low), high)
         lows[direction], highs[direction] = low, high
     low, high = max(lows.values()), max(highs.values())
     return Estimate(
         quantity="epsilon",
         value=max(values.values()),
-        low=0.0 if bounded else min(low, high),
+        low=min(low, high),
         high=high,
         confidence=confidence,
         directions=values,
@@ -290,8 +294,7 @@ def _law_near(mechanism: Mechanism, direction: str, delta: float, most: float, k
     for pilot in range(_PILOTS):
         chosen = _law_at(mechanism, anchor, direction, delta)
         pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
-        parts = list(draw_samples(chosen, pilot_key, _PILOT_SAMPLES))
-        draws = Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        draws = _all_draws(chosen, pilot_key, _PILOT_SAMPLES)
         before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta), most)
         if abs(anchor - before) <= _COARSE * before:
             break
@@ -340,6 +343,11 @@ def best_proposal(
     found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
     exact = [p for p in found if not p.of_a_bound or p.log_scale <= math.log(_BOUNDED_BELOW)]
     return choose_proposal(found, direction, name, min(exact, key=lambda p: p.log_scale))
+
+
+def _all_draws(proposal: Proposal, key, num_samples: int, progress: Progress | None = None) -> Draws:
+    parts = list(draw_samples(proposal, key, num_samples, progress))
+    return Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None):

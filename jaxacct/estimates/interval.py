@@ -83,6 +83,32 @@ def bands(
     return np.stack([np.minimum(lower, upper), np.clip(totals / num_samples, lower, upper), upper])
 
 
+def bands_of_both(
+    chosen: Proposal,
+    below: Proposal | None,
+    grid: np.ndarray,
+    draw,
+    q: float,
+    profile=hockey_stick.hockey_stick,
+) -> np.ndarray:
+    """`bands`, whose lower ends are those of `below` (`proposals.from_below`); 0 where that is None.
+
+    Each end is wrong with probability q / 2 at most, so together with q, whatever their draws share.
+
+    Args:
+      draw: (proposal) -> draws of it, in batches.
+    """
+    found = bands(chosen, grid, draw(chosen), q, profile)
+    if below is chosen:
+        return found
+    if below is None:
+        found[0] = 0.0
+        return found
+    lower, value, _ = bands(below, grid, draw(below), q, profile)
+    lower = np.minimum(lower, found[2])
+    return np.stack([lower, np.clip((value + found[1]) / 2, lower, found[2]), found[2]])
+
+
 def in_large_parts(parts) -> Iterator[Draws]:
     """The same draws, many at a time: what is done with them at every epsilon is quick for each draw."""
     waiting: list[Draws] = []
@@ -99,44 +125,63 @@ def _together(parts: list[Draws]) -> Draws:
     return Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def crossing(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float) -> tuple[float, float]:
+def crossing(
+    chosen: Proposal,
+    draws: Draws,
+    anchor: float,
+    delta: float,
+    q: float,
+    lower: tuple[Proposal, Draws] | None,
+) -> tuple[float, float]:
     """(low, high): the epsilon whose divergence is `delta` lies between, wrong with probability at most q.
 
-    The pointwise interval of `bands`, inverted. It has to hold at that one epsilon alone, since both of its
-    ends fall with epsilon; so the draws may be used at every epsilon at no cost in q.
+    Args:
+      lower: of `proposals.from_below`, and its draws; None where nothing is known from below.
+    """
+    low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)
+    return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2))
+
+
+def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float) -> float:
+    """At least the epsilon whose divergence is `delta`, wrong with probability at most q.
+
+    A pointwise bound as those of `bands`, inverted. It has to hold at that one epsilon alone, since it falls
+    with epsilon; so the draws may be used at every epsilon at no cost in q.
 
     Args:
       chosen: the law of the draws, made for `anchor`; chosen without looking at them.
       draws: all of them.
 
-    Returns natural logs; low is 0 and high infinite where the draws do not say.
+    Returns a natural log, infinite where the draws do not say.
     """
-    furthest = _furthest(chosen, draws)
-    margin, relative, variation = _booked(chosen)
-    furthest += 2 * margin
+    margin, _, _ = _booked(chosen)
+    furthest = _furthest(chosen, draws) + 2 * margin
     bets, weights = bounds.default_bets()
-
-    def counts(epsilon, side):
-        return side_counts(chosen, draws, epsilon, chosen.log_scale, margin, side)
-
-    above = delta * math.exp(-chosen.log_scale) * (1 + relative) + variation
-
-    def is_above(epsilon):
-        return bounds.hopeless(counts(epsilon, -1), above, q / 2)
-
     below = threshold(chosen, delta)
 
     def is_below(epsilon):
         if below >= 1:
             return True
-        return below > 0 and bounds.accepts(counts(epsilon, 1), below, q / 2, bets, weights)
+        counts = side_counts(chosen, draws, epsilon, chosen.log_scale, margin, 1)
+        return below > 0 and bounds.accepts(counts, below, q, bets, weights)
 
-    low = last_true(is_above, 0.0, furthest)[0] if is_above(0.0) else 0.0
     if is_below(anchor):
-        return low, max(low, anchor)
+        return anchor
     if furthest <= anchor or not is_below(furthest):
-        return low, math.inf
-    return low, last_true(lambda epsilon: not is_below(epsilon), anchor, furthest)[1]
+        return math.inf
+    return last_true(lambda epsilon: not is_below(epsilon), anchor, furthest)[1]
+
+
+def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float) -> float:
+    """At most the epsilon of `_crossing_from_above`, likewise; 0 where the draws do not say."""
+    margin, relative, variation = _booked(chosen)
+    furthest = _furthest(chosen, draws) + 2 * margin
+    above = delta * math.exp(-chosen.log_scale) * (1 + relative) + variation
+
+    def is_above(epsilon):
+        return bounds.hopeless(side_counts(chosen, draws, epsilon, chosen.log_scale, margin, -1), above, q)
+
+    return last_true(is_above, 0.0, furthest)[0] if is_above(0.0) else 0.0
 
 
 def _booked(chosen: Proposal) -> tuple[float, float, float]:

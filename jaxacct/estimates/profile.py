@@ -1,5 +1,7 @@
 """The privacy profile delta(epsilon) with simultaneous confidence bands, both directions."""
 
+import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,12 +18,15 @@ from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.extrapolation import supports
+from jaxacct.proposals.from_below import from_below
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import hockey_stick
 
 # An accountant that knows both ends takes half a second a point; of more points draws are sooner done.
 _COMPUTED_POINTS = 16
+# For one direction, where a law serves the points from one on.
+_MOST_LAWS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +38,8 @@ class Profile:
 
     Attributes:
       epsilons: (points,) float64, ascending, natural logs.
-      lower, estimate, upper: (points,) float64, of the larger of both directions; `lower` is 0 where losses
-        are upper bounds themselves (`Mechanism.is_upper_bound`, `Proposal.of_a_bound`).
+      lower, estimate, upper: (points,) float64, of the larger of both directions; `lower` is 0 where all
+        that is drawn is a bound from above (`proposals.from_below`).
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
       confidence: of both directions and all points together.
       num_samples: draws a direction; 0 where an accountant knows both ends, `proposals` then naming it.
@@ -64,19 +69,19 @@ def privacy_profile(
     """The profile on a grid of epsilon from draws of its own.
 
     Rounding of float32 losses and errors of the drawn laws are in the bands (proofs/derivations.md section
-    5). They are
-    confidence bounds on delta, not a plan: `calibrate` books its failure probability in delta.
+    5). They are confidence bounds on delta, not a plan: `calibrate` books its failure probability in delta.
 
     The remove direction uses replicas and resolves small deltas. The add direction is drawn plainly, until it
     is exactly zero; where that sees nothing, as many draws again bound it from two common events, where the
-    mechanism has one Gaussian without participation (`proposals.extrapolation.supports`). Elsewhere its upper
-    band ends near 10 / num_samples.
+    mechanism has one Gaussian without participation (`proposals.extrapolation.supports`). Where losses are
+    bounds it is drawn from the laws that `calibrate` has, made for up to four of the points, `num_samples`
+    each. Elsewhere its upper band ends near 10 / num_samples.
 
     Balls-in-bins with one band (C = I) needs no draw: at up to 16 points an accountant knows both ends.
 
     Args:
       epsilons: at least one, each at least 0, ascending.
-      num_samples: draws a direction.
+      num_samples: draws of each law.
       confidence: in (0, 1), of all bands together.
       compose_with: a dp-accounting `DpEvent`, for the profile of both together. Nothing is known from below
         then, as its own profile is a bound.
@@ -108,14 +113,13 @@ def privacy_profile(
     composed = composition_of(compose_with)
     other = hockey_stick if composed is None else composed.profile
     found, names = {}, {}
-    bounded = mechanism.is_upper_bound or composed is not None
+    draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
     for direction in DIRECTIONS:
-        chosen = _chosen(mechanism, direction, grid, composed)
-        names[direction] = chosen.name
-        bounded = bounded or chosen.of_a_bound
-        parts = draw_samples(chosen, key, num_samples, progress)
         share = q / 2 if direction == Direction.ADD and supports(mechanism) else q
-        found[direction] = _bands(chosen, grid, share, parts, other, composed)
+        laws = _laws(mechanism, direction, grid, composed)
+        names[direction] = ", ".join(dict.fromkeys(law.name for law, _ in laws))
+        parts = [_bands(law, points, share, draw, other, composed) for law, points in laws]
+        found[direction] = np.concatenate(parts, axis=1)
     wide = sees_nothing(found[Direction.REMOVE], found[Direction.ADD])
     if wide.any():
         upper = found[Direction.ADD][2]
@@ -124,8 +128,8 @@ def privacy_profile(
         upper[wide] = np.minimum(upper[wide], most)
         # It falls with epsilon, and so does what bounds it.
         found[Direction.ADD] = np.minimum(found[Direction.ADD], np.minimum.accumulate(upper))
-    if bounded:
-        # Losses are bounds themselves there: nothing is known from below (proofs/non_banded.md).
+    if composed is not None:
+        # The profile of what is composed in is a bound from above.
         for bands in found.values():
             bands[0] = 0.0
     lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
@@ -157,12 +161,28 @@ def _chosen(mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Co
     return chosen
 
 
+def _laws(
+    mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None
+) -> list[tuple[Proposal, np.ndarray]]:
+    """Laws, each with the points it serves: one for all, or some that are made for the first of theirs."""
+    if direction == Direction.REMOVE or composed is not None or not mechanism.is_upper_bound:
+        return [(_chosen(mechanism, direction, grid, composed), grid)]
+    starts = np.unique(np.arange(_MOST_LAWS) * len(grid) // _MOST_LAWS)
+    return [
+        (best_proposal(mechanism, float(points[0]), direction, None, None), points)
+        for points in np.split(grid, starts[1:])
+    ]
+
+
 def _bands(
-    chosen: Proposal, grid: np.ndarray, q: float, parts, other, composed: Composed | None
+    chosen: Proposal, grid: np.ndarray, q: float, draw, other, composed: Composed | None
 ) -> np.ndarray:
     """(3, points): lower, estimate and upper; each interval wrong with probability q at most."""
     mechanism, direction = chosen.mechanism, chosen.direction
-    found = interval.bands(chosen, grid, parts, q, other)
+    if chosen.log_scale == -math.inf:
+        return np.zeros((3, len(grid)))
+    below = from_below(chosen) if composed is None else chosen
+    found = interval.bands_of_both(chosen, below, grid, draw, q, other)
     if direction == Direction.ADD and composed is None:
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
         none = mechanism.scheme.log_probability_of_none()

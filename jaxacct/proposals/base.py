@@ -92,6 +92,9 @@ class Proposal:
     """Terms may be positive down to a loss of minus this, natural log."""
     of_a_bound: bool = False
     """Whether what is drawn is a bound on the divergence: a lower bound on that says nothing."""
+    below: Callable[[], "Proposal"] | None = None
+    """The same law, with losses that make terms at most the exact ones; None where losses are exact, or
+    nothing is known from below. `from_below.from_below` asks for it."""
     words: int = 1
     """How draws are made of random words, as a number: kept draws go on only where it is the same."""
 

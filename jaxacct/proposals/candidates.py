@@ -60,8 +60,9 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
         _cuts(Direction.REMOVE),
     ),
     Direction.ADD: (
-        Family(half_space_candidates, half_space_called),
+        # Of laws with one scale the first is taken: these have the smaller losses.
         Family(mean_overlap_candidates, mean_overlap_called),
+        Family(half_space_candidates, half_space_called),
         _cuts(Direction.ADD),
     ),
 }

@@ -13,6 +13,7 @@ whose mean M under Q is small where the tangent is good. The proposal draws t fr
 side times the normal density, and the rest of the noise freely.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -208,7 +209,12 @@ def proposal_along(
     }
     # The coordinate along C m is replaced: the old one is a normal of the draw, the new one is in the table.
     push = float(np.abs(np.asarray(cells["upper"])).max() + cells["width"]) + 12
-    return Proposal(
+
+    def lines(delta_v):
+        relative_norm = float(np.linalg.norm(minorant.weights)) / minorant.norm
+        return rounding.coordinate_lines(mechanism, float(delta_v), push, relative_norm)
+
+    found = Proposal(
         name=name,
         direction=Direction.ADD,
         mechanism=mechanism,
@@ -218,12 +224,15 @@ def proposal_along(
         relative_error=2.0**-20,
         total_variation=tail,
         push=push,
-        rounding_lines=lambda delta_v: more_lines(
-            rounding.coordinate_lines(
-                mechanism, float(delta_v), push, float(np.linalg.norm(minorant.weights)) / minorant.norm
-            )
-        ),
+        rounding_lines=lambda delta_v: more_lines(lines(delta_v)),
     )
+    if not mechanism.scheme.overlap_bound(mechanism.strategy) > 0:
+        return found
+
+    def below() -> Proposal:
+        return dataclasses.replace(found, draw_block=_from_below, rounding_lines=lines, below=None)
+
+    return dataclasses.replace(found, below=below)
 
 
 def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
@@ -279,11 +288,17 @@ def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma, Direction.ADD), log_weight)
 
 
-def draw_in_half_space(key, scheme, strategy, tables, dtype):
+def _from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    """Of losses that examples have which share nothing: at least the exact ones, growing with every score."""
+    noise, log_weight = draw_in_half_space(key, scheme, strategy, tables, dtype, -1)
+    return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma), log_weight)
+
+
+def draw_in_half_space(key, scheme, strategy, tables, dtype, side: int = 1):
     """Normalised noise scores of a block of `proposal_along`, (BLOCK_SIZE, iterations), and ln of weights.
 
     Scores are lowered by what the coordinate is rounded: losses have to grow with every score, or be at most
-    ones that do.
+    ones that do. Weights are rounded up. With `side` -1 scores are raised and weights rounded down.
     """
     noise_key, cell_key, place_key = threefry.split(key, 3)
     size, n = randomness.BLOCK_SIZE, scheme.iterations
@@ -295,10 +310,13 @@ def draw_in_half_space(key, scheme, strategy, tables, dtype):
     upper = tables["upper"][cell].astype(dtype)
     # ln phi(t) from its value at the upper end of the cell: no cancellation.
     log_weight = tables["log_weight"][cell].astype(dtype) + below * (upper - below / 2)
+    if side < 0:  # what the table was rounded up by, and all that is rounded here
+        sizes = 1 + jnp.abs(tables["log_weight"][cell]) + jnp.abs(upper * below) + below**2
+        log_weight = log_weight - 16 * 2.0**-24 * sizes.astype(dtype)
     products = tables["weights"].astype(dtype) * noise
     slack = tables["rounding"].astype(dtype) * (jnp.abs(products).sum(axis=1) + jnp.abs(upper) + below + 1)
     # L grows with every score, so an error of the coordinate is covered by lowering it by its bound.
-    shift = upper - below - halving_sum(products) - slack
+    shift = upper - below - halving_sum(products) - side * slack
     return noise + shift[:, None] * tables["along"].astype(dtype), log_weight
 
 

@@ -12,6 +12,7 @@ in r, so `(1 - e^epsilon f)_+` is at most that of a half-space, whose mean is kn
 every draw from that half-space, it is nearly exact (theorem 9).
 """
 
+import dataclasses
 import functools
 import math
 
@@ -19,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
-from jaxacct.likelihood.loss import column_norms
+from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.proposals.half_space import (
     Minorant,
     add_is_zero,
@@ -30,16 +32,19 @@ from jaxacct.proposals.half_space import (
     draw_in_half_space,
     halving_sum,
     log_half_space_mean,
+    log_remainder_scale,
     loss_and_gradient,
     proposal_along,
     search_minorant,
 )
+from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import circulant_length
 
 _NAME = "mean overlaps of every draw"
 # With losses that take off the most that examples could share: what plans of before may have been drawn by.
 _NAME_BEFORE = "half-space of mean overlaps"
+_NAME_PLAIN = "plain, mean overlaps"
 _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
 
 
@@ -92,7 +97,7 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float, name: str = _NAM
     # Where examples take part for certain, only their starts are not known.
     if name == _NAME_BEFORE or mechanism.scheme.sums.probability == 1:
         return proposal_along(mechanism, best, *table, _NAME_BEFORE)
-    lines = functools.partial(_with_the_law_of_means, mechanism)
+    lines = functools.partial(with_the_law_of_means, mechanism)
     return proposal_along(mechanism, best, *table, _NAME, _draw, lines)
 
 
@@ -109,11 +114,31 @@ def loss_of_mean_overlaps(scheme, strategy, noise, sigma):
     Args:
       noise: (num_samples, iterations) normalised scores.
     """
+    return _loss_of_mean_overlaps(scheme, strategy, sigma * noise, sigma)
+
+
+def loss_from_below(scheme, strategy, scores_, sigma):
+    """At most ln P/Q of (num_samples, iterations) scores of a user with several examples.
+
+    By theorem 9, and by what examples share at most where draws have no means.
+    """
+    if has_means(scheme, strategy):
+        return _loss_of_mean_overlaps(scheme, strategy, scores_, sigma)
+    return loss_of_scores(scheme, strategy, scores_, sigma, Direction.ADD)
+
+
+def has_means(scheme, strategy) -> bool:
+    """Whether the mean participations of every draw are computed: else starts alone are unknown, or C is not
+    Toeplitz."""
+    return scheme.sums.probability < 1 and strategy.is_toeplitz
+
+
+def _loss_of_mean_overlaps(scheme, strategy, scores_, sigma):
     one, number = scheme.parts
-    dtype, n = noise.dtype, scheme.iterations
+    dtype, n = scores_.dtype, scheme.iterations
     unit = float(jnp.finfo(dtype).eps) / 2
     halves = jnp.asarray(strategy.half_square_norms(), dtype)
-    loss, mean = one.loss_and_mean_participation((sigma * noise - halves) / sigma**2)
+    loss, mean = one.loss_and_mean_participation((scores_ - halves) / sigma**2)
     off = unit * 8 * (rounding.fourier_roundings(circulant_length(n, strategy.bands)) + 8)
     off *= float(np.abs(strategy.array).sum()) ** 2
     square = halving_sum(mean * strategy.signal_scores(mean)) + off * halving_sum(mean**2)
@@ -122,8 +147,9 @@ def loss_of_mean_overlaps(scheme, strategy, noise, sigma):
     return number * loss - shared - 8 * unit * (jnp.abs(number * loss) + shared)
 
 
-def _with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
-    """`lines`, and that means are those of a law which is only near to the one given the outputs."""
+def with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
+    """`lines` of k times the loss of one example, and that means are those of a law which is only near to the
+    one given the outputs."""
     one, number = mechanism.scheme.parts  # pyrefly: ignore[not-iterable]
     # At least three times what ln f_1 is off by from any step on: the odds of taking part.
     odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
@@ -132,21 +158,84 @@ def _with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) 
     return *lines, BudgetLine("law of mean overlaps", "epsilon", number * apart, source)
 
 
+def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
+    """Draws of Q itself with the losses of theorem 9; `epsilon` below -ln P(x = 0)."""
+    return Proposal(
+        name=_NAME_PLAIN,
+        direction=Direction.ADD,
+        mechanism=mechanism,
+        log_scale=log_remainder_scale(mechanism, epsilon),
+        draw_block=_draw_plain,
+        rounding_lines=lambda delta_v: with_the_law_of_means(
+            mechanism, rounding.loss_lines(mechanism, float(delta_v), Direction.ADD)
+        ),
+        below=lambda: plain_from_below(mechanism, Direction.ADD),
+    )
+
+
+def _draw_plain(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    del tables
+    loss = loss_from_below(scheme, strategy, _scores(key, scheme, strategy, sigma, dtype), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def plain_from_below(mechanism: Mechanism, direction: str) -> Proposal:
+    """Draws of the target itself, with losses of several examples that are bounds on the safe side for a
+    bound from below: of examples that share nothing in the add direction, of theorem 9 in the other."""
+    known = plain(mechanism, direction)
+
+    def lines(delta_v):
+        found = rounding.loss_lines(mechanism, float(delta_v), known.direction)
+        return with_the_law_of_means(mechanism, found) if direction == Direction.REMOVE else found
+
+    draw_block = _remove_from_below if direction == Direction.REMOVE else _add_from_below
+    return dataclasses.replace(known, draw_block=draw_block, rounding_lines=lines)
+
+
+def _remove_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    del tables
+    scores = _scores(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
+    loss = loss_from_below(scheme, strategy, scores, sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def _add_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    del tables
+    loss = loss_of_scores(scheme, strategy, _scores(key, scheme, strategy, sigma, dtype), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def _scores(key, scheme, strategy, sigma, dtype, draw_counts=None):
+    """Of outputs with participations or without."""
+    normals_key, counts_key = threefry.split(key)
+    normals = strategy.draw_normals(normals_key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
+    counts = None if draw_counts is None else draw_counts(counts_key, randomness.BLOCK_SIZE).astype(dtype)
+    return strategy.scores_from_normals(normals, scheme.iterations, sigma, counts)
+
+
 def mean_overlap_candidates(mechanism: Mechanism, epsilon: float, samples_needed=None) -> list[Proposal]:
-    """The one there is where the likelihood of several examples is bounded; none elsewhere."""
-    del samples_needed
+    """The one there is where the likelihood of several examples is bounded; none elsewhere.
+
+    Where the output of no noise is in every half-space, draws of Q itself.
+    """
+    del samples_needed  # without a half-space draws of Q itself
     scheme, strategy = mechanism.scheme, mechanism.strategy
     if scheme.parts is None or not strategy.is_toeplitz or not scheme.overlap_bound(strategy) > 0:
         return []
     if scheme.log_probability_of_none() > -math.inf and add_is_zero(mechanism, epsilon):
         return []
     found = mean_overlap_proposal(mechanism, epsilon)
-    return [] if found is None else [found]
+    if found is not None:
+        return [found]
+    return [plain_proposal(mechanism, epsilon)] if has_means(scheme, strategy) else []
 
 
 def mean_overlap_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
     """The one of that name, None for a name of another kind or where there is none."""
-    if name not in (_NAME, _NAME_BEFORE) or not mean_overlap_candidates(mechanism, epsilon):
+    if name not in (_NAME, _NAME_BEFORE, _NAME_PLAIN):
         return None
+    offered = mean_overlap_candidates(mechanism, epsilon)
+    if name == _NAME_PLAIN or not offered:
+        return next((proposal for proposal in offered if proposal.name == name), None)
     found = mean_overlap_proposal(mechanism, epsilon, name)
     return found if found is not None and found.name == name else None

@@ -15,9 +15,10 @@ Where a user has k examples that are drawn independently, f_1 is the likelihood 
 the m > k vectors are the user's own. What these share is taken off: a weight is `Z_2^{m/2} f_1^{k-m} factor
 e^{- what they share}`, and m / k takes the place of m in the scale, as `f <= f_1^k`
 (proofs/shared_examples.md, theorem 7). Losses of such users are those of pairs of examples where more do not
-fit (theorem 10).
+fit (theorem 10), and of theorem 9 from below, of the same draws.
 """
 
+import dataclasses
 import functools
 import math
 import re
@@ -34,6 +35,7 @@ from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.proposals.busier import busier_candidates
+from jaxacct.proposals.mean_overlaps import loss_from_below, with_the_law_of_means
 from jaxacct.proposals.overlaps import overlap_variation
 from jaxacct.proposals.powers import power_candidates
 from jaxacct.proposals.replicas import (
@@ -89,7 +91,7 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
             "attractions": jnp.asarray(log_attractions(one), jnp.float32),
         }
 
-    return Proposal(
+    found = Proposal(
         name=_NAME.format(m) + _ENDING * by_pairs,
         direction=Direction.REMOVE,
         mechanism=mechanism,
@@ -103,6 +105,17 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         rounding_lines=(None if number == 1 else lambda delta_v: lines(mechanism, float(delta_v), m, log_z)),
         log_normalizer=log_z,
     )
+    if not mechanism.is_upper_bound:
+        return found
+
+    def below() -> Proposal:
+        drawer = _drawer(drawn.module, m, loss_from_below, -1)
+        return dataclasses.replace(found, draw_block=drawer, rounding_lines=lines_from_below, below=None)
+
+    def lines_from_below(delta_v):
+        return with_the_law_of_means(mechanism, rounding.pair_lines(mechanism, float(delta_v), m, log_z))
+
+    return dataclasses.replace(found, below=below)
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
@@ -181,7 +194,8 @@ def pairs_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | 
 
 
 @functools.cache  # one function each, so that nothing compiles twice
-def _drawer(module, m: int, loss_of=loss_of_scores) -> Callable[..., Draws]:
+def _drawer(module, m: int, loss_of=loss_of_scores, side: int = 1) -> Callable[..., Draws]:
+    """Of a bound on the loss, and of weights that are rounded up (`side` 1) or down (-1)."""
     draw = functools.partial(_draw_positions if _by_positions(module) else _draw_vectors, module)
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -194,7 +208,7 @@ def _drawer(module, m: int, loss_of=loss_of_scores) -> Callable[..., Draws]:
         loss = others = loss_of(scheme, strategy, drawn, sigma)
         if number > 1:
             others = loss_of_scores(one, strategy, drawn, sigma)
-        factor = log_factor(shared, number, one.max_participations)
+        factor = log_factor(shared, number, one.max_participations, side)
         return Draws(loss, tables["log_z"] - (m - number) * others + factor.astype(dtype))
 
     return draw_block
@@ -309,13 +323,14 @@ def shared_rows(vectors, attractions, slots: int):
     return jax.lax.map(with_one, (after, before, vectors))
 
 
-def log_factor(shared, number: int, slots: int):
+def log_factor(shared, number: int, slots: int, side: int = 1):
     """ln of the factor of a weight, (num_samples,) float32, above what it is exactly and at most 0.
 
     Args:
       shared: `shared_rows`, of pairs in the rows 2 i and 2 i + 1.
       number: how many vectors are a unit's own.
       slots: as for `shared_rows`.
+      side: -1 for below what it is exactly.
     """
     m = len(shared)
     meet, own = rounds(m, number)
@@ -324,7 +339,7 @@ def log_factor(shared, number: int, slots: int):
         return jnp.einsum("lij,ijs->ls", jnp.asarray(which, jnp.float32), shared, precision="highest")
 
     # No number is negative, and zeros round nothing: 2 slots + m roundings each, and a few of the numbers.
-    relative = (2 * slots + 2 * m + 20) * _UNIT
+    relative = side * (2 * slots + 2 * m + 20) * _UNIT
     aligned = (m - 1) * add_up(meet)
     total = aligned.sum(axis=0) / (m - 1)
     raised = total + relative * total
@@ -335,7 +350,7 @@ def log_factor(shared, number: int, slots: int):
         apart = add_up(own)
         factor = factor + _log_mean_exp(-apart) + relative * apart.max(axis=0)
         sizes = sizes + apart.max(axis=0)
-    return jnp.minimum(factor + (m + 40) * _UNIT * sizes, 0.0)
+    return jnp.minimum(factor + side * (m + 40) * _UNIT * sizes, 0.0)
 
 
 def _log_mean_exp(values):

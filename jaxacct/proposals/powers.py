@@ -6,15 +6,18 @@ of a draw is `Z_M f / f_1^M <= Z_M f^{1 - M/k}`, and the weighted term never exc
 
     Z_M (1 / (rho - 1)) ((rho - 1) / rho)^rho e^{(1 - rho) epsilon},   rho = M / k.
 
-Where f itself is bounded by f_1^k, that bound takes its place and everything holds.
+Where f itself is bounded by f_1^k, that bound takes its place and all of it holds; one from below may, too.
 """
 
+import dataclasses
+import math
 import re
 from collections.abc import Callable
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.mean_overlaps import loss_from_below, with_the_law_of_means
 from jaxacct.proposals.replicas import (
     around_the_smallest_scale,
     checked_replicas,
@@ -33,7 +36,7 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     one, number = _one(mechanism)
     drawn = checked_replicas(one, m, number + 1)
     log_z = drawn.log_normalizer
-    return Proposal(
+    found = Proposal(
         name=f"{m} replicas of one example",
         direction=Direction.REMOVE,
         mechanism=mechanism,
@@ -47,6 +50,20 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         rounding_lines=lambda delta_v: rounding.power_lines(mechanism, float(delta_v), m, log_z),
         log_normalizer=log_z,
     )
+    if not mechanism.is_upper_bound:
+        return found
+
+    def below() -> Proposal:
+        drawer = drawer_of_another(drawn.module, _one_example, loss_from_below)
+        return dataclasses.replace(found, draw_block=drawer, rounding_lines=lines_from_below, below=None)
+
+    def lines_from_below(delta_v):
+        lines = rounding.power_lines(mechanism, float(delta_v), m, log_z)
+        *_, means = more = with_the_law_of_means(mechanism, lines)
+        # Weights have the loss as well.
+        return *more, dataclasses.replace(means, kind="relative", amount=math.expm1(min(means.amount, 600.0)))
+
+    return dataclasses.replace(found, below=below)
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:

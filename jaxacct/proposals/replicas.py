@@ -204,12 +204,13 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
 
 
 @functools.cache  # as above
-def drawer_of_another(module, another: Callable) -> Callable[..., Draws]:
+def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_scores) -> Callable[..., Draws]:
     """Replicas of `another(scheme)`: of weight `Z_m f / g^m`, g being the likelihood ratio of the other.
 
     Args:
       module: of the other scheme.
       another: the same function each time for the same schemes.
+      loss_of: ln f or a bound on it, of scores.
     """
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -219,7 +220,7 @@ def drawer_of_another(module, another: Callable) -> Callable[..., Draws]:
         normals = strategy.draw_normals(normals_key, n, size, dtype)
         counts = module.draw_counts(counts_key, other, tables["arrays"], size).astype(dtype)
         drawn = strategy.scores_from_normals(normals, n, sigma, counts)
-        loss = loss_of_scores(scheme, strategy, drawn, sigma)
+        loss = loss_of(scheme, strategy, drawn, sigma)
         others = loss_of_scores(other, strategy, drawn, sigma)
         return Draws(loss, tables["log_z"] + loss - tables["m"] * others)
 
