@@ -401,8 +401,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/half_space.py",
-        "halving_sum(products) - slack",
-        "halving_sum(products) + slack",
+        "halving_sum(products) - side * slack",
+        "halving_sum(products) + side * slack",
         "tests/test_add_direction.py",
     ),
     Mutant(
@@ -835,9 +835,21 @@ MUTANTS = [
     Mutant("jaxacct/report.py", "np.minimum(1.0, upper + added)", "np.minimum(1.0, upper)", REPORT),
     Mutant(
         "jaxacct/estimates/profile.py",
-        "interval.bands(chosen, grid, parts, q, other)",
-        "interval.bands(chosen, grid, parts, q)",
+        "interval.bands_of_both(chosen, below, grid, draw, q, other)",
+        "interval.bands_of_both(chosen, below, grid, draw, q)",
         REPORT,
+    ),
+    Mutant(
+        "jaxacct/proposals/from_below.py",
+        "return proposal.below()",
+        "return proposal",
+        "tests/test_from_below.py",
+    ),
+    Mutant(
+        "jaxacct/proposals/pairs.py",
+        "relative = side * (2 * slots",
+        "relative = (2 * slots",
+        "tests/test_from_below.py",
     ),
     Mutant("jaxacct/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
     Mutant(
