@@ -90,7 +90,7 @@ def test_no_term_exceeds_the_remainder_scale():
 
 
 @pytest.mark.parametrize("sigma", [0.4, 2.0])
-@pytest.mark.parametrize(("scheme", "bands"), settings.SMALL, ids=settings.IDS)
+@pytest.mark.parametrize(("scheme", "bands"), settings.few_in_ci({0, 4, 7, 9, 10, 13, 15, 19}))
 def test_tangents_are_minorants(scheme, bands, sigma):
     mechanism = make(scheme, bands, sigma)
     n, log_none = scheme.iterations, scheme.log_probability_of_none()

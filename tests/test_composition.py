@@ -48,7 +48,7 @@ def test_composing_equals_the_accountant(draws, key):
     """Poisson sampled Gaussians composed with a Gaussian, both by dp-accounting and by sampling."""
     sampled = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.0)), 20)
     other = dp.GaussianDpEvent(3.0)
-    accountant = PLDAccountant().compose(sampled).compose(other)
+    accountant = PLDAccountant(value_discretization_interval=5e-4).compose(sampled).compose(other)
     mechanism = Mechanism(Poisson(20, 0.1), BandedToeplitz((1.0,)), 1.0)
     found = estimate_delta(mechanism, 1.0, num_samples=draws, key=key, compose_with=other)
     error = np.sqrt(found.value / found.num_samples)  # terms are in [0, 1]: variance <= mean

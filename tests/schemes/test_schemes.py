@@ -26,8 +26,10 @@ def chi_square_p_value(drawn, law) -> float:
     """P-value of drawn 0/1 vectors under `law`; rare patterns are pooled to expect five each."""
     drawn = drawn.astype(int)
     # Each pattern as one number: rows are sorted forty times as slowly.
-    digits = (drawn.max() + 1) ** np.arange(drawn.shape[1])
-    _, first, counts = np.unique(drawn @ digits, return_index=True, return_counts=True)
+    base = int(np.ptp(drawn)) + 1
+    assert base ** drawn.shape[1] < 2**62
+    digits = base ** np.arange(drawn.shape[1])
+    _, first, counts = np.unique((drawn - drawn.min()) @ digits, return_index=True, return_counts=True)
     seen = {tuple(p): c for p, c in zip(drawn[first].tolist(), counts, strict=True)}
     assert set(seen) <= set(law), "a pattern that the scheme cannot produce was drawn"
     expected = np.array([w * len(drawn) for w in law.values()])
