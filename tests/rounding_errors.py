@@ -51,24 +51,35 @@ def _normals(key, strategy, n):
     return strategy.draw_normals(jax.random.split(key, 3)[0], n, randomness.BLOCK_SIZE, jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3), compiler_options=QUICK)
 def _probe(key, tables, scheme, replicas):
     """The participations under P and under Q, and batch sizes where there are any."""
     _, counts_key, somewhere_key = jax.random.split(key, 3)
-    n, size = scheme.iterations, randomness.BLOCK_SIZE
     if scheme.side_information is None:
         batch_sizes = None
-        keys = jax.random.split(counts_key, replicas)
-        counts = jax.lax.map(lambda key: scheme.draw_participation(key, size), keys).sum(axis=0)
-        others = jnp.zeros_like(counts)
+        drawn = [_participation(key, scheme) for key in jax.random.split(counts_key, replicas)]
+        counts = np.sum(drawn, axis=0)
+        others = np.zeros_like(counts)
     else:
-        batch_sizes = scheme.side_information.draw(jax.random.fold_in(key, 0), size, tables)
-        counts, others = (scheme.draw_counts(counts_key, size, side, batch_sizes) for side in DIRECTIONS)
+        counts, others, batch_sizes = _cut_participations(key, counts_key, tables, scheme)
     # A sample without a participation has hardly a loss to round; where they are rare it would hide them.
-    somewhere = jax.random.randint(somewhere_key, (size, 1), 0, n)
-    one = (jnp.arange(n) == somewhere).astype(jnp.float32)
-    counts = jnp.where(counts.any(axis=1, keepdims=True), counts, one)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(somewhere_key)))
+    one = (np.arange(scheme.iterations) == rng.integers(scheme.iterations, size=(len(counts), 1))).astype(
+        np.float32
+    )
+    counts = np.where(np.asarray(counts).any(axis=1, keepdims=True), counts, one)
     return (counts, others), batch_sizes
+
+
+@functools.partial(jax.jit, static_argnums=1, compiler_options=QUICK)
+def _participation(key, scheme):
+    return scheme.draw_participation(key, randomness.BLOCK_SIZE)
+
+
+@functools.partial(jax.jit, static_argnums=3, compiler_options=QUICK)
+def _cut_participations(key, counts_key, tables, scheme):
+    size = randomness.BLOCK_SIZE
+    batch_sizes = scheme.side_information.draw(jax.random.fold_in(key, 0), size, tables)
+    return *(scheme.draw_counts(counts_key, size, side, batch_sizes) for side in DIRECTIONS), batch_sizes
 
 
 def _losses_of(scheme, strategy, sigma, normals, participation, shift, batch_sizes):

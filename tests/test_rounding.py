@@ -55,7 +55,7 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("sigma", [0.05, 1.0, 100.0])
+@pytest.mark.parametrize("sigma", [0.05, pytest.param(1.0, marks=pytest.mark.slow), 100.0])
 @pytest.mark.parametrize(
     ("iterations", "separation", "bands", "p"),
     [pytest.param(*case, marks=pytest.mark.slow) for case in LONG] + [(20_000, 64, 64, 1e-3)],

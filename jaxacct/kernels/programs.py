@@ -115,7 +115,14 @@ def _traced(function, fixed, tree, leaves) -> _Program:
 
 def _is_traced(leaves) -> bool:
     """Whether a call with these arrays is a part of another program, or of a transformation like `vmap`."""
-    return any(isinstance(each, jax.core.Tracer) for each in (*leaves, jnp.zeros(())))
+    return any(isinstance(each, jax.core.Tracer) for each in (*leaves, jnp.negative(_zero())))
+
+
+@functools.cache
+def _zero():
+    """A number at hand: to make one takes three times as long as what is done with it."""
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros(())
 
 
 @functools.cache
