@@ -249,7 +249,7 @@ def test_interrupt_and_resume(tmp_path, capsys):
         "--epsilon",
         "2",
         "--delta",
-        "1e-4",
+        "5e-4",  # thirty thousand draws in each direction
         "--proposal",
         "plain",
         "--noise-multiplier",

@@ -6,6 +6,7 @@ Everything they return is **private**: a function of the data that no guarantee 
 an example is charged depends on its gradient and on what was released, never on the draw of the batch.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,10 +45,12 @@ def _after_all(accountant, norms):
         raise ValueError(
             f"norms must be in [0, {clip_norm:g}] (clipped), were in [{np.min(norms):g}, {np.max(norms):g}]"
         )
-    state = accountant.init(norms.shape[1])
-    for row in norms:
-        state = accountant.update(state, row)
-    return state
+    return _scanned(accountant, accountant.init(norms.shape[1]), norms)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _scanned(accountant, state, norms):
+    return jax.lax.scan(lambda state, row: (accountant.update(state, row), None), state, norms)[0]
 
 
 @dataclass(frozen=True)

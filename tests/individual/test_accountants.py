@@ -2,7 +2,6 @@
 
 import dp_accounting
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -89,7 +88,7 @@ def test_random_histories_against_dp_accounting():
         peer = None
         for sigma, count in zip(sigmas, counts, strict=True):
             one = privacy_loss_distribution.from_gaussian_mechanism(
-                float(sigma), sampling_prob=q, value_discretization_interval=1e-4, use_connect_dots=True
+                float(sigma), sampling_prob=q, value_discretization_interval=2e-4, use_connect_dots=True
             ).self_compose(int(count))
             peer = one if peer is None else peer.compose(one)
         assert peer is not None
@@ -136,7 +135,7 @@ def test_encoding():
         buckets = grid.encode(2.0 * 5.0 / norms)
     assert np.bincount(buckets)[[0, 7, 28, 99]].tolist() == [2, 1, 1, 2]
     accountant = RDPIndividualAccountant(0.005, 2.0, 5.0, grid)
-    state = jax.jit(accountant.update)(accountant.init(6), jnp.asarray(norms, jnp.float32))
+    state = jax.jit(accountant.update)(accountant.init(6), np.float32(norms))
     assert np.argmax(state.counts, axis=1).tolist() == buckets.tolist()
     with pytest.raises(ValueError, match="clipped"):
         grid.encode([1.9])
@@ -154,7 +153,7 @@ def test_norms_are_never_charged_as_less():
     norms = np.concatenate(
         [norms[(norms >= 0) & (norms <= np.float32(0.7))], np.float32([1e-38, 1e-45, 0.35])]
     )
-    state = accountant.update(accountant.init(norms.size), jnp.asarray(norms))
+    state = jax.jit(accountant.update)(accountant.init(norms.size), norms)
     charged = accountant.charged_sigmas[np.argmax(state.counts, axis=1)]
     with np.errstate(divide="ignore"):
         exact = 1.1 * 0.7 / norms.astype(np.float64)
@@ -165,13 +164,13 @@ def test_norms_are_never_charged_as_less():
 @pytest.mark.parametrize("bad", [np.nan, -1.0, 0.71, np.inf])
 def test_fails_closed_in_jit(bad):
     accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 20.0, 5), 8.0, 2**13)
-    state = jax.jit(accountant.update)(accountant.init(2), jnp.array([bad, 0.1]))
+    state = jax.jit(accountant.update)(accountant.init(2), np.array([bad, 0.1]))
     assert np.isinf(accountant.epsilon(state, 1e-5)[0]) and np.isfinite(accountant.epsilon(state, 1e-5)[1])
     assert accountant.delta(state, 1.0)[0] == 1
     gaussian = GDPIndividualAccountant(1.1, 0.7)
     if not 0 < bad < 1:
-        state = jax.jit(gaussian.update)(gaussian.init(2), jnp.array([bad, 0.1]))
-        state = gaussian.update(state, jnp.array([0.1, 0.1]))
+        update = jax.jit(gaussian.update)
+        state = update(update(gaussian.init(2), np.array([bad, 0.1])), np.array([0.1, 0.1]))
         assert np.isinf(gaussian.epsilon(state, 1e-5)[0]) and gaussian.delta(state, 1.0)[0] == 1
 
 
