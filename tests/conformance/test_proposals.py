@@ -41,6 +41,7 @@ KINDS = {
     "m replicas of one example": REMOVE,
     "m replicas at k times the probability": REMOVE,
     "m replicas in pairs": REMOVE,
+    "a replica and the power k of another": REMOVE,
     "zero": ADD,
     "plain, less none": ADD,
     "half-space": ADD,
@@ -51,6 +52,7 @@ MECHANISMS = [
     Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
     Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.8),
     Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
+    Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.25),
     Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
     Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
     Mechanism(Poisson(2, 0.3), Toeplitz((0.8, 0.6)), 2.0),
@@ -62,6 +64,7 @@ EPSILONS = (0.2, 3.0)
 def kind(proposal) -> str:
     overlap = proposal.mechanism.is_upper_bound and proposal.replicas > 1
     name = proposal.name + " where columns overlap" * overlap
+    name = re.sub(r"power \d+/32", "power k", name)
     return re.sub(r" at \d+ times", " at k times", re.sub(r"^\d+ ", "m ", name))
 
 
