@@ -49,21 +49,25 @@ def _tabulate(event: str) -> TabulatedProfile:
 
     accountant: Any = pld.PLDAccountant()
     _compose(accountant, event_from_json(json.loads(event)))
+    before = np.diff(_GRID, prepend=2 * _GRID[0] - _GRID[1])
     # All at once is a hundred times as fast as one by one: two running sums of the law's tail.
-    values = np.asarray(accountant.get_delta(list(_GRID)), np.float64) + _summing_error(accountant)
+    asked, places = np.unique(np.concatenate([_GRID, _GRID - before]), return_inverse=True)
+    found, at_before = np.split(np.asarray(accountant.get_delta(list(asked)), np.float64)[places], 2)
+    values = found + _summing_error(at_before, before)
     values = np.minimum(np.maximum.accumulate(values[::-1])[::-1], 1.0)
     return TabulatedProfile(_GRID, values)
 
 
-def _summing_error(accountant) -> np.ndarray:
+def _summing_error(at_before: np.ndarray, before: np.ndarray) -> np.ndarray:
     """How far below exact the running sums of `get_delta` can be at each t of the grid.
 
     They are off by at most a share of the tail P(L > t) each, and with t' below t the tail is at most
     `delta(t') / (1 - e^(t' - t))`, as a loss beyond t contributes that much to delta(t').
+
+    Args:
+      at_before: delta(t') for t' = t - before.
     """
-    before = np.diff(_GRID, prepend=2 * _GRID[0] - _GRID[1])
-    at = np.asarray(accountant.get_delta(list(_GRID - before)), np.float64)
-    return _SHARE_LOST * np.clip(at / -np.expm1(-before), 0.0, 1.0)
+    return _SHARE_LOST * np.clip(at_before / -np.expm1(-before), 0.0, 1.0)
 
 
 def composed_delta(events: list, epsilon: float, interval: float) -> float:
