@@ -83,7 +83,7 @@ def sample_privacy_losses(
 
     def losses(sigmas, in_logs: bool) -> np.ndarray:
         def draw(first):
-            keys = threefry.trees(randomness.block_keys(stream, first, at_once))
+            keys = randomness.block_trees(stream, first, at_once)
             return np.asarray(_blocks(scheme, strategy, direction, in_logs, sigmas, keys))
 
         with ThreadPoolExecutor(workers()) as pool:

@@ -17,7 +17,7 @@ from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
 from jaxacct.kernels.programs import number
-from jaxacct.kernels.threefry import bits_32, split, two_words, whole
+from jaxacct.kernels.threefry import bits_32, folded, split, trees, two_words, whole
 
 BLOCK_SIZE = 128
 
@@ -70,7 +70,8 @@ def checked_key(key):
 
 def key_from_words(words):
     """The threefry key of two 32-bit words, as stored in evidence so that draws can be repeated."""
-    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl="threefry2x32")
+    # By NumPy: of a list JAX would compile a program that makes it an array.
+    return jax.random.wrap_key_data(jnp.asarray(np.asarray(words, np.uint32)), impl="threefry2x32")
 
 
 def key_words(key) -> list[int]:
@@ -79,13 +80,34 @@ def key_words(key) -> list[int]:
 
 
 def stream_key(key, stream: int):
-    """The key of one independent stream of a run (a direction, a pilot, ...)."""
-    return jax.random.fold_in(key, int(stream))
+    """The key of one independent stream of a run (a direction, a pilot, ...): that of `jax.random.fold_in`.
+
+    Made here where it can be: JAX would compile two programs for it first, a fiftieth of README's job.
+    """
+    if isinstance(key, jax.core.Tracer) or not _is_one_of_threefry(key):
+        return jax.random.fold_in(key, int(stream))
+    return key_from_words(folded(key_words(key), int(stream)))
+
+
+def _is_one_of_threefry(key) -> bool:
+    if not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
+        return False
+    return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
 def block_keys(key, first_block: int, num_blocks: int):
     """(num_blocks,) keys of consecutive blocks of one stream."""
     return _block_keys(key, np.uint32(first_block), num_blocks)
+
+
+def block_trees(key, first_block: int, num_blocks: int):
+    """`threefry.trees` of `block_keys`, by one program."""
+    return _block_trees(key, np.uint32(first_block), num_blocks)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _block_trees(key, first_block, num_blocks: int):
+    return trees(_block_keys(key, first_block, num_blocks))
 
 
 @functools.partial(jax.jit, static_argnums=2)  # one call where its parts took a twelfth of a batch of draws

@@ -115,7 +115,7 @@ class Proposal:
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:
         """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
-        keys = threefry.trees(randomness.block_keys(key, first_block, num_blocks))
+        keys = randomness.block_trees(key, first_block, num_blocks)
         mechanism = self.mechanism
         draws = draw_blocks(
             self.draw_block,

@@ -395,11 +395,11 @@ def _real_weights_of_two(n: int, b: int, p: float, q: float, attraction) -> np.n
 def _released(weights, sums, waited, first: int, end: int) -> np.ndarray:
     """`q^s U_{i+s}(0) + sums_{i+s}(b - s)`, i = first..end-1, s = 1..b-1: what is known as the bar ends."""
     b = weights.shape[1]
-    free = np.lib.stride_tricks.sliding_window_view(weights[first + 1 : end + b - 1, 0], b - 1)
-    row, column = sums.strides  # one row on and one column back with every s
-    along = np.lib.stride_tricks.as_strided(
-        sums[first + 1 :, b - 1 :], (end - first, b - 1), (row, row - column), writeable=False
-    )
+    shape, (row, column) = (end - first, b - 1), sums.strides
+    # Views by their strides, as `sliding_window_view` takes longer than all else: one row on with every s in
+    # the first, and one column back besides in the second.
+    free = np.ndarray(shape, float, weights, (first + 1) * weights.strides[0], 2 * weights.strides[:1])
+    along = np.ndarray(shape, float, sums, (first + 1) * row + (b - 1) * column, (row, row - column))
     return waited * free + along
 
 
@@ -578,7 +578,7 @@ def draw_positions(key, scheme, arrays, num_samples: int):
         released = wait >= release
         wait = jnp.minimum(wait, release)
         at = step + wait
-        codes = jnp.sort(_wait(codes, wait[:, None], b), axis=1)
+        codes = _ascending(_wait(codes, wait[:, None], b))
         here = jnp.minimum(at, n - 1)
         # u times the rate's probability against the hazards of m, m-1, .., 1 taking part, added up.
         uniforms = uniform_64(thin_key, (num_samples,), bits=threefry.drawn(words[1]))
@@ -602,11 +602,21 @@ def draw_positions(key, scheme, arrays, num_samples: int):
         advance_by = jnp.where(released, 0, jnp.maximum(1, shortest))[:, None]
         moved = jnp.where(joins, b - advance_by, _wait(bars, advance_by, b))
         # Those just barred for b steps have moved at least one, so their codes are below b.
-        codes = jnp.sort(moved, axis=1)[:, 1:]
+        codes = _all_but_the_least(moved)
         return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, slot, positions, counts
 
     state = jnp.uint32(0), step, codes, slot, positions, counts
     return jax.lax.while_loop(unfinished, advance, state)[-2:]
+
+
+def _ascending(codes):
+    """Each row of (num, number) in ascending order."""
+    return codes if codes.shape[1] == 1 else jnp.sort(codes, axis=1)
+
+
+def _all_but_the_least(codes):
+    """(num, number - 1), each row in ascending order. Of two a maximum: XLA sorts row by row."""
+    return codes.max(axis=1, keepdims=True) if codes.shape[1] == 2 else jnp.sort(codes, axis=1)[:, 1:]
 
 
 def _hazard(arrays, j: int, here, codes, b: int):
