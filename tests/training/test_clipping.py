@@ -31,6 +31,20 @@ def loss(params, example):
     return example["scale"] * jnp.sum(hidden * example["y"])
 
 
+value_of, gradient_of = jax.jit(loss), jax.jit(jax.grad(loss))
+
+
+@functools.cache
+def summed(clip_norm: float = 1.0, **options):
+    """The program of a sum on a grid of 20 bits, and of the same in float32; traced once for all tests."""
+
+    def both(params, batch, mask):
+        found = clipped_gradient_sum(loss, params, batch, mask, grid=Grid(clip_norm, 20), **options)
+        return found, found.total.scaled(1.0)
+
+    return jax.jit(both)
+
+
 def random_batch(key, size, scale=1.0):
     generator = generator_of(key).spawn(1)[0]
     return {
@@ -48,23 +62,20 @@ def float64_norm(tree) -> float:
 @pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 50.0])
 def test_against_a_plain_loop(clip_norm, normalize, key):
     params, batch = random_params(key), random_batch(key, 7)
-    mask = jnp.array([True] * 5 + [False] * 2)
-    options = dict(grid=Grid(clip_norm, 20), normalize=normalize)
-    found = jax.jit(functools.partial(clipped_gradient_sum, loss, **options))(params, batch, mask)
+    mask = np.arange(7) < 5
+    found, total = summed(clip_norm, normalize=normalize)(params, batch, mask)
     expected = jax.tree.map(lambda p: np.zeros(p.shape), params)
-    gradient = jax.jit(jax.grad(loss))
     for i in range(5):
-        g = gradient(params, jax.tree.map(lambda a: a[i], batch))  # noqa: B023
+        g = gradient_of(params, jax.tree.map(lambda a: a[i], batch))  # noqa: B023
         norm = float64_norm(g)
         scale = clip_norm / (norm + 0.01) if normalize else min(1.0, clip_norm / norm)
         expected = jax.tree.map(lambda e, v: e + scale * np.asarray(v, np.float64), expected, g)  # noqa: B023
         assert found.norms[i] == pytest.approx(norm, rel=1e-5)
-    for ours, theirs in zip(jax.tree.leaves(found.total.scaled(1.0)), jax.tree.leaves(expected), strict=True):
+    for ours, theirs in zip(jax.tree.leaves(total), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=3e-5, atol=6e-6 * clip_norm)
     assert found.clipped_fraction == pytest.approx(np.mean(np.asarray(found.norms[:5]) > clip_norm))
-    assert found.losses[0] == pytest.approx(
-        float(jax.jit(loss)(params, jax.tree.map(lambda a: a[0], batch))), rel=1e-5
-    )
+    first = jax.tree.map(lambda a: a[0], batch)
+    assert found.losses[0] == pytest.approx(float(value_of(params, first)), rel=1e-5)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -80,14 +91,11 @@ def test_sensitivity(seed, normalize):
     key = jax.random.key(seed)
     clip_norm = float(10.0 ** generator_of(key).uniform(-3, 3))
     params, batch = random_params(key), random_batch(key, 2)
-    summed = jax.jit(
-        functools.partial(clipped_gradient_sum, loss, grid=Grid(clip_norm, 20), normalize=normalize)
-    )
     for scale in (0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e25, 1e37, np.inf, np.nan):
-        batch["scale"] = np.float32([scale, 1e-6])
+        batch = batch | {"scale": np.float32([scale, 1e-6])}
         with_it, without = (
-            summed(params, batch, mask).total.scaled(1.0)
-            for mask in (jnp.array([True, True]), jnp.array([False, True]))
+            summed(clip_norm, normalize=normalize)(params, batch, mask)[1]
+            for mask in (np.array([True, True]), np.array([False, True]))
         )
         moved = jax.tree.map(
             lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), with_it, without
@@ -100,26 +108,26 @@ def test_sensitivity(seed, normalize):
 @pytest.mark.parametrize("micro", [1, 2, 3, 8, 100])
 def test_microbatches_change_nothing(micro, key):
     params, batch = random_params(key), random_batch(key, 8)
-    mask = jnp.array([True, False] * 4)
-    summed = functools.partial(clipped_gradient_sum, loss, grid=GRID)
-    whole = jax.jit(summed)(params, batch, mask)
-    parts = jax.jit(functools.partial(summed, microbatch_size=micro))(params, batch, mask)
+    mask = np.array([True, False] * 4)
+    whole, _ = summed()(params, batch, mask)
+    parts, _ = summed(microbatch_size=micro)(params, batch, mask)
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=2)  # gradients differ in their last bits by batch
 
 
 def test_padding_and_poison_contribute_exactly_zero(key):
     params, batch = random_params(key), random_batch(key, 4)
-    mask = jnp.array([True, True, False, False])
-    summed = jax.jit(functools.partial(clipped_gradient_sum, loss, grid=GRID))
-    clean = summed(params, batch, mask)
+    mask = np.array([True, True, False, False])
+    clean, _ = summed()(params, batch, mask)
+    batch = jax.tree.map(np.copy, batch)  # JAX may read the first one later, where it lies
     batch["x"][2], batch["x"][3] = np.nan, np.inf
-    padded = summed(params, batch, mask)
+    padded, _ = summed()(params, batch, mask)
     for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(padded), strict=True):
         np.testing.assert_array_equal(a, b)
+    batch = jax.tree.map(np.copy, batch)
     batch["x"][1] = np.nan
-    poisoned = summed(params, batch, mask)
-    alone = summed(params, batch, jnp.array([True, False, False, False]))
+    poisoned, _ = summed()(params, batch, mask)
+    alone, _ = summed()(params, batch, np.array([True, False, False, False]))
     for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(alone.total), strict=True):
         np.testing.assert_array_equal(a, b)
     assert np.isinf(poisoned.norms[1])
@@ -154,9 +162,7 @@ def test_one_infinity_spoils_no_other_row(sum_of, micro):
 
 
 def test_an_empty_batch_is_zero(key):
-    found = clipped_gradient_sum(
-        loss, random_params(key), random_batch(key, 3), jnp.zeros(3, bool), grid=GRID
-    )
+    found, _ = summed()(random_params(key), random_batch(key, 4), np.zeros(4, bool))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
 
 
@@ -232,8 +238,9 @@ def test_every_power_of_two_is_clipped(dtype, entries, jitted):
     info = jnp.finfo(dtype)
     smallest = int(np.log2(float(info.smallest_subnormal)))
     powers = np.ldexp(1.0, np.arange(smallest, info.maxexp))
-    powers = np.append(powers, float(info.max))
-    gradients = {"a": jnp.asarray(np.repeat(powers[:, None], entries, 1).astype(dtype))}
+    # Of one shape, whatever the kind, so that all are clipped by the same programs.
+    powers = np.append(powers, np.full(300 - powers.size, float(info.max)))
+    gradients = {"a": np.where(np.arange(7) < entries, powers[:, None], 0.0).astype(dtype)}
     for normalize in (False, True):
         kept, counts, norms = clipper(20, jitted, normalize)(gradients)
         squares = np.array([exact_norm(row) for row in np.asarray(counts["a"])], dtype=float)
@@ -249,9 +256,15 @@ def test_every_power_of_two_is_clipped(dtype, entries, jitted):
 
 def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
     """Whatever the norm is thought to be, what is summed is checked: a norm of half or NaN gives zero."""
+
+    @jax.jit
+    def clipped(wrong):
+        monkeypatch.setattr("train.clipping.global_norm", lambda tree: wrong * global_norm(tree))
+        return clip_to_grid({"a": jnp.full(5, 3.0)}, GRID)
+
+    assert clipped(1.0)[0]
     for wrong in (0.5, 0.999, np.nan):
-        monkeypatch.setattr("train.clipping.global_norm", lambda tree, w=wrong: w * global_norm(tree))
-        kept, counts, _ = clip_to_grid({"a": jnp.full(5, 3.0)}, GRID)
+        kept, counts, _ = clipped(wrong)
         assert not kept
         assert exact_norm(counts) == 0
 
@@ -268,11 +281,11 @@ def test_no_sum_exceeds_the_clip_norm_at_batch_4096():
     def linear(params, example):
         return params @ example
 
-    summed = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=GRID, microbatch_size=512))
+    of_all = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=GRID, microbatch_size=512))
     mask = np.ones(4096, bool)
     others = mask.copy()  # another array: JAX reads the first one later, where it lies
     others[0] = False
-    with_it, without = (summed(jnp.zeros(64), rows, each).total for each in (mask, others))
+    with_it, without = (of_all(np.zeros(64, np.float32), rows, each).total for each in (mask, others))
     a, b = with_it.units(), without.units()
     assert 0.999 * 2**40 < exact_norm([a - b]) <= 2**40
     assert np.abs(a).max() > 2**28  # the sum itself is long
@@ -287,8 +300,9 @@ def test_sums_are_exact_in_any_order():
 
     rows = np.ones((5000, 1), np.float32)
     rows[3500:] = -1
+    of_all = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=grid))
     for order in (np.arange(5000), np.random.default_rng(0).permutation(5000)):
-        total = clipped_gradient_sum(linear, jnp.zeros(1), rows[order], np.ones(5000, bool), grid=grid).total
+        total = of_all(np.zeros(1, np.float32), rows[order], np.ones(5000, bool)).total
         each = 2**20 - 1  # the slack takes the last unit
         assert total.units()[0] == 2000 * each
 
@@ -301,9 +315,8 @@ def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(key):
         return x
 
     odd.defjvp(lambda primals, tangents: (primals[0] * jnp.nan, tangents[0]))
-    found = clipped_gradient_sum(
-        lambda p, e: odd(p @ e), jnp.ones(2), jnp.ones((3, 2)), jnp.ones(3, bool), grid=GRID
-    )
+    sum_of = jax.jit(functools.partial(clipped_gradient_sum, lambda p, e: odd(p @ e), grid=GRID))
+    found = sum_of(np.ones(2, np.float32), np.ones((3, 2), np.float32), np.ones(3, bool))
     assert not np.any(found.total.units())
 
 

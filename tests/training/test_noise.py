@@ -87,7 +87,7 @@ def test_normals_are_normal_and_fresh_at_every_step():
 def test_chacha_against_rfc_8439():
     """The block of section 2.3.2, with 20 rounds."""
     key = np.frombuffer(bytes(range(32)), "<u4")
-    block = normals.chacha(key, (1, 0x09000000, 0x4A000000, 0), rounds=20)
+    block = jax.jit(lambda: normals.chacha(key, (1, 0x09000000, 0x4A000000, 0), rounds=20))()
     expected = (
         "e4e7f110 15593bd1 1fdd0f50 c47120a3 c7f4d1c7 0368c033 9aaa2204 4e6cd4c3 "
         "466482d2 09aa9f07 05d7c214 a2028bd9 d19c12b5 b94e16de e883d0cb 4e3c50a2"
@@ -98,18 +98,26 @@ def test_chacha_against_rfc_8439():
 def test_elementary_functions_against_numpy(x64):
     """Float64 to a few units in the last place, at the ends too."""
     x = np.concatenate([2.0 ** -np.linspace(0, 97, 20_001), 1 - np.logspace(-16, -1, 500)])
-    np.testing.assert_allclose(normals._log(x), np.log(x), rtol=1e-15, atol=1e-15)
+    np.testing.assert_allclose(jax.jit(normals._log)(x), np.log(x), rtol=1e-15, atol=1e-15)
     eighths = np.arange(8, dtype=np.uint64) << 61
     angles = np.r_[np.arange(20_001, dtype=np.uint64) * (2**64 // 20_001), eighths, eighths - 1, eighths + 1]
-    sine, cosine = normals._sine_cosine(jnp.asarray(angles))
+    sine, cosine = jax.jit(normals._sine_cosine)(angles)
     turns = angles.astype(np.float64) * 2.0**-64
     np.testing.assert_allclose(sine, np.sin(2 * np.pi * turns), atol=2e-15)
     np.testing.assert_allclose(cosine, np.cos(2 * np.pi * turns), atol=2e-15)
 
 
+box_muller = jax.jit(normals._box_muller)
+
+
+def words_of(blocks: int) -> np.ndarray:
+    """(16, blocks) uint32 of step 7."""
+    return np.asarray(jax.jit(lambda: normals.chacha(KEY, (jnp.arange(blocks), 7, 0, 0)))())
+
+
 def pairs_of(words) -> np.ndarray:
     """Complex numbers."""
-    real, imaginary = normals._box_muller(*map(jnp.asarray, words))
+    real, imaginary = box_muller(*words)
     return np.asarray(real) + 1j * np.asarray(imaginary)
 
 
@@ -134,8 +142,7 @@ def test_openssl_gives_the_same_normals():
         pytest.skip("no libcrypto here")
     words = keystream.words(KEY, 7, 80)
     assert words is not None
-    block = normals.chacha(KEY, (jnp.arange(10), 7, 0, 0))
-    np.testing.assert_array_equal(words.view(np.uint32).reshape(10, 16).T, block)
+    np.testing.assert_array_equal(words.view(np.uint32).reshape(10, 16).T, words_of(10))
     for size in (13, 40_000):
         inside = np.concatenate(normals.normals_of(KEY, 7, size))
         np.testing.assert_allclose(inside, normals.drawn_on_the_host(KEY, 7, size).numbers, rtol=1e-12)
@@ -266,7 +273,7 @@ def test_normals_of_every_parameter(sizes):
 
 def test_which_parameter_gets_which_normal():
     """Runs are told apart by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
-    words = np.asarray(normals.chacha(KEY, (jnp.arange(2), 7, 0, 0))).T.reshape(8, 2, 2).astype(np.uint64)
+    words = words_of(2).T.reshape(8, 2, 2).astype(np.uint64)
     with jax.enable_x64(True):
         pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
     drawn = normals.normals_of(KEY, 7, 16)
@@ -313,7 +320,7 @@ def test_levels_that_no_integer_leaves():
 def grid_sum(private, number: int) -> GridSum:
     """A sum of `number` clip norms in each coordinate."""
     return GridSum.zeros(PARAMS, private.grid).plus(
-        jax.tree.map(lambda p: jnp.full(p.shape, number * 2**private.grid.bits, jnp.int32), PARAMS)
+        jax.tree.map(lambda p: np.full(p.shape, number * 2**private.grid.bits, np.int32), PARAMS)
     )
 
 
@@ -346,8 +353,8 @@ def test_a_sum_in_one_part_is_the_sum_in_two():
         lost = RoundedSum.of(jnp.array([np.nan, np.inf, -(2.0**48)]), private.grid)
     two = GridSum(*(jnp.asarray(part, jnp.int32) for part in divmod(whole, 2**16)), private.grid)
     np.testing.assert_array_equal(one.units(), two.units())
-    state = private.init(jnp.zeros(7))
-    np.testing.assert_array_equal(private.update(one, state)[0], private.update(two, state)[0])
+    state, update = private.init(np.zeros(7, np.float32)), jax.jit(private.update)
+    np.testing.assert_array_equal(update(one, state)[0], update(two, state)[0])
     np.testing.assert_array_equal(lost.units(), 0)
 
 
@@ -408,7 +415,8 @@ def test_it_drops_into_a_chain_before_any_optimizer():
     private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0)
     for optimizer in (optax.adam(1e-3), optax.sgd(0.1, momentum=0.95), optax.adamw(1e-3)):
         chain = optax.chain(private, optimizer)
-        update, _ = chain.update(grid_sum(private, 0), chain.init(PARAMS), PARAMS)
+        first = jax.jit(lambda total, chain=chain: chain.update(total, chain.init(PARAMS), PARAMS)[0])
+        update = first(grid_sum(private, 0))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
 
 
