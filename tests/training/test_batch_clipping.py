@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from jaxacct.tradeoff.plan import GeneralPlan
+from tests.training.modules import made
 from train.batch_clipping import (
     Replayed,
     aggregate,
@@ -56,10 +57,10 @@ def plan(**change):
 
 
 def test_clip_by_norm():
-    v = jnp.array([3.0, 4.0])
-    np.testing.assert_allclose(clip_by_l2_norm(v, 1.0), [0.6, 0.8], rtol=1e-6)
-    np.testing.assert_array_equal(clip_by_l2_norm(v, 10.0), v)
-    np.testing.assert_array_equal(clip_by_l2_norm(jnp.zeros(2), 1.0), 0)
+    v, clipped = np.float32([3.0, 4.0]), jax.jit(clip_by_l2_norm, static_argnums=1)
+    np.testing.assert_allclose(clipped(v, 1.0), [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_array_equal(clipped(v, 10.0), v)
+    np.testing.assert_array_equal(clipped(0 * v, 1.0), 0)
 
 
 def test_samplers():
@@ -99,10 +100,15 @@ def test_samplers_follow_the_law_of_the_accountant(sampling):
     assert stats.chisquare(seen, law.prob * (seen.sum() / law.prob.sum())).pvalue > 1e-6
 
 
+@functools.cache
+def summed(term, grid):
+    """The program."""
+    return jax.jit(lambda *given: clipped_gradient_sum(term, *given, grid=grid).total.scaled(1.0))
+
+
 def total(term, rows, grid, params=None):
-    params = jnp.zeros(rows.shape[-1]) if params is None else params
-    found = clipped_gradient_sum(term, params, jnp.asarray(rows), np.ones(len(rows), bool), grid=grid)
-    return np.asarray(found.total.scaled(1.0))
+    params = np.zeros(rows.shape[-1], np.float32) if params is None else params
+    return np.asarray(summed(term, grid)(params, np.float32(rows), np.ones(len(rows), bool)))
 
 
 def test_a_term_moves_the_sum_by_at_most_twice_the_clip_norm():
@@ -121,8 +127,8 @@ def test_a_term_moves_the_sum_by_at_most_twice_the_clip_norm():
 
 
 def test_terms_are_what_they_say():
-    params, rows = jnp.array([0.5, -1.0]), jnp.array([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]])
-    mean = jax.grad(mean_gradient_term(square))(params, rows)
+    params, rows = np.float32([0.5, -1.0]), np.float32([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]])
+    mean = jax.jit(jax.grad(mean_gradient_term(square)))(params, rows)
     np.testing.assert_allclose(mean, np.mean(params - rows, axis=0), rtol=1e-6)
     # Classical SGD inside the term: the sum of gradients along the way (equation 2).
     rate = 0.1
@@ -131,7 +137,7 @@ def test_terms_are_what_they_say():
         gradient = w - row
         along += gradient
         w = w - rate * gradient
-    found = jax.grad(optimizer_term(square, optax.sgd(rate)))(params, rows)
+    found = jax.jit(jax.grad(optimizer_term(square, optax.sgd(rate))))(params, rows)
     np.testing.assert_allclose(found, rate * along, rtol=1e-5)
 
 
@@ -139,13 +145,13 @@ def test_inner_state_never_leaks_between_rounds_or_terms():
     """Momentum that lived on would carry a record of one term into another, where nothing is booked."""
     inner = optax.sgd(0.1, momentum=0.9)
     term = optimizer_term(square, inner)
-    params, rows = jnp.zeros(2), np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
-    grid = Grid(100.0, 20)
-    alone = jax.grad(term)(params, rows[1])
+    params, rows = np.zeros(2, np.float32), np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
+    grid, gradient = Grid(100.0, 20), jax.jit(jax.grad(term))
+    alone = gradient(params, rows[1])
     huge = rows.copy()
     huge[0] = 1e3
     for before in (rows, huge):
-        both = [jax.grad(term)(params, jnp.asarray(one)) for one in before]
+        both = [gradient(params, one) for one in before]
         np.testing.assert_array_equal(both[1], alone)
         np.testing.assert_allclose(
             total(term, before, grid) - total(term, before[:1], grid), alone, atol=1e-3
@@ -160,17 +166,19 @@ def test_noise_of_a_round():
     size, clip = 40000, 0.5
     many = plan(num_microbatches=3, microbatch_size=2, dataset_size=12)
     private = private_rounds(many, clip_norm=clip, key=KEYS[1])
-    state = private.init(jnp.zeros(size))
+    params = np.zeros(size, np.float32)
+    state, release = private.init(params), jax.jit(private.update)
     from train.grid import GridSum
 
-    update, state = private.update(GridSum.zeros(jnp.zeros(size), private.grid), state)
+    nothing = GridSum.zeros(params, private.grid)
+    update, state = release(nothing, state)
     expected = 2 * clip * many.sigma / 3
     spread = 4.9 / math.sqrt(2 * size)
     assert abs(np.std(np.asarray(update)) / expected - 1) < spread + 1e-3
     for _ in range(many.rounds - 1):
-        update, state = private.update(GridSum.zeros(jnp.zeros(size), private.grid), state)
+        update, state = release(nothing, state)
     assert np.isfinite(update).all()
-    over, _ = private.update(GridSum.zeros(jnp.zeros(size), private.grid), state)
+    over, _ = release(nothing, state)
     assert np.isnan(over).all()  # one round more than the plan
 
 
@@ -328,7 +336,7 @@ def test_fit_dispatches_by_what_the_plan_says(tmp_path):
     np.testing.assert_array_equal(result.params, again.params)
     assert fit(**fields, steps=2).steps == 2
 
-    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    model = made(lambda: nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
     flax = fields | dict(model=model, loss=lambda m, row: jnp.sum(m(row) ** 2))
     trained = fit(**flax, keys=KEYS, out=tmp_path / "run", inner=optax.sgd(0.1))
     assert np.isfinite(jax.tree.leaves(trained.params)[1]).all() and (tmp_path / "run/model").is_dir()
@@ -364,21 +372,23 @@ def test_a_round_by_itself():
         with pytest.raises(ValueError, match=word):
             aggregate(*bad)
     size, key = 40000, np.arange(8, dtype=np.uint32)
-    rows = jnp.zeros((3, 2, 1))
+    rows = np.zeros((3, 2, 1), np.float32)
 
     def nothing(params, rows):
         return 0 * params
 
-    released, info = private_round_update(key, jnp.zeros(size), rows, nothing, 0.5, 2.0)
+    by_nothing = jax.jit(lambda params: private_round_update(key, params, rows, nothing, 0.5, 2.0))
+    released, info = by_nothing(np.zeros(size, np.float32))
     spread = 4.9 / math.sqrt(2 * size)
-    assert info is None and abs(np.std(released) / (2 * 0.5 * 2.0 / 3) - 1) < spread + 1e-3
+    assert info is None and abs(np.std(np.asarray(released)) / (2 * 0.5 * 2.0 / 3) - 1) < spread + 1e-3
     # With hardly any noise: the mean of the clipped terms, and what is private only if asked for.
-    data = jnp.array([[[3.0, 4.0]], [[0.3, 0.4]]])
+    data = np.float32([[[3.0, 4.0]], [[0.3, 0.4]]])
 
     def negative_mean(params, rows):
         return -rows.mean(axis=0)
 
-    seen, info = private_round_update(key, jnp.zeros(2), data, negative_mean, 1.0, 1e-4, diagnostics=True)
+    by_mean = functools.partial(private_round_update, key, inner_fn=negative_mean, clip_norm=1.0, sigma=1e-4)
+    seen, info = jax.jit(functools.partial(by_mean, diagnostics=True))(np.zeros(2, np.float32), data)
     np.testing.assert_allclose(seen, [-0.45, -0.6], atol=2e-3)
     assert float(info.clipped_fraction) == 0.5
     np.testing.assert_allclose(outer_update(jnp.ones(2), jnp.array([1.0, 2.0]), 0.5), [0.5, 0.0])

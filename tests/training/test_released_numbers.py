@@ -136,14 +136,15 @@ def test_the_release_is_a_function_of_what_was_accounted_for(strategy):
     """
     levels, steps = 2.0**20, 12
     c, bands = strategy.array, strategy.bands
-    params = jnp.zeros(50)
+    params = np.zeros(50, np.float32)
     state = noise.init(strategy, params, np.arange(8, dtype=np.uint32))
+    draw = jax.jit(lambda state: noise.draw(strategy, levels, state, params))
     generator = np.random.default_rng(1)
     g = generator.integers(-(2**20), 2**20, (steps, 50)).astype(float)
     released, u = np.zeros((steps, 50)), np.zeros((steps, 50))
     for t in range(steps):
         z = np.asarray(noise.standard_normals(state.key, t, 50))
-        drawn, state = noise.draw(strategy, levels, state, params)
+        drawn, state = draw(state)
         released[t] = g[t] + np.asarray(drawn)
         u[t] = levels * z + sum(c[k] * g[t - k] for k in range(min(t + 1, bands)))
     again = np.zeros((steps, 50))
