@@ -39,6 +39,7 @@ from jaxacct.verification.line import Line
 from jaxacct.verification.run import direction_run, line_evidence
 from jaxacct.verification.target import Target
 from tests.conformance.test_schemes import IDENTITY
+from tests.draws import draws_of
 from tests.oracles import enumeration
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
@@ -246,7 +247,7 @@ def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
         exact = two_steps(mechanism, epsilon, direction, profile)
         whole = two_steps(mechanism, epsilon, direction, composed.profile)
         assert exact <= whole <= exact + proposal.left_out * (1 + 1e-9) + 1e-15
-        draws, scale = proposal.draw(key, 0, BLOCKS), math.exp(proposal.log_scale)
+        draws, scale = draws_of(proposal, key, BLOCKS), math.exp(proposal.log_scale)
         terms = hockey_stick.weighted_terms(draws, direction, epsilon, profile) / scale
         assert terms.min() >= 0 and terms.max() <= 1 + 1e-5, name
         low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)

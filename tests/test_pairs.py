@@ -30,6 +30,7 @@ from jaxacct.schemes import independent_attribution
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.verification.run import verify
 from tests.conformance.test_schemes import IDENTITY, divergences
+from tests.draws import draws_of
 from tests.oracles import enumeration
 
 SIGMA = 1.1
@@ -184,7 +185,7 @@ def test_a_users_draws_have_the_exact_divergence(key):
     largest = math.exp(proposal.log_normalizer) * np.max(f ** (1 - m / 2) * (1 - math.exp(epsilon) / f))
     scale = math.exp(proposal.log_scale)
     assert largest <= scale <= largest * (1 + 1e-3)
-    terms = hockey_stick.weighted_terms(proposal.draw(key, 0, 64), "remove", epsilon) / scale
+    terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
     low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
     assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
@@ -218,7 +219,7 @@ def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch)
     monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(2, 2, True))
     proposal = proposal_by_name(mechanism, epsilon, "remove", "4 replicas in pairs, and examples")
     scale = math.exp(proposal.log_scale)
-    terms = hockey_stick.weighted_terms(proposal.draw(key, 0, 64), "remove", epsilon) / scale
+    terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
     low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
     assert scale * low <= 1.05 * exact and exact <= scale * high and high < 1.5 * low

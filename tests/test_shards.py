@@ -17,7 +17,7 @@ from jaxacct.shards import Part, draw_part, merge, parse_shard
 from jaxacct.verification.target import Target
 
 KEY = jax.random.key(11)
-SAMPLES = 30_000
+SAMPLES = 24_600
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.base import plain
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.truncated_b_min_sep import _words
+from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.rounding_errors import measured_error
 from tests.schemes.test_schemes import chi_square_p_value
@@ -544,7 +545,7 @@ def test_plain_draws_give_the_exact_delta(direction, key):
     scheme = TruncatedBMinSep(1, 1, 0.4, 4, 8)
     mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.7)
     exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
-    draws = plain(mechanism, direction).draw(key, 0, 1500)
+    draws = draws_of(plain(mechanism, direction), key, 1500)
     sign = 1 if direction == "remove" else -1
     terms = np.maximum(0.0, -np.expm1(0.8 - sign * draws.loss))
     error = terms.std() / np.sqrt(terms.size)

@@ -9,7 +9,6 @@ import math
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,10 +23,11 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.kernels import randomness
-from jaxacct.proposals import base
+from jaxacct.proposals import base, sampling
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
+from tests.draws import draws_of
 from tests.test_independent_cuts import exact_divergence
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
@@ -117,12 +117,12 @@ def test_requirements(direction, name):
         assert divergence == pytest.approx(0, abs=1e-12)
         return
     key = randomness.key_from_words([3, 4])
-    draws = proposal.draw(key, 0, BLOCKS)
+    draws = draws_of(proposal, key, BLOCKS)
     assert draws.loss.dtype == np.float64 and draws.loss.shape == (BLOCKS * randomness.BLOCK_SIZE,)
-    later = proposal.draw(key, 3, BLOCKS)
-    overlap = (BLOCKS - 3) * randomness.BLOCK_SIZE
-    np.testing.assert_array_equal(draws.loss[-overlap:], later.loss[:overlap])
-    np.testing.assert_array_equal(draws.log_weight[-overlap:], later.log_weight[:overlap])
+    later = proposal.draw(key, 3, sampling.blocks_at_once(mechanism))
+    shared = slice(3 * randomness.BLOCK_SIZE, 3 * randomness.BLOCK_SIZE + later.loss.size)
+    np.testing.assert_array_equal(draws.loss[shared], later.loss)
+    np.testing.assert_array_equal(draws.log_weight[shared], later.log_weight)
     terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
     assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
     low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
@@ -139,5 +139,5 @@ def test_another_noise_multiplier_does_not_recompile():
             found = candidates(mechanism, 0.2, direction, Budget.split(1e-6))
             proposal = next(c.proposal for c in found if c.proposal.name == name)
             before = base.draw_blocks.traced()
-            proposal.draw(randomness.key_from_words([1, 2]), 0, BLOCKS, jnp.float32)
+            draws_of(proposal, randomness.key_from_words([1, 2]), 1)
             assert turn == 0 or base.draw_blocks.traced() == before
