@@ -15,10 +15,10 @@ for which the truth is known (`accountants.pld`), says where.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxacct import _validate
+from jaxacct import _validate, ahead
 from jaxacct.accountants import unamplified
 from jaxacct.calibration import LEAST_SEARCHED
 from jaxacct.choice import MATRICES, SCHEME_NAMES, SEARCHED, Choice
@@ -233,6 +233,21 @@ class _Numbers:
     delta: float
     workload: Workload
 
+    @classmethod
+    def of(cls, dataset_size, batch_size, iterations, epsilon, delta, advantage, workload) -> "_Numbers":
+        """Of arguments of `recommend`; ValueError for bad ones."""
+        epsilon, delta = _validate.target(epsilon, delta, advantage)
+        return cls(
+            dataset_size=_validate.positive_integer("dataset_size", dataset_size),
+            batch_size=_validate.positive_number("batch_size", batch_size),
+            iterations=_validate.positive_integer("iterations", iterations),
+            epsilon=epsilon,
+            delta=delta,
+            workload=workload_named(workload, iterations)
+            if isinstance(workload, str)
+            else checked_workload(workload),
+        )
+
 
 @dataclass(frozen=True)
 class _Moment:
@@ -305,17 +320,7 @@ def recommend(
       >>> found.chosen.strategy.bands, found.chosen.memory_copies
       (8, 8)
     """
-    epsilon, delta = _validate.target(epsilon, delta, advantage)
-    numbers = _Numbers(
-        dataset_size=_validate.positive_integer("dataset_size", dataset_size),
-        batch_size=_validate.positive_number("batch_size", batch_size),
-        iterations=_validate.positive_integer("iterations", iterations),
-        epsilon=epsilon,
-        delta=delta,
-        workload=workload_named(workload, iterations)
-        if isinstance(workload, str)
-        else checked_workload(workload),
-    )
+    numbers = _Numbers.of(dataset_size, batch_size, iterations, epsilon, delta, advantage, workload)
     most = _validate.positive_integer("memory_copies", memory_copies)
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
@@ -394,16 +399,56 @@ def _buffered(grid, most: int, buffers: int | None, numbers: _Numbers) -> _Place
     scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
     if not room or scheme.min_separation == 1:
         return None
-    strategy = BufferedToeplitz.optimal(
-        iterations=scheme.iterations,
-        buffers=min(room, _BUFFERS) if buffers is None else buffers,
-        min_separation=scheme.min_separation,
-        participations=scheme.max_participations,
-        workload=numbers.workload,
-    )
+    number = min(room, _BUFFERS) if buffers is None else buffers
+    strategy = ahead.value(_best_buffers, number, scheme, numbers.workload)
     mu = _gaussian(numbers.epsilon, numbers.delta)
     noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / mu
     return _Place(scheme, strategy, "buffered", max(LEAST_SEARCHED, noise), numbers.workload)
+
+
+def _best_buffers(buffers: int, scheme: Scheme, workload: Workload) -> BufferedToeplitz:
+    return BufferedToeplitz.optimal(
+        iterations=scheme.iterations,
+        buffers=buffers,
+        min_separation=scheme.min_separation,
+        participations=scheme.max_participations,
+        workload=workload,
+    )
+
+
+def matrices_of(
+    *,
+    dataset_size: int,
+    batch_size: float,
+    iterations: int,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    memory_copies: int = MEMORY_COPIES,
+    workload: Workload | str = PREFIX_SUMS,
+) -> Iterator[ahead.Call]:
+    """Matrices that `recommend` of the same arguments is about to ask for, for `ahead.second_process`.
+
+    Those of many bands come first, as it asks for them last.
+    """
+    numbers = _Numbers.of(dataset_size, batch_size, iterations, epsilon, delta, advantage, workload)
+    grid = _grid(numbers, memory_copies, None, None, None)
+    mu = _gaussian(numbers.epsilon, numbers.delta)
+    middling, beside = [], []
+    for bands in sorted({number for _, number in grid if number > 1}, reverse=True):
+        line, near = _line(grid, bands, numbers)
+        at = line.index(near[0])
+        middling.append((bands, near[0]))
+        beside.append([(bands, scheme) for scheme in (*line[at + 1 : at + 3], *line[max(0, at - 1) : at])])
+    of_most, of_fewer = (*beside, [], [])[:2]
+    for bands, scheme in (*middling, *of_most):
+        yield _amplified, (bands, scheme, numbers.workload, mu)
+    room = (memory_copies - 1) // 2
+    if room and grid:
+        longest = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
+        yield _best_buffers, (min(room, _BUFFERS), longest, numbers.workload)
+    for bands, scheme in of_fewer:
+        yield _amplified, (bands, scheme, numbers.workload, mu)
 
 
 def estimated_errors(
@@ -449,7 +494,6 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
     The error has one minimum in the separation: sitting out hides the example better, until so few are left
     to be drawn from that the draw says who they are.
     """
-    middle = math.log(max(1.0, numbers.dataset_size / numbers.batch_size / 4))
     seen: dict[tuple, _Place | None] = {}
 
     def at(number: int, matrix: str, scheme: Scheme) -> _Place | None:
@@ -466,10 +510,7 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
 
     firsts = []
     for number in dict.fromkeys(number for _, number in grid):
-        line = [scheme for scheme, bands in grid if bands == number]
-        # Far above the middle tables are larger than below, and the end of the line is no place to begin.
-        away = {scheme: math.log(scheme.min_separation) - middle for scheme in line}
-        near = sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
+        line, near = _line(grid, number, numbers)
         for matrix in matrices[:1] if number == 1 else matrices:
             place = next(filter(None, (at(number, matrix, scheme) for scheme in near)), None)
             firsts += [(place, line)] if place else []
@@ -486,6 +527,15 @@ def _search(grid, matrices, estimates: "_Estimates", numbers: _Numbers, say) -> 
     return list(different.values())
 
 
+def _line(grid, number: int, numbers: _Numbers) -> tuple[list[Scheme], list[Scheme]]:
+    """The schemes of a number of bands, as in the grid and with those of a middling separation first."""
+    middle = math.log(max(1.0, numbers.dataset_size / numbers.batch_size / 4))
+    line = [scheme for scheme, bands in grid if bands == number]
+    # Far above the middle tables are larger than below, and the end of the line is no place to begin.
+    away = {scheme: math.log(scheme.min_separation) - middle for scheme in line}
+    return line, sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
+
+
 @functools.lru_cache(maxsize=64)
 def _optimal(bands: int, iterations: int, workload: Workload) -> BandedToeplitz:
     # The separation is checked and changes nothing.
@@ -500,7 +550,7 @@ def _optimal(bands: int, iterations: int, workload: Workload) -> BandedToeplitz:
 
 def _matrix(name: str, bands: int, scheme: Scheme, workload: Workload, mu: float) -> Strategy:
     if name == "amplified":
-        return _amplified(bands, scheme, workload, mu)
+        return ahead.value(_amplified, bands, scheme, workload, mu)
     n = scheme.iterations
     made = _optimal(bands, n, workload) if name == "optimal" else BandedToeplitz.square_root(bands)
     return ending(made, scheme)

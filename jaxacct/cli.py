@@ -5,6 +5,7 @@ With --json, standard output carries one JSON object and nothing else. Exit code
 on standard error.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -184,22 +185,20 @@ def recommend_command(
     """
     _check_target(epsilon, delta, advantage)
     _check_plot(plot)
-    with watch() as progress:
-        found = jaxacct.recommend(
-            dataset_size=dataset_size,
-            batch_size=batch_size,
-            iterations=iterations,
-            epsilon=epsilon,
-            delta=delta,
-            advantage=advantage,
-            memory_copies=memory_copies,
-            scheme=scheme,
-            bands=bands,
-            min_separation=min_separation,
-            strategy=strategy,
-            workload=workload,
-            progress=progress,
-        )
+    asked: dict[str, Any] = dict(
+        dataset_size=dataset_size,
+        batch_size=batch_size,
+        iterations=iterations,
+        epsilon=epsilon,
+        delta=delta,
+        advantage=advantage,
+        memory_copies=memory_copies,
+        workload=workload,
+    )
+    given: dict[str, Any] = dict(scheme=scheme, bands=bands, min_separation=min_separation, strategy=strategy)
+    free = all(value is None for value in given.values())
+    with _matrices_ahead(asked if free else None), watch() as progress:
+        found = jaxacct.recommend(**asked, **given, progress=progress)
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
     target = f"--advantage {advantage!r}" if advantage else f"--epsilon {epsilon!r} --delta {delta!r}"
     if found.choice.workload != "prefix-sum" and found.chosen.matrix != "square-root":
@@ -215,6 +214,17 @@ def recommend_command(
         f"{found.why()}\n\ncertify it: {command} --out plan.json"
     )
     return 0
+
+
+@contextlib.contextmanager
+def _matrices_ahead(asked: dict[str, Any] | None):
+    """What `recommend` of these arguments will need of matrices, made by a second process until closed."""
+    with contextlib.ExitStack() as stack:
+        if asked is not None:
+            from jaxacct import ahead, choosing
+
+            stack.enter_context(ahead.second_process(lambda: choosing.matrices_of(**asked)))
+        yield stack
 
 
 def _check_target(epsilon: float | None, delta: float | None, advantage: float | None) -> None:
@@ -289,21 +299,24 @@ def calibrate_command(
             f"memory_copies must not be given together with {decided[0]}: nothing is chosen then"
         )
     choice, estimate, certified_by = None, None, accountant
-    with watch() as progress:
-        if decided or problem.dataset_size is None or problem.batch_size is None:
+    asked: dict[str, Any] | None = None
+    if not decided and problem.dataset_size is not None and problem.batch_size is not None:
+        asked = dict(
+            dataset_size=problem.dataset_size,
+            batch_size=problem.batch_size,
+            iterations=problem.iterations,
+            epsilon=epsilon,
+            delta=delta,
+            advantage=advantage,
+            memory_copies=16 if memory_copies is None else memory_copies,
+            workload=problem.workload_of_run(),
+        )
+    with _matrices_ahead(asked) as chosen, watch() as progress:
+        if asked is None:
             scheme, strategy = problem.build(epsilon=epsilon, delta=delta, advantage=advantage)
         else:
-            found = jaxacct.recommend(
-                dataset_size=problem.dataset_size,
-                batch_size=problem.batch_size,
-                iterations=problem.iterations,
-                epsilon=epsilon,
-                delta=delta,
-                advantage=advantage,
-                memory_copies=16 if memory_copies is None else memory_copies,
-                workload=problem.workload_of_run(),
-                progress=progress,
-            )
+            found = jaxacct.recommend(**asked, progress=progress)
+            chosen.close()
             choice = found.choice
             scheme, strategy = found.chosen.scheme, found.chosen.strategy
             estimate = found.chosen.noise_multiplier
