@@ -847,8 +847,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/pairs.py",
-        "relative = side * (2 * slots",
-        "relative = (2 * slots",
+        "factor + side * (m + 40)",
+        "factor + (m + 40)",
         "tests/test_from_below.py",
     ),
     Mutant("jaxacct/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
