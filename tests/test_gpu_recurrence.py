@@ -89,9 +89,10 @@ def test_sums_in_the_kernel_are_those_outside(n, b, count):
 
 def test_sums_where_every_step_takes_part():
     """p = 1 has no kernel."""
-    arrays = [jnp.ones((7, 3), jnp.float32), jnp.full((7, 3), 0.5, jnp.float32)]
-    factors = jnp.asarray([[1.0, 2.0], [0.0, -1.0]], jnp.float32)
-    ours = gpu_recurrence.first_block_of_sums(arrays, factors, log_p=0.0, log_q=-np.inf, block=3)
+    arrays = [np.ones((7, 3), np.float32), np.full((7, 3), 0.5, np.float32)]
+    factors = np.array([[1.0, 2.0], [0.0, -1.0]], np.float32)
+    kernel = functools.partial(gpu_recurrence.first_block_of_sums, log_p=0.0, log_q=-np.inf, block=3)
+    ours = jax.jit(kernel)(arrays, factors)
     # Steps 1, 4, 7 from the first; 2, 5 and 3, 6 from the others.
     np.testing.assert_allclose(ours[:, :, 0], np.outer([3, 2, 2], [2, -0.5]), rtol=1e-6)
 
@@ -125,9 +126,9 @@ def test_a_gpu_is_served_in_float32_only(monkeypatch, x64):
 def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
     scheme = BMinSep(20, 4, 0.2, warm_start=True)
     ratios = jax.random.normal(key, (6, 20))
-    expected = jax.vmap(scheme.log_likelihood_ratio)(ratios)
+    expected = jax.jit(scheme.log_likelihood_ratios)(ratios)
     monkeypatch.setattr(gpu_recurrence, "serves", lambda *_: True)
-    np.testing.assert_array_equal(scheme.log_likelihood_ratios(ratios), expected)
+    np.testing.assert_array_equal(jax.jit(lambda r: scheme.log_likelihood_ratios(r))(ratios), expected)
 
 
 @pytest.mark.parametrize(

@@ -148,10 +148,8 @@ def test_likelihoods_against_enumeration(scheme, bands, x64):
     norms, variance = (dense**2).sum(axis=0), mechanism.noise_multiplier**2
     outputs, cut = rng.normal(size=(6, n)) * 1.5, rng.random((6, n)) < 0.5
     cut[0], cut[1] = False, True
-    ratios = jnp.asarray((outputs @ dense - norms / 2) / variance)
-    found = scheme.independent_cuts.log_likelihoods(
-        ratios, jnp.asarray(norms / 2 / variance), jnp.asarray(cut)
-    )
+    ratios = (outputs @ dense - norms / 2) / variance
+    found = jax.jit(scheme.independent_cuts.log_likelihoods)(ratios, norms / 2 / variance, cut)
     for k, (y, steps) in enumerate(zip(outputs, cut, strict=True)):
         for ours, counts in zip(found, ((2, 1), (-1, 0)), strict=True):
             law = law_given(scheme, steps, *counts)

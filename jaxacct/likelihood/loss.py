@@ -1,5 +1,6 @@
 """From outputs or from keys to privacy losses `L = ln P/Q`."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -33,7 +34,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     """
     checked(mechanism)
     try:
-        outputs = jnp.asarray(outputs)
+        outputs = _as_array(outputs)
     except (TypeError, ValueError):
         raise ValueError(f"outputs must be an array of numbers, was {type(outputs).__name__}") from None
     iterations = mechanism.scheme.iterations
@@ -46,18 +47,29 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     if (mechanism.scheme.side_information is None) != (batch_sizes is None):
         raise ValueError("batch_sizes must be given for truncated-b-min-sep, and for no other scheme")
     if batch_sizes is not None:
-        batch_sizes = jnp.asarray(batch_sizes, jnp.int32)
+        batch_sizes = _as_array(batch_sizes).astype(np.int32)
         if batch_sizes.shape != outputs.shape:
             raise ValueError(f"batch_sizes must have the shape {outputs.shape}, had {batch_sizes.shape}")
-        batch_sizes = jnp.atleast_2d(batch_sizes)
+        batch_sizes = batch_sizes.reshape(-1, iterations)
     losses = _loss_of_outputs(
         mechanism.scheme,
         mechanism.strategy,
         mechanism.noise_multiplier,
-        jnp.atleast_2d(outputs),
+        outputs.reshape(-1, iterations),
         batch_sizes,
     )
     return losses if outputs.ndim == 2 else losses[0]
+
+
+def _as_array(values):
+    """A JAX array as it is, else one of NumPy of JAX's dtype: to make one of JAX is a program a shape."""
+    if isinstance(values, jax.Array):
+        return values
+    try:
+        array = np.asarray(values)
+    except jax.errors.TracerArrayConversionError:  # a list of what is being traced
+        return jnp.asarray(values)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 @compiled(static=2)
