@@ -10,6 +10,7 @@ participation with a log-ratio of about 70 (noise multipliers near 0.1), or near
 b |ln(1 - p)| above 69.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxacct.kernels.loops import in_one_kernel
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import (
     corrected_log1p,
@@ -118,14 +120,12 @@ def first_block_of_sums(
 def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block: int):
     """`blocked_log_recurrence` for several kinds of factors of a participation, no exponentials as a rule.
 
-    As `first_block_of_sums`, a block at a time: what lies ahead is known for all of its steps, so all
-    increments are made together. What is left to do step by step is to add them up, with their rounding
-    carried along.
+    As `first_block_of_sums`, what rounding leaves out of the sums carried along.
 
     Args:
-      given: several (n or 1, num_samples or 1) arrays or numbers, the first (n, num_samples) float32.
-      factors: of a block of `given`, (block or 1, ..) each, a tuple of (block, num_samples) float32, one a
-        kind; 1 where all of `given` is 0.
+      given: several (n, num_samples), (n or 1, 1) or () arrays, the first (n, num_samples) float32.
+      factors: of a step of `given`, (num_samples,), (1,) or () each, a tuple of (num_samples,) float32, one a
+        kind.
       log_p, log_q, block: as there; `log_q` above -inf.
 
     Returns:
@@ -133,50 +133,65 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
     """
     n, num_samples = given[0].shape
     num_blocks = -(-n // block)
+    last = n - (num_blocks - 1) * block  # steps of the last block
+    shift = number(math.exp(log_p - block * log_q))
+    # Past the end f is 1: G is q^k at step n + k. S is that of the last step of a block of these, and for the
+    # steps that the last block has past the end that of the first.
+    places = np.arange(block)
+    past = np.expm1((places - np.where(places < last, block - 1, block)) * log_q).astype(np.float32)
 
-    def blocks_of(array):
-        array = jnp.asarray(array)
-        if array.ndim < 2 or array.shape[0] == 1:
-            return None
-        array = jnp.pad(array, ((0, num_blocks * block - n), (0, 0)))
-        return array.reshape(num_blocks, block, -1)
-
-    by_block = jax.tree.map(blocks_of, given)
-    fixed = [None if each is not None else one for each, one in zip(by_block, given, strict=True)]
-    shift = jnp.exp(number(log_p - block * log_q))
-
-    def one_block(carry, some):
-        some = [one if part is None else part for part, one in zip(some, fixed, strict=True)]
-        laters, scales = carry
-        overs = [over_the_scale(later[0]) for later in laters]
-        # Each by itself: of a stack XLA makes one number after the other.
-        increments = [
-            (shift * factor) * (over + later * over)
-            for factor, over, later in zip(factors(*some), overs, laters, strict=True)
+    def of_step(given, i):
+        here = [
+            jnp.reshape(one, one.shape[1:])
+            if one.ndim < 2 or one.shape[0] == 1
+            else lax.dynamic_index_in_dim(one, i, keepdims=False)
+            for one in given
         ]
+        return factors(*here)
 
-        def add(carry, increments):
-            sums = [
-                two_sum(total, more + lost) for (total, lost), more in zip(carry, increments, strict=True)
-            ]
-            return sums, [total for total, _ in sums]
-
+    def all_blocks(given):
         nothing = jnp.zeros(num_samples, jnp.float32)
-        now = lax.scan(add, [(nothing, nothing)] * len(overs), increments, reverse=True)[1]
-        scales = [
-            two_sum(log_scale, corrected_log1p(later[0]) + lost)
-            for (log_scale, lost), later in zip(scales, laters, strict=True)
-        ]
-        return (now, scales), None
+        beyond = nothing + number(math.expm1((last - block) * log_q))
 
-    kinds = len(jax.eval_shape(lambda some: factors(*some), given))
-    # Past the end f is 1: G is q^k at step n + k, and S that of the last of them.
-    with np.errstate(over="ignore"):
-        past = np.expm1((np.arange(block) - (block - 1)) * log_q).astype(np.float32)
-    later = jnp.broadcast_to(jnp.asarray(past)[:, None], (block, num_samples))
-    scale = jnp.full(num_samples, number((block - 1) * log_q)), jnp.zeros(num_samples, jnp.float32)
-    start = [later] * kinds, [scale] * kinds
-    (firsts, scales), _ = lax.scan(one_block, start, by_block, reverse=True)
+        def one_block(turn, carry):
+            blocks, followings, scales = carry
+            inverses = list(map(over_the_scale, followings))
+            steps = jnp.where(turn == 0, last, block)
+            first = (num_blocks - 1 - turn) * block
+
+            def step(turn, carry):
+                sums, blocks = carry
+                k, found = steps - 1 - turn, []
+                for factor, inverse, values, (total, lost) in zip(
+                    of_step(given, first + k), inverses, blocks, sums, strict=True
+                ):
+                    ahead = lax.dynamic_index_in_dim(values, k, keepdims=False)
+                    # Divided before it is multiplied with e^r, the product of two of which may have no room.
+                    found.append(two_sum(total, (shift * factor) * (inverse + ahead * inverse) + lost))
+                # In the place of what no step refers to any more: a second array would be out of cache.
+                blocks = [
+                    lax.dynamic_update_index_in_dim(values, total, k, 0)
+                    for values, (total, _) in zip(blocks, found, strict=True)
+                ]
+                return found, blocks
+
+            total = jnp.where(turn == 0, beyond, nothing)
+            sums, blocks = lax.fori_loop(0, steps, step, ([(total, nothing)] * kinds, blocks))
+            scales = [
+                two_sum(log_scale, corrected_log1p(following) + lost)
+                for (log_scale, lost), following in zip(scales, followings, strict=True)
+            ]
+            return blocks, [total for total, _ in sums], scales
+
+        blocks = [jnp.broadcast_to(jnp.asarray(past)[:, None], (block, num_samples))] * kinds
+        scales = [(nothing + number((block - 1) * log_q), nothing)] * kinds
+        # The first step of a block by itself too, as in `first_block_of_sums`.
+        start = blocks, [nothing + number(past[0])] * kinds, scales
+        firsts, _, scales = lax.fori_loop(0, num_blocks, one_block, start)
+        return firsts, scales
+
+    kinds = len(jax.eval_shape(of_step, list(given), 0))
+    firsts, scales = in_one_kernel(all_blocks)(list(given))
     offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)[:, None]
     return tuple(
         (corrected_log1p(first) + lost) + log_scale + offsets

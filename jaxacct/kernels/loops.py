@@ -1,7 +1,15 @@
-"""Loops over many samples that stop together."""
+"""Loops over many samples: such as stop together, and such as a CPU does in one piece of machine code."""
+
+import functools
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
+
+# Numbers of an array that a kernel may be given as a copy.
+_SMALL = 2**14
+_kernels = {"made": True}
 
 
 @jax.custom_batching.custom_vmap
@@ -19,3 +27,93 @@ def any_left(unfinished):
 def _(axis_size, in_batched, unfinished):
     del axis_size, in_batched
     return any_left(unfinished), False
+
+
+def in_one_kernel(function):
+    """`function` of arrays, a loop of some turns, compiled for a CPU as one piece of machine code.
+
+    XLA starts each fusion in the body of a loop anew in every turn, which takes longer than what it does with
+    a few hundred numbers. Of a call that is marked so it makes one kernel, loops and all. There must be no
+    Fourier transform, sum over an axis, sorting or scattering in it: of these XLA has other kernels.
+    """
+
+    @functools.wraps(function)
+    def told(*arrays):
+        if jax.default_backend() != "cpu" or not _kernels["made"]:
+            return function(*arrays)
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*arrays)
+        leaves = [*closed.consts, *jax.tree.leaves(arrays)]
+        passed = [k for k, each in enumerate(leaves) if isinstance(each, jax.core.Tracer)]
+        if not passed:
+            return function(*arrays)
+        largest = max((leaves[k] for k in passed), key=jnp.size)
+
+        def kernel_of_loops(*given):
+            whole = list(leaves)
+            for k, each in zip(passed, given, strict=True):
+                whole[k] = each
+            known = len(closed.consts)
+            program = jax.extend.core.ClosedJaxpr(closed.jaxpr, whole[:known])
+            first, *others = jax.extend.core.jaxpr_as_fun(program)(*whole[known:])
+            # XLA's emitter stops the process at an array that a kernel does not read.
+            corner = jax.lax.slice(first, (0,) * first.ndim, (1,) * first.ndim)
+            none = jnp.where(functools.reduce(jnp.logical_or, map(_false, given)), 0, corner)
+            return [jax.lax.dynamic_update_slice(first, none, (0,) * first.ndim), *others]
+
+        # And XLA moves an array that it finds to be constant into the call: these are small ones.
+        hidden = [
+            jnp.where(_false(largest), jnp.zeros_like(leaves[k]), leaves[k])
+            if jnp.size(leaves[k]) < _SMALL
+            else leaves[k]
+            for k in passed
+        ]
+        found = jax.jit(kernel_of_loops)(*hidden)
+        # What is marked is the call that makes the value.
+        found[0] = set_xla_metadata(found[0], inlineable="false", xla_cpu_small_call="true")
+        return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+    return told
+
+
+def _false(array):
+    """() bool, never true, which XLA does not find out as long as it does not know the array."""
+    word = jax.lax.bitcast_convert_type(array.ravel()[0].astype(jnp.float32), jnp.uint32)
+    return (word | 1) == 0
+
+
+def kernels_made() -> bool:
+    """Whether `in_one_kernel` does anything."""
+    return _kernels["made"]
+
+
+def give_up_kernels() -> bool:
+    """Leave functions as they are from now on, for a compiler that cannot; whether there were kernels."""
+    before, _kernels["made"] = _kernels["made"], False
+    return before
+
+
+def samples_together(function):
+    """`function`, which under `jax.vmap` over blocks of samples is called once, with the samples of all.
+
+    It takes (steps, num_samples) arrays, (steps, 1) ones and numbers, and gives a tuple of (num_samples,)
+    arrays.
+    """
+    mapped = jax.custom_batching.custom_vmap(function)
+
+    @mapped.def_vmap
+    def _(blocks, in_batched, *arrays):
+        samples = max(one.shape[-1] for one in arrays if one.ndim > 1)
+
+        def together(one, batched):
+            if not batched and (one.ndim < 2 or one.shape[-1] == 1):
+                return one
+            steps = one.shape[batched:-1] or (1,)
+            one = jnp.broadcast_to(
+                one.reshape(blocks if batched else 1, *steps, -1), (blocks, *steps, samples)
+            )
+            return jnp.moveaxis(one, 0, 1).reshape(*steps, blocks * samples)
+
+        found = [one.reshape(blocks, samples) for one in mapped(*map(together, arrays, in_batched))]
+        return tuple(found), (True,) * len(found)
+
+    return mapped

@@ -18,6 +18,8 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels import loops
+
 # Traced programs that are kept of a function; each holds its tables.
 _KEPT = 64
 # What XLA's compiler for CPUs is asked for, unless `XLA_FLAGS` names it: vectors as wide as AVX-512 has them,
@@ -63,8 +65,14 @@ class Compiled:
 
     def __call__(self, *args):
         program, leaves = self._program(*args)
-        run = program.inside if _is_traced(leaves) else program.alone
-        return run(program.constants, leaves)
+        if _is_traced(leaves):
+            return program.inside(program.constants, leaves)
+        try:
+            return program.alone(program.constants, leaves)
+        except jax.errors.JaxRuntimeError:
+            if not loops.give_up_kernels():
+                raise
+        return self(*args)
 
     def lower(self, *args) -> jax.stages.Lowered:
         """The program of these arguments."""
@@ -75,7 +83,7 @@ class Compiled:
         fixed, (leaves, tree) = args[: self._static], jax.tree.flatten(args[self._static :])
         kinds = tuple(map(jax.typeof, leaves))
         in_64_bits = jax.config.jax_enable_x64  # pyrefly: ignore[missing-attribute]
-        key = fixed, tree, kinds, in_64_bits
+        key = fixed, tree, kinds, in_64_bits, loops.kernels_made()
         with self._lock:
             found = self._programs.pop(key, None) or _traced(self._function, fixed, tree, leaves)
             self._programs[key] = found  # the one used last comes last

@@ -139,8 +139,10 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
     def one_device(keys, sigma, tables):
         # A CPU runs out of cache when blocks run side by side, an accelerator out of work when they do not.
         if jax.default_backend() == "cpu":
-            at_once = blocks_side_by_side(scheme.iterations)
-            return jax.lax.map(lambda key: one_block(key, sigma, tables), keys, batch_size=at_once)
+            at_once = blocks_side_by_side(scheme.iterations * scheme.arrays_kept)
+            # One by itself is not mapped at all: XLA would copy arrays for an axis of one.
+            size = at_once if at_once > 1 else None
+            return jax.lax.map(lambda key: one_block(key, sigma, tables), keys, batch_size=size)
         return jax.vmap(one_block, (0, None, None))(keys, sigma, tables)
 
     devices = jax.local_devices()
@@ -233,6 +235,14 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
             return scheme.draw_positions(key, size), None
 
         loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=draw_positions)
+        return Draws(loss, jnp.zeros_like(loss))
+
+    if scheme.draws_counts_at and strategy.bands > 1 and has_windows(scheme, strategy):
+
+        def draw_counts_at(key, size):
+            return scheme.draw_counts_at(key, size, direction, side)
+
+        loss = draw_block_at(key, scheme, strategy, sigma, dtype, None, direction, side, draw_counts_at)
         return Draws(loss, jnp.zeros_like(loss))
 
     def draw_counts(counts_key, size):

@@ -337,6 +337,15 @@ class Scheme(abc.ABC):
         raise NotImplementedError
 
     @property
+    def draws_counts_at(self) -> bool:
+        """Whether `draw_counts_at` gives the draws of `draw_counts` as a few steps and how often at each."""
+        return False
+
+    def draw_counts_at(self, key, num_samples: int, direction: str, side=None):
+        """Where `draws_counts_at`: the same draws, positions as of `draw_positions` and their counts."""
+        raise NotImplementedError
+
+    @property
     def takes_sums(self) -> bool:
         """Whether `log_likelihood_ratios_of_sums` is there, for many noise multipliers at once."""
         return False
@@ -360,6 +369,11 @@ class Scheme(abc.ABC):
     def numbers_kept(self) -> int:
         """Numbers that the likelihood of a sample holds at a time, about."""
         return self.min_separation
+
+    @property
+    def arrays_kept(self) -> int:
+        """Arrays of all steps that a draw goes through, about, with those that plain b-min-sep has as one."""
+        return 1
 
     @property
     def largest_rate(self) -> float:

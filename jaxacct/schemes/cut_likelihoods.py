@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxacct.kernels import gpu_recurrence, linear_scale
-from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.loops import any_left, samples_together
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.poisson import log_probabilities
 
 # Fewer steps are sooner drawn in logarithms than this is compiled besides: two programs where there was one.
-_LEAST_STEPS = 2048
+_LEAST_STEPS = 512
 # ln of p (1 - p)^-b at most, what a participation is weighed with: where it is larger, what float32 takes for
 # nothing might be something.
 _MOST_SHIFT = 10.0
@@ -62,9 +62,11 @@ def log_likelihoods(
         at_p = jnp.where(cut, kept * (one * crossed * one) + left, one)
         return at_p, jnp.where(cut, kept * (crossed / one) + left, 1.0)
 
-    crossed = linear_scale.above_least(-2 * halves)
-    given = (log_ratios, seen, crossed)
-    found = uncut.log_likelihood_ratios_of_factors(given, factors)
+    @samples_together
+    def in_linear_scale(log_ratios, seen, crossed):
+        return uncut.log_likelihood_ratios_of_factors((log_ratios, seen, crossed), factors)
+
+    found = in_linear_scale(log_ratios, seen, linear_scale.above_least(-2 * halves))
     missing = ~(jnp.isfinite(found[0]) & jnp.isfinite(found[1]))
 
     def again():

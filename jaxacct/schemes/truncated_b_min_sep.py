@@ -28,7 +28,7 @@ from jax import lax
 from jaxacct import _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables, digit_errors
-from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.loops import any_left, in_one_kernel
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, counts_at, disjoint_participations
@@ -180,6 +180,11 @@ class TruncatedBMinSep(Scheme):
         """(iterations,) float64: the probability of being sampled at each step, before cutting."""
         return self.uncut.participation_probabilities()
 
+    @property
+    def arrays_kept(self) -> int:
+        """Words of the batch sizes, two a step, these, and the scores twice."""
+        return 5
+
     # -- Drawing ------------------------------------------------------------------------------------------
 
     def batch_size_tables(self) -> Any:
@@ -291,30 +296,38 @@ class TruncatedBMinSep(Scheme):
 
         Source: arXiv 2602.09338, corollary D.2.
         """
-        drawn_from_p = Direction.of(direction) is Direction.REMOVE
+        if self.draws_counts_at:
+            return counts_at(*self.draw_counts_at(key, num_samples, direction, side), self.iterations)
         batch_sizes = _required(side)
-        n, b = self.iterations, self.min_separation
         sampled_key, kept_key = threefry.split(key)
+        sampled = self.draw_participation(sampled_key, num_samples)
         if not self.can_cut:  # the maximum may then be beyond 32 bits
-            sampled = self.draw_participation(sampled_key, num_samples)
-            return sampled if drawn_from_p else jnp.zeros_like(sampled)
+            return sampled if Direction.of(direction) is Direction.REMOVE else jnp.zeros_like(sampled)
+        bits = threefry.bits_32(kept_key, batch_sizes.shape)
+        return sampled * self._counts(bits, batch_sizes, direction)
 
-        def counts(bits, sizes):
-            # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
-            place = _multiply_high(bits, sizes.astype(jnp.uint32) + 1)
-            kept = (place < self.max_batch_size).astype(jnp.float32)
-            when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
-            return jnp.where(sizes >= self.max_batch_size, when_cut, when_whole)
+    @property
+    def draws_counts_at(self) -> bool:
+        return self.can_cut and self.min_separation > 1
 
-        if b == 1:
-            sampled = self.draw_participation(sampled_key, num_samples)
-            return sampled * counts(threefry.bits_32(kept_key, batch_sizes.shape), batch_sizes)
-        # Only at the few steps at which the example is sampled.
+    def draw_counts_at(self, key, num_samples: int, direction: str, side=None):
+        batch_sizes, n = _required(side), self.iterations
+        sampled_key, kept_key = threefry.split(key)
         positions = self.uncut.draw_positions(sampled_key, num_samples)
+        # Only at the few steps at which the example is sampled.
         here = jnp.minimum(positions, n - 1)
         bits = threefry.bits_32_at(kept_key, num_samples * n, here + n * jnp.arange(num_samples)[:, None])
         sizes = jnp.take_along_axis(batch_sizes, here, axis=1, mode="promise_in_bounds")
-        return counts_at(positions, counts(bits, sizes), n)
+        return positions, self._counts(bits, sizes, direction)
+
+    def _counts(self, bits, sizes, direction: str):
+        """What a sampled example counts, by 32 bits and the others' batch sizes, of one shape."""
+        # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
+        place = _multiply_high(bits, sizes.astype(jnp.uint32) + 1)
+        kept = (place < self.max_batch_size).astype(jnp.float32)
+        drawn_from_p = Direction.of(direction) is Direction.REMOVE
+        when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
+        return jnp.where(sizes >= self.max_batch_size, when_cut, when_whole)
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.uncut.batches(dataset_size, generator)
@@ -374,10 +387,10 @@ class TruncatedBMinSep(Scheme):
         # Time first, as in the recurrence and in the batch sizes that were drawn: one order for all.
         ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
         dtype, most = ratios.dtype, self.max_batch_size
-        cut = sizes >= most
-        sampled = jnp.where(cut, sizes, most) + 1
 
         def in_logs(ratios):
+            cut = sizes >= most
+            sampled = jnp.where(cut, sizes, most) + 1
             log_sampled = jnp.log(sampled.astype(dtype))
             log_kept = jnp.asarray(math.log(most), dtype) - log_sampled
             log_left_out = jnp.log((sampled - most).astype(dtype)) - log_sampled
@@ -394,7 +407,7 @@ class TruncatedBMinSep(Scheme):
             log_p, log_q = in_logs(ratios)
         else:
             log_p, log_q = log_likelihoods(self.uncut, ratios, halves, sizes, self._chances, in_logs)
-        return log_p, jnp.where(cut.any(axis=0), log_q, jnp.zeros_like(log_q))
+        return log_p, jnp.where(sizes.max(axis=0) >= most, log_q, jnp.zeros_like(log_q))
 
     def _chances(self, sizes):
         """Where batches are cut; and the probabilities of being kept in one, and of not being."""
@@ -469,7 +482,10 @@ def _block(keys, pool, arrays, steps, back):
             state = (pool - size + back).astype(jnp.uint32) | (state & _TIE) | (tie.astype(jnp.uint32) << 31)
             return state, state
 
-        _, states = lax.scan(step, pool.astype(jnp.uint32), (words, low_words, at, back), length=length)
+        def all_steps(pool, given):
+            return lax.scan(step, pool, given, length=length)[1]
+
+        states = in_one_kernel(all_steps)(pool.astype(jnp.uint32), (words, low_words, at, back))
         pools = (states & (_TIE - 1)).astype(jnp.int32)
         before = jnp.concatenate([pool[None], pools[:-1]])
         return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools

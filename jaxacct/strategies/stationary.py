@@ -18,7 +18,7 @@ import scipy
 from jax import lax
 
 from jaxacct.kernels import randomness
-from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.loops import any_left, in_one_kernel
 from jaxacct.strategies import overlaps
 from jaxacct.strategies.base import NoiseRecursion, Strategy, read_only
 from jaxacct.strategies.workload import Workload
@@ -132,20 +132,19 @@ def add_signal_windows(scores, positions, strategy: "Stationary", scale, counts=
     counts = jnp.ones(positions.shape, scores.dtype) if counts is None else counts.astype(scores.dtype)
     counts = jnp.where(positions < n, counts, 0)
     # The last slot that any sample uses.
-    used = jnp.where(counts > 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
-    # With a margin on either side every window is whole; where there is none it is added to the margin.
-    padded = jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
+    used = jnp.where(counts != 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
     positions = jnp.where(positions < n, positions, n + reach).astype(jnp.int32)
     added = lax.platform_dependent(
-        padded, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
+        scores, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
     )
     return added[:, reach : reach + n]
 
 
 @jax.custom_batching.sequential_vmap
-def _windows_one_by_one(padded, positions, counts, window, used):
+@in_one_kernel
+def _windows_one_by_one(scores, positions, counts, window, used):
     """On a CPU: each window is a stretch of one row, changed in place."""
-    rows = padded.shape[0]
+    rows, padded = scores.shape[0], _with_margins(scores, window)
 
     def add(k, padded):
         row, slot = k % rows, k // rows
@@ -156,9 +155,15 @@ def _windows_one_by_one(padded, positions, counts, window, used):
     return lax.fori_loop(0, used * rows, add, padded)
 
 
-def _windows_by_slot(padded, positions, counts, window, used):
+def _with_margins(scores, window):
+    """With a margin on either side every window is whole; where there is none it is added to the margin."""
+    reach = window.shape[0] // 2
+    return jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
+
+
+def _windows_by_slot(scores, positions, counts, window, used):
     """Elsewhere: one window of every row at once, so that no two are added to one place at once."""
-    rows = jnp.arange(padded.shape[0])[:, None]
+    rows, padded = jnp.arange(scores.shape[0])[:, None], _with_margins(scores, window)
     along = jnp.arange(window.shape[0])
 
     def unfinished(state):
