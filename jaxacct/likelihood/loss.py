@@ -33,10 +33,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     Source: arXiv 2602.09338, theorem 5.1 and its corollary for the warm start.
     """
     checked(mechanism)
-    try:
-        outputs = _as_array(outputs)
-    except (TypeError, ValueError):
-        raise ValueError(f"outputs must be an array of numbers, was {type(outputs).__name__}") from None
+    outputs = _as_array("outputs", outputs)
     iterations = mechanism.scheme.iterations
     if outputs.ndim not in (1, 2) or outputs.shape[-1] != iterations:
         raise ValueError(
@@ -47,7 +44,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     if (mechanism.scheme.side_information is None) != (batch_sizes is None):
         raise ValueError("batch_sizes must be given for truncated-b-min-sep, and for no other scheme")
     if batch_sizes is not None:
-        batch_sizes = _as_array(batch_sizes).astype(np.int32)
+        batch_sizes = _as_array("batch_sizes", batch_sizes).astype(np.int32)
         if batch_sizes.shape != outputs.shape:
             raise ValueError(f"batch_sizes must have the shape {outputs.shape}, had {batch_sizes.shape}")
         batch_sizes = batch_sizes.reshape(-1, iterations)
@@ -61,7 +58,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     return losses if outputs.ndim == 2 else losses[0]
 
 
-def _as_array(values):
+def _as_array(name: str, values):
     """A JAX array as it is, else one of NumPy of JAX's dtype: to make one of JAX is a program a shape."""
     if isinstance(values, jax.Array):
         return values
@@ -69,6 +66,10 @@ def _as_array(values):
         array = np.asarray(values)
     except jax.errors.TracerArrayConversionError:  # a list of what is being traced
         return jnp.asarray(values)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype != bool and not jnp.issubdtype(array.dtype, jnp.number):
+        raise ValueError(f"{name} must be an array of numbers, was {type(values).__name__}")
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
