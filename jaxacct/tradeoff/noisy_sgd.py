@@ -7,7 +7,9 @@ look.
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,10 +64,7 @@ class TradeoffBound:
 
     def clt_mu(self) -> float:
         """The mu of the central limit theorem: an approximation, which may be on the unsafe side."""
-        square = self.gaussian_mu**2
-        for p, mu, count in self.subsampled:
-            square += subsampled_gdp_clt(p, count, mu) ** 2
-        return math.sqrt(square)
+        return float(_clt_mus([self])[0])
 
 
 @dataclass(frozen=True)
@@ -204,18 +203,30 @@ def constrained_bound(
 def _choose(make, most: int, window: int | None, noise_split: float | None) -> TradeoffBound:
     """The window and split that are best by the central limit theorem; any are valid."""
 
-    def cost(log_w, log_split):
+    def at(log_w, log_split) -> tuple[int, float]:
         w = window if window is not None else min(most, max(1, round(math.exp(log_w))))
-        split = noise_split if noise_split is not None else 1 + math.exp(log_split)
+        return w, noise_split if noise_split is not None else 1 + math.exp(log_split)
+
+    def costs(points) -> list[float]:
         with np.errstate(over="ignore"):
-            return make(w, split).clt_mu(), w, split
+            return _clt_mus([make(*at(*point)) for point in points]).tolist()
 
     windows = np.linspace(0, math.log(most), 60) if window is None else [0.0]
     splits = np.linspace(-4, 3, 15) if noise_split is None else [0.0]
-    _, _, _, log_w, log_split = min((*cost(a, s), a, s) for a in windows for s in splits)
+    grid = list(itertools.product(windows, splits))
+    found = min((mu, *at(*point), *point) for mu, point in zip(costs(grid), grid, strict=True))
+    best = found[-2:]
     if window is None or noise_split is None:
         with np.errstate(invalid="ignore"):  # of infinities, where the limit's mu overflows
-            found = optimize.minimize(lambda x: cost(*x)[0], [log_w, log_split], method="Nelder-Mead")
-        log_w, log_split = min((log_w, log_split), tuple(found.x), key=lambda x: cost(*x)[0])
-    _, w, split = cost(log_w, log_split)
-    return make(w, split)
+            nearby = optimize.minimize(lambda x: costs([x])[0], best, method="Nelder-Mead")
+        best = min(best, tuple(nearby.x), key=lambda x: costs([x])[0])
+    return make(*at(*best))
+
+
+def _clt_mus(bounds: Sequence[TradeoffBound]) -> np.ndarray:
+    """`clt_mu` of bounds with equally many parts."""
+    squares = np.array([bound.gaussian_mu for bound in bounds], float) ** 2
+    parts = np.array([bound.subsampled for bound in bounds], float).reshape(len(bounds), -1, 3)
+    for p, mu, count in parts.transpose(1, 2, 0):
+        squares = squares + subsampled_gdp_clt(p, count, mu) ** 2
+    return np.sqrt(squares)

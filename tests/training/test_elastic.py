@@ -12,6 +12,8 @@ from tests.training.test_loop import Crash, crash_at, flat, run
 from train import grid, loop, metrics, run_folder
 from train.sampler import Sampler
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 
 def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
     """Close to the uninterrupted run, to the bit from then on; and every reason to refuse."""

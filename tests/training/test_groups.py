@@ -22,6 +22,8 @@ from train.individual import IndividualAccounting
 from train.loop import Result
 from train.step import CLIPPINGS
 
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
 GRID = Grid(2.0, 20)
 # Four groups of unequal norms: a vector, two matrices of which one is used by one product, and a number.
 SIZES = {"a": (3,), "b": (5, 8), "c": (2, 2), "d": ()}
