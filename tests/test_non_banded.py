@@ -1,6 +1,7 @@
 """Strategy matrices that are not banded: bounds against enumeration, exact deltas, limits, training."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -37,6 +38,7 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
 from tests.oracles import enumeration
 from tests.rounding_errors import measured_error
@@ -81,6 +83,12 @@ def exact_log_ratio(scheme, matrix, sigma, outputs) -> np.ndarray:
     return np.log(np.exp(exponents) @ np.array(list(law.values())))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def both_losses(scheme, strategy, scores, sigma):
+    """The bounds from above and from below."""
+    return [loss_of_scores(scheme, strategy, scores, sigma, direction) for direction in DIRECTIONS]
+
+
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 @pytest.mark.parametrize(("scheme", "strategy"), SETTINGS, ids=str)
 def test_bounds_against_enumeration(scheme, strategy, sigma, x64):
@@ -95,11 +103,7 @@ def test_bounds_against_enumeration(scheme, strategy, sigma, x64):
     )
     outputs = rng.normal(size=(40, rows)) * (1 + sigma)
     exact = exact_log_ratio(scheme, matrix, sigma, outputs)
-    loss = jax.jit(loss_of_scores, static_argnums=(0, 1, 4))
-    high, low = (
-        np.asarray(loss(scheme, strategy, jnp.asarray(outputs @ matrix), sigma, direction))
-        for direction in ("remove", "add")
-    )
+    high, low = map(np.asarray, both_losses(scheme, strategy, outputs @ matrix, sigma))
     assert np.all(high >= exact - 1e-9) and np.all(low <= exact + 1e-9)
     if scheme.iterations > scheme.min_separation:
         assert (high - exact).max() > 1e-4  # the cross terms are there

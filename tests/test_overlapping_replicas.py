@@ -178,7 +178,8 @@ def test_the_factor_is_computed_from_above(scheme):
     alone, other = (generator.random((200, n)) < 0.1 for _ in range(2))
     together, alone = (alone + 1.0 * other).astype(np.float32), alone.astype(np.float32)
     arrays = overlaps.overlap_arrays(mechanism, 2)
-    found = np.asarray(overlaps.log_factor(scheme, strategy, arrays, together, alone, together.sum(1)), float)
+    factor = jax.jit(overlaps.log_factor, static_argnums=(0, 1))
+    found = np.asarray(factor(scheme, strategy, arrays, together, alone, together.sum(1)), float)
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     far = np.where(apart >= scheme.min_separation, strategy.column_products(n)[apart], 0.0) / SIGMA**2
     shared = [np.einsum("ti,ij,tj->t", v.astype(float), far, v) / 2 for v in (together, alone)]

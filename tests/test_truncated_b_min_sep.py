@@ -324,9 +324,15 @@ def test_a_tie_is_told_and_settled_by_the_low_words():
     arrays = Arrays(np.array([0]), (level,))
     words = np.array([4, 5, 5, 5, 6], np.uint32)
     low = np.array([2**32 - 1, 6 << 2, 7 << 2, 0, 0], np.uint32)
-    drawn, tie = binomial_of_words([words], jnp.zeros(5, jnp.int32), arrays, 0, [low])
+
+    @jax.jit
+    def both(words, low):
+        none = jnp.zeros(5, jnp.int32)
+        return binomial_of_words([words], none, arrays, 0, [low]), binomial_of_words([words], none, arrays)
+
+    (drawn, tie), (without, _) = both(words, low)
     assert drawn.tolist() == [0, 0, 1, 0, 1] and tie.tolist() == [False, True, True, True, False]
-    assert binomial_of_words([words], jnp.zeros(5, jnp.int32), arrays)[0].tolist() == [0, 1, 1, 1, 1]
+    assert without.tolist() == [0, 1, 1, 1, 1]
 
 
 def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
@@ -350,12 +356,24 @@ def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
 
 
 def test_words_are_those_of_jax(key):
-    keys = jax.random.split(key, 3)
-    each = [np.asarray(threefry.bits_32(one, (5,))) for one in keys]
-    np.testing.assert_array_equal(threefry.bits_32_of(keys, 5), each)
-    np.testing.assert_array_equal(threefry.bits_32_at_once(key, (5,)), threefry.bits_32(key, (5,)))
-    places = jnp.array([[4, 0], [1, 1]])
-    np.testing.assert_array_equal(threefry.bits_32_at(key, 5, places), threefry.bits_32(key, (5,))[places])
+    keys, places = jax.random.split(key, 3), np.array([[4, 0], [1, 1]])
+
+    @jax.jit
+    def found(keys):
+        return threefry.bits_32_of(keys, 5), [
+            (
+                threefry.bits_32(key, (5,)),
+                threefry.bits_32_at_once(key, (5,)),
+                threefry.bits_32_at(key, 5, jnp.asarray(places)),
+            )
+            for key in keys
+        ]
+
+    of_all, of_each = found(keys)
+    for row, (words, at_once, at) in zip(of_all, of_each, strict=True):
+        np.testing.assert_array_equal(row, words)
+        np.testing.assert_array_equal(at_once, words)
+        np.testing.assert_array_equal(at, np.asarray(words)[places])
 
 
 def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
