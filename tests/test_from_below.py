@@ -35,6 +35,7 @@ CASES = {
     "remove, plain": (*PLAIN, "plain"),
     "add, plain": (*PLAIN, "plain, mean overlaps"),
     "remove, pairs": (4, 1.6, 1.0, "6 replicas in pairs, and examples"),
+    "remove, powers": (2, 0.9, 1.0, "3 replicas of one example"),
     "add, half-space": (4, 1.6, 1.0, "mean overlaps of every draw"),
 }
 

@@ -1,7 +1,9 @@
 """Many noise multipliers from the same draws: the scores are signal plus sigma times noise.
 
 Participations, random bits and both FFTs are paid once; what remains for each noise multiplier is the
-recurrence, in linear scale (`kernels.linear_scale`). Thirty take two to four times as long as one. For
+recurrence, in linear scale (`kernels.linear_scale`). Thirty take two to four times as long as one
+(`sample_privacy_loss`; beside one by the same code up to thirteen times, where examples are drawn
+independently: tests/benchmarks/RESULTS.md says why). For
 exploring and for choosing candidates: theorem A.1 of arXiv 2602.09338 would allow it for verifying too
 (proofs/derivations.md section 4), but the verifier has better proposals than plain ones, and those depend on
 sigma.
