@@ -328,11 +328,15 @@ def test_few_samples(tmp_path):
     plan = calibrate(scheme, strategy, epsilon=8.0, delta=1e-6, dataset_size=600, noise_multiplier=1.4)
     assert plan.certified and plan.evidence is not None
     for seen in (plan.evidence.remove, plan.evidence.add):
-        assert seen.proposal == NAME and seen.num_samples < 50_000
+        assert seen.proposal.endswith("with independent cuts") and seen.num_samples < 50_000
     plan.save(tmp_path / "plan.json")
     assert type(plan).load(tmp_path / "plan.json") == plan
     found = estimate_delta(plan.mechanism, 8.0, num_samples=1000, key=jax.random.key(1))
-    assert found.low == 0 and found.high < 1e-5 and set(found.proposals.values()) == {NAME}
+    assert (
+        found.low == 0
+        and found.high < 1e-5
+        and all(name.endswith("cuts") for name in found.proposals.values())
+    )
     plain = [c.predicted_samples for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-6))]
     assert max(plain) > 1000 * min(plain)
     # Where plain draws of the pair itself are few, they are taken.

@@ -266,7 +266,13 @@ def busier_lines(
 
 @functools.lru_cache(maxsize=512)
 def cut_lines(
-    mechanism: Mechanism, delta_v: float, direction: str, replicas: int, log_parts: float, beyond: float
+    mechanism: Mechanism,
+    delta_v: float,
+    direction: str,
+    replicas: int,
+    log_parts: float,
+    beyond: float,
+    mean: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[BudgetLine, ...]:
     """The lines for draws of so many replicas with independent cuts, weights `ln Z + (1 - replicas) ln f`.
 
@@ -275,15 +281,23 @@ def cut_lines(
     Args:
       log_parts: sizes of what else is added up in the log of a weight.
       beyond: probability that the sizes of the others' batches are not covered.
+      mean: sum and length of the mean participation, where draws are moved by it and weights have its scores.
     """
+    added = replicas + (mean[0] > 0)
     size, share, (normals, transform, recurrence) = _bounded(
         mechanism,
         direction,
-        replicas,
-        lambda share: sizes(mechanism, delta_v, direction, replicas, 0.0, share),
+        added,
+        lambda share: sizes(mechanism, delta_v, direction, added, 0.0, share),
     )
     logs = log_parts + replicas * size.largest
-    weight = (replicas - 1) * (normals + transform + recurrence) + 4 * _UNIT * logs
+    # It counts for a replica in what is drawn; its scores are off as a vector's are, for its length and sum.
+    times = replicas - 1 + max(mean[0] / size.count, mean[1])
+    if mean[1] > 1.5 * _reach(mechanism.scheme, size.count):
+        times = math.inf
+    weight = times * (normals + transform + recurrence) + 4 * _UNIT * logs
+    depth = math.ceil(math.log2(max(mechanism.scheme.iterations, 2))) + 20
+    weight += depth * _UNIT * mean[0] * 2 * (size.ratio + 2 / mechanism.noise_multiplier**2)
     weight = math.expm1(weight) if weight < 600 else math.inf
     pair = "proofs/truncated_batches.md, section "
     lines = [

@@ -18,6 +18,7 @@ from jaxacct.proposals.composed import (
 )
 from jaxacct.proposals.cuts import cut_called, cut_candidates
 from jaxacct.proposals.half_space import half_space_called, half_space_candidates
+from jaxacct.proposals.mean_cuts import mean_cut_called, mean_cut_candidates
 from jaxacct.proposals.mean_overlaps import mean_overlap_called, mean_overlap_candidates
 from jaxacct.proposals.pairs import pair_candidates, pairs_called
 from jaxacct.proposals.powers import power_called, power_candidates
@@ -45,11 +46,16 @@ class Family:
     called: Callable[..., Proposal | None]
 
 
-def _cuts(direction: Direction) -> Family:
+def _for(direction: Direction, offered, called) -> Family:
+    """Of functions that are told the direction."""
     return Family(
-        functools.partial(cut_candidates, direction=direction),
-        functools.partial(cut_called, direction=direction),
+        functools.partial(offered, direction=direction), functools.partial(called, direction=direction)
     )
+
+
+def _cuts(direction: Direction) -> tuple[Family, Family]:
+    with_floor = _for(direction, cut_candidates, cut_called)
+    return with_floor, _for(direction, mean_cut_candidates, mean_cut_called)
 
 
 FAMILIES: dict[Direction, tuple[Family, ...]] = {
@@ -59,13 +65,13 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
         Family(busier_candidates, busier_called),
         Family(pair_candidates, pairs_called),
         Family(tempered_candidates, tempered_called),
-        _cuts(Direction.REMOVE),
+        *_cuts(Direction.REMOVE),
     ),
     Direction.ADD: (
         # Of laws with one scale the first is taken: these have the smaller losses.
         Family(mean_overlap_candidates, mean_overlap_called),
         Family(half_space_candidates, half_space_called),
-        _cuts(Direction.ADD),
+        *_cuts(Direction.ADD),
     ),
 }
 # Where another mechanism is composed in; these are told what (`Composed`) as well, after epsilon.

@@ -46,6 +46,7 @@ KINDS = {
     "plain, less none": ADD,
     "half-space": ADD,
     "m replicas with independent cuts": REMOVE + ADD,
+    "m replicas and the mean, with independent cuts": REMOVE + ADD,
 }
 EACH = [(direction, name) for name, directions in KINDS.items() for direction in directions]
 MECHANISMS = [

@@ -29,11 +29,14 @@ class Labelled(NamedTuple):
       mechanism: of a `BMinSep`.
       chances: (iterations,) probability that a step is cut, a tuple of floats.
       counts: of labels 1 and 2.
+      pulls: (iterations,) ln of a further factor for each count of a participation, a tuple of floats; none
+        if empty.
     """
 
     mechanism: Attracting
     chances: tuple[float, ...]
     counts: tuple[int, int]
+    pulls: tuple[float, ...] = ()
 
 
 def fits(mechanism: Attracting) -> bool:
@@ -83,7 +86,10 @@ def _chain(labelled: Labelled) -> Chain:
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
     counts, law = np.array([0, *labelled.counts]), np.stack([1 - chances, chances], axis=1)
     s = np.arange(1, b)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Of one participation with each label, (iterations, 2).
+        further = np.exp(np.outer(labelled.pulls or np.zeros(n), counts[1:]))
+        joins = law * further
         logs = log_attractions(mechanism)
         both = np.exp(logs[:, :1] * counts[1:] ** 2)  # (ends, 2)
         pulls = np.exp(logs[:, b - s, None, None] * np.outer(counts, counts[1:]))  # (ends, b - 1, 3, 2)
@@ -94,7 +100,7 @@ def _chain(labelled: Labelled) -> Chain:
         found[:, :, 0] = (1 - p) * weights[i + 1, : b - 1]
         # It is barred when the other is free again, s steps on.
         after = weights[i + s, b - s, 1:][:, None, :]
-        found[:, :, 1:] = p * law[i] * after * pulls[min(n - 1 - i, len(pulls) - 1)]
+        found[:, :, 1:] = p * joins[i] * after * pulls[min(n - 1 - i, len(pulls) - 1)]
         return found
 
     def together(weights, i):
@@ -102,7 +108,8 @@ def _chain(labelled: Labelled) -> Chain:
         one = weights[i + 1, b - 1, 1:]  # barred for b - 1 more steps from the next one on
         two = weights[i + b, 0, 0] * both[min(n - 1 - i, len(both) - 1)]
         nobody = (1 - p) ** 2 * weights[i + 1, 0, 0]
-        return np.concatenate([[nobody], 2 * p * (1 - p) * law[i] * one, p**2 * law[i] * two])
+        two = two * further[i]
+        return np.concatenate([[nobody], 2 * p * (1 - p) * joins[i] * one, p**2 * joins[i] * two])
 
     return Chain(scheme, LABELS, alone, together)
 
