@@ -50,6 +50,11 @@ AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_el
 ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
+TEMPERED, POWER = "jaxacct/schemes/replicas/tempered.py", "tests/test_tempered.py"
+MEAN_CUTS, MEANS = (
+    "jaxacct/proposals/mean_cuts.py",
+    "tests/test_mean_cuts.py tests/conformance/test_proposals.py",
+)
 PAIRS, IN_PAIRS = "tests/test_pairs.py", "jaxacct/proposals/pairs.py"
 INDEPENDENT = "jaxacct/schemes/independent_attribution.py"
 BACK_AND_FORTH = "jaxacct/kernels/mean_participation.py"
@@ -316,8 +321,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/replicas/cuts.py",
-        "p**2 * law[i] * two",
-        "p**2 * law[i] ** 2 * two",
+        "p**2 * joins[i] * two",
+        "p**2 * joins[i] ** 2 * two",
         "tests/test_independent_cuts.py",
     ),
     Mutant(
@@ -993,6 +998,28 @@ MUTANTS = [
         "if certain or True else None",
         ACCOUNTANTS,
     ),
+    # A power of a replica.
+    Mutant(
+        TEMPERED, "-b * (kappas - power) * math.log1p(-p)", "0 * (kappas - power) * math.log1p(-p)", POWER
+    ),
+    Mutant(TEMPERED, "virtual = i - ago - lag < 0", "virtual = i - lag < 0", POWER),
+    Mutant(TEMPERED, "lead = ago if i < n else b", "lead = ago", POWER),
+    Mutant(TEMPERED, "new_skip = jnp.where(both, b - 1,", "new_skip = jnp.where(both, b - 2,", POWER),
+    Mutant(TEMPERED, "relative = 4 * _UNIT * steps", "relative = 0 * steps", POWER),
+    Mutant(RATIO, "power * float(ahead) + 1e-12", "0 * float(ahead)", POWER),
+    Mutant(
+        "jaxacct/proposals/tempered.py", 'tables["log_z"] - log_h', 'tables["log_z"] - power * loss', POWER
+    ),
+    # Cut batches with the mean.
+    Mutant(MEAN_CUTS, "(once * more + more**2 / 2) * shared", "(once * more) * shared", MEANS),
+    Mutant(MEAN_CUTS, "(times**2 - once**2) * halves", "(times - once) ** 2 * halves", MEANS),
+    Mutant(
+        MEAN_CUTS,
+        "(sign * (ratios + half_norms) + k * half_norms)",
+        "(sign * ratios + k * half_norms)",
+        MEANS,
+    ),
+    Mutant(MEAN_CUTS, "(math.fsum(sums) + of_all)", "math.fsum(sums)", MEANS),
     # Replicas of a busier example.
     Mutant(RATIO, "log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)", "pass", BUSIER),
     Mutant(
