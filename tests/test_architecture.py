@@ -1,6 +1,7 @@
 """The shape of the code: arrows go one way, nobody asks a scheme or strategy for its type, proofs resolve."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -17,6 +18,18 @@ ORDER = (
     "_validate files kernels statistics strategies schemes mechanisms likelihood proposals accountants "
     "estimates verification plan calibration choosing shards cli"
 ).split()
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees():
+    """Of every file once, and forgotten afterwards."""
+    yield
+    parsed.cache_clear()
 
 
 def room(path: Path) -> str:
@@ -42,7 +55,7 @@ def graph() -> dict[str, set[str]]:
     rooms: dict[str, set[str]] = {}
     for path in sorted((ROOT / "jaxacct").rglob("*.py")):
         if room(path) != "__init__":
-            rooms.setdefault(room(path), set()).update(imported(ast.parse(path.read_text(encoding="utf-8"))))
+            rooms.setdefault(room(path), set()).update(imported(parsed(path)))
     return {name: (found & set(rooms)) - {name} for name, found in rooms.items()}
 
 
@@ -80,10 +93,12 @@ def type_tests(tree) -> int:
     count = 0
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id not in ("isinstance", "issubclass", "type"):
+                continue
             arguments = [inner for argument in node.args for inner in ast.walk(argument)]
             names = {n.id for n in arguments if isinstance(n, ast.Name)}
             names |= {n.attr for n in arguments if isinstance(n, ast.Attribute)}
-            if node.func.id in ("isinstance", "issubclass") and names & TYPES:
+            if node.func.id != "type" and names & TYPES:
                 count += 1
             elif node.func.id == "type" and len(node.args) == 1 and names & ASKED:
                 count += 1
@@ -96,7 +111,7 @@ def test_nothing_asks_for_the_type_of_a_scheme_or_strategy():
     for path in SOURCES:
         where = str(path.relative_to(ROOT))
         if not where.startswith(("jaxacct/schemes/", "jaxacct/strategies/")):
-            found = type_tests(ast.parse(path.read_text(encoding="utf-8")))
+            found = type_tests(parsed(path))
             assert not found, f"{where}: ask a method of the scheme instead"
 
 
@@ -119,7 +134,7 @@ def test_no_public_name_hides_a_module():
     for init in [*(ROOT / "jaxacct").rglob("__init__.py"), ROOT / "train" / "__init__.py"]:
         modules = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
         names = set()
-        for node in ast.walk(ast.parse(init.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(init)):
             if isinstance(node, ast.ImportFrom):
                 names |= {alias.asname or alias.name for alias in node.names}
             elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -156,7 +171,7 @@ def test_directions_are_members_and_not_strings():
     for path in SOURCES:
         where = str(path.relative_to(ROOT))
         if where != "jaxacct/statistics/direction.py":
-            found = direction_strings(ast.parse(path.read_text(encoding="utf-8")))
+            found = direction_strings(parsed(path))
             assert not found, f"{where}: ask for a member of jaxacct.statistics.direction.Direction instead"
 
 

@@ -103,5 +103,7 @@ def bisect(above, low, high, iterations: int = 110):
         return jax.lax.fori_loop(0, iterations, halve, (low, high))
     ends = np.broadcast_arrays(low, high)
     for index in range(iterations):
-        ends = halve(index, ends)
+        before, ends = ends, halve(index, ends)
+        if all(np.array_equal(now, then) for now, then in zip(ends, before, strict=True)):
+            break  # no number is between them, so they stay what they are
     return ends

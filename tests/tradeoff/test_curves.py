@@ -69,9 +69,10 @@ def test_duality_and_symmetry(curve):
     np.testing.assert_allclose(TradeOff.__call__(curve, ALPHAS), curve(ALPHAS), atol=1e-9)
     inner = np.array([0.02, 0.2, 0.45])
     np.testing.assert_allclose(curve(curve(inner)), inner, atol=1e-9)
+    level = np.linspace(0, 1, 40001)
+    gains = 1 - curve(level)
     for epsilon in (0.0, 0.3, 2.0):
-        level = np.linspace(0, 1, 40001)
-        conjugate = np.max(1 - curve(level) - math.exp(epsilon) * level)
+        conjugate = np.max(gains - math.exp(epsilon) * level)
         assert conjugate == pytest.approx(curve.delta(epsilon), abs=2e-5)
         swapped = math.exp(float(curve.log_delta(-epsilon)))
         assert swapped == pytest.approx(1 - math.exp(-epsilon) * (1 - curve.delta(epsilon)), rel=1e-9)
