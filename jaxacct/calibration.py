@@ -38,8 +38,8 @@ _NOTHING = 0.5  # a sum of terms up to which a pilot saw next to nothing
 # so many grid steps.
 _ALIKE, _MOVED = 0.08, 3
 # The limit on samples of a search without `max_samples`: at most so many times what a verification without a
-# single hit takes, if that is more than the second number. It is where a quarter of a grid step is left.
-_TIMES_FEWEST, _LEAST_LIMIT = 256, 100_000
+# single hit takes, if that is more than the second number. It is where about a fifth of a grid step is left.
+_TIMES_FEWEST, _LEAST_LIMIT = 384, 100_000
 # Of the limit on samples, what a candidate may be predicted to take: as its own pilot has it, and as its
 # neighbours' have it too, which is known twice as well.
 _ALONE, _TOGETHER = 0.5, 0.8
