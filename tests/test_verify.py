@@ -1,6 +1,7 @@
 """The whole verifier: soundness just above the line, power below it, resume, evidence."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -34,9 +35,15 @@ def gaussian_with(delta: float) -> Mechanism:
     return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
 
 
+@functools.cache
+def offered(mechanism, epsilon, direction, budget) -> list:
+    """The same for every run."""
+    return [c.proposal for c in candidates(mechanism, epsilon, direction, budget)]
+
+
 def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anytime", max_samples=20_000):
     """Whether one run accepts this direction, whatever it says of the other; not plain is the default."""
-    found = [c.proposal for c in candidates(mechanism, epsilon, direction, budget)]
+    found = offered(mechanism, epsilon, direction, budget)
     chosen = next(p for p in found if p.name == "plain") if plain else found[0]
     assert (chosen.name == "plain") == plain
     predicted = {chosen.name: 1.0}

@@ -190,7 +190,7 @@ def test_it_refuses_what_it_does_not_cover(accountant, mechanism, composed, reas
     assert reason in accountant.why_not(mechanism, composed)
     with pytest.raises(ValueError, match=f"{accountant.name} does not cover .*{reason}"):
         accountant.delta(mechanism, 1.0, composed)
-    assert analytic.best_accountant(mechanism, 1.0, composed)[0] != accountant.name
+    assert analytic.best_accountant(mechanism, 1.0, composed, **COARSE)[0] != accountant.name
 
 
 @pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
@@ -199,7 +199,7 @@ def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
     with pytest.raises(ValueError, match="it is for replace-one adjacency, not for zero-out"):
         accountant.delta(mechanism, 1.0)
     monkeypatch.undo()
-    assert accountant.delta(mechanism, 0.1) <= accountant.delta(mechanism, 0.0) <= 1
+    assert accountant.delta(mechanism, 0.1, **COARSE) <= accountant.delta(mechanism, 0.0, **COARSE) <= 1
     for epsilon in (-1.0, math.nan, "one"):
         with pytest.raises(ValueError, match="epsilon"):
             accountant.delta(mechanism, epsilon)
