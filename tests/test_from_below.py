@@ -36,6 +36,7 @@ CASES = {
     "add, plain": (*PLAIN, "plain, mean overlaps"),
     "remove, pairs": (4, 1.6, 1.0, "6 replicas in pairs, and examples"),
     "remove, powers": (2, 0.9, 1.0, "3 replicas of one example"),
+    "remove, plain by pairs": (4, 1.6, 0.2, "plain, and examples"),
     "add, half-space": (4, 1.6, 1.0, "mean overlaps of every draw"),
 }
 
@@ -159,5 +160,13 @@ def test_what_is_known_from_below(monkeypatch):
         margins = [total(budget_lines(side, 1e-9), "epsilon") for side in (law, below)]
         assert 0 < margins[1] < math.inf and below.relative_error == law.relative_error
         assert margins[1] > margins[0] or law.direction == "add"
+    by_pairs = bounded(4, 1.6, monkeypatch)
+    assert estimate.best_proposal(by_pairs, 0.2, "remove", None, None).name == "plain, and examples"
+    (alone, pairs) = (
+        proposal_by_name(by_pairs, 0.2, "remove", "plain" + more) for more in ("", ", and examples")
+    )
+    booked = [total(budget_lines(law, 1e-9), "epsilon") for law in (alone, pairs)]
+    assert booked[0] < booked[1] < 3 * booked[0] and alone.relative_error == pairs.relative_error > 0
+    mechanism = bounded(*PLAIN[:2], monkeypatch)
     (zero,) = (p for p in proposals_at(mechanism, 5.0, "add") if p.name == "zero")
     assert from_below(zero) is None

@@ -309,7 +309,7 @@ def _law_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) 
     resolving = [
         p for p in found if p.total_variation <= 0 or p.log_scale + math.log(p.total_variation) <= most
     ]
-    return min(resolving or found[:1], key=lambda p: p.log_scale)
+    return min(resolving or found[:1], key=_preferred)
 
 
 def _samples_for(delta: float):
@@ -342,7 +342,12 @@ def best_proposal(
     """The proposal called `name`, or the one with the smallest scale; a name must exist for "remove"."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
     exact = [p for p in found if not p.of_a_bound or p.log_scale <= math.log(_BOUNDED_BELOW)]
-    return choose_proposal(found, direction, name, min(exact, key=lambda p: p.log_scale))
+    return choose_proposal(found, direction, name, min(exact, key=_preferred))
+
+
+def _preferred(proposal: Proposal):
+    """The smallest first; among equals those that have more to say than plain draws."""
+    return proposal.log_scale, proposal.name == "plain"
 
 
 def _all_draws(proposal: Proposal, key, num_samples: int, progress: Progress | None = None) -> Draws:

@@ -218,20 +218,32 @@ def pair_lines(
 def pair_lines_by_pairs(
     mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float
 ) -> tuple[BudgetLine, ...]:
-    """`pair_lines`, where losses are those of pairs of examples (shared_examples.md, theorem 10).
+    """`pair_lines`, where losses are those of pairs of examples (shared_examples.md, theorem 10)."""
+    assert mechanism.scheme.parts is not None
+    lines = pair_lines(mechanism, delta_v, replicas, log_normalizer)
+    return _by_pairs(mechanism, delta_v, lines, -(-replicas // mechanism.scheme.parts[1]))
 
-    Errors of scores move them no more than the loss of all examples by themselves. The recurrence is that of
-    two, whose likelihood ratio is at most the square of that of one.
+
+def plain_lines_by_pairs(mechanism: Mechanism, delta_v: float) -> tuple[BudgetLine, ...]:
+    """The lines for plain draws of the remove direction with such losses."""
+    return _by_pairs(mechanism, delta_v, loss_lines(mechanism, delta_v, Direction.REMOVE), 1)
+
+
+def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) -> tuple[BudgetLine, ...]:
+    """`lines` of the loss of all examples by themselves, for that of pairs of them.
+
+    Errors of scores move it no more than the other. The recurrence is that of two, whose likelihood ratio is
+    at most the square of that of one.
+
+    Args:
+      as_units: how many of the unit's participation vectors are in the outputs.
     """
     scheme = mechanism.scheme
-    assert scheme.parts is not None
-    number = scheme.parts[1]
-    pairs, left = divmod(number, 2)
-    lines = pair_lines(mechanism, delta_v, replicas, log_normalizer)
-    size = sizes(mechanism, delta_v, Direction.REMOVE, -(-replicas // number), 0.0, 0.0)
+    pairs, left = divmod(scheme.parts[1], 2)
+    size = sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0, 0.0)
     size = dataclasses.replace(size, largest=2 * size.largest)
     # What two share is so many times as much.
-    sharing = mechanism.noise_multiplier / math.sqrt(number - 1 + left)
+    sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)
     two = Mechanism(scheme.two, mechanism.strategy, sharing)
     amount = pairs * _interacting_error(two, size, _most_participations(two.scheme))
     name, source = "rounding of the likelihood ratio", _SOURCE + "7"

@@ -20,7 +20,7 @@ from jaxacct.proposals.cuts import cut_called, cut_candidates
 from jaxacct.proposals.half_space import half_space_called, half_space_candidates
 from jaxacct.proposals.mean_cuts import mean_cut_called, mean_cut_candidates
 from jaxacct.proposals.mean_overlaps import mean_overlap_called, mean_overlap_candidates
-from jaxacct.proposals.pairs import pair_candidates, pairs_called
+from jaxacct.proposals.pairs import pair_candidates, pairs_called, plain_called, plain_candidates
 from jaxacct.proposals.powers import power_called, power_candidates
 from jaxacct.proposals.replicas import replica_called, replica_candidates
 from jaxacct.proposals.tempered import tempered_called, tempered_candidates
@@ -64,6 +64,7 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
         Family(power_candidates, power_called),
         Family(busier_candidates, busier_called),
         Family(pair_candidates, pairs_called),
+        Family(plain_candidates, plain_called),
         Family(tempered_candidates, tempered_called),
         *_cuts(Direction.REMOVE),
     ),

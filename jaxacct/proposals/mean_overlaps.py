@@ -175,7 +175,7 @@ def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
 
 def _draw_plain(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     del tables
-    loss = loss_from_below(scheme, strategy, _scores(key, scheme, strategy, sigma, dtype), sigma)
+    loss = loss_from_below(scheme, strategy, drawn_scores(key, scheme, strategy, sigma, dtype), sigma)
     return Draws(loss, jnp.zeros_like(loss))
 
 
@@ -194,18 +194,18 @@ def plain_from_below(mechanism: Mechanism, direction: str) -> Proposal:
 
 def _remove_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     del tables
-    scores = _scores(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
+    scores = drawn_scores(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
     loss = loss_from_below(scheme, strategy, scores, sigma)
     return Draws(loss, jnp.zeros_like(loss))
 
 
 def _add_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     del tables
-    loss = loss_of_scores(scheme, strategy, _scores(key, scheme, strategy, sigma, dtype), sigma)
+    loss = loss_of_scores(scheme, strategy, drawn_scores(key, scheme, strategy, sigma, dtype), sigma)
     return Draws(loss, jnp.zeros_like(loss))
 
 
-def _scores(key, scheme, strategy, sigma, dtype, draw_counts=None):
+def drawn_scores(key, scheme, strategy, sigma, dtype, draw_counts=None):
     """Of outputs with participations or without."""
     normals_key, counts_key = threefry.split(key)
     normals = strategy.draw_normals(normals_key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
@@ -232,10 +232,9 @@ def mean_overlap_candidates(mechanism: Mechanism, epsilon: float, samples_needed
 
 def mean_overlap_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
     """The one of that name, None for a name of another kind or where there is none."""
-    if name not in (_NAME, _NAME_BEFORE, _NAME_PLAIN):
+    if name not in (_NAME, _NAME_BEFORE, _NAME_PLAIN) or not mean_overlap_candidates(mechanism, epsilon):
         return None
-    offered = mean_overlap_candidates(mechanism, epsilon)
-    if name == _NAME_PLAIN or not offered:
-        return next((proposal for proposal in offered if proposal.name == name), None)
+    if name == _NAME_PLAIN:
+        return plain_proposal(mechanism, epsilon) if has_means(mechanism.scheme, mechanism.strategy) else None
     found = mean_overlap_proposal(mechanism, epsilon, name)
     return found if found is not None and found.name == name else None

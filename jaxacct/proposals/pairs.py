@@ -35,7 +35,12 @@ from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.proposals.busier import busier_candidates
-from jaxacct.proposals.mean_overlaps import loss_from_below, with_the_law_of_means
+from jaxacct.proposals.mean_overlaps import (
+    drawn_scores,
+    loss_from_below,
+    plain_from_below,
+    with_the_law_of_means,
+)
 from jaxacct.proposals.overlaps import overlap_variation
 from jaxacct.proposals.powers import power_candidates
 from jaxacct.proposals.replicas import (
@@ -116,6 +121,35 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         return with_the_law_of_means(mechanism, rounding.pair_lines(mechanism, float(delta_v), m, log_z))
 
     return dataclasses.replace(found, below=below)
+
+
+def plain_candidates(mechanism: Mechanism, epsilon: float, samples_needed=None) -> list[Proposal]:
+    """Plain draws with losses by pairs of examples: as many as others, which are drawn sooner."""
+    del epsilon, samples_needed
+    if not mechanism.scheme.bounds_by_pairs:
+        return []
+    known = plain(mechanism, Direction.REMOVE)
+    return [
+        dataclasses.replace(
+            known,
+            name=known.name + _ENDING,
+            draw_block=_plain_by_pairs,
+            rounding_lines=lambda delta_v: rounding.plain_lines_by_pairs(mechanism, float(delta_v)),
+            below=lambda: plain_from_below(mechanism, Direction.REMOVE),
+        )
+    ]
+
+
+def plain_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
+    """The one there is by its name, else None."""
+    return next((one for one in plain_candidates(mechanism, epsilon) if one.name == name), None)
+
+
+def _plain_by_pairs(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    del tables
+    scores = drawn_scores(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
+    loss = loss_by_pairs(scheme, strategy, scores, sigma)
+    return Draws(loss, jnp.zeros_like(loss))
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
