@@ -21,6 +21,7 @@ from jaxacct.schemes.replicas import tempered
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from jaxacct.strategies.finite_toeplitz import FiniteToeplitz
+from jaxacct.strategies.stationary import adds_windows
 from jaxacct.verification.target import Target
 from tests.oracles.enumeration import pattern_law, strategy_matrix
 
@@ -322,6 +323,19 @@ def test_what_is_booked_covers_the_weights():
     assert total(tuple(lines.values()), "delta") < 1e-5 / 100
     more = rounding.tempered_lines(mechanism, Mechanism(cold, mechanism.strategy, 0.3), 1e-5, 5.0, 1000.0)
     assert total(more, "relative") > math.expm1(weight)
+
+
+def test_scores_are_booked_as_they_are_drawn(monkeypatch):
+    """By transforms, also where the scheme of the power takes part so rarely that others have windows."""
+    mechanism = Mechanism(BMinSep(5000, 8, 1.2e-4), BandedToeplitz((1.0, 0.8, 0.6)), 0.3)
+    cold, _ = mechanism.scheme.tempered(0.5)
+    found = cold, mechanism.strategy
+    assert adds_windows(*found, 2) and not adds_windows(mechanism.scheme, mechanism.strategy, 2)
+    booked = rounding.tempered_lines.__wrapped__
+    asked = mechanism, Mechanism(*found, 0.3), 1e-5, 5.0, 3.0
+    lines = booked(*asked)
+    monkeypatch.setattr(rounding, "adds_windows", lambda *_: False)
+    assert booked(*asked) == lines
 
 
 def test_where_there_is_none():

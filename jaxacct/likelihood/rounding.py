@@ -349,9 +349,12 @@ def tempered_lines(
     ratio = size.ratio + offset
     largest = min(log_normalizer - math.log(spent), most * (ratio + 1 / mechanism.noise_multiplier**2))
     of_h = dataclasses.replace(size, largest=max(largest, 0.0), ratio=ratio)
-    weight = sum(_error_parts(cold, of_h, Direction.REMOVE, 2, most))
-    # Of kappa r and of what is added to it.
-    weight += most * 4 * _UNIT * ratio + 4 * _UNIT * (abs(log_normalizer) + of_h.largest)
+    # Scores are the mechanism's: participations as few as cold has may be windows, which round less.
+    weight = sum(_error_parts(mechanism, of_h, Direction.REMOVE, 2, most)[:2])
+    weight += _recurrence_error(cold, of_h, most)
+    # Of kappa r, of what is added to it, and of ln (1 - q^s), which is a part of that and taken off again.
+    each = ratio - math.log(cold.scheme.sums.probability)
+    weight += most * 4 * _UNIT * each + 4 * _UNIT * (abs(log_normalizer) + of_h.largest)
     source = _SOURCE + "3e"
     return (
         BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
