@@ -809,6 +809,12 @@ def test_every_mutant_can_be_planted():
     assert not mutants.misplaced()
 
 
+def test_a_fresh_key_has_64_bits():
+    """Two words of their own: with as few as 32 bits two runs of 65,536 would have one key."""
+    words = [word for _ in range(4) for word in randomness.key_words(randomness.fresh_key())]
+    assert len(set(words)) == 8
+
+
 def test_no_name_of_the_mutants_means_two_things():
     """A second test file under a name that there was ran the mutants of the first against it, twice."""
     body = ast.parse(Path(mutants.__file__).read_text()).body
