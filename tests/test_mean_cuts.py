@@ -21,7 +21,7 @@ NAME = "2 replicas and the mean, with independent cuts"
 SMALL = [
     (TruncatedBMinSep(4, 2, 0.3, 4, 12), 2),
     (TruncatedBMinSep(3, 1, 0.4, 4, 10, False), 1),
-    (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
+    pytest.param(TruncatedBMinSep(3, 4, 0.5, 4, 9), 4, marks=pytest.mark.slow),
 ]
 BOTH = pytest.mark.parametrize("direction", ["remove", "add"])
 

@@ -1008,7 +1008,10 @@ MUTANTS = [
     Mutant(TEMPERED, "relative = 4 * _UNIT * steps", "relative = 0 * steps", POWER),
     Mutant(RATIO, "power * float(ahead) + 1e-12", "0 * float(ahead)", POWER),
     Mutant(
-        "jaxacct/proposals/tempered.py", 'tables["log_z"] - log_h', 'tables["log_z"] - power * loss', POWER
+        "jaxacct/proposals/tempered.py",
+        'tables["log_z"] - log_h',
+        'tables["log_z"] - power * loss',
+        POWER,
     ),
     # Cut batches with the mean.
     Mutant(MEAN_CUTS, "(once * more + more**2 / 2) * shared", "(once * more) * shared", MEANS),
