@@ -17,9 +17,10 @@ def made(make):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.key(0)
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
+            return jax.device_put(np.zeros(leaf.shape, leaf.dtype))
         scale = np.sqrt(max(1, np.prod(leaf.shape[:-1])))
-        return jnp.asarray(np.asarray(generator.normal(size=leaf.shape) / scale, leaf.dtype))
+        # Of an array of NumPy `jnp.asarray` makes a program for every shape, and this none.
+        return jax.device_put(np.asarray(generator.normal(size=leaf.shape) / scale, leaf.dtype))
 
     definition, state = nnx.split(nnx.eval_shape(make))
     return nnx.merge(definition, jax.tree.map(drawn, state))

@@ -423,7 +423,7 @@ def test_options(options):
     np.testing.assert_allclose(ours.total.scaled(1.0), theirs.total.scaled(1.0), rtol=1e-5, atol=1e-5)
 
 
-def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path):
+def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path, shared_programs):
     ours, theirs = (run(clipping=name, out=tmp_path / name, steps=4) for name in ("ghost", "per_example"))
     # Gradients are scaled to a little less; the noise is the same.
     np.testing.assert_allclose(flat(ours.params), flat(theirs.params), atol=1e-3)
