@@ -352,6 +352,10 @@ def test_where_there_is_none():
     assert names[0] == NAME and "plain" in names
     # Three replicas are better than two, plain draws are cheap, p = 1, columns that overlap, other schemes.
     quiet = dataclasses.replace(LOW, noise_multiplier=2.0)
+    # None is below two replicas over their Z, so nothing is looked at where that is small.
+    for steps, epsilon in itertools.product((1, 12, 31), (0.5, 3.0)):
+        scale = proposals.tempered_proposal(quiet, steps, epsilon).log_scale
+        assert scale >= -epsilon - math.log(4)
     needed = lambda proposal: 1e9  # noqa: E731
     assert proposals.tempered_candidates(quiet, 0.2, needed) == []
     assert proposals.tempered_candidates(LOW, 26.0, lambda proposal: 0.0) == []

@@ -98,6 +98,7 @@ def tempered_candidates(
     """The one with the smallest scale, where neither plain draws nor other replicas are as cheap.
 
     Whole replicas are better where three of them are better than two, as scales are log-convex in the order.
+    And no power has a scale below that of two replicas over their Z (proofs/proposals.md, section 2.8).
     """
     if _tempered(mechanism, 0.5) is None:
         return []
@@ -108,6 +109,8 @@ def tempered_candidates(
         scheme = mechanism.scheme
         looking = scheme.iterations * scheme.min_separation**2 / _LOOKED_AT
         if best <= looking or (len(ordinary) > 1 and ordinary[1].log_scale < ordinary[0].log_scale):
+            return []
+        if ordinary and ordinary[0].log_normalizer <= math.log(_TIMES):
             return []
     steps = _smallest(lambda steps: _log_scale(mechanism, steps, epsilon))
     if not steps or _log_scale(mechanism, steps, epsilon) >= 0:
