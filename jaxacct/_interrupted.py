@@ -15,9 +15,9 @@ def leave(message: str) -> NoReturn:
     computation, and now and then that is a segmentation fault. Nothing is lost: files are written whole
     before they get their names.
     """
-    print(message, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        print(message, file=sys.stderr)
+    _flush()
     os._exit(EXIT_CODE)
 
 
@@ -30,6 +30,12 @@ def end(stop: SystemExit) -> NoReturn:
     if not isinstance(stop.code, int) or sys.getprofile() or sys.gettrace() or sys.flags.inspect:
         raise stop
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(stop.code)
+
+
+def _flush() -> None:
+    """What was printed, to all that was not closed before the command began."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

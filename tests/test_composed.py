@@ -231,6 +231,17 @@ def test_estimates_of_both_together_take_the_line_and_what_none_takes_part_says(
     assert exact[-1] <= alone.high < 1e-9
 
 
+def test_draws_that_see_something_need_no_line(monkeypatch):
+    """Nothing is known from below of what is composed in, but the draws did see the mechanism."""
+    ends = {"remove": [0.05, 0.1, 0.1], "add": [0.05, 0.1, 0.2]}
+    bands = lambda chosen, *_: np.array(ends[chosen.direction])[:, None]  # noqa: E731
+    monkeypatch.setattr("jaxacct.estimates.interval.bands", bands)
+    monkeypatch.setattr("jaxacct.estimates.estimate.event_profile", lambda event: gaussian(3.0))
+    monkeypatch.delattr("jaxacct.estimates.estimate.line_bounds")
+    found = estimate_delta(MECHANISMS[2], 0.3, num_samples=1, compose_with="another", key=KEY)
+    assert (found.low, found.value, found.high) == (0.0, 0.1, 0.2)
+
+
 def one_of_each():
     """One proposal of each kind and direction, with two and three replicas."""
     chosen = {}

@@ -13,6 +13,7 @@ import pytest
 import scipy.signal
 
 import jaxacct
+from jaxacct import _interrupted
 from jaxacct.accountants import analytic
 from jaxacct.batch_sizes import batch_sizes
 from jaxacct.compilation_cache import keep_compiled_programs
@@ -70,6 +71,21 @@ def test_a_command_ends_at_once_and_calls_what_was_registered(code, watched, end
     done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     said = ["registered", "at once"] if (code, watched) == ("3", None) else ["registered"]
     assert (done.returncode, done.stdout.splitlines()) == (ends, said)
+
+
+def test_who_has_closed_the_output_is_told_by_the_code_all_the_same(monkeypatch):
+    """`jaxacct calibrate ... >&-`, as services run it: Python has None for what is closed."""
+    codes: list[int] = []
+    monkeypatch.setattr(_interrupted.os, "_exit", codes.append)
+    monkeypatch.setattr(_interrupted.atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(_interrupted.sys, "stdout", None)
+    monkeypatch.setattr(_interrupted.sys, "gettrace", lambda: None)  # of who debugs or measures the tests
+    monkeypatch.setattr(_interrupted.sys, "getprofile", lambda: None)
+    _interrupted.end(SystemExit(3))
+    monkeypatch.setattr(_interrupted.sys, "stderr", None)
+    _interrupted.leave("interrupted")
+    monkeypatch.undo()
+    assert codes == [3, 130]
 
 
 def test_showing_a_plan_and_choosing_one_load_no_statistics(tmp_path):

@@ -108,8 +108,7 @@ def estimate_delta(
         if chosen.log_scale == -math.inf:
             found[direction] = np.zeros(3)
             continue
-        # The profile of a composed event is a bound from above too.
-        below = from_below(chosen) if composed is None else None
+        below = from_below(chosen) if composed is None else chosen
         # Half of the risk is for the line, whether it is needed or not.
         share = risk / 2 if direction == Direction.ADD and has_line else risk
         draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
@@ -123,7 +122,8 @@ def estimate_delta(
     return Estimate(
         quantity="delta",
         value=value,
-        low=low,
+        # The profile of a composed event is a bound from above.
+        low=low if composed is None else 0.0,
         high=high,
         confidence=confidence,
         directions={direction: float(band[1]) for direction, band in found.items()},
