@@ -419,6 +419,24 @@ def test_confidence_bounds_cover(law):
     assert max(high_misses, low_misses) <= stats.binom.isf(FALSE_ALARM, 400, q)
 
 
+@pytest.mark.parametrize("q", [1e-9, 0.05, 0.999])
+def test_ends_of_intervals_are_those_of_a_bisection(q, monkeypatch):
+    """From the accepted side of each, in few looks: few draws, many, terms of 0 and of 1 alone, rare ones."""
+    looks = []
+    mixture = bounds._log_mixture
+    monkeypatch.setattr(bounds, "_log_mixture", lambda *given: looks.append(1) or mixture(*given))
+    mixed = bin_terms(np.random.default_rng(5).random(700) ** 9)
+    for counts in (coins(0, 1), coins(10_000, 0), coins(1, 10**12), coins(500, 9500), mixed):
+        low, high = bounds.lower_confidence_bound(counts, q), bounds.upper_confidence_bound(counts, q)
+        sought, wealth = len(looks), bounds.default_bets()
+        assert high == 1 or bounds.accepts(counts, high, q, *wealth)
+        assert not bounds.accepts(counts, high * (1 - 2e-14), q, *wealth)
+        assert low == 0 or bounds.hopeless(counts, low, q)
+        assert not bounds.hopeless(counts, max(low, 1e-300) * (1 + 2e-14), q)
+        del looks[sought:]
+    assert len(looks) < 200  # for ten ends, where bisection takes 500
+
+
 @pytest.mark.parametrize("term", [1.0, 0.3, 1e-5, 2.0**-40, 1e-14])
 def test_confidence_bounds_allow_for_the_rounding(term):
     """A billion equal terms: the bounds close in on the bin, and never leave the mean outside."""
