@@ -123,10 +123,15 @@ def add_lora(model: nnx.Module, rank: int, rngs: nnx.Rngs) -> None:
         for name, linear in list(vars(module).items()):
             if type(linear) is nnx.Linear:
                 sizes = linear.in_features, linear.out_features
-                options = dict(lora_rank=rank, use_bias=linear.use_bias, rngs=rngs)
                 # No other W is drawn to be thrown away.
-                options |= dict(kernel_init=_given(linear.kernel), bias_init=_given(linear.bias))
-                lora = nnx.LoRALinear(*sizes, **options)
+                lora = nnx.LoRALinear(
+                    *sizes,
+                    lora_rank=rank,
+                    use_bias=linear.use_bias,
+                    kernel_init=_given(linear.kernel),
+                    bias_init=_given(linear.bias),
+                    rngs=rngs,
+                )
                 lora.kernel, lora.bias = linear.kernel, linear.bias
                 setattr(module, name, lora)
 
