@@ -141,6 +141,27 @@ def test_many_participations(direction):
     assert total(longer, "relative") == math.inf
 
 
+def test_a_long_mean_sees_the_errors_of_its_scores():
+    """Of a vector longer than 2 as well: errors as large as the margin move the factor by no more than it."""
+    strategy, n = BandedToeplitz((1.0, 0.5)), 64
+    mean, nothing = np.full(n, 0.9, np.float32), np.zeros((1, n), np.float32)
+    shared = np.full(n, 100.0, np.float32)  # far above what v has, so that the factor is not cut off
+    factors = [
+        float(
+            mean_cuts.log_factor(
+                strategy,
+                {"mean": mean, "shared": shared, "margin": margin},
+                nothing,
+                nothing,
+                mean[None],
+                "add",
+            )[0]
+        )
+        for margin in (0.0, 100.0)
+    ]
+    assert factors[1] - factors[0] >= 100 * np.linalg.norm(mean) / 2
+
+
 def test_where_there_is_none():
     uncut = mechanism_of(SMALL[0][0].uncut, 2)
     assert mean_cuts.mean_cut_candidates(uncut, 1.0, direction="remove") == []

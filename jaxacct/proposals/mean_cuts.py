@@ -170,6 +170,7 @@ def log_factor(strategy, tables, cut, counts, moved, direction: Direction):
         once**2 / 2 + (once * more + more**2 / 2) * cut
     )
     at_most = tree_sum(at_most, axis=1)
-    length = jnp.sqrt(tree_sum(counts**2, axis=1)) + 1
+    # At least that of counts + v / 2, which sees the errors of C^T C v.
+    length = jnp.sqrt(tree_sum(counts**2, axis=1)) + jnp.sqrt(tree_sum(moved**2, axis=1)) / 2
     rounded = (math.log2(counts.shape[1]) + 20) * _UNIT * 2 * at_most
     return jnp.minimum(exact - at_most + rounded + length * tables["margin"] * 1.01, 0.0)
