@@ -191,7 +191,8 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
         return firsts, scales
 
     kinds = len(jax.eval_shape(of_step, list(given), 0))
-    firsts, scales = in_one_kernel(all_blocks)(list(given))
+    # A single turn is no loop.
+    firsts, scales = (in_one_kernel(all_blocks) if n > 1 else all_blocks)(list(given))
     offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)[:, None]
     return tuple(
         (corrected_log1p(first) + lost) + log_scale + offsets

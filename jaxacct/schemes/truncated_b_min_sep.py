@@ -485,7 +485,9 @@ def _block(keys, pool, arrays, steps, back):
         def all_steps(pool, given):
             return lax.scan(step, pool, given, length=length)[1]
 
-        states = in_one_kernel(all_steps)(pool.astype(jnp.uint32), (words, low_words, at, back))
+        # A single turn is no loop, and XLA's emitter refuses such a kernel.
+        steps_of = in_one_kernel(all_steps) if length > 1 else all_steps
+        states = steps_of(pool.astype(jnp.uint32), (words, low_words, at, back))
         pools = (states & (_TIE - 1)).astype(jnp.int32)
         before = jnp.concatenate([pool[None], pools[:-1]])
         return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools
