@@ -66,6 +66,8 @@ def log_likelihoods(
     def in_linear_scale(log_ratios, seen, crossed):
         return uncut.log_likelihood_ratios_of_factors((log_ratios, seen, crossed), factors)
 
+    # Time first in memory too, for both uses; else XLA keeps a copy of what they are made of for the second.
+    log_ratios = lax.optimization_barrier(log_ratios)
     found = in_linear_scale(log_ratios, seen, linear_scale.above_least(-2 * halves))
     missing = ~(jnp.isfinite(found[0]) & jnp.isfinite(found[1]))
 

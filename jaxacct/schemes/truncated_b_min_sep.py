@@ -269,7 +269,8 @@ class TruncatedBMinSep(Scheme):
             keys = threefry.split_array(key, 2 * blocks).reshape(blocks, 2)
             _, later = lax.scan(block, (pool, recent), keys)
             sizes.append(later.reshape(-1, num_samples))
-        return jnp.concatenate(sizes)[:n].T
+        # Else XLA puts them together once for each use.
+        return lax.optimization_barrier(jnp.concatenate(sizes)[:n]).T
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
         """(iterations,) float64: the mean size of the cut batches (padding is not counted)."""
