@@ -1,5 +1,6 @@
 """Replicas of a busier example: its bound by enumeration, its draws and what is booked for two losses."""
 
+import dataclasses
 import math
 
 import jax
@@ -9,11 +10,12 @@ import pytest
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.proposals import busier
+from jaxacct.proposals import busier, pairs
 from jaxacct.proposals.candidates import budget_lines, choose_candidate, proposal_by_name
 from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
+from jaxacct.strategies.stationary import adds_windows
 from tests.oracles import enumeration
 from tests.rounding_errors import _losses, _normals, _probe
 
@@ -130,6 +132,19 @@ def test_what_is_booked_covers_both_losses(key):
         for r in (0.0, -20.0)
     )
     assert total(cheap, "relative") < total(dear, "relative")
+
+
+def test_few_participations_are_booked_as_they_are_added():
+    """By a transform in draws of another example; others add so few as windows, which round less."""
+    long = Mechanism(BMinSep(7200, 8, 2e-5), BandedToeplitz((2.0, 1.0, 0.5)), 1.0)
+    assert adds_windows(long.scheme, long.strategy, 4)
+    more, ratio = more_often(long.scheme, 3)
+    size = rounding._sizes_of_busier(long, Mechanism(more, long.strategy, 1.0), 1e-6, 4, ratio, 2.0**-20)
+    windows = dataclasses.replace(size, transformed=False)
+    errors = [rounding._score_error(long, "remove", 4, one, 1.0, 1) for one in (windows, size)]
+    assert errors[0] < 0.9 * errors[1]
+    with pytest.raises(ValueError, match="participations must be more for replicas in pairs"):
+        pairs.pair_proposal(long, 4, 1.0)
 
 
 def test_vectors_that_count_are_ruled_out_under_the_target_law():

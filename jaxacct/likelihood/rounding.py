@@ -56,6 +56,7 @@ class Size:
       noise: largest |score of the noise| / sigma.
       score: largest |score|.
       ratio: largest |log-ratio of one participation|.
+      transformed: whether drawn participations are added by a Fourier transform, however few they are.
     """
 
     count: int
@@ -66,6 +67,7 @@ class Size:
     noise: float
     score: float
     ratio: float
+    transformed: bool = False
 
 
 def loss_lines(
@@ -385,7 +387,7 @@ def _lines_of_two(
 
     def size_of(share):
         size = sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0, share)
-        return dataclasses.replace(size, drawn=of_other.drawn)
+        return dataclasses.replace(size, drawn=of_other.drawn, transformed=True)
 
     size, _, (normals, transform, recurrence) = _bounded(mechanism, Direction.REMOVE, as_units, size_of)
     rare = size.beyond + size.above + of_other.beyond + of_other.above
@@ -452,7 +454,7 @@ def _sizes_of_one(mechanism, one, delta_v, replicas, share) -> Size:
     largest, above = _log_coincidence(mechanism, number) - math.log(spent), spent
     if not largest < all_of_it:
         largest, above = all_of_it, 0.0
-    return Size(count, beyond, replicas * math.sqrt(count), largest, above, noise, score, ratio)
+    return Size(count, beyond, replicas * math.sqrt(count), largest, above, noise, score, ratio, True)
 
 
 def _sizes_of_busier(mechanism, busier, delta_v, replicas, log_least_ratio, share) -> Size:
@@ -472,7 +474,7 @@ def _sizes_of_busier(mechanism, busier, delta_v, replicas, log_least_ratio, shar
         largest = busier.scheme.replicas.log_normalizer(busier, 2) - log_least_ratio - math.log(spent)
     if not largest < all_of_it:
         largest, above = all_of_it, 0.0
-    return Size(count, beyond, replicas * math.sqrt(count), largest, above, noise, score, ratio)
+    return Size(count, beyond, replicas * math.sqrt(count), largest, above, noise, score, ratio, True)
 
 
 def _log_coincidence(mechanism, power: int) -> float:
@@ -678,7 +680,7 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
         return local + reach * _error_of_outputs(mechanism, drawn, transform) / variance
     noise = (transform + _SPECTRUM_ROUNDINGS * _UNIT) * sigma * _noise_norm(strategy, n)
     error = reach * noise
-    windows = adds_windows(scheme, strategy, replicas)
+    windows = adds_windows(scheme, strategy, replicas) and not size.transformed
     if not windows and (direction == Direction.REMOVE or _mixed(scheme)):
         window = _window_norm(strategy, n, scheme.min_separation)
         # The participations' transform, seen through C^T C x, and their part of the inverse one.

@@ -52,6 +52,7 @@ from jaxacct.proposals.replicas import (
 )
 from jaxacct.schemes.replicas.b_min_sep import log_attractions
 from jaxacct.statistics.direction import Direction
+from jaxacct.strategies.stationary import adds_windows
 
 # Few numbers, so that noise multipliers that are alike are drawn for by one program.
 NUMBERS = (4, 6, 8, 12, 16, 24, 32, 48)
@@ -75,6 +76,9 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
     one, number = _one(mechanism)
     if m not in NUMBERS or m <= number:
         raise ValueError(f"m must be one of {NUMBERS} above {number}, was {m!r}")
+    # So few would be booked as windows, which round less than the transform that they are added by.
+    if number == 1 and adds_windows(one.scheme, one.strategy, m):
+        raise ValueError("participations must be more for replicas in pairs")
     if one.is_upper_bound:
         raise ValueError(
             "strategy must be banded within min_separation, so that it has columns that do not overlap"
@@ -186,6 +190,8 @@ def pair_candidates(
         if m <= number or best <= 0:
             continue
         sharper = _sharper(one, m)
+        if number == 1 and adds_windows(one.scheme, one.strategy, m):
+            continue
         if not (_told_apart(sharper) and math.isfinite(log_normalizer(sharper, 2))):
             break
         proposal = pair_proposal(mechanism, m, epsilon)
