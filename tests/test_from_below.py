@@ -19,10 +19,11 @@ from jaxacct import (
 from jaxacct.estimates import estimate, interval
 from jaxacct.estimates.estimate import draw_samples
 from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.proposals import pairs
 from jaxacct.proposals.candidates import budget_lines, proposal_by_name, proposals_at
 from jaxacct.proposals.from_below import from_below
 from jaxacct.proposals.mean_overlaps import loss_from_below
-from jaxacct.proposals.pairs import log_factor, rounds
+from jaxacct.proposals.pairs import log_factor, pair_proposal, rounds
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration, tuples
@@ -123,6 +124,23 @@ def test_estimates_of_users_are_known_from_below(monkeypatch):
     assert bands.proposals == {"remove": "plain", "add": "plain, mean overlaps"} == found.proposals
     crossing = estimate_epsilon(mechanism, delta, **options)
     assert 0 < crossing.low <= epsilon <= crossing.high < 1
+
+
+def test_weights_that_are_rounded_up_have_others_from_below(monkeypatch):
+    """Of replicas in pairs, of exact losses: a lower end of their own weights would be too high."""
+    mechanism = Mechanism(BMinSep(4, 2, P), BandedToeplitz.identity(), 1.0)
+    law, asked = pair_proposal(mechanism, 4, 1.0), []
+    monkeypatch.setattr(pairs, "log_factor", lambda *args: asked.append(args[3]) or log_factor(*args))
+    below = from_below(law)
+    assert below.log_scale == law.log_scale and below.below is None
+    scheme, strategy, key = mechanism.scheme, mechanism.strategy, jax.random.key(0)
+    for one in (law, below):
+        jax.eval_shape(
+            lambda key, one=one: one.draw_block(key, scheme, strategy, 1.0, one.tables(), np.float32), key
+        )
+    assert asked == [1, -1]
+    plain = proposal_by_name(mechanism, 1.0, "remove", "plain")
+    assert from_below(plain) is plain
 
 
 def test_losses_from_below_are_below_those_of_all_tuples():

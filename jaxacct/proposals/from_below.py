@@ -18,15 +18,16 @@ from jaxacct.proposals.mean_overlaps import plain_from_below
 def from_below(proposal: Proposal) -> Proposal | None:
     """The proposal whose terms have a mean of at most the divergence, of the same law and direction.
 
-    The one given where its losses are exact; None where nothing is known from below.
+    The one given where its losses are exact and its weights rounded to nearest; None where nothing is known
+    from below.
     """
     mechanism = proposal.mechanism
     if proposal.of_a_bound:
         return None
-    if not mechanism.is_upper_bound:
-        return proposal
     if proposal.below is not None:
         return proposal.below()
+    if not mechanism.is_upper_bound:
+        return proposal
     if mechanism.scheme.parts is not None and proposal.name in _PLAIN:
         return plain_from_below(mechanism, proposal.direction)
     return None

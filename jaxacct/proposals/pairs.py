@@ -114,12 +114,13 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         rounding_lines=(None if number == 1 else lambda delta_v: lines(mechanism, float(delta_v), m, log_z)),
         log_normalizer=log_z,
     )
-    if not mechanism.is_upper_bound:
-        return found
+    bounded = mechanism.is_upper_bound
 
+    # Weights are rounded up, by more than other replicas' are off, so lower ends have draws of their own.
     def below() -> Proposal:
-        drawer = _drawer(drawn.module, m, loss_from_below, -1)
-        return dataclasses.replace(found, draw_block=drawer, rounding_lines=lines_from_below, below=None)
+        drawer = _drawer(drawn.module, m, loss_from_below if bounded else loss_of_scores, -1)
+        of_losses = lines_from_below if bounded else found.rounding_lines
+        return dataclasses.replace(found, draw_block=drawer, rounding_lines=of_losses, below=None)
 
     def lines_from_below(delta_v):
         return with_the_law_of_means(mechanism, rounding.pair_lines(mechanism, float(delta_v), m, log_z))
