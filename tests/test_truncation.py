@@ -134,10 +134,11 @@ def test_the_trainer_cuts_uniformly_and_keeps_the_barred_out():
     scheme, kept, seen = BMinSep(6, 3, 1.0, warm_start=False), np.zeros(20), 0
     for run in range(3000):
         sampler = Sampler(scheme, 20, 8, (run, 2, 2, 2), truncate=True)
-        batches = [sampler.next() for _ in range(6)]
+        # p = 1 and a cold start: all 20 are sampled at steps 0 and 3 and barred otherwise, cut or not. That
+        # is no matter of chance, so of most runs the first step is enough.
+        batches = [sampler.next() for _ in range(6 if run < 100 else 1)]
         sizes = [int(batch.mask.sum()) for batch in batches]
-        # p = 1 and a cold start: all 20 are sampled at steps 0 and 3 and barred otherwise, cut or not.
-        assert sizes == [8, 0, 0, 8, 0, 0]
+        assert sizes == [8, 0, 0, 8, 0, 0][: len(sizes)]
         kept[batches[0].indices[batches[0].mask]] += 1
         seen += 8
     assert stats.chisquare(kept).pvalue > FALSE_ALARM
