@@ -34,6 +34,16 @@ def two_words(key, shape):
     return _rounds(first, second, counters[:size].reshape(shape), counters[size:].reshape(shape))
 
 
+def as_one(first, second):
+    """Two arrays of uint32 words as the bits of the parts of a complex64 one, which is not computed with."""
+    return lax.complex(*(lax.bitcast_convert_type(words, jnp.float32) for words in (first, second)))
+
+
+def as_two(both):
+    """The two arrays of uint32 words of `as_one`."""
+    return tuple(lax.bitcast_convert_type(part, jnp.uint32) for part in (lax.real(both), lax.imag(both)))
+
+
 @jax.jit  # traced once for a shape, not once for a program: else a third of what tracing a program takes
 def _rounds(first, second, x, y):
     """The words of the counters (x, y) under the key of two words; all of one shape, or such as broadcast."""

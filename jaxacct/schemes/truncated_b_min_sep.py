@@ -466,18 +466,25 @@ def _block(keys, pool, arrays, steps, back):
         sizes = jnp.broadcast_to(pool, shape) if back is None else jnp.concatenate([pool[None], back[:-1]])
         return (pool if back is None else back[-1]), sizes
 
-    def words_of(key):
-        return _words(key, len(arrays.levels), shape)
+    number = len(arrays.levels)
 
-    def run(words, low_words=None):
+    def words_of(key):
+        return _pairs_of_words(key, number, shape)
+
+    def words_in(pairs):
+        return None if pairs is None else _words_of_pairs(pairs, number)
+
+    def run(pairs, low_pairs=None):
         if back is None:
-            sizes, tie = binomial_of_words(words, jnp.broadcast_to(pool, shape), arrays, 0, low_words)
+            trials, words, low_words = jnp.broadcast_to(pool, shape), words_in(pairs), words_in(low_pairs)
+            sizes, tie = binomial_of_words(words, trials, arrays, 0, low_words)
             return tie, pool, sizes
 
         # One array a step, the pool: what is written besides makes XLA compute all of it again. The sizes
         # follow from the pools, and a tie at any step is a bit.
         def step(state, given):
-            words, low_words, at, back = given
+            pairs, low_pairs, at, back = given
+            words, low_words = words_in(pairs), words_in(low_pairs)
             pool = (state & (_TIE - 1)).astype(jnp.int32)
             size, tie = binomial_of_words(words, pool, arrays, 0 if at is None else at, low_words)
             state = (pool - size + back).astype(jnp.uint32) | (state & _TIE) | (tie.astype(jnp.uint32) << 31)
@@ -488,7 +495,7 @@ def _block(keys, pool, arrays, steps, back):
 
         # A single turn is no loop, and XLA's emitter refuses such a kernel.
         steps_of = in_one_kernel(all_steps) if length > 1 else all_steps
-        states = steps_of(pool.astype(jnp.uint32), (words, low_words, at, back))
+        states = steps_of(pool.astype(jnp.uint32), (pairs, low_pairs, at, back))
         pools = (states & (_TIE - 1)).astype(jnp.int32)
         before = jnp.concatenate([pool[None], pools[:-1]])
         return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools
@@ -506,10 +513,21 @@ def _block(keys, pool, arrays, steps, back):
 
 def _words(key, number: int, shape) -> list:
     """So many arrays of `shape` of uniform uint32 words."""
+    return _words_of_pairs(_pairs_of_words(key, number, shape), number)
+
+
+def _pairs_of_words(key, number: int, shape) -> list:
+    """What `_words_of_pairs` makes so many arrays of `shape` of words of."""
     pairs = threefry.two_words(key, (-(-number // 2), *shape))
-    if jax.default_backend() == "cpu":
-        pairs = lax.optimization_barrier(pairs)  # as for normals (`randomness.normal_pairs`)
-    return [pairs[k % 2][k // 2] for k in range(number)]
+    if jax.default_backend() != "cpu":
+        return list(zip(*pairs, strict=True))
+    # A barrier as for normals (`randomness.normal_pairs`). For two arrays XLA would run all rounds twice.
+    return list(lax.optimization_barrier(threefry.as_one(*pairs)))
+
+
+def _words_of_pairs(pairs: list, number: int) -> list:
+    words = [word for pair in pairs for word in (pair if isinstance(pair, tuple) else threefry.as_two(pair))]
+    return words[:number]
 
 
 def _required(batch_sizes):
