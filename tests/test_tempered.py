@@ -365,6 +365,10 @@ def test_where_there_is_none():
         assert proposals.tempered_candidates(none, 20.0) == []
         with pytest.raises(ValueError, match="mechanism must have a Toeplitz matrix banded within"):
             proposals.tempered_proposal(none, 16, 20.0)
+    # So sure that 1 - q^s is no float64 number to rely on (proofs/rounding.md, section 3e).
+    sure = Mechanism(BMinSep(2, 2, 1 - 1e-7), Toeplitz((1.0,)), 2.0)
+    assert math.isfinite(tempered.log_normalizer(sure, 0.5)) and tempered.errors(sure, 0.5)[0] > 1e6
+    assert proposals.tempered_candidates(sure, 5.0, needed) == []
     for steps in (0, 32):
         with pytest.raises(ValueError, match=r"steps must be in 1\.\.31"):
             proposals.tempered_proposal(LOW, steps, 20.0)
