@@ -656,6 +656,9 @@ def test_bad_input(capsys):
         privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5))
     with pytest.raises(ValueError, match=r"batch_sizes must have the shape \(5,\)"):
         privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.zeros(4))
+    for size in (2.0**40, 2**31, -1, 1.5, np.nan, 1j):
+        with pytest.raises(ValueError, match="batch_sizes must be whole numbers from 0 to 2147483647, had"):
+            privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.array([0, 1, 2, 3, size]))
     with pytest.raises(ValueError, match="batch_sizes must be given"):
         privacy_loss(Mechanism(scheme.uncut, identity, 1.0), np.zeros(5), np.zeros(5))
     with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, was 99"):

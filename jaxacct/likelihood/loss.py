@@ -10,6 +10,8 @@ from jaxacct.schemes import Scheme
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import Strategy
 
+_LARGEST = 2**31 - 1
+
 
 def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     """ln P/Q of given outputs of the mechanism.
@@ -27,8 +29,8 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
       bound where C is not banded within the minimum separation (`Mechanism.is_upper_bound`).
 
     Raises:
-      ValueError: when the last axis is not the number of iterations, or for batch sizes that are missing or
-        not asked for.
+      ValueError: when the last axis is not the number of iterations, or for batch sizes that are missing, not
+        asked for or no whole numbers.
 
     Source: arXiv 2602.09338, theorem 5.1 and its corollary for the warm start.
     """
@@ -44,7 +46,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     if (mechanism.scheme.side_information is None) != (batch_sizes is None):
         raise ValueError("batch_sizes must be given for truncated-b-min-sep, and for no other scheme")
     if batch_sizes is not None:
-        batch_sizes = _as_array("batch_sizes", batch_sizes).astype(np.int32)
+        batch_sizes = _as_sizes("batch_sizes", batch_sizes)
         if batch_sizes.shape != outputs.shape:
             raise ValueError(f"batch_sizes must have the shape {outputs.shape}, had {batch_sizes.shape}")
         batch_sizes = batch_sizes.reshape(-1, iterations)
@@ -60,6 +62,25 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
 
 def _as_array(name: str, values):
     """A JAX array as it is, else one of NumPy of JAX's dtype: to make one of JAX is a program a shape."""
+    numbers = _as_numbers(name, values)
+    if isinstance(numbers, jax.Array):
+        return numbers
+    return numbers.astype(jax.dtypes.canonicalize_dtype(numbers.dtype), copy=False)
+
+
+def _as_sizes(name: str, values):
+    """Whole numbers as int32; those that are being traced are taken as they are."""
+    numbers = _as_numbers(name, values)
+    if not isinstance(numbers, jax.core.Tracer):
+        numbers = np.asarray(numbers)
+        real = numbers.real
+        wrong = ~((real >= 0) & (real <= _LARGEST) & (numbers == np.floor(real)))
+        if wrong.any():
+            raise ValueError(f"{name} must be whole numbers from 0 to {_LARGEST}, had {numbers[wrong][0]}")
+    return numbers.astype(np.int32)
+
+
+def _as_numbers(name: str, values):
     if isinstance(values, jax.Array):
         return values
     try:
@@ -70,7 +91,7 @@ def _as_array(name: str, values):
         array = np.asarray(None)
     if array.dtype != bool and not jnp.issubdtype(array.dtype, jnp.number):
         raise ValueError(f"{name} must be an array of numbers, was {type(values).__name__}")
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return array
 
 
 @compiled(static=2)
