@@ -926,6 +926,9 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
     arguments = sys.argv[1:] if argv is None else argv
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as with `>&-`: what is printed goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))
     try:
         code = _run(arguments)
         sys.stdout.flush()
