@@ -10,6 +10,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 # Numbers of an array that a kernel may be given as a copy.
 _SMALL = 2**14
 _kernels = {"made": True}
+# The mark is no public part of XLA, so it is for versions that were tried alone.
+_TRIED = jax.__version_info__ < (0, 13)
 
 
 @jax.custom_batching.custom_vmap
@@ -34,45 +36,63 @@ def in_one_kernel(function):
 
     XLA starts each fusion in the body of a loop anew in every turn, which takes longer than what it does with
     a few hundred numbers. Of a call that is marked so it makes one kernel, loops and all. There must be no
-    Fourier transform, sum over an axis, sorting or scattering in it: of these XLA has other kernels.
+    Fourier transform, sum over an axis, sorting or scattering in it: of these XLA has other kernels. Under
+    `jax.vmap` the function is left as it is: a kernel with one large result may be refused.
     """
 
     @functools.wraps(function)
     def told(*arrays):
-        if jax.default_backend() != "cpu" or not _kernels["made"]:
+        if not _TRIED or jax.default_backend() != "cpu" or not _kernels["made"]:
             return function(*arrays)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*arrays)
         leaves = [*closed.consts, *jax.tree.leaves(arrays)]
         passed = [k for k, each in enumerate(leaves) if isinstance(each, jax.core.Tracer)]
         if not passed:
             return function(*arrays)
-        largest = max((leaves[k] for k in passed), key=jnp.size)
 
-        def kernel_of_loops(*given):
+        def plain(*given):
             whole = list(leaves)
             for k, each in zip(passed, given, strict=True):
                 whole[k] = each
             known = len(closed.consts)
             program = jax.extend.core.ClosedJaxpr(closed.jaxpr, whole[:known])
-            first, *others = jax.extend.core.jaxpr_as_fun(program)(*whole[known:])
-            # XLA's emitter stops the process at an array that a kernel does not read.
-            corner = jax.lax.slice(first, (0,) * first.ndim, (1,) * first.ndim)
-            none = jnp.where(functools.reduce(jnp.logical_or, map(_false, given)), 0, corner)
-            return [jax.lax.dynamic_update_slice(first, none, (0,) * first.ndim), *others]
+            return tuple(jax.extend.core.jaxpr_as_fun(program)(*whole[known:]))
 
-        # And XLA moves an array that it finds to be constant into the call: these are small ones.
-        hidden = [
-            jnp.where(_false(largest), jnp.zeros_like(leaves[k]), leaves[k])
-            if jnp.size(leaves[k]) < _SMALL
-            else leaves[k]
-            for k in passed
-        ]
-        found = jax.jit(kernel_of_loops)(*hidden)
-        # What is marked is the call that makes the value.
-        found[0] = set_xla_metadata(found[0], inlineable="false", xla_cpu_small_call="true")
+        found = _kernel(plain)(*(leaves[k] for k in passed))
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return told
+
+
+def _kernel(plain):
+    """The marked call of a function of arrays that gives a tuple of them."""
+
+    def kernel_of_loops(*given):
+        first, *others = plain(*given)
+        # XLA's emitter stops the process at an array that a kernel does not read.
+        corner = jax.lax.slice(first, (0,) * first.ndim, (1,) * first.ndim)
+        none = jnp.where(functools.reduce(jnp.logical_or, map(_false, given)), 0, corner)
+        return [jax.lax.dynamic_update_slice(first, none, (0,) * first.ndim), *others]
+
+    @jax.custom_batching.custom_vmap
+    def marked(*given):
+        # And XLA moves an array that it finds to be constant into the call: these are small ones.
+        largest = max(given, key=jnp.size)
+        hidden = [
+            jnp.where(_false(largest), jnp.zeros_like(each), each) if jnp.size(each) < _SMALL else each
+            for each in given
+        ]
+        first, *others = jax.jit(kernel_of_loops)(*hidden)
+        # What is marked is the call that makes the value.
+        return set_xla_metadata(first, inlineable="false", xla_cpu_small_call="true"), *others
+
+    @marked.def_vmap
+    def _(size, in_batched, *given):
+        del size
+        found = jax.vmap(plain, in_axes=[0 if batched else None for batched in in_batched])(*given)
+        return found, (True,) * len(found)
+
+    return marked
 
 
 def _false(array):
