@@ -18,8 +18,8 @@ from jaxacct.proposals.mean_overlaps import plain_from_below
 def from_below(proposal: Proposal) -> Proposal | None:
     """The proposal whose terms have a mean of at most the divergence, of the same law and direction.
 
-    The one given where its losses are exact and its weights rounded to nearest; None where nothing is known
-    from below.
+    The one given where its losses are exact and what its weights are rounded up by is less than what is
+    booked; None where nothing is known from below.
     """
     mechanism = proposal.mechanism
     if proposal.of_a_bound:

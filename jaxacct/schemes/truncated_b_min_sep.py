@@ -493,7 +493,7 @@ def _block(keys, pool, arrays, steps, back):
         def all_steps(pool, given):
             return lax.scan(step, pool, given, length=length)[1]
 
-        # A single turn is no loop, and XLA's emitter refuses such a kernel.
+        # A single turn is no loop.
         steps_of = in_one_kernel(all_steps) if length > 1 else all_steps
         states = steps_of(pool.astype(jnp.uint32), (pairs, low_pairs, at, back))
         pools = (states & (_TIE - 1)).astype(jnp.int32)
