@@ -101,6 +101,24 @@ def test_one_kernel_is_the_function(x64, monkeypatch):
     np.testing.assert_array_equal(alone[1], expected[1][:1])
 
 
+def test_constants_of_a_users_program():
+    """Large ones too, as of a program that holds the batch sizes: XLA stopped the process."""
+    kernel = in_one_kernel(mixed)
+    table, rows = np.float32([1, 2, 4, 8]), np.arange(18000, dtype=np.int32).reshape(6000, 3)
+    expected = np.cumsum(table[rows % 4], axis=0)
+
+    def held(one):
+        return kernel(jnp.asarray(table), jnp.asarray(rows), 0.0, one)
+
+    # Without an argument nothing is unknown.
+    for found in (jax.jit(held)(1.0), jax.jit(lambda: held(1.0))()):
+        np.testing.assert_array_equal(found[1], expected)
+    # Programs of ours copy small arrays alone.
+    own = programs.compiled(static=0)(lambda *given: kernel(*given)[1])
+    copies = jax.jit(lambda *given: own(*given)).lower(table, rows, 0.0, 1.0).as_text().count("select")
+    assert own.lower(table, rows, 0.0, 1.0).as_text().count("select") < copies
+
+
 def test_what_a_compiler_cannot_make_a_kernel_of_is_done_without(monkeypatch):
     """A Fourier transform is refused in one; the program is made again, and later ones have no kernels."""
     monkeypatch.setitem(loops._kernels, "made", True)

@@ -1,5 +1,7 @@
 """Loops over many samples: such as stop together, and such as a CPU does in one piece of machine code."""
 
+import contextlib
+import contextvars
 import functools
 
 import jax
@@ -10,6 +12,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 # Numbers of an array that a kernel may be given as a copy.
 _SMALL = 2**14
 _kernels = {"made": True}
+# Whether the arrays of the program that is being traced are its arguments, not constants of a user's program.
+_of_arguments = contextvars.ContextVar("of_arguments", default=False)
 # The mark is no public part of XLA, so it is for versions that were tried alone.
 _TRIED = jax.__version_info__ < (0, 13)
 
@@ -76,10 +80,13 @@ def _kernel(plain):
 
     @jax.custom_batching.custom_vmap
     def marked(*given):
-        # And XLA moves an array that it finds to be constant into the call: these are small ones.
-        largest = max(given, key=jnp.size)
+        # And at one that it finds to be constant. Of our own programs these are small ones. A user's may hold
+        # the batch sizes, so there all are copied, each hidden behind all others.
+        few = _of_arguments.get()
+        sources = [max(given, key=jnp.size)] if few else given
+        never = functools.reduce(jnp.logical_or, map(_false, sources))
         hidden = [
-            jnp.where(_false(largest), jnp.zeros_like(each), each) if jnp.size(each) < _SMALL else each
+            each if few and jnp.size(each) >= _SMALL else jnp.where(never, jnp.zeros_like(each), each)
             for each in given
         ]
         first, *others = jax.jit(kernel_of_loops)(*hidden)
@@ -100,6 +107,21 @@ def _false(array):
     number = jnp.real(array.ravel()[0]).astype(jnp.float32)
     word = jax.lax.bitcast_convert_type(number, jnp.uint32)
     return (word | 1) == 0
+
+
+def of_arguments() -> bool:
+    """Whether what is being traced has its arrays from arguments; not known of a user's program."""
+    return _of_arguments.get()
+
+
+@contextlib.contextmanager
+def from_arguments(known: bool):
+    """While a program is traced: whether all its arrays come from arguments."""
+    token = _of_arguments.set(known)
+    try:
+        yield
+    finally:
+        _of_arguments.reset(token)
 
 
 def kernels_made() -> bool:

@@ -83,8 +83,10 @@ class Compiled:
         fixed, (leaves, tree) = args[: self._static], jax.tree.flatten(args[self._static :])
         kinds = tuple(map(jax.typeof, leaves))
         in_64_bits = jax.config.jax_enable_x64  # pyrefly: ignore[missing-attribute]
-        key = fixed, tree, kinds, in_64_bits, loops.kernels_made()
-        with self._lock:
+        # What a user's program calls this with may be its constants.
+        known = loops.of_arguments() or not _is_traced(leaves)
+        key = fixed, tree, kinds, in_64_bits, loops.kernels_made(), known
+        with self._lock, loops.from_arguments(known):
             found = self._programs.pop(key, None) or _traced(self._function, fixed, tree, leaves)
             self._programs[key] = found  # the one used last comes last
             if len(self._programs) > _KEPT:
