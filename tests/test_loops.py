@@ -84,39 +84,40 @@ def test_one_kernel_is_the_function(x64, monkeypatch):
     given = table, rows, np.ones(5), 0.5
     expected = jax.tree.leaves(mixed(jnp.asarray(table), *given[1:]))
     kernel = in_one_kernel(mixed)
-    constants = jax.jit(lambda one: kernel(jnp.asarray(table) * 1.0, jnp.asarray(rows) + 0, jnp.ones(5), one))
     mapped = jax.vmap(kernel, (None, 0, None, None))
-    both = jax.jit(lambda *given: (kernel(*given), mapped(given[0], given[1][None], *given[2:])))(*given)
-    alone = jax.jit(lambda rows, one: kernel(table, rows, 0.0, one))(rows[:1], 0.5)
-    program = jax.jit(kernel).lower(*given).as_text()
-    assert ("xla_cpu_small_call" in program) == (jax.default_backend() == "cpu")
-    # XLA refused some of blocks side by side, and printed that it had; nor is a later XLA asked for any.
-    of_blocks = jax.jit(mapped).lower(given[0], given[1][None], *given[2:]).as_text()
-    monkeypatch.setattr(loops, "_TRIED", False)
-    untried = jax.jit(lambda *given: kernel(*given)).lower(*given).as_text()
-    assert "xla_cpu_small_call" not in of_blocks + untried
-    for found in (constants(0.5), both[0], jax.tree.map(lambda one: one[0], both[1])):
+    with loops.from_arguments(True):
+        constants = jax.jit(
+            lambda one: kernel(jnp.asarray(table) * 1.0, jnp.asarray(rows) + 0, jnp.ones(5), one)
+        )(0.5)
+        both = jax.jit(lambda *given: (kernel(*given), mapped(given[0], given[1][None], *given[2:])))(*given)
+        alone = jax.jit(lambda rows, one: kernel(table, rows, 0.0, one))(rows[:1], 0.5)
+        program = jax.jit(kernel).lower(*given).as_text()
+        assert ("xla_cpu_small_call" in program) == (jax.default_backend() == "cpu")
+        # XLA refused some of blocks side by side, and printed that it had; nor is a later XLA asked for any.
+        of_blocks = jax.jit(mapped).lower(given[0], given[1][None], *given[2:]).as_text()
+        monkeypatch.setattr(loops, "_TRIED", False)
+        untried = jax.jit(lambda *given: kernel(*given)).lower(*given).as_text()
+        assert "xla_cpu_small_call" not in of_blocks + untried
+    for found in (constants, both[0], jax.tree.map(lambda one: one[0], both[1])):
         for ours, theirs in zip(jax.tree.leaves(found), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-15)
     np.testing.assert_array_equal(alone[1], expected[1][:1])
 
 
-def test_constants_of_a_users_program():
-    """Large ones too, as of a program that holds the batch sizes: XLA stopped the process."""
+def test_programs_of_users_have_no_kernels():
+    """They may hold the batch sizes, large constants: XLA stopped the process."""
     kernel = in_one_kernel(mixed)
     table, rows = np.float32([1, 2, 4, 8]), np.arange(18000, dtype=np.int32).reshape(6000, 3)
-    expected = np.cumsum(table[rows % 4], axis=0)
+    own = programs.compiled(static=0)(lambda *given: kernel(*given)[1])
 
     def held(one):
-        return kernel(jnp.asarray(table), jnp.asarray(rows), 0.0, one)
+        return own(jnp.asarray(table), jnp.asarray(rows), 0.0, one)
 
-    # Without an argument nothing is unknown.
-    for found in (jax.jit(held)(1.0), jax.jit(lambda: held(1.0))()):
-        np.testing.assert_array_equal(found[1], expected)
-    # Programs of ours copy small arrays alone.
-    own = programs.compiled(static=0)(lambda *given: kernel(*given)[1])
-    copies = jax.jit(lambda *given: own(*given)).lower(table, rows, 0.0, 1.0).as_text().count("select")
-    assert own.lower(table, rows, 0.0, 1.0).as_text().count("select") < copies
+    for user in (jax.jit(held), jax.jit(lambda one: held(1.0))):
+        assert "xla_cpu_small_call" not in user.lower(1.0).as_text()
+        np.testing.assert_array_equal(user(1.0), np.cumsum(table[rows % 4], axis=0))
+    program = own.lower(table, rows, 0.0, 1.0).as_text()
+    assert ("xla_cpu_small_call" in program) == (jax.default_backend() == "cpu")
 
 
 def test_what_a_compiler_cannot_make_a_kernel_of_is_done_without(monkeypatch):

@@ -40,13 +40,16 @@ def in_one_kernel(function):
 
     XLA starts each fusion in the body of a loop anew in every turn, which takes longer than what it does with
     a few hundred numbers. Of a call that is marked so it makes one kernel, loops and all. There must be no
-    Fourier transform, sum over an axis, sorting or scattering in it: of these XLA has other kernels. Under
-    `jax.vmap` the function is left as it is: a kernel with one large result may be refused.
+    Fourier transform, sum over an axis, sorting or scattering in it: of these XLA has other kernels.
+
+    The function is left as it is under `jax.vmap`, as a kernel with one large result may be refused, and in
+    programs of users, which may hold large constants: XLA stops the process at one that a kernel is given.
     """
 
     @functools.wraps(function)
     def told(*arrays):
-        if not _TRIED or jax.default_backend() != "cpu" or not _kernels["made"]:
+        wanted = _TRIED and _kernels["made"] and _of_arguments.get()
+        if not wanted or jax.default_backend() != "cpu":
             return function(*arrays)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*arrays)
         leaves = [*closed.consts, *jax.tree.leaves(arrays)]
@@ -80,13 +83,10 @@ def _kernel(plain):
 
     @jax.custom_batching.custom_vmap
     def marked(*given):
-        # And at one that it finds to be constant. Of our own programs these are small ones. A user's may hold
-        # the batch sizes, so there all are copied, each hidden behind all others.
-        few = _of_arguments.get()
-        sources = [max(given, key=jnp.size)] if few else given
-        never = functools.reduce(jnp.logical_or, map(_false, sources))
+        # And at one that it finds to be constant: of our own programs these are small ones.
+        never = _false(max(given, key=jnp.size))
         hidden = [
-            each if few and jnp.size(each) >= _SMALL else jnp.where(never, jnp.zeros_like(each), each)
+            each if jnp.size(each) >= _SMALL else jnp.where(never, jnp.zeros_like(each), each)
             for each in given
         ]
         first, *others = jax.jit(kernel_of_loops)(*hidden)
