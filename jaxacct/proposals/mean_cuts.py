@@ -23,14 +23,14 @@ from jaxacct.kernels.recurrence import tree_sum
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.cuts import offered
 from jaxacct.proposals.replicas import log_scale
 from jaxacct.schemes.replicas import cuts as replicas
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies.stationary import circulant_length
 
 _REPLICAS = 2
-_CHEAP = 1_000_000  # plain draws, as for `cuts`
 _NAME = "2 replicas and the mean, with independent cuts"
 _UNIT = 2.0**-24
 # How often v has mu at every step, and once more at a step that is cut.
@@ -111,14 +111,7 @@ def mean_cut_candidates(
     mechanism: Mechanism, epsilon: float, samples_needed=None, *, direction: str
 ) -> list[Proposal]:
     """The proposal, where `cuts.cut_candidates` has that with a floor and this can be drawn."""
-    if mechanism.scheme.independent_cuts is None or not mechanism.is_stationary:
-        return []
-    if samples_needed is not None and samples_needed(plain(mechanism, direction)) <= _CHEAP:
-        return []
-    try:
-        return [mean_cut_proposal(mechanism, direction, epsilon)]
-    except ValueError:
-        return []
+    return offered(mean_cut_proposal, mechanism, epsilon, samples_needed, direction)
 
 
 def mean_cut_called(mechanism: Mechanism, epsilon: float, name: str, *, direction: str) -> Proposal | None:
