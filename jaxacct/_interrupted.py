@@ -1,6 +1,5 @@
-"""How a command ends: after Ctrl-C, and when it is done."""
+"""How a command ends after Ctrl-C."""
 
-import atexit
 import os
 import sys
 from typing import NoReturn
@@ -19,19 +18,6 @@ def leave(message: str) -> NoReturn:
         print(message, file=sys.stderr)
     _flush()
     os._exit(EXIT_CODE)
-
-
-def end(stop: SystemExit) -> NoReturn:
-    """End the process with the exit code of `stop`, without taking apart all that was loaded.
-
-    That takes Python a third of a second after JAX. What was registered with `atexit` is called all the same.
-    Whoever profiles or debugs the command, and a code that is text, have the ordinary end.
-    """
-    if not isinstance(stop.code, int) or sys.getprofile() or sys.gettrace() or sys.flags.inspect:
-        raise stop
-    atexit._run_exitfuncs()
-    _flush()
-    os._exit(stop.code)
 
 
 def _flush() -> None:

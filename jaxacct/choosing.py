@@ -15,10 +15,10 @@ for which the truth is known (`accountants.pld`), says where.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxacct import _validate, ahead
+from jaxacct import _validate
 from jaxacct.accountants import unamplified
 from jaxacct.calibration import LEAST_SEARCHED
 from jaxacct.choice import MATRICES, SCHEME_NAMES, SEARCHED, Choice
@@ -400,7 +400,7 @@ def _buffered(grid, most: int, buffers: int | None, numbers: _Numbers) -> _Place
     if not room or scheme.min_separation == 1:
         return None
     number = min(room, _BUFFERS) if buffers is None else buffers
-    strategy = ahead.value(_best_buffers, number, scheme, numbers.workload)
+    strategy = _best_buffers(number, scheme, numbers.workload)
     mu = _gaussian(numbers.epsilon, numbers.delta)
     noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / mu
     return _Place(scheme, strategy, "buffered", max(LEAST_SEARCHED, noise), numbers.workload)
@@ -414,41 +414,6 @@ def _best_buffers(buffers: int, scheme: Scheme, workload: Workload) -> BufferedT
         participations=scheme.max_participations,
         workload=workload,
     )
-
-
-def matrices_of(
-    *,
-    dataset_size: int,
-    batch_size: float,
-    iterations: int,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    advantage: float | None = None,
-    memory_copies: int = MEMORY_COPIES,
-    workload: Workload | str = PREFIX_SUMS,
-) -> Iterator[ahead.Call]:
-    """Matrices that `recommend` of the same arguments is about to ask for, for `ahead.second_process`.
-
-    Those of many bands come first, as it asks for them last.
-    """
-    numbers = _Numbers.of(dataset_size, batch_size, iterations, epsilon, delta, advantage, workload)
-    grid = _grid(numbers, memory_copies, None, None, None)
-    mu = _gaussian(numbers.epsilon, numbers.delta)
-    middling, beside = [], []
-    for bands in sorted({number for _, number in grid if number > 1}, reverse=True):
-        line, near = _line(grid, bands, numbers)
-        at = line.index(near[0])
-        middling.append((bands, near[0]))
-        beside.append([(bands, scheme) for scheme in (*line[at + 1 : at + 3], *line[max(0, at - 1) : at])])
-    of_most, of_fewer = (*beside, [], [])[:2]
-    for bands, scheme in (*middling, *of_most):
-        yield _amplified, (bands, scheme, numbers.workload, mu)
-    room = (memory_copies - 1) // 2
-    if room and grid:
-        longest = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
-        yield _best_buffers, (min(room, _BUFFERS), longest, numbers.workload)
-    for bands, scheme in of_fewer:
-        yield _amplified, (bands, scheme, numbers.workload, mu)
 
 
 def estimated_errors(
@@ -550,7 +515,7 @@ def _optimal(bands: int, iterations: int, workload: Workload) -> BandedToeplitz:
 
 def _matrix(name: str, bands: int, scheme: Scheme, workload: Workload, mu: float) -> Strategy:
     if name == "amplified":
-        return ahead.value(_amplified, bands, scheme, workload, mu)
+        return _amplified(bands, scheme, workload, mu)
     n = scheme.iterations
     made = _optimal(bands, n, workload) if name == "optimal" else BandedToeplitz.square_root(bands)
     return ending(made, scheme)

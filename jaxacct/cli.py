@@ -5,7 +5,6 @@ With --json, standard output carries one JSON object and nothing else. Exit code
 on standard error.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -196,8 +195,7 @@ def recommend_command(
         workload=workload,
     )
     given: dict[str, Any] = dict(scheme=scheme, bands=bands, min_separation=min_separation, strategy=strategy)
-    free = all(value is None for value in given.values())
-    with _matrices_ahead(asked if free else None), watch() as progress:
+    with watch() as progress:
         found = jaxacct.recommend(**asked, **given, progress=progress)
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
     target = f"--advantage {advantage!r}" if advantage else f"--epsilon {epsilon!r} --delta {delta!r}"
@@ -214,17 +212,6 @@ def recommend_command(
         f"{found.why()}\n\ncertify it: {command} --out plan.json"
     )
     return 0
-
-
-@contextlib.contextmanager
-def _matrices_ahead(asked: dict[str, Any] | None):
-    """What `recommend` of these arguments will need of matrices, made by a second process until closed."""
-    with contextlib.ExitStack() as stack:
-        if asked is not None:
-            from jaxacct import ahead, choosing
-
-            stack.enter_context(ahead.second_process(lambda: choosing.matrices_of(**asked)))
-        yield stack
 
 
 def _check_target(epsilon: float | None, delta: float | None, advantage: float | None) -> None:
@@ -311,12 +298,11 @@ def calibrate_command(
             memory_copies=16 if memory_copies is None else memory_copies,
             workload=problem.workload_of_run(),
         )
-    with _matrices_ahead(asked) as chosen, watch() as progress:
+    with watch() as progress:
         if asked is None:
             scheme, strategy = problem.build(epsilon=epsilon, delta=delta, advantage=advantage)
         else:
             found = jaxacct.recommend(**asked, progress=progress)
-            chosen.close()
             choice = found.choice
             scheme, strategy = found.chosen.scheme, found.chosen.strategy
             estimate = found.chosen.noise_multiplier

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from jaxacct.kernels import loops, programs
-from jaxacct.kernels.loops import any_left, in_one_kernel, samples_together
+from jaxacct.kernels.loops import any_left, samples_together
 from jaxacct.proposals.replicas import replica_proposal
 
 
@@ -62,79 +61,6 @@ def test_no_copy_of_the_state_a_turn(key):
     alone = jax.jit(lambda k: draw(k))
     for index, one in enumerate(keys):
         np.testing.assert_allclose(together.loss[index], alone(one).loss, rtol=1e-4, atol=1e-5)
-
-
-def mixed(table, rows, unread, one):
-    """A loop over rows that looks numbers up, and an array that nothing reads."""
-    del unread
-
-    def step(total, row):
-        total = total * one + table[row % 4]
-        return total, total
-
-    return jax.lax.scan(step, jnp.zeros(3), rows)
-
-
-def test_one_kernel_is_the_function(x64, monkeypatch):
-    """Of constants, which XLA moves into the call, of what nothing reads, mapped, and with one turn alone.
-
-    The first two stopped the process: XLA's emitter has no place for an array that its kernel does not read.
-    """
-    table, rows = np.array([1.0, 2.0, 4.0, 8.0]), np.arange(27).reshape(9, 3)
-    given = table, rows, np.ones(5), 0.5
-    expected = jax.tree.leaves(mixed(jnp.asarray(table), *given[1:]))
-    kernel = in_one_kernel(mixed)
-    mapped = jax.vmap(kernel, (None, 0, None, None))
-    with loops.from_arguments(True):
-        constants = jax.jit(
-            lambda one: kernel(jnp.asarray(table) * 1.0, jnp.asarray(rows) + 0, jnp.ones(5), one)
-        )(0.5)
-        both = jax.jit(lambda *given: (kernel(*given), mapped(given[0], given[1][None], *given[2:])))(*given)
-        alone = jax.jit(lambda rows, one: kernel(table, rows, 0.0, one))(rows[:1], 0.5)
-        program = jax.jit(kernel).lower(*given).as_text()
-        assert ("xla_cpu_small_call" in program) == (jax.default_backend() == "cpu")
-        # XLA refused some of blocks side by side, and printed that it had; nor is a later XLA asked for any.
-        of_blocks = jax.jit(mapped).lower(given[0], given[1][None], *given[2:]).as_text()
-        monkeypatch.setattr(loops, "_TRIED", False)
-        untried = jax.jit(lambda *given: kernel(*given)).lower(*given).as_text()
-        assert "xla_cpu_small_call" not in of_blocks + untried
-    for found in (constants, both[0], jax.tree.map(lambda one: one[0], both[1])):
-        for ours, theirs in zip(jax.tree.leaves(found), expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-15)
-    np.testing.assert_array_equal(alone[1], expected[1][:1])
-
-
-def test_programs_of_users_have_no_kernels():
-    """They may hold the batch sizes, large constants: XLA stopped the process."""
-    kernel = in_one_kernel(mixed)
-    table, rows = np.float32([1, 2, 4, 8]), np.arange(18000, dtype=np.int32).reshape(6000, 3)
-    own = programs.compiled(static=0)(lambda *given: kernel(*given)[1])
-
-    def held(one):
-        return own(jnp.asarray(table), jnp.asarray(rows), 0.0, one)
-
-    for user in (jax.jit(held), jax.jit(lambda one: held(1.0))):
-        assert "xla_cpu_small_call" not in user.lower(1.0).as_text()
-        np.testing.assert_array_equal(user(1.0), np.cumsum(table[rows % 4], axis=0))
-    program = own.lower(table, rows, 0.0, 1.0).as_text()
-    assert ("xla_cpu_small_call" in program) == (jax.default_backend() == "cpu")
-
-
-def test_what_a_compiler_cannot_make_a_kernel_of_is_done_without(monkeypatch):
-    """A Fourier transform is refused in one; the program is made again, and later ones have no kernels."""
-    monkeypatch.setitem(loops._kernels, "made", True)
-
-    @programs.compiled(static=0)
-    def transformed(x):
-        return in_one_kernel(lambda x: jax.lax.fori_loop(0, 9, lambda _, x: jnp.fft.fft(x).real / 4, x))(x)
-
-    x = jnp.arange(8.0)
-    expected = x
-    for _ in range(9):
-        expected = np.fft.fft(expected).real / 4
-    if jax.default_backend() == "cpu":
-        np.testing.assert_allclose(transformed(x), expected, rtol=1e-5, atol=1e-5)
-        assert not loops.kernels_made() and not loops.give_up_kernels()
 
 
 def test_samples_of_all_blocks_together():

@@ -54,26 +54,6 @@ def test_commands_ask_for_one_thread_of_blas_before_numpy_is_there(given, found)
     assert done.stdout.split() == ["False", found]
 
 
-@pytest.mark.parametrize(("code", "watched", "ends"), [("3", None, 3), ("3", print, 3), ("'no'", None, 1)])
-def test_a_command_ends_at_once_and_calls_what_was_registered(code, watched, ends):
-    """Taking apart what is loaded takes a third of a second after JAX; a profile is printed after that."""
-    program = f"""if True:
-        import atexit, os, sys
-        from jaxacct import __main__, cli
-        leave = os._exit
-        os._exit = lambda code: [print("at once", flush=True), leave(code)]
-        atexit.register(print, "registered")
-        def main(): raise SystemExit({code})
-        cli.main = main
-        sys.setprofile((lambda *_: None) if {watched is not None} else None)
-        __main__.main()
-    """
-    command, root = [sys.executable, "-c", program], Path(__file__).parents[1]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
-    said = ["registered", "at once"] if (code, watched) == ("3", None) else ["registered"]
-    assert (done.returncode, done.stdout.splitlines()) == (ends, said)
-
-
 def test_who_has_closed_the_output_is_told_by_the_code_all_the_same(monkeypatch):
     """`jaxacct calibrate ... >&-`, as services run it: Python has None for what is closed."""
     command = f"{shlex.quote(sys.executable)} -m jaxacct --version >&- 2>&-"

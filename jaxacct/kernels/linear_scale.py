@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.loops import in_one_kernel
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import (
     corrected_log1p,
@@ -191,8 +190,7 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
         return firsts, scales
 
     kinds = len(jax.eval_shape(of_step, list(given), 0))
-    # A single turn is no loop.
-    firsts, scales = (in_one_kernel(all_blocks) if n > 1 else all_blocks)(list(given))
+    firsts, scales = all_blocks(list(given))
     offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)[:, None]
     return tuple(
         (corrected_log1p(first) + lost) + log_scale + offsets

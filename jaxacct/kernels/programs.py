@@ -18,8 +18,6 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import loops
-
 # Traced programs that are kept of a function; each holds its tables.
 _KEPT = 64
 # What XLA's compiler for CPUs is asked for, unless `XLA_FLAGS` names it: vectors as wide as AVX-512 has them,
@@ -67,12 +65,7 @@ class Compiled:
         program, leaves = self._program(*args)
         if _is_traced(leaves):
             return program.inside(program.constants, leaves)
-        try:
-            return program.alone(program.constants, leaves)
-        except jax.errors.JaxRuntimeError:
-            if not loops.give_up_kernels():
-                raise
-        return self(*args)
+        return program.alone(program.constants, leaves)
 
     def lower(self, *args) -> jax.stages.Lowered:
         """The program of these arguments."""
@@ -83,10 +76,8 @@ class Compiled:
         fixed, (leaves, tree) = args[: self._static], jax.tree.flatten(args[self._static :])
         kinds = tuple(map(jax.typeof, leaves))
         in_64_bits = jax.config.jax_enable_x64  # pyrefly: ignore[missing-attribute]
-        # What a user's program calls this with may be its constants.
-        known = loops.of_arguments() or not _is_traced(leaves)
-        key = fixed, tree, kinds, in_64_bits, loops.kernels_made(), known
-        with self._lock, loops.from_arguments(known):
+        key = fixed, tree, kinds, in_64_bits
+        with self._lock:
             found = self._programs.pop(key, None) or _traced(self._function, fixed, tree, leaves)
             self._programs[key] = found  # the one used last comes last
             if len(self._programs) > _KEPT:

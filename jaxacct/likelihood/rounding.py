@@ -328,51 +328,6 @@ def cut_lines(
     return tuple(lines)
 
 
-@functools.lru_cache(maxsize=512)
-def tempered_lines(
-    mechanism: Mechanism, cold: Mechanism, delta_v: float, log_normalizer: float, offset: float
-) -> tuple[BudgetLine, ...]:
-    """The lines for draws of a replica and the power of another, with weights `ln Z - ln h`.
-
-    All participation vectors of the other replica count, as nothing rules them out. Under the target law of x
-    and the output the mean of h is Z.
-
-    Args:
-      cold: its likelihood, at log-ratios `kappa r + offset` with kappa at most 1, is h.
-      offset: the largest size of those.
-    """
-    spent, most = _DELTA_SHARE * delta_v, _most_participations(mechanism.scheme)
-
-    def size_of(share):
-        size = sizes(mechanism, delta_v, Direction.REMOVE, 2, 0.0, share)
-        return dataclasses.replace(size, drawn=2 * _reach(mechanism.scheme, most))
-
-    size, _, (normals, transform, recurrence) = _bounded(mechanism, Direction.REMOVE, 2, size_of)
-    ratio = size.ratio + offset
-    largest = min(log_normalizer - math.log(spent), most * (ratio + 1 / mechanism.noise_multiplier**2))
-    of_h = dataclasses.replace(size, largest=max(largest, 0.0), ratio=ratio)
-    # Scores are the mechanism's: participations as few as cold has may be windows, which round less.
-    weight = sum(_error_parts(mechanism, of_h, Direction.REMOVE, 2, most)[:2])
-    weight += _recurrence_error(cold, of_h, most)
-    # Of kappa r, of what is added to it, and of ln (1 - q^s), which is a part of that and taken off again.
-    each = ratio - math.log(cold.scheme.sums.probability)
-    weight += most * 4 * _UNIT * each + 4 * _UNIT * (abs(log_normalizer) + of_h.largest)
-    source = _SOURCE + "3e"
-    return (
-        BudgetLine("rounding of the normals", "epsilon", normals, _SOURCE + "5"),
-        BudgetLine("rounding of the scores", "epsilon", transform, _SOURCE + "4"),
-        BudgetLine("rounding of the likelihood ratio", "epsilon", recurrence, _SOURCE + "3"),
-        *_lines_of_normals(mechanism),
-        BudgetLine("outputs of rare participations", "delta", size.beyond + size.above + spent, source),
-        BudgetLine(
-            "float32 weights, with the power of a replica",
-            "relative",
-            math.expm1(weight) if weight < 600 else math.inf,
-            source,
-        ),
-    )
-
-
 def _lines_of_two(
     mechanism, delta_v, replicas: int, log_normalizer: float, drawn, as_units: int, of: tuple[str, str]
 ) -> tuple[BudgetLine, ...]:

@@ -23,7 +23,6 @@ from jaxacct.proposals.mean_overlaps import mean_overlap_called, mean_overlap_ca
 from jaxacct.proposals.pairs import pair_candidates, pairs_called, plain_called, plain_candidates
 from jaxacct.proposals.powers import power_called, power_candidates
 from jaxacct.proposals.replicas import replica_called, replica_candidates
-from jaxacct.proposals.tempered import tempered_called, tempered_candidates
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.direction import Direction
@@ -65,7 +64,6 @@ FAMILIES: dict[Direction, tuple[Family, ...]] = {
         Family(busier_candidates, busier_called),
         Family(pair_candidates, pairs_called),
         Family(plain_candidates, plain_called),
-        Family(tempered_candidates, tempered_called),
         *_cuts(Direction.REMOVE),
     ),
     Direction.ADD: (

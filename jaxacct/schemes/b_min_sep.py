@@ -132,18 +132,6 @@ class BMinSep(Scheme):
         busier = dataclasses.replace(self, sampling_probability=more)
         return busier, log_ratio - 1e-12 * (1 + abs(log_ratio) + self.iterations * more)
 
-    def tempered(self, power: float) -> "tuple[BMinSep, float] | None":
-        """`f_1 >= q^{j-1} f_j`, so a start that is eligible at step j loses at most that."""
-        p = self.sampling_probability
-        if p == 1:
-            return None
-        log_q = log_probabilities(p)[1]
-        cold = dataclasses.replace(self, sampling_probability=-math.expm1(power * log_q), warm_start=False)
-        if not self.warm_start or self.min_separation == 1:
-            return cold, 0.0
-        ahead = logsumexp(self.start_log_weights() - np.arange(self.min_separation) * log_q)
-        return cold, power * float(ahead) + 1e-12
-
     @property
     def others_are_independent(self) -> bool:
         return True

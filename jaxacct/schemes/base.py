@@ -278,15 +278,6 @@ class Scheme(abc.ABC):
         del times
         return None
 
-    def tempered(self, power: float) -> "tuple[Scheme, float] | None":
-        """(a scheme whose likelihood bounds a power s of this one's, a number), where known; None elsewhere.
-
-        It starts cold and takes part with 1 - q^s; `schemes.replicas.tempered` has its log-ratios. The
-        number is at least s ln (f / f_1), f_1 this one's likelihood ratio without virtual history.
-        """
-        del power
-        return None
-
     @property
     def revealed_counts(self) -> "tuple[Any, np.ndarray] | None":
         """(b-min-sep timing, probabilities of the counts 1 .. k there) at least the unit's counts, if known.

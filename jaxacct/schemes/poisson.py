@@ -1,6 +1,5 @@
 """Poisson sampling: every example joins every batch independently."""
 
-import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
@@ -67,12 +66,6 @@ class Poisson(Scheme):
     @property
     def sums(self) -> Sums:
         return Sums(self.sampling_probability, self.log_probability_of_none(), self.iterations)
-
-    def tempered(self, power: float) -> "tuple[Poisson, float] | None":
-        p = self.sampling_probability
-        if p == 1:
-            return None
-        return Poisson(self.iterations, -math.expm1(power * log_probabilities(p)[1])), 0.0
 
     @property
     def others_are_independent(self) -> bool:

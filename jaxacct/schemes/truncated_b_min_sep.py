@@ -28,7 +28,7 @@ from jax import lax
 from jaxacct import _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables, digit_errors
-from jaxacct.kernels.loops import any_left, in_one_kernel
+from jaxacct.kernels.loops import any_left
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, counts_at, disjoint_participations
@@ -493,9 +493,7 @@ def _block(keys, pool, arrays, steps, back):
         def all_steps(pool, given):
             return lax.scan(step, pool, given, length=length)[1]
 
-        # A single turn is no loop.
-        steps_of = in_one_kernel(all_steps) if length > 1 else all_steps
-        states = steps_of(pool.astype(jnp.uint32), (pairs, low_pairs, at, back))
+        states = all_steps(pool.astype(jnp.uint32), (pairs, low_pairs, at, back))
         pools = (states & (_TIE - 1)).astype(jnp.int32)
         before = jnp.concatenate([pool[None], pools[:-1]])
         return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools

@@ -18,7 +18,7 @@ import scipy
 from jax import lax
 
 from jaxacct.kernels import randomness
-from jaxacct.kernels.loops import any_left, in_one_kernel
+from jaxacct.kernels.loops import any_left
 from jaxacct.strategies import overlaps
 from jaxacct.strategies.base import NoiseRecursion, Strategy, read_only
 from jaxacct.strategies.workload import Workload
@@ -141,7 +141,6 @@ def add_signal_windows(scores, positions, strategy: "Stationary", scale, counts=
 
 
 @jax.custom_batching.sequential_vmap
-@in_one_kernel
 def _windows_one_by_one(scores, positions, counts, window, used):
     """On a CPU: each window is a stretch of one row, changed in place."""
     rows, padded = scores.shape[0], _with_margins(scores, window)

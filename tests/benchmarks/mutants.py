@@ -50,7 +50,6 @@ AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_el
 ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
-TEMPERED, POWER = "jaxacct/schemes/replicas/tempered.py", "tests/test_tempered.py"
 MEAN_CUTS, MEANS = (
     "jaxacct/proposals/mean_cuts.py",
     "tests/test_mean_cuts.py tests/conformance/test_proposals.py",
@@ -997,21 +996,6 @@ MUTANTS = [
         "if certain else None",
         "if certain or True else None",
         ACCOUNTANTS,
-    ),
-    # A power of a replica.
-    Mutant(
-        TEMPERED, "-b * (kappas - power) * math.log1p(-p)", "0 * (kappas - power) * math.log1p(-p)", POWER
-    ),
-    Mutant(TEMPERED, "virtual = i - ago - lag < 0", "virtual = i - lag < 0", POWER),
-    Mutant(TEMPERED, "lead = ago if i < n else b", "lead = ago", POWER),
-    Mutant(TEMPERED, "new_skip = jnp.where(both, b - 1,", "new_skip = jnp.where(both, b - 2,", POWER),
-    Mutant(TEMPERED, "relative = 4 * _UNIT * steps", "relative = 0 * steps", POWER),
-    Mutant(RATIO, "power * float(ahead) + 1e-12", "0 * float(ahead)", POWER),
-    Mutant(
-        "jaxacct/proposals/tempered.py",
-        'tables["log_z"] - log_h',
-        'tables["log_z"] - power * loss',
-        POWER,
     ),
     # Cut batches with the mean.
     Mutant(MEAN_CUTS, "(once * more + more**2 / 2) * shared", "(once * more) * shared", MEANS),
