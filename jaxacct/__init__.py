@@ -14,12 +14,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.calibration import NotCertifiedError, calibrate
     from jaxacct.choosing import Recommendation, Recommended, recommend
+    from jaxacct.core.check import Verdict
+    from jaxacct.core.claim import Claim, Target
+    from jaxacct.core.evidence import Evidence
+    from jaxacct.core.plan import Plan
+    from jaxacct.core.verify import verify
     from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
     from jaxacct.estimates.profile import Profile, privacy_profile
     from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
     from jaxacct.likelihood.loss import privacy_loss
     from jaxacct.mechanisms.mechanism import Mechanism
-    from jaxacct.plan import Plan
     from jaxacct.proposals.sampling import sample_privacy_loss
     from jaxacct.schemes import (
         SCHEMES,
@@ -42,7 +46,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         Toeplitz,
         prefix_sum_error,
     )
-    from jaxacct.verification.run import Evidence, verify
 
 __all__ = [
     "SCHEMES",
@@ -52,6 +55,7 @@ __all__ = [
     "BandedToeplitz",
     "Budget",
     "BufferedToeplitz",
+    "Claim",
     "CyclicPoisson",
     "Dense",
     "Estimate",
@@ -67,8 +71,10 @@ __all__ = [
     "Profile",
     "Recommendation",
     "Recommended",
+    "Target",
     "Toeplitz",
     "TruncatedBMinSep",
+    "Verdict",
     "calibrate",
     "delta_curve",
     "estimate_delta",
@@ -91,7 +97,11 @@ _HOMES = {
     "jaxacct.estimates.shared_draws": "delta_curve sample_privacy_losses",
     "jaxacct.likelihood.loss": "privacy_loss",
     "jaxacct.mechanisms.mechanism": "Mechanism",
-    "jaxacct.plan": "Plan",
+    "jaxacct.core.check": "Verdict",
+    "jaxacct.core.claim": "Claim Target",
+    "jaxacct.core.evidence": "Evidence",
+    "jaxacct.core.plan": "Plan",
+    "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
     "jaxacct.schemes": "SCHEMES BallsInBins BMinSep CyclicPoisson IndependentAttribution MultiAttribution "
     "Poisson TruncatedBMinSep",
@@ -99,7 +109,6 @@ _HOMES = {
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
     "jaxacct.strategies": "BandedInverse BandedToeplitz BufferedToeplitz Dense FiniteToeplitz Toeplitz "
     "prefix_sum_error",
-    "jaxacct.verification.run": "Evidence verify",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -9,25 +9,29 @@ import numpy as np
 
 from jaxacct import _validate
 from jaxacct.accountants import ACCOUNTANTS, analytic, truncation, unamplified
-from jaxacct.batch_sizes import Overflow, batch_sizes, overflow
 from jaxacct.choice import Choice
+from jaxacct.core import shares
+from jaxacct.core.check import Verdict
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound
+from jaxacct.core.plan import Plan
+from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import SearchStream, Stream
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, check_pair
-from jaxacct.plan import Plan
+from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Proposal
-from jaxacct.proposals.candidates import choose_candidate, predicted_samples, threshold
+from jaxacct.proposals.candidates import choose_candidate, predicted_samples
+from jaxacct.proposals.extrapolation import Extrapolation, cheaper_extrapolation
+from jaxacct.proposals.threshold import threshold
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.trend import Pilot, trend
 from jaxacct.strategies import Strategy, ending
-from jaxacct.verification.extrapolation import Extrapolation, cheaper_extrapolation
-from jaxacct.verification.run import Evidence, Progress, verify
-from jaxacct.verification.target import Target
 
 # Blocks that a search looks at first for each noise multiplier.
 SEARCH_BLOCKS = 16
@@ -43,10 +47,6 @@ _TIMES_FEWEST, _LEAST_LIMIT = 384, 100_000
 # Of the limit on samples, what a candidate may be predicted to take: as its own pilot has it, and as its
 # neighbours' have it too, which is known twice as well.
 _ALONE, _TOGETHER = 0.5, 0.8
-# Of the failure probability, what verifying the smallest promising noise multiplier may spend, and what the
-# next one. Where neither is accepted, which is seldom, the rest is for these grid steps above, largest first.
-FIRST_SHARES = (0.9, 0.05)
-LADDER = (5, 2)
 # Of the limit on samples, how many more a candidate must not be predicted to take while it is verified: the
 # next one takes half or less of what it takes, for a hundredth more noise.
 _PATIENCE = 0.5
@@ -56,11 +56,15 @@ LEAST_SEARCHED = 0.05
 
 
 class NotCertifiedError(Exception):
-    """A given noise multiplier was not certified; `evidence` says what a verification saw, if one drew."""
+    """A given noise multiplier was not certified.
 
-    def __init__(self, message: str, evidence: Evidence | None):
+    Attributes:
+      verdict: what the verification found, or None where an accountant rejected it.
+    """
+
+    def __init__(self, message: str, verdict: Verdict | None):
         super().__init__(message)
-        self.evidence = evidence
+        self.verdict = verdict
 
 
 def calibrate(
@@ -163,14 +167,11 @@ def calibrate(
         for name, value in of_draws.items():
             if value is not None:
                 raise ValueError(f"{name} must not be given together with accountant: nothing is drawn")
-    cut = _truncation_delta(scheme, epsilon, delta, dataset_size, max_batch_size, compose_with)
-    sizes = _Sizes(
-        dataset_size, max_batch_size, cut, overflow(scheme, epsilon, delta, dataset_size, max_batch_size)
-    )
-    target = Target(epsilon, delta, Budget.split(delta - sizes.spent, failure_fraction), compose_with)
+    problem = _Problem(scheme, strategy, adjacency, dataset_size, max_batch_size)
+    target = problem.target(epsilon, delta, failure_fraction, compose_with)
     run_key = randomness.fresh_key() if key is None else key
     target.profile  # noqa: B018 - an event that cannot be composed is refused before anything is searched
-    search = _Search(scheme, strategy, adjacency, target, rule, proposal, run_key, progress, sizes)
+    search = _Search(problem, target, rule, proposal, run_key, progress)
     if accountant is None and rule == "anytime" and max_samples is None and proposal is None:
         known = analytic.two_sided(search.at(noise_multiplier or 1.0), compose_with)
         accountant = known.name if known is not None else None
@@ -179,14 +180,7 @@ def calibrate(
         return _chosen(_compute(search, named, grid_ratio, noise_multiplier), choice)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     try:
-        options = dict(
-            budget=target.budget,
-            rule=rule,
-            proposal=proposal,
-            compose_with=compose_with,
-            checkpoint=checkpoint,
-            progress=progress,
-        )
+        options = dict(proposal=proposal, checkpoint=checkpoint, progress=progress)
         if noise_multiplier is not None:
             found = _certify(search, noise_multiplier, max_samples, options, key)
         else:
@@ -209,23 +203,22 @@ def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
     limit = max(500_000, math.ceil(8 * cost)) if max_samples is None else max_samples
     if limit < cost:
         raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}")
-    evidence = verify(
-        mechanism,
-        target.epsilon,
-        target.delta,
-        max_samples=limit,
-        key=_candidate_key(key, 0),
-        **options,
-    )
-    if not evidence.accepted:
-        bad = evidence.add if evidence.remove.accepted else evidence.remove
+    stop = Stop(search.rule, limit)
+    verdict = verify_claim(search.claim(mechanism), stop, key=_candidate_key(key, 0), **options)
+    if not verdict.certified:
+        bad = verdict.directions[-1] if verdict.remove and verdict.remove.certified else verdict.remove
+        seen = "; ".join(verdict.flaws[:1])
+        if bad is not None:
+            seen = (
+                f"{bad.direction} direction: {bad.outcome} after {bad.num_samples} samples; delta there is "
+            )
+            seen += f"about {bad.estimate:.3g} (an estimate)"
         raise NotCertifiedError(
             f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {target.epsilon:g}, "
-            f"delta {target.delta:g}: {bad.direction} direction: {bad.reason} after {bad.num_samples} "
-            f"samples; delta there is about {bad.estimate:.3g} (an estimate)",
-            evidence,
+            f"delta {target.delta:g}: {seen}",
+            verdict,
         )
-    return make_plan(mechanism, target, evidence, search.sizes)
+    return Plan(verdict.claim, verdict.evidence)
 
 
 def _compute(search, accountant: str | None, ratio, noise_multiplier: float | None) -> Plan:
@@ -235,7 +228,7 @@ def _compute(search, accountant: str | None, ratio, noise_multiplier: float | No
     mechanism, target = search.at(noise_multiplier), search.target
     if not search.covered(mechanism):
         raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
-    found = make_plan(mechanism, target, None, search.sizes, accountant)
+    found = search.analytic_plan(mechanism, accountant)
     if found.flaws:
         raise NotCertifiedError(
             f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {target.epsilon:g}, "
@@ -259,40 +252,22 @@ def _release(search, ratio, max_samples, estimate, options, key) -> Plan:
         if options["checkpoint"]:
             options["checkpoint"].save("search", state)
 
-    def verified(step: int, share: float, patience=math.inf) -> tuple[Mechanism, Evidence] | None:
-        exponent = state["smallest"] + step
+    def verified(step: int, share: float, may_give_up: bool) -> Plan | None:
+        exponent, limit = state["smallest"] + step, state["limit"]
         mechanism = search.at(ratio**exponent)
-        if exponent >= fallback or not search.covered(mechanism):
+        if not search.covered(mechanism):
             return None
-        seen = verify(
-            mechanism,
-            target.epsilon,
-            target.delta,
-            max_samples=state["limit"],
-            share=share,
-            patience=patience,
-            key=_candidate_key(key, exponent),
-            **options,
-        )
-        return (mechanism, seen) if seen.accepted else None
+        stop = Stop(search.rule, limit, share, _PATIENCE * limit if may_give_up else math.inf)
+        verdict = verify_claim(search.claim(mechanism), stop, key=_candidate_key(key, exponent), **options)
+        return Plan(verdict.claim, verdict.evidence) if verdict.certified else None
 
-    found = None
-    for step, share in enumerate(FIRST_SHARES):
-        found = found or verified(step, share, _PATIENCE * state["limit"])
-    if found is None:
-        for step in LADDER:
-            if state["smallest"] + step >= fallback:
-                continue
-            smaller = verified(step, 1 - sum(FIRST_SHARES))
-            if smaller is None:
-                break
-            found = smaller
-    released, evidence = found or (None, None)
-    if released is None and not search.covered(search.at(ratio**fallback)):
+    released = shares.release(verified, fallback - state["smallest"])
+    if released is not None:
+        return released
+    mechanism = search.at(ratio**fallback)
+    if not search.covered(mechanism):
         raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
-    if released is None:
-        released = search.at(ratio**fallback)
-    return make_plan(released, target, evidence, search.sizes)
+    return search.analytic_plan(mechanism, None)
 
 
 def _candidate_key(key, index: int):
@@ -301,49 +276,51 @@ def _candidate_key(key, index: int):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sizes:
-    """Of the data set and its batches; what cutting them or stopping at larger ones costs, else None."""
+class _Problem:
+    """What is to be certified, but for the noise multiplier and the target."""
 
-    dataset_size: int | None = None
-    max_batch_size: int | None = None
-    truncation_delta: float | None = None
-    overflow: Overflow | None = None
+    scheme: Scheme
+    strategy: Strategy
+    adjacency: str
+    dataset_size: int | None
+    truncate_to: int | None
 
-    @property
-    def spent(self) -> float:
-        """The part of delta."""
-        return (self.truncation_delta or 0.0) + (self.overflow.delta if self.overflow else 0.0)
+    def at(self, noise_multiplier: float) -> Mechanism:
+        """Return the mechanism with that noise multiplier."""
+        return Mechanism(self.scheme, self.strategy, noise_multiplier, self.adjacency)
 
+    def claim(self, mechanism: Mechanism, target: Target) -> Claim:
+        """Return the claim that a mechanism of the problem has a target."""
+        return Claim(mechanism, target, self.dataset_size, self.truncate_to)
 
-def _truncation_delta(scheme, epsilon, delta, dataset_size, most, compose_with) -> float | None:
-    if most is None:
-        return None
-    if dataset_size is None:
-        raise ValueError("dataset_size must be given with max_batch_size")
-    if compose_with is not None:
-        raise ValueError("max_batch_size must not be given together with compose_with")
-    cut = truncation.reserve(scheme, epsilon, dataset_size, most)
-    if not cut < delta / 2:
-        raise ValueError(
-            f"max_batch_size must be larger: cutting batches to {most} may cost {cut:.3g} of {delta:g}; "
-            "the scheme truncated-b-min-sep has likelihoods that know the cuts"
-        )
-    return cut
+    def target(self, epsilon: float, delta: float, failure_fraction: float, compose_with) -> Target:
+        """Return the target with a budget of all of delta that is not reserved for batch sizes.
+
+        Raises:
+          ValueError: where reserves leave less than half of delta, or cannot be computed.
+        """
+        whole = Target(epsilon, delta, Budget.split(delta, failure_fraction), compose_with)
+        claim = self.claim(self.at(1.0), whole)
+        truncation_delta = claim.truncation_delta or 0.0
+        if not truncation_delta < delta / 2:
+            raise ValueError(
+                f"max_batch_size must be larger: truncating batches to {self.truncate_to} may cost "
+                f"{truncation_delta:.3g} of {delta:g}; the scheme truncated-b-min-sep has likelihoods "
+                "that know the truncation"
+            )
+        return dataclasses.replace(whole, budget=Budget.split(delta - claim.reserved, failure_fraction))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Search:
     """The estimates that pick candidates; nothing here is a guarantee."""
 
-    scheme: Scheme
-    strategy: Strategy
-    adjacency: str
+    problem: _Problem
     target: Target
     rule: str
     proposal: str | None
     key: object
     progress: Progress | None
-    sizes: _Sizes
     seen: dict = dataclasses.field(default_factory=dict)
     """(noise multiplier, direction) -> (blocks, counts) of its pilot so far."""
     planned: dict = dataclasses.field(default_factory=dict)
@@ -353,13 +330,22 @@ class _Search:
 
     def covered(self, mechanism: Mechanism) -> bool:
         """Whether the delta put aside for cut batches suffices for this noise."""
-        return self.sizes.truncation_delta is None or truncation.covers(mechanism, self.target.epsilon)
+        return self.problem.truncate_to is None or truncation.covers(mechanism, self.target.epsilon)
+
+    def claim(self, mechanism: Mechanism) -> Claim:
+        """Return the claim that the mechanism has the target."""
+        return self.problem.claim(mechanism, self.target)
+
+    def analytic_plan(self, mechanism: Mechanism, accountant: str | None) -> Plan:
+        """Return the plan that an accountant certifies: the named one, or the one with the smallest bound."""
+        epsilon, compose_with = self.target.epsilon, self.target.compose_with
+        name, _ = analytic.bound_by(accountant, mechanism, epsilon, compose_with)
+        return Plan(self.claim(mechanism), Bound(name))
 
     def describe(self, ratio, max_samples) -> str:
         """What a checkpoint of the search is about."""
         target = self.target
-        about = (self.scheme, self.strategy, target.epsilon, target.delta, ratio, max_samples)
-        return repr((*about, target.compose_with, self.sizes))
+        return repr((self.problem, target.epsilon, target.delta, ratio, max_samples, target.compose_with))
 
     def smallest_exponent(
         self, fallback: int, ratio: float, max_samples, estimate: float | None = None
@@ -428,8 +414,8 @@ class _Search:
         return found, int(limit)
 
     def at(self, noise_multiplier: float) -> Mechanism:
-        """The mechanism with that noise multiplier."""
-        return Mechanism(self.scheme, self.strategy, noise_multiplier, self.adjacency)
+        """Return the mechanism with that noise multiplier."""
+        return self.problem.at(noise_multiplier)
 
     def best_case(self, mechanism: Mechanism) -> float:
         """Samples that even a verification without a single hit needs, the worse direction."""
@@ -564,7 +550,10 @@ class _Search:
         if noise not in self.planned:
             otherwise = predicted_samples(theta, self.target.budget.failure_probability)
             key = randomness.stream_key(stream, SearchStream.EXTRAPOLATION)
-            self.planned[noise] = cheaper_extrapolation(mechanism, self.target, otherwise, key)
+            target = self.target
+            self.planned[noise] = cheaper_extrapolation(
+                mechanism, target.epsilon, target.budget.delta_v, target.composition, otherwise, key
+            )
         return self.planned[noise]
 
     def pilot(self, chosen, stream, theta: float, limit: float, glance: bool = False) -> np.ndarray:
@@ -662,32 +651,3 @@ def _smallest_where(holds, start: int, most: int) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-
-
-def make_plan(
-    mechanism: Mechanism,
-    target: Target,
-    evidence: Evidence | None,
-    sizes: _Sizes = _Sizes(),
-    accountant: str | None = None,
-) -> Plan:
-    """Assemble a plan; without evidence the analytic guarantee certifies it, of `accountant` or the best."""
-    name = bound = None
-    if evidence is None:
-        name, bound = analytic.bound_by(accountant, mechanism, target.epsilon, target.compose_with)
-    stops = () if sizes.overflow is None else (sizes.overflow.probability,)
-    expected, largest = batch_sizes(mechanism.scheme, sizes.dataset_size, sizes.max_batch_size, *stops)
-    return Plan(
-        mechanism=mechanism,
-        epsilon=target.epsilon,
-        delta=target.delta,
-        evidence=evidence,
-        analytic_accountant=name,
-        analytic_delta=bound,
-        compose_with=target.compose_with,
-        dataset_size=sizes.dataset_size,
-        expected_batch_size=expected,
-        max_batch_size=largest,
-        truncation_delta=sizes.truncation_delta,
-        overflow_delta=None if sizes.overflow is None else sizes.overflow.delta,
-    )

@@ -124,9 +124,9 @@ class Choice:
         )
 
     def to_json(self) -> dict:
-        """Plain JSON values with the statement, which `from_json` wants unchanged."""
+        """Return plain JSON values, readable by `choice_from_json`."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {"statement": self.statement()} | fields | {"given": list(self.given)}
+        return fields | {"given": list(self.given)}
 
 
 _BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind)
@@ -140,19 +140,12 @@ _IN_WORDS = {
 
 
 def choice_from_json(data) -> Choice | None:
-    """The inverse of `Choice.to_json`, None for None.
+    """Return what `Choice.to_json` wrote, None for None.
 
     Raises:
-      ValueError: for a field that is missing, unknown or of another type, or another statement.
+      ValueError: for a field that is missing, unknown or of another type.
     """
-    if data is None:
-        return None
-    if not isinstance(data, dict) or not isinstance(data.get("statement"), str):
-        raise ValueError("plan choice must be an object with a statement")
-    choice = records.read(Choice, {k: v for k, v in data.items() if k != "statement"}, "plan choice")
-    if data["statement"] != choice.statement():
-        raise ValueError("plan choice must have the statement that follows from it")
-    return choice
+    return None if data is None else records.read(Choice, data, "plan choice")
 
 
 __all__ = ["Choice", "choice_from_json"]

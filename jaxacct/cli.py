@@ -376,10 +376,10 @@ def verify_command(
       plot: write how the evidence grew with draws to this PNG.
       force: let --out replace a file that is not a part.
       verbose: print also every item that was put aside and how it was drawn.
-      json: print the evidence as one JSON object.
+      json: print the verdict as one JSON object.
     """
-    from jaxacct import shards
     from jaxacct.files import Checkpoint
+    from jaxacct.verification import shards
 
     if shard is None:
         _refuse("without shard", run_key=run_key, samples=samples, out=out, force=force or None)
@@ -402,14 +402,11 @@ def verify_command(
     loaded = jaxacct.Plan.load(plan)
     if replay:
         return _replay(loaded, json)
-    if not loaded.certificate.drawn and shard is None:
-        # Loading has computed the bound again and compared it.
+    if not loaded.is_sampled and shard is None:
+        # Loading has computed the bound.
         drawing = dict(max_samples=max_samples, rule=rule, proposal=proposal, checkpoint_dir=checkpoint_dir)
         _refuse("for an analytic plan", **drawing, plot=plot)
-        found = {"accepted": True, "accountant": loaded.analytic_accountant, "delta": loaded.analytic_delta}
-        bound = f"delta({exact(loaded.epsilon)}) <= {exact(loaded.analytic_delta or 0.0)}"
-        text = f"{loaded.analytic_accountant}: {bound}"
-        _print(found if json else f"{text}\nverified", json)
+        _print_verdict(loaded.verdict, True, json)
         return 0
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     if shard is not None and run_key is not None and samples is not None and out is not None:
@@ -427,29 +424,28 @@ def verify_command(
         part.save(out)
         return 0
     with watch() as progress:
-        evidence = loaded.verify(
+        verdict = loaded.verify(
             rule=rule or "anytime",
             max_samples=max_samples or 2_000_000,
             proposal=proposal,
             checkpoint=checkpoint,
             progress=progress,
         )
-    if json:
-        _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
-    else:
-        _print_evidence(loaded, evidence, verbose)
-    _draw(plot, "verification", loaded, evidence)
-    return 0 if evidence.accepted else 1
+    _print_verdict(verdict, verbose, json)
+    _draw(plot, "verification", verdict)
+    return 0 if verdict.certified else 1
 
 
 def _replay(plan, json: bool) -> int:
     """Draw the stored keys again; 0 where the histograms are the stored ones."""
     import jax
 
+    from jaxacct.verification.replay import replay
+
     here = jax.devices()[0].device_kind
     with watch() as progress:
-        directions = plan.replay(progress)
-    same_device = plan.device == here
+        directions = replay(plan, progress)
+    same_device = plan.provenance.device == here
     same = all(seen.moved == 0 for seen in directions)
     close = all(seen.close for seen in directions)
     accepted = all(seen.accepted for seen in directions) and (same or (close and not same_device))
@@ -465,7 +461,7 @@ def _replay(plan, json: bool) -> int:
         )
     if not same and not same_device:
         print(
-            f"drawn on {plan.device}, replayed on {here}: rounding in float32 may "
+            f"drawn on {plan.provenance.device}, replayed on {here}: rounding in float32 may "
             "move a few draws to the next bin; on a machine of one kind not one moves"
         )
     print("replayed" if accepted else "NOT replayed: the stored histograms are not those of the stored key")
@@ -478,7 +474,8 @@ def run_key_command(out: str) -> int:
     Args:
       out: a new file; one that exists may be in use and is never replaced.
     """
-    from jaxacct import files, shards
+    from jaxacct import files
+    from jaxacct.verification import shards
 
     files.check_target(out, None, "")
     shards.write_run_key(out)
@@ -499,11 +496,11 @@ def merge_command(
       plan: file that the parts were drawn for.
       redraw: draw so many randomly chosen stretches of the parts again, and compare.
       parts: files written by `jaxacct verify --shard`, of one run.
-      out: write the plan with the merged evidence here, if it is accepted.
+      out: write the plan with the merged evidence here, if it is certified.
       force: let --out replace a file that is not a plan.
-      json: print the evidence as one JSON object.
+      json: print the verdict as one JSON object.
     """
-    from jaxacct import shards
+    from jaxacct.verification import shards
 
     _check_out(out, PLAN, force)
     found = [shards.Part.load(part) for part in parts]
@@ -511,14 +508,11 @@ def merge_command(
         raise ValueError("parts must not be empty")
     reference = jaxacct.Plan.load(plan)
     with watch() as progress:
-        merged, evidence = shards.merge(reference, found, redraw=redraw, progress=progress)
-    if json:
-        _print({"accepted": evidence.accepted} | dataclasses.asdict(evidence), True)
-    else:
-        _print_evidence(reference, evidence, verbose=False)
+        merged, verdict = shards.merge(reference, found, redraw=redraw, progress=progress)
+    _print_verdict(verdict, False, json)
     if merged is not None and out:
         merged.save(out)
-    return 0 if evidence.accepted else 1
+    return 0 if verdict.certified else 1
 
 
 def estimate_command(
@@ -688,7 +682,8 @@ def report_command(
       force: replace a file that is no report.
       json: print one JSON object: certified, out, and the certified risk.
     """
-    from jaxacct import files, report, risk
+    from jaxacct import files, risk
+    from jaxacct.report import html as report
 
     files.check_target(out, None if force else report.is_report, "a report")
     other = _of_another_kind(plan)
@@ -750,17 +745,20 @@ def tradeoff_command() -> int:
     raise ValueError("tradeoff must be followed by convert, general, last-iterate or show")
 
 
-def _print_evidence(plan: "jaxacct.Plan", evidence, verbose: bool) -> None:
-    from jaxacct.verification.certificates import BothDirections
+def _print_verdict(verdict: "jaxacct.Verdict", verbose: bool, json: bool) -> None:
+    from jaxacct.core import text
 
-    both = BothDirections(evidence)
-    print("\n".join((both.lines if verbose else both.verdicts)(plan.target)))
-    print("verified" if evidence.accepted else "NOT verified")
+    if json:
+        _print(text.verdict_to_json(verdict), True)
+        return
+    print("\n".join(text.verdict_lines(verdict, verbose)))
+    print("verified" if verdict.certified else "NOT verified")
 
 
 def describe(plan: "jaxacct.Plan", verbose: bool = False) -> str:
     """A plan for a person to read; `verbose` with every item that was booked and how it was drawn."""
     from jaxacct import risk
+    from jaxacct.core import text
 
     mechanism, advantage = plan.mechanism, risk.advantage(plan.epsilon, plan.delta)
     lines = [
@@ -784,17 +782,16 @@ def describe(plan: "jaxacct.Plan", verbose: bool = False) -> str:
             )
         )
     if verbose:
-        lines += plan.certificate.lines(plan.target)
-        items = plan.budget_lines()
+        lines += text.verdict_lines(plan.verdict, verbose=True)
+        items = text.budget_items(plan)
         spent = math.fsum(delta for _, delta in items)
         for name, delta in [*items, ("left over", max(0.0, plan.delta - spent))]:
             lines.append(f"{'':<22}{delta:.6g} of delta: {name}")
-        lines += [f"{'':<22}{line}" for line in plan.checked()]
+        lines += [f"{'':<22}{line}" for line in text.checked(plan)]
     else:
-        lines += plan.certificate.verdicts(plan.target)
-        lines.append(
-            f"{'more':<22}--verbose: every item put aside, how it was drawn, what was computed again"
-        )
+        lines += text.verdict_lines(plan.verdict)
+        more = "all budget items, the proposal distribution, and what was computed again"
+        lines.append(f"{'more':<22}--verbose: {more}")
     if plan.choice is not None:
         lines += ["", plan.choice.statement()]
     return "\n".join(lines)

@@ -12,18 +12,19 @@ import numpy as np
 
 from jaxacct import _validate, risk
 from jaxacct.choosing import Recommendation
+from jaxacct.core.check import Verdict
+from jaxacct.core.evidence import Mean, Sampled
+from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile
 from jaxacct.figure import DASHES, MARKERS, blank, save, svg
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.plan import Plan
 from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
 from jaxacct.tradeoff.curves import EpsilonDelta
-from jaxacct.verification.run import Evidence
 
 DARK, LIGHT = "#1f4e79", "#c55a11"
 _COLOURS = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
@@ -116,10 +117,9 @@ def losses(plan: Plan):
     epsilon in both. Where they were drawn from a proposal its law is shown, which has more of them.
     """
     drawn = {}
-    for direction in DIRECTIONS if plan.evidence is not None else ():
-        counts = dict(getattr(getattr(plan.evidence, direction), "loss_counts", ()) or ())
-        if counts:
-            drawn[direction] = counts
+    for each in plan.verdict.directions:
+        if isinstance(each.side, Mean):
+            drawn[each.direction] = dict(each.side.loss_counts)
     if not drawn:
         return None
     figure = blank(5.6, 3.2)
@@ -191,22 +191,18 @@ def privacy_losses(mechanism: Mechanism, epsilon: float | None = None, num_sampl
     return histogram(drawn, epsilon)
 
 
-def verification(plan: Plan, evidence: Evidence | None = None):
+def verification(verdict: Verdict):
     """How the bet against "too little noise" grows with draws, up to what accepts; None where none was drawn.
 
-    Of the plan's own evidence, or of what `plan.verify()` found.
+    Args:
+      verdict: `plan.verdict`, or what `plan.verify()` returned.
 
     The draws are independent and stored as a histogram, so every order in which they might have come is as
     likely as any other: a few of them are shown, drawn with a fixed seed. Where the add direction was
     certified by concavity its bet is another one and is not shown.
     """
-    evidence = plan.evidence if evidence is None else evidence
-    shown = []
-    for direction in DIRECTIONS if evidence is not None else ():
-        found = getattr(evidence, direction)
-        if found.term_counts and found.bets and found.num_samples:
-            shown.append(found)
-    if not shown or evidence is None:
+    shown = [each for each in verdict.directions if isinstance(each.side, Mean) and each.side.bets]
+    if not shown or not isinstance(verdict.evidence, Sampled):
         return None
     figure = blank(5.6, 3.6)
     axes = figure.add_subplot()
@@ -216,7 +212,7 @@ def verification(plan: Plan, evidence: Evidence | None = None):
             drawn, wealth = _bet(found, random)
             label = f"{found.direction}, in {_ORDERS} orders" if order == 0 else None
             axes.plot(drawn, wealth, color=colour, linestyle=style, linewidth=1, alpha=0.8, label=label)
-    needed = -math.log(evidence.budget.failure_probability)
+    needed = -math.log(verdict.evidence.share * verdict.claim.target.budget.failure_probability)
     label = f"accepted: wealth {math.exp(needed):.3g}, one over the chance to err"
     axes.axhline(needed, color="0.35", linestyle=":", label=label)
     axes.set(
@@ -229,7 +225,8 @@ def verification(plan: Plan, evidence: Evidence | None = None):
 
 def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
     """(draws so far, log of the wealth) in one random order of a direction's draws."""
-    places, counts = np.array(found.term_counts, np.int64).T
+    side = found.side
+    places, counts = np.array(side.term_counts, np.int64).T
     looks = np.unique(np.linspace(0, found.num_samples, _LOOKS + 1).astype(np.int64))
     left, seen = counts.copy(), np.zeros(len(bounds.TERM_EDGES), np.int64)
     wealth = [0.0]
@@ -237,7 +234,7 @@ def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
         drawn = random.multivariate_hypergeometric(left, more, method="marginals")
         left -= drawn
         seen[places] += drawn
-        wealth.append(bounds.log_wealth(seen, found.threshold, found.bets, found.bet_weights))
+        wealth.append(bounds.log_wealth(seen, found.threshold, side.bets, side.bet_weights))
     return looks, np.array(wealth)
 
 

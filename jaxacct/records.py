@@ -94,14 +94,8 @@ def _pairs(values) -> bool:
 
 
 def _dataclass(kind, value, name: str):
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} must be an object, was {value!r}")
     wanted = _field_types(kind)
-    missing = [field for field in wanted if field not in value]
-    unknown = sorted(set(value) - set(wanted))
-    if unknown or missing:
-        what = f"lacks {missing[0]}" if missing else f"has the unknown field {unknown[0]}"
-        raise ValueError(f"{name} {what}")
+    check_fields(value, wanted, name)
     return kind(**{field: read(of, value[field], f"{name}.{field}") for field, of in wanted.items()})
 
 
@@ -109,6 +103,23 @@ def _dataclass(kind, value, name: str):
 def _field_types(kind) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def check_fields(data, names, name: str) -> None:
+    """Check that `data` is an object with exactly the fields `names`; ValueError in one line otherwise."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{name} must be an object, was {data!r:.80}")
+    missing, unknown = sorted(set(names) - set(data)), sorted(set(data) - set(names), key=str)
+    if unknown or missing:
+        what = f"lacks {missing[0]}" if missing else f"has the unknown field {unknown[0]!r:.80}"
+        raise ValueError(f"{name} {what}")
+
+
+def as_read(value):
+    """Plain values as JSON gives them back."""
+    if isinstance(value, dict):
+        return {key: as_read(item) for key, item in value.items()}
+    return [as_read(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def differences(stored, expected, name: str = "") -> list[str]:

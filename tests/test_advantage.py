@@ -11,7 +11,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Plan, Poisson, calibrate, risk, verify
 from jaxacct.files import to_json
 from jaxacct.kernels.randomness import key_from_words
-from jaxacct.report import report
+from jaxacct.report.html import report
 from tests.oracles.enumeration import pattern_law
 
 ADVANTAGE = 0.3

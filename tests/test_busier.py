@@ -11,8 +11,9 @@ from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals import busier, pairs
-from jaxacct.proposals.candidates import budget_lines, choose_candidate, proposal_by_name
+from jaxacct.proposals.candidates import choose_candidate, proposal_by_name
 from jaxacct.proposals.replicas import replica_proposal
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from jaxacct.strategies.stationary import adds_windows

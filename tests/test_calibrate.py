@@ -27,7 +27,7 @@ from jaxacct import (
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.batch_sizes import max_batch_size
 from jaxacct.calibration import _smallest_where, analytic_exponent
-from jaxacct.verification.target import Target
+from jaxacct.core.claim import Target
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
 STRATEGY = BandedToeplitz.square_root(6)

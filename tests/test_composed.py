@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from jaxacct.verification.line import Line
+from jaxacct.verification.run import direction_run, line_evidence
 from scipy.special import ndtri
 
 from jaxacct import (
@@ -27,17 +29,16 @@ from jaxacct import (
 )
 from jaxacct.accountants.composition import _GRID
 from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.core.claim import Target
 from jaxacct.kernels import randomness
 from jaxacct.proposals import composed as composed_proposals
 from jaxacct.proposals.base import Draws
-from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name
+from jaxacct.proposals.candidates import candidates, proposal_by_name
 from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolations
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.verification import extrapolation, run
-from jaxacct.verification.line import Line
-from jaxacct.verification.run import direction_run, line_evidence
-from jaxacct.verification.target import Target
 from tests.conformance.test_schemes import IDENTITY
 from tests.draws import draws_of
 from tests.oracles import enumeration

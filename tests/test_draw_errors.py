@@ -26,7 +26,7 @@ from jaxacct import (
 from jaxacct.kernels import randomness
 from jaxacct.kernels.bars import rank
 from jaxacct.proposals import base, half_space, replicas
-from jaxacct.proposals.candidates import budget_lines
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import cyclic_many
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration, tuples

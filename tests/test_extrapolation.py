@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
+from jaxacct.core.claim import Target
 from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
 from jaxacct.statistics.bounds import Budget
 from jaxacct.verification import extrapolation
-from jaxacct.verification.target import Target
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
 pytestmark = pytest.mark.optimized  # many draws from few programs

@@ -26,19 +26,20 @@ from jaxacct import (
     privacy_loss,
     verify,
 )
+from jaxacct.core.claim import Target
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals import half_space
-from jaxacct.proposals.candidates import budget_lines, candidates
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.powers import power_candidates
 from jaxacct.proposals.replicas import log_normalizer, most_replicas
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import ending
 from jaxacct.verification import extrapolation
-from jaxacct.verification.target import Target
 from tests.oracles import enumeration, settings, tuples
 from tests.oracles.add_direction import exact_two_steps, width
 from tests.rounding_errors import measured_error

@@ -20,10 +20,11 @@ from jaxacct.estimates import estimate, interval
 from jaxacct.estimates.estimate import draw_samples
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals import pairs
-from jaxacct.proposals.candidates import budget_lines, proposal_by_name, proposals_at
+from jaxacct.proposals.candidates import proposal_by_name, proposals_at
 from jaxacct.proposals.from_below import from_below
 from jaxacct.proposals.mean_overlaps import loss_from_below
 from jaxacct.proposals.pairs import log_factor, pair_proposal, rounds
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration, tuples

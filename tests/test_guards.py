@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jaxacct.verification.certificates import of_direction
 from scipy import stats
 
 from jaxacct import (
@@ -31,20 +32,20 @@ from jaxacct import (
 )
 from jaxacct.accountants import analytic, truncation
 from jaxacct.batch_sizes import batch_sizes, max_batch_size
+from jaxacct.core.claim import Target
 from jaxacct.files import read_json, to_json
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.candidates import candidates, proposal_by_name, threshold
+from jaxacct.proposals.candidates import candidates, proposal_by_name
+from jaxacct.proposals.threshold import threshold
 from jaxacct.records import differences, read
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.strategies import Toeplitz
 from jaxacct.verification import extrapolation, run
-from jaxacct.verification.certificates import of_direction
-from jaxacct.verification.target import Target
 from tests.benchmarks import mutants
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)

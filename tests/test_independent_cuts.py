@@ -20,9 +20,10 @@ from jaxacct import (
     estimate_delta,
 )
 from jaxacct.estimates.estimate import best_proposal
-from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name
+from jaxacct.proposals.candidates import candidates, proposal_by_name
 from jaxacct.proposals.cuts import cut_proposal
 from jaxacct.proposals.replicas import log_scale
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.schemes.replicas import cuts as replicas
 from jaxacct.statistics import bounds, hockey_stick

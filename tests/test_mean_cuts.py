@@ -10,8 +10,9 @@ import pytest
 from jaxacct import BandedToeplitz, Mechanism, TruncatedBMinSep
 from jaxacct.likelihood import rounding
 from jaxacct.proposals import mean_cuts
-from jaxacct.proposals.candidates import budget_lines, proposal_by_name
+from jaxacct.proposals.candidates import proposal_by_name
 from jaxacct.proposals.cuts import cut_proposal
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration
 from tests.test_independent_cuts import all_cuts, densities, mechanism_of

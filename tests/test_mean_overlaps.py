@@ -10,7 +10,8 @@ from scipy.special import logsumexp
 from jaxacct import BandedToeplitz, BMinSep, Budget, IndependentAttribution, Mechanism
 from jaxacct.kernels import randomness
 from jaxacct.proposals import mean_overlaps
-from jaxacct.proposals.candidates import budget_lines, candidates, proposal_by_name, threshold
+from jaxacct.proposals.candidates import candidates, proposal_by_name
+from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics import hockey_stick
 from tests.oracles import enumeration, tuples

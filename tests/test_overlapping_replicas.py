@@ -6,6 +6,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from jaxacct.verification.certificates import BothDirections
 from scipy import stats
 
 from jaxacct import (
@@ -18,6 +19,8 @@ from jaxacct import (
     Poisson,
     Toeplitz,
 )
+from jaxacct.core.claim import Target
+from jaxacct.core.verify import verify
 from jaxacct.proposals import overlaps
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.replicas import _module, log_normalizer, most_replicas, replica_proposal
@@ -25,9 +28,6 @@ from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.verification.certificates import BothDirections
-from jaxacct.verification.run import verify
-from jaxacct.verification.target import Target
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import chi_square_p_value
 from tests.test_draw_errors import cells

@@ -21,14 +21,15 @@ from jaxacct import (
     Toeplitz,
     TruncatedBMinSep,
 )
+from jaxacct.core.verify import verify
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import pairs
-from jaxacct.proposals.candidates import budget_lines, candidates, choose_candidate, proposal_by_name
+from jaxacct.proposals.candidates import candidates, choose_candidate, proposal_by_name
 from jaxacct.proposals.replicas import checked_replicas
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.verification.run import verify
 from tests.conformance.test_schemes import IDENTITY, divergences
 from tests.draws import draws_of
 from tests.oracles import enumeration

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxacct.verification.certificates import of_direction
+from jaxacct.verification.run import DirectionEvidence, Evidence
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate, records
 from jaxacct.accountants.composition import event_from_json
@@ -19,15 +21,13 @@ from jaxacct.batch_sizes import overflow
 from jaxacct.calibration import _Sizes, make_plan
 from jaxacct.choice import Choice
 from jaxacct.cli import describe
+from jaxacct.core.claim import Target
 from jaxacct.files import read_json, to_json
-from jaxacct.report import report
+from jaxacct.report.html import report
 from jaxacct.schemes import scheme_from_json
 from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies import strategy_from_json
-from jaxacct.verification.certificates import of_direction
-from jaxacct.verification.run import DirectionEvidence, Evidence
-from jaxacct.verification.target import Target
 
 FOLDER = Path(__file__).parent / "fixtures/plans_v1"
 KINDS = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -15,11 +15,12 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import make_plan
 from jaxacct.cli import main
+from jaxacct.core.claim import Target
 from jaxacct.estimates.profile import Profile, privacy_profile
-from jaxacct.report import ASSUMPTIONS, ERRATA, FIRST_LINE, _errata, _risk, _rounded_up, measure, report
+from jaxacct.report import FIRST_LINE, _errata, _risk, _rounded_up
+from jaxacct.report.html import ASSUMPTIONS, ERRATA, measure, report
 from jaxacct.statistics.composed import TabulatedProfile
 from jaxacct.tradeoff.plan import GeneralPlan
-from jaxacct.verification.target import Target
 from tests.test_plan import KINDS, whole
 
 VOID = {"meta", "br", "path", "use", "line"}

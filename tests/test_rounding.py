@@ -14,8 +14,8 @@ from jaxacct import (
     Poisson,
 )
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.candidates import budget_lines
 from jaxacct.proposals.powers import power_proposal
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.lines import total
 from tests.rounding_errors import measured_error, measured_weight_error

@@ -14,7 +14,7 @@ from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, sample_privacy_
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals import sampling
-from jaxacct.proposals.half_space import log_remainder_scale
+from jaxacct.proposals.plain_bounded import log_remainder_scale
 from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.oracles import enumeration

@@ -8,13 +8,13 @@ from collections import Counter
 
 import jax
 import pytest
+from jaxacct.shards import Part, draw_part, merge, parse_shard
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate, shards, verify
 from jaxacct.calibration import _Sizes, make_plan
 from jaxacct.cli import main
+from jaxacct.core.claim import Target
 from jaxacct.files import Checkpoint
-from jaxacct.shards import Part, draw_part, merge, parse_shard
-from jaxacct.verification.target import Target
 
 KEY = jax.random.key(11)
 SAMPLES = 24_600

@@ -8,17 +8,18 @@ import math
 import jax
 import numpy as np
 import pytest
+from jaxacct.verification.certificates import BothDirections
+from jaxacct.verification.run import Run, _verify_direction
 from scipy import optimize, stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import make_plan
+from jaxacct.core.claim import Target
+from jaxacct.core.verify import next_check
 from jaxacct.files import Checkpoint
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
-from jaxacct.verification.certificates import BothDirections
-from jaxacct.verification.run import Run, _verify_direction, next_check
-from jaxacct.verification.target import Target
 from tests.oracles import tuples
 from tests.test_sampling import pld_delta
 

@@ -34,10 +34,10 @@ import numpy as np
 import optax
 
 from jaxacct import _validate
+from jaxacct.core.plan import Plan
 from jaxacct.figure import blank, check_plot, save
 from jaxacct.files import check_target, holds_schema, write_atomically
 from jaxacct.likelihood.loss import privacy_loss
-from jaxacct.plan import Plan
 from jaxacct.progress import watch
 
 from . import _command, loop

@@ -15,8 +15,8 @@ import optax
 import scipy
 from jax.experimental import io_callback
 
+from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.plan import Plan
 
 from . import loop
 from .bystanders import Bystanders

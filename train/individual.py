@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from jaxacct import _validate
+from jaxacct.core.plan import Plan
 from jaxacct.individual import (
     FilterState,
     GDPIndividualAccountant,
@@ -34,7 +35,6 @@ from jaxacct.individual import (
 from jaxacct.individual.accountants import CountState
 from jaxacct.individual.filters import slack
 from jaxacct.individual.rdp import ORDERS
-from jaxacct.plan import Plan
 from jaxacct.records import exact
 
 from .clipping import admitted_gradient_sum

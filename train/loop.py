@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 
 from jaxacct import _validate
-from jaxacct.plan import Plan
+from jaxacct.core.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
 from . import ghost, microbatch, noise, run_folder, sampler
@@ -571,15 +571,12 @@ def run_and_keep(
 
 def _verify_anew(plan: Plan, progress) -> None:
     """Refuse a plan that fresh draws do not verify: stored counts show nothing of how they were come by."""
-    if plan.evidence is None:
+    if not plan.is_sampled:
         return  # computed again by `certified`
     most = max(2_000_000, 8 * plan.evidence.num_samples)
-    evidence = plan.verify(rule="anytime", max_samples=most, progress=progress)
-    if not evidence.accepted:
-        bad = evidence.add if evidence.remove.accepted else evidence.remove
-        raise ValueError(
-            f"plan could not be verified with fresh randomness: {bad.direction} direction: {bad.reason}"
-        )
+    verdict = plan.verify(rule="anytime", max_samples=most, progress=progress)
+    if not verdict.certified:
+        raise ValueError(f"plan could not be verified with fresh randomness: {verdict.flaws[0]}")
 
 
 def _run(step, state, ready, steps, folder, checkpoint_every, evaluate, progress, callback) -> Any:
@@ -692,12 +689,8 @@ def _digest(content: bytes) -> str:
 
 
 def _lasting(plan: Plan) -> dict:
-    """A plan without its evidence, which a re-verification may replace."""
-    fields = plan.to_json()
-    names = "scheme strategy noise_multiplier epsilon delta dataset_size expected_batch_size"
-    names += " max_batch_size truncation_delta"
-    composed = {} if plan.compose_with is None else {"compose_with": fields["compose_with"]}
-    return {name: fields[name] for name in names.split()} | composed
+    """A plan's claim; a re-verification may replace the evidence."""
+    return plan.claim.to_json()
 
 
 __all__ = [

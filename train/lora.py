@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 from jaxacct import BandedToeplitz, Poisson, _validate, calibrate
-from jaxacct.plan import Plan
+from jaxacct.core.plan import Plan
 from jaxacct.progress import watch
 
 from . import _command

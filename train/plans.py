@@ -3,8 +3,8 @@
 import os
 
 from jaxacct.accountants.dice_plan import DicePlan
+from jaxacct.core.plan import Plan
 from jaxacct.files import read_json
-from jaxacct.plan import Plan
 from jaxacct.tradeoff.plan import PLANS
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.plan import Plan
+from jaxacct.core.plan import Plan
 from jaxacct.schemes import Scheme
 from jaxacct.schemes.batches import choose
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxacct.proposals.base import Draws, Proposal
-from jaxacct.proposals.candidates import budget_lines, threshold
+from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import total

@@ -21,7 +21,7 @@ from jaxacct.proposals.extrapolation import (
     plan_extrapolations,
     supports,
 )
-from jaxacct.proposals.half_space import least_exponent
+from jaxacct.proposals.plain_bounded import least_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxacct.calibration import calibrate
 from jaxacct.choosing import estimated_errors
+from jaxacct.core.evidence import Sampled
 from jaxacct.files import write_atomically
 from jaxacct.paper.setting import EXAMPLES_A_BATCH, Cell
 from jaxacct.progress import Progress
@@ -126,8 +127,8 @@ def certified(cell: Cell, progress: Progress | None = None) -> dict[str, str]:
         accountant=accountant,
         progress=progress,
     )
-    drawn = plan.evidence.num_samples if plan.evidence else 0
-    how = "certified" if plan.evidence else f"analytic {plan.analytic_accountant}"
+    drawn = plan.evidence.num_samples
+    how = "certified" if isinstance(plan.evidence, Sampled) else f"analytic {plan.evidence.accountant}"
     return {
         "noise_multiplier": repr(plan.mechanism.noise_multiplier),
         "prefix_sum_error": repr(plan.prefix_sum_error),

@@ -25,6 +25,7 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.direction import DIRECTIONS, Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows, has_windows
@@ -47,10 +48,12 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A law to draw from in place of the target, and the bound on its weighted terms.
+    """A distribution to sample from in place of the target, and the bound on its weighted terms.
+
+    All fields that the guarantee depends on are required.
 
     Attributes:
-      name: for people and for evidence: "plain", "2 replicas", ...
+      spec: family and parameters, from which `registry.build` makes it again.
       direction: "remove" or "add".
       mechanism: what is accounted for.
       log_scale: ln M for the epsilon (and direction) it was built for; 0 for plain sampling.
@@ -68,28 +71,28 @@ class Proposal:
         thresholds.
     """
 
-    name: str
-    direction: str
+    spec: ProposalSpec
+    direction: Direction
     mechanism: Mechanism
     log_scale: float
     draw_block: Callable[..., Draws]
+    relative_error: float
+    total_variation: float
+    replicas: int
+    push: float
+    left_out: float
+    """Upper bound on the divergence that `profile` leaves out; subtracted from delta_v."""
+    lowest: float
+    """Terms may be positive down to a loss of minus this, natural log."""
+    profile: Callable[[np.ndarray], np.ndarray] | None
+    """g of its terms `w g(t)`, where another mechanism is composed in and only a part of its profile is drawn
+    for; None for all of what a target has (`Target.profile`)."""
     tables: Callable[[], Any] = tuple
-    relative_error: float = 0.0
-    total_variation: float = 0.0
-    replicas: int = 1
     scale_at: Callable[[float], float] | None = None
     """ln M at another epsilon, where it is known there too."""
     rounding_lines: Callable[[float], tuple[BudgetLine, ...]] | None = None
     """All that is booked for float32 at a delta_v, weights too, where those are no function of L alone."""
-    push: float = 0.0
     log_normalizer: float = 0.0
-    profile: Callable[[np.ndarray], np.ndarray] | None = None
-    """g of its terms `w g(t)`, where another mechanism is composed in and only a part of its profile is drawn
-    for; by default all of what a target has (`Target.profile`)."""
-    left_out: float = 0.0
-    """At least the divergence that this leaves out; off delta_v."""
-    lowest: float = 0.0
-    """Terms may be positive down to a loss of minus this, natural log."""
     of_a_bound: bool = False
     """Whether what is drawn is a bound on the divergence: a lower bound on that says nothing."""
     below: Callable[[], "Proposal"] | None = None
@@ -97,6 +100,11 @@ class Proposal:
     nothing is known from below. `from_below.from_below` asks for it."""
     words: int = 1
     """How draws are made of random words, as a number: kept draws go on only where it is the same."""
+
+    @property
+    def name(self) -> str:
+        """The specification as text, such as "replicas:2"."""
+        return str(self.spec)
 
     @property
     def drawn_law(self) -> dict[str, Any]:
@@ -193,26 +201,48 @@ def draw_block_at(
     return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes, positions, times)
 
 
+PLAIN = ProposalSpec("plain", ())
+
+
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Draw from the target itself: weight 1, scale 1."""
     scheme = mechanism.scheme
     draw_block = {Direction.REMOVE: _plain_remove, Direction.ADD: _plain_add}[Direction(direction)]
     seen = scheme.side_information
     if seen is None:
-        error = scheme.draw_error() if direction == Direction.REMOVE else 0.0
-        return Proposal("plain", direction, mechanism, 0.0, draw_block, relative_error=error)
-    relative, variation = seen.error()
+        relative_error = scheme.draw_error() if direction == Direction.REMOVE else 0.0
+        variation, tables, words = 0.0, tuple, 1
+    else:
+        relative, variation = seen.error()
+        relative_error = (1 + scheme.draw_error()) * (1 + relative) - 1
+        tables, words = seen.tables, seen.words
     return Proposal(
-        "plain",
-        direction,
-        mechanism,
-        0.0,
-        draw_block,
-        tables=seen.tables,
-        relative_error=(1 + scheme.draw_error()) * (1 + relative) - 1,
+        spec=PLAIN,
+        direction=Direction(direction),
+        mechanism=mechanism,
+        log_scale=0.0,
+        draw_block=draw_block,
+        relative_error=relative_error,
         total_variation=variation,
-        words=seen.words,
+        replicas=1,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
+        tables=tables,
+        words=words,
     )
+
+
+def build(setting: Setting) -> Proposal:
+    """Return plain sampling for a setting."""
+    return plain(setting.mechanism, setting.direction)
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return plain sampling, which covers every setting."""
+    del samples_needed
+    return [build(setting)]
 
 
 def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:

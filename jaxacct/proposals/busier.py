@@ -14,7 +14,6 @@ term of at most
 
 import functools
 import math
-import re
 from collections.abc import Callable
 
 from jaxacct.likelihood import rounding
@@ -24,8 +23,9 @@ from jaxacct.proposals.replicas import (
     around_the_smallest_scale,
     checked_replicas,
     drawer_of_another,
-    replica_candidates,
 )
+from jaxacct.proposals.replicas import candidates as replica_candidates
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.direction import Direction
 
 # The busier example takes no part with probability e to minus this, about; and how much busier it may be.
@@ -56,7 +56,7 @@ def busier_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) ->
         log_ratio, busier.scheme.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
     )
     return Proposal(
-        name=f"{m} replicas at {times} times the probability",
+        spec=ProposalSpec("inflated-replicas", (m, times)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=scale_at(epsilon),
@@ -65,6 +65,10 @@ def busier_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) ->
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
         replicas=m,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
         scale_at=scale_at,
         rounding_lines=lambda delta_v: rounding.busier_lines(
             mechanism, busier, float(delta_v), m, log_z, least - 1e-9
@@ -88,10 +92,16 @@ def _busier(mechanism: Mechanism, times: int) -> tuple[Mechanism, float] | None:
     return Mechanism(found[0], mechanism.strategy, mechanism.noise_multiplier), found[1]
 
 
-def busier_candidates(
-    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
-) -> list[Proposal]:
-    """Those of one number of times, where ordinary replicas are not cheap already."""
+def build(setting: Setting, m: int, times: int) -> Proposal:
+    """Return `busier_proposal` for a setting; ValueError as there, and for `times` out of 2..32."""
+    if not 2 <= times <= _MOST_TIMES:
+        raise ValueError(f"times must be in 2..{_MOST_TIMES}, was {times}")
+    return busier_proposal(setting.mechanism, m, times, setting.epsilon)
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return those of one inflation factor, where ordinary replicas are not cheap already."""
+    mechanism = setting.mechanism
     none = -mechanism.scheme.log_probability_of_none()
     if not 0 < none <= _WANTED / 2:
         return []
@@ -100,20 +110,10 @@ def busier_candidates(
     if found is None:
         return []
     if samples_needed is not None:
-        ordinary = replica_candidates(mechanism, epsilon, samples_needed)
+        ordinary = replica_candidates(setting, samples_needed)
         if any(samples_needed(proposal) <= 0 for proposal in ordinary):
             return []
-    return around_the_smallest_scale(
-        found[0], 2, lambda m: busier_proposal(mechanism, m, times, epsilon), samples_needed
-    )
-
-
-def busier_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
-    """The one of that name, None for a name of another kind; ValueError as `busier_proposal`."""
-    numbers = re.fullmatch(r"([0-9]{1,3}) replicas at ([0-9]{1,2}) times the probability", name)
-    if numbers is None or not 2 <= int(numbers[2]) <= _MOST_TIMES:
-        return None
-    return busier_proposal(mechanism, int(numbers[1]), int(numbers[2]), epsilon)
+    return around_the_smallest_scale(found[0], 2, lambda m: build(setting, m, times), samples_needed)
 
 
 @functools.cache  # one function of each, so that nothing compiles twice

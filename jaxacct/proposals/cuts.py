@@ -12,6 +12,7 @@ lowered by the log of such a floor (proofs/truncated_batches.md, theorem 4).
 """
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,13 +23,14 @@ from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.proposals.replicas import log_scale
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.schemes.replicas import cuts as replicas
 from jaxacct.statistics.direction import Direction
 
 _REPLICAS = 2
 _CHEAP = 1_000_000  # plain draws, a few minutes of two cores at n = 1000
-_NAME = "2 replicas with independent cuts"
+_SPEC = ProposalSpec("truncated", ())
 
 
 def cut_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
@@ -40,9 +42,11 @@ def cut_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Propos
     cuts = mechanism.scheme.independent_cuts
     if cuts is None:
         raise ValueError(f"scheme must cut batches itself, was {mechanism.scheme.name}")
+    if not mechanism.is_stationary:
+        raise ValueError(f"{_SPEC} needs a Toeplitz matrix with at most min_separation bands")
     uncut = Mechanism(cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
     if not replicas.fits(uncut):
-        raise ValueError(f"iterations must be fewer for the tables of {_NAME}, was {cuts.uncut.iterations}")
+        raise ValueError(f"iterations must be fewer for the tables of {_SPEC}, was {cuts.uncut.iterations}")
     none = cuts.uncut.log_probability_of_none()
     if direction == Direction.ADD:
         labelled, log_z, log_tilt = replicas.Labelled(uncut, cuts.chances, (0, 1)), 0.0, 0.0
@@ -51,7 +55,7 @@ def cut_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Propos
         labelled, log_z, log_tilt, lowered = _remove_law(uncut, cuts, none)
     log_z += replicas.log_normalizer(labelled)
     if not math.isfinite(log_z - lowered):
-        raise ValueError(f"{_NAME} overflow at noise multiplier {mechanism.noise_multiplier:g}")
+        raise ValueError(f"{_SPEC} overflow at noise multiplier {mechanism.noise_multiplier:g}")
 
     def scale_at(other: float) -> float:
         return log_scale(log_z, _REPLICAS, other + lowered)
@@ -62,14 +66,19 @@ def cut_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Propos
 
     logs = abs(log_z) + log_tilt * cuts.uncut.iterations
     return Proposal(
-        name=_NAME,
-        direction=direction,
+        spec=_SPEC,
+        direction=Direction(direction),
         mechanism=mechanism,
         log_scale=scale_at(epsilon),
         draw_block={Direction.REMOVE: _draw_remove, Direction.ADD: _draw_add}[Direction(direction)],
         tables=tables,
+        relative_error=0.0,
         total_variation=replicas.total_variation(uncut),
         replicas=_REPLICAS,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
         scale_at=scale_at,
         rounding_lines=lambda delta_v: rounding.cut_lines(
             mechanism, float(delta_v), direction, _REPLICAS, logs - none, cuts.beyond
@@ -95,32 +104,33 @@ def _remove_law(uncut: Mechanism, cuts: IndependentCuts, none: float):
     return min(found, key=lambda law: replicas.log_normalizer(law[0]) + law[1] - law[3])
 
 
-def cut_candidates(
-    mechanism: Mechanism, epsilon: float, samples_needed=None, *, direction: str
+def build(setting: Setting) -> Proposal:
+    """Return `cut_proposal` for a setting; ValueError as there."""
+    return cut_proposal(setting.mechanism, setting.direction, setting.epsilon)
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return the proposal where the scheme truncates batches and plain sampling would take long."""
+    return offered(build, setting, samples_needed)
+
+
+def offered(
+    make: Callable[[Setting], Proposal], setting: Setting, samples_needed: SamplesNeeded
 ) -> list[Proposal]:
-    """The proposal, where the scheme cuts batches, it can be drawn, and plain draws would take long."""
-    return offered(cut_proposal, mechanism, epsilon, samples_needed, direction)
-
-
-def offered(make, mechanism: Mechanism, epsilon: float, samples_needed, direction: str) -> list[Proposal]:
     """What `make` gives for cut batches where plain draws would take long; nothing where it cannot.
 
     Those are of the pair itself, and the bound costs noise: 3 % for batches of 80 cut at the mean, at a delta
     of 0.02 (proofs/truncated_batches.md, section 3).
     """
+    mechanism = setting.mechanism
     if mechanism.scheme.independent_cuts is None or not mechanism.is_stationary:
         return []
-    if samples_needed is not None and samples_needed(plain(mechanism, direction)) <= _CHEAP:
+    if samples_needed is not None and samples_needed(plain(mechanism, setting.direction)) <= _CHEAP:
         return []
     try:
-        return [make(mechanism, direction, epsilon)]
+        return [make(setting)]
     except ValueError:
         return []
-
-
-def cut_called(mechanism: Mechanism, epsilon: float, name: str, *, direction: str) -> Proposal | None:
-    """The one of that name, None for a name of another kind; ValueError as `cut_proposal`."""
-    return cut_proposal(mechanism, direction, epsilon) if name == _NAME else None
 
 
 def _draw_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:

@@ -27,12 +27,13 @@ from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import sampling
-from jaxacct.proposals.base import Draws, Proposal
-from jaxacct.proposals.half_space import least_exponent, log_remainder_scale
+from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.plain_bounded import least_exponent, log_remainder_scale
+from jaxacct.proposals.spec import ProposalSpec
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, ConcaveTerms
 from jaxacct.statistics.direction import Direction
-from jaxacct.statistics.hockey_stick import NonFiniteLossError, exponent, hockey_stick
+from jaxacct.statistics.hockey_stick import exponent, finite_margin, hockey_stick
 from jaxacct.statistics.lines import BudgetLine, total
 
 _PILOT_BLOCKS = 16
@@ -130,8 +131,12 @@ def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: floa
     signal = mechanism.strategy.gram(weights)
     along = signal / math.sqrt(weights @ signal)
     tables = {"shift": jnp.asarray((1 + guard * 2.0**-20) * distance * along, jnp.float32)}
-    return Proposal(
-        f"shifted by {distance:.4g}", Direction.ADD, mechanism, log_scale, _shifted, lambda: tables
+    return dataclasses.replace(
+        plain(mechanism, Direction.ADD),
+        spec=ProposalSpec("shifted", ()),
+        log_scale=log_scale,
+        draw_block=_shifted,
+        tables=lambda: tables,
     )
 
 
@@ -145,6 +150,27 @@ def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 def supports(mechanism: Mechanism) -> bool:
     """Whether theorem 4 covers the mechanism: Q is one Gaussian, and losses are exact."""
     return mechanism.is_stationary and mechanism.scheme.side_information is None
+
+
+def cheaper_extrapolation(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta_v: float,
+    composed: Composed | None,
+    samples_otherwise: float,
+    key,
+) -> "Extrapolation | None":
+    """Return an extrapolation that is expected to certify delta_v from fewer samples than otherwise.
+
+    The choice rests on pilot samples of `key` alone, so it is independent of the samples that certify.
+    """
+    numbers = tuple(samples for samples in PLANNED_SAMPLES if 2 * samples < samples_otherwise)
+    if not numbers or not supports(mechanism):
+        return None
+    for planned in plan_extrapolations(mechanism, epsilon, key, composed, numbers):
+        if planned.log_expected < math.log(delta_v):
+            return planned
+    return None
 
 
 def at_distances(
@@ -254,10 +280,7 @@ def _expected(near: np.ndarray, far: np.ndarray, ratios: np.ndarray, samples: in
 
 def margin_of_line(extrapolation: Extrapolation) -> float:
     """What is put aside for float32 losses of both laws, natural log."""
-    margin = total(extrapolation.lines, "epsilon")
-    if not 0 <= margin < math.inf:
-        raise NonFiniteLossError(f"the margin for rounding is {margin!r}: nothing can be certified")
-    return margin
+    return finite_margin(total(extrapolation.lines, "epsilon"))
 
 
 def count_terms(extrapolation: Extrapolation, key, margin: float, first: int, last: int):

@@ -28,10 +28,10 @@ def from_below(proposal: Proposal) -> Proposal | None:
         return proposal.below()
     if not mechanism.is_upper_bound:
         return proposal
-    if mechanism.scheme.parts is not None and proposal.name in _PLAIN:
+    if mechanism.scheme.parts is not None and proposal.spec.family in _PLAIN:
         return plain_from_below(mechanism, proposal.direction)
     return None
 
 
 # Of the target itself, whose scale is not lower than theirs.
-_PLAIN = ("plain", "plain, less none")
+_PLAIN = ("plain", "plain-bounded")

@@ -29,40 +29,17 @@ from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.plain_bounded import log_remainder_scale
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine
 
+SPEC = ProposalSpec("half-space", ())
 CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
 _TAIL = 2.0**-40  # probability, relative to the scale, of the t that the table leaves out
 _LEAST_REMAINDER = 1e-4  # (f - P0) / f at a tangent point; below it f - P0 loses too many digits
 _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
-
-
-def add_is_zero(mechanism: Mechanism, epsilon: float) -> bool:
-    """Whether H(Q, P) = 0: exactly when epsilon >= -ln P(x = 0), up to 1e-12 on the safe side."""
-    log_none = mechanism.scheme.log_probability_of_none()
-    return epsilon >= -log_none + 1e-12 * (1 + abs(log_none))
-
-
-def log_remainder_scale(mechanism: Mechanism, epsilon: float) -> float:
-    """ln M_0 = ln(1 - e^epsilon P(x = 0)), rounded up by 1e-12; -inf where H(Q, P) is zero.
-
-    No term of the add direction exceeds M_0, since f >= P(x = 0) everywhere.
-    """
-    if add_is_zero(mechanism, epsilon):
-        return -math.inf
-    log_none = mechanism.scheme.log_probability_of_none()
-    exponent = (
-        min(epsilon + log_none - 1e-12 * (1 + abs(log_none)), -1e-15) if log_none > -math.inf else log_none
-    )
-    return math.log(-math.expm1(exponent))
-
-
-def least_exponent(mechanism: Mechanism, epsilon: float) -> float:
-    """At most `t = epsilon + L` of every output, natural log."""
-    none = mechanism.scheme.log_probability_of_none()
-    return epsilon + none - 1e-12 * (1 + abs(none))
 
 
 class Minorant(NamedTuple):
@@ -186,7 +163,7 @@ def proposal_along(
     log_scale: float,
     tail: float,
     cells: dict,
-    name: str = "half-space",
+    spec: ProposalSpec = SPEC,
     draw_block: Callable[..., Draws] | None = None,
     more_lines: Callable[[tuple[BudgetLine, ...]], tuple[BudgetLine, ...]] = tuple,
 ) -> Proposal:
@@ -195,7 +172,7 @@ def proposal_along(
     Args:
       log_scale: ln M.
       tail: of what the law leaves out, over M.
-      name: of the proposal.
+      spec: of the proposal.
       draw_block: of the proposal, from `draw_in_half_space`; by default with the losses of `loss_of_scores`.
       more_lines: the lines that are booked, given those of `rounding.coordinate_lines`.
     """
@@ -215,7 +192,7 @@ def proposal_along(
         return rounding.coordinate_lines(mechanism, float(delta_v), push, relative_norm)
 
     found = Proposal(
-        name=name,
+        spec=spec,
         direction=Direction.ADD,
         mechanism=mechanism,
         log_scale=log_scale,
@@ -223,7 +200,11 @@ def proposal_along(
         tables=lambda: tables,
         relative_error=2.0**-20,
         total_variation=tail,
+        replicas=1,
         push=push,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
         rounding_lines=lambda delta_v: more_lines(lines(delta_v)),
     )
     if not mechanism.scheme.overlap_bound(mechanism.strategy) > 0:
@@ -330,36 +311,39 @@ def halving_sum(values):
     return values[:, 0]
 
 
-def half_space_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
-    """The one of `half_space_candidates` of that name, None where there is none."""
-    found = half_space_candidates(mechanism, epsilon)
-    return next((proposal for proposal in found if proposal.name == name), None)
+def build(setting: Setting) -> Proposal:
+    """Return the half-space of the best tangent for a setting.
+
+    Raises:
+      ValueError: for side information (Q is no Gaussian, and f has no tangents), a matrix whose columns have
+        cross terms of their own, an exact zero, or where no tangent excludes the output of no noise.
+    """
+    found = _best_half_space(setting)
+    if found is None:
+        raise ValueError(f"proposal {SPEC} is not available for this mechanism")
+    return found
 
 
-def half_space_candidates(
-    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
-) -> list[Proposal]:
-    """Proposals for the add direction other than plain sampling, all of them, for the caller to price.
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return the half-space where its bound is below those of other samples of Q.
 
-    A zero divergence is one proposal of scale 0 (log_scale -inf). Where noise of size 0 already has
-    L <= -epsilon no half-space excludes it, and none is tried; plain draws still have scale M_0.
+    Where noise of size 0 already has L <= -epsilon no half-space excludes it, and none is tried.
     """
     del samples_needed
+    found = _best_half_space(setting)
+    smallest = min(log_remainder_scale(setting.mechanism, setting.epsilon), 0.0)
+    return [] if found is None or not found.log_scale < smallest - 1e-3 else [found]
+
+
+def _best_half_space(setting: Setting) -> Proposal | None:
+    mechanism, epsilon = setting.mechanism, setting.epsilon
+    if mechanism.scheme.side_information is not None or not mechanism.strategy.is_toeplitz:
+        return None
     log_scale = log_remainder_scale(mechanism, epsilon)
-    base = plain(mechanism, Direction.ADD)
-    if mechanism.scheme.side_information is not None:  # Q is no Gaussian, and f has no such bounds
-        return []
     if log_scale == -math.inf:
-        return [Proposal("zero", Direction.ADD, mechanism, -math.inf, base.draw_block)]
-    found = []
-    if log_scale < -1e-3:
-        found.append(Proposal("plain, less none", Direction.ADD, mechanism, log_scale, base.draw_block))
-    if not mechanism.strategy.is_toeplitz:  # no tangents: its columns have cross terms of their own
-        return found
+        return None
     at_zero = tangent(mechanism, np.zeros(mechanism.scheme.iterations))
-    if at_zero is not None and at_zero.constant + epsilon - log_scale > 0:
-        minorant = best_minorant(mechanism, epsilon)
-        if minorant is not None:
-            proposal = half_space_proposal(mechanism, epsilon, minorant)
-            found += [proposal] if proposal.log_scale < min(log_scale, 0.0) - 1e-3 else []
-    return found
+    if at_zero is None or not at_zero.constant + epsilon - log_scale > 0:
+        return None
+    minorant = best_minorant(mechanism, epsilon)
+    return None if minorant is None else half_space_proposal(mechanism, epsilon, minorant)

@@ -26,12 +26,13 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.cuts import offered
 from jaxacct.proposals.replicas import log_scale
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.schemes.replicas import cuts as replicas
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies.stationary import circulant_length
 
 _REPLICAS = 2
-_NAME = "2 replicas and the mean, with independent cuts"
+_SPEC = ProposalSpec("truncated-mean", ())
 _UNIT = 2.0**-24
 # How often v has mu at every step, and once more at a step that is cut.
 _TIMES = {Direction.REMOVE: (0, 1), Direction.ADD: (1, 1)}
@@ -46,10 +47,12 @@ def mean_cut_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> P
     cuts, strategy = mechanism.scheme.independent_cuts, mechanism.strategy
     if cuts is None:
         raise ValueError(f"scheme must cut batches itself, was {mechanism.scheme.name}")
+    if not mechanism.is_stationary:
+        raise ValueError(f"{_SPEC} needs a Toeplitz matrix with at most min_separation bands")
     uncut = Mechanism(cuts.uncut, strategy, mechanism.noise_multiplier)
     n, variance = cuts.uncut.iterations, mechanism.noise_multiplier**2
     if not replicas.fits(uncut):
-        raise ValueError(f"iterations must be fewer for the tables of {_NAME}, was {n}")
+        raise ValueError(f"iterations must be fewer for the tables of {_SPEC}, was {n}")
     once, more = _TIMES[Direction(direction)]
     # Float32 numbers, of which the draws have no others.
     mean = cuts.uncut.participation_probabilities().astype(np.float32).astype(np.float64)
@@ -71,7 +74,7 @@ def mean_cut_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> P
     )
     log_z = replicas.log_normalizer(labelled) + (math.fsum(sums) + of_all) * (1 + 1e-9) + 1e-9
     if not math.isfinite(log_z):
-        raise ValueError(f"{_NAME} overflow at noise multiplier {mechanism.noise_multiplier:g}")
+        raise ValueError(f"{_SPEC} overflow at noise multiplier {mechanism.noise_multiplier:g}")
 
     def scale_at(other: float) -> float:
         return log_scale(log_z, _REPLICAS, other)
@@ -84,14 +87,19 @@ def mean_cut_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> P
         } | {name: jnp.asarray(part, jnp.float32) for name, part in known.items()}
 
     return Proposal(
-        name=_NAME,
-        direction=direction,
+        spec=_SPEC,
+        direction=Direction(direction),
         mechanism=mechanism,
         log_scale=scale_at(epsilon),
         draw_block={Direction.REMOVE: _draw_remove, Direction.ADD: _draw_add}[Direction(direction)],
         tables=tables,
+        relative_error=0.0,
         total_variation=replicas.total_variation(uncut),
         replicas=_REPLICAS,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
         scale_at=scale_at,
         rounding_lines=lambda delta_v: rounding.cut_lines(
             mechanism, float(delta_v), direction, _REPLICAS, abs(log_z), cuts.beyond, sizes
@@ -107,16 +115,14 @@ def _of_transforms(strategy, n: int, length: float) -> float:
     return relative * _UNIT * float(np.abs(strategy.array).sum()) ** 2 * length * 1.01
 
 
-def mean_cut_candidates(
-    mechanism: Mechanism, epsilon: float, samples_needed=None, *, direction: str
-) -> list[Proposal]:
-    """The proposal, where `cuts.cut_candidates` has that with a floor and this can be drawn."""
-    return offered(mean_cut_proposal, mechanism, epsilon, samples_needed, direction)
+def build(setting: Setting) -> Proposal:
+    """Return `mean_cut_proposal` for a setting; ValueError as there."""
+    return mean_cut_proposal(setting.mechanism, setting.direction, setting.epsilon)
 
 
-def mean_cut_called(mechanism: Mechanism, epsilon: float, name: str, *, direction: str) -> Proposal | None:
-    """The one of that name, None for a name of another kind; ValueError as `mean_cut_proposal`."""
-    return mean_cut_proposal(mechanism, direction, epsilon) if name == _NAME else None
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return the proposal where `cuts.candidates` has the one with a floor and this one can be built."""
+    return offered(build, setting, samples_needed)
 
 
 def _draw_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:

@@ -27,24 +27,22 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
 from jaxacct.proposals.half_space import (
     Minorant,
-    add_is_zero,
     coordinate_table,
     draw_in_half_space,
     halving_sum,
     log_half_space_mean,
-    log_remainder_scale,
     loss_and_gradient,
     proposal_along,
     search_minorant,
 )
+from jaxacct.proposals.plain_bounded import add_is_zero, log_remainder_scale
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import circulant_length
 
-_NAME = "mean overlaps of every draw"
-# With losses that take off the most that examples could share: what plans of before may have been drawn by.
-_NAME_BEFORE = "half-space of mean overlaps"
-_NAME_PLAIN = "plain, mean overlaps"
+# Variants: a half-space with the mean overlaps of every sample, one with the largest overlaps, samples of Q.
+_EVERY, _LARGEST, _PLAIN = (ProposalSpec("mean-overlaps", (variant,)) for variant in range(3))
 _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
 
 
@@ -75,7 +73,7 @@ def mean_overlap_tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | 
     return Minorant(constant, number * mean, number * math.sqrt(square))
 
 
-def mean_overlap_proposal(mechanism: Mechanism, epsilon: float, name: str = _NAME) -> Proposal | None:
+def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | None:
     """The half-space with the smallest mean that was found; None where all hold the output of no noise."""
     sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
 
@@ -95,10 +93,10 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float, name: str = _NAM
         return None  # no noise at all would be in the half-space
     table = coordinate_table(*edge_and_slope(best))
     # Where examples take part for certain, only their starts are not known.
-    if name == _NAME_BEFORE or mechanism.scheme.sums.probability == 1:
-        return proposal_along(mechanism, best, *table, _NAME_BEFORE)
+    if mechanism.scheme.sums.probability == 1:
+        return proposal_along(mechanism, best, *table, _LARGEST)
     lines = functools.partial(with_the_law_of_means, mechanism)
-    return proposal_along(mechanism, best, *table, _NAME, _draw, lines)
+    return proposal_along(mechanism, best, *table, _EVERY, _draw, lines)
 
 
 def _draw(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -160,10 +158,9 @@ def with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -
 
 def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
     """Draws of Q itself with the losses of theorem 9; `epsilon` below -ln P(x = 0)."""
-    return Proposal(
-        name=_NAME_PLAIN,
-        direction=Direction.ADD,
-        mechanism=mechanism,
+    return dataclasses.replace(
+        plain(mechanism, Direction.ADD),
+        spec=_PLAIN,
         log_scale=log_remainder_scale(mechanism, epsilon),
         draw_block=_draw_plain,
         rounding_lines=lambda delta_v: with_the_law_of_means(
@@ -213,12 +210,21 @@ def drawn_scores(key, scheme, strategy, sigma, dtype, draw_counts=None):
     return strategy.scores_from_normals(normals, scheme.iterations, sigma, counts)
 
 
-def mean_overlap_candidates(mechanism: Mechanism, epsilon: float, samples_needed=None) -> list[Proposal]:
+def build(setting: Setting, variant: int) -> Proposal:
+    """Return the candidate of a variant; ValueError where there is none."""
+    found = [one for one in candidates(setting, None) if one.spec.parameters == (variant,)]
+    if not found:
+        raise ValueError(f"mean-overlaps:{variant} is not available for this mechanism")
+    return found[0]
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """The one there is where the likelihood of several examples is bounded; none elsewhere.
 
     Where the output of no noise is in every half-space, draws of Q itself.
     """
     del samples_needed  # without a half-space draws of Q itself
+    mechanism, epsilon = setting.mechanism, setting.epsilon
     scheme, strategy = mechanism.scheme, mechanism.strategy
     if scheme.parts is None or not strategy.is_toeplitz or not scheme.overlap_bound(strategy) > 0:
         return []
@@ -228,13 +234,3 @@ def mean_overlap_candidates(mechanism: Mechanism, epsilon: float, samples_needed
     if found is not None:
         return [found]
     return [plain_proposal(mechanism, epsilon)] if has_means(scheme, strategy) else []
-
-
-def mean_overlap_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
-    """The one of that name, None for a name of another kind or where there is none."""
-    if name not in (_NAME, _NAME_BEFORE, _NAME_PLAIN) or not mean_overlap_candidates(mechanism, epsilon):
-        return None
-    if name == _NAME_PLAIN:
-        return plain_proposal(mechanism, epsilon) if has_means(mechanism.scheme, mechanism.strategy) else None
-    found = mean_overlap_proposal(mechanism, epsilon, name)
-    return found if found is not None and found.name == name else None

@@ -21,7 +21,6 @@ fit (theorem 10), and of theorem 9 from below, of the same draws.
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable
 
 import jax
@@ -34,7 +33,7 @@ from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, plain
-from jaxacct.proposals.busier import busier_candidates
+from jaxacct.proposals.busier import candidates as inflated_candidates
 from jaxacct.proposals.mean_overlaps import (
     drawn_scores,
     loss_from_below,
@@ -42,14 +41,15 @@ from jaxacct.proposals.mean_overlaps import (
     with_the_law_of_means,
 )
 from jaxacct.proposals.overlaps import overlap_variation
-from jaxacct.proposals.powers import power_candidates
+from jaxacct.proposals.powers import candidates as example_candidates
+from jaxacct.proposals.replicas import candidates as replica_candidates
 from jaxacct.proposals.replicas import (
     checked_replicas,
     log_normalizer,
     log_scale,
     most_replicas,
-    replica_candidates,
 )
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.schemes.replicas.b_min_sep import log_attractions
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies.stationary import adds_windows
@@ -59,9 +59,7 @@ NUMBERS = (4, 6, 8, 12, 16, 24, 32, 48)
 # Odds of taking part up to which float32 tables tell rare outcomes apart (`replicas.b_min_sep.errors`).
 _LARGEST_ODDS = 4.0
 _UNIT = 2.0**-24
-_NAME = "{} replicas in pairs"
-# With losses by pairs of a user's examples too.
-_ENDING = ", and examples"
+_FAMILY = "pairs"
 
 
 def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool | None = None) -> Proposal:
@@ -101,7 +99,7 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         }
 
     found = Proposal(
-        name=_NAME.format(m) + _ENDING * by_pairs,
+        spec=ProposalSpec(_FAMILY, (m, int(by_pairs))),
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=scale_at(epsilon),
@@ -110,6 +108,10 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         relative_error=math.expm1(pairs * math.log1p(drawn.relative_error)),
         total_variation=variation,
         replicas=-(-m // number),
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
         scale_at=scale_at,
         rounding_lines=(None if number == 1 else lambda delta_v: lines(mechanism, float(delta_v), m, log_z)),
         log_normalizer=log_z,
@@ -128,26 +130,34 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
     return dataclasses.replace(found, below=below)
 
 
-def plain_candidates(mechanism: Mechanism, epsilon: float, samples_needed=None) -> list[Proposal]:
-    """Plain draws with losses by pairs of examples: as many as others, which are drawn sooner."""
-    del epsilon, samples_needed
-    if not mechanism.scheme.bounds_by_pairs:
-        return []
-    known = plain(mechanism, Direction.REMOVE)
-    return [
-        dataclasses.replace(
-            known,
-            name=known.name + _ENDING,
-            draw_block=_plain_by_pairs,
-            rounding_lines=lambda delta_v: rounding.plain_lines_by_pairs(mechanism, float(delta_v)),
-            below=lambda: plain_from_below(mechanism, Direction.REMOVE),
-        )
-    ]
+def plain_by_pairs(mechanism: Mechanism) -> Proposal:
+    """Plain sampling with losses by pairs of examples."""
+    return dataclasses.replace(
+        plain(mechanism, Direction.REMOVE),
+        spec=ProposalSpec(_FAMILY, (1, 1)),
+        draw_block=_plain_by_pairs,
+        rounding_lines=lambda delta_v: rounding.plain_lines_by_pairs(mechanism, float(delta_v)),
+        below=lambda: plain_from_below(mechanism, Direction.REMOVE),
+    )
 
 
-def plain_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
-    """The one there is by its name, else None."""
-    return next((one for one in plain_candidates(mechanism, epsilon) if one.name == name), None)
+def build(setting: Setting, m: int, by_pairs: int) -> Proposal:
+    """Return `pair_proposal`, or `plain_by_pairs` for m = 1.
+
+    Raises:
+      ValueError: as `pair_proposal`, or where losses are not by pairs of examples for `by_pairs` = 1.
+    """
+    if by_pairs not in (0, 1) or (by_pairs and not setting.mechanism.scheme.bounds_by_pairs):
+        raise ValueError(f"by_pairs must be 0, or 1 where losses are by pairs of examples, was {by_pairs}")
+    if (m, by_pairs) == (1, 1):
+        return plain_by_pairs(setting.mechanism)
+    return pair_proposal(setting.mechanism, m, setting.epsilon, bool(by_pairs))
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return `pair_candidates`, and plain sampling with losses by pairs where the scheme has those."""
+    plain_ones = [plain_by_pairs(setting.mechanism)] if setting.mechanism.scheme.bounds_by_pairs else []
+    return pair_candidates(setting, samples_needed) + plain_ones
 
 
 def _plain_by_pairs(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -170,21 +180,20 @@ def _sharper(one: Mechanism, m: int) -> Mechanism:
     return Mechanism(one.scheme, one.strategy, one.noise_multiplier / math.sqrt(m - 1))
 
 
-def pair_candidates(
-    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
-) -> list[Proposal]:
+def pair_candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """Those worth considering: where other replicas are not cheap already, the one that is drawn soonest.
 
     Without `samples_needed` all, up to the one with the smallest scale.
     """
+    mechanism, epsilon = setting.mechanism, setting.epsilon
     one, number = _one(mechanism)
     if one.scheme.side_information is not None or not one.is_stationary or most_replicas(one) < 2:
         return []
     best = math.inf
     if samples_needed is not None:
         others = [plain(mechanism, Direction.REMOVE)]
-        for family in (replica_candidates, busier_candidates) if number == 1 else (power_candidates,):
-            others += family(mechanism, epsilon, samples_needed)
+        for family in (replica_candidates, inflated_candidates) if number == 1 else (example_candidates,):
+            others += family(setting, samples_needed)
         best = min(map(samples_needed, others))
     found: list[Proposal] = []
     for m in NUMBERS:
@@ -212,7 +221,7 @@ def _times(proposal: Proposal) -> float:
     one, number = _one(proposal.mechanism)
     vectors = (0.5 if _by_positions(one.scheme.replicas) else 2.0) * proposal.replicas * number
     # The likelihood of two examples has a state for each step that one may be barred for.
-    return vectors + (one.scheme.min_separation / 4 if proposal.name.endswith(_ENDING) else 0)
+    return vectors + (one.scheme.min_separation / 4 if proposal.spec.parameters[1] else 0)
 
 
 def _by_positions(module) -> bool:
@@ -224,14 +233,6 @@ def _told_apart(sharper: Mechanism) -> bool:
     """Whether attraction leaves somebody and nobody taking part both likely enough for float32 tables."""
     p = getattr(sharper.scheme, "sampling_probability", 1.0)
     return p == 1 or p * math.exp(min(600.0, float(log_attractions(sharper).max()))) <= _LARGEST_ODDS
-
-
-def pairs_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
-    """The one of that name, None for a name of another kind; ValueError as `pair_proposal`."""
-    order = re.fullmatch(rf"([0-9]{{1,3}}) replicas in pairs({_ENDING})?", name)
-    if order is None or (order[2] and not mechanism.scheme.bounds_by_pairs):
-        return None
-    return pair_proposal(mechanism, int(order[1]), epsilon, order[2] is not None)
 
 
 @functools.cache  # one function each, so that nothing compiles twice
@@ -426,7 +427,6 @@ __all__ = [
     "log_factor",
     "pair_candidates",
     "pair_proposal",
-    "pairs_called",
     "rounds",
     "shared_rows",
 ]

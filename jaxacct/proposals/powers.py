@@ -10,9 +10,8 @@ Where f itself is bounded by f_1^k, that bound takes its place and all of it hol
 """
 
 import dataclasses
+import functools
 import math
-import re
-from collections.abc import Callable
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -24,6 +23,7 @@ from jaxacct.proposals.replicas import (
     drawer_of_another,
     log_scale,
 )
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.direction import Direction
 
 
@@ -37,7 +37,7 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     drawn = checked_replicas(one, m, number + 1)
     log_z = drawn.log_normalizer
     found = Proposal(
-        name=f"{m} replicas of one example",
+        spec=ProposalSpec("example-replicas", (m,)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m / number, epsilon),
@@ -46,6 +46,10 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
         replicas=-(-m // number),
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
         scale_at=lambda other: log_scale(log_z, m / number, other),
         rounding_lines=lambda delta_v: rounding.power_lines(mechanism, float(delta_v), m, log_z),
         log_normalizer=log_z,
@@ -74,24 +78,17 @@ def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
     return Mechanism(one, mechanism.strategy, mechanism.noise_multiplier), number
 
 
-def power_candidates(
-    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
-) -> list[Proposal]:
-    """The proposals worth considering, as `replica_candidates` looks for them; none for other schemes."""
-    if mechanism.scheme.parts is None:
+def build(setting: Setting, m: int) -> Proposal:
+    """Return `power_proposal` for a setting; ValueError as there."""
+    return power_proposal(setting.mechanism, m, setting.epsilon)
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return the proposals worth considering, as for `replicas`; none for units of one example."""
+    if setting.mechanism.scheme.parts is None:
         return []
-    one, number = _one(mechanism)
-    return around_the_smallest_scale(
-        one, number + 1, lambda m: power_proposal(mechanism, m, epsilon), samples_needed
-    )
-
-
-def power_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
-    """The proposal of that name, None for a name of another kind; ValueError as `power_proposal`."""
-    order = re.fullmatch(r"([0-9]{1,3}) replicas of one example", name)
-    if order is None or mechanism.scheme.parts is None:
-        return None
-    return power_proposal(mechanism, int(order[1]), epsilon)
+    one, number = _one(setting.mechanism)
+    return around_the_smallest_scale(one, number + 1, functools.partial(build, setting), samples_needed)
 
 
 def _one_example(scheme):

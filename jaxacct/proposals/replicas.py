@@ -12,7 +12,6 @@ Where C is not banded, Z_m and f are bounded from above and a weight has one mor
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, draw_block_at
 from jaxacct.proposals.overlaps import log_factor, overlap_arrays, overlap_variation
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.direction import Direction
 from jaxacct.strategies.stationary import adds_windows
 
@@ -112,7 +112,7 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     drawn = checked_replicas(mechanism, m)
     log_z = drawn.log_normalizer
     return Proposal(
-        name=f"{m} replicas",
+        spec=ProposalSpec("replicas", (m,)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, epsilon),
@@ -121,24 +121,23 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
         replicas=m,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
         scale_at=lambda other: log_scale(log_z, m, other),
         log_normalizer=log_z,
     )
 
 
-def replica_candidates(
-    mechanism: Mechanism, epsilon: float, samples_needed: Callable[[Proposal], float] | None = None
-) -> list[Proposal]:
-    """The replica proposals worth considering, from m = 2 on; `around_the_smallest_scale`."""
-    return around_the_smallest_scale(
-        mechanism, 2, lambda m: replica_proposal(mechanism, m, epsilon), samples_needed
-    )
+def build(setting: Setting, m: int) -> Proposal:
+    """Return `replica_proposal` for a setting; ValueError as there."""
+    return replica_proposal(setting.mechanism, m, setting.epsilon)
 
 
-def replica_called(mechanism: Mechanism, epsilon: float, name: str) -> Proposal | None:
-    """The one of that name, None for a name of another kind; ValueError as `replica_proposal`."""
-    order = re.fullmatch(r"([0-9]{1,3}) replicas", name)
-    return None if order is None else replica_proposal(mechanism, int(order[1]), epsilon)
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return the replica proposals worth considering, from m = 2 on; see `around_the_smallest_scale`."""
+    return around_the_smallest_scale(setting.mechanism, 2, functools.partial(build, setting), samples_needed)
 
 
 def around_the_smallest_scale(

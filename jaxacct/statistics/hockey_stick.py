@@ -5,6 +5,8 @@ For the mechanism alone `g(t) = (1 - e^t)_+`; composed with another mechanism it
 profile (see `jaxacct.accountants.composition`).
 """
 
+import math
+
 import numpy as np
 
 from jaxacct.statistics.direction import Direction
@@ -65,3 +67,10 @@ def loss_bounds(direction: str) -> np.ndarray:
         bounds = lower
         bounds[0] = -np.inf
     return bounds
+
+
+def finite_margin(margin: float) -> float:
+    """Return the margin; `NonFiniteLossError` for NaN, infinity or a negative number."""
+    if not 0 <= margin < math.inf:
+        raise NonFiniteLossError(f"the margin for rounding is {margin!r}: nothing can be certified")
+    return margin

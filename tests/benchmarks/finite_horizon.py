@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxacct import BallsInBins, calibration
-from jaxacct.plan import Plan
+from jaxacct.core.plan import Plan
 from jaxacct.strategies import by_name, ending
 from tests.oracles.enumeration import strategy_matrix
 

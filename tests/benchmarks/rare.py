@@ -8,8 +8,8 @@ import time
 import jax
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from jaxacct.core.verify import verify
 from jaxacct.strategies import ending
-from jaxacct.verification.run import verify
 
 
 def main():

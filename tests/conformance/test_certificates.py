@@ -10,15 +10,15 @@ import math
 
 import numpy as np
 import pytest
+from jaxacct.verification.analytic_bound import AnalyticBound
+from jaxacct.verification.certificate import Certificate, PlanCertificate
+from jaxacct.verification.certificates import CERTIFICATES, BothDirections, of_direction, of_plan
+from jaxacct.verification.run import DirectionEvidence, Evidence
 
 from jaxacct.files import to_json
 from jaxacct.records import read
 from jaxacct.statistics.direction import Direction
-from jaxacct.verification.analytic_bound import AnalyticBound
-from jaxacct.verification.certificate import Certificate, PlanCertificate
-from jaxacct.verification.certificates import CERTIFICATES, BothDirections, of_direction, of_plan
-from jaxacct.verification.histogram import add_counts, draw_histograms
-from jaxacct.verification.run import DirectionEvidence, Evidence
+from jaxacct.statistics.histogram import add_counts, draw_histograms
 from tests.test_plan import whole
 
 

@@ -16,7 +16,7 @@ import train.audit
 import train.loop
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, calibrate
 from jaxacct.batch_sizes import max_batch_size
-from jaxacct.plan import Plan
+from jaxacct.core.plan import Plan
 from train.audit_bounds import epsilon_lower_bound
 from train.sampler import Sampler
 

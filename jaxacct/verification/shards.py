@@ -5,7 +5,6 @@ merged histograms are those of one machine that drew all of them, whatever the n
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import secrets
@@ -16,26 +15,18 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxacct import _validate, records
+from jaxacct.core.check import Verdict, check, check_margin
+from jaxacct.core.evidence import NotRun, Sampled, Side
+from jaxacct.core.plan import Plan
+from jaxacct.core.verify import Run, Stop, choose_run, draw, mean_evidence, pilot_bets
 from jaxacct.files import Checkpoint, create_secret, read_json, to_json, write_atomically
 from jaxacct.kernels import randomness
-from jaxacct.plan import Plan
+from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import Direction
-from jaxacct.verification.histogram import checked_counts, draw_histograms, sparse_counts
-from jaxacct.verification.run import (
-    Evidence,
-    Progress,
-    choose_extrapolation,
-    count_terms,
-    direction_run,
-    evidence_from_counts,
-    extrapolate,
-    margin_of,
-    nothing_to_draw,
-    skipped_add_direction,
-)
+from jaxacct.statistics.histogram import checked_counts, draw_histograms, sparse_counts
 
 SCHEMA = "jaxacct-part"
 _STRETCHES = 64  # a part keeps this many histograms a direction, each of which can be drawn again
@@ -54,7 +45,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One direction of a part: the name of the law drawn from, the margin put aside, and its stretches."""
+    """One direction of a part: the proposal and margin that it was drawn with, and its stretches."""
 
     proposal: str
     margin: float
@@ -66,7 +57,7 @@ class Part:
     """What one shard drew.
 
     Attributes:
-      target: digest of what is verified: mechanism, epsilon, delta, budget, data set and batch sizes.
+      target: digest of the claim that is verified.
       version, device: of jaxacct, and the kind of device that drew.
       key: the run key's two words, the same in all parts.
       index, count: shard `index` of `count`, from 0.
@@ -169,13 +160,13 @@ def draw_part(
         target_of(plan), _version(), _device(), (words[0], words[1]), index, count, blocks, counts={}
     )
     counts: dict[str, Drawn] = {}
-    for direction, run in _runs(plan, blocks):
-        if nothing_to_draw(run) is not None or choose_extrapolation(run, run_key) is not None:
+    for direction, run in _runs(plan, blocks, run_key):
+        if run.line is not None or not run.of.needs_samples:
             continue
-        margin, stream = margin_of(run), sampling.direction_key(run_key, direction)
+        margin, stream = run.of.margin, sampling.direction_key(run_key, direction)
         name = f"part-{index}-of-{count}-{direction}"
         job = {"target": empty.target, "key": words, "blocks": blocks, "version": empty.version}
-        job |= run.proposal.drawn_law | {"margin": margin}
+        job |= run.of.proposal.drawn_law | {"margin": margin}
         state = checkpoint.load(name) if checkpoint else None
         if state is None or records.differences(state.get("job"), job):
             state = {"job": job, "stretches": []}
@@ -183,7 +174,7 @@ def draw_part(
         first, last = empty.edges[0], empty.edges[-1]
 
         def count_stretch(begin, end, run=run, stream=stream, margin=margin):
-            return Stretch(*map(sparse_counts, count_terms(run, stream, begin, end, margin)))
+            return Stretch(*map(sparse_counts, run.of.count(stream, begin, end, margin)))
 
         def keep(done, held, name=name, job=job, direction=direction, first=first, last=last):
             if checkpoint:
@@ -201,14 +192,14 @@ def draw_part(
             counts=stretches,
             keep=keep,
         )
-        counts[direction] = Drawn(run.proposal.name, margin, drawn)
+        counts[direction] = Drawn(run.of.proposal.name, margin, drawn)
     return dataclasses.replace(empty, counts=counts)
 
 
 def merge(
     plan: Plan, parts: list[Part], *, redraw: int = 0, progress: Progress | None = None
-) -> tuple[Plan | None, Evidence]:
-    """The plan with the evidence of all parts of one run, None unless it is accepted; and that evidence.
+) -> tuple[Plan | None, Verdict]:
+    """Return the plan with the evidence of all parts of one run, None unless certified; and the verdict.
 
     The verdict is the anytime rule's at the total number of draws, its bets from the run's own pilot. What is
     verified is the plan's target, whatever the parts say; a plan that is returned loads as certified.
@@ -244,34 +235,20 @@ def merge(
     if gaps:
         raise ValueError(f"parts must be all of {reference.count}, {', '.join(map(str, gaps))} are missing")
     run_key = randomness.key_from_words(list(reference.key))
-    verdicts = {}
-    for direction, run in _runs(plan, reference.blocks):
-        verdicts[direction] = _verdict_of_parts(run, direction, parts, run_key, redraw, progress)
-        if direction == Direction.REMOVE and not verdicts[Direction.REMOVE].accepted:
-            verdicts[Direction.ADD] = skipped_add_direction(verdicts[Direction.REMOVE])
+    sides: dict[Direction, Side] = {Direction.REMOVE: NotRun(), Direction.ADD: NotRun()}
+    for direction, run in _runs(plan, reference.blocks, run_key):
+        sides[direction] = _side_of_parts(run, direction, parts, run_key, redraw, progress)
+        evidence = Sampled(plan.claim.digest, "anytime", 1.0, sides[Direction.REMOVE], sides[Direction.ADD])
+        verdict = check(plan.claim, evidence)
+        if verdict.remove is None or not verdict.remove.certified:
             break
-    digest = plan.target.digest(plan.mechanism)
-    evidence = Evidence(
-        "anytime", plan.target.budget, verdicts[Direction.REMOVE], verdicts[Direction.ADD], 0.0, digest
-    )
-    if not evidence.accepted:
-        return None, evidence
-    proven = Plan(
-        mechanism=plan.mechanism,
-        epsilon=plan.epsilon,
-        delta=plan.delta,
-        evidence=evidence,
-        dataset_size=plan.dataset_size,
-        expected_batch_size=plan.expected_batch_size,
-        max_batch_size=plan.max_batch_size,
-        truncation_delta=plan.truncation_delta,
-        overflow_delta=plan.overflow_delta,
-        choice=plan.choice,
-    )
-    return Plan.from_json(json.loads(to_json(proven.to_json()))), evidence
+    if not verdict.certified:
+        return None, verdict
+    proven = Plan(plan.claim, verdict.evidence, plan.choice)
+    return Plan.from_json(json.loads(to_json(proven.to_json()))), verdict
 
 
-def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | None, Evidence]:
+def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | None, Verdict]:
     """Verify on all processes of `jax.distributed`, each drawing its part; every process gets the result.
 
     Call it on every process after `jax.distributed.initialize`, with the same arguments.
@@ -295,27 +272,25 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
     return merge(plan, [records.read(Part, fields, "part") for fields in found])
 
 
-def _verdict_of_parts(run, direction: Direction, parts: list[Part], run_key, redraw: int, progress):
-    nothing = nothing_to_draw(run)
-    if nothing is not None:
-        return nothing
-    line = choose_extrapolation(run, run_key)
-    if line is not None:
-        return extrapolate(run, line, run_key, None, None)
-    needed, margins = margin_of(run), set()
+def _side_of_parts(run: Run, direction: Direction, parts: list[Part], run_key, redraw: int, progress) -> Side:
+    if run.line is not None or not run.of.needs_samples:
+        samples = parts[0].blocks * randomness.BLOCK_SIZE
+        return draw(run, Stop(max_samples=samples), "parts", run_key)
+    of, margins = run.of, set()
     terms = np.zeros(len(bounds.TERM_EDGES), np.int64)
     losses = np.zeros(len(hockey_stick.loss_bounds(direction)), np.int64)
     for part in parts:
         drawn = part.counts.get(direction)
         law = None if drawn is None else drawn.proposal
-        if drawn is None or law != run.proposal.name:
+        if drawn is None or law != of.proposal.name:
             raise ValueError(
                 f"part {part.index} drew from {law!r} in the {direction} direction, not from "
-                f"{run.proposal.name!r}"
+                f"{of.proposal.name!r}"
             )
         margins.add(drawn.margin)
-        if not drawn.margin >= needed * (1 - 1e-9) or len(margins) > 1:
-            raise ValueError(f"part {part.index} put {drawn.margin!r} aside for rounding, not {needed!r}")
+        check_margin(drawn.margin, of.margin)
+        if len(margins) > 1:
+            raise ValueError(f"part {part.index} has another margin for rounding than the others: {margins}")
         pairs = list(itertools.pairwise(part.edges))
         if len(drawn.stretches) != len(pairs):
             raise ValueError(f"part {part.index} holds {len(drawn.stretches)} stretches, not {len(pairs)}")
@@ -328,7 +303,8 @@ def _verdict_of_parts(run, direction: Direction, parts: list[Part], run_key, red
                     raise ValueError(f"{name} holds {held} draws in a stretch, not its share {wanted}")
             terms, losses = terms + more, losses + more_losses
     _redraw(run, direction, parts, run_key, redraw, progress)
-    return evidence_from_counts(run, run_key, terms, losses, margins.pop())
+    stream = sampling.direction_key(run_key, direction)
+    return mean_evidence(of, stream, margins.pop(), terms, losses, *pilot_bets(of, run_key))
 
 
 def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, progress) -> None:
@@ -338,7 +314,7 @@ def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, 
     chosen = secrets.SystemRandom().sample(places, min(number, len(places)))
     for done, (part, k) in enumerate(chosen, 1):
         drawn = part.counts[direction]
-        terms, losses = count_terms(run, stream, part.edges[k], part.edges[k + 1], drawn.margin)
+        terms, losses = run.of.count(stream, part.edges[k], part.edges[k + 1], drawn.margin)
         if Stretch(sparse_counts(terms), sparse_counts(losses)) != drawn.stretches[k]:
             other = (
                 "" if part.device == _device() else f"; it was drawn on {part.device}, this is {_device()}"
@@ -352,23 +328,21 @@ def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, 
 
 
 def target_of(plan: Plan) -> str:
-    """Digest of what is verified of a plan in parts: its target, data set and batch sizes.
+    """Return the digest of what is verified of a plan in parts: its claim.
 
     Raises:
       ValueError: for a plan composed with another mechanism.
     """
     if plan.compose_with is not None:
         raise ValueError("plan must not be composed with another mechanism to be verified in parts")
-    sizes = [plan.dataset_size, plan.expected_batch_size, plan.max_batch_size, plan.truncation_delta]
-    digest = plan.target.digest(plan.mechanism)
-    return hashlib.sha256(to_json([digest, sizes]).encode()).hexdigest()
+    return plan.claim.digest
 
 
-def _runs(plan: Plan, blocks: int):
-    """(direction, what is to be verified) for both directions, by the anytime rule."""
-    samples = blocks * randomness.BLOCK_SIZE
+def _runs(plan: Plan, blocks: int, run_key):
+    """(direction, what is to be drawn) for both directions, by the anytime rule."""
+    stop = Stop(max_samples=blocks * randomness.BLOCK_SIZE)
     for direction in DIRECTIONS:
-        yield direction, direction_run(plan.mechanism, plan.target, direction, samples)
+        yield direction, choose_run(plan.claim, direction, run_key, stop)
 
 
 def _device() -> str:

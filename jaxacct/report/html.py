@@ -12,9 +12,11 @@ import numpy as np
 
 from jaxacct import plot, risk
 from jaxacct.accountants import truncation
+from jaxacct.core import text
+from jaxacct.core.evidence import Sampled
+from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.files import write_atomically
-from jaxacct.plan import Plan
 from jaxacct.progress import Progress
 from jaxacct.records import exact
 
@@ -108,12 +110,13 @@ def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) 
     """
     certified = plan.certified
     kind = "statement" if certified else "statement refused"
+    evidence = "\n".join(text.verdict_lines(plan.verdict, verbose=True))
     parts = [
         f'<p class="{kind}">{_text(plan.statement())}</p>',
         _section("The mechanism", _table(("what", "value"), _mechanism(plan))),
         *_chosen(plan),
         _section("Where delta goes", _budget(plan)),
-        _section("The evidence", "<pre>" + _text("\n".join(plan.certificate.lines(plan.target))) + "</pre>"),
+        _section("The evidence", f"<pre>{_text(evidence)}</pre>"),
         _section("What an attacker can do", _risk(plan, bands) if certified else _NOTHING),
         _section("Pictures", _pictures(plan, bands)),
         _section(
@@ -128,7 +131,7 @@ def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) 
             "<code>proofs/errata.md</code>.</p>",
         ),
         _section("Known errors in print", _errata(plan)),
-        _section("What was computed again, and what was drawn", _list([*_drawn(plan), *plan.checked()])),
+        _section("What was computed again, and what was drawn", _list([*_drawn(plan), *text.checked(plan)])),
         _section("How to check it yourself", f"<pre>{_text(_commands(plan, source))}</pre>"),
     ]
     title = f"Differential privacy of a training run: ({exact(plan.epsilon)}, {exact(plan.delta)})"
@@ -176,7 +179,7 @@ def _chosen(plan: Plan) -> list[str]:
 
 
 def _budget(plan: Plan) -> str:
-    items = plan.budget_lines()
+    items = text.budget_items(plan)
     left = max(0.0, plan.delta - math.fsum(delta for _, delta in items))
     rows = [(name, f"{delta:.6g}") for name, delta in [*items, ("left over", left)]]
     return _table(("item", "delta"), [*rows, ("in all", exact(plan.delta))], numbers=(1,))
@@ -250,10 +253,11 @@ def _errata(plan: Plan) -> str:
 
 
 def _drawn(plan: Plan) -> list[str]:
-    if plan.evidence is None:
+    if not isinstance(plan.evidence, Sampled):
         return ["drawn: nothing"]
     counts = f"{plan.evidence.remove.num_samples:,} samples (remove), {plan.evidence.add.num_samples:,} (add)"
-    return [f"drawn: {counts} on {plan.device}, {plan.created}, from the keys in the file"]
+    where = f"{plan.provenance.device}, {plan.provenance.created}"
+    return [f"drawn: {counts} on {where}, from the keys in the file"]
 
 
 def _rounded_up(bound: float) -> str:
@@ -265,7 +269,7 @@ def _rounded_up(bound: float) -> str:
 def _pictures(plan: Plan, bands: Profile | None) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "<p>None: matplotlib was not installed where this page was made.</p>"
-    figures = [plot.losses(plan), plot.verification(plan)]
+    figures = [plot.losses(plan), plot.verification(plan.verdict)]
     if plan.certified:
         curves = [] if bands is None else [plot.tradeoff_curve(plan, bands)]
         figures = [plot.profile(plan, bands), plot.tradeoff(plan, bands), *curves, *figures]
@@ -275,7 +279,7 @@ def _pictures(plan: Plan, bands: Profile | None) -> str:
 def _commands(plan: Plan, source: str) -> str:
     lines = [f"jaxacct show {source}            # everything on this page, computed again"]
     lines.append(f"jaxacct verify {source}          # the guarantee again, from fresh randomness where drawn")
-    if plan.evidence is not None:
+    if plan.is_sampled:
         lines.append(f"jaxacct verify {source} --replay # the very draws that this plan names")
     return "\n".join(lines)
 

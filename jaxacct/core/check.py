@@ -1,0 +1,342 @@
+"""The only function that turns evidence into a guarantee.
+
+`check` is pure: it draws nothing and believes nothing but counts. From the claim it computes scale, budget
+items, margin, threshold and the verdict of the test on the stored counts. That the counts are those of the
+stored key, and that key and bets were fixed before, only drawing can show (`core.verify`,
+`verification.replay`).
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxacct.core import evidence as data
+from jaxacct.core.claim import Claim
+from jaxacct.core.evidence import Evidence, Side
+from jaxacct.core.resolve import Resolved, resolve
+from jaxacct.kernels import randomness
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.histogram import checked_counts
+from jaxacct.statistics.lines import BudgetLine, total
+
+
+class Outcome(enum.StrEnum):
+    """What the check of one direction found."""
+
+    EXACTLY_ZERO = "exactly-zero"
+    WEIGHT_BOUND = "weight-bound"
+    MEAN_BELOW = "mean-below-threshold"
+    LINE_BELOW = "line-below-delta_v"
+    MEAN_ABOVE = "mean-not-below-threshold"
+    UNDECIDED = "undecided"
+    NOT_RUN = "not-run"
+
+
+_CERTIFIED = (Outcome.EXACTLY_ZERO, Outcome.WEIGHT_BOUND, Outcome.MEAN_BELOW, Outcome.LINE_BELOW)
+
+
+@dataclass(frozen=True)
+class DirectionVerdict:
+    """One direction: its evidence and what follows from it.
+
+    Attributes:
+      direction: "remove" or "add".
+      side: the evidence.
+      outcome: what the check found.
+      proposal: the specification as text; "line" for a line, "none" where nothing was run.
+      scale: M; the divergence is M times the mean term.
+      replicas: order of the proposal; samples have weights proportional to e^{(1 - replicas) L} (remove).
+      items: the budget items; all other numbers rest on exactly their sums.
+      margin: subtracted from epsilon, natural log.
+      threshold: what the mean term must stay below.
+      estimate: M times the mean term, rounded up; the bound itself for a line. An estimate, not a bound.
+    """
+
+    direction: Direction
+    side: Side
+    outcome: Outcome
+    proposal: str = "none"
+    scale: float = math.nan
+    replicas: int = 0
+    items: tuple[BudgetLine, ...] = ()
+    margin: float = math.nan
+    threshold: float = math.nan
+    estimate: float = math.nan
+
+    @property
+    def certified(self) -> bool:
+        """Whether the divergence of this direction is at most delta_v, but for the failure probability."""
+        return self.outcome in _CERTIFIED
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return self.side.num_samples
+
+    @property
+    def relative_error(self) -> float:
+        """All "relative" items together."""
+        return total(self.items, "relative")
+
+    @property
+    def total_variation(self) -> float:
+        """All "total variation" items together."""
+        return total(self.items, "total variation")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, its evidence, and whether the one proves the other.
+
+    Attributes:
+      claim, evidence: what was checked.
+      flaws: why the claim is not certified, a line each; empty where it is.
+      remove, add: the two directions; None for an accountant, or where a flaw comes before.
+      bound: the accountant's upper bound on delta; None for samples.
+    """
+
+    claim: Claim
+    evidence: Evidence
+    flaws: tuple[str, ...]
+    remove: DirectionVerdict | None
+    add: DirectionVerdict | None
+    bound: float | None
+
+    @property
+    def certified(self) -> bool:
+        """Whether the evidence proves the claim."""
+        return not self.flaws
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of both directions."""
+        return self.evidence.num_samples
+
+    @property
+    def directions(self) -> tuple[DirectionVerdict, ...]:
+        """The verdicts of the directions that were checked, remove first."""
+        return tuple(each for each in (self.remove, self.add) if each is not None)
+
+
+def check(claim: Claim, evidence: Evidence) -> Verdict:
+    """Return whether the evidence proves the claim, with every number that follows from the two.
+
+    The failure probability of what was drawn is in the claim's budget: if the mechanism is not
+    (epsilon, delta_v)-DP, evidence that `core.verify` makes is certified with probability at most q.
+    """
+    try:
+        claim.check_reserves()
+        if isinstance(evidence, data.Bound):
+            return _of_accountant(claim, evidence)
+        if isinstance(evidence, data.Sampled):
+            return _of_samples(claim, evidence)
+        raise ValueError(f"evidence must be samples or an accountant, was {type(evidence).__name__}")
+    except (ValueError, ArithmeticError) as error:
+        return Verdict(claim, evidence, (str(error),), None, None, None)
+
+
+def _of_accountant(claim: Claim, evidence: data.Bound) -> Verdict:
+    from jaxacct.accountants import analytic  # only for evidence of this kind
+
+    target = claim.target
+    bound = analytic.delta_by(evidence.accountant, claim.mechanism, target.epsilon, target.compose_with)
+    flaws = ()
+    if not bound <= target.budget.delta:
+        flaws = (f"{evidence.accountant} gives delta {bound:g}, above {target.budget.delta:g}",)
+    return Verdict(claim, evidence, flaws, None, None, bound)
+
+
+def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
+    if evidence.claim != claim.digest:
+        raise ValueError("the samples are for another mechanism, target or data set")
+    if evidence.rule not in data.RULES:
+        raise ValueError(f"rule must be one of {', '.join(data.RULES)}, was {evidence.rule!r:.80}")
+    if not 0 < evidence.share <= 1:
+        raise ValueError(f"share must be in (0, 1], was {evidence.share!r}")
+    keys = [getattr(side, "key", None) for side in (evidence.remove, evidence.add)]
+    if keys[0] is not None and keys[0] == keys[1]:
+        raise ValueError("both directions have the same key: their samples are of two streams")
+    found: dict[Direction, DirectionVerdict | None] = {}
+    flaws = []
+    for direction in DIRECTIONS:
+        found[direction] = None
+        try:
+            verdict = check_direction(claim, direction, getattr(evidence, direction), evidence)
+        except (ValueError, ArithmeticError) as error:
+            flaws.append(f"{direction}: {error}")
+            continue
+        found[direction] = verdict
+        if not verdict.certified:
+            flaws.append(f"{direction}: {verdict.outcome}")
+    return Verdict(claim, evidence, tuple(flaws), found[Direction.REMOVE], found[Direction.ADD], None)
+
+
+def check_direction(
+    claim: Claim, direction: Direction, side: Side, evidence: data.Sampled
+) -> DirectionVerdict:
+    """Return the verdict of one direction.
+
+    Args:
+      evidence: for the rule and the share of the failure probability.
+
+    Raises:
+      ValueError: for evidence that no verification of this claim makes.
+    """
+    q = evidence.share * claim.target.budget.failure_probability
+    match side:
+        case data.NotRun():
+            return DirectionVerdict(direction, side, Outcome.NOT_RUN)
+        case data.WeightBound():
+            return _by_weight_bound(resolve(claim, direction, side.proposal), side)
+        case data.Mean():
+            return _by_mean(resolve(claim, direction, side.proposal), side, evidence.rule, q)
+        case data.Line():
+            return _by_line(claim, direction, side, evidence.rule, q)
+    raise ValueError(f"evidence of unknown type {type(side).__name__}")
+
+
+def _by_weight_bound(of: Resolved, side: data.WeightBound) -> DirectionVerdict:
+    if of.needs_samples:
+        raise ValueError(f"the bound on terms of {of.proposal.name} is not below delta_v")
+    is_zero = of.proposal.log_scale == -math.inf
+    outcome = Outcome.EXACTLY_ZERO if is_zero else Outcome.WEIGHT_BOUND
+    return _verdict(of, side, outcome, 0.0, 1.0, 0.0)
+
+
+def _by_mean(of: Resolved, side: data.Mean, rule: str, q: float) -> DirectionVerdict:
+    if not of.needs_samples:
+        raise ValueError("no samples are needed: the bound on terms is below delta_v")
+    checked_key(side.key)
+    number = len(hockey_stick.loss_bounds(of.proposal.direction))
+    terms = checked_counts(side.term_counts, len(bounds.TERM_EDGES), "term counts")
+    losses = checked_counts(side.loss_counts, number, "loss counts")
+    if not terms.sum() or terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:
+        raise ValueError("the histograms must hold the same samples, one whole block or more")
+    if (rule == "anytime") != bool(side.bets):
+        raise ValueError("bets must be given for the anytime rule alone")
+    check_margin(side.margin, of.margin)
+    if side.proposal.family == "plain" and not _fit_together(of, side.margin, terms, losses):
+        raise ValueError("the terms are not those that the losses have at this epsilon")
+    if accepts(terms, of.threshold, rule, q, side.bets, side.bet_weights):
+        outcome = Outcome.MEAN_BELOW
+    else:
+        outcome = Outcome.MEAN_ABOVE if bounds.hopeless(terms, of.threshold) else Outcome.UNDECIDED
+    estimate = math.exp(of.proposal.log_scale) * bounds.mean_upper(terms)
+    return _verdict(of, side, outcome, side.margin, of.threshold, estimate)
+
+
+def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights) -> bool:
+    """Return whether the counts of terms prove that their mean is below `theta`; wrong with probability q."""
+    if rule == "anytime":
+        return bounds.accepts(terms, theta, q, np.array(bets), np.array(weights))
+    # In the units of the terms: scale 1, delta_v = theta, delta' the mean that was seen.
+    bound = bounds.failure_probability(
+        delta_v=theta, delta_prime=bounds.mean_upper(terms), samples=int(terms.sum())
+    )
+    return bound <= q
+
+
+def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: float) -> DirectionVerdict:
+    from jaxacct.core.line import bound_from_counts  # only for evidence of this kind
+    from jaxacct.proposals import extrapolation
+    from jaxacct.proposals.threshold import end_lines
+
+    if direction != Direction.ADD or rule != "anytime":
+        raise ValueError("a line is for the add direction and the anytime rule")
+    checked_key(side.key)
+    target = claim.target
+    distances = side.near_distance, side.far_distance
+    line = extrapolation.at_distances(claim.mechanism, target.epsilon, *distances, target.composition)
+    near, far = (
+        checked_counts(part, len(bounds.TERM_EDGES), f"{name} counts")
+        for name, part in (("near", side.near_counts), ("far", side.far_counts))
+    )
+    if not near.sum() or near.sum() != far.sum() or near.sum() % randomness.BLOCK_SIZE:
+        raise ValueError("the counts at both distances must be equally many whole blocks")
+    check_margin(side.margin, extrapolation.margin_of_line(line))
+    bound = bound_from_counts(line, q, near, far)
+    return DirectionVerdict(
+        direction=direction,
+        side=side,
+        outcome=Outcome.LINE_BELOW if bound <= target.budget.delta_v else Outcome.UNDECIDED,
+        proposal="line",
+        scale=math.exp(line.log_scale),
+        replicas=1,
+        items=(*line.lines, *end_lines(line.left_out)),
+        margin=side.margin,
+        threshold=target.budget.delta_v / math.exp(line.log_scale),
+        estimate=bound,
+    )
+
+
+def check_margin(margin: float, needed: float) -> None:
+    """Check that terms were computed with at least the margin that rounding needs.
+
+    A larger one is valid: terms at a smaller epsilon are larger. 1e-9 of it is for the functions of another
+    machine.
+
+    Raises:
+      ValueError: for a smaller one.
+    """
+    if not (math.isfinite(margin) and margin >= needed * (1 - 1e-9)):
+        raise ValueError(
+            f"the margin for rounding is {margin:.3g} where {needed:.3g} is needed: certify the mechanism "
+            "again with `jaxacct calibrate`"
+        )
+
+
+def checked_key(words) -> None:
+    """Check that a stored key is two 32-bit words; ValueError otherwise."""
+    if len(words) != 2 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
+        raise ValueError(f"the key must be two words of 32 bits, was {words!r}")
+
+
+def _verdict(
+    of: Resolved, side: Side, outcome: Outcome, margin: float, threshold: float, estimate: float
+) -> DirectionVerdict:
+    proposal = of.proposal
+    return DirectionVerdict(
+        direction=proposal.direction,
+        side=side,
+        outcome=outcome,
+        proposal=proposal.name,
+        scale=math.exp(proposal.log_scale),
+        replicas=proposal.replicas,
+        items=of.items,
+        margin=margin,
+        threshold=threshold,
+        estimate=estimate,
+    )
+
+
+def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.ndarray) -> bool:
+    """Whether plain samples, whose terms are functions of their losses, may have both histograms.
+
+    Each bin of losses has a smallest and a largest term; as many terms are above any edge as the bins allow.
+    So samples that were counted for one epsilon are not believed of another.
+    """
+    target, sign, number = of.claim.target, of.proposal.direction.sign, losses.size
+    lower = (np.arange(number) - number // 2) * hockey_stick.LOSS_BIN_WIDTH
+    upper = lower + hockey_stick.LOSS_BIN_WIDTH
+    lower[0], upper[-1] = -np.inf, np.inf
+    scale = math.exp(of.proposal.weight_error(margin) - of.proposal.log_scale)
+
+    def above_edges(ends, slack):
+        values = target.profile(target.epsilon - margin - sign * ends) * scale * slack
+        values, made = np.clip(values, 0.0, 1.0), np.zeros(terms.size, np.int64)
+        if np.isnan(values[losses > 0]).any():
+            raise ValueError("the losses must have terms that are numbers")
+        positive = values > 0
+        np.add.at(made, bounds.bins_of(values[positive]), losses[positive])
+        made[0] = losses[~positive].sum()
+        return np.cumsum(made[::-1])
+
+    # Slack for the last digit of another machine's functions.
+    smallest, largest = (lower, upper) if sign > 0 else (upper, lower)
+    found = np.cumsum(terms[::-1])
+    return bool(
+        (above_edges(smallest, 1 - 1e-9) <= found).all() and (found <= above_edges(largest, 1 + 1e-9)).all()
+    )

@@ -1,0 +1,194 @@
+"""What is claimed: a mechanism has a target, for a data set and batches of given sizes."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxacct import _validate, records
+from jaxacct.accountants import truncation
+from jaxacct.accountants.composition import event_from_json, event_profile, event_to_json
+from jaxacct.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
+from jaxacct.files import to_json
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import scheme_from_json, scheme_to_json
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.composed import Composed
+from jaxacct.statistics.hockey_stick import hockey_stick
+from jaxacct.strategies import strategy_from_json, strategy_to_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The (epsilon, delta) that a mechanism has to have.
+
+    Attributes:
+      epsilon: natural log, at least 0; at 0 delta bounds the advantage of every test.
+      delta: in (0, 1).
+      budget: how delta is split between what is verified and the failure probability; at most delta in all.
+      compose_with: the dp-accounting `DpEvent` that the guarantee covers as well, or None.
+    """
+
+    epsilon: float
+    delta: float
+    budget: Budget
+    compose_with: object = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "epsilon", _validate.nonnegative_number("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", _validate.open_probability("delta", self.delta))
+        if not self.budget.delta <= self.delta:
+            raise ValueError(f"budget must spend at most delta {self.delta!r}, spends {self.budget.delta!r}")
+
+    @classmethod
+    def at(cls, epsilon: float, delta: float, compose_with=None, *, reserved: float = 0.0) -> "Target":
+        """Return the target with the default split of all of delta that is not `reserved` otherwise."""
+        _validate.open_probability("delta", delta)
+        return cls(epsilon, delta, Budget.split(delta - reserved), compose_with)
+
+    @property
+    def composed(self) -> bool:
+        """Whether another mechanism is composed in."""
+        return self.compose_with is not None
+
+    @functools.cached_property
+    def profile(self) -> Callable:
+        """g of the terms `w g(t)`, of float64 `t` (num,): the hockey stick, or the composed profile.
+
+        Raises:
+          ValueError: for an event that dp-accounting does not support.
+        """
+        return event_profile(self.compose_with) if self.composed else hockey_stick
+
+    @functools.cached_property
+    def composition(self) -> Composed | None:
+        """What is composed in, for proposals; None where nothing is. ValueError as `profile`."""
+        return Composed(event_profile(self.compose_with), self.budget.delta_v) if self.composed else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A mechanism, the target that it is claimed to have, and the data set that it is for.
+
+    Attributes:
+      mechanism: scheme, strategy, noise multiplier and adjacency.
+      target: epsilon, delta, budget, composition.
+      dataset_size: number of examples; None where it is not stated, and then no batch size is.
+      truncate_to: batches above this size are truncated to a random subset; None where they never are.
+    """
+
+    mechanism: Mechanism
+    target: Target
+    dataset_size: int | None
+    truncate_to: int | None
+
+    def __post_init__(self):
+        scheme = self.mechanism.scheme
+        if self.dataset_size is not None:
+            scheme.check_dataset_size(_validate.positive_integer("dataset_size", self.dataset_size))
+        if self.truncate_to is not None:
+            _validate.positive_integer("max_batch_size", self.truncate_to)
+            if self.dataset_size is None:
+                raise ValueError("dataset_size must be given with max_batch_size")
+            if self.target.composed:
+                raise ValueError("max_batch_size must not be given together with compose_with")
+
+    @functools.cached_property
+    def overflow(self) -> Overflow | None:
+        """The reserve for runs that stop at a batch too large; None for truncated or unknown sizes."""
+        target = self.target
+        scheme = self.mechanism.scheme
+        return overflow(scheme, target.epsilon, target.delta, self.dataset_size, self.truncate_to)
+
+    @functools.cached_property
+    def truncation_delta(self) -> float | None:
+        """The reserve for truncated batches (`accountants.truncation`); None where none are."""
+        if self.truncate_to is None:
+            return None
+        scheme, epsilon = self.mechanism.scheme, self.target.epsilon
+        return truncation.reserve(scheme, epsilon, self.dataset_size or 0, self.truncate_to)
+
+    @property
+    def reserved(self) -> float:
+        """The part of delta that is not for the verification: truncated batches and runs that stop."""
+        return (self.truncation_delta or 0.0) + (self.overflow.delta if self.overflow else 0.0)
+
+    @functools.cached_property
+    def batch_sizes(self) -> tuple[float | None, int | None]:
+        """(expected batch size over the run, largest batch size); None without a data set size."""
+        stops = OVERFLOW if self.overflow is None else self.overflow.probability
+        return batch_sizes(self.mechanism.scheme, self.dataset_size, self.truncate_to, stops)
+
+    def check_reserves(self) -> None:
+        """Check that delta covers the budget of the verification and all reserves.
+
+        Raises:
+          ValueError: where it does not, or where truncated batches are not covered at this noise multiplier.
+        """
+        available = self.target.delta - self.reserved
+        if not self.target.budget.delta <= available:
+            raise ValueError(f"the budget spends {self.target.budget.delta:g} of {available:g} of delta")
+        if self.truncate_to is not None and not truncation.covers(self.mechanism, self.target.epsilon):
+            raise ValueError("the reserve for truncated batches does not cover this noise multiplier")
+        if not all(map(math.isfinite, (available, self.mechanism.noise_multiplier))):
+            raise ValueError("every number of a claim must be finite")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, readable by `claim_from_json`."""
+        mechanism, target = self.mechanism, self.target
+        return {
+            "adjacency": mechanism.adjacency,
+            "scheme": scheme_to_json(mechanism.scheme),
+            "strategy": strategy_to_json(mechanism.strategy),
+            "noise_multiplier": mechanism.noise_multiplier,
+            "epsilon": target.epsilon,
+            "delta": target.delta,
+            "budget": dataclasses.asdict(target.budget),
+            "compose_with": event_to_json(target.compose_with),
+            "dataset_size": self.dataset_size,
+            "truncate_to": self.truncate_to,
+        }
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the claim: evidence names it, so that it cannot stand for another claim."""
+        return hashlib.sha256(to_json(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+_FIELDS = {
+    "adjacency": str,
+    "noise_multiplier": float,
+    "epsilon": float,
+    "delta": float,
+    "budget": Budget,
+    "dataset_size": int | None,
+    "truncate_to": int | None,
+}
+
+
+def claim_from_json(data) -> Claim:
+    """Return the claim that `Claim.to_json` wrote.
+
+    Raises:
+      ValueError: for a field that is missing, unknown, malformed or not as `to_json` writes it.
+    """
+    records.check_fields(data, {*_FIELDS, "scheme", "strategy", "compose_with"}, "plan claim")
+    fields = {name: records.read(kind, data[name], f"plan {name}") for name, kind in _FIELDS.items()}
+    for name in ("scheme", "strategy"):
+        if not isinstance(data[name], dict):
+            raise ValueError(f"plan {name} must be an object, was {data[name]!r:.80}")
+    mechanism = Mechanism(
+        scheme_from_json(data["scheme"]),
+        strategy_from_json(data["strategy"]),
+        fields["noise_multiplier"],
+        fields["adjacency"],
+    )
+    composed = event_from_json(data["compose_with"])
+    target = Target(fields["epsilon"], fields["delta"], fields["budget"], composed)
+    claim = Claim(mechanism, target, fields["dataset_size"], fields["truncate_to"])
+    written = records.differences(data, records.as_read(claim.to_json()), "claim")
+    if written:  # such as a strategy whose column norm is not 1
+        raise ValueError(f"plan does not add up: {written[0]}")
+    return claim

@@ -1,0 +1,185 @@
+"""What was drawn, as data: everything else follows from the claim (`core.check`).
+
+Nothing here is derived and nothing is a sentence. A `Mean` or `Line` names the stream that it was drawn from,
+so that anybody can draw it again.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from jaxacct import records
+from jaxacct.proposals.spec import ProposalSpec
+
+Counts = tuple[tuple[int, int], ...]
+"""(bin, count) of the bins that are not empty, bins ascending."""
+
+RULES = ("anytime", "fixed")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Samples of one proposal, for a test of the mean of their terms.
+
+    Attributes:
+      proposal: the proposal distribution.
+      margin: what was subtracted from epsilon when terms were computed; natural log.
+      key: two 32-bit words; samples of block i have the key `fold_in(key, i)`.
+      term_counts: terms rounded up to `bounds.TERM_EDGES`.
+      loss_counts: privacy losses in the bins of `hockey_stick.loss_bounds`.
+      bets, bet_weights: of the anytime rule, as fractions of the largest bet `1 / (1 - threshold)`, fixed
+        from an independent pilot; empty for the fixed rule.
+    """
+
+    proposal: ProposalSpec
+    margin: float
+    key: tuple[int, int]
+    term_counts: Counts
+    loss_counts: Counts
+    bets: tuple[float, ...]
+    bet_weights: tuple[float, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return sum(count for _, count in self.term_counts)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Samples at two distances, for the line through their means (add direction; `proposals.extrapolation`).
+
+    Attributes:
+      near_distance, far_distance: where the two distributions stand, in standard deviations.
+      margin: what was subtracted from epsilon at the near point and added at the far one; natural log.
+      key: as of `Mean`.
+      near_counts, far_counts: terms in the bins of `bounds.TERM_EDGES`.
+    """
+
+    near_distance: float
+    far_distance: float
+    margin: float
+    key: tuple[int, int]
+    near_counts: Counts
+    far_counts: Counts
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples at both distances together."""
+        return sum(count for _, count in (*self.near_counts, *self.far_counts))
+
+
+@dataclass(frozen=True)
+class WeightBound:
+    """No samples: the bound on a proposal's terms alone is below delta_v, or zero.
+
+    Attributes:
+      proposal: the proposal distribution.
+    """
+
+    proposal: ProposalSpec
+
+    @property
+    def num_samples(self) -> int:
+        """0."""
+        return 0
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """No samples, as the other direction was not certified."""
+
+    @property
+    def num_samples(self) -> int:
+        """0."""
+        return 0
+
+
+Side = Mean | Line | WeightBound | NotRun
+"""Evidence of one direction."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Evidence of both directions by samples.
+
+    Attributes:
+      claim: digest of the claim that the samples are for.
+      rule: "anytime" or "fixed".
+      share: share of the failure probability q that this verification may use, in (0, 1].
+      remove, add: evidence of the two directions.
+    """
+
+    claim: str
+    rule: str
+    share: float
+    remove: Side
+    add: Side
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of both directions."""
+        return self.remove.num_samples + self.add.num_samples
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Evidence of both directions by an analytic accountant, which needs no samples.
+
+    Attributes:
+      accountant: one of `jaxacct.accountants.ACCOUNTANTS`.
+    """
+
+    accountant: str
+
+    @property
+    def num_samples(self) -> int:
+        """0."""
+        return 0
+
+
+Evidence = Sampled | Bound
+
+_SIDES: dict[str, type] = {"mean": Mean, "line": Line, "weight-bound": WeightBound, "not-run": NotRun}
+_KINDS: dict[str, type] = {"sampled": Sampled, "accountant": Bound}
+
+
+def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
+    """Return plain JSON values, readable by `evidence_from_json`."""
+    found = _tagged(evidence, _KINDS)
+    if isinstance(evidence, Sampled):
+        found |= {name: _tagged(getattr(evidence, name), _SIDES) for name in ("remove", "add")}
+    return found
+
+
+def evidence_from_json(data) -> Evidence:
+    """Return the evidence that `evidence_to_json` wrote.
+
+    Raises:
+      ValueError: for another kind, or a field that is missing, unknown or malformed.
+    """
+    kind, fields = _untagged(data, _KINDS, "plan evidence")
+    if kind is Bound:
+        return records.read(Bound, fields, "plan evidence")
+    records.check_fields(fields, {"claim", "rule", "share", "remove", "add"}, "plan evidence")
+    sides = {}
+    for name in ("remove", "add"):
+        side, values = _untagged(fields[name], _SIDES, f"plan evidence {name}")
+        sides[name] = records.read(side, values, f"plan evidence {name}")
+    others = {name: records.read(of, fields[name], f"plan evidence {name}") for name, of in _OTHERS.items()}
+    return Sampled(**others, **sides)
+
+
+_OTHERS = {"claim": str, "rule": str, "share": float}
+
+
+def _tagged(value, kinds: dict[str, type]) -> dict[str, Any]:
+    (kind,) = (name for name, of in kinds.items() if type(value) is of)
+    return {"kind": kind} | dataclasses.asdict(value)
+
+
+def _untagged(data, kinds: dict[str, type], name: str) -> tuple[type, dict[str, Any]]:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{name} must have a kind of {', '.join(kinds)}, had {kind!r:.80}")
+    return kinds[kind], {field: value for field, value in data.items() if field != "kind"}

@@ -1,0 +1,292 @@
+"""A plan: a claim and its evidence, as JSON to read, to check and to verify again."""
+
+import dataclasses
+import datetime
+import functools
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from jaxacct import _validate, records
+from jaxacct.core.check import Verdict, check
+from jaxacct.core.claim import Claim, Target, claim_from_json
+from jaxacct.core.evidence import Evidence, Sampled, evidence_from_json, evidence_to_json
+from jaxacct.core.verify import Stop, verify_claim
+from jaxacct.files import Checkpoint, read_json, to_json, write_atomically
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.progress import Progress
+from jaxacct.strategies import prefix_sum_error
+
+SCHEMA = "jaxacct-plan"
+SCHEMA_VERSION = 1
+_PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "dp-accounting")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a plan comes from; the guarantee does not depend on it.
+
+    Attributes:
+      created: time of certification, ISO 8601, UTC.
+      device: the platform JAX drew on.
+      versions: package versions.
+    """
+
+    created: str
+    device: str
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls) -> "Provenance":
+        """Return that of a plan made now, on this machine."""
+        from jaxacct import __version__
+
+        versions = {"jaxacct": __version__, "python": platform.python_version()}
+        versions |= {name: metadata.version(name) for name in _PACKAGES}
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(now, jax.devices()[0].device_kind, versions)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mechanism, its (epsilon, delta) guarantee and what proves it.
+
+    Attributes:
+      claim: the mechanism, the target and the data set.
+      evidence: samples of both directions, or the accountant whose bound proves the claim.
+      choice: `jaxacct.choice.Choice` where a search chose scheme and matrix, else None.
+      provenance: when, where and with which versions it was made.
+    """
+
+    claim: Claim
+    evidence: Evidence
+    choice: Any = None
+    provenance: Provenance = dataclasses.field(default_factory=Provenance.here)
+
+    def __post_init__(self):
+        if self.choice is not None:
+            from jaxacct.choice import Choice
+
+            _validate.instance("choice", self.choice, Choice, "a jaxacct.choice.Choice")
+
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """What the evidence proves, computed anew (`jaxacct.core.check`)."""
+        return check(self.claim, self.evidence)
+
+    @property
+    def flaws(self) -> tuple[str, ...]:
+        """Why the plan is not certified, a line each; empty where the evidence proves the claim."""
+        return self.verdict.flaws + tuple(self._flaws_of_choice())
+
+    def _flaws_of_choice(self) -> list[str]:
+        if self.choice is None:
+            return []
+        mechanism, target = self.mechanism, self.target
+        about = mechanism.scheme, mechanism.strategy, target.epsilon, target.delta, self.dataset_size
+        return self.choice.flaws(*about)
+
+    @property
+    def certified(self) -> bool:
+        """Whether the evidence proves the claim."""
+        return not self.flaws
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Scheme, strategy and noise multiplier (noise per unit of clip norm x column norm, which is 1)."""
+        return self.claim.mechanism
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise per unit of the clip norm."""
+        return self.mechanism.noise_multiplier
+
+    @property
+    def target(self) -> Target:
+        """Epsilon, delta, the budget of the verification, and what is composed in."""
+        return self.claim.target
+
+    @property
+    def epsilon(self) -> float:
+        """Of the guarantee, natural log; 0 where delta bounds the advantage of every test."""
+        return self.target.epsilon
+
+    @property
+    def delta(self) -> float:
+        """Of the guarantee; the failure probability of the verification is in it."""
+        return self.target.delta
+
+    @property
+    def compose_with(self) -> object:
+        """The dp-accounting `DpEvent` that the guarantee also covers, or None."""
+        return self.target.compose_with
+
+    @property
+    def dataset_size(self) -> int | None:
+        """Number of examples, None where it is not stated."""
+        return self.claim.dataset_size
+
+    @property
+    def expected_batch_size(self) -> float | None:
+        """Mean batch size over the run, None without a data set size."""
+        return self.claim.batch_sizes[0]
+
+    @property
+    def max_batch_size(self) -> int | None:
+        """Batches above this stop a run, or are truncated to it; None without a data set size."""
+        return self.claim.batch_sizes[1]
+
+    @property
+    def truncation_delta(self) -> float | None:
+        """The reserve of delta for truncated batches; None where batches are never truncated."""
+        return self.claim.truncation_delta
+
+    @property
+    def overflow_delta(self) -> float | None:
+        """The reserve of delta for runs that stop at a batch too large; None where there is none."""
+        return None if self.claim.overflow is None else self.claim.overflow.delta
+
+    @property
+    def training(self) -> str:
+        """Name of the procedure of `train.procedures` that realises it."""
+        return "correlated-noise"
+
+    @property
+    def iterations(self) -> int:
+        """Number of steps."""
+        return self.mechanism.scheme.iterations
+
+    @property
+    def prefix_sum_error(self) -> float:
+        """`(1/n) ||A C^-1||_F^2 sigma^2` per unit clip norm squared (arXiv 2602.09338, section 7.1)."""
+        return prefix_sum_error(
+            self.mechanism.strategy, iterations=self.iterations, noise_multiplier=self.noise_multiplier
+        )
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the evidence is samples, which `verify` draws afresh."""
+        return isinstance(self.evidence, Sampled)
+
+    @property
+    def reveals_all_participations(self) -> bool:
+        """Whether the guarantee holds against an adversary who sees all participations."""
+        if isinstance(self.evidence, Sampled):
+            return False
+        from jaxacct.accountants import ACCOUNTANTS
+
+        accountant = ACCOUNTANTS.get(self.evidence.accountant)
+        return accountant is not None and accountant.reveals_all_coins
+
+    @property
+    def holds_for_shared_examples(self) -> bool:
+        """Whether the guarantee holds on graphs in which an example has several owners.
+
+        It does by the scheme, or by a bound that holds with all participations revealed.
+        """
+        if self.mechanism.scheme.holds_for_shared_examples:
+            return True
+        return self.certified and self.reveals_all_participations
+
+    def statement(self) -> str:
+        """Return the guarantee in a sentence for a privacy review."""
+        from jaxacct.core import text
+
+        return text.statement(self)
+
+    def verify(
+        self,
+        *,
+        rule: str = "anytime",
+        max_samples: int = 2_000_000,
+        proposal: str | None = None,
+        checkpoint: Checkpoint | None = None,
+        progress: Progress | None = None,
+        key=None,
+    ) -> Verdict:
+        """Repeat the verification with fresh randomness, by the proposals of the plan's own evidence.
+
+        Args:
+          rule, max_samples, proposal, checkpoint, progress, key: as of `jaxacct.verify`.
+
+        Raises:
+          ValueError: for a plan whose guarantee is analytic: loading computes its bound again.
+        """
+        if not isinstance(self.evidence, Sampled):
+            raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
+        again = self.evidence if proposal is None and rule == self.evidence.rule else None
+        options = dict(checkpoint=checkpoint, progress=progress, key=key)
+        return verify_claim(self.claim, Stop(rule, max_samples), proposal, again=again, **options)
+
+    def _repr_html_(self) -> str:
+        from jaxacct.core import text
+
+        return text.table(self)
+
+    def _repr_pretty_(self, printer, cycle: bool) -> None:
+        del cycle
+        printer.text(self.statement())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, readable by `from_json`; "notes" are for people, nothing reads them."""
+        return {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "claim": self.claim.to_json(),
+            "evidence": evidence_to_json(self.evidence),
+            "choice": None if self.choice is None else self.choice.to_json(),
+            "provenance": dataclasses.asdict(self.provenance),
+            "notes": {"statement": self.statement(), "prefix_sum_error": self.prefix_sum_error},
+        }
+
+    @classmethod
+    def from_json(cls, data) -> "Plan":
+        """Read what `to_json` wrote, and check it: all that follows from the claim is computed anew.
+
+        Raises:
+          ValueError: another schema or version, a field that is missing, unknown or of another type, or
+            evidence that does not prove the claim.
+        """
+        if not isinstance(data, dict):
+            raise ValueError(f"plan must be a JSON object, was {data!r:.80}")
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"plan must have the schema {SCHEMA!r}, had {data.get('schema')!r:.80}")
+        version = data.get("schema_version")
+        if type(version) is not int or version != SCHEMA_VERSION or "claim" not in data:
+            raise ValueError(
+                f"plan must be of schema version {SCHEMA_VERSION}, was of {version!r:.80} or from before "
+                "the first release: calibrate again with `jaxacct calibrate`"
+            )
+        names = {"schema", "schema_version", "claim", "evidence", "choice", "provenance", "notes"}
+        records.check_fields(data, names, "plan")
+        try:
+            plan = _read(data)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"plan has a malformed field: {error}") from None
+        if plan.flaws:
+            raise ValueError(f"plan evidence does not add up: {'; '.join(plan.flaws[:3])}")
+        return plan
+
+    def save(self, path) -> None:
+        """Write the plan to `path`, whole or not at all."""
+        write_atomically(path, to_json(self.to_json(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path) -> "Plan":
+        """Read and check a plan; ValueError in one line otherwise."""
+        return cls.from_json(read_json(path, "plan"))
+
+
+def _read(data: dict) -> Plan:
+    """The plan in JSON values, their types checked."""
+    provenance = records.read(Provenance, data["provenance"], "plan provenance")
+    datetime.datetime.fromisoformat(provenance.created)
+    choice = None
+    if data["choice"] is not None:
+        from jaxacct.choice import choice_from_json
+
+        choice = choice_from_json(data["choice"])
+    return Plan(claim_from_json(data["claim"]), evidence_from_json(data["evidence"]), choice, provenance)

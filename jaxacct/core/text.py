@@ -1,0 +1,197 @@
+"""What a plan says to people, rendered from its verdict; nothing reads it back."""
+
+import dataclasses
+import html
+from typing import Any
+
+from jaxacct.core.check import DirectionVerdict, Outcome, Verdict
+from jaxacct.core.evidence import Bound, Sampled
+from jaxacct.core.plan import Plan
+from jaxacct.records import exact
+
+INDENT = " " * 22
+
+
+def statement(plan: Plan) -> str:
+    """Return the guarantee in a sentence for a privacy review."""
+    if not plan.certified:
+        return "NOT CERTIFIED: the stored evidence does not support the stated guarantee."
+    mechanism, scheme = plan.mechanism, plan.mechanism.scheme
+    unit = scheme.unit_if_shared if plan.reveals_all_participations else scheme.unit_in_words
+    together = "" if plan.compose_with is None else f", composed with {plan.compose_with!r}"
+    truncated = scheme.assumption
+    if plan.truncation_delta is not None:
+        truncated = (
+            f"batches above {plan.max_batch_size} are truncated to random subsets of that size (which uses "
+            f"{plan.truncation_delta:.3g} of delta), "
+        )
+    return (
+        f"The training run is ({exact(plan.epsilon)}, {exact(plan.delta)})-differentially private for one "
+        f"{unit} under {mechanism.adjacency} adjacency{together}, certified {_how(plan)}."
+        f"{_advantage(plan, unit)} It assumes that batches are drawn exactly as the {scheme.name} scheme "
+        f"says, that each example's gradient is clipped, {truncated}and that only the noisy sums and what "
+        f"follows from them are released.{_upper_bound(plan)}"
+    )
+
+
+def _how(plan: Plan) -> str:
+    if isinstance(plan.evidence, Bound):
+        return f"by the analytic accountant {plan.evidence.accountant!r}"
+    q = plan.target.budget.failure_probability
+    return (
+        f"by {plan.evidence.num_samples:,} Monte Carlo samples; the {exact(plan.delta)} includes the "
+        f"verifier's failure probability {q:.3g}"
+    )
+
+
+def _advantage(plan: Plan, unit: str) -> str:
+    if plan.epsilon > 0:
+        return ""
+    return (
+        f" At epsilon 0 this says: no test of whether one {unit} took part has a true positive rate more "
+        f"than {exact(plan.delta)} above its false positive rate."
+    )
+
+
+def _upper_bound(plan: Plan) -> str:
+    if not plan.mechanism.is_upper_bound:
+        return ""
+    if plan.mechanism.scheme.examples_overlap:
+        return (
+            " It is an upper bound: the likelihood of a user's examples that take part together was bounded."
+        )
+    return " It is an upper bound: the strategy matrix is not banded and its cross terms were bounded."
+
+
+def verdict_lines(verdict: Verdict, verbose: bool = False) -> list[str]:
+    """Return the verdict in lines: the budget and both directions, with every budget item if `verbose`."""
+    claim = verdict.claim
+    if isinstance(verdict.evidence, Bound):
+        bound = "not computed" if verdict.bound is None else f"delta({exact(claim.target.epsilon)}) <= "
+        bound += "" if verdict.bound is None else exact(verdict.bound)
+        return [f"{'evidence':<22}accountant {verdict.evidence.accountant}: {bound}", *_flaws(verdict)]
+    budget = claim.target.budget
+    lines = [
+        f"{'budget':<22}delta_v {budget.delta_v:.6g} + failure probability "
+        f"{budget.failure_probability:.3g} = {budget.delta:.6g} ({verdict.evidence.rule} rule)"
+    ]
+    for each in verdict.directions:
+        lines.append(f"{each.direction + ' direction':<22}{outcome_in_words(each)}")
+        if verbose:
+            lines += _details(each)
+    return [*lines, *_flaws(verdict)]
+
+
+def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    """Return the verdict as plain JSON values, for programs."""
+    found: dict[str, Any] = {"certified": verdict.certified, "flaws": list(verdict.flaws)}
+    if isinstance(verdict.evidence, Bound):
+        return found | {"accountant": verdict.evidence.accountant, "delta": verdict.bound}
+    found |= {"num_samples": verdict.num_samples, "rule": verdict.evidence.rule}
+    for each in verdict.directions:
+        ran = each.outcome != Outcome.NOT_RUN
+        numbers = ("scale", "margin", "threshold", "estimate", "relative_error", "total_variation")
+        found[each.direction] = {
+            "certified": each.certified,
+            "outcome": str(each.outcome),
+            "proposal": each.proposal,
+            "num_samples": each.num_samples,
+            "items": [dataclasses.asdict(item) for item in each.items],
+        } | {name: getattr(each, name) if ran else None for name in numbers}
+    return found
+
+
+def _flaws(verdict: Verdict) -> list[str]:
+    return [f"{'not certified':<22}{flaw}" for flaw in verdict.flaws]
+
+
+def _details(of: DirectionVerdict) -> list[str]:
+    if of.outcome == Outcome.NOT_RUN:
+        return []
+    lines = [
+        f"{INDENT}proposal {of.proposal}, scale {of.scale:.3g}, estimate {of.estimate:.3g}, rounding margin "
+        f"{of.margin:.2g}"
+    ]
+    return lines + [f"{INDENT}{item.in_words}" for item in of.items if item.amount > 0]
+
+
+def outcome_in_words(of: DirectionVerdict) -> str:
+    """Return the outcome of one direction in words, with the numbers that decide it."""
+    samples = f"{of.num_samples:,} samples"
+    below = of.estimate / of.scale if of.scale else 0.0
+    match of.outcome:
+        case Outcome.EXACTLY_ZERO:
+            return "certified: divergence is exactly zero (P(no participation) >= e^-epsilon)"
+        case Outcome.WEIGHT_BOUND:
+            return "certified: the bound on terms is below delta_v; no samples needed"
+        case Outcome.MEAN_BELOW:
+            return f"certified: mean term {below:.3g} < threshold {of.threshold:.3g}, {samples}"
+        case Outcome.LINE_BELOW:
+            return f"certified: bound {of.estimate:.3g} of the line through two means, {samples}"
+        case Outcome.MEAN_ABOVE:
+            return f"not certified: mean term {below:.3g} >= threshold {of.threshold:.3g}, {samples}"
+        case Outcome.UNDECIDED:
+            return f"not certified: undecided after {samples}"
+        case Outcome.NOT_RUN:
+            return "not run: the remove direction was not certified"
+
+
+def budget_items(plan: Plan) -> list[tuple[str, float]]:
+    """Return (item, delta) for every item of the budget of delta."""
+    budget = plan.target.budget
+    if isinstance(plan.evidence, Sampled):
+        wrong = budget.failure_probability * (1 - budget.delta_v)
+        items = [("delta_v, the divergence verified", budget.delta_v), ("failure probability", wrong)]
+    else:
+        items = [(f"bound of {plan.evidence.accountant}", plan.verdict.bound or 0.0)]
+    if plan.truncation_delta is not None:
+        items.append(("truncated batches", plan.truncation_delta))
+    if plan.overflow_delta is not None:
+        items.append(("runs stopped by a batch too large", plan.overflow_delta))
+    return items
+
+
+def checked(plan: Plan) -> list[str]:
+    """Return what loading computed again, and what only drawing can show, a line each."""
+    if isinstance(plan.evidence, Sampled):
+        lines = [
+            "computed again: scale, budget items, rounding margin, threshold, the verdict from the stored "
+            "counts, batch sizes",
+            "shown by drawing only: that the counts are those of the stored key (`jaxacct verify --replay`) "
+            "and that neither key, rule nor bets were chosen afterwards (`jaxacct verify`)",
+        ]
+    else:
+        lines = [f"computed again: the bound of the accountant {plan.evidence.accountant!r}, batch sizes"]
+    lines.append("as written, without bearing on the guarantee: time, device, versions")
+    if plan.choice is not None:
+        lines.append("as written: that a search chose; the command in its statement searches again")
+    return lines
+
+
+def table(plan: Plan) -> str:
+    """Return HTML for a notebook: the statement, the mechanism and the budget of delta."""
+    rows = [
+        ("noise multiplier", exact(plan.noise_multiplier)),
+        ("scheme", plan.mechanism.scheme),
+        ("strategy", plan.mechanism.strategy.describe()),
+        ("prefix-sum error", f"{plan.prefix_sum_error:.6g}"),
+    ]
+    if plan.expected_batch_size is not None:
+        sizes = f"{plan.expected_batch_size:.6g} expected, {plan.max_batch_size} at most"
+        rows.append(("batch size", sizes))
+    rows += [(f"delta: {name}", f"{delta:.6g}") for name, delta in budget_items(plan)]
+    cells = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows
+    )
+    return f"<p><b>{html.escape(statement(plan))}</b></p><table>{cells}</table>"
+
+
+__all__ = [
+    "budget_items",
+    "checked",
+    "outcome_in_words",
+    "statement",
+    "table",
+    "verdict_lines",
+    "verdict_to_json",
+]

@@ -1,0 +1,352 @@
+"""Draw evidence for a claim: batches of samples until they suffice, then `core.check`.
+
+Everything that decides is an exact histogram of terms rounded up (`statistics.bounds`), so the verdict can be
+computed again from the stored evidence alone, and does not depend on how samples were batched.
+"""
+
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxacct import _validate
+from jaxacct.core.check import Verdict, accepts, check
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import RULES, Line, Mean, NotRun, Sampled, Side, WeightBound
+from jaxacct.core.resolve import Resolved, resolve, resolved
+from jaxacct.files import Checkpoint, to_json
+from jaxacct.kernels import randomness
+from jaxacct.kernels.randomness import Stream
+from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.progress import Progress
+from jaxacct.proposals import sampling
+from jaxacct.proposals.base import PLAIN
+from jaxacct.records import differences
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.histogram import add_counts, dense_counts, draw_histograms, sparse_counts
+
+if TYPE_CHECKING:
+    from jaxacct.proposals.extrapolation import Extrapolation
+
+PILOT_BLOCKS = 16
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a verification ends.
+
+    Attributes:
+      rule: "anytime" stops as soon as the evidence suffices; "fixed" always draws `max_samples` a direction
+        and applies the fixed-sample test of arXiv 2602.09338, appendix A.
+      max_samples: number of samples after which a direction is given up.
+      share: share of the failure probability q that this verification may use, in (0, 1]; the rest is for
+        other candidates (`core.shares`).
+      patience: a direction is also given up where the samples so far, an eighth of `max_samples` at least,
+        predict that it takes more than this many further ones; the anytime rule only.
+    """
+
+    rule: str = "anytime"
+    max_samples: int = 2_000_000
+    share: float = 1.0
+    patience: float = math.inf
+
+    def __post_init__(self):
+        _validate.one_of("rule", self.rule, RULES)
+        _validate.positive_integer("max_samples", self.max_samples)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], was {self.share!r}")
+        if not self.patience > 0:
+            raise ValueError(f"patience must be above 0, was {self.patience!r}")
+
+
+def verify(
+    mechanism: Mechanism,
+    epsilon: float,
+    delta: float,
+    *,
+    budget: Budget | None = None,
+    rule: str = "anytime",
+    max_samples: int = 2_000_000,
+    proposal: str | None = None,
+    compose_with=None,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress | None = None,
+    key=None,
+) -> Verdict:
+    """Verify that the mechanism is (epsilon, delta)-DP, both directions, by sampling.
+
+    If the mechanism is not (epsilon, delta_v)-DP then this certifies it with probability at most q, with
+    `delta_v + q (1 - delta_v) <= delta` from the budget. A verdict that is not certified says nothing.
+
+    Args:
+      mechanism: scheme, strategy and noise multiplier.
+      epsilon, delta: the target; epsilon a natural log.
+      budget: how delta is split; `Budget.split(delta)` by default.
+      rule: "anytime" or "fixed"; see `Stop`.
+      max_samples: number of samples after which a direction is given up.
+      proposal: the proposal to use, such as "plain" or "replicas:2"; the cheapest by default.
+      compose_with: a dp-accounting `DpEvent` that the guarantee shall cover as well.
+      checkpoint: where finished batches are kept; the same call then resumes.
+      progress: called with (what, samples done, samples expected).
+      key: JAX key; from the operating system by default. Only tests should fix it.
+
+    Raises:
+      ValueError: bad arguments, an unknown proposal, a checkpoint of another job.
+      NonFiniteLossError: a privacy loss was not finite.
+
+    Source: arXiv 2602.09338, algorithm 5 and theorem A.1; proofs/derivations.md sections 4, 5 and 9.
+    """
+    checked(mechanism)
+    target = Target.at(epsilon, delta, compose_with)
+    if budget is not None:
+        target = dataclasses.replace(target, budget=budget)
+    claim, stop = Claim(mechanism, target, None, None), Stop(rule, max_samples)
+    return verify_claim(claim, stop, proposal, checkpoint=checkpoint, progress=progress, key=key)
+
+
+def verify_claim(
+    claim: Claim,
+    stop: Stop,
+    proposal: str | None = None,
+    *,
+    again: Sampled | None = None,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress | None = None,
+    key=None,
+) -> Verdict:
+    """Draw evidence for a claim and check it.
+
+    Args:
+      claim: what is verified.
+      stop: when to end.
+      proposal: as of `verify`.
+      again: evidence whose proposals are used again, with fresh samples.
+      checkpoint, progress, key: as of `verify`.
+    """
+    job = _job_digest(claim, stop, proposal)
+    run_key = _run_key(job, checkpoint, key)
+    sides: dict[Direction, Side] = {Direction.REMOVE: NotRun(), Direction.ADD: NotRun()}
+    for direction in DIRECTIONS:
+        run = None if again is None else run_again(claim, direction, getattr(again, direction))
+        if run is None:
+            run = choose_run(claim, direction, run_key, stop, proposal)
+        sides[direction] = draw(run, stop, job, run_key, checkpoint, progress)
+        evidence = Sampled(claim.digest, stop.rule, stop.share, sides[Direction.REMOVE], sides[Direction.ADD])
+        verdict = check(claim, evidence)
+        if verdict.remove is None or not verdict.remove.certified:
+            break  # one direction that is not certified settles it
+    return verdict
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One direction of a verification, before anything is drawn.
+
+    Attributes:
+      of: the proposal to draw from.
+      line: the line to draw in its place, or None.
+      predicted: number of samples expected, for progress.
+    """
+
+    of: Resolved
+    line: "Extrapolation | None" = None
+    predicted: float = math.nan
+
+
+def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal: str | None = None) -> Run:
+    """Return the run with the named proposal, or with what is expected to need the fewest samples."""
+    from jaxacct.proposals.candidates import choose_candidate
+
+    target = claim.target
+    chosen, predicted = choose_candidate(
+        claim.mechanism, target.epsilon, direction, target.budget, proposal, composed=target.composition
+    )
+    of, samples = resolved(claim, chosen), predicted[chosen.name]
+    if direction == Direction.ADD and stop.rule == "anytime" and proposal is None:
+        from jaxacct.proposals.extrapolation import cheaper_extrapolation
+
+        pilot = randomness.stream_key(run_key, Stream.EXTRAPOLATION_PILOT)
+        line = cheaper_extrapolation(
+            claim.mechanism, target.epsilon, target.budget.delta_v, target.composition, samples, pilot
+        )
+        if line is not None:
+            return Run(of, line, float(line.expected_samples))
+    return Run(of, None, samples if stop.rule == "anytime" else stop.max_samples)
+
+
+def run_again(claim: Claim, direction: Direction, side: Side) -> Run | None:
+    """Return the run that draws from the proposal of stored evidence; None where nothing was run."""
+    match side:
+        case Mean() | WeightBound():
+            return Run(resolve(claim, direction, side.proposal))
+        case Line():
+            from jaxacct.proposals.extrapolation import at_distances
+
+            target = claim.target
+            distances = side.near_distance, side.far_distance
+            line = at_distances(claim.mechanism, target.epsilon, *distances, target.composition)
+            return Run(resolve(claim, direction, PLAIN), line)
+    return None
+
+
+def draw(
+    run: Run,
+    stop: Stop,
+    job: str,
+    run_key,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress | None = None,
+) -> Side:
+    """Return the evidence of one direction.
+
+    Args:
+      run: what to draw.
+      stop: when to end.
+      job: digest of what is verified; names what is kept.
+      run_key: key of the whole verification.
+      checkpoint, progress: as of `verify`.
+    """
+    if run.line is not None:
+        return _draw_line(run, run.line, stop, job, run_key, checkpoint, progress)
+    if not run.of.needs_samples:
+        return WeightBound(run.of.proposal.spec)
+    return _draw_mean(run, stop, job, run_key, checkpoint, progress)
+
+
+def _draw_mean(run: Run, stop: Stop, job: str, run_key, checkpoint, progress) -> Mean:
+    of, proposal = run.of, run.of.proposal
+    direction, margin = proposal.direction, of.margin
+    name, law = f"{direction}-{job[:16]}", proposal.drawn_law | {"margin": margin}
+    state: dict[str, Any] | None = _kept(checkpoint, name, law)
+    if state is None:
+        bets, weights = ((), ()) if stop.rule == "fixed" else pilot_bets(of, run_key)
+        state = {"law": law, "bets": list(bets), "weights": list(weights), "blocks": 0}
+        state |= {"terms": [], "losses": []}
+    bets, weights = tuple(state["bets"]), tuple(state["weights"])
+    stream = sampling.direction_key(run_key, direction)
+    limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
+
+    def settled(blocks: int, counts):
+        return counts if _is_settled(of, stop, counts[0], blocks, limit, bets, weights) else None
+
+    def keep(blocks: int, counts) -> None:
+        if checkpoint:
+            terms, losses = map(sparse_counts, counts)
+            checkpoint.save(name, state | {"blocks": blocks, "terms": terms, "losses": losses})
+        if progress:
+            progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
+
+    terms, losses = draw_histograms(
+        lambda first, last: of.count(stream, first, last, margin),
+        settled,
+        lambda blocks: min(limit, next_check(blocks)),
+        add=add_counts,
+        done=state["blocks"],
+        counts=(
+            dense_counts(state["terms"], len(bounds.TERM_EDGES)),
+            dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction))),
+        ),
+        keep=keep,
+    )
+    return mean_evidence(of, stream, margin, terms, losses, bets, weights)
+
+
+def mean_evidence(of: Resolved, stream, margin: float, terms, losses, bets, weights) -> Mean:
+    """Return the evidence of dense histograms that a stream drew, with bets fixed before."""
+    words = randomness.key_words(stream)
+    counts = sparse_counts(terms), sparse_counts(losses)
+    return Mean(of.proposal.spec, margin, (words[0], words[1]), *counts, tuple(bets), tuple(weights))
+
+
+def _draw_line(run: Run, line, stop: Stop, job: str, run_key, checkpoint, progress) -> Line:
+    from jaxacct.core.line import draw_line
+    from jaxacct.proposals.extrapolation import margin_of_line
+
+    name, budget = f"add-line-{job[:16]}", run.of.claim.target.budget
+    law = {"near": line.near_distance, "far": line.far_distance, "log_scale": line.log_scale}
+    law |= {"margin": margin_of_line(line)}
+
+    def keep(state):
+        if checkpoint:
+            checkpoint.save(name, state | {"law": law})
+        if progress:
+            drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
+            progress("add (line)", drawn, max(drawn, run.predicted))
+
+    return draw_line(
+        line,
+        budget.delta_v,
+        stop.share * budget.failure_probability,
+        randomness.stream_key(run_key, Stream.EXTRAPOLATION),
+        stop.max_samples,
+        kept=_kept(checkpoint, name, law),
+        keep=keep,
+    )
+
+
+def _kept(checkpoint: Checkpoint | None, name: str, law: dict) -> dict | None:
+    """Return the state kept under that name, None where there is none.
+
+    Terms are in units of the scale of the proposal that they were drawn from. Another version, or another
+    machine where two cost the same, may choose another proposal: its samples must not be added to these.
+
+    Raises:
+      ValueError: for samples of another proposal, or of one that is missing.
+    """
+    state = checkpoint.load(name) if checkpoint else None
+    if state is not None and (flaws := differences(state.get("law"), law, "the proposal")):
+        raise ValueError(f"checkpoint_dir must be another one: in {name}.json {flaws[0]}")
+    return state
+
+
+def _is_settled(of: Resolved, stop: Stop, terms, blocks: int, limit: int, bets, weights) -> bool:
+    """Whether the samples so far settle the verdict; the fixed rule looks at the end only."""
+    if blocks >= limit:
+        return True
+    if blocks == 0 or stop.rule == "fixed":
+        return False
+    level = stop.share * of.claim.target.budget.failure_probability
+    if accepts(terms, of.threshold, stop.rule, level, bets, weights) or bounds.hopeless(terms, of.threshold):
+        return True
+    # Not earlier: chance decides what few terms predict.
+    if stop.patience < math.inf and 8 * blocks >= limit:
+        return bounds.samples_left(terms, of.threshold, level, bets, weights) > stop.patience
+    return False
+
+
+def next_check(blocks: int) -> int:
+    """Return when the anytime rule looks next: of the blocks so far alone, about an eighth more."""
+    step = max(16, 1 << max(0, (blocks // 8).bit_length() - 1))
+    return blocks + step
+
+
+def pilot_bets(of: Resolved, run_key) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return (bets, weights) from samples of a stream of their own, so that they are fixed in advance."""
+    stream = randomness.stream_key(run_key, Stream.REMOVE_PILOT.at(of.proposal.direction.place))
+    margin, counts = of.margin, np.zeros(len(bounds.TERM_EDGES), np.int64)
+    for draws in sampling.draw_in_batches(of.proposal, stream, 0, PILOT_BLOCKS):
+        counts += bounds.bin_terms(of.terms(draws, margin))
+    bets, weights = bounds.default_bets(of.threshold, counts)
+    return tuple(map(float, bets)), tuple(map(float, weights))
+
+
+def _run_key(job: str, checkpoint: Checkpoint | None, key):
+    """Return the run's key: given, or the one this job began with, or a fresh one."""
+    stored = checkpoint.load(f"key-{job[:16]}") if checkpoint else None
+    if stored is not None:
+        return randomness.key_from_words(stored["key"])
+    run_key = randomness.fresh_key() if key is None else key
+    if checkpoint:
+        checkpoint.save(f"key-{job[:16]}", {"key": randomness.key_words(run_key)})
+    return run_key
+
+
+def _job_digest(claim: Claim, stop: Stop, proposal: str | None) -> str:
+    """Return a name for exactly this verification: another claim, rule, limit or share is another job."""
+    about = [claim.digest, stop.rule, stop.max_samples, stop.share, proposal]
+    return hashlib.sha256(to_json(about).encode()).hexdigest()

@@ -1,0 +1,84 @@
+"""Registered families of proposal distributions; a new one is one file and one line here.
+
+The module of a family has `build(setting, *parameters) -> Proposal`, which raises ValueError where the family
+does not cover the setting, and `candidates(setting, samples_needed) -> list[Proposal]`. A module is imported
+when its family is used.
+"""
+
+import functools
+import importlib
+from types import ModuleType
+from typing import NamedTuple
+
+from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
+from jaxacct.statistics.direction import Direction
+
+_REMOVE, _ADD, _BOTH = (Direction.REMOVE,), (Direction.ADD,), (Direction.REMOVE, Direction.ADD)
+
+
+class Family(NamedTuple):
+    """Where a family is defined, and what it is for."""
+
+    module: str
+    directions: tuple[Direction, ...]
+    composed: tuple[bool, ...]
+    num_parameters: int
+
+
+# Of proposals with the same predicted cost the one listed first is chosen.
+FAMILIES: dict[str, Family] = {
+    "plain": Family("base", _BOTH, (False, True), 0),
+    "replicas": Family("replicas", _REMOVE, (False,), 1),
+    "example-replicas": Family("powers", _REMOVE, (False,), 1),
+    "inflated-replicas": Family("busier", _REMOVE, (False,), 2),
+    "pairs": Family("pairs", _REMOVE, (False,), 2),
+    "mean-overlaps": Family("mean_overlaps", _ADD, (False,), 1),
+    "plain-bounded": Family("plain_bounded", _ADD, (False, True), 0),
+    "half-space": Family("half_space", _ADD, (False,), 0),
+    "truncated": Family("cuts", _BOTH, (False,), 0),
+    "truncated-mean": Family("mean_cuts", _BOTH, (False,), 0),
+    "composed-replicas": Family("composed", _REMOVE, (True,), 1),
+    "composed-half-space": Family("composed_half_space", _ADD, (True,), 0),
+}
+
+
+def _module(family: Family) -> ModuleType:
+    return importlib.import_module(f"jaxacct.proposals.{family.module}")
+
+
+def _covers(family: Family, setting: Setting) -> bool:
+    return setting.direction in family.directions and (setting.composed is not None) in family.composed
+
+
+@functools.lru_cache(maxsize=64)
+def build(setting: Setting, spec: ProposalSpec) -> Proposal:
+    """Return the proposal of a specification.
+
+    Raises:
+      ValueError: for an unknown family, a wrong number of parameters, or a setting that it does not cover.
+    """
+    family = FAMILIES.get(spec.family)
+    if family is None:
+        raise ValueError(f"proposal family must be one of {', '.join(FAMILIES)}, was {spec.family!r:.80}")
+    if len(spec.parameters) != family.num_parameters:
+        raise ValueError(
+            f"proposal {spec.family} must have {family.num_parameters} parameters, had {spec.parameters!r}"
+        )
+    if not _covers(family, setting):
+        composed = "" if setting.composed is None else " with a composed mechanism"
+        raise ValueError(f"proposal {spec} does not cover the {setting.direction} direction{composed}")
+    found = _module(family).build(setting, *spec.parameters)
+    if found.spec != spec or found.direction != setting.direction:
+        raise ValueError(f"proposal {spec} is not available for this mechanism")
+    return found
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded = None) -> list[Proposal]:
+    """Return every proposal that is worth considering for a setting, plain sampling first."""
+    return [
+        proposal
+        for family in FAMILIES.values()
+        if _covers(family, setting)
+        for proposal in _module(family).candidates(setting, samples_needed)
+    ]

@@ -1,0 +1,1 @@
+"""What people read: text, pages and pictures, made from what `core.check` computed."""
