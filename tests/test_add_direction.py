@@ -10,10 +10,13 @@ from scipy.special import log_ndtr, ndtr
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.proposals import half_space as add_direction
+from jaxacct.proposals import plain_bounded
+from jaxacct.proposals.base import plain
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
 from jaxacct.statistics import hockey_stick
 from tests.oracles import enumeration, settings
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
+from tests.proposals import family_candidates
 
 
 def noise_and_log_ratio(mechanism, outputs):
@@ -37,6 +40,12 @@ def draw_terms(proposal, epsilon, blocks, seed=0):
 
 
 # --- Exact zero ---
+
+
+def bounded_candidates(mechanism, epsilon):
+    """Samples of Q with a bound on their terms, and the half-space."""
+    families = "plain-bounded", "half-space"
+    return [one for family in families for one in family_candidates(family, mechanism, epsilon)]
 
 
 @pytest.mark.parametrize(("scheme", "bands"), settings.SMALL, ids=settings.IDS)
@@ -67,11 +76,11 @@ def test_zero_at_minus_log_none_and_positive_below(scheme):
     mechanism = make(scheme, 1, 0.7)
     edge = -scheme.log_probability_of_none()
     for epsilon in (edge + 1e-9, edge + 1, 50.0):
-        (zero,) = add_direction.half_space_candidates(mechanism, epsilon)
-        assert add_direction.add_is_zero(mechanism, epsilon) and zero.log_scale == -math.inf
+        (zero,) = bounded_candidates(mechanism, epsilon)
+        assert plain_bounded.add_is_zero(mechanism, epsilon) and zero.log_scale == -math.inf
     below = edge - 0.05
-    assert not add_direction.add_is_zero(mechanism, below)
-    assert all(c.log_scale > -math.inf for c in add_direction.half_space_candidates(mechanism, below))
+    assert not plain_bounded.add_is_zero(mechanism, below)
+    assert all(c.log_scale > -math.inf for c in bounded_candidates(mechanism, below))
     # Noise far down has f close to P0, hence a positive term: the divergence is positive.
     far_down = np.full((1, scheme.iterations), -30.0)
     assert noise_and_log_ratio(mechanism, far_down)[1][0] < -below
@@ -80,7 +89,7 @@ def test_zero_at_minus_log_none_and_positive_below(scheme):
 def test_no_term_exceeds_the_remainder_scale():
     for scheme, bands in settings.SMALL:
         mechanism, epsilon = make(scheme, bands, 0.6), 0.1
-        log_scale = add_direction.log_remainder_scale(mechanism, epsilon)
+        log_scale = plain_bounded.log_remainder_scale(mechanism, epsilon)
         _, loss = noise_and_log_ratio(mechanism, random_outputs(mechanism, 2000, 3.0) - 1.0)
         if log_scale > -math.inf:
             assert np.all(hockey_stick.hockey_stick(epsilon + loss) <= math.exp(log_scale) * (1 + 1e-12))
@@ -126,7 +135,7 @@ def test_jensen_has_the_mean_participation_and_half_its_squared_norm():
 def test_half_space_bounds_every_term(scheme, bands):
     for sigma, epsilon in (0.5, 0.1), (2.0, 0.05), (2.0, 0.5):
         mechanism = make(scheme, bands, sigma)
-        log_scale = add_direction.log_remainder_scale(mechanism, epsilon)
+        log_scale = plain_bounded.log_remainder_scale(mechanism, epsilon)
         if log_scale == -math.inf:
             continue
         minorant = add_direction.best_minorant(mechanism, epsilon)
@@ -259,7 +268,7 @@ def test_weights_average_to_the_probability_of_the_half_space():
 def test_two_steps_against_quadrature(scheme, bands, sigma, epsilon):
     mechanism = make(scheme, bands, sigma)
     exact = exact_two_steps(mechanism, epsilon)
-    found = add_direction.half_space_candidates(mechanism, epsilon)
+    found = bounded_candidates(mechanism, epsilon)
     assert found[-1].name == "half-space"
     for proposal in found if isinstance(scheme, Poisson) else found[-1:]:
         scale = math.exp(proposal.log_scale)
@@ -298,7 +307,7 @@ def test_poisson_against_the_pld_accountant(n, p, sigma, epsilon, interval):
     """Down to deltas of 2e-12 and 4e-13 from fifty thousand draws."""
     optimistic, pessimistic = pld_add(n, p, sigma, epsilon, interval)
     mechanism = make(Poisson(n, p), 1, sigma)
-    proposal = add_direction.half_space_candidates(mechanism, epsilon)[-1]
+    proposal = bounded_candidates(mechanism, epsilon)[-1]
     assert proposal.name == "half-space"
     terms, _ = draw_terms(proposal, epsilon, 400)
     low, high = (d / math.exp(proposal.log_scale) for d in (optimistic, pessimistic))
@@ -310,9 +319,9 @@ def test_poisson_against_the_pld_accountant(n, p, sigma, epsilon, interval):
 @pytest.mark.slow
 def test_several_bands_against_plain_sampling():
     mechanism, epsilon = make(BMinSep(24, 4, 0.2), 4, 2.0), 0.5
-    proposal = add_direction.half_space_candidates(mechanism, epsilon)[-1]
+    proposal = bounded_candidates(mechanism, epsilon)[-1]
     terms, _ = draw_terms(proposal, epsilon, 400)
-    base = add_direction.plain(mechanism, "add")
+    base = plain(mechanism, "add")
     reference, _ = draw_terms(base, epsilon, 400, seed=9)
     scale = math.exp(proposal.log_scale)
     assert scale < 0.3

@@ -1,7 +1,6 @@
 """An advantage as the target: the total variation, certified, against the best test there is."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -9,10 +8,11 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, Plan, Poisson, calibrate, risk, verify
-from jaxacct.files import to_json
+from jaxacct.core import text
 from jaxacct.kernels.randomness import key_from_words
 from jaxacct.report.html import report
 from tests.oracles.enumeration import pattern_law
+from tests.stored_plans import as_json
 
 ADVANTAGE = 0.3
 SCHEME = BMinSep.from_batch_size(dataset_size=80, batch_size=10, iterations=12, min_separation=8)
@@ -50,27 +50,27 @@ def test_no_test_gains_more_and_one_would_with_less_noise(plan):
     assert 0.93 * ADVANTAGE - ERROR < best_test(plan, sigma) < ADVANTAGE + ERROR
     assert best_test(plan, 0.8 * sigma) > ADVANTAGE + 2 * ERROR
     low = dataclasses.replace(plan.mechanism, noise_multiplier=0.8 * sigma)
-    assert not verify(low, 0.0, ADVANTAGE, max_samples=50_000, key=key_from_words([1, 2])).accepted
+    assert not verify(low, 0.0, ADVANTAGE, max_samples=50_000, key=key_from_words([1, 2])).certified
 
 
 def test_both_directions_are_one_number(plan):
     """At epsilon 0 the divergences are the same, whatever law the evidence of each was drawn by."""
     found = best_test(plan, plan.mechanism.noise_multiplier)
-    for side in (plan.evidence.remove, plan.evidence.add):
+    for side in plan.verdict.directions:
         assert side.estimate == pytest.approx(found, abs=3 * ERROR)
 
 
 def test_the_plan_says_it_and_is_read_back(plan):
-    data = json.loads(to_json(plan.to_json()))
+    data = as_json(plan)
     assert Plan.from_json(data) == plan and plan.certified
     assert (plan.epsilon, plan.delta) == (0.0, ADVANTAGE)
     assert "true positive rate more than 0.3 above its false positive rate" in plan.statement()
     assert risk.advantage(plan.epsilon, plan.delta) == ADVANTAGE
     for change in ({"delta": 0.25}, {"epsilon": -0.1}, {"epsilon": 0.1}):
         with pytest.raises(ValueError, match=r"plan|epsilon"):
-            Plan.from_json(data | change)
+            Plan.from_json(data | {"claim": data["claim"] | change})
     assert "more than 0.3 above" in report(plan)  # and its pictures can be made
-    spent = math.fsum(delta for _, delta in plan.budget_lines())
+    spent = math.fsum(delta for _, delta in text.budget_items(plan))
     assert spent <= ADVANTAGE
 
 
@@ -84,7 +84,7 @@ def test_a_gaussian_has_its_closed_form(advantage):
     assert (
         least <= made.mechanism.noise_multiplier * (1 + 1e-9) <= 1.0103 * least / (1 - 0.01 * advantage) ** 2
     )
-    assert made.analytic_delta == pytest.approx(
+    assert made.verdict.bound == pytest.approx(
         2 * stats.norm.cdf(0.5 / made.mechanism.noise_multiplier) - 1, rel=1e-9
     )
 

@@ -1,15 +1,24 @@
 """Batches too large for a run: their probability against the exact one, and what plans put aside for them."""
 
 import dataclasses
-import json
 import math
 
 import pytest
 import scipy
 
-from jaxacct import BandedToeplitz, BMinSep, MultiAttribution, Plan, Poisson, TruncatedBMinSep, calibrate
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    TruncatedBMinSep,
+    calibrate,
+)
 from jaxacct.batch_sizes import OVERFLOW, batch_sizes, max_batch_size, overflow
-from jaxacct.files import to_json
+from jaxacct.core import text
+from tests.stored_plans import as_json, claim_with
 
 TARGET = dict(epsilon=1.0, delta=1e-3, dataset_size=500, accountant="analytic")
 
@@ -37,36 +46,25 @@ def test_nothing_where_sizes_are_cut_or_not_stated():
     assert max_batch_size(500, 0.02, 50, 0.0) == 500
 
 
-def test_plans_put_it_aside():
-    """In the plan, its lines and its bound; a plan without it is one of version 2, and says so."""
+def test_plans_reserve_delta_for_it():
+    """In the plan's budget and bound; the reserve is computed from the claim, so no file can leave it out."""
     plan = calibrate(BMinSep(8, 2, 0.05), BandedToeplitz.square_root(2), **TARGET)
     assert plan.overflow_delta == pytest.approx(1e-9)
-    assert plan.analytic_delta <= 1e-3 - plan.overflow_delta
-    assert dict(plan.budget_lines())["runs stopped by a batch too large"] == plan.overflow_delta
-    data = json.loads(to_json(plan.to_json()))
-    assert data["schema_version"] == 3
-    assert Plan.from_json(data).certified
-    for forged in ({"overflow_delta": None}, {"overflow_delta": 0.0}, {"schema_version": 2}):
-        with pytest.raises(ValueError, match=r"overflow_delta|schema_version"):
-            Plan.from_json(data | forged)
-    before = {name: value for name, value in data.items() if name != "overflow_delta"} | {"schema_version": 2}
-    old = Plan.from_json(before)
-    assert old.certified and old.to_json()["schema_version"] == 2
-    assert any("not put aside" in line for line in old.checked())
-    assert not any("not put aside" in line for line in plan.checked())
+    assert plan.verdict.bound <= plan.target.budget.delta <= 1e-3 - plan.overflow_delta
+    assert dict(text.budget_items(plan))["runs stopped by a batch too large"] == plan.overflow_delta
+    whole = claim_with(plan.claim, budget=Budget.split(1e-3))
+    assert "the budget spends" in dataclasses.replace(plan, claim=whole).flaws[0]
 
 
-def test_plans_without_sizes_of_version_2_load():
+def test_no_reserve_without_sizes():
     plan = calibrate(BMinSep(8, 2, 0.05), BandedToeplitz.square_root(2), **TARGET | {"dataset_size": None})
-    assert plan.overflow_delta is None
-    data = json.loads(to_json(plan.to_json()))
-    assert data["schema_version"] == 3
-    del data["overflow_delta"]
-    assert Plan.from_json(data | {"schema_version": 2}).certified
+    assert plan.overflow_delta is None and plan.max_batch_size is None
+    assert Plan.from_json(as_json(plan)).certified
 
 
 def test_a_bound_that_leaves_no_room_for_it_is_no_plan():
-    """The analytic bound may not reach into what stopped runs spend."""
+    """The analytic bound may not reach into the reserve for stopped runs."""
     plan = calibrate(BMinSep(8, 2, 0.05), BandedToeplitz.square_root(2), **TARGET)
-    tight = dataclasses.replace(plan, delta=plan.analytic_delta * (1 + 1e-10))
-    assert not tight.certified
+    delta = plan.verdict.bound * (1 + 1e-10)
+    tight = claim_with(plan.claim, delta=delta, budget=Budget.split(delta))
+    assert not dataclasses.replace(plan, claim=tight).certified

@@ -11,13 +11,14 @@ from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals import busier, pairs
-from jaxacct.proposals.candidates import choose_candidate, proposal_by_name
+from jaxacct.proposals.candidates import choose_candidate
 from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from jaxacct.strategies.stationary import adds_windows
 from tests.oracles import enumeration
+from tests.proposals import family_candidates, proposal_by_name
 from tests.rounding_errors import _losses, _normals, _probe
 
 
@@ -84,7 +85,7 @@ def test_few_samples_where_participation_is_rare(key):
     """A tenth of the scale; no term above 1; the same divergence as ordinary replicas find (1e-6)."""
     epsilon, budget = 0.3, Budget.split(1e-5)
     chosen, predicted = choose_candidate(SMALL, epsilon, "remove", budget)
-    assert chosen.name == "3 replicas at 8 times the probability" and predicted[chosen.name] < 60_000
+    assert chosen.name == "inflated-replicas:3,8" and predicted[chosen.name] < 60_000
     ordinary = replica_proposal(SMALL, 3, epsilon)
     assert chosen.log_scale < ordinary.log_scale - math.log(10)
     assert min(count for name, count in predicted.items() if "times" not in name) > predicted[chosen.name]
@@ -164,11 +165,8 @@ def test_names_and_numbers_that_there_are_not():
         busier.busier_proposal(SMALL, 9, 2, 1.0)
     with pytest.raises(ValueError, match="known at 2 times its probability, was poisson"):
         busier.busier_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
-    for name in (
-        "2 replicas",
-        "2 replicas at 1 times the probability",
-        "2 replicas at 33 times the probability",
-    ):
-        assert busier.busier_called(SMALL, 1.0, name) is None
+    for name in ("inflated-replicas:2,1", "inflated-replicas:2,33"):
+        with pytest.raises(ValueError, match=r"times must be in 2\.\.32"):
+            proposal_by_name(SMALL, 1.0, "remove", name)
     frequent = Mechanism(BMinSep(6, 2, 0.3), BandedToeplitz((2.0, 1.0)), 1.0)
-    assert busier.busier_candidates(frequent, 1.0) == []
+    assert family_candidates("inflated-replicas", frequent, 1.0) == []

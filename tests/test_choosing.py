@@ -28,6 +28,7 @@ from jaxacct import (
 from jaxacct.accountants import ACCOUNTANTS, analytic, unamplified
 from jaxacct.choice import MATRICES
 from jaxacct.choosing import ALIKE, _falling_root, amplified_matrix, estimated_errors, log_moment, recommend
+from jaxacct.core.evidence import Bound
 from jaxacct.kernels import randomness
 from jaxacct.proposals.replicas import log_normalizer
 from jaxacct.schemes.replicas import b_min_sep, balls_in_bins
@@ -177,7 +178,7 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     sizes = ["--dataset-size", "1280", "--batch-size", "10", "--iterations", "128"]
     assert run("calibrate", *sizes, *target, "--memory-copies", "3", "--out", path) == 0
     plan = Plan.load(path)
-    assert plan.choice == told.choice and plan.analytic_accountant == "unamplified"
+    assert plan.choice == told.choice and plan.evidence == Bound("unamplified")
     mechanism = plan.mechanism
     assert (mechanism.scheme, mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 1 <= mechanism.noise_multiplier / chosen.noise_multiplier < 1.011  # one step of the search

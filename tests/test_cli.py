@@ -43,13 +43,13 @@ def plan_path(tmp_path_factory):
 def test_show_prints_every_line_of_the_error_budget(plan_path):
     plan = Plan.load(plan_path)
     shown = cli.describe(plan, verbose=True).splitlines()
-    booked = [line for line in plan.evidence.remove.lines + plan.evidence.add.lines if line.amount > 0]
+    booked = [item for each in plan.verdict.directions for item in each.items if item.amount > 0]
     assert {line.kind for line in booked} == set(KINDS)
     for line in booked:
         assert any(f"{line.amount:.2g} " in text and text.endswith(f": {line.name}") for text in shown)
     short = cli.describe(plan)
     assert not any(line.name in short for line in booked) and "scale" not in short and "replicas" not in short
-    assert short.count("accepted: ") == 2 and f"{plan.evidence.remove.num_samples:,} samples" in short
+    assert short.count(" certified: ") == 2 and f"{plan.evidence.remove.num_samples:,} samples" in short
 
 
 def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):

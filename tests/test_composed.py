@@ -1,6 +1,5 @@
 """Bounded weights where another mechanism is composed in (proofs/composition.md), against quadrature."""
 
-import dataclasses
 import functools
 import json
 import math
@@ -11,8 +10,6 @@ import jax
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from jaxacct.verification.line import Line
-from jaxacct.verification.run import direction_run, line_evidence
 from scipy.special import ndtri
 
 from jaxacct import (
@@ -29,19 +26,26 @@ from jaxacct import (
 )
 from jaxacct.accountants.composition import _GRID
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.core.claim import Target
+from jaxacct.core.check import check_direction
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import NotRun, Sampled
+from jaxacct.core.line import draw_line
 from jaxacct.kernels import randomness
 from jaxacct.proposals import composed as composed_proposals
+from jaxacct.proposals import run
 from jaxacct.proposals.base import Draws
-from jaxacct.proposals.candidates import candidates, proposal_by_name
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
-from jaxacct.verification import extrapolation, run
+from jaxacct.statistics.direction import Direction
+from jaxacct.verification.replay import replay
 from tests.conformance.test_schemes import IDENTITY
 from tests.draws import draws_of
 from tests.oracles import enumeration
+from tests.proposals import proposal_by_name
+from tests.test_extrapolation import bound_of
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
 BLOCKS = 64
@@ -117,7 +121,7 @@ def test_without_an_end_there_are_no_replicas():
     found = candidates(MECHANISMS[0], 1.0, "remove", Budget.split(1e-5), composed=composed)
     assert [candidate.proposal.name for candidate in found] == ["plain"]
     with pytest.raises(ValueError, match="is none for"):
-        proposal_by_name(MECHANISMS[0], 1.0, "remove", "2 replicas", composed=composed)
+        proposal_by_name(MECHANISMS[0], 1.0, "remove", "replicas:2", composed=composed)
     assert Composed(gaussian(2.0, 1e-6), 2e-3).left_out <= 2e-6
 
 
@@ -133,7 +137,7 @@ def test_the_weighted_term_is_bounded_and_would_not_be_with_all_of_the_profile()
             whole = log_weight + np.log(gaussian(1.0, 1e-9)(epsilon - loss)) - proposal.log_scale
         assert -1e-3 < drawn.max() <= 0
         assert whole.max() > 5
-        alone = proposal_by_name(MECHANISMS[0], epsilon, "remove", f"{m} replicas")
+        alone = proposal_by_name(MECHANISMS[0], epsilon, "remove", f"replicas:{m}")
         assert (drawn + proposal.log_scale - alone.log_scale).max() > 0.1
 
 
@@ -141,7 +145,7 @@ def test_weights_are_booked_as_far_down_as_terms_reach():
     """A profile that ends late has terms at losses far below 0, where weights are e to a larger number."""
     composed = Composed(gaussian(0.3), 1e-6)
     proposal = composed_proposals.composed_replicas(MECHANISMS[2], 3, 1.0, composed)
-    alone = proposal_by_name(MECHANISMS[2], 1.0, "remove", "3 replicas")
+    alone = proposal_by_name(MECHANISMS[2], 1.0, "remove", "replicas:3")
     booked, before = (
         next(line.amount for line in budget_lines(found, 1e-6) if line.name == "float32 weights")
         for found in (proposal, alone)
@@ -189,18 +193,23 @@ def test_a_line_is_certified_and_computed_again():
     mechanism, target = MECHANISMS[2], Target.at(0.3, 0.3, OTHER)
     q, key = target.budget.failure_probability, jax.random.key(2)
     line = at_distances(mechanism, 0.3, 0.7, 1.9, target.composition)
-    found = extrapolation.certify(line, 0.0, q, key, max_samples=20_000)
-    truth = two_steps(mechanism, 0.3, "add", target.profile)
-    assert truth <= found.bound <= 3 * truth
-    without = math.exp(line.log_bound(found.near_upper, found.far_lower))
-    assert found.bound - without == pytest.approx(line.left_out) and line.left_out > 1e-4
-    seen = line_evidence(direction_run(mechanism, target, "add", 1), line, found, key)
-    certificate = Line(seen, "anytime")
-    assert seen.accepted and certificate.recheck(mechanism, target) == []
-    assert certificate.recheck(mechanism, Target.at(0.3, 0.3, dp.GaussianDpEvent(2.9)))
-    assert certificate.recheck(mechanism, Target.at(0.3, 0.3))
-    without = dataclasses.replace(seen, lines=line.lines)
-    assert Line(without, "anytime").recheck(mechanism, target)
+    found = draw_line(line, 0.0, q, key, max_samples=20_000)
+    bound = bound_of(line, found, q)
+    assert two_steps(mechanism, 0.3, "add", target.profile) <= bound
+    assert bound <= 3 * two_steps(mechanism, 0.3, "add", target.profile)
+    assert line.left_out > 1e-4
+    claim = Claim(mechanism, target, None, None)
+    evidence = Sampled(claim.digest, "anytime", 1.0, NotRun(), found)
+    seen = check_direction(claim, Direction.ADD, found, evidence)
+    assert seen.certified and seen.estimate == bound <= target.budget.delta_v
+    assert any(item.amount == line.left_out for item in seen.items)
+    # About another event the same counts give another bound.
+    for event in (dp.GaussianDpEvent(2.0), None):
+        other = Claim(mechanism, Target.at(0.3, 0.3, event), None, None)
+        try:
+            assert check_direction(other, Direction.ADD, found, evidence).estimate != bound
+        except ValueError as error:
+            assert "margin" in str(error)
 
 
 @pytest.mark.slow
@@ -210,13 +219,13 @@ def test_many_participations_are_certified_by_the_line():
     target = Target.at(1.5, 2e-3, other)
     (line,) = plan_extrapolations(mechanism, 1.5, jax.random.key(1), target.composition, (20_000,))
     q = target.budget.failure_probability
-    found = extrapolation.certify(line, 0.0, q, jax.random.key(2), max_samples=40_000)
+    found = bound_of(line, draw_line(line, 0.0, q, jax.random.key(2), max_samples=40_000), q)
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     sampled = dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(0.7))
     accountant.compose(dp.SelfComposedDpEvent(sampled, 200)).compose(other)
     assert accountant._pld is not None
     truth = accountant._pld._pmf_add.get_delta_for_epsilon(1.5)
-    assert truth / 1.2 <= found.bound <= 30 * truth
+    assert truth / 1.2 <= found <= 30 * truth
 
 
 def test_estimates_of_both_together_take_the_line_and_what_none_takes_part_says(monkeypatch):
@@ -303,13 +312,16 @@ OTHER, EPSILON = dp.GaussianDpEvent(3.0), 1.7
 
 def test_a_plan_is_certified_from_few_draws_and_its_evidence_is_computed_again():
     plan, _ = certified()
-    evidence = plan.evidence
-    assert evidence is not None
-    assert evidence.remove.proposal.endswith("replicas")
-    assert evidence.num_samples < evidence.remove.predicted_samples["plain"] / 50
+    seen = plan.verdict
+    assert seen.remove.proposal.startswith("composed-replicas")
+    offered = candidates(
+        plan.mechanism, plan.epsilon, "remove", plan.target.budget, composed=plan.target.composition
+    )
+    plain = next(one.predicted_samples for one in offered if one.proposal.name == "plain")
+    assert seen.num_samples < plain / 50
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    assert any(line.name == "end of the composed profile" for line in evidence.remove.lines)
-    assert all(replayed.moved == 0 for replayed in plan.replay())
+    assert any(line.name == "end of the composed profile" for line in seen.remove.items)
+    assert all(replayed.moved == 0 for replayed in replay(plan))
 
 
 def test_less_than_the_truth_is_not_certified():
@@ -317,9 +329,9 @@ def test_less_than_the_truth_is_not_certified():
     plan, exact = certified()
     for less in (0.97, 0.8):
         found = verify(plan.mechanism, EPSILON, less * exact, compose_with=OTHER, max_samples=20_000, key=KEY)
-        assert not found.accepted
+        assert not found.certified
     alone = verify(plan.mechanism, EPSILON, 0.8 * exact, max_samples=20_000, key=KEY)
-    assert alone.accepted  # what is composed makes the difference
+    assert alone.certified  # what is composed makes the difference
 
 
 KEY = jax.random.key(9)
@@ -334,7 +346,7 @@ KEY = jax.random.key(9)
         lambda d: d["evidence"]["remove"].update(
             lines=[x for x in d["evidence"]["remove"]["lines"] if "composed" not in x["name"]]
         ),
-        lambda d: d["evidence"]["remove"].update(proposal="9 replicas"),
+        lambda d: d["evidence"]["remove"].update(proposal="replicas:9"),
         lambda d: d["evidence"]["remove"].update(proposal="plain"),
         lambda d: d.update(compose_with={**d["compose_with"], "noise_multiplier": 2.9}),
         lambda d: d.update(compose_with=None),

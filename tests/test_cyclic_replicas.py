@@ -18,7 +18,7 @@ def test_fewer_samples_than_two_replicas_need():
     scheme = CyclicPoisson.from_batch_size(dataset_size=8000, batch_size=100, iterations=240, cycle_length=8)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(8), 2.0)
     chosen, predicted = choose_candidate(mechanism, 1.5, "remove", Budget.split(1e-5))
-    assert chosen.replicas > 2 and 5 * predicted[chosen.name] < predicted["2 replicas"] < predicted["plain"]
+    assert chosen.replicas > 2 and 5 * predicted[chosen.name] < predicted["replicas:2"] < predicted["plain"]
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_bands_are_not_left_where_draws_that_see_nothing_leave_them(monkeypatch)
     options: dict[str, Any] = dict(num_samples=16_000, confidence=1 - FALSE_ALARM, key=jax.random.key(3))
     bands = privacy_profile(MANY, [epsilon], **options)
     assert bands.lower[0] * 0.98 <= 1e-5 <= bands.upper[0] * 1.02 < 1.5e-5
-    assert "extrapolated" in bands.proposals["add"]
+    assert "line" in bands.proposals["add"]
     no_lines(monkeypatch)
     assert privacy_profile(MANY, [epsilon], **options).upper[0] > 50e-5
 

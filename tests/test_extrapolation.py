@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from jaxacct.core.claim import Target
+from jaxacct.core.line import bound_from_counts, draw_line
+from jaxacct.proposals import extrapolation
 from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
-from jaxacct.statistics.bounds import Budget
-from jaxacct.verification import extrapolation
+from jaxacct.statistics import bounds
+from jaxacct.statistics.histogram import dense_counts
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
 pytestmark = pytest.mark.optimized  # many draws from few programs
@@ -55,6 +56,15 @@ def test_shifted_laws_against_quadrature():
         assert abs(terms.mean() - exact) <= width(exact, terms.size) + 1e-5
 
 
+def bound_of(line, found, q) -> float:
+    """The bound on H(Q, P) of samples at both distances."""
+    return bound_from_counts(
+        line,
+        q,
+        *(dense_counts(part, len(bounds.TERM_EDGES)) for part in (found.near_counts, found.far_counts)),
+    )
+
+
 @pytest.mark.parametrize(
     ("n", "p", "sigma", "epsilon", "most"),
     [
@@ -70,9 +80,9 @@ def test_many_participations_against_the_pld_accountant(n, p, sigma, epsilon, mo
     # The optimistic accountant says 0 here; the pessimistic one is right to a few percent at this interval.
     _, pessimistic = pld_add(n, p, sigma, epsilon, 1e-3)
     line = extrapolation.plan_extrapolations(mechanism, epsilon, jax.random.key(1))[0]
-    found = extrapolation.certify(line, 0.0, FALSE_ALARM, jax.random.key(2), max_samples=100_000)
+    found = draw_line(line, 0.0, FALSE_ALARM, jax.random.key(2), max_samples=100_000)
     assert found.num_samples <= 100_000
-    assert pessimistic / 2 <= found.bound <= most
+    assert pessimistic / 2 <= bound_of(line, found, FALSE_ALARM) <= most
 
 
 def test_more_draws_are_planned_where_few_would_not_do():
@@ -84,8 +94,7 @@ def test_more_draws_are_planned_where_few_would_not_do():
 
     def chosen(log_delta, otherwise=1e9):
         delta = math.exp(log_delta)
-        target = Target(1.5, 2 * delta, Budget(1.01 * delta, delta, 1e-3 * delta))
-        return extrapolation.cheaper_extrapolation(mechanism, target, otherwise, key)
+        return extrapolation.cheaper_extrapolation(mechanism, 1.5, delta, None, otherwise, key)
 
     between = (few.log_expected + many.log_expected) / 2
     assert chosen(few.log_expected + 0.1).planned_samples == few.planned_samples
@@ -112,6 +121,6 @@ def test_certificates_are_rarely_wrong():
     wrong = 0
     for seed in range(100):
         line = extrapolation.at_distances(mechanism, epsilon, 0.2, 2.0)
-        found = extrapolation.certify(line, exact * (1 - 1e-6), 0.2, jax.random.key(seed), 20_000)
-        wrong += found.bound <= exact * (1 - 1e-6)
+        found = draw_line(line, exact * (1 - 1e-6), 0.2, jax.random.key(seed), 20_000)
+        wrong += bound_of(line, found, 0.2) <= exact * (1 - 1e-6)
     assert wrong <= 45

@@ -26,23 +26,22 @@ from jaxacct import (
     privacy_loss,
     verify,
 )
-from jaxacct.core.claim import Target
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.proposals import half_space
+from jaxacct.proposals import extrapolation, half_space
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.powers import power_candidates
 from jaxacct.proposals.replicas import log_normalizer, most_replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import ending
-from jaxacct.verification import extrapolation
 from tests.oracles import enumeration, settings, tuples
 from tests.oracles.add_direction import exact_two_steps, width
+from tests.proposals import family_candidates
 from tests.rounding_errors import measured_error
+from tests.stored_plans import claim_with
 
 FALSE_ALARM = 1e-6
 SMALL = [(scheme, bands) for scheme, bands in settings.SMALL if 1 < bands <= scheme.iterations]
@@ -181,7 +180,7 @@ def test_proposals_have_the_exact_divergence(direction):
     exact = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction, 2)
     extended = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction)
     found = [c.proposal for c in candidates(TWO_STEPS, epsilon, direction, Budget.split(1e-6))]
-    found = [p for p in found if p.name in ("plain", "2 replicas", "half-space")]
+    found = [p for p in found if p.name in ("plain", "replicas:2", "half-space")]
     assert len(found) == 2
     for proposal in found:
         low, high = two_step_interval(TWO_STEPS, proposal, epsilon)
@@ -192,9 +191,9 @@ def test_proposals_have_the_exact_divergence(direction):
 def test_proposals_for_several_examples_have_the_exact_divergence(direction, epsilon, sigma):
     mechanism = Mechanism(IndependentAttribution(2, 2, 0.3, 2), FiniteToeplitz((2.0, 1.0), 2), sigma)
     exact = tuples.two_step_delta(mechanism.scheme, coefficients_of(mechanism), sigma, epsilon, direction, 2)
-    find = {"remove": power_candidates, "add": half_space.half_space_candidates}[direction]
-    proposal = find(mechanism, epsilon)[-1]
-    assert proposal.name == {"remove": "4 replicas of one example", "add": "half-space"}[direction]
+    family = {"remove": "example-replicas", "add": "half-space"}[direction]
+    proposal = family_candidates(family, mechanism, epsilon)[-1]
+    assert proposal.name == {"remove": "example-replicas:4", "add": "half-space"}[direction]
     low, high = two_step_interval(mechanism, proposal, epsilon)
     assert low <= exact <= high
 
@@ -218,11 +217,12 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     assert Plan.from_json(stored).certified
     # The evidence belongs to the n rows, and is refused for the extended mechanism.
     with pytest.raises(ValueError, match="plan evidence does not add up"):
-        Plan.from_json(stored | {"strategy": {"coefficients": list(coefficients)}})
+        edited = stored["claim"] | {"strategy": {"coefficients": list(coefficients)}}
+        Plan.from_json(stored | {"claim": edited})
     extended = Mechanism(scheme, whole, sigma)
-    assert Target.at(1.0, 0.05).digest(extended) != Target.at(1.0, 0.05).digest(plan.mechanism)
+    assert claim_with(plan.claim, strategy=whole).digest != plan.claim.digest
     seen = verify(extended, 1.0, 0.05, max_samples=200_000, key=jax.random.key(6), proposal="plain")
-    assert not seen.accepted
+    assert not seen.certified
 
 
 @pytest.mark.slow
@@ -291,8 +291,7 @@ def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
     strategy = FiniteToeplitz((1e-5, *BandedToeplitz.square_root(n - 1).coefficients), n)
     mechanism = Mechanism(BallsInBins(n, n), strategy, sigma)
     epsilon = math.log(n) + 2e-5 / sigma
-    found = half_space.half_space_candidates(mechanism, epsilon)
-    proposal = next(each for each in found if each.name == "half-space")
+    (proposal,) = family_candidates("half-space", mechanism, epsilon)
     tables, minorant = proposal.tables(), half_space.best_minorant(mechanism, epsilon)
     assert minorant is not None and np.linalg.norm(minorant.weights) > 1e3 * minorant.norm
     normals = jax.jit(lambda key: strategy.draw_normals(key, n, 512, np.float32))(jax.random.key(3))

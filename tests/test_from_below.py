@@ -20,7 +20,7 @@ from jaxacct.estimates import estimate, interval
 from jaxacct.estimates.estimate import draw_samples
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals import pairs
-from jaxacct.proposals.candidates import proposal_by_name, proposals_at
+from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.from_below import from_below
 from jaxacct.proposals.mean_overlaps import loss_from_below
 from jaxacct.proposals.pairs import log_factor, pair_proposal, rounds
@@ -28,6 +28,7 @@ from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration, tuples
+from tests.proposals import proposal_by_name
 
 FALSE_ALARM = 1e-6
 P = 0.3
@@ -35,11 +36,11 @@ P = 0.3
 PLAIN = (2, 0.9, 0.2)
 CASES = {
     "remove, plain": (*PLAIN, "plain"),
-    "add, plain": (*PLAIN, "plain, mean overlaps"),
-    "remove, pairs": (4, 1.6, 1.0, "6 replicas in pairs, and examples"),
-    "remove, powers": (2, 0.9, 1.0, "3 replicas of one example"),
-    "remove, plain by pairs": (4, 1.6, 0.2, "plain, and examples"),
-    "add, half-space": (4, 1.6, 1.0, "mean overlaps of every draw"),
+    "add, plain": (*PLAIN, "mean-overlaps:2"),
+    "remove, pairs": (4, 1.6, 1.0, "pairs:6,1"),
+    "remove, powers": (2, 0.9, 1.0, "example-replicas:3"),
+    "remove, plain by pairs": (4, 1.6, 0.2, "pairs:1,1"),
+    "add, half-space": (4, 1.6, 1.0, "mean-overlaps:0"),
 }
 
 
@@ -122,7 +123,7 @@ def test_estimates_of_users_are_known_from_below(monkeypatch):
     bands = privacy_profile(mechanism, [epsilon], **options)
     for direction, (low, _, high) in ((d, found[:, 0]) for d, found in bands.directions.items()):
         assert 0.6 * truth[direction] < low <= truth[direction] <= high < 1.6 * truth[direction]
-    assert bands.proposals == {"remove": "plain", "add": "plain, mean overlaps"} == found.proposals
+    assert bands.proposals == {"remove": "plain", "add": "mean-overlaps:2"} == found.proposals
     crossing = estimate_epsilon(mechanism, delta, **options)
     assert 0 < crossing.low <= epsilon <= crossing.high < 1
 
@@ -180,12 +181,10 @@ def test_what_is_known_from_below(monkeypatch):
         assert 0 < margins[1] < math.inf and below.relative_error == law.relative_error
         assert margins[1] > margins[0] or law.direction == "add"
     by_pairs = bounded(4, 1.6, monkeypatch)
-    assert estimate.best_proposal(by_pairs, 0.2, "remove", None, None).name == "plain, and examples"
-    (alone, pairs) = (
-        proposal_by_name(by_pairs, 0.2, "remove", "plain" + more) for more in ("", ", and examples")
-    )
+    assert estimate.best_proposal(by_pairs, 0.2, "remove", None, None).name == "pairs:1,1"
+    (alone, pairs) = (proposal_by_name(by_pairs, 0.2, "remove", name) for name in ("plain", "pairs:1,1"))
     booked = [total(budget_lines(law, 1e-9), "epsilon") for law in (alone, pairs)]
     assert booked[0] < booked[1] < 3 * booked[0] and alone.relative_error == pairs.relative_error > 0
     mechanism = bounded(*PLAIN[:2], monkeypatch)
-    (zero,) = (p for p in proposals_at(mechanism, 5.0, "add") if p.name == "zero")
+    (zero,) = (p for p in proposals_at(mechanism, 5.0, "add") if p.name == "plain-bounded")
     assert from_below(zero) is None

@@ -15,7 +15,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from jaxacct.verification.certificates import of_direction
 from scipy import stats
 
 from jaxacct import (
@@ -31,33 +30,50 @@ from jaxacct import (
     verify,
 )
 from jaxacct.accountants import analytic, truncation
-from jaxacct.batch_sizes import batch_sizes, max_batch_size
-from jaxacct.core.claim import Target
+from jaxacct.batch_sizes import max_batch_size
+from jaxacct.core import check as checking
+from jaxacct.core import resolve, shares
+from jaxacct.core import verify as verifying
+from jaxacct.core.check import check, check_direction
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound, Line, NotRun, Sampled, WeightBound
+from jaxacct.core.line import bound_from_counts, draw_line
+from jaxacct.core.resolve import Resolved
+from jaxacct.core.verify import Run, Stop, verify_claim
 from jaxacct.files import read_json, to_json
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
-from jaxacct.proposals import sampling
+from jaxacct.proposals import extrapolation, sampling
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.candidates import candidates, proposal_by_name
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.threshold import threshold
 from jaxacct.records import differences, read
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
+from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.strategies import Toeplitz
-from jaxacct.verification import extrapolation, run
+from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
+from tests.proposals import proposal_by_name
+from tests.stored_plans import claim_with, forged, with_side
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
 BUDGET = Budget.split(1e-2)
 NAN = math.nan
 
 
-def a_run(proposal=None, rule="anytime", **fields) -> run.Run:
-    proposal = proposal or plain(MECHANISM, "remove")
-    target = Target(1.0, 1e-2, BUDGET)
-    made = run.Run(proposal, target, rule, 12_800, {proposal.name: 1.0}, "job")
-    return dataclasses.replace(made, **fields)
+CLAIM = Claim(MECHANISM, Target(1.0, 1e-2, BUDGET), None, None)
+
+
+def of(proposal=None, theta=None) -> Resolved:
+    """A proposal of the claim, with another threshold where one is given."""
+    found = resolve.resolved(CLAIM, proposal or plain(MECHANISM, "remove"))
+    return found if theta is None else dataclasses.replace(found, threshold=theta)
+
+
+def is_settled(stop, terms, blocks, theta, bets, weights, limit=100) -> bool:
+    return verifying._is_settled(of(theta=theta), stop, terms, blocks, limit, bets, weights)
 
 
 def counts(**at) -> np.ndarray:
@@ -75,17 +91,17 @@ def counts(**at) -> np.ndarray:
 def test_the_margin_is_taken_from_epsilon(direction):
     losses = np.linspace(-2, 2, 128)
     draws = Draws(losses, np.zeros_like(losses))
-    found = run._terms(a_run(plain(MECHANISM, direction)), draws, 0.3)
+    found = of(plain(MECHANISM, direction)).terms(draws, 0.3)
     excess = 0.7 - losses if direction == "remove" else 0.7 + losses
     assert np.allclose(found, np.maximum(0, -np.expm1(excess)), rtol=1e-12, atol=0)
-    assert (found >= run._terms(a_run(plain(MECHANISM, direction)), draws, 0.0)).all()
+    assert (found >= of(plain(MECHANISM, direction)).terms(draws, 0.0)).all()
 
 
 def test_weights_are_raised_by_what_they_are_off():
     """Those of two replicas are `Z e^-L`: a loss that is off by a margin makes them off by as much."""
-    proposal, margin = proposal_by_name(MECHANISM, 1.0, "remove", "2 replicas"), 0.3
+    proposal, margin = proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2"), 0.3
     draws = Draws(np.linspace(1.0, 3.0, 128), np.full(128, -20.0))
-    found = run._terms(a_run(proposal), draws, margin)
+    found = of(proposal).terms(draws, margin)
     raised = np.exp(margin - 20.0 - proposal.log_scale) * -np.expm1(1.0 - margin - draws.loss)
     assert np.allclose(found, raised, rtol=1e-12, atol=0) and 0 < found.max() < 1
 
@@ -98,17 +114,16 @@ def test_thresholds_are_lowered_by_how_far_the_drawn_law_is_off():
 
 def test_nothing_is_drawn_only_where_no_mean_could_be_above():
     """Terms are at most 1: with a threshold a little below that they are drawn."""
-    for above, accepted in ((0.05, None), (-0.05, True)):
+    for above, certified in ((0.05, False), (-0.05, True)):
         scaled = dataclasses.replace(plain(MECHANISM, "remove"), log_scale=math.log(BUDGET.delta_v) + above)
-        found = run.nothing_to_draw(a_run(scaled))
-        assert (found and found.accepted) == accepted
+        assert of(scaled).needs_samples is not certified
 
 
 def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
-    target, other = Target(1.0, 1e-2, BUDGET), dataclasses.replace(MECHANISM)
-    assert target.digest(other) == target.digest(MECHANISM)
+    other = dataclasses.replace(MECHANISM)
+    assert dataclasses.replace(CLAIM, mechanism=other).digest == CLAIM.digest
     object.__setattr__(other, "adjacency", "replace-one")  # which there is not yet
-    assert target.digest(other) != target.digest(MECHANISM)
+    assert dataclasses.replace(CLAIM, mechanism=other).digest != CLAIM.digest
     with pytest.raises(ValueError, match="budget must spend at most delta"):
         Target(1.0, 0.99e-2, BUDGET)
 
@@ -124,10 +139,13 @@ def test_no_stream_serves_twice(monkeypatch):
 
     monkeypatch.setattr(sampling, "draw_in_batches", nothing)
     monkeypatch.setattr(rounding, "loss_margin", lambda *arguments, **options: 0.0)
-    monkeypatch.setattr(run, "cheaper_extrapolation", lambda *arguments: used.append(words(arguments[-1])))
     monkeypatch.setattr(
-        run, "certify", lambda *arguments, **options: used.append(words(arguments[3])) or stop()
+        extrapolation, "cheaper_extrapolation", lambda *arguments: used.append(words(arguments[-1]))
     )
+    monkeypatch.setattr(
+        extrapolation, "count_terms", lambda line, stream, *rest: used.append(words(stream)) or stop()
+    )
+    monkeypatch.setattr("jaxacct.core.line.count_terms", extrapolation.count_terms)
 
     def words(key):
         return tuple(randomness.key_words(key))
@@ -136,23 +154,24 @@ def test_no_stream_serves_twice(monkeypatch):
         raise KeyboardInterrupt
 
     key = jax.random.key(1)
-    evidence = verify(MECHANISM, 1.0, 1e-3, proposal="plain", key=key)
-    assert evidence.accepted
-    assert run.choose_extrapolation(a_run(plain(MECHANISM, "add"), predicted={"plain": 1.0}), key) is None
+    claim = claim_with(CLAIM, delta=1e-3, budget=Budget.split(1e-3))
+    verdict = verify_claim(claim, Stop(), "plain", key=key)
+    assert verdict.certified
+    assert verifying.choose_run(claim, Direction.ADD, key, Stop()).line is None
     with pytest.raises(KeyboardInterrupt):
-        run.extrapolate(a_run(plain(MECHANISM, "add")), a_line(), key, None, None)
+        verifying.draw(Run(of(plain(MECHANISM, "add")), a_line()), Stop(), "job", key)
     # A direction asks for its stream again and again; so each key once in the order of first use.
     assert len(dict.fromkeys(used)) == 6
-    assert {evidence.remove.key, evidence.add.key} < set(used)
+    assert {verdict.evidence.remove.key, verdict.evidence.add.key} < set(used)
 
 
 def test_the_fixed_rule_does_not_peek():
     """However clear the counts are, before the last block there is no verdict; then there is."""
-    fixed, clear = a_run(rule="fixed"), counts(_0=10**9)
+    fixed, clear = Stop("fixed"), counts(_0=10**9)
     for blocks in (1, 16, 99):
-        assert run._verdict(fixed, clear, blocks, 100, 0.01, (), ()) is None
-    assert run._verdict(fixed, clear, 100, 100, 0.01, (), ())[0] is True
-    assert run._verdict(a_run(), clear, 16, 100, 0.01, (0.5,), (1.0,))[0] is True
+        assert not is_settled(fixed, clear, blocks, 0.01, (), ())
+    assert is_settled(fixed, clear, 100, 0.01, (), ())
+    assert is_settled(Stop(), clear, 16, 0.01, (0.5,), (1.0,))
 
 
 def test_only_plain_draws_where_what_is_composed_hides_nothing():
@@ -161,9 +180,9 @@ def test_only_plain_draws_where_what_is_composed_hides_nothing():
         found = candidates(MECHANISM, 1.0, direction, BUDGET, composed=composed)
         assert [c.proposal.name for c in found] == ["plain"]
         assert len(candidates(MECHANISM, 1.0, direction, BUDGET)) > 1
-    assert proposal_by_name(MECHANISM, 1.0, "remove", "2 replicas").replicas == 2
-    for direction, name in (("remove", "2 replicas"), ("add", "half-space"), ("add", "zero")):
-        with pytest.raises(ValueError, match="is none for"):
+    assert proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2").replicas == 2
+    for direction, name in (("remove", "replicas:2"), ("add", "half-space")):
+        with pytest.raises(ValueError, match="does not cover the .* direction with a composed mechanism"):
             proposal_by_name(MECHANISM, 1.0, direction, name, composed=composed)
 
 
@@ -173,35 +192,35 @@ def a_line() -> extrapolation.Extrapolation:
 
 def test_both_confidence_bounds_of_a_line_share_q():
     line, near, far = a_line(), counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
-    found = extrapolation.bound_from_counts(line, 1e-6, 0.0, near, far)
+    found = bound_from_counts(line, 1e-6, near, far)
     upper, lower = bounds.upper_confidence_bound(near, 5e-7), bounds.lower_confidence_bound(far, 5e-7)
-    assert (found.near_upper, found.far_lower, found.q) == (upper, lower, 1e-6)
-    assert found.bound == math.exp(line.log_bound(upper, lower))
-    assert found.bound < math.exp(line.log_bound(bounds.upper_confidence_bound(near, 5e-8), lower))
+    assert found == line.bound(upper, lower) == math.exp(line.log_bound(upper, lower))
+    assert found < math.exp(line.log_bound(bounds.upper_confidence_bound(near, 5e-8), lower))
 
 
-def test_a_line_is_accepted_at_its_part_of_q_and_tells_all_of_it(monkeypatch):
+def test_a_line_is_drawn_at_its_share_of_q(monkeypatch):
     stretch = counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
-    monkeypatch.setattr(extrapolation, "count_terms", lambda *arguments: stretch)
+    monkeypatch.setattr("jaxacct.core.line.count_terms", lambda *arguments: stretch)
     line, seen = a_line(), []
-    at_once = extrapolation.bound_from_counts(line, 1e-6, 0.0, *stretch)
+    at_once = bound_from_counts(line, 1e-6, *stretch)
     for share in (1.0, 1e-3):
-        found = extrapolation.certify(
-            line, at_once.bound * (1 + 1e-9), 1e-6, None, share=share, keep=seen.append
-        )
-        assert found.q == 1e-6
+        draw_line(line, at_once * (1 + 1e-9), share * 1e-6, jax.random.key(0), 2_000_000, keep=seen.append)
     assert len(seen) > 2  # one stretch for the first
-    assert at_once.bound > found.bound
 
 
-def test_a_line_is_judged_by_delta_v_and_not_by_delta():
-    line, target = a_line(), a_run().target
-    found = extrapolation.bound_from_counts(line, 1e-6, 0.0, counts(_0=9000, _5000=1000), counts(_5100=9000))
-    for bound, accepted in ((target.budget.delta_v, True), (math.nextafter(target.budget.delta_v, 1), False)):
-        assert bound < target.delta
-        judged = dataclasses.replace(found, bound=bound)
-        seen = run.line_evidence(a_run(plain(MECHANISM, "add")), line, judged, jax.random.key(0))
-        assert seen.accepted == accepted
+@pytest.mark.parametrize("above", [False, True])
+def test_a_line_is_judged_by_delta_v_and_not_by_delta(above, monkeypatch):
+    line, target = a_line(), CLAIM.target
+    bound = math.nextafter(target.budget.delta_v, 1) if above else target.budget.delta_v
+    assert bound < target.delta
+    monkeypatch.setattr("jaxacct.core.line.bound_from_counts", lambda *arguments: bound)
+    claim = dataclasses.replace(CLAIM, mechanism=line.near.mechanism)
+    claim = claim_with(claim, epsilon=0.5)
+    margin = extrapolation.margin_of_line(line)
+    block = ((0, 9088), (5000, 1024)), ((5100, 10112),)
+    side = Line(line.near_distance, line.far_distance, margin, (1, 2), *block)
+    evidence = Sampled(claim.digest, "anytime", 1.0, NotRun(), side)
+    assert check_direction(claim, Direction.ADD, side, evidence).certified is not above
 
 
 def test_what_a_line_does_not_see_is_taken_for_the_worst(monkeypatch):
@@ -261,37 +280,32 @@ def test_the_largest_batch_is_that_of_the_binomial_law():
 # -- Who decides what is released ---
 
 
-class Seen:
-    def __init__(self, accepted):
-        self.accepted = accepted
-
-
 def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=100):
     """(exponent, share) of what was verified, and what `calibrate` released: (exponent, evidence).
 
     Args:
-      verdict: exponent -> whether it is accepted.
+      verdict: exponent -> whether it is certified.
     """
     asked = []
 
     def exponent_of(mechanism):
         return round(math.log(mechanism.noise_multiplier) / math.log(1.01))
 
-    def stub(mechanism, epsilon, delta, share=1.0, **options):
-        asked.append((exponent_of(mechanism), share))
+    def stub(claim, stop, **options):
+        asked.append((exponent_of(claim.mechanism), stop.share))
         # What is tried first is given up where it takes long; the last resort is not.
-        assert options["patience"] == (500 if asked[-1][0] < 12 else math.inf)
-        return Seen(verdict(asked[-1][0]))
+        assert stop.patience == (500 if asked[-1][0] < 12 else math.inf)
+        sides = WeightBound(plain(MECHANISM, "remove").spec), NotRun()
+        flaws = () if verdict(asked[-1][0]) else ("no",)
+        evidence = Sampled(claim.digest, stop.rule, stop.share, *sides)
+        return checking.Verdict(claim, evidence, flaws, None, None, None)
 
-    monkeypatch.setattr(calibration, "verify", stub)
+    monkeypatch.setattr(calibration, "verify_claim", stub)
     monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: fallback)
     monkeypatch.setattr(calibration._Search, "smallest_exponent", lambda *arguments: (10, 1000))
     monkeypatch.setattr(calibration._Search, "covered", covered)
-    monkeypatch.setattr(
-        calibration, "make_plan", lambda mechanism, target, evidence, *rest: (mechanism, evidence)
-    )
-    mechanism, evidence = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
-    return asked, (exponent_of(mechanism), evidence)
+    found = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
+    return asked, (exponent_of(found.mechanism), found.evidence)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +324,7 @@ def test_the_smallest_two_come_first_then_a_ladder_that_ends_at_a_rejection(
     """Every rung below a rejected one would be one more chance for a wrong acceptance."""
     seen, (exponent, evidence) = ladder(monkeypatch, accepted.__contains__)
     assert ([at for at, _ in seen], exponent) == (asked, released)
-    assert evidence is None if released == 100 else evidence.accepted
+    assert isinstance(evidence, Bound if released == 100 else Sampled)
 
 
 @pytest.mark.parametrize("private", [(), (15,), (12, 15), (11, 12, 15), (11,), (12,)])
@@ -334,8 +348,10 @@ def test_all_that_is_verified_spends_the_failure_probability_once(private, monke
 
 def test_the_shares_of_all_attempts_are_one_failure_probability():
     """As the binary numbers they are; the ladder, which ends at a rejection, spends its share once."""
-    first = calibration.FIRST_SHARES
-    assert sum(map(Fraction, (*first, 1 - sum(first)))) <= 1 < sum(map(Fraction, first)) + Fraction(1, 10)
+    first = shares.FIRST_SHARES
+    assert (
+        sum(map(Fraction, (*first, shares.LADDER_SHARE))) <= 1 < sum(map(Fraction, first)) + Fraction(1, 10)
+    )
 
 
 def test_giving_up_accepts_nothing_that_would_not_have_been(monkeypatch):
@@ -349,13 +365,13 @@ def test_giving_up_accepts_nothing_that_would_not_have_been(monkeypatch):
         hits = np.cumsum(rng.binomial(128, mean, 100))
         ends = []
         for patience in (math.inf, 3000.0):
-            job = a_run(patience=patience)
-            seen = ((n, counts(_0=n * 128 - hits[n - 1], _5120=hits[n - 1])) for n in range(1, 101))
-            verdicts = ((n, run._verdict(job, terms, n, 100, theta, *bets)) for n, terms in seen)
-            n, (accepted, reason) = next((n, verdict) for n, verdict in verdicts if verdict)
+            stop = Stop(patience=patience)
+            seen = [(n, counts(_0=n * 128 - hits[n - 1], _5120=hits[n - 1])) for n in range(1, 101)]
+            n, terms = next(pair for pair in seen if is_settled(stop, pair[1], pair[0], theta, *bets))
+            accepted = checking.accepts(terms, theta, "anytime", BUDGET.failure_probability, *bets)
             ends.append((accepted, n))
-            if "given up" in reason:
-                assert patience == 3000 and not accepted and 13 <= n < 100
+            if not accepted and n < 100 and not bounds.hopeless(terms, theta):
+                assert patience == 3000 and 13 <= n < 100
         ended.append(ends)
     for whole, hasty in ended:
         assert hasty == whole if hasty[0] else hasty[1] <= whole[1]
@@ -376,24 +392,24 @@ def test_a_verification_is_given_up_for_what_it_predicts_and_not_before_an_eight
         n = 128 * blocks
         hits = round(0.05 * share * n)
         seen = counts(_0=n - hits, _5120=hits)
-        verdict = run._verdict(a_run(patience=patience), seen, blocks, 100, 0.05, *bets)
-        assert (verdict is not None and "given up" in verdict[1]) is ends
-        assert run._verdict(a_run(patience=patience, rule="fixed"), seen, blocks, 100, 0.05, *bets) is None
+        assert is_settled(Stop(patience=patience), seen, blocks, 0.05, *bets) is ends
+        assert not is_settled(Stop("fixed", patience=patience), seen, blocks, 0.05, *bets)
     for wrong in (0, math.nan):
         with pytest.raises(ValueError, match="patience must be above 0, was"):
-            verify(MECHANISM, 1.0, 1e-2, patience=wrong)
+            Stop(patience=wrong)
 
 
 @pytest.mark.parametrize("rule", ["anytime", "fixed"])
 def test_a_part_of_the_failure_probability_asks_for_more(rule):
     """1,500 terms of 0 against a threshold of 1e-2: e^-11 or so, at q = 1e-4 and at a millionth of it."""
     nothing, bets = counts(_0=1500), bounds.default_bets()
-    whole, part = a_run(rule=rule), a_run(rule=rule, share=1e-6)
-    assert run._verdict(whole, nothing, 12, 12, 0.01, *bets)[0]
-    assert not run._verdict(part, nothing, 12, 12, 0.01, *bets)[0]
-    assert part.level == 1e-6 * BUDGET.failure_probability
+    for share in (1.0, 1e-6):
+        level = share * BUDGET.failure_probability
+        assert checking.accepts(nothing, 0.01, rule, level, *bets) is (share == 1)
+        if rule == "anytime":
+            assert is_settled(Stop(share=share), nothing, 12, 0.01, *bets) is (share == 1)
     with pytest.raises(ValueError, match=r"share must be in \(0, 1\], was 0"):
-        verify(MECHANISM, 1.0, 1e-2, share=0)
+        Stop(share=0)
 
 
 def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
@@ -424,7 +440,7 @@ def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misle
         return 1.0 if exponent >= truth + glance * misled else math.inf
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
-    search = calibration._Search(*[None] * 9)
+    search = calibration._Search(*[None] * 6)
     for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
         looked.clear()
         assert search.smallest_exponent(fallback, 1.01, 1000, estimate) == (truth, 1000)
@@ -442,7 +458,7 @@ def test_a_good_estimate_saves_glances(monkeypatch):
     spent = []
     for estimate in (None, 0.68):
         glanced.clear()
-        search = calibration._Search(*[None] * 9)  # pyright: ignore[reportArgumentType]
+        search = calibration._Search(*[None] * 6)  # pyright: ignore[reportArgumentType]
         assert search.smallest_exponent(100, 1.01, 1000, estimate) == (-35, 1000)
         spent.append(len(glanced))
     assert spent[1] <= 3 < 6 <= spent[0]
@@ -465,7 +481,7 @@ def test_looks_begin_where_glances_together_say(seen, monkeypatch):
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
     monkeypatch.setattr(calibration._Search, "cost_by_trend", lambda self, noise: None)
-    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)  # pyright: ignore[reportArgumentType]
+    search = calibration._Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)  # pyright: ignore[reportArgumentType]
     assert search.smallest_exponent(100, 1.01, 10_000) == (-30, 10_000)
     assert (looked == [-30, -31]) is seen
 
@@ -483,7 +499,7 @@ def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something
     monkeypatch.setattr(calibration._Search, "cost", cost)
     monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: 1e4)
     monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
-    search = calibration._Search(*[None] * 9)
+    search = calibration._Search(*[None] * 6)
     assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
     assert [glance for noise, glance in asked if noise == 1.01**30] == [True, False][: 1 + looks]
 
@@ -505,7 +521,7 @@ def test_the_limit_on_samples_is_what_an_easy_target_needs(fewest, most, limit, 
 
     monkeypatch.setattr(calibration._Search, "cost", cost)
     monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: fewest)
-    search = calibration._Search(*[None] * 9)
+    search = calibration._Search(*[None] * 6)
     monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
     assert search.smallest_exponent(30, 1.01, most, 1.1) == (0, limit)
     assert set(looked) == {limit}
@@ -520,7 +536,7 @@ def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
         return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
 
     monkeypatch.setattr(sampling, "draw_in_batches", draws)
-    search = calibration._Search(None, None, None, Target(1.0, 1e-2, BUDGET), *[None] * 5)
+    search = calibration._Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)
     pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
     assert pilot(glance=True).sum() == 16 * 128
     assert pilot().sum() == pilot(glance=True).sum() == pilot().sum() == 48 * 128
@@ -535,20 +551,20 @@ def test_a_budget_above_delta_is_refused():
 def test_a_checkpoint_is_of_one_job_only():
     import dp_accounting as dp
 
-    target = Target(1.0, 1e-2, BUDGET)
-    base = dict(mechanism=MECHANISM, target=target, rule="anytime", proposal=None, max_samples=1000)
     others = [
-        dict(mechanism=dataclasses.replace(MECHANISM, noise_multiplier=1.6)),
-        dict(target=dataclasses.replace(target, epsilon=1.1)),
-        dict(target=dataclasses.replace(target, budget=Budget.split(1e-3))),
-        dict(target=dataclasses.replace(target, compose_with=dp.GaussianDpEvent(3.0))),
-        dict(rule="fixed"),
+        dict(claim=claim_with(CLAIM, noise_multiplier=1.6)),
+        dict(claim=claim_with(CLAIM, epsilon=1.1)),
+        dict(claim=claim_with(CLAIM, budget=Budget.split(1e-3))),
+        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(3.0))),
+        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(4.0))),
+        dict(claim=claim_with(CLAIM, dataset_size=1000)),
+        dict(stop=Stop("fixed", 1000)),
         dict(proposal="plain"),
-        dict(max_samples=1001),
+        dict(stop=Stop("anytime", 1001)),
+        dict(stop=Stop("anytime", 1000, 0.9)),
     ]
-    jobs = [run._job_digest(**base), *(run._job_digest(**base | change) for change in others)]
-    other = dataclasses.replace(target, compose_with=dp.GaussianDpEvent(4.0))
-    jobs.append(run._job_digest(**base | {"target": other}))
+    base = dict(claim=CLAIM, stop=Stop("anytime", 1000), proposal=None)
+    jobs = [verifying._job_digest(**base), *(verifying._job_digest(**base | change) for change in others)]
     assert len(set(jobs)) == len(jobs)
 
 
@@ -559,63 +575,67 @@ def test_a_checkpoint_is_of_one_job_only():
 def drawn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounding, "loss_margin", lambda *arguments, **options: 1e-6)
-        evidence = verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
-        assert evidence.accepted and evidence.remove.num_samples
-        yield Plan(MECHANISM, 1.5, 1e-2, evidence=evidence)
+        verdict = verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
+        assert verdict.certified and verdict.remove.num_samples
+        yield Plan(verdict.claim, verdict.evidence)
 
 
-def test_certified_does_not_believe_the_verdict(drawn):
+def test_certified_believes_counts_alone(drawn):
     assert drawn.certified
-    evidence = drawn.evidence
-    worse = dataclasses.replace(evidence.remove, term_counts=((5120, evidence.remove.num_samples),))
-    forged = dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=worse))
-    assert forged.evidence.accepted and not forged.certified
-    assert forged.statement().startswith("NOT CERTIFIED")
-    for change in (
-        {"epsilon": 1.4},
-        {"delta": 0.02},
-        {"mechanism": dataclasses.replace(MECHANISM, noise_multiplier=1.4)},
-        {"analytic_delta": 0.0},
-        {"evidence": None, "analytic_delta": 0.0},
-        {"evidence": None, "analytic_accountant": "unamplified", "analytic_delta": 0.0},
-        {"truncation_delta": 1e-9},
-    ):
-        assert not dataclasses.replace(drawn, **change).certified, change
+    number = drawn.evidence.remove.num_samples
+    worse = with_side(drawn, "remove", term_counts=((5120, number),))
+    assert not worse.certified and worse.statement().startswith("NOT CERTIFIED")
+    for change in ({"epsilon": 1.4}, {"delta": 0.02}, {"noise_multiplier": 1.4}, {"dataset_size": 50}):
+        assert not dataclasses.replace(drawn, claim=claim_with(drawn.claim, **change)).certified, change
+    for evidence in (Bound("unamplified"), Bound("pld"), None, NotRun()):
+        assert not dataclasses.replace(drawn, evidence=evidence).certified, evidence
+
+
+def test_a_certified_direction_does_not_carry_the_other(drawn):
+    """The remove direction certified, the add direction rejected, not run, of another kind, or the reverse."""
+    remove, add = drawn.evidence.remove, drawn.evidence.add
+    rejected = dataclasses.replace(add, term_counts=((5120, add.num_samples),))
+    for sides in ((remove, rejected), (remove, NotRun()), (NotRun(), add), (add, remove)):
+        evidence = dataclasses.replace(drawn.evidence, remove=sides[0], add=sides[1])
+        assert not check(drawn.claim, evidence).certified
+    bound = WeightBound(plain(MECHANISM, "add").spec)
+    found = check(drawn.claim, dataclasses.replace(drawn.evidence, add=bound))
+    assert found.flaws == ("add: the bound on terms of plain is not below delta_v",)
 
 
 def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, monkeypatch):
     from train import loop
 
-    forged = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, target="0" * 64))
+    other = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, claim="0" * 64))
     with pytest.raises(ValueError, match="plan must be certified"):
-        loop._check(forged, np.zeros((5, 1)), 1, None)
+        loop._check(other, np.zeros((5, 1)), 1, None)
     asked = []
 
     def rejects(self, **options):
         asked.append(options)
-        rejected = dataclasses.replace(self.evidence.remove, accepted=False, reason="the mean is above")
-        return dataclasses.replace(self.evidence, remove=rejected)
+        number = self.evidence.remove.num_samples
+        return with_side(self, "remove", term_counts=((5120, number),), loss_counts=((3000, number),)).verdict
 
     monkeypatch.setattr(Plan, "verify", rejects)
-    with pytest.raises(ValueError, match="could not be verified with fresh randomness: remove direction"):
+    with pytest.raises(ValueError, match="could not be verified with fresh randomness: remove: "):
         loop._verify_anew(drawn, None)
     assert "key" not in asked[0]
 
 
 def test_replay_draws_the_stored_key(drawn):
-    assert [(seen.moved, seen.accepted) for seen in drawn.replay()] == [(0, True), (0, True)]
-    evidence = drawn.evidence
-    number = evidence.remove.num_samples
-    lucky = dataclasses.replace(evidence.remove, term_counts=((0, number),), loss_counts=((2047, number),))
-    lucky = of_direction(lucky, "anytime").rebuilt(MECHANISM, drawn.target)
-    forged = dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=lucky))
-    assert forged.certified  # nothing that can be computed is wrong
-    assert forged.replay()[0].moved > 0
-    analytic_plan = calibration.make_plan(
-        Mechanism(MECHANISM.scheme, MECHANISM.strategy, 12.0), Target.at(1.0, 1e-3), None
-    )
-    with pytest.raises(ValueError, match="no draws to repeat"):
-        analytic_plan.replay()
+    assert [(seen.moved, seen.accepted) for seen in replay(drawn)] == [(0, True), (0, True)]
+    number = drawn.evidence.remove.num_samples
+    lucky = with_side(drawn, "remove", term_counts=((0, number),), loss_counts=((2047, number),))
+    assert lucky.certified  # nothing that can be computed is wrong
+    assert replay(lucky)[0].moved > 0
+    with pytest.raises(ValueError, match="no samples to draw again"):
+        replay(ANALYTIC)
+
+
+ANALYTIC = Plan(
+    Claim(dataclasses.replace(MECHANISM, noise_multiplier=12.0), Target.at(1.0, 1e-3), None, None),
+    Bound("unamplified"),
+)
 
 
 def replayed(plan: Plan, path, capsys, *options) -> tuple[int, str]:
@@ -631,30 +651,30 @@ def test_the_command_replays(drawn, tmp_path, capsys):
     path = tmp_path / "plan.json"
     code, said = replayed(drawn, path, capsys)
     assert code == 0 and said.endswith("replayed\n") and said.count(" 0 in another bin") == 2
-    code, said = replayed(dataclasses.replace(drawn, device="another"), path, capsys, "--json")
+    another = dataclasses.replace(drawn.provenance, device="another")
+    code, said = replayed(dataclasses.replace(drawn, provenance=another), path, capsys, "--json")
     assert code == 0 and json.loads(said)["same_device"] is False
     evidence = drawn.evidence
 
     def with_losses(losses, **fields) -> Plan:
-        edited = dataclasses.replace(evidence.remove, loss_counts=tuple(sorted(losses.items())))
-        return dataclasses.replace(drawn, evidence=dataclasses.replace(evidence, remove=edited), **fields)
+        edited = with_side(drawn, "remove", loss_counts=tuple(sorted(losses.items())))
+        return dataclasses.replace(edited, **fields)
 
     losses = dict(evidence.remove.loss_counts)
     place = max(losses, key=losses.__getitem__)
     one = losses | {place: losses[place] - 1, 2047: losses.get(2047, 0) + 1}
     code, said = replayed(with_losses(one), path, capsys)
     assert code == 1 and "1 in another bin" in said and "NOT replayed" in said
-    code, said = replayed(with_losses(one, device="another"), path, capsys)
+    code, said = replayed(with_losses(one, provenance=another), path, capsys)
     assert code == 0 and "drawn on another, replayed on" in said
     all_else = {1024: evidence.remove.num_samples}
-    code, said = replayed(with_losses(all_else, device="another"), path, capsys)
+    code, said = replayed(with_losses(all_else, provenance=another), path, capsys)
     assert code == 1 and "NOT replayed" in said
 
 
 def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
     """By its accountant alone; what only a draw could use is refused, and so is an edited bound."""
-    noisy = dataclasses.replace(MECHANISM, noise_multiplier=12.0)
-    plan = calibration.make_plan(noisy, Target.at(1.0, 1e-3), None)
+    plan = ANALYTIC
     plan.save(tmp_path / "plan.json")
 
     def verified(*options):
@@ -663,18 +683,20 @@ def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
         return stop.value.code, capsys.readouterr()
 
     code, said = verified()
-    assert (code, said.out) == (0, f"unamplified: delta(1) <= {plan.analytic_delta!r}\nverified\n")
+    bound = f"accountant unamplified: delta(1) <= {plan.verdict.bound!r}"
+    assert code == 0 and said.out == f"{'evidence':<22}{bound}\nverified\n"
     code, said = verified("--json")
     assert json.loads(said.out)["accountant"] == "unamplified"
     for option in (["--max-samples", "9"], ["--rule", "fixed"], ["--proposal", "plain"]):
         code, said = verified(*option)
         assert code == 2 and "must not be given for an analytic plan" in said.err
     code, said = verified("--replay")
-    assert code == 2 and "there are no draws to repeat" in said.err
-    text = to_json(plan.to_json() | {"analytic_delta": plan.analytic_delta / 2})
-    (tmp_path / "plan.json").write_text(text)
+    assert code == 2 and "there are no samples to draw again" in said.err
+    data = plan.to_json()
+    data["claim"]["noise_multiplier"] = 1.0
+    (tmp_path / "plan.json").write_text(to_json(data))
     code, said = verified()
-    assert code == 2 and "analytic_delta is" in said.err and said.err.count("\n") == 1
+    assert code == 2 and "unamplified gives delta" in said.err and said.err.count("\n") == 1
 
 
 def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
@@ -686,8 +708,8 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
 
     by_any_proposal = Plan.verify  # here by the one that is compiled already
     monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
-    expected, largest = batch_sizes(MECHANISM.scheme, 40)
-    honest = dataclasses.replace(drawn, dataset_size=40, expected_batch_size=expected, max_batch_size=largest)
+    sized = claim_with(drawn.claim, dataset_size=40)
+    honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
     asked = []
 
     def train(plan, **options):
@@ -700,24 +722,17 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     assert train(honest).steps == 24
     assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
     # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
-    little = dataclasses.replace(MECHANISM, noise_multiplier=0.7)
-    digest = drawn.target.digest(little)
-    sides = {}
-    for name in ("remove", "add"):
-        seen = getattr(drawn.evidence, name)
-        lucky = dataclasses.replace(seen, term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
-        sides[name] = of_direction(lucky, "anytime").rebuilt(little, drawn.target)
-    forged = dataclasses.replace(
-        honest, mechanism=little, evidence=dataclasses.replace(drawn.evidence, target=digest, **sides)
-    )
-    assert forged.certified
+    lucky = dict(term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
+    little = forged(honest, noise_multiplier=0.7)
+    for direction in ("remove", "add"):
+        margin = resolve.resolve(little.claim, Direction(direction), plain(MECHANISM, direction).spec).margin
+        little = with_side(little, direction, margin=margin, **lucky)
+    assert little.certified
     asked.clear()
-    with pytest.raises(
-        ValueError, match="plan could not be verified with fresh randomness: remove direction"
-    ):
-        train(forged)
+    with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
+        train(little)
     assert "training" not in asked
-    assert train(forged, verify=False, steps=2).steps == 2
+    assert train(little, verify=False, steps=2).steps == 2
 
 
 # -- NaN ---
@@ -732,7 +747,7 @@ STAGES = {
     "delta of verify": lambda: verify(MECHANISM, 1.0, NAN, budget=BUDGET),
     "samples of verify": lambda: verify(MECHANISM, 1.0, 1e-2, max_samples=NAN),
     "noise": lambda: Mechanism(MECHANISM.scheme, MECHANISM.strategy, NAN),
-    "plan": lambda: Plan(MECHANISM, NAN, 1e-2),
+    "claim": lambda: claim_with(CLAIM, epsilon=NAN),
     "budget": lambda: Budget(1e-2, NAN, 1e-4),
     "budget q": lambda: Budget(1e-2, 1e-3, NAN),
     "bins": lambda: bounds.bin_terms([0.1, NAN]),
@@ -742,20 +757,22 @@ STAGES = {
     "weight of a zero": lambda: hockey_stick.weighted_terms(draws(-9.0, NAN), "remove", 1.0),
     "epsilon of terms": lambda: hockey_stick.weighted_terms(draws(), "remove", NAN),
     "profile": lambda: hockey_stick.weighted_terms(draws(), "remove", 1.0, lambda t: t * NAN),
-    "margin of terms": lambda: run._terms(a_run(), draws(), NAN),
+    "margin of terms": lambda: of().terms(draws(), NAN),
     "scale": lambda: threshold(plain_with(log_scale=NAN), 1e-2),
     "relative error": lambda: threshold(plain_with(relative_error=NAN), 1e-2),
     "total variation": lambda: threshold(plain_with(total_variation=NAN), 1e-2),
-    "nothing to draw": lambda: run.nothing_to_draw(a_run(plain_with(log_scale=NAN))),
-    "margin": lambda: run.finite_margin(NAN),
-    "theta": lambda: run._accepts(
+    "no samples": lambda: of(plain_with(log_scale=NAN)),
+    "margin": lambda: hockey_stick.finite_margin(NAN),
+    "theta": lambda: checking.accepts(
         counts(_0=10**6), NAN, "anytime", BUDGET.failure_probability, (0.5,), (1.0,)
     ),
-    "theta, fixed": lambda: run._accepts(counts(_0=10**6), NAN, "fixed", BUDGET.failure_probability, (), ()),
-    "bets": lambda: run._accepts(
+    "theta, fixed": lambda: checking.accepts(
+        counts(_0=10**6), NAN, "fixed", BUDGET.failure_probability, (), ()
+    ),
+    "bets": lambda: checking.accepts(
         counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (NAN,), (1.0,)
     ),
-    "weights of bets": lambda: run._accepts(
+    "weights of bets": lambda: checking.accepts(
         counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (0.5,), (NAN,)
     ),
     "pilot": lambda: bounds.default_bets(NAN, counts(_0=10)),
@@ -765,7 +782,7 @@ STAGES = {
     "divergence": lambda: bounds.kl(NAN, 0.5),
     "distances": lambda: extrapolation.at_distances(a_line().near.mechanism, 0.5, NAN, 2.0),
     "epsilon of a line": lambda: extrapolation.at_distances(a_line().near.mechanism, NAN, 1.0, 2.0),
-    "q of a line": lambda: extrapolation.bound_from_counts(a_line(), NAN, 0.0, counts(_5=9), counts(_9=9)),
+    "q of a line": lambda: bound_from_counts(a_line(), NAN, counts(_5=9), counts(_9=9)),
     "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
     "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
     "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),
@@ -793,14 +810,14 @@ def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
     (tmp_path / "plan.json").write_text('{"epsilon": NaN}')
     with pytest.raises(ValueError, match="NaN is not a number that JSON has"):
         read_json(tmp_path / "plan.json", "plan")
-    margin = dataclasses.replace(drawn.evidence.remove, margin=NAN)
-    for change in (margin, dataclasses.replace(drawn.evidence.remove, scale=NAN)):
-        changed = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, remove=change))
-        assert not changed.certified
-    monkeypatch.setattr(run, "total", lambda *arguments: NAN)
+    assert not with_side(drawn, "remove", margin=NAN).certified
+    with pytest.raises(ValueError, match="share must be in"):
+        Stop(share=NAN)
+    found = of()
+    monkeypatch.setattr(resolve, "total", lambda *arguments: NAN)
     monkeypatch.setattr("jaxacct.proposals.extrapolation.total", lambda *arguments: NAN)
     with pytest.raises(NonFiniteLossError, match="margin"):
-        run.margin_of(a_run())
+        found.margin  # noqa: B018
     with pytest.raises(NonFiniteLossError, match="margin"):
         extrapolation.margin_of_line(line)
 

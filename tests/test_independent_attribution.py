@@ -21,13 +21,13 @@ from jaxacct import (
 )
 from jaxacct.kernels import interacting_recurrence
 from jaxacct.kernels.interacting_recurrence import numbers_kept
-from jaxacct.proposals.half_space import half_space_candidates
-from jaxacct.proposals.powers import power_candidates, power_proposal
+from jaxacct.proposals.powers import power_proposal
 from jaxacct.proposals.sampling import direction_key, draw_in_batches
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.oracles import enumeration, tuples
 from tests.oracles.settings import few_in_ci
+from tests.proposals import family_candidates
 from tests.schemes.test_schemes import chi_square_p_value
 from tests.test_non_banded import both_losses
 from tests.test_privacy_loss import outputs_of
@@ -153,8 +153,8 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
     width = -math.log(FALSE_ALARM)
     for epsilon, direction in ((0.1, "remove"), (1.5, "remove"), (0.1, "add")):
         truth = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
-        find = power_candidates if direction == "remove" else half_space_candidates
-        found = find(mechanism, epsilon)
+        families = ("example-replicas",) if direction == "remove" else ("plain-bounded", "half-space")
+        found = [one for family in families for one in family_candidates(family, mechanism, epsilon)]
         assert found or direction == "add"
         if quick and direction == "remove":
             found = found[:1] if epsilon < 1 else found[-1:]
@@ -240,4 +240,4 @@ def test_a_plan_of_users_is_proven_like_all_others():
     plan = Plan.from_json(calibrate(scheme, strategy, **target).to_json())
     assert plan.certified and plan.evidence.remove.num_samples > 0
     assert "not proven" not in plan.statement()
-    assert all("proofs/" in line.source for line in plan.evidence.remove.lines)
+    assert all("proofs/" in line.source for line in plan.verdict.remove.items)

@@ -20,7 +20,7 @@ from jaxacct import (
     estimate_delta,
 )
 from jaxacct.estimates.estimate import best_proposal
-from jaxacct.proposals.candidates import candidates, proposal_by_name
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.cuts import cut_proposal
 from jaxacct.proposals.replicas import log_scale
 from jaxacct.proposals.threshold import budget_lines
@@ -29,11 +29,12 @@ from jaxacct.schemes.replicas import cuts as replicas
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration
+from tests.proposals import proposal_by_name
 from tests.schemes.test_schemes import chi_square_p_value
 from tests.test_truncated_b_min_sep import count_law, plane_delta
 
 FALSE_ALARM = 1e-6
-NAME = "2 replicas with independent cuts"
+NAME = "truncated"
 # Warm and cold, n < b, one band, everyone sampled; a maximum at the mean and above.
 SMALL = [
     (TruncatedBMinSep(5, 2, 0.3, 4, 12), 2),
@@ -327,16 +328,16 @@ def test_few_samples(tmp_path):
     )
     strategy = BandedToeplitz.square_root(3)
     plan = calibrate(scheme, strategy, epsilon=8.0, delta=1e-6, dataset_size=600, noise_multiplier=1.4)
-    assert plan.certified and plan.evidence is not None
-    for seen in (plan.evidence.remove, plan.evidence.add):
-        assert seen.proposal.endswith("with independent cuts") and seen.num_samples < 50_000
+    assert plan.certified and plan.is_sampled
+    for seen in plan.verdict.directions:
+        assert seen.proposal.startswith("truncated") and seen.num_samples < 50_000
     plan.save(tmp_path / "plan.json")
     assert type(plan).load(tmp_path / "plan.json") == plan
     found = estimate_delta(plan.mechanism, 8.0, num_samples=1000, key=jax.random.key(1))
     assert (
         found.low == 0
         and found.high < 1e-5
-        and all(name.endswith("cuts") for name in found.proposals.values())
+        and all(name.startswith("truncated") for name in found.proposals.values())
     )
     plain = [c.predicted_samples for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-6))]
     assert max(plain) > 1000 * min(plain)

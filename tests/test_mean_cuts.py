@@ -10,14 +10,14 @@ import pytest
 from jaxacct import BandedToeplitz, Mechanism, TruncatedBMinSep
 from jaxacct.likelihood import rounding
 from jaxacct.proposals import mean_cuts
-from jaxacct.proposals.candidates import proposal_by_name
 from jaxacct.proposals.cuts import cut_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration
+from tests.proposals import family_candidates, proposal_by_name
 from tests.test_independent_cuts import all_cuts, densities, mechanism_of
 
-NAME = "2 replicas and the mean, with independent cuts"
+NAME = "truncated-mean"
 # Warm and cold, one band, n < b.
 SMALL = [
     (TruncatedBMinSep(4, 2, 0.3, 4, 12), 2),
@@ -165,10 +165,9 @@ def test_a_long_mean_sees_the_errors_of_its_scores():
 
 def test_where_there_is_none():
     uncut = mechanism_of(SMALL[0][0].uncut, 2)
-    assert mean_cuts.mean_cut_candidates(uncut, 1.0, direction="remove") == []
+    assert family_candidates("truncated-mean", uncut, 1.0) == []
     with pytest.raises(ValueError, match="scheme must cut batches itself, was b-min-sep"):
         mean_cuts.mean_cut_proposal(uncut, "remove", 1.0)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
         mean_cuts.mean_cut_proposal(loud, "remove", 1.0)
-    assert mean_cuts.mean_cut_called(uncut, 1.0, "2 replicas", direction="add") is None

@@ -10,11 +10,12 @@ from scipy.special import logsumexp
 from jaxacct import BandedToeplitz, BMinSep, Budget, IndependentAttribution, Mechanism
 from jaxacct.kernels import randomness
 from jaxacct.proposals import mean_overlaps
-from jaxacct.proposals.candidates import candidates, proposal_by_name
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics import hockey_stick
 from tests.oracles import enumeration, tuples
+from tests.proposals import family_candidates, proposal_by_name
 
 STRATEGY = BandedToeplitz((2.0, 1.0))
 
@@ -74,7 +75,7 @@ def test_the_bound_is_above_the_exact_delta_of_two_steps(key, monkeypatch):
     scheme, sigma, epsilon = IndependentAttribution(2, 2, 0.3, 2, False), 2.0, 0.2
     strategy = BandedToeplitz.identity()
     mechanism = Mechanism(scheme, strategy, sigma)
-    (proposal,) = mean_overlaps.mean_overlap_candidates(mechanism, epsilon)
+    (proposal,) = family_candidates("mean-overlaps", mechanism, epsilon)
     truth = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, "add")
     scale = math.exp(proposal.log_scale)
     assert 1e-4 < truth < scale < 1
@@ -89,8 +90,8 @@ def test_production_needs_no_draws_at_noise_that_largest_overlaps_do_not_allow()
     mechanism = Mechanism(IndependentAttribution(1000, 64, 1 / 187, 4), BandedToeplitz.square_root(16), 2.35)
     budget = Budget.split(1e-5)
     found = {c.proposal.name: c for c in candidates(mechanism, 4.0, "add", budget)}
-    assert set(found) == {"mean overlaps of every draw", "plain"}
-    mean = found["mean overlaps of every draw"]
+    assert set(found) == {"mean-overlaps:0", "plain"}
+    mean = found["mean-overlaps:0"]
     assert mean.predicted_samples == 0 and threshold(mean.proposal, budget.delta_v) >= 1
     again = proposal_by_name(mechanism, 4.0, "add", mean.proposal.name)
     assert again.log_scale == mean.proposal.log_scale
@@ -99,21 +100,21 @@ def test_production_needs_no_draws_at_noise_that_largest_overlaps_do_not_allow()
 def test_none_where_likelihoods_are_exact_or_the_direction_is_zero(monkeypatch):
     exact = IndependentAttribution(2, 2, 0.3, 2)
     for scheme in (exact, BMinSep(2, 2, 0.3)):
-        assert mean_overlaps.mean_overlap_candidates(Mechanism(scheme, STRATEGY, 2.0), 0.1) == []
+        assert family_candidates("mean-overlaps", Mechanism(scheme, STRATEGY, 2.0), 0.1) == []
     monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
     bounded = Mechanism(IndependentAttribution(2, 2, 0.25, 2), STRATEGY, 2.0)
-    assert len(mean_overlaps.mean_overlap_candidates(bounded, 0.3)) == 1
-    assert mean_overlaps.mean_overlap_candidates(bounded, 5.0) == []
-    assert mean_overlaps.mean_overlap_called(bounded, 0.3, "half-space") is None
-    before = mean_overlaps.mean_overlap_called(bounded, 0.3, "half-space of mean overlaps")  # stored plans
-    assert before is not None and before.name == "half-space of mean overlaps"
-    (now,) = mean_overlaps.mean_overlap_candidates(bounded, 0.3)
-    assert before.log_scale == now.log_scale and before.draw_block is not now.draw_block
+    assert len(family_candidates("mean-overlaps", bounded, 0.3)) == 1
+    assert family_candidates("mean-overlaps", bounded, 5.0) == []
+    for variant in (1, 2, 3):
+        with pytest.raises(ValueError, match="not available"):
+            proposal_by_name(bounded, 0.3, "add", f"mean-overlaps:{variant}")
+    (now,) = family_candidates("mean-overlaps", bounded, 0.3)
+    assert now.name == "mean-overlaps:0"
     booked = {line.name: line.amount for line in budget_lines(now, 1e-5)}
     assert 0 < booked["law of mean overlaps"] < 1e-3
     # No noise at all is in every half-space there: draws of Q itself.
-    (plain,) = mean_overlaps.mean_overlap_candidates(Mechanism(bounded.scheme, STRATEGY, 0.5), 0.1)
-    again = mean_overlaps.mean_overlap_called(plain.mechanism, 0.1, "plain, mean overlaps")
-    assert again is not None and again.log_scale == plain.log_scale < 0
+    (plain,) = family_candidates("mean-overlaps", Mechanism(bounded.scheme, STRATEGY, 0.5), 0.1)
+    again = proposal_by_name(plain.mechanism, 0.1, "add", "mean-overlaps:2")
+    assert again.log_scale == plain.log_scale < 0
     certain = IndependentAttribution(2, 2, 1.0, 2)
-    assert mean_overlaps.mean_overlap_candidates(Mechanism(certain, STRATEGY, 0.5), 0.1) == []
+    assert family_candidates("mean-overlaps", Mechanism(certain, STRATEGY, 0.5), 0.1) == []

@@ -30,8 +30,7 @@ SHORT = [*PROBLEM, *"--delta 2e-3 --noise-multiplier 1.3".split()]
 def lasting(path: Path) -> dict:
     """A plan file without what differs between runs of any kind: times."""
     data = json.loads(path.read_text())
-    data.pop("created")
-    data["evidence"].pop("seconds")
+    data["provenance"].pop("created")
     return data
 
 

@@ -40,6 +40,7 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
+from jaxacct.verification.profile import profile as stored_profile
 from tests.oracles import enumeration
 from tests.rounding_errors import measured_error
 from train import noise
@@ -290,9 +291,10 @@ def test_certified_and_stored(tmp_path, capsys):
     plan = calibrate(
         scheme, strategy, epsilon=2.0, delta=1e-3, dataset_size=3000, noise_multiplier=0.8, key=key
     )
-    assert plan.certified and plan.evidence is not None and "upper bound" in plan.statement()
+    assert plan.certified and plan.is_sampled and "upper bound" in plan.statement()
     # Losses alone do not determine the weights of these draws.
-    assert plan.evidence.remove.proposal == "2 replicas" and np.isnan(plan.profile([1.0, 2.0])).all()
+    assert plan.verdict.remove.proposal == "replicas:2"
+    assert np.isnan(stored_profile(plan.verdict, np.array([1.0, 2.0]))).all()
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again.mechanism == plan.mechanism
@@ -303,7 +305,7 @@ def test_certified_and_stored(tmp_path, capsys):
         direction: {c.proposal.name for c in candidates(plan.mechanism, 2.0, direction, Budget.split(1e-3))}
         for direction in ("remove", "add")
     }
-    assert {"plain", "2 replicas"} <= names["remove"]
+    assert {"plain", "replicas:2"} <= names["remove"]
     small = Mechanism(BMinSep(8, 3, 0.3), long_tail(8), 2.0)
     profile = privacy_profile(small, [0.1, 0.2], num_samples=4000, key=jax.random.key(2))
     assert not profile.lower.any() and np.all(profile.upper > 0)

@@ -25,7 +25,7 @@ from jaxacct.core.verify import verify
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import pairs
-from jaxacct.proposals.candidates import candidates, choose_candidate, proposal_by_name
+from jaxacct.proposals.candidates import candidates, choose_candidate
 from jaxacct.proposals.replicas import checked_replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
@@ -33,6 +33,7 @@ from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences
 from tests.draws import draws_of
 from tests.oracles import enumeration
+from tests.proposals import family_candidates, proposal_by_name
 
 SIGMA = 1.1
 STRATEGY = BandedToeplitz((2.0, 1.0))
@@ -165,9 +166,9 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
 
     def accepted(delta):
-        found = verify(mechanism, epsilon, delta, proposal="4 replicas in pairs", max_samples=40_000, key=key)
-        assert found.remove.proposal == "4 replicas in pairs"
-        return found.remove.accepted
+        found = verify(mechanism, epsilon, delta, proposal="pairs:4,0", max_samples=40_000, key=key)
+        assert found.remove.proposal == "pairs:4,0"
+        return found.remove.certified
 
     assert accepted(1.1 * exact) and not accepted(0.9 * exact)
     with monkeypatch.context() as patch:
@@ -218,13 +219,13 @@ def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch)
     with jax.enable_x64(True):
         _, exact, _ = divergences(scheme, 2.5, epsilon)
     monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(2, 2, True))
-    proposal = proposal_by_name(mechanism, epsilon, "remove", "4 replicas in pairs, and examples")
+    proposal = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,1")
     scale = math.exp(proposal.log_scale)
     terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
     low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
     assert scale * low <= 1.05 * exact and exact <= scale * high and high < 1.5 * low
-    before = proposal_by_name(mechanism, epsilon, "remove", "4 replicas in pairs")  # of stored plans
+    before = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,0")  # of stored plans
     assert before.log_scale == proposal.log_scale
     booked = [
         sum(line.amount for line in budget_lines(p, 1e-5) if line.kind == "epsilon")
@@ -254,22 +255,22 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
         assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
         assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)
         # Half as many pairs are drawn, each off by as much as two replicas are.
-        drawn = checked_replicas(pairs._sharper(pairs._one(mechanism)[0], int(chosen.name.split()[0])), 2)
-        number = int(chosen.name.split()[0]) / 2
+        drawn = checked_replicas(pairs._sharper(pairs._one(mechanism)[0], chosen.spec.parameters[0]), 2)
+        number = chosen.spec.parameters[0] / 2
         assert chosen.total_variation > number * drawn.total_variation
         assert chosen.relative_error >= number * drawn.relative_error > 0
         # A user's own vectors have a law of their own given the outputs, and what is rare of it is booked.
         own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
         assert len(own) == (scheme.parts is not None)
-    assert len({p.name for p in pairs.pair_candidates(mechanism, 1.0)}) > 2
+    assert len({p.name for p in family_candidates("pairs", mechanism, 1.0)}) > 2
 
 
 def test_none_where_other_replicas_are_cheap_or_float32_cannot_tell():
     p = 1 / (250 - 63)
     quiet = production(BMinSep(1000, 64, p), 1.0)
     names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}
-    assert "2 replicas" in names and not any(name.endswith("in pairs") for name in names)
-    assert pairs.pair_candidates(production(BMinSep(1000, 64, p), 0.5), 1.0) == []
+    assert "replicas:2" in names and not any(name.startswith("pairs") for name in names)
+    assert family_candidates("pairs", production(BMinSep(1000, 64, p), 0.5), 1.0) == []
 
 
 def test_numbers_and_schemes_that_there_are_not():
@@ -277,9 +278,8 @@ def test_numbers_and_schemes_that_there_are_not():
     for m in (2, 5, 50):
         with pytest.raises(ValueError, match=rf"m must be one of \(4, .*48\) above 3, was {m}"):
             pairs.pair_proposal(mechanism, m, 1.0)
-    assert pairs.pairs_called(mechanism, 1.0, "4 replicas") is None
     with pytest.raises(ValueError, match="scheme must have replicas, truncated-b-min-sep has none"):
         pairs.pair_proposal(Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA), 4, 1.0)
     with pytest.raises(ValueError, match="columns that do not overlap"):
         pairs.pair_proposal(Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 4, 1.0)
-    assert pairs.pair_candidates(Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 1.0) == []
+    assert family_candidates("pairs", Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 1.0) == []

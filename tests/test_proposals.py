@@ -11,12 +11,10 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
 from jaxacct.proposals import replicas
 from jaxacct.proposals.base import plain
-from jaxacct.proposals.half_space import half_space_candidates
 from jaxacct.proposals.replicas import (
     _module,
     log_normalizer,
     most_replicas,
-    replica_candidates,
     replica_proposal,
 )
 from jaxacct.proposals.sampling import direction_key, draw_in_batches
@@ -25,7 +23,9 @@ from jaxacct.statistics.hockey_stick import weighted_terms
 from jaxacct.strategies import FiniteToeplitz
 from tests.oracles import enumeration, tuples
 from tests.oracles.settings import IDS, SMALL, SOME_IN_CI
+from tests.proposals import family_candidates
 from tests.schemes.test_schemes import chi_square_p_value
+from tests.test_add_direction import bounded_candidates
 from tests.test_sampling import pld_delta, pld_law
 
 FALSE_ALARM = 1e-6
@@ -33,6 +33,13 @@ Z = stats.norm.isf(FALSE_ALARM / 2)
 PRODUCTION = BMinSep.from_batch_size(
     dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
 )
+
+
+def offered(mechanism, epsilon, direction):
+    """Replicas, or what bounds the terms of the add direction."""
+    if direction == "add":
+        return bounded_candidates(mechanism, epsilon)
+    return family_candidates("replicas", mechanism, epsilon)
 
 
 def draw(proposal, num_blocks: int, key):
@@ -131,7 +138,7 @@ def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
     `test_add_direction`.
     """
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
-    found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
+    found = offered(mechanism, epsilon, direction)
     for proposal in found[-1:] if (epsilon, direction) == (1.0, "remove") else ends(found):
         if proposal.log_scale == -math.inf:
             continue
@@ -154,7 +161,7 @@ def test_one_step_against_quadrature(sigma, p, direction, key):
     mechanism = Mechanism(Poisson(1, p), BandedToeplitz((1.0,)), sigma)
     for epsilon in (0.02, 0.3, 1.5):
         exact = tuples.one_step_delta(sigma, p, epsilon, direction)
-        found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
+        found = offered(mechanism, epsilon, direction)
         for proposal in [plain(mechanism, direction), *ends(found)]:
             if proposal.log_scale == -math.inf:
                 assert exact == 0
@@ -185,7 +192,7 @@ def test_two_steps_against_integration(scheme, bands, direction, key):
     mechanism = Mechanism(scheme, strategy, sigma)
     for epsilon in (0.1, 0.6):
         exact = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
-        found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
+        found = offered(mechanism, epsilon, direction)
         for proposal in ends(found):
             if proposal.log_scale == -math.inf:
                 assert exact < 1e-9
@@ -207,7 +214,7 @@ def test_poisson_against_pld_to_1e_12(direction, delta, key):
     n, p, sigma = (many, 0.1, 1.0) if direction == "remove" else (4, 0.5, 1.0)
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
     epsilon = pld_law(sigma, p, n, direction).get_epsilon_for_delta(delta)
-    found = (replica_candidates if direction == "remove" else half_space_candidates)(mechanism, epsilon)
+    found = offered(mechanism, epsilon, direction)
     best = min(found, key=lambda proposal: proposal.log_scale)
     assert best.log_scale > -math.inf
     exact = pld_delta(sigma, p, n, epsilon, direction)
@@ -237,7 +244,7 @@ def test_add_is_zero_exactly_beyond_the_probability_of_none(scheme, key):
     bands = min(scheme.min_separation, 2)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)
     edge = -scheme.log_probability_of_none()
-    assert half_space_candidates(mechanism, edge * (1 + 1e-9))[0].log_scale == -math.inf
+    assert bounded_candidates(mechanism, edge * (1 + 1e-9))[0].log_scale == -math.inf
     found = estimate_delta(mechanism, 0.9 * edge, num_samples=20_000, key=key)
     assert found.directions["add"] > 0
     losses = draw(plain(mechanism, "add"), 100, key).loss
@@ -261,7 +268,7 @@ def test_jensen_minorant(scheme, bands):
 
 def test_overflowing_tables_are_not_offered():
     mechanism = Mechanism(BMinSep(3000, 4, 0.5), BandedToeplitz.square_root(4), 0.05)
-    assert replica_candidates(mechanism, 1.0) == []
+    assert family_candidates("replicas", mechanism, 1.0) == []
     with pytest.raises(ValueError, match="overflow"):
         replica_proposal(mechanism, 2, 1.0)
     cyclic = Mechanism(CyclicPoisson(40, 10, 0.5), BandedToeplitz.square_root(4), 1.0)

@@ -15,6 +15,7 @@ from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism, NotCe
 from jaxacct.accountants import ACCOUNTANTS, lognormal_sums, random_allocation, unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.accountants.lognormal_sums import Mixture, Phases, divergence_bound, lattice_law
+from jaxacct.core.evidence import Bound
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
 
 IDENTITY = BandedToeplitz.identity()
@@ -288,7 +289,7 @@ def test_extreme_numbers_are_bounds_too():
 def test_calibrate_draws_nothing_there():
     scheme = BallsInBins(64, 16)
     plan = calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5)
-    assert plan.certified and plan.evidence is None and plan.analytic_accountant == "random-allocation"
+    assert plan.certified and plan.evidence == Bound("random-allocation")
     sigma = plan.mechanism.noise_multiplier
     assert sigma < 0.75 * unamplified.noise_multiplier_for(plan.mechanism, 2.0, 1e-5)
     bounds = ACCOUNTANTS["random-allocation"].divergences(Mechanism(scheme, IDENTITY, sigma / 1.011), 2.0)

@@ -13,15 +13,16 @@ from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson, pl
 from jaxacct.accountants import truncation
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.calibration import make_plan
 from jaxacct.cli import main
-from jaxacct.core.claim import Target
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound
+from jaxacct.core.text import budget_items
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.report import FIRST_LINE, _errata, _risk, _rounded_up
 from jaxacct.report.html import ASSUMPTIONS, ERRATA, measure, report
 from jaxacct.statistics.composed import TabulatedProfile
 from jaxacct.tradeoff.plan import GeneralPlan
-from tests.test_plan import KINDS, whole
+from tests.stored_plans import KINDS, whole
 
 VOID = {"meta", "br", "path", "use", "line"}
 
@@ -78,14 +79,13 @@ def test_every_kind_of_plan_has_a_page(kind):
     page = Page(report(plan, "<b>&.json"))
     words = " ".join(page.words.split())
     assert " ".join(plan.statement().split()) in words
-    assert all(name in words for name, _ in plan.budget_lines())
+    assert all(name in words for name, _ in budget_items(plan))
     assert "jaxacct verify <b>&.json" in words
 
 
 def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
-    plan = Plan(
-        Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 0.3), 1.0, 1e-3, analytic_delta=0.0
-    )
+    mechanism = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 0.3)
+    plan = Plan(Claim(mechanism, Target.at(1.0, 1e-3), None, None), Bound("unamplified"))
     assert not plan.certified
     text = report(plan)
     assert text.index("NOT CERTIFIED") < text.index("The mechanism")
@@ -193,7 +193,7 @@ def test_the_command(tmp_path, capsys):
 def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key):
     """One Gaussian step, whose best test is known: above it, and below what the certified point says."""
     mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
-    plan = make_plan(mechanism, Target.at(1.0, 0.13), None)
+    plan = Plan(Claim(mechanism, Target.at(1.0, 0.13), None, None), Bound("unamplified"))
     assert plan.certified
     bands = measure(plan, 4000, key)
     rates = np.array([0.01, 0.1, 0.5])

@@ -8,13 +8,17 @@ from collections import Counter
 
 import jax
 import pytest
-from jaxacct.shards import Part, draw_part, merge, parse_shard
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate, shards, verify
-from jaxacct.calibration import _Sizes, make_plan
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate
 from jaxacct.cli import main
-from jaxacct.core.claim import Target
+from jaxacct.core.check import Outcome
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound
+from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.files import Checkpoint
+from jaxacct.verification import shards
+from jaxacct.verification.shards import Part, draw_part, merge, parse_shard
+from tests.stored_plans import claim_with
 
 KEY = jax.random.key(11)
 SAMPLES = 24_600
@@ -24,9 +28,11 @@ SAMPLES = 24_600
 def plan() -> Plan:
     """Half-space in the add direction and two replicas in the remove direction: both are drawn."""
     mechanism = Mechanism(BMinSep(120, 4, 0.02), BandedToeplitz.square_root(4), 1.4)
-    evidence = verify(mechanism, 1.0, 5e-4, key=jax.random.key(1))
-    assert evidence.accepted
-    return make_plan(mechanism, Target.at(1.0, 5e-4), evidence, _Sizes(1000))
+    reserved = Claim(mechanism, Target.at(1.0, 5e-4), 1000, None).reserved
+    claim = Claim(mechanism, Target.at(1.0, 5e-4, reserved=reserved), 1000, None)
+    verdict = verify_claim(claim, Stop(), key=jax.random.key(1))
+    assert verdict.certified
+    return Plan(claim, verdict.evidence)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +72,8 @@ def test_forged_keys_and_parts_are_refused_when_read(tmp_path):
 def test_parts_make_the_evidence_of_one_machine(plan, parts):
     whole, evidence = merge(plan, [draw_part(plan, KEY, 0, 1, SAMPLES)])
     merged, in_parts = merge(plan, [parts[2], parts[0], parts[1]])
-    assert in_parts == evidence
-    assert evidence.accepted
+    assert in_parts.evidence == evidence.evidence
+    assert evidence.certified
     assert evidence.remove.num_samples == -(-SAMPLES // 128) * 128
     assert merged.mechanism == whole.mechanism == plan.mechanism
     assert merged.certified
@@ -81,8 +87,8 @@ def test_a_merged_plan_can_be_saved_and_loaded(plan, parts, tmp_path):
 
 def test_the_streams_are_those_of_a_plain_verification(plan, parts):
     """The first blocks of `verify` with the same key lie in part 0: its histogram contains theirs."""
-    evidence = verify(plan.mechanism, plan.epsilon, plan.delta, budget=plan.evidence.budget, key=KEY)
-    assert evidence.remove.key == merge(plan, parts)[1].remove.key
+    evidence = verify_claim(plan.claim, Stop(), key=KEY).evidence
+    assert evidence.remove.key == merge(plan, parts)[1].evidence.remove.key
     first = Counter()
     for stretch in parts[0].counts["remove"].stretches:
         first.update(dict(stretch.losses))
@@ -91,16 +97,11 @@ def test_the_streams_are_those_of_a_plain_verification(plan, parts):
 
 
 def test_too_much_noise_taken_off_is_not_verified(plan):
-    wrong = dataclasses.replace(
-        plan,
-        mechanism=Mechanism(plan.mechanism.scheme, plan.mechanism.strategy, 0.6),
-        evidence=None,
-        analytic_delta=0.0,
-    )
+    wrong = Plan(claim_with(plan.claim, noise_multiplier=0.6), Bound("unamplified"))
     merged, evidence = merge(wrong, [draw_part(wrong, KEY, index, 2, 4000) for index in range(2)])
     assert merged is None
-    assert not evidence.accepted
-    assert evidence.add.proposal == "not run"
+    assert not evidence.certified
+    assert evidence.add.outcome == Outcome.NOT_RUN
 
 
 def test_merging_refuses_and_says_which(plan, parts):
@@ -122,7 +123,7 @@ def test_merging_refuses_and_says_which(plan, parts):
         merge(plan, [parts[0], dataclasses.replace(parts[1], target="0" * 64), parts[2]])
     with pytest.raises(ValueError, match="drew from 'plain'"):
         merge(plan, [forged(parts[0], proposal="plain"), *parts[1:]])
-    with pytest.raises(ValueError, match=r"put 0\.0 aside for rounding"):
+    with pytest.raises(ValueError, match="margin for rounding is 0 where"):
         merge(plan, [forged(parts[0], margin=0.0), *parts[1:]])
 
 
@@ -163,23 +164,21 @@ def test_forged_histograms_are_refused(kind, plan, parts):
 
 def test_a_relabelled_run_is_not_verified(plan, parts):
     """Drawn at delta 5e-4, merged as 5e-10; with another budget; for another data set or cut."""
-    budget = Budget.split(5e-10)
-    assert plan.evidence is not None
-    stricter = dataclasses.replace(plan.evidence, budget=budget)
-    for target in (
-        dataclasses.replace(plan, delta=5e-10, evidence=stricter),
-        dataclasses.replace(plan, delta=6e-4),
-        dataclasses.replace(plan, epsilon=0.5),
-        dataclasses.replace(plan, dataset_size=10**6),
-        dataclasses.replace(plan, max_batch_size=1),
-        dataclasses.replace(plan, truncation_delta=1e-9),
+    budget = Budget.split(4e-10)
+    for change in (
+        {"delta": 5e-10, "budget": budget},
+        {"delta": 6e-4},
+        {"epsilon": 0.5},
+        {"dataset_size": 10**6},
+        {"truncate_to": 500},
     ):
+        target = Plan(claim_with(plan.claim, **change), plan.evidence)
         with pytest.raises(ValueError, match="another mechanism, epsilon, delta, budget or data set"):
             merge(target, parts)
         # A forger also knows how to write the digest; the counts then have to do for the stricter target.
         if target.delta == 5e-10:
             relabelled = [dataclasses.replace(part, target=shards.target_of(target)) for part in parts]
-            with pytest.raises(ValueError, match="drew from '2 replicas' in the remove direction, not"):
+            with pytest.raises(ValueError, match="drew from 'replicas:2' in the remove direction, not"):
                 merge(target, relabelled)
 
 
@@ -192,7 +191,7 @@ def test_merging_keeps_sizes_and_cuts():
     assert merged is not None and merged.certified
     for name in ("dataset_size", "expected_batch_size", "max_batch_size", "truncation_delta"):
         assert getattr(merged, name) == getattr(cut, name) is not None
-    assert "larger" in merged.statement() or "cut to random subsets" in merged.statement()
+    assert "larger" in merged.statement() or "truncated to random subsets" in merged.statement()
 
 
 def test_redrawing_finds_made_up_counts(plan, parts, monkeypatch):
@@ -206,7 +205,7 @@ def test_redrawing_finds_made_up_counts(plan, parts, monkeypatch):
     drawn = parts[0].counts["remove"].stretches
     liar = forged(parts[0], stretches=tuple(map(lucky, drawn)))
     assert liar != parts[0]
-    assert merge(plan, [liar, *parts[1:]])[1].accepted  # nothing but drawing shows it
+    assert merge(plan, [liar, *parts[1:]])[1].certified  # nothing but drawing shows it
     with pytest.raises(ValueError, match="part 0 does not hold what its key draws"):
         merge(plan, [liar, *parts[1:]], redraw=1000)
 
@@ -302,14 +301,15 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level
 
 @ray.remote(num_cpus=1)
 def draw(plan, key, index):
-    from jaxacct import Plan, shards
+    from jaxacct import Plan
+    from jaxacct.verification import shards
     return shards.draw_part(Plan.load(plan), shards.read_run_key(key), index, 4, 20_000)
 
-from jaxacct import shards
+from jaxacct.verification import shards
 parts = ray.get([draw.remote({plan!r}, {key!r}, index) for index in range(4)])
 from jaxacct import Plan
-plan, evidence = shards.merge(Plan.load({plan!r}), parts)
-print("accepted", evidence.accepted, evidence.remove.num_samples)
+plan, verdict = shards.merge(Plan.load({plan!r}), parts)
+print("certified", verdict.certified, verdict.remove.num_samples)
 """
 
 
@@ -321,4 +321,4 @@ def test_on_ray(plan, tmp_path):
     shards.write_run_key(tmp_path / "key.json")
     script = RAY.format(root=".", plan=str(tmp_path / "plan.json"), key=str(tmp_path / "key.json"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    assert "accepted True 20096" in done.stdout, done.stderr[-2000:]
+    assert "certified True 20096" in done.stdout, done.stderr[-2000:]

@@ -16,8 +16,10 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, MultiAttribution, calibrate
+from jaxacct.core.evidence import Bound
 from tests.oracles import shared_examples
 from tests.oracles.tuples import two_step_delta
+from tests.stored_plans import claim_with
 from train.attribution import AttributionPool, from_edges
 from train.sampler import Sampler
 
@@ -119,10 +121,9 @@ def test_the_revealed_pattern_holds_where_the_printed_theorem_is_broken(accounta
     graph = from_edges(users, rows, dataset_size=m + 1)
     assert Sampler.from_plan(plan, graph=graph).next().mask.size == plan.max_batch_size
     forged = [
-        dict(analytic_accountant="pld"),
-        dict(analytic_accountant=None, analytic_delta=None),
-        dict(analytic_delta=plan.analytic_delta / 2),
-        dict(mechanism=dataclasses.replace(plan.mechanism, noise_multiplier=1.0)),
+        dict(evidence=Bound("pld")),
+        dict(evidence=Bound("unheard-of")),
+        dict(claim=claim_with(plan.claim, noise_multiplier=1.0)),
     ]
     for change in forged:
         other = dataclasses.replace(plan, **change)

@@ -15,9 +15,8 @@ import scipy.signal
 
 import jaxacct
 from jaxacct import _interrupted
-from jaxacct.accountants import analytic
-from jaxacct.batch_sizes import batch_sizes
 from jaxacct.compilation_cache import keep_compiled_programs
+from tests.training.plans import plan_of
 
 HEAVY = ("jax", "numpy", "scipy", "dp_accounting", "orbax", "flax", "optax", "grain", "tyro", "rich")
 
@@ -70,11 +69,7 @@ def test_showing_a_plan_and_choosing_one_load_no_statistics(tmp_path):
     """Half of `jaxacct show` was imports of what it never called, and a sixth of README's job."""
     scheme = jaxacct.BMinSep(12, 3, 0.1)
     mechanism = jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), 50.0)
-    by = {"analytic_accountant": "unamplified"}
-    by["analytic_delta"] = analytic.delta_by("unamplified", mechanism, 1.0)
-    expected, most = batch_sizes(scheme, 100)
-    of_batches = dict(dataset_size=100, expected_batch_size=expected, max_batch_size=most)
-    plan = jaxacct.Plan(mechanism, 1.0, 0.5, **by, **of_batches)
+    plan = plan_of(mechanism, 100, 20.0)
     plan.save(tmp_path / "plan.json")
     program = (
         "import sys\nfrom jaxacct import cli, recommend, Mechanism\n"
@@ -85,7 +80,7 @@ def test_showing_a_plan_and_choosing_one_load_no_statistics(tmp_path):
         "analytic.bound_by(None, Mechanism(best.scheme, best.strategy, 1.0), 4.0)"
     )
     loaded = loaded_by(program, tmp_path / "plan.json")
-    assert "jaxacct.plan" in loaded
+    assert "jaxacct.core.plan" in loaded
     unneeded = {"scipy.stats", "scipy.signal", "dp_accounting", "orbax", "flax", "optax", "grain"}
     assert not loaded & unneeded
     assert "jax.experimental.pallas" not in loaded

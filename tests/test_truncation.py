@@ -164,7 +164,7 @@ def test_a_plan_with_cuts(tmp_path):
     plain = calibrate(scheme, strategy, **target)
     cut = reserve(scheme, 2.0, 3000, 74)
     assert plan.truncation_delta == cut > 1e-3
-    assert plan.evidence.budget.total + cut <= 2e-2
+    assert plan.target.budget.total + cut <= 2e-2
     assert plan.max_batch_size == 74 < plain.max_batch_size
     assert plain.truncation_delta is None
     assert plan.mechanism.noise_multiplier <= plain.mechanism.noise_multiplier * 1.01**4

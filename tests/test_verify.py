@@ -8,19 +8,21 @@ import math
 import jax
 import numpy as np
 import pytest
-from jaxacct.verification.certificates import BothDirections
-from jaxacct.verification.run import Run, _verify_direction
 from scipy import optimize, stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.calibration import make_plan
-from jaxacct.core.claim import Target
-from jaxacct.core.verify import next_check
+from jaxacct.core.check import Outcome, check, check_direction
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import NotRun, Sampled
+from jaxacct.core.resolve import resolved
+from jaxacct.core.verify import Run, Stop, draw, next_check, verify_claim
 from jaxacct.files import Checkpoint
 from jaxacct.proposals.candidates import candidates
+from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from tests.oracles import tuples
+from tests.stored_plans import as_json
 from tests.test_sampling import pld_delta
 
 pytestmark = pytest.mark.optimized  # many draws from few programs
@@ -47,9 +49,10 @@ def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anyti
     found = offered(mechanism, epsilon, direction, budget)
     chosen = next(p for p in found if p.name == "plain") if plain else found[0]
     assert (chosen.name == "plain") == plain
-    predicted = {chosen.name: 1.0}
-    job = Run(chosen, Target(epsilon, budget.delta, budget), rule, max_samples, predicted, "test")
-    return _verify_direction(job, jax.random.key(run), None, None).accepted
+    claim, stop = Claim(mechanism, Target(epsilon, budget.delta, budget), None, None), Stop(rule, max_samples)
+    side = draw(Run(resolved(claim, chosen)), stop, "test", jax.random.key(run))
+    evidence = Sampled(claim.digest, rule, 1.0, NotRun(), NotRun())
+    return check_direction(claim, Direction(direction), side, evidence).certified
 
 
 def loose_budget(delta_v=0.1, q=0.05) -> Budget:
@@ -104,9 +107,9 @@ def test_accepts_below_the_line(rule):
         )
         for run in range(10)
     ]
-    assert sum(e.accepted for e in evidence) >= 9
+    assert sum(e.certified for e in evidence) >= 9
     for seen in evidence:
-        for direction in (seen.remove, seen.add):
+        for direction in seen.directions:
             if direction.num_samples:
                 exact = gaussian_delta(EPSILON, mechanism.noise_multiplier, 1.0)
                 error = math.sqrt(exact / direction.num_samples)
@@ -116,42 +119,33 @@ def test_accepts_below_the_line(rule):
 def test_far_above_the_line_is_hopeless_early():
     budget = Budget.split(1e-2)
     evidence = verify(gaussian_with(0.3), EPSILON, 1e-2, key=jax.random.key(1), max_samples=10**7)
-    assert not evidence.accepted
+    assert not evidence.certified
     assert evidence.num_samples < 100_000
-    assert "not below" in evidence.remove.reason
-    assert evidence.add.proposal == "not run"
+    assert evidence.remove.outcome == Outcome.MEAN_ABOVE
+    assert evidence.add.outcome == Outcome.NOT_RUN
     assert budget.delta_v + budget.failure_probability * (1 - budget.delta_v) == pytest.approx(1e-2)
 
 
 def test_undecided_is_rejected():
     evidence = verify(gaussian_with(0.01), EPSILON, 0.0101, key=jax.random.key(1), max_samples=5000)
-    assert not evidence.remove.accepted
-    assert "not decided after" in evidence.remove.reason
+    assert not evidence.remove.certified
+    assert evidence.remove.outcome == Outcome.UNDECIDED
 
 
 def test_evidence_supports_its_verdict_and_tampering_shows():
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.5)
-    evidence = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3))
-    assert evidence.accepted
-    assert not BothDirections(evidence).recheck(mechanism, Target.at(2.0, 1e-2))
+    assert verify(mechanism, 2.0, 1e-2, key=jax.random.key(3)).certified
     plain = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3), proposal="plain")
-    drawn = plain.remove
-    assert drawn.num_samples > 0
-    assert not BothDirections(plain).recheck(mechanism, Target.at(2.0, 1e-2))
+    drawn = plain.evidence.remove
+    assert plain.certified and drawn.num_samples > 0
     top = drawn.term_counts[-1][0]
     worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
     zeros = dict(drawn.term_counts).get(0, 0)
-    moved = dataclasses.replace(
-        drawn,
-        term_counts=(
-            (0, zeros // 2),
-            *worse,
-            (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse)),
-        ),
-    )
-    for forged in (moved, dataclasses.replace(drawn, num_samples=1)):
-        tampered = BothDirections(dataclasses.replace(plain, remove=forged))
-        assert tampered.recheck(mechanism, Target.at(2.0, 1e-2))
+    last = (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse))
+    moved = dataclasses.replace(drawn, term_counts=((0, zeros // 2), *worse, last))
+    fewer = dataclasses.replace(drawn, term_counts=drawn.term_counts[:-1])
+    for forged in (moved, fewer):
+        assert not check(plain.claim, dataclasses.replace(plain.evidence, remove=forged)).certified
 
 
 class Interrupted(Exception):
@@ -185,7 +179,7 @@ def test_resumes_where_it_was(tmp_path):
     from jaxacct.kernels.randomness import key_from_words
 
     whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
-    assert dataclasses.replace(resumed, seconds=0) == dataclasses.replace(whole, seconds=0)
+    assert resumed.evidence == whole.evidence
 
 
 def test_another_job_does_not_share_a_checkpoint(tmp_path):
@@ -193,11 +187,11 @@ def test_another_job_does_not_share_a_checkpoint(tmp_path):
     with Checkpoint(tmp_path) as checkpoint:
         one = verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, proposal="plain")
         two = verify(mechanism, 2.1, 1e-3, checkpoint=checkpoint, proposal="plain")
-    assert one.remove.key != two.remove.key
+    assert one.evidence.remove.key != two.evidence.remove.key
 
 
 def test_draws_of_another_law_are_not_gone_on_from(tmp_path):
-    """Draws of a law of scale 1 and theirs of a scale of 1e-3 have terms in other units: see `run._kept`."""
+    """Draws of a law of scale 1 and theirs of a scale of 1e-3 have terms in other units (`_kept`)."""
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
 
     def again(checkpoint):
@@ -207,13 +201,13 @@ def test_draws_of_another_law_are_not_gone_on_from(tmp_path):
         before = again(checkpoint)
         path = next(tmp_path.glob("remove-*.json"))
         kept = json.loads(path.read_text())
-        assert dataclasses.replace(again(checkpoint), seconds=0) == dataclasses.replace(before, seconds=0)
-        for name, other in (("proposal", "2 replicas"), ("log_scale", 1e-3), ("margin", 0.0)):
+        assert again(checkpoint).evidence == before.evidence
+        for name, other in (("proposal", "replicas:2"), ("log_scale", 1e-3), ("margin", 0.0)):
             path.write_text(json.dumps(kept | {"law": kept["law"] | {name: other}}))
-            with pytest.raises(ValueError, match=f"must be another one: .* the law drawn from.{name} is"):
+            with pytest.raises(ValueError, match=f"must be another one: .* the proposal.{name} is"):
                 again(checkpoint)
         path.write_text(json.dumps({key: part for key, part in kept.items() if key != "law"}))
-        with pytest.raises(ValueError, match="the law drawn from is None where"):
+        with pytest.raises(ValueError, match="the proposal is None where"):
             again(checkpoint)
 
 
@@ -244,14 +238,14 @@ def test_overwhelming_noise_needs_no_draw():
     for sigma in (30.0, 1e4):
         mechanism = Mechanism(BMinSep(200, 20, 0.05), BandedToeplitz.square_root(8), sigma)
         evidence = verify(mechanism, 30.0, 1e-3)
-        assert evidence.accepted
+        assert evidence.certified
         assert evidence.num_samples == 0
 
 
 def test_fresh_randomness_by_default():
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     one, two = (verify(mechanism, 2.0, 1e-2, proposal="plain") for _ in range(2))
-    assert one.remove.key != two.remove.key
+    assert one.evidence.remove.key != two.evidence.remove.key
 
 
 def test_a_non_finite_loss_stops_the_run(monkeypatch):
@@ -301,18 +295,38 @@ def test_extrapolated_verdicts_are_stored_and_rechecked(tmp_path):
     """Many participations: the add direction is certified by concavity, resumes, survives a round trip."""
     mechanism, epsilon, delta = Mechanism(Poisson(300, 0.02), IDENTITY, 1.0), 2.5, 1e-5
     checkpoint = Checkpoint(tmp_path)
-    evidence = verify(mechanism, epsilon, delta, checkpoint=checkpoint, key=jax.random.key(3))
+    verdict = verify(mechanism, epsilon, delta, checkpoint=checkpoint, key=jax.random.key(3))
     checkpoint.close()
     again = verify(mechanism, epsilon, delta, checkpoint=Checkpoint(tmp_path))
-    assert dataclasses.replace(again, seconds=evidence.seconds) == evidence
-    assert evidence.accepted
-    assert evidence.add.proposal == "extrapolated"
-    assert evidence.add.num_samples < evidence.add.predicted_samples["plain"] / 10
-    assert pld_delta(1.0, 0.02, 300, epsilon, "add") < evidence.add.estimate <= evidence.budget.delta_v
-    plan = make_plan(mechanism, Target.at(epsilon, delta), evidence)
+    assert again.evidence == verdict.evidence
+    assert verdict.certified
+    assert verdict.add.outcome == Outcome.LINE_BELOW
+    offered = candidates(mechanism, epsilon, "add", verdict.claim.target.budget)
+    plain = next(one.predicted_samples for one in offered if one.proposal.name == "plain")
+    assert verdict.add.num_samples < plain / 10
+    assert pld_delta(1.0, 0.02, 300, epsilon, "add") < verdict.add.estimate
+    assert verdict.add.estimate <= verdict.claim.target.budget.delta_v
+    plan = Plan(verdict.claim, verdict.evidence)
     plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json").evidence == evidence
-    data = json.loads(json.dumps(plan.to_json()))
-    data["evidence"]["add"]["extrapolation"]["near_counts"][0][1] += 1
+    assert Plan.load(tmp_path / "plan.json").evidence == verdict.evidence
+    assert plan.verify(key=jax.random.key(4)).add.outcome == Outcome.LINE_BELOW  # by the same distances
+    data = as_json(plan)
+    data["evidence"]["add"]["near_counts"][0][1] += 1
     with pytest.raises(ValueError, match="equally many whole blocks"):
         Plan.from_json(data)
+
+
+def test_a_share_of_q_is_part_of_the_evidence():
+    """What is certified with all of q and not with the share it had is not certified: the rest is spent."""
+    budget = Budget(0.1 + 1e-3, 0.1, 1e-3)
+    claim = Claim(gaussian_with(0.07), Target(EPSILON, budget.delta, budget), None, None)
+    verdict = verify_claim(claim, Stop(max_samples=20_000), "plain", key=jax.random.key(1))
+    assert verdict.certified
+    found = [
+        check(claim, dataclasses.replace(verdict.evidence, share=share)).certified
+        for share in (1.0, 1e-30, 1e-200)
+    ]
+    assert found[0] and not found[-1]
+    for share in (0.0, -1.0, 1.5, math.nan):
+        flaws = check(claim, dataclasses.replace(verdict.evidence, share=share)).flaws
+        assert "share must be in (0, 1]" in flaws[0]

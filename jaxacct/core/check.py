@@ -128,6 +128,8 @@ def check(claim: Claim, evidence: Evidence) -> Verdict:
     (epsilon, delta_v)-DP, evidence that `core.verify` makes is certified with probability at most q.
     """
     try:
+        if isinstance(evidence, data.Sampled) and evidence.claim != claim.digest:  # before anything costly
+            raise ValueError("the samples are for another mechanism, target or data set")
         claim.check_reserves()
         if isinstance(evidence, data.Bound):
             return _of_accountant(claim, evidence)
@@ -150,8 +152,6 @@ def _of_accountant(claim: Claim, evidence: data.Bound) -> Verdict:
 
 
 def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
-    if evidence.claim != claim.digest:
-        raise ValueError("the samples are for another mechanism, target or data set")
     if evidence.rule not in data.RULES:
         raise ValueError(f"rule must be one of {', '.join(data.RULES)}, was {evidence.rule!r:.80}")
     if not 0 < evidence.share <= 1:

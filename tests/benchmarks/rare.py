@@ -17,7 +17,7 @@ def main():
     scheme = BMinSep(100, b, rate / (1 - (b - 1) * rate))
     mechanism = Mechanism(scheme, ending(BandedToeplitz.square_root(8), scheme), 1.0)
     for epsilon in (0.189, 0.16, 0.15):
-        for proposal in ("6 replicas", None):
+        for proposal in ("replicas:6", None):
             started = time.process_time()
             options = dict(key=jax.random.key(3), proposal=proposal, max_samples=1_000_000)
             found = verify(mechanism, epsilon, 1e-5, **options)

@@ -5,7 +5,6 @@ accountant states the law that it reveals, it has to be that law's divergence to
 """
 
 import dataclasses
-import json
 import math
 
 import dp_accounting
@@ -27,8 +26,11 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.accountants import ACCOUNTANTS, Accountant, analytic
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound
 from jaxacct.strategies import Strategy
 from tests.oracles import enumeration
+from tests.stored_plans import as_json
 
 IDENTITY = BandedToeplitz.identity()
 COMPOSED = dp_accounting.GaussianDpEvent(5.0)
@@ -213,12 +215,12 @@ def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
 
 @pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
 def test_a_plan_names_it(accountant, mechanism):
-    bound = accountant.delta(mechanism, 2.0)
-    by = {"analytic_accountant": accountant.name, "analytic_delta": bound}
-    stored = json.loads(json.dumps(Plan(mechanism, 2.0, 0.9, **by).to_json()))
-    assert Plan.from_json(stored).analytic_accountant == stored["analytic_accountant"] == accountant.name
+    plan = Plan(Claim(mechanism, Target.at(2.0, 0.9), None, None), Bound(accountant.name))
+    stored = as_json(plan)
+    assert Plan.from_json(stored).evidence == plan.evidence
+    assert plan.verdict.bound == accountant.delta(mechanism, 2.0)
     with pytest.raises(ValueError, match="accountant must be one of"):
-        Plan.from_json(stored | {"analytic_accountant": "unheard-of"})
+        Plan.from_json(stored | {"evidence": {"kind": "accountant", "accountant": "unheard-of"}})
 
 
 def test_bounds_from_both_sides_enclose_the_exact_divergences():

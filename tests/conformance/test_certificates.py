@@ -1,136 +1,120 @@
-"""Every kind of certificate through one table of requirements. A new one needs a line in `MEMBERS`.
+"""Every kind of evidence through one table of requirements. A new one needs a line in `MEMBERS`.
 
-Nothing is drawn: they are those of stored plans. That draws are made again bit for bit is in
+Nothing is drawn: they are those of stored plans. That samples are drawn again bit for bit is in
 tests/test_guards.py, that forged counts are seen by it too.
 """
 
 import dataclasses
 import json
-import math
+import typing
 
 import numpy as np
 import pytest
-from jaxacct.verification.analytic_bound import AnalyticBound
-from jaxacct.verification.certificate import Certificate, PlanCertificate
-from jaxacct.verification.certificates import CERTIFICATES, BothDirections, of_direction, of_plan
-from jaxacct.verification.run import DirectionEvidence, Evidence
 
+from jaxacct.core import evidence as data
+from jaxacct.core.check import check
+from jaxacct.core.evidence import evidence_from_json, evidence_to_json
+from jaxacct.core.text import budget_items, verdict_lines, verdict_to_json
 from jaxacct.files import to_json
-from jaxacct.records import read
-from jaxacct.statistics.direction import Direction
 from jaxacct.statistics.histogram import add_counts, draw_histograms
-from tests.test_plan import whole
+from tests.stored_plans import claim_with, forged, whole, with_side
 
-
-def of_one(plan, direction):
-    return plan.certificate.of(direction)
-
-
-# By kind: a stored plan that has one, and how it is had.
+# By type: a stored plan that has it, and in which direction.
 MEMBERS = {
-    "mean-test": ("replicas", lambda plan: of_one(plan, Direction.REMOVE)),
-    "line": ("extrapolated", lambda plan: of_one(plan, Direction.ADD)),
-    "analytic-bound": ("analytic", lambda plan: plan.certificate),
-    "both-directions": ("replicas", lambda plan: plan.certificate),
+    data.Mean: ("plain", "remove"),
+    data.Line: ("extrapolated", "add"),
+    data.WeightBound: ("replicas", "add"),
+    data.NotRun: None,
+    data.Bound: ("analytic", None),
+    data.Sampled: ("replicas", None),
 }
-KINDS = pytest.mark.parametrize("kind", MEMBERS)
+KINDS = pytest.mark.parametrize("kind", [kind for kind, stored in MEMBERS.items() if stored])
 
 
-def member(kind):
-    """(certificate, plan)."""
-    name, find = MEMBERS[kind]
-    plan = whole(name)
-    return find(plan), plan
-
-
-def test_every_certificate_is_in_the_table():
-    assert set(MEMBERS) == set(CERTIFICATES)
-    for kind in MEMBERS:
-        assert type(member(kind)[0]) is CERTIFICATES[kind] and CERTIFICATES[kind].kind == kind
+def test_every_kind_of_evidence_is_in_the_table():
+    assert set(MEMBERS) == {*typing.get_args(data.Side), *typing.get_args(data.Evidence)}
+    for kind, stored in MEMBERS.items():
+        if stored:
+            name, direction = stored
+            found = whole(name).evidence
+            assert type(found if direction is None else getattr(found, direction)) is kind
 
 
 @KINDS
-def test_it_holds_for_its_own_target_and_no_other(kind):
-    certificate, plan = member(kind)
-    assert certificate.recheck(plan.mechanism, plan.target) == []
-    quieter = dataclasses.replace(plan.mechanism, noise_multiplier=0.9 * plan.mechanism.noise_multiplier)
-    assert certificate.recheck(quieter, plan.target)
-    sharper = dataclasses.replace(plan.target, epsilon=plan.target.epsilon / 2)
-    assert certificate.recheck(plan.mechanism, sharper)
+def test_it_holds_for_its_own_claim_and_no_other(kind):
+    plan = whole(MEMBERS[kind][0])
+    assert check(plan.claim, plan.evidence).certified
+    less = claim_with(plan.claim, noise_multiplier=0.7 * plan.noise_multiplier)
+    sharper = claim_with(plan.claim, epsilon=plan.epsilon / 3)
+    for claim in (less, sharper):
+        assert not check(claim, plan.evidence).certified
+        if plan.is_sampled:  # nor where it names that claim
+            relabelled = dataclasses.replace(plan.evidence, claim=claim.digest)
+            assert not check(claim, relabelled).certified
 
 
 @KINDS
 def test_plain_json_values_and_lines_for_people(kind):
-    certificate, plan = member(kind)
-    values = json.loads(to_json(certificate.to_json()))
-    if kind == "both-directions":
-        assert read(Evidence, values["evidence"], "evidence") == certificate.evidence
-    elif kind == "analytic-bound":
-        assert of_plan(None, values["analytic_accountant"], values["analytic_delta"]) == certificate
-    else:
-        again = of_direction(read(DirectionEvidence, values, "evidence"), "anytime")
-        assert again == certificate
-    lines = certificate.lines(plan.target)
-    assert lines and all(line.strip() and "\n" not in line for line in lines)
+    plan = whole(MEMBERS[kind][0])
+    values = json.loads(to_json(evidence_to_json(plan.evidence)))
+    assert evidence_from_json(values) == plan.evidence
+    for verbose in (False, True):
+        lines = verdict_lines(plan.verdict, verbose)
+        assert lines and all(line.strip() and "\n" not in line for line in lines)
+    assert json.loads(to_json(verdict_to_json(plan.verdict)))["certified"] is True
+    assert 0 < sum(delta for _, delta in budget_items(plan)) <= plan.delta
+    for broken in ({"kind": "guess"}, {"kind": 1}, {}, None, [values]):
+        with pytest.raises(ValueError, match="plan evidence must have a kind"):
+            evidence_from_json(broken)
+    for name in values:
+        if name != "kind":
+            with pytest.raises(ValueError, match="plan evidence"):
+                evidence_from_json({key: value for key, value in values.items() if key != name})
+    with pytest.raises(ValueError, match="unknown field"):
+        evidence_from_json(values | {"accepted": True})
 
 
-@KINDS
-def test_a_better_claim_than_it_proves_is_seen(kind):
-    certificate, plan = member(kind)
-    if kind == "analytic-bound":
-        better = [dataclasses.replace(certificate, delta=certificate.delta / 2)]
-        better += [AnalyticBound("pld", certificate.delta), AnalyticBound(None, None)]
-        better += [dataclasses.replace(certificate, delta=math.nan)]
-    elif kind == "both-directions":
-        sides = dict(remove=certificate.evidence.add, add=certificate.evidence.remove)
-        other_target = dataclasses.replace(certificate.evidence, target="0" * 64)
-        better = [BothDirections(dataclasses.replace(certificate.evidence, **sides))]
-        better += [BothDirections(other_target)]
-    else:
-        seen = certificate.seen
-        changes = [{"scale": seen.scale / 2}, {"margin": 0.0}, {"estimate": 0.0}, {"key": (1,)}]
-        better = [dataclasses.replace(certificate, seen=dataclasses.replace(seen, **c)) for c in changes]
-        one, two = (tuple((index, count // 2) for index, count in part) for part in certificate.histograms)
-        better.append(dataclasses.replace(certificate, seen=certificate.with_histograms(one, two)))
-        better.append(dataclasses.replace(certificate, rule="guess"))
-    for changed in better:
-        assert changed.recheck(plan.mechanism, plan.target), changed
+@pytest.mark.parametrize("kind", [data.Mean, data.Line, data.WeightBound])
+def test_evidence_that_no_verification_makes_is_refused(kind):
+    name, direction = MEMBERS[kind]
+    plan = whole(name)
+    side = getattr(plan.evidence, direction)
+    changes: list[dict] = []
+    if kind is not data.Line:
+        other = dataclasses.replace(side.proposal, family="unheard-of")
+        many = dataclasses.replace(side.proposal, parameters=(2, 2, 2))
+        changes += [{"proposal": other}, {"proposal": many}]
+    if kind is not data.WeightBound:
+        changes += [{"margin": 0.0}, {"margin": float("nan")}, {"margin": float("inf")}, {"key": (1,)}]
+        counts = "term_counts" if kind is data.Mean else "near_counts"
+        half = tuple((index, max(1, count // 2)) for index, count in getattr(side, counts))
+        changes += [{counts: half}, {counts: ()}]
+    if kind is data.Line:
+        changes += [{"near_distance": side.far_distance}, {"near_distance": 0.0}, {"far_distance": 1e308}]
+    for change in changes:
+        assert not with_side(plan, direction, **change).certified, change
+    evidence = dataclasses.replace(plan.evidence, rule="guess")
+    assert not check(plan.claim, evidence).certified
 
 
-@KINDS
-def test_what_a_plan_asks(kind):
-    certificate, plan = member(kind)
-    assert certificate.drawn == (kind != "analytic-bound")
-    if isinstance(certificate, PlanCertificate):
-        assert of_plan(**certificate.fields()) == certificate
-        assert certificate.how(plan.target) in plan.statement()
-        assert 0 < sum(spent for _, spent in certificate.spends()) <= plan.delta
-        assert set(certificate.checked()) <= set(plan.checked())
-        profile = certificate.profile(plan.mechanism, plan.target, np.array([0.5, 1.0]))
-        assert np.isnan(profile).all() != certificate.drawn
+def test_the_same_counts_with_less_of_q_are_not_certified():
+    """A stored share is what the test has: the smallest at which the counts do is above 0."""
+    plan = whole("plain")
+    shares = [1.0, *np.logspace(-3, -300, 6)]
+    found = [
+        check(plan.claim, dataclasses.replace(plan.evidence, share=float(share))).certified
+        for share in shares
+    ]
+    assert found[0] and not found[-1] and found == sorted(found, reverse=True)
 
 
-def test_a_plan_of_two_certificates_has_none():
-    evidence = whole("replicas").evidence
-    with pytest.raises(ValueError, match="both drawn evidence and an analytic bound"):
-        of_plan(evidence, "unamplified", 1e-9)
-    forged = dataclasses.replace(whole("replicas"), analytic_delta=1e-9)
-    assert forged.flaws == ("it has both drawn evidence and an analytic bound",)
-    assert not forged.holds_for_shared_examples or forged.mechanism.scheme.holds_for_shared_examples
-
-
-def test_a_certificate_must_say_how_it_is_checked_again():
-    class Partial(Certificate):
-        kind = "made"
-
-        def to_json(self):
-            return {}
-
-        def lines(self, target):
-            return []
-
-    with pytest.raises(TypeError, match="recheck"):
-        Partial()
+def test_an_unknown_evidence_is_refused():
+    plan = whole("plain")
+    for evidence in (None, "certified", data.NotRun(), {"kind": "sampled"}):
+        assert not check(plan.claim, evidence).certified
+    for side in (None, "certified", plan.evidence):
+        assert not check(plan.claim, dataclasses.replace(plan.evidence, add=side)).certified
+    assert not forged(plan, delta=plan.delta / 2).certified
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 3])

@@ -1,10 +1,9 @@
 """Plans for tests of the trainer: of a huge epsilon, so that an analytic bound certifies any noise."""
 
-import dataclasses
-
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, Poisson
-from jaxacct.accountants import analytic
-from jaxacct.batch_sizes import batch_sizes
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound
+from tests.stored_plans import with_derived
 
 SCHEMES = {
     "poisson": lambda n, p, b: Poisson(n, p),
@@ -24,22 +23,21 @@ def plan(
     sigma=1.0,
     epsilon=1e9,
     strategy=None,
-    **fields,
+    **derived,
 ):
-    """A plan by an analytic bound; at an epsilon of about 1 it is not certified. Fields may be forged."""
+    """A plan by an analytic bound; at an epsilon of about 1 it is not certified. Sizes may be forged."""
     bands = 1 if kind == "poisson" else bands
     scheme = SCHEMES[kind](iterations, rate, separation)
-    mechanism = Mechanism(scheme, strategy or BandedToeplitz.square_root(bands), sigma)
-    bound = analytic.delta_by("unamplified", mechanism, epsilon)
-    expected, largest = batch_sizes(scheme, dataset_size)
-    made = Plan(
-        mechanism,
-        epsilon,
-        1e-5,
-        analytic_accountant="unamplified",
-        analytic_delta=bound,
-        dataset_size=dataset_size,
-        expected_batch_size=expected,
-        max_batch_size=largest,
+    made = plan_of(
+        Mechanism(scheme, strategy or BandedToeplitz.square_root(bands), sigma), dataset_size, epsilon
     )
-    return dataclasses.replace(made, **fields)
+    return with_derived(made, **derived) if derived else made
+
+
+def plan_of(mechanism: Mechanism, dataset_size: int, epsilon: float = 1e4) -> Plan:
+    """The plan of a mechanism by an analytic bound, at delta 1e-5."""
+    claim = Claim(mechanism, Target.at(epsilon, 1e-5), dataset_size, None)
+    return Plan(
+        Claim(mechanism, Target.at(epsilon, 1e-5, reserved=claim.reserved), dataset_size, None),
+        Bound("unamplified"),
+    )

@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan, cli
-from jaxacct.accountants import analytic
-from jaxacct.batch_sizes import batch_sizes
+from jaxacct.core.evidence import Bound
 from tests.oracles import enumeration, shared_examples
 from tests.schemes.test_schemes import chi_square_p_value
-from tests.test_plan import whole
+from tests.stored_plans import whole
+from tests.training.plans import plan_of
 from train import attribution
 from train.attribution import Attribution, AttributionPool, bound_contributions, from_edges
 from train.loop import fit
@@ -440,7 +440,7 @@ def test_the_command_says_how_to_go_on(tmp_path, capsys):
         cli.main([*words[1:], "--strategy", "square-root"])
     assert stop.value.code == 0
     plan, graph = Plan.load(tmp_path / "plan.json"), Attribution.load(tmp_path / "graph.npz")
-    assert plan.evidence is None and plan.analytic_accountant == "revealed-pattern"
+    assert plan.evidence == Bound("revealed-pattern")
     sampler = Sampler.from_plan(plan, (1, 2, 3, 4), graph)
     drawn = [sampler.next() for _ in range(12)]
     again = Sampler.from_plan(plan, None, graph, sampler.state)
@@ -449,18 +449,7 @@ def test_the_command_says_how_to_go_on(tmp_path, capsys):
 
 def loose_plan(scheme, dataset_size: int) -> Plan:
     """Noise 1 at an epsilon so large that an analytic bound certifies it."""
-    expected, largest = batch_sizes(scheme, dataset_size)
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
-    return Plan(
-        mechanism,
-        1e4,
-        1e-5,
-        analytic_accountant="unamplified",
-        analytic_delta=analytic.delta_by("unamplified", mechanism, 1e4),
-        dataset_size=dataset_size,
-        expected_batch_size=expected,
-        max_batch_size=largest,
-    )
+    return plan_of(Mechanism(scheme, BandedToeplitz.square_root(3), 1.0), dataset_size)
 
 
 def test_a_run_from_edges_to_a_model(tmp_path, capsys):

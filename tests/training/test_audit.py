@@ -17,6 +17,7 @@ import train.loop
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, calibrate
 from jaxacct.batch_sizes import max_batch_size
 from jaxacct.core.plan import Plan
+from tests.stored_plans import with_derived
 from train.audit_bounds import epsilon_lower_bound
 from train.sampler import Sampler
 
@@ -72,9 +73,8 @@ def ignore_the_separation(monkeypatch):
 
 def widened(plan: Plan) -> Plan:
     """The same plan with room for the batches of a sampler that ignores the separation."""
-    fields = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
     largest = max_batch_size(plan.dataset_size, SCHEME.sampling_probability, SCHEME.iterations)
-    return Plan(**fields | {"max_batch_size": largest})
+    return with_derived(plan, max_batch_size=largest)
 
 
 @pytest.mark.parametrize(("trials", "seen"), [(4000, 0.2), pytest.param(40_000, 0.6, marks=pytest.mark.slow)])

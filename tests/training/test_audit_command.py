@@ -14,6 +14,7 @@ import scipy
 import train.loop
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
+from tests.stored_plans import with_derived
 from tests.training.plans import plan
 from train import audit as command
 from train import canaries, sampler
@@ -190,7 +191,7 @@ REFUSED = [
         dict(plan=dataclasses.replace(PLAN, delta=0.01), kinds=("one-run",)),
         "smaller delta than 0.01 for a one",
     ),
-    (dict(plan=dataclasses.replace(PLAN, truncation_delta=1e-6)), "plan must not cut batches"),
+    (dict(plan=with_derived(PLAN, truncation_delta=1e-6)), "plan must not cut batches"),
 ]
 
 

@@ -620,7 +620,7 @@ def test_a_run_is_bound_to_what_its_plan_is_composed_with():
 
     What earlier folders were begun with, plans without composition, is described as before.
     """
-    from tests.test_plan import whole
+    from tests.stored_plans import whole
 
     assert loop._lasting(whole("composed"))["compose_with"]["kind"] == "GaussianDpEvent"
     assert "compose_with" not in loop._lasting(whole("plain"))

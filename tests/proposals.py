@@ -1,0 +1,21 @@
+"""Proposals by their specification as text, and the candidates of one family."""
+
+import importlib
+
+from jaxacct.proposals import registry
+from jaxacct.proposals.spec import ProposalSpec, Setting
+from jaxacct.statistics.direction import Direction
+
+
+def proposal_by_name(mechanism, epsilon, direction, name, *, composed=None):
+    """The proposal that `name`, such as "replicas:2", specifies."""
+    setting = Setting(mechanism, epsilon, Direction(direction), composed)
+    return registry.build(setting, ProposalSpec.parse(name))
+
+
+def family_candidates(family, mechanism, epsilon, samples_needed=None, *, direction=None, composed=None):
+    """The candidates of one family, in its own direction unless one is given."""
+    entry = registry.FAMILIES[family]
+    setting = Setting(mechanism, epsilon, Direction(direction or entry.directions[0]), composed)
+    module = importlib.import_module(f"jaxacct.proposals.{entry.module}")
+    return module.candidates(setting, samples_needed)
