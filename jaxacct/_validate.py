@@ -118,3 +118,9 @@ def _shown(value) -> str:
     except ValueError:  # an integer of thousands of digits
         return "an integer of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def read_only(values):
+    """Return the same NumPy array, marked as read-only."""
+    values.setflags(write=False)
+    return values

@@ -15,7 +15,7 @@ from jaxacct.proposals import base as proposals
 from jaxacct.proposals import sampling
 from jaxacct.proposals.replicas import replica_proposal
 from jaxacct.schemes import BMinSep
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies import BandedToeplitz
 
 # (iterations, bands and separation, data set size, batch size, noise multiplier, epsilon)

@@ -29,7 +29,7 @@ from jaxacct.proposals.threshold import threshold
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.trend import Pilot, trend
 from jaxacct.strategies import Strategy, ending
 
@@ -192,7 +192,7 @@ def calibrate(
 
 
 def _chosen(plan: Plan, choice: Choice | None) -> Plan:
-    return plan if choice is None else dataclasses.replace(plan, choice=choice)
+    return plan if choice is None else dataclasses.replace(plan, choice=choice.to_json())
 
 
 def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:

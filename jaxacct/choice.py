@@ -139,6 +139,22 @@ _IN_WORDS = {
 }
 
 
+def choice_of(plan) -> Choice | None:
+    """Return how a search chose the scheme and matrix of a plan, None where none did.
+
+    Raises:
+      ValueError: for a stored choice that is malformed or about another mechanism.
+    """
+    choice = choice_from_json(plan.choice)
+    if choice is None:
+        return None
+    mechanism = plan.mechanism
+    flaws = choice.flaws(mechanism.scheme, mechanism.strategy, plan.epsilon, plan.delta, plan.dataset_size)
+    if flaws:
+        raise ValueError(f"plan {flaws[0]}")
+    return choice
+
+
 def choice_from_json(data) -> Choice | None:
     """Return what `Choice.to_json` wrote, None for None.
 
@@ -148,4 +164,4 @@ def choice_from_json(data) -> Choice | None:
     return None if data is None else records.read(Choice, data, "plan choice")
 
 
-__all__ = ["Choice", "choice_from_json"]
+__all__ = ["Choice", "choice_from_json", "choice_of"]

@@ -758,6 +758,7 @@ def _print_verdict(verdict: "jaxacct.Verdict", verbose: bool, json: bool) -> Non
 def describe(plan: "jaxacct.Plan", verbose: bool = False) -> str:
     """A plan for a person to read; `verbose` with every item that was booked and how it was drawn."""
     from jaxacct import risk
+    from jaxacct.choice import choice_of
     from jaxacct.core import text
 
     mechanism, advantage = plan.mechanism, risk.advantage(plan.epsilon, plan.delta)
@@ -792,8 +793,9 @@ def describe(plan: "jaxacct.Plan", verbose: bool = False) -> str:
         lines += text.verdict_lines(plan.verdict)
         more = "all budget items, the proposal distribution, and what was computed again"
         lines.append(f"{'more':<22}--verbose: {more}")
-    if plan.choice is not None:
-        lines += ["", plan.choice.statement()]
+    choice = choice_of(plan)
+    if choice is not None:
+        lines += ["", choice.statement()]
     return "\n".join(lines)
 
 

@@ -21,8 +21,7 @@ from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.statistics import bounds
-from jaxacct.statistics.direction import DIRECTIONS
-from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
+from jaxacct.statistics.hockey_stick import DIRECTIONS, LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
 from jaxacct.tradeoff.curves import EpsilonDelta
 

@@ -3,8 +3,8 @@
 import importlib
 
 from jaxacct.proposals import registry
-from jaxacct.proposals.spec import ProposalSpec, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.proposals.base import ProposalSpec, Setting
+from jaxacct.statistics.hockey_stick import Direction
 
 
 def proposal_by_name(mechanism, epsilon, direction, name, *, composed=None):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxacct import Mechanism
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 
 # What is measured is the loss in float32, compiled as users have it. What it is computed from and compared
 # with may be slow: to compile it as well takes ten times as long.

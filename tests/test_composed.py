@@ -39,7 +39,7 @@ from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrap
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.verification.replay import replay
 from tests.conformance.test_schemes import IDENTITY
 from tests.draws import draws_of

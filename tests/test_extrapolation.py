@@ -13,7 +13,7 @@ from jaxacct.proposals import extrapolation
 from jaxacct.proposals import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
 from jaxacct.statistics import bounds
-from jaxacct.statistics.histogram import dense_counts
+from jaxacct.statistics.hockey_stick import dense_counts
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
 pytestmark = pytest.mark.optimized  # many draws from few programs

@@ -34,7 +34,7 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.replicas import log_normalizer, most_replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import ending
 from tests.oracles import enumeration, settings, tuples

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from jaxacct.kernels.loops import any_left, samples_together
+from jaxacct.kernels.programs import any_left, samples_together
 from jaxacct.proposals.replicas import replica_proposal
 
 

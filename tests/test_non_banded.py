@@ -38,7 +38,7 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
 from jaxacct.verification.profile import profile as stored_profile
 from tests.oracles import enumeration

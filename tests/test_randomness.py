@@ -12,7 +12,7 @@ from scipy import special, stats
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.recurrence import log_add_exp
-from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 FALSE_ALARM = 1e-6
 SHAPE = (1000, 2000)

@@ -215,7 +215,7 @@ def test_a_part_goes_on_with_its_own_checkpoint_only(plan, parts, tmp_path):
     with Checkpoint(tmp_path) as checkpoint:
         draw_part(plan, jax.random.key(12), 1, 3, SAMPLES, checkpoint=checkpoint)
         assert draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint) == parts[1]
-        other = dataclasses.replace(plan, dataset_size=2000)
+        other = Plan(claim_with(plan.claim, dataset_size=2000), plan.evidence)
         assert draw_part(other, KEY, 1, 3, SAMPLES, checkpoint=checkpoint).target != parts[1].target
         calls = []
         draw_part(

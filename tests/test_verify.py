@@ -12,15 +12,13 @@ from scipy import optimize, stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.core.check import Outcome, check, check_direction
+from jaxacct.core.check import Outcome, check, check_direction, resolve_proposal
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import NotRun, Sampled
-from jaxacct.core.resolve import resolved
 from jaxacct.core.verify import Run, Stop, draw, next_check, verify_claim
 from jaxacct.files import Checkpoint
 from jaxacct.proposals.candidates import candidates
-from jaxacct.statistics.direction import Direction
-from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from tests.oracles import tuples
 from tests.stored_plans import as_json
 from tests.test_sampling import pld_delta
@@ -50,7 +48,7 @@ def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anyti
     chosen = next(p for p in found if p.name == "plain") if plain else found[0]
     assert (chosen.name == "plain") == plain
     claim, stop = Claim(mechanism, Target(epsilon, budget.delta, budget), None, None), Stop(rule, max_samples)
-    side = draw(Run(resolved(claim, chosen)), stop, "test", jax.random.key(run))
+    side = draw(Run(resolve_proposal(claim, chosen)), budget, stop, "test", jax.random.key(run))
     evidence = Sampled(claim.digest, rule, 1.0, NotRun(), NotRun())
     return check_direction(claim, Direction(direction), side, evidence).certified
 

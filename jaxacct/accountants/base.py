@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from jaxacct import _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
 class Accountant(abc.ABC):

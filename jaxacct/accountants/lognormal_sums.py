@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 _UNIT = 2.0**-52
 # Of scipy's normal distribution function, relative; `_tails` adds what its rounded argument does.

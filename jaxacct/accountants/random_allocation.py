@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct.accountants.base import Accountant
 from jaxacct.accountants.lognormal_sums import Mixture, Phases, divergence_bound
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.direction import DIRECTIONS
+from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
 class RandomAllocation(Accountant):

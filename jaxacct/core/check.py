@@ -15,11 +15,12 @@ import numpy as np
 from jaxacct.core import evidence as data
 from jaxacct.core.claim import Claim
 from jaxacct.core.evidence import Evidence, Side
-from jaxacct.core.resolve import Resolved, resolve
 from jaxacct.kernels import randomness
+from jaxacct.proposals import registry
+from jaxacct.proposals.base import Proposal, ProposalSpec, Setting
+from jaxacct.proposals.threshold import Resolved, resolved
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.direction import DIRECTIONS, Direction
-from jaxacct.statistics.histogram import checked_counts
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, checked_counts
 from jaxacct.statistics.lines import BudgetLine, total
 
 
@@ -174,6 +175,23 @@ def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
     return Verdict(claim, evidence, tuple(flaws), found[Direction.REMOVE], found[Direction.ADD], None)
 
 
+def resolve(claim: Claim, direction: Direction, spec: ProposalSpec) -> Resolved:
+    """Return the proposal of a specification with its threshold for a claim.
+
+    Raises:
+      ValueError: for a specification that does not cover the claim.
+    """
+    target = claim.target
+    setting = Setting(claim.mechanism, target.epsilon, direction, target.composition)
+    return resolve_proposal(claim, registry.build(setting, spec))
+
+
+def resolve_proposal(claim: Claim, proposal: Proposal) -> Resolved:
+    """Return a proposal with its threshold for a claim; ValueError where it does not resolve delta_v."""
+    target = claim.target
+    return resolved(proposal, target.epsilon, target.budget.delta_v, target.profile)
+
+
 def check_direction(
     claim: Claim, direction: Direction, side: Side, evidence: data.Sampled
 ) -> DirectionVerdict:
@@ -318,14 +336,14 @@ def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.nda
     Each bin of losses has a smallest and a largest term; as many terms are above any edge as the bins allow.
     So samples that were counted for one epsilon are not believed of another.
     """
-    target, sign, number = of.claim.target, of.proposal.direction.sign, losses.size
+    sign, number = of.proposal.direction.sign, losses.size
     lower = (np.arange(number) - number // 2) * hockey_stick.LOSS_BIN_WIDTH
     upper = lower + hockey_stick.LOSS_BIN_WIDTH
     lower[0], upper[-1] = -np.inf, np.inf
     scale = math.exp(of.proposal.weight_error(margin) - of.proposal.log_scale)
 
     def above_edges(ends, slack):
-        values = target.profile(target.epsilon - margin - sign * ends) * scale * slack
+        values = of.profile(of.epsilon - margin - sign * ends) * scale * slack
         values, made = np.clip(values, 0.0, 1.0), np.zeros(terms.size, np.int64)
         if np.isnan(values[losses > 0]).any():
             raise ValueError("the losses must have terms that are numbers")

@@ -9,15 +9,15 @@ from typing import Any
 
 from jaxacct import _validate, records
 from jaxacct.accountants import truncation
-from jaxacct.accountants.composition import event_from_json, event_profile, event_to_json
 from jaxacct.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
 from jaxacct.files import to_json
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.schemes import scheme_from_json, scheme_to_json
+from jaxacct.schemes import SCHEMES
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import hockey_stick
-from jaxacct.strategies import strategy_from_json, strategy_to_json
+from jaxacct.strategies import STRATEGIES
+from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Target:
         Raises:
           ValueError: for an event that dp-accounting does not support.
         """
-        return event_profile(self.compose_with) if self.composed else hockey_stick
+        return _event_profile(self.compose_with) if self.composed else hockey_stick
 
     @functools.cached_property
     def composition(self) -> Composed | None:
         """What is composed in, for proposals; None where nothing is. ValueError as `profile`."""
-        return Composed(event_profile(self.compose_with), self.budget.delta_v) if self.composed else None
+        return Composed(_event_profile(self.compose_with), self.budget.delta_v) if self.composed else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +140,13 @@ class Claim:
         mechanism, target = self.mechanism, self.target
         return {
             "adjacency": mechanism.adjacency,
-            "scheme": scheme_to_json(mechanism.scheme),
-            "strategy": strategy_to_json(mechanism.strategy),
+            "scheme": mechanism.scheme.to_json(),
+            "strategy": mechanism.strategy.to_json(),
             "noise_multiplier": mechanism.noise_multiplier,
             "epsilon": target.epsilon,
             "delta": target.delta,
             "budget": dataclasses.asdict(target.budget),
-            "compose_with": event_to_json(target.compose_with),
+            "compose_with": _event_to_json(target.compose_with),
             "dataset_size": self.dataset_size,
             "truncate_to": self.truncate_to,
         }
@@ -180,15 +180,54 @@ def claim_from_json(data) -> Claim:
         if not isinstance(data[name], dict):
             raise ValueError(f"plan {name} must be an object, was {data[name]!r:.80}")
     mechanism = Mechanism(
-        scheme_from_json(data["scheme"]),
-        strategy_from_json(data["strategy"]),
+        _scheme(data["scheme"]),
+        _strategy(data["strategy"]),
         fields["noise_multiplier"],
         fields["adjacency"],
     )
-    composed = event_from_json(data["compose_with"])
+    composed = _event_from_json(data["compose_with"])
     target = Target(fields["epsilon"], fields["delta"], fields["budget"], composed)
     claim = Claim(mechanism, target, fields["dataset_size"], fields["truncate_to"])
     written = records.differences(data, records.as_read(claim.to_json()), "claim")
     if written:  # such as a strategy whose column norm is not 1
         raise ValueError(f"plan does not add up: {written[0]}")
     return claim
+
+
+def _scheme(data: dict):
+    name = data.get("name")
+    if not isinstance(name, str) or name not in SCHEMES:
+        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, was {name!r:.80}")
+    return SCHEMES[name].from_json(data)
+
+
+def _strategy(data: dict):
+    kind = data.get("kind", BandedToeplitz.kind)
+    if not isinstance(kind, str) or kind not in STRATEGIES:
+        raise ValueError(f"strategy kind must be one of {', '.join(STRATEGIES)}, was {kind!r:.80}")
+    return STRATEGIES[kind].from_json(data)
+
+
+# `accountants.composition` is entered only for a claim that composes another mechanism.
+
+
+def _event_profile(event):
+    from jaxacct.accountants.composition import event_profile
+
+    return event_profile(event)
+
+
+def _event_to_json(event):
+    if event is None:
+        return None
+    from jaxacct.accountants.composition import event_to_json
+
+    return event_to_json(event)
+
+
+def _event_from_json(data):
+    if data is None:
+        return None
+    from jaxacct.accountants.composition import event_from_json
+
+    return event_from_json(data)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxacct import records
-from jaxacct.proposals.spec import ProposalSpec
+from jaxacct.proposals.base import ProposalSpec
 
 Counts = tuple[tuple[int, int], ...]
 """(bin, count) of the bins that are not empty, bins ascending."""

@@ -14,7 +14,7 @@ from jaxacct.core.evidence import Line
 from jaxacct.kernels import randomness
 from jaxacct.proposals.extrapolation import Extrapolation, count_terms, margin_of_line
 from jaxacct.statistics import bounds
-from jaxacct.statistics.histogram import add_counts, dense_counts, draw_histograms, sparse_counts
+from jaxacct.statistics.hockey_stick import add_counts, dense_counts, draw_histograms, sparse_counts
 
 
 def bound_from_counts(line: Extrapolation, q: float, near: np.ndarray, far: np.ndarray) -> float:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxacct import _validate
-from jaxacct.core.check import Verdict, accepts, check
+from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import RULES, Line, Mean, NotRun, Sampled, Side, WeightBound
-from jaxacct.core.resolve import Resolved, resolve, resolved
 from jaxacct.files import Checkpoint, to_json
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
@@ -24,11 +23,18 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import PLAIN
+from jaxacct.proposals.threshold import Resolved
 from jaxacct.records import differences
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.direction import DIRECTIONS, Direction
-from jaxacct.statistics.histogram import add_counts, dense_counts, draw_histograms, sparse_counts
+from jaxacct.statistics.hockey_stick import (
+    DIRECTIONS,
+    Direction,
+    add_counts,
+    dense_counts,
+    draw_histograms,
+    sparse_counts,
+)
 
 if TYPE_CHECKING:
     from jaxacct.proposals.extrapolation import Extrapolation
@@ -135,7 +141,7 @@ def verify_claim(
         run = None if again is None else run_again(claim, direction, getattr(again, direction))
         if run is None:
             run = choose_run(claim, direction, run_key, stop, proposal)
-        sides[direction] = draw(run, stop, job, run_key, checkpoint, progress)
+        sides[direction] = draw(run, claim.target.budget, stop, job, run_key, checkpoint, progress)
         evidence = Sampled(claim.digest, stop.rule, stop.share, sides[Direction.REMOVE], sides[Direction.ADD])
         verdict = check(claim, evidence)
         if verdict.remove is None or not verdict.remove.certified:
@@ -166,7 +172,7 @@ def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal
     chosen, predicted = choose_candidate(
         claim.mechanism, target.epsilon, direction, target.budget, proposal, composed=target.composition
     )
-    of, samples = resolved(claim, chosen), predicted[chosen.name]
+    of, samples = resolve_proposal(claim, chosen), predicted[chosen.name]
     if direction == Direction.ADD and stop.rule == "anytime" and proposal is None:
         from jaxacct.proposals.extrapolation import cheaper_extrapolation
 
@@ -196,6 +202,7 @@ def run_again(claim: Claim, direction: Direction, side: Side) -> Run | None:
 
 def draw(
     run: Run,
+    budget: Budget,
     stop: Stop,
     job: str,
     run_key,
@@ -206,19 +213,21 @@ def draw(
 
     Args:
       run: what to draw.
+      budget: of the claim.
       stop: when to end.
       job: digest of what is verified; names what is kept.
       run_key: key of the whole verification.
       checkpoint, progress: as of `verify`.
     """
+    level = stop.share * budget.failure_probability
     if run.line is not None:
-        return _draw_line(run, run.line, stop, job, run_key, checkpoint, progress)
+        return _draw_line(run, run.line, budget.delta_v, stop, level, job, run_key, checkpoint, progress)
     if not run.of.needs_samples:
         return WeightBound(run.of.proposal.spec)
-    return _draw_mean(run, stop, job, run_key, checkpoint, progress)
+    return _draw_mean(run, stop, level, job, run_key, checkpoint, progress)
 
 
-def _draw_mean(run: Run, stop: Stop, job: str, run_key, checkpoint, progress) -> Mean:
+def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint, progress) -> Mean:
     of, proposal = run.of, run.of.proposal
     direction, margin = proposal.direction, of.margin
     name, law = f"{direction}-{job[:16]}", proposal.drawn_law | {"margin": margin}
@@ -232,7 +241,7 @@ def _draw_mean(run: Run, stop: Stop, job: str, run_key, checkpoint, progress) ->
     limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
 
     def settled(blocks: int, counts):
-        return counts if _is_settled(of, stop, counts[0], blocks, limit, bets, weights) else None
+        return counts if _is_settled(of, stop, level, counts[0], blocks, limit, bets, weights) else None
 
     def keep(blocks: int, counts) -> None:
         if checkpoint:
@@ -263,11 +272,13 @@ def mean_evidence(of: Resolved, stream, margin: float, terms, losses, bets, weig
     return Mean(of.proposal.spec, margin, (words[0], words[1]), *counts, tuple(bets), tuple(weights))
 
 
-def _draw_line(run: Run, line, stop: Stop, job: str, run_key, checkpoint, progress) -> Line:
+def _draw_line(
+    run: Run, line, delta_v: float, stop: Stop, level: float, job: str, run_key, checkpoint, progress
+) -> Line:
     from jaxacct.core.line import draw_line
     from jaxacct.proposals.extrapolation import margin_of_line
 
-    name, budget = f"add-line-{job[:16]}", run.of.claim.target.budget
+    name = f"add-line-{job[:16]}"
     law = {"near": line.near_distance, "far": line.far_distance, "log_scale": line.log_scale}
     law |= {"margin": margin_of_line(line)}
 
@@ -280,8 +291,8 @@ def _draw_line(run: Run, line, stop: Stop, job: str, run_key, checkpoint, progre
 
     return draw_line(
         line,
-        budget.delta_v,
-        stop.share * budget.failure_probability,
+        delta_v,
+        level,
         randomness.stream_key(run_key, Stream.EXTRAPOLATION),
         stop.max_samples,
         kept=_kept(checkpoint, name, law),
@@ -304,18 +315,23 @@ def _kept(checkpoint: Checkpoint | None, name: str, law: dict) -> dict | None:
     return state
 
 
-def _is_settled(of: Resolved, stop: Stop, terms, blocks: int, limit: int, bets, weights) -> bool:
-    """Whether the samples so far settle the verdict; the fixed rule looks at the end only."""
+def _is_settled(
+    of: Resolved, stop: Stop, level: float, terms, blocks: int, limit: int, bets, weights
+) -> bool:
+    """Whether the samples so far settle the verdict; the fixed rule looks at the end only.
+
+    Args:
+      level: probability with which this verification may certify wrongly.
+    """
     if blocks >= limit:
         return True
     if blocks == 0 or stop.rule == "fixed":
         return False
-    level = stop.share * of.claim.target.budget.failure_probability
     if accepts(terms, of.threshold, stop.rule, level, bets, weights) or bounds.hopeless(terms, of.threshold):
         return True
     # Not earlier: chance decides what few terms predict.
     if stop.patience < math.inf and 8 * blocks >= limit:
-        return bounds.samples_left(terms, of.threshold, level, bets, weights) > stop.patience
+        return bool(bounds.samples_left(terms, of.threshold, level, bets, weights) > stop.patience)
     return False
 
 

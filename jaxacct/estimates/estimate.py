@@ -22,7 +22,7 @@ from jaxacct.proposals.extrapolation import supports
 from jaxacct.proposals.from_below import from_below
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 # Where delta is what is asked for, proposals are looked for until one has a scale far below this.
 _SMALLEST_DELTA = 1e-12

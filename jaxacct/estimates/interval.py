@@ -15,7 +15,7 @@ import numpy as np
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import total
 
 # A part in a thousand of this is the probability of outputs whose losses may be off by more than is booked.

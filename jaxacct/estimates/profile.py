@@ -20,8 +20,7 @@ from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.extrapolation import supports
 from jaxacct.proposals.from_below import from_below
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.direction import Direction
-from jaxacct.statistics.hockey_stick import hockey_stick
+from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 
 # An accountant that knows both ends takes half a second a point; of more points draws are sooner done.
 _COMPUTED_POINTS = 16

@@ -26,7 +26,7 @@ from jaxacct.proposals.base import CACHE_NUMBERS, few_windows
 from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
 # Noise multipliers that a CPU works on at once: a step is then long beside its call, a block near in cache;

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import fft
 
 from jaxacct import _validate
-from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.subsampled_gaussian import grid_law
 
 _UNIT = 2.0**-52

@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 INTERVAL = 1e-3  # of epsilons; what is composed must have the same
 LARGEST = 500.0  # epsilon; e to it is still a number

@@ -193,3 +193,12 @@ def weighted_sums(arrays, factors):
     return functools.reduce(
         operator.add, (factors[:, k, None] * array[:, None, :] for k, array in enumerate(arrays))
     )
+
+
+def serves_gpu(dtype) -> bool:
+    """Return whether the kernel of `gpu_recurrence` can take the place of the scan on this machine."""
+    if jax.default_backend() != "gpu":
+        return False
+    from jaxacct.kernels import gpu_recurrence
+
+    return gpu_recurrence.serves(dtype)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxacct.kernels.programs import compiled
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.schemes import Scheme
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies import Strategy
 
 _LARGEST = 2**31 - 1

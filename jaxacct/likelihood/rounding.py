@@ -27,7 +27,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.interacting_recurrence import compensates_all
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.strategies.stationary import adds_windows, circulant_length
 

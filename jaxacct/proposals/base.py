@@ -13,6 +13,7 @@ concentration bound for means of such terms then applies with its threshold divi
 The verifier knows of a proposal only what `Proposal` holds.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,8 +26,8 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import DIRECTIONS, Direction
+from jaxacct.statistics.composed import Composed
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows, has_windows
 
@@ -35,6 +36,55 @@ CACHE_NUMBERS = 8 * 128 * 1024
 # Of long rows four blocks are sooner than eight, of which short ones need as many to hide their loops. One
 # block alone is another program, which may round differently, and evidence is drawn again to the bit.
 _LONG, _OF_LONG = 512, 4
+
+
+@dataclass(frozen=True)
+class ProposalSpec:
+    """A proposal distribution by its family and parameters.
+
+    Attributes:
+      family: one of `jaxacct.proposals.registry.FAMILIES`.
+      parameters: integers that the family's `build` takes, such as the replica order.
+    """
+
+    family: str
+    parameters: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.family + (":" + ",".join(map(str, self.parameters)) if self.parameters else "")
+
+    @classmethod
+    def parse(cls, text: str) -> "ProposalSpec":
+        """Return the specification that `str` writes as `text`.
+
+        Raises:
+          ValueError: where `text` has another form.
+        """
+        if not isinstance(text, str) or not re.fullmatch(r"[a-z-]{1,40}(:[0-9]{1,4}(,[0-9]{1,4})*)?", text):
+            raise ValueError(f"proposal must be a family such as plain, or replicas:2, was {text!r:.80}")
+        family, _, parameters = text.partition(":")
+        return cls(family, tuple(map(int, parameters.split(","))) if parameters else ())
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a proposal distribution is built for.
+
+    Attributes:
+      mechanism: the mechanism that is verified.
+      epsilon: natural log.
+      direction: "remove" or "add".
+      composed: the other mechanism that is composed in, or None.
+    """
+
+    mechanism: Mechanism
+    epsilon: float
+    direction: Direction
+    composed: Composed | None
+
+
+SamplesNeeded = Callable[[Any], float] | None
+"""Predicted number of samples that a proposal needs; None to consider all proposals."""
 
 
 class Draws(NamedTuple):

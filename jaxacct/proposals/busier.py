@@ -18,15 +18,14 @@ from collections.abc import Callable
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.replicas import (
     around_the_smallest_scale,
     checked_replicas,
     drawer_of_another,
 )
 from jaxacct.proposals.replicas import candidates as replica_candidates
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 # The busier example takes no part with probability e to minus this, about; and how much busier it may be.
 _WANTED, _MOST_TIMES = 0.5, 32

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import registry
-from jaxacct.proposals.base import Proposal
-from jaxacct.proposals.spec import SamplesNeeded, Setting
+from jaxacct.proposals.base import Proposal, SamplesNeeded, Setting
 from jaxacct.proposals.threshold import threshold
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 # Number of samples, below which one more replica is not considered.
 FEW_SAMPLES = 60_000

@@ -14,9 +14,8 @@ import functools
 import math
 
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.replicas import around_the_smallest_scale, replica_proposal
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.composed import Composed
 
 

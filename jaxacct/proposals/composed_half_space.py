@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.half_space import (
     CELLS,
     Minorant,
@@ -23,7 +23,6 @@ from jaxacct.proposals.half_space import (
 )
 from jaxacct.proposals.plain_bounded import candidates as plain_candidates
 from jaxacct.proposals.plain_bounded import least_exponent
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.composed import Composed
 
 SPEC = ProposalSpec("composed-half-space", ())

@@ -21,12 +21,11 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.replicas import log_scale
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.schemes.replicas import cuts as replicas
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 _REPLICAS = 2
 _CHEAP = 1_000_000  # plain draws, a few minutes of two cores at n = 1000

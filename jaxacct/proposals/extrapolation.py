@@ -27,13 +27,11 @@ from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import sampling
-from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, plain
 from jaxacct.proposals.plain_bounded import least_exponent, log_remainder_scale
-from jaxacct.proposals.spec import ProposalSpec
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, ConcaveTerms
-from jaxacct.statistics.direction import Direction
-from jaxacct.statistics.hockey_stick import exponent, finite_margin, hockey_stick
+from jaxacct.statistics.hockey_stick import Direction, exponent, finite_margin, hockey_stick
 from jaxacct.statistics.lines import BudgetLine, total
 
 _PILOT_BLOCKS = 16

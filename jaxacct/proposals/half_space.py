@@ -29,10 +29,9 @@ from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.plain_bounded import log_remainder_scale
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 
 SPEC = ProposalSpec("half-space", ())

@@ -23,12 +23,11 @@ from jaxacct.kernels.recurrence import tree_sum
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.cuts import offered
 from jaxacct.proposals.replicas import log_scale
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.schemes.replicas import cuts as replicas
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies.stationary import circulant_length
 
 _REPLICAS = 2

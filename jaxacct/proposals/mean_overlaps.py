@@ -24,7 +24,7 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.half_space import (
     Minorant,
     coordinate_table,
@@ -36,8 +36,7 @@ from jaxacct.proposals.half_space import (
     search_minorant,
 )
 from jaxacct.proposals.plain_bounded import add_is_zero, log_remainder_scale
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import circulant_length
 

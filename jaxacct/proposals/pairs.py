@@ -28,11 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import randomness, threefry
-from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.programs import any_left
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, plain
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.busier import candidates as inflated_candidates
 from jaxacct.proposals.mean_overlaps import (
     drawn_scores,
@@ -49,9 +49,8 @@ from jaxacct.proposals.replicas import (
     log_scale,
     most_replicas,
 )
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
 from jaxacct.schemes.replicas.b_min_sep import log_attractions
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies.stationary import adds_windows
 
 # Few numbers, so that noise multipliers that are alike are drawn for by one program.

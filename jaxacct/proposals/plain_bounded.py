@@ -12,9 +12,8 @@ import dataclasses
 import math
 
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Proposal, plain
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting, plain
+from jaxacct.statistics.hockey_stick import Direction
 
 SPEC = ProposalSpec("plain-bounded", ())
 

@@ -15,7 +15,7 @@ import math
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.mean_overlaps import loss_from_below, with_the_law_of_means
 from jaxacct.proposals.replicas import (
     around_the_smallest_scale,
@@ -23,8 +23,7 @@ from jaxacct.proposals.replicas import (
     drawer_of_another,
     log_scale,
 )
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 
 def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:

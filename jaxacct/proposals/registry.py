@@ -10,9 +10,8 @@ import importlib
 from types import ModuleType
 from typing import NamedTuple
 
-from jaxacct.proposals.base import Proposal
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
+from jaxacct.statistics.hockey_stick import Direction
 
 _REMOVE, _ADD, _BOTH = (Direction.REMOVE,), (Direction.ADD,), (Direction.REMOVE, Direction.ADD)
 

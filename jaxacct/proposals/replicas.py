@@ -21,10 +21,9 @@ import jax.numpy as jnp
 from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, draw_block_at
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
 from jaxacct.proposals.overlaps import log_factor, overlap_arrays, overlap_variation
-from jaxacct.proposals.spec import ProposalSpec, SamplesNeeded, Setting
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies.stationary import adds_windows
 
 

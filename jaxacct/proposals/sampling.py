@@ -12,7 +12,7 @@ from jaxacct import _validate
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.proposals import base as proposals
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 
 def sample_privacy_loss(

@@ -1,10 +1,19 @@
-"""The mean term to stay below: delta_v in a proposal's units, less every budget item."""
+"""A proposal with all that its test needs: budget items, margin, threshold, and terms of its samples.
+
+The mean term must stay below delta_v in the proposal's units, less every budget item.
+"""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from jaxacct.likelihood import rounding
+from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Proposal
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.hockey_stick import Direction, finite_margin
 from jaxacct.statistics.lines import BudgetLine, total
 
 
@@ -52,3 +61,61 @@ def threshold(proposal: Proposal, delta_v: float) -> float:
     # Beyond 1 all thresholds mean the same, so a scale too small for float64 need not overflow.
     intended = math.exp(min(100.0, math.log(left) - proposal.log_scale)) / (1 + total(lines, "relative"))
     return intended - total(lines, "total variation")
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """A proposal to draw from, for one direction of a target.
+
+    Attributes:
+      proposal: the proposal distribution.
+      epsilon: of the target, natural log.
+      profile: g of the terms `w g(t)` of the target; the proposal may have its own.
+      items: the budget items of its samples.
+      threshold: the mean term to stay below; at least 1 where no samples are needed.
+    """
+
+    proposal: Proposal
+    epsilon: float
+    profile: Callable[[np.ndarray], np.ndarray]
+    items: tuple[BudgetLine, ...]
+    threshold: float
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether the bound on terms alone does not certify: a mean of terms in [0, 1] never exceeds 1."""
+        return not self.threshold >= 1
+
+    @property
+    def margin(self) -> float:
+        """What must be subtracted from epsilon for float32 losses, natural log."""
+        return finite_margin(total(self.items, "epsilon"))
+
+    def terms(self, draws, margin: float) -> np.ndarray:
+        """Return terms in [0, 1] of samples at `epsilon - margin`, rounded up."""
+        proposal = self.proposal
+        profile = self.profile if proposal.profile is None else proposal.profile
+        weighted = hockey_stick.weighted_terms(draws, proposal.direction, self.epsilon - margin, profile)
+        slack = proposal.weight_error(margin)
+        return np.minimum(1.0, weighted * math.exp(slack - proposal.log_scale))
+
+    def count(self, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return histograms (terms, losses) of the blocks first..last-1 of a stream, int64."""
+        terms = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        losses = np.zeros(len(hockey_stick.loss_bounds(self.proposal.direction)), np.int64)
+        for draws in sampling.draw_in_batches(self.proposal, stream, first, last - first):
+            terms += bounds.bin_terms(self.terms(draws, margin))
+            losses += hockey_stick.bin_losses(draws.loss)
+        return terms, losses
+
+
+def resolved(proposal: Proposal, epsilon: float, delta_v: float, profile: Callable) -> Resolved:
+    """Return the proposal with its threshold for a target.
+
+    Raises:
+      ValueError: where the proposal resolves no such delta.
+    """
+    theta = threshold(proposal, delta_v)
+    if not theta > 0:
+        raise ValueError(f"proposal {proposal.name} does not resolve delta_v {delta_v:g}")
+    return Resolved(proposal, epsilon, profile, budget_lines(proposal, delta_v), theta)

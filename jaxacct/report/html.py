@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxacct import plot, risk
 from jaxacct.accountants import truncation
+from jaxacct.choice import choice_of
 from jaxacct.core import text
 from jaxacct.core.evidence import Sampled
 from jaxacct.core.plan import Plan
@@ -173,9 +174,10 @@ def _mechanism(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _chosen(plan: Plan) -> list[str]:
-    if plan.choice is None:
+    choice = choice_of(plan)
+    if choice is None:
         return []
-    return [_section("How it was chosen", f"<p>{_text(plan.choice.statement())}</p>")]
+    return [_section("How it was chosen", f"<p>{_text(choice.statement())}</p>")]
 
 
 def _budget(plan: Plan) -> str:

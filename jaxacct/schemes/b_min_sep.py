@@ -18,7 +18,7 @@ from jaxacct.kernels import gpu_recurrence, linear_scale, threefry
 from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, coin_bits, exponential_64
-from jaxacct.kernels.recurrence import blocked_log_recurrence
+from jaxacct.kernels.recurrence import blocked_log_recurrence, serves_gpu
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, times_log
 from jaxacct.schemes.batches import Batches, Eligible
@@ -237,7 +237,7 @@ class BMinSep(Scheme):
         """
         if self.min_separation == 1:
             return log_bernoulli_product(log_ratios, self.sampling_probability)
-        if not gpu_recurrence.serves(log_ratios.dtype):
+        if not serves_gpu(log_ratios.dtype):
             return self._time_first(log_ratios.T)
         by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
         # A machine with a GPU may still run this on its CPU.
@@ -246,7 +246,7 @@ class BMinSep(Scheme):
     def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
         """On a GPU by one kernel, which makes the sums as it goes."""
         in_linear_scale = functools.partial(self.ratios_in_linear_scale, factors=factors)
-        if not gpu_recurrence.serves(arrays[0].dtype):
+        if not serves_gpu(arrays[0].dtype):
             return in_linear_scale(arrays)
         by_kernel = functools.partial(gpu_recurrence.first_block_of_sums, factors=factors)
         # A machine with a GPU may still run this on its CPU.

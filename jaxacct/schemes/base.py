@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.numbers import Numbers
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 
 class SideInformation(abc.ABC):
@@ -436,3 +436,9 @@ def times_log(counts, log_q: float) -> np.ndarray:
 
 
 __all__ = ["Scheme", "SideInformation", "Sums", "counts_at", "disjoint_participations", "times_log"]
+
+
+def log_probabilities(probability: float) -> tuple[float, float]:
+    """(ln p, ln(1 - p)) in float64, the second -inf at p = 1."""
+    with np.errstate(divide="ignore"):
+        return float(np.log(probability)), float(np.log1p(-probability))

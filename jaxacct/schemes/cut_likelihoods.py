@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxacct.kernels import gpu_recurrence, linear_scale
-from jaxacct.kernels.loops import any_left, samples_together
+from jaxacct.kernels import linear_scale
+from jaxacct.kernels.programs import any_left, samples_together
+from jaxacct.kernels.recurrence import serves_gpu
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.schemes.base import log_probabilities
 
 # Fewer steps are sooner drawn in logarithms than this is compiled besides: two programs where there was one.
 _LEAST_STEPS = 512
@@ -52,7 +53,7 @@ def log_likelihoods(
         or b == 1
         or uncut.iterations < _LEAST_STEPS
         or not log_p - b * log_q <= _MOST_SHIFT
-        or gpu_recurrence.serves(log_ratios.dtype)
+        or serves_gpu(log_ratios.dtype)
     ):
         return in_logs(log_ratios)
 

@@ -25,9 +25,8 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, Sums
+from jaxacct.schemes.base import Scheme, Sums, log_probabilities
 from jaxacct.schemes.batches import Batches
-from jaxacct.schemes.poisson import log_probabilities
 
 # Numbers a sample that the exact likelihood may hold: 70 MB a block of samples in float32.
 MOST_NUMBERS = 140_000

@@ -31,11 +31,11 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.kernels import gpu_recurrence, threefry
+from jaxacct.kernels import threefry
 from jaxacct.kernels.linear_scale import Counts
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
-from jaxacct.kernels.recurrence import log_add_exp, weighted_sums
+from jaxacct.kernels.recurrence import log_add_exp, serves_gpu, weighted_sums
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
@@ -335,7 +335,7 @@ class MultiAttribution(Scheme):
             first, *others = (k * array for array in arrays)
             first = first - (k * (k - 1) * halves).reshape(-1, 1)
             return self.timing.log_likelihood_ratios_of_sums((first, *others), factors)
-        if gpu_recurrence.serves(arrays[0].dtype):
+        if serves_gpu(arrays[0].dtype):
             each = functools.partial(self._of_one, arrays, halves)
             return jax.vmap(each)(factors)
         log_weights = self._log_count_weights()

@@ -13,7 +13,7 @@ from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import phase_totals, softplus, tree_sum, weighted_sums
 from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, Sums, disjoint_participations
+from jaxacct.schemes.base import Scheme, Sums, disjoint_participations, log_probabilities
 from jaxacct.schemes.batches import Batches, EveryStep
 from jaxacct.schemes.replicas import poisson as poisson_replicas
 
@@ -150,9 +150,3 @@ def log_bernoulli_growth(log_ratios, probability: float):
     if log_q == -np.inf:
         return log_ratios, 0.0
     return softplus(log_ratios + number(log_p - log_q, log_ratios.dtype)), log_q
-
-
-def log_probabilities(probability: float) -> tuple[float, float]:
-    """(ln p, ln(1 - p)) in float64, the second -inf at p = 1."""
-    with np.errstate(divide="ignore"):
-        return float(np.log(probability)), float(np.log1p(-probability))

@@ -28,14 +28,14 @@ from jax import lax
 from jaxacct import _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables, digit_errors
-from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, SideInformation, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.independent_cuts import IndependentCuts, binomial_quantile, time_first
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 # Steps whose random words are made together, so that they fit a cache.
 _STEPS_AT_ONCE = 256

@@ -1,15 +1,50 @@
-"""Hockey-stick terms of privacy losses, and histograms of them.
+"""Directions, hockey-stick terms of privacy losses, and histograms of both.
 
 A direction's divergence is `E_target[g(t)]` with `t = epsilon - L` (remove) or `t = epsilon + L` (add).
 For the mechanism alone `g(t) = (1 - e^t)_+`; composed with another mechanism it is that one's privacy
-profile (see `jaxacct.accountants.composition`).
+profile (see `jaxacct.accountants.composition`). Histograms are kept sparse in files, and added up block by
+block in the one loop that all drawing goes through.
 """
 
+import enum
 import math
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 
-from jaxacct.statistics.direction import Direction
+from jaxacct import _validate
+
+
+class Direction(enum.StrEnum):
+    """Which hockey-stick divergence is meant, and with it which law is drawn from.
+
+    Members are their names in evidence and JSON.
+    """
+
+    REMOVE = "remove"
+    """H(P, Q), draws from P: the unit takes part."""
+    ADD = "add"
+    """H(Q, P), draws from Q: its gradients are zero."""
+
+    @classmethod
+    def of(cls, direction: str) -> Self:
+        """The member of that name; ValueError for another."""
+        _validate.one_of("direction", direction, tuple(member.value for member in cls))
+        return cls(direction)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1: the divergence is the mean of `(1 - e^t)_+` with `t = epsilon - sign L`."""
+        return 1 if self is Direction.REMOVE else -1
+
+    @property
+    def place(self) -> int:
+        """0 or 1: its place among streams and tables of both."""
+        return DIRECTIONS.index(self)
+
+
+DIRECTIONS = tuple(Direction)
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -74,3 +109,72 @@ def finite_margin(margin: float) -> float:
     if not 0 <= margin < math.inf:
         raise NonFiniteLossError(f"the margin for rounding is {margin!r}: nothing can be certified")
     return margin
+
+
+def draw_histograms(
+    count: Callable[[int, int], Any],
+    settled: Callable[[int, Any], Any],
+    next_stop: Callable[[int], int],
+    *,
+    add: Callable[[Any, Any], Any],
+    done: int = 0,
+    counts: Any = None,
+    keep: Callable[[int, Any], None] = lambda done, counts: None,
+):
+    """Draw blocks one stretch after the other until what was counted settles something; returns that.
+
+    What settles is asked before anything is drawn, so that a resumed run ends where the whole one did.
+
+    Args:
+      count: (first, last) -> what the blocks first..last-1 hold; a function of the blocks alone.
+      settled: (blocks done, counts) -> the answer, or None to go on.
+      next_stop: blocks done -> where the next stretch ends; of the blocks alone, so that a resumed run stops
+        at the same places.
+      add: (counts, what a stretch holds) -> counts; counts are None before the first.
+      done, counts: what `keep` was last called with, to go on from there.
+      keep: called with (blocks done, counts) after each stretch.
+    """
+    while (answer := settled(done, counts)) is None:
+        stop = next_stop(done)
+        if not stop > done:
+            raise ValueError(f"a stretch of blocks must not be empty, was {done}..{stop}")
+        counts, done = add(counts, count(done, stop)), stop
+        keep(done, counts)
+    return answer
+
+
+def add_counts(counts, more):
+    """The sums of histograms, one by one."""
+    return tuple(more) if counts is None else tuple(map(np.add, counts, more))
+
+
+def dense_counts(sparse, size: int) -> np.ndarray:
+    """(size,) int64 counts from (index, count) pairs."""
+    counts = np.zeros(size, np.int64)
+    for index, count in sparse:
+        counts[index] = count
+    return counts
+
+
+def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """(index, count) pairs of the non-zero counts."""
+    return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
+
+
+def checked_counts(sparse, size: int, name: str) -> np.ndarray:
+    """(size,) int64 counts from stored (index, count) pairs of strictly ascending indices and counts above 0.
+
+    Raises:
+      ValueError: for anything else: a repeated index would hide all but its last count.
+    """
+    counts, before = np.zeros(size, np.int64), -1
+    for pair in sparse:
+        index, count = pair
+        if type(index) is not int or type(count) is not int:
+            raise ValueError(f"{name} must hold pairs of integers, held {pair!r}")
+        if not before < index < size:
+            raise ValueError(f"{name} must have strictly ascending indices below {size}, had {index}")
+        if not 0 < count < 2**62:
+            raise ValueError(f"{name} must have counts above 0, had {count} at {index}")
+        counts[index], before = count, index
+    return counts

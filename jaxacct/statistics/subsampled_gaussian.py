@@ -14,7 +14,7 @@ import numpy as np
 from scipy import fft, special
 
 from jaxacct import _validate
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 
 _UNIT = 2.0**-52
 

@@ -11,7 +11,8 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, read_only, schedule_of
+from jaxacct._validate import read_only
+from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, schedule_of
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 

@@ -262,9 +262,3 @@ def check_is_bounded(scheme) -> None:
         raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: Q is no Gaussian there")
     if scheme.examples_overlap:
         raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: no bound is known otherwise")
-
-
-def read_only(values: np.ndarray) -> np.ndarray:
-    """The same array, not to be written to."""
-    values.setflags(write=False)
-    return values

@@ -14,7 +14,8 @@ import numpy as np
 import scipy
 
 from jaxacct import _validate
-from jaxacct.strategies.base import BufferedRecursion, check_is_bounded, read_only, schedule_of
+from jaxacct._validate import read_only
+from jaxacct.strategies.base import BufferedRecursion, check_is_bounded, schedule_of
 from jaxacct.strategies.series import product, quotient, sums_at_lags
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked

@@ -17,10 +17,11 @@ import numpy as np
 import scipy
 from jax import lax
 
+from jaxacct._validate import read_only
 from jaxacct.kernels import randomness
-from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.programs import any_left
 from jaxacct.strategies import overlaps
-from jaxacct.strategies.base import NoiseRecursion, Strategy, read_only
+from jaxacct.strategies.base import NoiseRecursion, Strategy
 from jaxacct.strategies.workload import Workload
 
 

@@ -5,8 +5,7 @@ import numpy as np
 from jaxacct.core.check import DirectionVerdict, Verdict
 from jaxacct.core.evidence import Mean
 from jaxacct.statistics import hockey_stick
-from jaxacct.statistics.direction import Direction
-from jaxacct.statistics.histogram import dense_counts
+from jaxacct.statistics.hockey_stick import Direction, dense_counts
 
 
 def profile(verdict: Verdict, epsilons: np.ndarray) -> np.ndarray:

@@ -4,15 +4,13 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from jaxacct.core.check import check_direction
+from jaxacct.core.check import check_direction, resolve
 from jaxacct.core.evidence import Counts, Line, Mean, Sampled
 from jaxacct.core.plan import Plan
-from jaxacct.core.resolve import resolve
 from jaxacct.kernels import randomness
 from jaxacct.progress import Progress
 from jaxacct.proposals import extrapolation
-from jaxacct.statistics.direction import DIRECTIONS, Direction
-from jaxacct.statistics.histogram import add_counts, draw_histograms, sparse_counts
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, add_counts, draw_histograms, sparse_counts
 
 _CLOSE = 0.05
 """Share of samples that rounding on another kind of machine may move to another bin: an error of 1e-3 in a

@@ -25,8 +25,8 @@ from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.direction import Direction
-from jaxacct.statistics.histogram import checked_counts, draw_histograms, sparse_counts
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.hockey_stick import Direction, checked_counts, draw_histograms, sparse_counts
 
 SCHEMA = "jaxacct-part"
 _STRETCHES = 64  # a part keeps this many histograms a direction, each of which can be drawn again
@@ -237,7 +237,9 @@ def merge(
     run_key = randomness.key_from_words(list(reference.key))
     sides: dict[Direction, Side] = {Direction.REMOVE: NotRun(), Direction.ADD: NotRun()}
     for direction, run in _runs(plan, reference.blocks, run_key):
-        sides[direction] = _side_of_parts(run, direction, parts, run_key, redraw, progress)
+        sides[direction] = _side_of_parts(
+            run, direction, plan.target.budget, parts, run_key, redraw, progress
+        )
         evidence = Sampled(plan.claim.digest, "anytime", 1.0, sides[Direction.REMOVE], sides[Direction.ADD])
         verdict = check(plan.claim, evidence)
         if verdict.remove is None or not verdict.remove.certified:
@@ -272,10 +274,12 @@ def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | N
     return merge(plan, [records.read(Part, fields, "part") for fields in found])
 
 
-def _side_of_parts(run: Run, direction: Direction, parts: list[Part], run_key, redraw: int, progress) -> Side:
+def _side_of_parts(
+    run: Run, direction: Direction, budget: Budget, parts: list[Part], run_key, redraw: int, progress
+) -> Side:
     if run.line is not None or not run.of.needs_samples:
         samples = parts[0].blocks * randomness.BLOCK_SIZE
-        return draw(run, Stop(max_samples=samples), "parts", run_key)
+        return draw(run, budget, Stop(max_samples=samples), "parts", run_key)
     of, margins = run.of, set()
     terms = np.zeros(len(bounds.TERM_EDGES), np.int64)
     losses = np.zeros(len(hockey_stick.loss_bounds(direction)), np.int64)

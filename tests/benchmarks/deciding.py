@@ -21,7 +21,7 @@ from jaxacct import calibration
 from jaxacct.calibration import FIRST_SHARES, LADDER
 from jaxacct.kernels import randomness
 from jaxacct.statistics import bounds
-from jaxacct.statistics.direction import Direction
+from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.verification import run
 
 REPEATS, PLACES = 40, np.arange(8) / 8

@@ -30,7 +30,11 @@ class Mutant(NamedTuple):
 
 
 BOUNDS, GUARDS, VERIFY = "tests/test_bounds.py", "tests/test_guards.py", "tests/test_verify.py"
-RUN, LINE = "jaxacct/verification/run.py", "jaxacct/proposals/extrapolation.py"
+CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
+    f"jaxacct/core/{name}.py" for name in ("check", "verify", "claim", "shares")
+)
+EVIDENCE = "tests/conformance/test_certificates.py"
+THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/extrapolation.py"
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
 DRAWN_AHEAD = "tests/training/test_ahead.py"
@@ -112,14 +116,21 @@ MUTANTS = [
     Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
     Mutant(TABLE, "_LEFT_OUT * self.delta)", "self.delta)", COMPOSED),
     Mutant("jaxacct/likelihood/rounding.py", "max(size.largest, lowest)", "size.largest", COMPOSED),
-    Mutant("jaxacct/proposals/candidates.py", "if left_out > 0 else ()", "if left_out < 0 else ()", COMPOSED),
+    Mutant(THRESHOLD, "if left_out > 0 else ()", "if left_out < 0 else ()", COMPOSED),
     Mutant("jaxacct/proposals/composed.py", "left_out=composed.left_out,", "left_out=0.0,", COMPOSED),
-    Mutant("jaxacct/proposals/half_space.py", "return epsilon + none -", "return epsilon -", COMPOSED),
+    Mutant("jaxacct/proposals/plain_bounded.py", "return epsilon + none -", "return epsilon -", COMPOSED),
     Mutant(TABLE, "*values[first : self._end]", "*values[first + 1 : self._end + 1]", COMPOSED),
     Mutant(TABLE, "left_out = self.left_out + _LEFT_OUT * self.delta", "left_out = self.left_out", COMPOSED),
     Mutant(LINE, "far_lower)) + self.left_out", "far_lower))", COMPOSED),
-    Mutant("jaxacct/proposals/composed.py", "log_height(upper - width)", "log_height(upper)", COMPOSED),
-    Mutant(RUN, "run.proposal.profile or run.target.profile", "run.target.profile", COMPOSED),
+    Mutant(
+        "jaxacct/proposals/composed_half_space.py", "log_height(upper - width)", "log_height(upper)", COMPOSED
+    ),
+    Mutant(
+        THRESHOLD,
+        "self.profile if proposal.profile is None else proposal.profile",
+        "self.profile",
+        COMPOSED,
+    ),
     # Statistics.
     Mutant(
         "jaxacct/statistics/bounds.py",
@@ -168,73 +179,80 @@ MUTANTS = [
         BOUNDS,
     ),
     # Orchestration of a verification.
-    Mutant(RUN, "run.target.epsilon - margin", "run.target.epsilon + margin", GUARDS),
-    Mutant(RUN, '(run.rule == "fixed" and not finished)', "False", GUARDS),
-    Mutant(RUN, "Stream.REMOVE_PILOT.at(", "Stream.REMOVE.at(", GUARDS),
+    Mutant(THRESHOLD, "self.epsilon - margin, profile", "self.epsilon + margin, profile", GUARDS),
+    Mutant(CORE_VERIFY, 'if blocks == 0 or stop.rule == "fixed":', "if blocks == 0:", GUARDS),
+    Mutant(CORE_VERIFY, "Stream.REMOVE_PILOT.at(", "Stream.REMOVE.at(", GUARDS),
     Mutant(
-        RUN,
-        "    slack = run.proposal.weight_error(margin)\n",
-        "    slack = 0.0\n",
+        THRESHOLD,
+        "        slack = proposal.weight_error(margin)\n",
+        "        slack = 0.0\n",
         f"{GUARDS} tests/test_rounding.py",
     ),
+    Mutant(THRESHOLD, "return not self.threshold >= 1", "return not self.threshold >= 0.5", GUARDS),
+    Mutant(THRESHOLD, "if not theta > 0:", "if not theta > -1:", f"{GUARDS} {EVIDENCE}"),
     Mutant(
-        RUN,
-        "return self.share * self.target.budget.failure_probability",
-        "return self.target.budget.failure_probability",
-        f"{GUARDS} tests/conformance/test_certificates.py {VERIFY}",
+        CORE_CHECK,
+        "q = evidence.share * claim.target.budget.failure_probability",
+        "q = claim.target.budget.failure_probability",
+        f"{EVIDENCE} {VERIFY}",
+    ),
+    Mutant(CORE_CHECK, "if bound <= target.budget.delta_v else", "if bound <= target.delta else", GUARDS),
+    Mutant(CORE_CHECK, "if not bound <= target.budget.delta:", "if not bound <= 1:", f"{EVIDENCE} {GUARDS}"),
+    Mutant(CORE_CHECK, "margin >= needed * (1 - 1e-9)", "margin >= 0", f"{EVIDENCE} tests/test_plan.py"),
+    Mutant(CORE_CHECK, "if not 0 < evidence.share <= 1:", "if False:", f"{EVIDENCE} {VERIFY}"),
+    Mutant(CORE_CHECK, "if keys[0] is not None and keys[0] == keys[1]:", "if False:", "tests/test_plan.py"),
+    Mutant(CORE_CHECK, "        if not verdict.certified:\n", "        if False:\n", f"{GUARDS} {EVIDENCE}"),
+    Mutant(
+        CORE_CHECK,
+        '            flaws.append(f"{direction}: {error}")\n',
+        "            pass\n",
+        f"{GUARDS} {EVIDENCE}",
+    ),
+    Mutant(CORE_CHECK, "evidence.claim != claim.digest:", "False:", f"{GUARDS} {EVIDENCE}"),
+    Mutant(CORE_CHECK, "        claim.check_reserves()\n", "", "tests/test_batch_sizes.py"),
+    Mutant(CORE_CHECK, "or terms.sum() % randomness.BLOCK_SIZE:", "or False:", f"{GUARDS} {EVIDENCE}"),
+    Mutant(
+        CORE_CHECK,
+        'if side.proposal.family == "plain" and not _fit_together',
+        'if side.proposal.family == "none" and not _fit_together',
+        "tests/test_plan.py",
     ),
     Mutant(
-        RUN,
-        "accepted = found.bound <= run.target.budget.delta_v",
-        "accepted = found.bound <= run.target.delta",
-        f"{GUARDS} tests/conformance/test_certificates.py tests/test_extrapolation.py",
-    ),
-    Mutant(
-        RUN, "run.target.budget.delta_v) >= 1:", "run.target.budget.delta_v) >= 0.5:", f"{GUARDS} {VERIFY}"
-    ),
-    Mutant(RUN, '| {"rule": rule, "proposal": proposal, "max_samples": max_samples}', "", GUARDS),
-    Mutant(
-        "jaxacct/verification/target.py",
-        ', "adjacency": mechanism.adjacency}',
-        "}",
-        f"{GUARDS} tests/test_plan.py",
-    ),
-    Mutant(
-        "jaxacct/verification/target.py",
-        '            "compose_with": event_to_json(self.compose_with),\n',
-        "",
+        CORE_VERIFY,
+        "about = [claim.digest, stop.rule, stop.max_samples, stop.share, proposal]",
+        "about = [claim.digest, stop.rule, stop.max_samples, proposal]",
         GUARDS,
     ),
+    Mutant(CORE_CLAIM, '            "adjacency": mechanism.adjacency,\n', "", f"{GUARDS} tests/test_plan.py"),
+    Mutant(CORE_CLAIM, '            "compose_with": _event_to_json(target.compose_with),\n', "", GUARDS),
     Mutant(
-        "jaxacct/verification/target.py",
+        CORE_CLAIM,
         "if not self.budget.delta <= self.delta:",
         "if not self.budget.delta <= 2 * self.delta:",
         f"{GUARDS} {VERIFY}",
     ),
     Mutant(
-        "jaxacct/verification/histogram.py",
-        "if not before < index < size:",
-        "if not -1 < index < size:",
-        f"{GUARDS} tests/test_plan.py tests/test_shards.py",
+        CORE_CLAIM, "if not self.target.budget.delta <= available:", "if False:", "tests/test_batch_sizes.py"
     ),
     Mutant(
-        "jaxacct/proposals/candidates.py",
+        "jaxacct/statistics/hockey_stick.py",
+        "if not before < index < size:",
+        "if not -1 < index < size:",
+        "tests/test_shards.py",
+    ),
+    Mutant(
+        THRESHOLD,
         'left = delta_v - total(lines, "delta")',
         "left = delta_v",
         f"{GUARDS} tests/test_rounding.py",
     ),
     Mutant(
-        "jaxacct/proposals/candidates.py",
+        THRESHOLD,
         'return intended - total(lines, "total variation")',
         "return intended",
         f"{GUARDS} tests/test_rounding.py",
     ),
-    Mutant(
-        "jaxacct/proposals/candidates.py",
-        ' / (1 + total(lines, "relative"))',
-        "",
-        f"{GUARDS} tests/test_rounding.py",
-    ),
+    Mutant(THRESHOLD, ' / (1 + total(lines, "relative"))', "", f"{GUARDS} tests/test_rounding.py"),
     Mutant(
         LINE,
         "near_upper + self.unseen, far_lower - self.unseen",
@@ -242,44 +260,22 @@ MUTANTS = [
         f"{GUARDS} tests/test_extrapolation.py",
     ),
     Mutant(
-        "jaxacct/verification/extrapolation.py",
+        "jaxacct/core/line.py",
         "bounds.lower_confidence_bound(far, q / 2)",
         "bounds.lower_confidence_bound(far, q)",
         f"{GUARDS} tests/test_extrapolation.py",
     ),
     Mutant(LINE, "(extrapolation.far, -margin)", "(extrapolation.far, margin)", GUARDS),
+    Mutant(SHARES, "                break\n", "                continue\n", GUARDS),
     Mutant(
         "jaxacct/calibration.py",
-        "            if smaller is None:\n                break\n",
-        "            if smaller is None:\n                continue\n",
+        "if not search.covered(mechanism):\n            return None",
+        "if False:\n            return None",
         GUARDS,
     ),
-    Mutant(
-        "jaxacct/calibration.py",
-        "if exponent >= fallback or not search.covered(mechanism):",
-        "if exponent >= fallback:",
-        GUARDS,
-    ),
-    Mutant("jaxacct/calibration.py", "share=share,", "", GUARDS),
-    Mutant(
-        "jaxacct/calibration.py",
-        "verified(step, 1 - sum(FIRST_SHARES))",
-        "verified(step, 1 - FIRST_SHARES[0])",
-        GUARDS,
-    ),
-    Mutant("jaxacct/calibration.py", "FIRST_SHARES = (0.9, 0.05)", "FIRST_SHARES = (0.9, 0.1)", GUARDS),
-    Mutant(
-        "jaxacct/calibration.py",
-        "found or verified(step, share, _PATIENCE",
-        "found or verified(step, FIRST_SHARES[0], _PATIENCE",
-        GUARDS,
-    ),
-    Mutant(
-        "jaxacct/verification/run.py",
-        "theta, run.level, bets, weights) > run.patience:\n            return False",
-        "theta, run.level, bets, weights) > run.patience:\n            return True",
-        GUARDS,
-    ),
+    Mutant(SHARES, "LADDER_SHARE = 1 - sum(FIRST_SHARES)", "LADDER_SHARE = 1 - FIRST_SHARES[0]", GUARDS),
+    Mutant(SHARES, "FIRST_SHARES = (0.9, 0.05)", "FIRST_SHARES = (0.9, 0.1)", GUARDS),
+    Mutant(SHARES, "verified(step, share, True)", "verified(step, FIRST_SHARES[0], True)", GUARDS),
     # Accountants.
     Mutant(
         TABLE,
@@ -650,7 +646,7 @@ MUTANTS = [
         "tests/test_truncation.py",
     ),
     Mutant("train/loop.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
-    Mutant("train/loop.py", "    if not evidence.accepted:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
+    Mutant("train/loop.py", "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
     Mutant(
         "train/loop.py",
         "if steps > plan.mechanism.scheme.iterations:",
@@ -836,7 +832,7 @@ MUTANTS = [
         'return 0.1, open_probability("advantage", advantage)',
         ADVANTAGE,
     ),
-    Mutant("jaxacct/report.py", "np.minimum(1.0, upper + added)", "np.minimum(1.0, upper)", REPORT),
+    Mutant("jaxacct/report/html.py", "np.minimum(1.0, upper + added)", "np.minimum(1.0, upper)", REPORT),
     Mutant(
         "jaxacct/estimates/profile.py",
         "interval.bands_of_both(chosen, below, grid, draw, q, other)",

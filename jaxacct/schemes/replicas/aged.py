@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.schemes.base import log_probabilities
 from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_lift, start_law, thresholds_of
 
 _MOST_NUMBERS = 1.2e8  # of the table: steps and pairs of codes, 4 bytes each

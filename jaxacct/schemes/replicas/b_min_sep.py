@@ -22,10 +22,9 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.bars import moves, rank, start_states, states
-from jaxacct.kernels.loops import any_left
+from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.randomness import exponential_64, uniform_64
-from jaxacct.schemes.base import counts_at
-from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.schemes.base import counts_at, log_probabilities
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.base import (
     Attracting,
