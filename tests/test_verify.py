@@ -20,7 +20,7 @@ from jaxacct.files import Checkpoint
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from tests.oracles import tuples
-from tests.stored_plans import as_json
+from tests.stored_plans import as_json, with_side
 from tests.test_sampling import pld_delta
 
 pytestmark = pytest.mark.optimized  # many draws from few programs
@@ -308,10 +308,10 @@ def test_extrapolated_verdicts_are_stored_and_rechecked(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").evidence == verdict.evidence
     assert plan.verify(key=jax.random.key(4)).add.outcome == Outcome.LINE_BELOW  # by the same distances
-    data = as_json(plan)
-    data["evidence"]["add"]["near_counts"][0][1] += 1
+    (first, number), *others = verdict.evidence.add.near_counts
+    more = with_side(plan, "add", near_counts=((first, number + 1), *others))
     with pytest.raises(ValueError, match="equally many whole blocks"):
-        Plan.from_json(data)
+        Plan.from_json(as_json(more))
 
 
 def test_a_share_of_q_is_part_of_the_evidence():

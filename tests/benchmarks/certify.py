@@ -12,6 +12,7 @@ import jax
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, verify
 from jaxacct.proposals.base import plain
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.sampling import draw_in_batches
 
 # (iterations, epoch, bands, separation, epsilon, delta, noise multiplier)
@@ -57,12 +58,13 @@ def main() -> None:
         mechanism = Mechanism(scheme, strategy, sigma)
         evidence, seconds = timed(mechanism, epsilon, delta)
         names = f"{evidence.remove.proposal} / {evidence.add.proposal}"
-        if not evidence.accepted:
+        if not evidence.certified:
             names += " (not accepted)"
-        predicted = 2 * evidence.remove.predicted_samples["plain"]
+        offered = candidates(mechanism, epsilon, "remove", evidence.claim.target.budget)
+        predicted = 2 * next(c.predicted_samples for c in offered if c.proposal.name == "plain")
         if predicted <= _MOST:
             direct, plain_seconds = timed(mechanism, epsilon, delta, proposal="plain")
-            shown, how = direct.num_samples, "measured" if direct.accepted else "rejected"
+            shown, how = direct.num_samples, "measured" if direct.certified else "rejected"
         else:
             shown, plain_seconds, how = predicted, predicted / rate(mechanism), "projected"
         print(

@@ -40,13 +40,13 @@ def main() -> None:
                 compose_with=other,
                 key=jax.random.key(0),
             )
-            evidence = plan.evidence
+            evidence = plan.verdict
         except NotCertifiedError as error:
-            evidence = error.evidence
+            evidence = error.verdict
         seconds = time.process_time() - started
         assert evidence is not None
-        drawn = [f"{side.proposal} {side.num_samples:,}" for side in (evidence.remove, evidence.add)]
-        said = "certified" if evidence.accepted else "not certified"
+        drawn = [f"{side.proposal} {side.num_samples:,}" for side in evidence.directions]
+        said = "certified" if evidence.certified else "not certified"
         print(
             f"| {scheme}, sigma {sigma:g} | {other} | ({epsilon:g}, {delta:g}) | {before:,.0f} each "
             f"| {drawn[0]} | {drawn[1]} | {said}, {seconds:.1f} s |",

@@ -18,11 +18,12 @@ from unittest import mock
 import numpy as np
 
 from jaxacct import calibration
-from jaxacct.calibration import FIRST_SHARES, LADDER
+from jaxacct.core.check import accepts
+from jaxacct.core.shares import FIRST_SHARES, LADDER
+from jaxacct.core.verify import PILOT_BLOCKS, Stop, _is_settled, next_check
 from jaxacct.kernels import randomness
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.verification import run
 
 REPEATS, PLACES = 40, np.arange(8) / 8
 RULES = ("before", "half a million", "now")
@@ -106,15 +107,15 @@ class Search(calibration._Search):
 
 def verified(law: Law, exponent: int, most: int, share: float, patience: float) -> tuple[bool, int]:
     """(accepted, samples) of one verification of `most` samples, the pilot's too."""
-    theta, pilot, blocks = law.theta(exponent), 128 * run.PILOT_BLOCKS, 0
+    theta, pilot, blocks = law.theta(exponent), 128 * PILOT_BLOCKS, 0
     bets = bounds.default_bets(theta, law.draw(exponent, pilot))
-    target: Any = SimpleNamespace(budget=SimpleNamespace(failure_probability=law.q))
-    job: Any = run.Run(None, target, "anytime", most, {}, "", share, patience)  # pyrefly: ignore[bad-argument-type]
+    of: Any = SimpleNamespace(threshold=theta)
+    stop, level = Stop("anytime", most, share, patience), share * law.q
     counts, limit = np.zeros(len(bounds.TERM_EDGES), np.int64), -(-most // 128)
-    while not (verdict := run._verdict(job, counts, blocks, limit, theta, *bets)):
-        stop = min(limit, run.next_check(blocks))
-        counts, blocks = counts + law.draw(exponent, 128 * (stop - blocks)), stop
-    return verdict[0], 128 * blocks + pilot
+    while not _is_settled(of, stop, level, counts, blocks, limit, *bets):
+        end = min(limit, next_check(blocks))
+        counts, blocks = counts + law.draw(exponent, 128 * (end - blocks)), end
+    return accepts(counts, theta, "anytime", level, *bets), 128 * blocks + pilot
 
 
 def decided(law: Law, before: bool) -> tuple[int, int, int]:
@@ -122,7 +123,7 @@ def decided(law: Law, before: bool) -> tuple[int, int, int]:
     budget = SimpleNamespace(failure_probability=law.q, delta_v=1.0)
     nothing: Any = None
     target: Any = SimpleNamespace(budget=budget)
-    search = Search(*[nothing] * 3, target, "anytime", *[nothing] * 4)
+    search = Search(nothing, target, "anytime", *[nothing] * 3)
     object.__setattr__(search, "law", law)
     smallest, limit = search.smallest_exponent(law.fallback, 1.01, None)
     drawn = 128 * sum(blocks for blocks, _ in search.seen.values())

@@ -61,8 +61,7 @@ def main(ratio: float) -> None:
             for rule in (lambda strategy, scheme: strategy, ending):
                 calibration.ending = rule
                 plan, seconds = timed(scheme, strategy, ratio)
-                evidence = plan.evidence
-                draws = "analytic" if evidence is None else f"{evidence.num_samples:,} draws"
+                draws = f"{plan.evidence.num_samples:,} draws" if plan.is_sampled else "analytic"
                 released = plan.mechanism.noise_multiplier
                 cells.append(f"{released:.4f} ({draws}, {seconds:.0f} s, error {plan.prefix_sum_error:.3f})")
             least = f"{least_noise(strategy, n, released):.4f}"

@@ -41,9 +41,9 @@ def main():
         line += f"({middle - started:.1f} s)"
         if n < 1000:  # others take many minutes with draws
             drawn = calibrate(*problem, **target, max_samples=2_000_000)
-            drew = drawn.evidence.num_samples if drawn.evidence else 0
+            drew = drawn.evidence.num_samples
             line += f"; {drawn.mechanism.noise_multiplier:.4f} ({time.process_time() - middle:.1f} s, "
-            line += f"{drew} samples, {drawn.analytic_accountant or 'drawn'})"
+            line += f"{drew} samples, {'drawn' if drawn.is_sampled else drawn.evidence.accountant})"
         print(line, flush=True)
     print("phases  epsilon  mu      lower      upper      upper / lower - 1")
     for terms in (2, 10, 100, 1000):

@@ -84,7 +84,7 @@ def main():
     def certified(scheme):
         def find(epsilon):
             plan = calibrate(scheme, strategy, epsilon=epsilon, delta=DELTA)
-            return plan.mechanism.noise_multiplier, plan.evidence
+            return plan.mechanism.noise_multiplier, plan.verdict if plan.is_sampled else None
 
         return find
 
@@ -103,7 +103,7 @@ def main():
             if evidence is not None:
                 row |= {
                     "samples": evidence.num_samples,
-                    "proposals": [evidence.remove.proposal, evidence.add.proposal],
+                    "proposals": [each.proposal for each in evidence.directions],
                 }
             print(json.dumps(row | {"seconds": round(time.monotonic() - started, 1)}), flush=True)
 
