@@ -5,7 +5,6 @@ Nothing is drawn here, and nothing is compiled.
 """
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -25,13 +24,11 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.candidates import budget_lines, proposal_by_name, threshold
+from jaxacct.proposals.candidates import budget_lines, proposal_by_name
 from jaxacct.schemes import independent_attribution
-from jaxacct.statistics.lines import BudgetLine, total
 from jaxacct.strategies import Dense
 from jaxacct.strategies.stationary import adds_windows
 from tests.oracles import budget_families as families
-from tests.oracles import enumeration
 
 DELTA_V = 1e-5
 ROOT, IDENTITY = BandedToeplitz.square_root, BandedToeplitz.identity()
@@ -146,21 +143,27 @@ def test_items_of_replicas(setting):
         relative, variation = mechanism.scheme.replicas.errors(mechanism, m)
         if mechanism.is_upper_bound:  # which of the participations are one replica's: ties of 31 bits
             variation += m**3 * mechanism.scheme.max_participations * 2.0**-31
-        compare(budget_lines(drawn, DELTA_V), expected, [("relative", relative), ("total variation", variation)])
+        compare(
+            budget_lines(drawn, DELTA_V), expected, [("relative", relative), ("total variation", variation)]
+        )
 
 
 def largest_coordinate(tables) -> float:
     return float(np.abs(np.asarray(tables["upper"], float)).max() + tables["width"])
 
 
-@pytest.mark.parametrize(("setting", "epsilon"), [("one band", 1.0), ("transforms", 4.0), ("rows of the run", 0.9)])
+@pytest.mark.parametrize(
+    ("setting", "epsilon"), [("one band", 1.0), ("transforms", 4.0), ("rows of the run", 0.9)]
+)
 def test_items_of_half_spaces(setting, epsilon):
     """The law that replaces a coordinate moves scores by that and by the old one, below 12 but for 2^-105."""
     mechanism, found = SETTINGS[setting], proposal(setting, epsilon, "add", "half-space")
     tables = found.tables()
     push, weights = largest_coordinate(tables) + 12, np.asarray(tables["weights"], float)
     assert found.push == pytest.approx(push, rel=1e-6)
-    compare(budget_lines(found, DELTA_V), families.half_space_items(mechanism, DELTA_V, push, weights), law(found))
+    compare(
+        budget_lines(found, DELTA_V), families.half_space_items(mechanism, DELTA_V, push, weights), law(found)
+    )
     assert found.relative_error >= 2.0**-20  # cells are off by that: words of 32 bits, float32 places
 
 

@@ -29,7 +29,6 @@ from tests.oracles.budget import (
 )
 
 
-
 def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: float = 0.0) -> Items:
     """Draws whose weights are a function of the loss alone."""
     law, tau, found = bounded(
