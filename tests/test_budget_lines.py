@@ -50,14 +50,14 @@ SETTINGS = {
     "certain examples": Mechanism(IndependentAttribution(40, 3, 1.0, 2), ROOT(3), 4.0),
     "cut": Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), ROOT(3), 2.5),
     "overlapping": Mechanism(Poisson(40, 0.05), OVERLAPPING, 2.0),
-    "overlapping, lower triangular": Mechanism(Poisson(6, 0.05), Dense(np.eye(6) + 0.2 * np.eye(6, k=-1)), 2.0),
+    "overlapping, dense": Mechanism(Poisson(6, 0.05), Dense(np.eye(6) + 0.2 * np.eye(6, k=-1)), 2.0),
     "rows of the run": Mechanism(BMinSep(40, 4, 0.05), FiniteToeplitz((1.0, 0.5, 0.2), 40), 1.5),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("name", SETTINGS)
 
 
 def compare(lines, expected: dict, settled=()):
-    """Every (name, kind) once, and amounts as expected; the law of the draws in `settled` as (kind, amount)."""
+    """Every (name, kind) once, and amounts as expected; the law of the draws in `settled`."""
     found = {(line.name, line.kind): line.amount for line in lines}
     assert len(found) == len(lines)
     wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}

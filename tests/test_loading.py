@@ -175,7 +175,7 @@ def test_truncated_batches_need_their_sizes_and_no_composition():
     both = cut(TRUNCATED, 2.0, compose_with=event)
     assert loaded(analytic(TRUNCATED, 2.0, 1e-3, compose_with=event)).certified
     assert loaded(cut(TRUNCATED, 2.0)).certified
-    with pytest.raises(ValueError, match="cannot be cut without .* or composed"):
+    with pytest.raises(ValueError, match=r"cannot be cut without .* or composed"):
         loaded(both)
     for name in ("dataset_size", "max_batch_size"):
         assert not dataclasses.replace(cut(TRUNCATED, 2.0), **{name: None}).certified
