@@ -91,7 +91,7 @@ def test_a_table_says_what_it_leaves_out(edge, slope):
     log_scale, tail, cells = half_space.coordinate_table(edge, slope)
     width = float(cells["width"])
     upper = edge - width * np.arange(half_space.CELLS)
-    assert tail == pytest.approx(stats.norm.cdf(upper[-1] - width) / math.exp(log_scale), rel=1e-2)
+    assert tail == pytest.approx(stats.norm.cdf(upper[-1] - width) / math.exp(log_scale), rel=1e-2, abs=0)
     # The normal density is largest at the end nearer to 0, the other factor at the lower end.
     largest = stats.norm.logpdf(np.clip(0.0, upper - width, upper))
     largest += np.log(-np.expm1(slope * (upper - width - edge)))
@@ -103,7 +103,7 @@ def test_what_half_spaces_say_of_their_law():
     cells, remainder = found.tables(), half_space.log_remainder_scale(COLUMNS, 1.0)
     end = float(cells["upper"][-1]) - float(cells["width"])
     tail = stats.norm.cdf(end) / math.exp(found.log_scale - remainder)
-    assert found.total_variation == pytest.approx(tail, rel=1e-2) and tail > 0
+    assert found.total_variation == pytest.approx(tail, rel=1e-2, abs=0) and tail > 0
     assert found.relative_error == 2.0**-20
     n = COLUMNS.scheme.iterations
     assert float(cells["rounding"]) == pytest.approx((math.ceil(math.log2(n)) + 6) * U, rel=1e-6)
@@ -127,7 +127,7 @@ def test_a_composed_table_leaves_out_both_ends():
     at_high = composed.profile(np.logaddexp(epsilon + none, epsilon + minorant.constant + slope * high))
     largest = composed.profile(np.array([epsilon + none]))[0]
     parts = np.array([stats.norm.cdf(low) * largest, stats.norm.sf(high) * at_high]) / math.exp(log_scale)
-    assert left_out == pytest.approx(parts.sum(), rel=0.02)
+    assert left_out == pytest.approx(parts.sum(), rel=0.02, abs=0)
     assert parts.min() > 0.05 * parts.max()  # neither is small beside the other
 
 
@@ -198,9 +198,9 @@ def test_means_are_those_of_a_law_that_is_only_near(odds):
     *kept, found = mean_overlaps.with_the_law_of_means(mechanism, lines)
     assert tuple(kept) == lines and found.kind == "epsilon"
     made = {line.name: (line.kind, line.amount) for line in lines}
-    assert found.amount == pytest.approx(budget_families.means_item(mechanism, made), rel=1e-9)
+    assert found.amount == pytest.approx(budget_families.means_item(mechanism, made), rel=1e-9, abs=0)
     by_hand = 3 * (15 * math.exp(odds + 1e-5) + 1) * (odds + 1e-5) ** 2 / 2
-    assert found.amount == pytest.approx(by_hand, rel=1e-9)
+    assert found.amount == pytest.approx(by_hand, rel=1e-9, abs=0)
 
 
 # --- Lines through two laws ---
@@ -227,14 +227,14 @@ def test_items_of_a_line_are_those_of_its_farther_law():
     found = {item.name: (item.kind, item.amount) for item in line.lines}
     assert found.keys() == expected.keys()
     for name, (kind, amount) in expected.items():
-        assert found[name] == (kind, pytest.approx(amount, rel=1e-6))
+        assert found[name] == (kind, pytest.approx(amount, rel=1e-6, abs=0))
     of_kind = {
         kind: sum(a for k, a in expected.values() if k == kind) for kind in ("delta", "total variation")
     }
     assert of_kind["delta"] > 0.01 * of_kind["total variation"]
-    assert line.unseen == pytest.approx(sum(of_kind.values()), rel=1e-6)
+    assert line.unseen == pytest.approx(sum(of_kind.values()), rel=1e-6, abs=0)
     margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
-    assert extrapolation.margin_of_line(line) == pytest.approx(margin, rel=1e-6)
+    assert extrapolation.margin_of_line(line) == pytest.approx(margin, rel=1e-6, abs=0)
 
 
 def test_the_bound_of_a_line_is_rounded_up():
@@ -310,7 +310,7 @@ def test_terms_of_a_composed_line_are_above_the_profile_by_an_allowance():
     exact = stats.norm.ppf(np.minimum(values, cap))
     raised = (terms.heights - exact) / (1 + np.abs(exact))
     assert len(terms.places) > 20 and (raised >= 0.9e-9).all()
-    assert terms.left_out == pytest.approx(composed.left_out + 1e-3 * composed.delta, rel=1e-12)
+    assert terms.left_out == pytest.approx(composed.left_out + 1e-3 * composed.delta, rel=1e-12, abs=0)
     floor = profile.values[profile.values <= 1e-3 * composed.delta][0]
     assert floor < composed.left_out <= floor * (1 + 2e-9)
     assert composed.log_at(0.5) >= math.log(float(profile(np.array([0.5]))[0])) + 0.9e-9

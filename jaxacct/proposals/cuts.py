@@ -108,7 +108,7 @@ def offered(make, mechanism: Mechanism, epsilon: float, samples_needed, directio
     Those are of the pair itself, and the bound costs noise: 3 % for batches of 80 cut at the mean, at a delta
     of 0.02 (proofs/truncated_batches.md, section 3).
     """
-    if mechanism.scheme.independent_cuts is None or not mechanism.is_stationary:
+    if mechanism.scheme.independent_cuts is None:  # its strategies are all stationary (`Mechanism`)
         return []
     if samples_needed is not None and samples_needed(plain(mechanism, direction)) <= _CHEAP:
         return []
