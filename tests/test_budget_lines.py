@@ -23,8 +23,10 @@ from jaxacct import (
     Toeplitz,
     TruncatedBMinSep,
 )
+from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
 from jaxacct.proposals.candidates import budget_lines, proposal_by_name
+from jaxacct.proposals.from_below import from_below
 from jaxacct.schemes import independent_attribution
 from jaxacct.strategies import Dense
 from jaxacct.strategies.stationary import adds_windows
@@ -86,6 +88,15 @@ def test_items_of_losses(name):
         compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
 
 
+@pytest.mark.parametrize("name", ["cut", "seldom"])
+def test_how_many_participations_count(name):
+    """At rare outputs of many sizes, so that every factor of their probability decides somewhere."""
+    for delta_v in np.geomspace(1e-14, 1e-2, 13):
+        for direction in ("remove", "add"):
+            lines = rounding.loss_lines(SETTINGS[name], float(delta_v), direction)
+            compare(lines, families.loss_items(SETTINGS[name], float(delta_v), direction))
+
+
 def test_every_branch_is_among_the_settings():
     """Each of these would otherwise be compared nowhere."""
     laws = {name: families.law_of(m, DELTA_V, "remove", 1, 0.0, 2.0**-20) for name, m in SETTINGS.items()}
@@ -100,15 +111,21 @@ def test_every_branch_is_among_the_settings():
 
 
 @pytest.fixture
-def bounded(monkeypatch):
-    """As if the tables of the likelihood of more than one example did not fit."""
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+def forget():
+    """Lines are kept by mechanism, which does not say how many tables fit."""
     caches = [rounding._loss_lines, rounding.power_lines]
     for cache in caches:
         cache.cache_clear()
-    yield Mechanism(IndependentAttribution(60, 4, 0.02, 3), ROOT(4), 2.5)
+    yield
     for cache in caches:
         cache.cache_clear()
+
+
+@pytest.fixture
+def bounded(monkeypatch, forget):
+    """As if the tables of the likelihood of more than one example did not fit."""
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    return Mechanism(IndependentAttribution(60, 4, 0.02, 3), ROOT(4), 2.5)
 
 
 def test_items_of_bounded_likelihoods(bounded):
@@ -117,6 +134,23 @@ def test_items_of_bounded_likelihoods(bounded):
         expected = families.loss_items(bounded, DELTA_V, direction, m)
         compare(rounding.loss_lines(bounded, DELTA_V, direction, m), expected)
     compare(rounding.power_lines(bounded, DELTA_V, 5, 3.0), families.power_items(bounded, DELTA_V, 5, 3.0))
+
+
+@pytest.mark.parametrize("examples", [3, 4])
+def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
+    """As if the tables of two examples did fit, and of more did not."""
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(4, 2, True))
+    mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
+    assert mechanism.scheme.bounds_by_pairs and mechanism.scheme.sums.times == examples
+    plain = proposal_by_name(mechanism, 1.0, "remove", "plain, and examples")
+    expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V, "remove"), 1)
+    compare(budget_lines(plain, DELTA_V), expected, law(plain))
+    assert plain.relative_error == mechanism.scheme.draw_error() > 0
+    for m in (6, 8):
+        found = proposal_by_name(mechanism, 1.0, "remove", f"{m} replicas in pairs, and examples")
+        expected = families.pair_items(mechanism, DELTA_V, m, found.log_normalizer)
+        expected = families.by_pairs(mechanism, DELTA_V, expected, -(-m // examples))
+        compare(budget_lines(found, DELTA_V), expected, law(found))
 
 
 def law(proposal) -> list[tuple[str, float]]:
@@ -177,6 +211,76 @@ def test_items_of_powers(m):
     settled = zip(("relative", "total variation"), one.replicas.errors(alone, m), strict=True)
     compare(budget_lines(found, DELTA_V), expected, settled)
     assert found.replicas == -(-m // k)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.01])
+@pytest.mark.parametrize("sigma", [0.4, 0.6, 1.0, 2.0])
+def test_items_of_two_losses(sigma, p):
+    """Where Z_2 is large and where it is not, which decides how many participations count in either loss."""
+    mechanism = Mechanism(IndependentAttribution(300, 4, p, 3), ROOT(4), sigma)
+    for delta_v in (1e-4, 1e-9):
+        compare(
+            rounding.power_lines(mechanism, delta_v, 4, 2.0), families.power_items(mechanism, delta_v, 4, 2.0)
+        )
+    one = Mechanism(BMinSep(300, 4, p), ROOT(4), sigma)
+    for times in (2, 8):
+        busier, log_ratio = one.scheme.more_often(times)
+        of_none = busier.log_probability_of_none() - one.scheme.log_probability_of_none()
+        found = rounding.busier_lines(
+            one, Mechanism(busier, one.strategy, sigma), DELTA_V, 3, 2.0, min(log_ratio, of_none) - 1e-9
+        )
+        compare(found, families.busier_items(one, DELTA_V, 3, times, 2.0))
+
+
+def test_items_of_few_participations_of_another_example():
+    """They are added by a transform, however few; others as windows."""
+    mechanism, times, m = SETTINGS["windows"], 3, 3
+    busier, log_ratio = mechanism.scheme.more_often(times)
+    of_none = busier.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
+    another = Mechanism(busier, mechanism.strategy, mechanism.noise_multiplier)
+    lines = rounding.busier_lines(mechanism, another, DELTA_V, m, 2.0, min(log_ratio, of_none) - 1e-9)
+    compare(lines, families.busier_items(mechanism, DELTA_V, m, times, 2.0))
+
+
+@pytest.mark.parametrize("setting", ["overlapping", "two examples", "transforms"])
+def test_items_of_a_coordinate_that_overlaps(setting):
+    """What is moved along `C^T C m` comes back longer where columns or examples share rows."""
+    mechanism = SETTINGS[setting]
+    weights = np.linspace(0, 1, mechanism.scheme.iterations)
+    relative_norm = np.linalg.norm(weights) / math.sqrt(weights @ mechanism.strategy.gram(weights))
+    lines = rounding.coordinate_lines(mechanism, DELTA_V, 3.0, float(relative_norm))
+    compare(lines, families.half_space_items(mechanism, DELTA_V, 3.0, weights))
+
+
+def test_items_of_bounds_from_below(bounded):
+    """The law of means is that of the loss, and of the weight where that has the loss of all examples."""
+    powers = proposal_by_name(bounded, 1.0, "remove", "5 replicas of one example")
+    expected = families.power_items(bounded, DELTA_V, 5, powers.log_normalizer)
+    means = families.means_item(bounded, expected)
+    found = {(line.name, line.kind): line.amount for line in powers.below().rounding_lines(DELTA_V)}
+    wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
+    wanted |= {("law of mean overlaps", "epsilon"): means}
+    wanted |= {("law of mean overlaps", "relative"): math.expm1(means)}
+    assert found == {key: pytest.approx(amount, rel=1e-6, abs=0) for key, amount in wanted.items()}
+    for direction in ("remove", "add"):
+        plain = from_below(proposal_by_name(bounded, 1.0, direction, "plain"))
+        expected = families.loss_items(bounded, DELTA_V, direction)
+        if direction == "remove":
+            expected["law of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
+        compare(budget_lines(plain, DELTA_V), expected, law(plain))
+
+
+def test_items_of_a_mean_that_is_no_participation_vector():
+    """Longer than any: its scores may be off by anything. As long as one, and shorter."""
+    mechanism = SETTINGS["cut"]
+    for v in (np.full(120, 0.01), np.full(120, 0.2), np.full(120, 2.0)):
+        gram = float(v @ mechanism.strategy.gram(v))
+        mean = float(v.sum()), math.sqrt(max(gram, float(v @ v)))
+        lines = rounding.cut_lines(mechanism, DELTA_V, "remove", 2, 7.0, 1e-12, mean)
+        expected = families.cut_items(mechanism, DELTA_V, "remove", 7.0, v)
+        expected["more examples eligible than allowed for"] = "delta", 1e-12
+        compare(lines, expected)
+    assert expected["float32 weights"][1] == math.inf
 
 
 @pytest.mark.parametrize("setting", ["two examples", "transforms"])

@@ -24,6 +24,7 @@ from jaxacct.statistics.lines import total
 from jaxacct.strategies.finite_toeplitz import FiniteToeplitz
 from jaxacct.strategies.stationary import adds_windows
 from jaxacct.verification.target import Target
+from tests.oracles import budget
 from tests.oracles.enumeration import pattern_law, strategy_matrix
 
 FALSE_ALARM = 1e-6
@@ -332,6 +333,41 @@ def test_what_is_booked_covers_the_weights():
     assert total(tuple(lines.values()), "delta") < 1e-5 / 100
     more = rounding.tempered_lines(mechanism, Mechanism(cold, mechanism.strategy, 0.3), 1e-5, 5.0, 1000.0)
     assert total(more, "relative") > math.expm1(weight)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_items_of_the_power(warm):
+    """Every one against proofs/rounding.md, section 3e, recomputed as in tests/test_budget_lines.py."""
+    mechanism = Mechanism(BMinSep(60, 4, 0.02, warm), BandedToeplitz.square_root(4), 0.4)
+    delta_v, steps = 1e-5, 12
+    found = proposals.tempered_proposal(mechanism, steps, 1.0)
+    cold, sigma = mechanism.scheme.tempered(steps / 32)[0], mechanism.noise_multiplier
+    every, spent, log_z = budget.most(mechanism.scheme), 1e-3 * delta_v, found.log_normalizer
+
+    def make(tau):
+        law = budget.law_of(mechanism, delta_v, "remove", 2, 0.0, tau)
+        return law._replace(drawn=2 * math.sqrt(every))
+
+    law, _, errors = budget.bounded(mechanism, "remove", 2, make)
+    log_p = math.log(cold.sampling_probability)
+    # What log-ratios are moved by, besides ln (1 - q^s): the largest size.
+    least = tempered.tempers(mechanism, steps / 32).log_coefficient
+    ratio = law.ratio + float(np.abs(least - log_p).max())
+    of_h = law._replace(ratio=ratio, largest=min(log_z - math.log(spent), every * (ratio + 1 / sigma**2)))
+    weight = sum(budget.errors(mechanism, of_h, "remove", 2, every)[:2])
+    weight += budget.ratio_error(Mechanism(cold, mechanism.strategy, sigma), of_h, every)
+    weight += 4 * budget.U * (every * (ratio - log_p) + abs(log_z) + of_h.largest)
+    expected = budget.items(mechanism, errors, law.beyond + law.above + spent)
+    expected["float32 weights, with the power of a replica"] = "relative", math.expm1(weight)
+    lines = {line.name: (line.kind, line.amount) for line in found.rounding_lines(delta_v)}
+    assert lines.keys() == expected.keys()
+    for name, (kind, amount) in expected.items():
+        assert lines[name] == (kind, pytest.approx(amount, rel=1e-6, abs=0)), name
+    # f / f_1 is at most e^{s log_ahead}, 1 for a cold start, in scales.
+    log_ahead = mechanism.scheme.tempered(steps / 32)[1]
+    power = steps / 32
+    scale = log_z + log_ahead - math.log(power) + (1 + power) * math.log(power / (1 + power)) - power
+    assert scale < found.log_scale <= scale + 1e-8 and (log_ahead > 1e-4) == warm
 
 
 def test_scores_are_booked_as_they_are_drawn(monkeypatch):

@@ -11,13 +11,13 @@ from tests.oracles.budget import (
     RATIO,
     SCORES,
     SPENT,
-    TAU,
     Items,
     Law,
     U,
     amplitude,
     bounded,
     fewest,
+    has_cuts,
     interacting_error,
     items,
     law_of,
@@ -35,12 +35,15 @@ def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: floa
         mechanism, direction, m, lambda tau: law_of(mechanism, delta_v, direction, m, push, tau)
     )
     made = items(mechanism, found, law.beyond + law.above)
-    return made | ({RARE_DRAWS: ("relative", m * tau)} if tau and direction == "remove" else {})
+    # Under Q nobody takes part, but for cut batches, where an example may keep another one out.
+    drawn = direction == "remove" or has_cuts(mechanism)
+    return made | ({RARE_DRAWS: ("relative", m * tau)} if tau and drawn else {})
 
 
 def weight_items(mechanism, delta_v: float, m: int, log_z: float, lowest: float = 0.0) -> Items:
-    """Of `ln Z + (1 - m) L`: three roundings of its parts."""
-    largest = max(law_of(mechanism, delta_v, "remove", m, 0.0, TAU).largest, lowest)
+    """Of `ln Z + (1 - m) L`: three roundings of its parts, at the outputs that `loss_items` do not rule out."""
+    law, *_ = bounded(mechanism, "remove", m, lambda tau: law_of(mechanism, delta_v, "remove", m, 0.0, tau))
+    largest = max(law.largest, lowest)
     return {"float32 weights": relative(3 * U * (abs(log_z) + (m - 1) * largest))}
 
 
