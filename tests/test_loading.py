@@ -19,13 +19,19 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.accountants import truncation
+from jaxacct.batch_sizes import batch_sizes, overflow
 from jaxacct.kernels import randomness
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws
 from jaxacct.proposals.candidates import proposal_by_name, proposals_at
+from jaxacct.proposals.composed import composed_add_candidates
+from jaxacct.proposals.extrapolation import at_distances
+from jaxacct.statistics.composed import Composed
 from jaxacct.strategies import Dense
+from jaxacct.verification.certificates import of_direction
 from jaxacct.verification.replay import Replayed
 from tests.tampering import DRAWN, analytic, drawn_directions, histograms, is_line, loaded, restated, whole
+from tests.test_allowances import gaussian_profile
 
 EACH = pytest.mark.parametrize("kind", DRAWN)
 
@@ -195,6 +201,57 @@ def test_what_is_spent_on_sizes_is_not_spent_again():
     assert not dataclasses.replace(stopping, overflow_delta=1e-9).certified
 
 
+def test_what_is_spent_on_sizes_is_taken_off_what_a_bound_may_be():
+    """A bound that all of delta would allow, and what is left of it does not."""
+    alone = analytic(TRUNCATED, 2.0, 1e-3)
+    bound = alone.analytic_delta
+    assert bound is not None and loaded(analytic(TRUNCATED, 2.0, bound * (1 + 1e-6))).certified
+    delta = bound * (1 + 5e-4)  # of which batches too large may take a thousandth
+    stops = overflow(TRUNCATED.scheme, 2.0, delta, 500)
+    assert stops is not None and stops.delta > delta - bound
+    with pytest.raises(ValueError, match="above"):
+        loaded(analytic(TRUNCATED, 2.0, delta, dataset_size=500, overflow=stops))
+    plenty = overflow(TRUNCATED.scheme, 2.0, 2 * delta, 500)
+    assert loaded(analytic(TRUNCATED, 2.0, 2 * delta, dataset_size=500, overflow=plenty)).certified
+    reserve = truncation.reserve(TRUNCATED.scheme, 2.0, 500, 60)
+    for factor, holds in ((0.9, False), (1.1, True)):
+        plan = dataclasses.replace(cut(TRUNCATED, 2.0), delta=bound + factor * reserve)
+        assert plan.certified is holds
+
+
+def test_what_is_spent_on_sizes_is_taken_off_what_draws_may_show():
+    """A budget of all of delta leaves nothing for batches too large."""
+    plan = whole("replicas")
+    assert plan.evidence is not None and plan.dataset_size is not None and plan.certified
+    stops = overflow(plan.mechanism.scheme, plan.epsilon, plan.delta, plan.dataset_size)
+    assert stops is not None
+    sizes = batch_sizes(plan.mechanism.scheme, plan.dataset_size, None, stops.probability)
+    forged = dataclasses.replace(plan, overflow_delta=stops.delta, max_batch_size=sizes[1])
+    with pytest.raises(ValueError, match="the budget spends"):
+        loaded(forged)
+
+
+@EACH
+def test_nothing_is_replayed_that_does_not_add_up(kind, nothing_drawn):
+    plan = whole(kind)
+    direction = drawn_directions(plan)[0]
+    forged = restated(plan, direction, hopeless(plan, direction))
+    with pytest.raises(ValueError, match="does not add up"):
+        forged.replay()
+
+
+def test_lines_are_of_the_anytime_rule_and_of_what_theorem_4_covers():
+    """One Gaussian Q and losses that are exact; the bounds of both laws hold at any stopping time."""
+    plan = whole("extrapolated")
+    certificate = of_direction(plan.evidence.add, "anytime")
+    assert certificate.recheck(plan.mechanism, plan.target) == []
+    assert of_direction(plan.evidence.add, "fixed").recheck(plan.mechanism, plan.target)
+    for what in NOT_EXACT.keys() - {"examples"}:  # two overlap as their likelihood says, exactly
+        mechanism = NOT_EXACT[what][0]
+        with pytest.raises(ValueError, match="does not cover this scheme and strategy"):
+            at_distances(mechanism, 0.02, 1.0, 2.0)
+
+
 @pytest.fixture
 def nothing_drawn(monkeypatch):
     """Losses far on the private side in place of draws."""
@@ -222,8 +279,9 @@ def test_a_replay_is_close_where_a_twentieth_has_moved(moved, close):
 
 # --- What is offered and what is read by its name ---
 
-# By mechanism: names that a file may give. Columns or examples overlap in all of these.
-OVERLAPPING = {
+CUT_NAMES = ["2 replicas with independent cuts", "2 replicas and the mean, with independent cuts"]
+# By mechanism: names that a file may give. Columns or examples overlap, or batches are cut.
+NOT_EXACT = {
     "columns": (
         Mechanism(BMinSep(6, 2, 0.01), Toeplitz((0.8, 0.5, 0.33)), 1.0),
         {"remove": ["plain", "2 replicas"], "add": ["plain", "plain, less none"]},
@@ -239,6 +297,10 @@ OVERLAPPING = {
             "add": ["plain", "plain, less none"],
         },
     ),
+    "cut batches": (
+        Mechanism(TruncatedBMinSep(6, 2, 0.01, 2, 10), BandedToeplitz((2.0, 1.0)), 1.0),
+        {side: ["plain", *CUT_NAMES] for side in ("remove", "add")},
+    ),
 }
 NAMES = [
     "plain",
@@ -253,16 +315,15 @@ NAMES = [
     "mean overlaps of every draw",
     "half-space of mean overlaps",
     "plain, mean overlaps",
-    "2 replicas with independent cuts",
-    "2 replicas and the mean, with independent cuts",
+    *CUT_NAMES,
 ]
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize("what", OVERLAPPING)
+@pytest.mark.parametrize("what", NOT_EXACT)
 def test_a_file_names_no_proposal_that_is_not_for_its_mechanism(what, direction):
     """Neither offered nor read: proofs for exact likelihoods and disjoint columns do not cover these."""
-    mechanism, allowed = OVERLAPPING[what]
+    mechanism, allowed = NOT_EXACT[what]
     epsilon = 0.02
     for name in NAMES:
         if name in allowed[direction]:
@@ -275,7 +336,16 @@ def test_a_file_names_no_proposal_that_is_not_for_its_mechanism(what, direction)
     assert all(proposal_by_name(mechanism, epsilon, direction, name).name == name for name in offered)
 
 
-@pytest.mark.parametrize("strategy", [mechanism.strategy for mechanism, _ in list(OVERLAPPING.values())[:2]])
+def test_cut_batches_have_no_proposals_of_a_gaussian_q():
+    """Composed or not: f has no floor and no tangents."""
+    whole_profile = Composed(gaussian_profile(), 1e-4)
+    mechanism = NOT_EXACT["cut batches"][0]
+    assert composed_add_candidates(mechanism, 1.0, whole_profile) == []
+    uncut = dataclasses.replace(mechanism, scheme=mechanism.scheme.uncut)
+    assert composed_add_candidates(uncut, 0.02, whole_profile)
+
+
+@pytest.mark.parametrize("strategy", [mechanism.strategy for mechanism, _ in list(NOT_EXACT.values())[:2]])
 def test_cuts_are_known_to_the_likelihood_of_disjoint_columns_alone(strategy):
     with pytest.raises(ValueError, match="must be banded Toeplitz for truncated-b-min-sep"):
         Mechanism(TruncatedBMinSep(6, 2, 0.3, 2, 6), strategy, 1.5)

@@ -126,6 +126,9 @@ def test_merging_refuses_and_says_which(plan, parts):
         merge(plan, [forged(parts[0], proposal="plain"), *parts[1:]])
     with pytest.raises(ValueError, match=r"put 0\.0 aside for rounding"):
         merge(plan, [forged(parts[0], margin=0.0), *parts[1:]])
+    more = 2 * parts[1].counts["remove"].margin  # enough, but terms of two margins are not added up
+    with pytest.raises(ValueError, match=r"part 1 put .* aside for rounding"):
+        merge(plan, [parts[0], forged(parts[1], margin=more), parts[2]])
 
 
 def forged(part: Part, **fields) -> Part:

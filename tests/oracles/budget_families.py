@@ -41,7 +41,7 @@ def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: floa
 
 
 def weight_items(mechanism, delta_v: float, m: int, log_z: float, lowest: float = 0.0) -> Items:
-    """Of `ln Z + (1 - m) L`: three roundings of its parts, at the outputs that `loss_items` do not rule out."""
+    """Of `ln Z + (1 - m) L`: three roundings of its parts, at outputs that `loss_items` keep."""
     law, *_ = bounded(mechanism, "remove", m, lambda tau: law_of(mechanism, delta_v, "remove", m, 0.0, tau))
     largest = max(law.largest, lowest)
     return {"float32 weights": relative(3 * U * (abs(log_z) + (m - 1) * largest))}
