@@ -232,6 +232,9 @@ def test_no_weight_or_term_that_is_no_number_is_averaged(bad, direction):
         hockey_stick.weighted_terms(Draws(losses, weights), direction, 1.0)
     with pytest.raises(NonFiniteLossError, match="nothing was certified"):
         hockey_stick.weighted_terms(Draws(losses, 0 * weights[:1]), direction, 1.0, lambda t: np.abs(t) * bad)
+    if math.isnan(bad):  # not even where the term is 0
+        with pytest.raises(NonFiniteLossError, match="nothing was certified"):
+            hockey_stick.weighted_terms(Draws(-losses, weights), direction, 1.0)
     losses[3] = bad
     for loss in (losses, -losses):
         with pytest.raises(NonFiniteLossError, match="not finite"):

@@ -150,8 +150,9 @@ def test_bets_that_no_verification_makes(kind):
             evidence = dataclasses.replace(plan.evidence, **{direction: changed})
             assert not dataclasses.replace(plan, evidence=evidence).certified
         other_rule = {"anytime": "fixed", "fixed": "anytime"}[plan.evidence.rule]
-        evidence = dataclasses.replace(plan.evidence, rule=other_rule)
-        assert not dataclasses.replace(plan, evidence=evidence).certified
+        for rule in (other_rule, "guess", plan.evidence.rule.upper()):
+            evidence = dataclasses.replace(plan.evidence, rule=rule)
+            assert not dataclasses.replace(plan, evidence=evidence).certified
 
 
 # --- Truncated batches, composition, sizes ---
@@ -206,6 +207,10 @@ def test_what_is_spent_on_sizes_is_taken_off_what_a_bound_may_be():
     alone = analytic(TRUNCATED, 2.0, 1e-3)
     bound = alone.analytic_delta
     assert bound is not None and loaded(analytic(TRUNCATED, 2.0, bound * (1 + 1e-6))).certified
+    less = bound * (1 - 3e-10)  # nearer than what two machines' functions may differ by, and still too small
+    forged = dataclasses.replace(alone, delta=less, analytic_delta=less)
+    with pytest.raises(ValueError, match="above"):
+        loaded(forged)
     delta = bound * (1 + 5e-4)  # of which batches too large may take a thousandth
     stops = overflow(TRUNCATED.scheme, 2.0, delta, 500)
     assert stops is not None and stops.delta > delta - bound
@@ -213,9 +218,11 @@ def test_what_is_spent_on_sizes_is_taken_off_what_a_bound_may_be():
         loaded(analytic(TRUNCATED, 2.0, delta, dataset_size=500, overflow=stops))
     plenty = overflow(TRUNCATED.scheme, 2.0, 2 * delta, 500)
     assert loaded(analytic(TRUNCATED, 2.0, 2 * delta, dataset_size=500, overflow=plenty)).certified
-    reserve = truncation.reserve(TRUNCATED.scheme, 2.0, 500, 60)
+    reserve = truncation.reserve(TRUNCATED.scheme, 0.6, 500, 60)
+    bound = cut(TRUNCATED, 0.6).analytic_delta
+    assert bound is not None and reserve < bound < 1e7 * reserve
     for factor, holds in ((0.9, False), (1.1, True)):
-        plan = dataclasses.replace(cut(TRUNCATED, 2.0), delta=bound + factor * reserve)
+        plan = dataclasses.replace(cut(TRUNCATED, 0.6), delta=bound + factor * reserve)
         assert plan.certified is holds
 
 
