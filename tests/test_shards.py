@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 import jax
+import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate
@@ -22,6 +23,7 @@ from tests.stored_plans import claim_with
 
 KEY = jax.random.key(11)
 SAMPLES = 24_600
+NOTHING = np.zeros(10, int)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +127,9 @@ def test_merging_refuses_and_says_which(plan, parts):
         merge(plan, [forged(parts[0], proposal="plain"), *parts[1:]])
     with pytest.raises(ValueError, match="margin for rounding is 0 where"):
         merge(plan, [forged(parts[0], margin=0.0), *parts[1:]])
+    more = 2 * parts[1].counts["remove"].margin  # enough, but terms of two margins are not added up
+    with pytest.raises(ValueError, match=r"part 1 put .* aside for rounding"):
+        merge(plan, [parts[0], forged(parts[1], margin=more), parts[2]])
 
 
 def forged(part: Part, **fields) -> Part:
@@ -244,6 +249,24 @@ def test_a_part_does_not_go_on_with_draws_of_another_law(plan, parts, tmp_path):
                 lies = [first | {"terms": [[0, drawn]]}, *rest]
                 checkpoint.save(name, {"job": change(state["job"]), "stretches": lies})
             assert draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint) == parts[1]
+
+
+@pytest.mark.parametrize("other", [{"log_scale": -1.0}, {"name": "2 others"}, {"words": 2}])
+def test_a_part_keeps_which_law_its_draws_are_of(other, plan, parts, tmp_path, monkeypatch):
+    """Two laws of one margin: what is kept of one is no part of the other."""
+    honest = shards.direction_run
+
+    def of_another_law(*arguments):
+        run = honest(*arguments)
+        return dataclasses.replace(run, proposal=dataclasses.replace(run.proposal, **other))
+
+    with Checkpoint(tmp_path) as checkpoint:
+        with monkeypatch.context() as patch:
+            patch.setattr(shards, "direction_run", of_another_law)
+            patch.setattr(shards, "choose_extrapolation", lambda *arguments: None)
+            patch.setattr(shards, "count_terms", lambda *arguments: (NOTHING, NOTHING))
+            draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint)
+        assert draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint) == parts[1]
 
 
 def test_an_interrupted_part_goes_on(plan, parts, tmp_path):

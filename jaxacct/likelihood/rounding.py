@@ -118,7 +118,8 @@ def _loss_lines(mechanism, delta_v, direction, replicas, push):
         *_lines_of_normals(mechanism),
         BudgetLine("outputs of rare participations", "delta", size.beyond + size.above, _SOURCE + "3"),
     ]
-    if share and direction == Direction.REMOVE:
+    # Under Q nobody takes part, but for cut batches, where an example may keep another one out.
+    if share and (direction == Direction.REMOVE or _mixed(mechanism.scheme)):
         lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "3"))
     return tuple(lines)
 
@@ -175,12 +176,17 @@ def loss_margin(
 def weight_line(
     mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float, lowest: float = 0.0
 ) -> BudgetLine:
-    """Float32 of `ln w = ln Z + (1 - m) L` where a term is positive.
+    """Float32 of `ln w = ln Z + (1 - m) L` where a term is positive, at outputs that `loss_lines` keep.
 
     Args:
       lowest: such losses are at least minus this.
     """
-    size = sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, _SHARE)
+    size, *_ = _bounded(
+        mechanism,
+        Direction.REMOVE,
+        replicas,
+        lambda share: sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, share),
+    )
     parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
     return BudgetLine("float32 weights", "relative", math.expm1(3 * _UNIT * parts), _SOURCE + "3")
 

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.benchmarks.mutants_of_certificates import MISTAKES
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("jaxacct", "train", "tests", "pyproject.toml", "README.md", "notebooks", "LICENSE")
 SECONDS = 600  # a mutant that makes the tests hang counts as seen
@@ -1098,6 +1100,11 @@ MUTANTS = [
         "            return found\n",
         ROWS_APART,
     ),
+]
+MUTANTS += [
+    Mutant(path, before, after, tests)
+    for (path, tests), mistakes in MISTAKES.items()
+    for before, after in mistakes
 ]
 
 

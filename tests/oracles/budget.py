@@ -1,0 +1,325 @@
+"""The budget items of float32 draws, recomputed from proofs/rounding.md. Imports nothing of `likelihood`.
+
+Each function returns `{name: (kind, amount)}`. Of a scheme it takes public facts alone: `sums`, how many
+participations there are, and Z_2 of its replicas where the proof bounds a likelihood ratio by it.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize, stats
+
+from jaxacct import Mechanism
+from jaxacct.strategies.stationary import adds_windows, circulant_length
+
+U = 2.0**-24
+RARE = 2.0**-50
+TAU = 2.0**-20
+SPENT = 1e-3  # of delta_v, for each kind of rare output
+NORMALS, SCORES, RATIO = (f"rounding of the {what}" for what in ("normals", "scores", "likelihood ratio"))
+RARE_OUTPUTS, RARE_DRAWS = (f"{what} of rare participations" for what in ("outputs", "draws"))
+Items = dict[str, tuple[str, float]]
+
+
+class Law(NamedTuple):
+    """What one loss is computed of: how many participations count, and how large its numbers are."""
+
+    count: int
+    beyond: float  # probability of outputs at which more count
+    drawn: float  # norm of the drawn counts
+    largest: float  # ln f, exceeded with probability `above`
+    above: float
+    score: float
+    ratio: float
+    by_transform: bool = False
+
+
+def has_cuts(mechanism) -> bool:
+    return mechanism.scheme.side_information is not None
+
+
+def at_one_step(scheme) -> tuple[int, int]:
+    """(how often one participation counts, the most counts of the unit at one step)."""
+    number = scheme.examples_per_unit
+    if scheme.parts is not None:
+        return 1, number
+    number = 2 if number == 1 and scheme.side_information is not None else number
+    return number, number
+
+
+def most(scheme) -> int:
+    return scheme.max_participations * scheme.sums.processes
+
+
+def norm_of(scheme, count: int) -> float:
+    """|x| of vectors of so many participations: their sum times their largest entry, at most."""
+    own, together = at_one_step(scheme)
+    return math.sqrt(count * own * (together if scheme.sums.times == 1 else 1))
+
+
+# --- How many participations count (section 3) ---
+
+
+def log_tail(scheme, count: int) -> float:
+    """ln P(so many or more), by sets of steps; of several processes the even split, times all splits."""
+    sums = scheme.sums
+    if sums.probability == 1:
+        return 0.0 if count <= most(scheme) else -math.inf
+
+    def sets(k: int) -> float:
+        if k == 0:
+            return 0.0
+        places = sums.steps if sums.phases else scheme.iterations - (k - 1) * (scheme.min_separation - 1)
+        if k > places:
+            return -math.inf
+        return math.log(math.comb(places, k)) + k * math.log(sums.probability)
+
+    shares = [len(part) for part in np.array_split(np.empty(count), sums.processes)]
+    splits = math.comb(count + sums.processes - 1, sums.processes - 1)
+    return min(0.0, math.log(splits) + math.fsum(map(sets, shares)))
+
+
+def fewest(scheme, log_allowed: float) -> int:
+    """The least k >= 1 with P(more than k) at most e^log_allowed."""
+    return next((k for k in range(1, most(scheme)) if log_tail(scheme, k + 1) <= log_allowed), most(scheme))
+
+
+def counted(mechanism, delta_v: float, direction: str, tau: float) -> tuple[int, float]:
+    scheme, cuts = mechanism.scheme, has_cuts(mechanism)
+    if mechanism.is_upper_bound or scheme.sums.times > 1 or tau == 0:
+        return most(scheme), 0.0
+    log_allowed = math.log(SPENT * delta_v * tau)
+    if direction == "add" or cuts:  # f is only known to be at least P(x = 0)
+        uncut = scheme.independent_cuts.uncut if cuts else scheme
+        log_allowed += uncut.log_probability_of_none()
+    if cuts:  # two likelihoods share it
+        log_allowed -= math.log(2)
+    k = fewest(scheme, log_allowed)
+    return k, SPENT * delta_v if k < most(scheme) else 0.0
+
+
+# --- How large scores and ratios are ---
+
+
+def numbers(mechanism, direction: str, m: int, push: float) -> tuple[float, float]:
+    """(largest score, largest log-ratio of one participation)."""
+    sigma, cross = mechanism.noise_multiplier, float(np.max(mechanism.cross_terms))
+    score = sigma * (stats.norm.isf(RARE / (2 * mechanism.scheme.iterations)) + push)
+    if direction == "remove" or has_cuts(mechanism):
+        score += 2 * m * at_one_step(mechanism.scheme)[1] * (1 + cross)
+    return score, (score + cross + 0.5) / sigma**2
+
+
+def log_z2(one, strategy, sigma: float) -> float:
+    """ln Z_2 of one example; infinite without tables."""
+    mechanism = Mechanism(one, strategy, sigma)
+    if not mechanism.is_stationary or one.replicas is None or one.replicas.most_replicas(mechanism) < 2:
+        return math.inf
+    found = one.replicas.log_normalizer(mechanism, 2)
+    return found if math.isfinite(found) else math.inf
+
+
+def law_of(mechanism, delta_v: float, direction: str, m: int, push: float, tau: float) -> Law:
+    scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
+    count, beyond = counted(mechanism, delta_v, direction, tau)
+    score, ratio = numbers(mechanism, direction, m, push)
+    own, spent = at_one_step(scheme)[0], SPENT * delta_v
+    everything, by_chance = count * own * (ratio + own / sigma**2), math.inf
+    if direction == "add" and not has_cuts(mechanism):
+        by_chance = -math.log(spent)
+    elif scheme.parts is not None:
+        one, k = scheme.parts
+        by_chance = (k if scheme.sums.times == 1 else 1) * log_z2(one, strategy, sigma / math.sqrt(k))
+        by_chance -= math.log(spent)
+    elif scheme.replicas is not None and strategy.is_toeplitz:
+        if scheme.replicas.most_replicas(mechanism) >= 2:
+            by_chance = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent)
+    largest, above = (by_chance, spent) if by_chance < everything else (everything, 0.0)
+    drawn = m * norm_of(scheme, count) * scheme.sums.times * (1.5 if has_cuts(mechanism) else 1.0)
+    return Law(count, beyond, drawn, largest, above, score, ratio)
+
+
+# --- Errors of the summand of a vector of `count` participations ---
+
+
+def normal_pairs(mechanism) -> int:
+    n, strategy = mechanism.scheme.iterations, mechanism.strategy
+    whole = strategy.rows(n) == n
+    return math.ceil(n / 2) if whole else circulant_length(n, strategy.bands) // 2 + 1
+
+
+def normals_norm(pairs: int) -> float:
+    """Section 5: 15 u of each radius, and the grid of 40 bits of U."""
+
+    def exceeded(chance: float) -> int:
+        if pairs * chance > 50:
+            return pairs
+        for number in range(pairs):
+            log_union = math.log(math.comb(pairs, number + 1)) + (number + 1) * math.log(chance)
+            if log_union <= math.log(RARE / 16):
+                return number
+        return pairs
+
+    square = (15 * U * (math.sqrt(2 * pairs) + math.sqrt(-2 * math.log(RARE)))) ** 2
+    level = 4096
+    while level < 2**38:
+        top = min(1.0, level * 2.0**-38)
+        square += exceeded(top) / ((2 * level + 1) ** 2 * -2 * math.log(top))
+        level *= 4
+    square += pairs * 2.0**-62 + exceeded(2.0**-16) * 2.0**-38
+    return math.sqrt(square)
+
+
+def scores_norm(strategy, n: int) -> float:
+    """|C^T z| on the circulant by Chernoff at 2^-50, the best rate on a grid, refined."""
+    power = np.abs(np.fft.fft(strategy.array, circulant_length(n, strategy.bands))) ** 2
+
+    def bound(rate):
+        return (math.log(1 / RARE) - np.log(1 - 2 * rate * power).sum() / 2) / rate
+
+    rates = np.geomspace(1e-7, 0.4998, 400) / power.max()
+    at = int(np.argmin([bound(rate) for rate in rates]))
+    ends = rates[max(at - 1, 0)], rates[min(at + 1, 399)]
+    best = optimize.minimize_scalar(bound, bounds=ends, method="bounded", options={"xatol": 1e-12})
+    return math.sqrt(float(best.fun))
+
+
+def window_norm(strategy, n: int, b: int) -> float:
+    """|C^T C x| over |x|."""
+    c = strategy.array
+    if strategy.bands > b:
+        return float((np.abs(np.fft.fft(c, circulant_length(n, strategy.bands))) ** 2).max())
+    window = np.convolve(c, c[::-1])
+    lags = np.convolve(window, window[::-1])[window.size - 1 :]
+    return math.sqrt(lags[0] + 2 * max([0.0, *lags[b:]]))
+
+
+def amplitude(strategy, n: int) -> float:
+    return float(np.abs(np.fft.fft(strategy.array, circulant_length(n, strategy.bands))).max())
+
+
+def transform_error(strategy, n: int) -> float:
+    return U * (4 * math.log2(circulant_length(n, strategy.bands)) + 6)
+
+
+def scores_error(mechanism, law: Law, direction: str, m: int, count: int) -> float:
+    scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
+    n, cuts = scheme.iterations, has_cuts(mechanism)
+    reach = norm_of(scheme, count) * (1.5 if cuts else 1.0)
+    each = (at_one_step(scheme)[1] + cuts) * count
+    error = each * 4 * m * U * law.score
+    outputs = sigma * (math.sqrt(n) + math.sqrt(2 * math.log(1 / RARE)))
+    if not strategy.is_toeplitz:
+        cross = float(np.max(mechanism.cross_terms))
+        error += each * 2 * (n + 4) * U * (outputs + 2 * law.drawn * math.sqrt(1 + 2 * cross))
+    elif strategy.bands > 1:
+        tau = transform_error(strategy, n)
+        signal = direction == "remove" or cuts
+        if strategy.rows(n) == n:
+            drawn = law.drawn if signal else 0.0
+            of_c = tau + 4 * U
+            seen = sigma * scores_norm(strategy, n) + window_norm(strategy, n, scheme.min_separation) * drawn
+            moved = (tau * amplitude(strategy, n) + of_c) * drawn
+            error += reach * 1.001 * (moved + (tau + 3 * U) * (outputs + drawn) + of_c * seen)
+        else:
+            error += reach * (tau + 5 * U) * sigma * scores_norm(strategy, n)
+            if signal and (law.by_transform or not adds_windows(scheme, strategy, m)):
+                window = window_norm(strategy, n, scheme.min_separation)
+                error += 2 * reach * (tau + 2 * U) * window * law.drawn
+    return error / sigma**2
+
+
+def ratio_error(mechanism, law: Law, count: int) -> float:
+    scheme, sums = mechanism.scheme, mechanism.scheme.sums
+    if sums.processes > 1:
+        return interacting_error(mechanism, law, count)
+    half, cuts = 0.5 / mechanism.noise_multiplier**2, has_cuts(mechanism)
+    each = at_one_step(scheme)[0] + cuts
+    each_ratio = law.ratio * each
+    local = 7 * each_ratio
+    if each > 1 and not cuts:  # a mixture of several counts
+        exponent = sums.log_weights + each_ratio + 2 * each**2 * half
+        local += 4 * exponent + each * (exponent + 8)
+    if sums.most_sampled:
+        exponent = 3 * math.log(1 + sums.most_sampled) + 2 * law.ratio + 6 * half
+        local += 10 * exponent + 16
+    if sums.probability == 1:
+        tree = math.ceil(math.log2(max(count, 2))) + 2 + 4
+        fixed = sums.terms + 20 + 4 * math.log(sums.terms)
+        return U * (count * (local + tree * each_ratio) + fixed)
+    log_q = -math.log1p(-sums.probability)
+    growth = law.largest + sums.steps * log_q + (math.log(sums.terms) if sums.phases else 0.0)
+    shift = scheme.min_separation * log_q - math.log(sums.probability)
+    local += 3 * (shift + each_ratio) + 4 * growth
+    tree = math.ceil(math.log2(max(sums.steps, 2)))
+    steps = (8 + 3 + tree + 3) * growth + 3 * sums.steps * log_q
+    last = sums.terms + 20 + 4 * (growth + math.log(sums.terms) + shift)
+    return U * (2 if sums.most_sampled else 1) * (count * local + steps + last)
+
+
+def interacting_error(mechanism, law: Law, count: int) -> float:
+    """Section 7."""
+    scheme, sums, variance = mechanism.scheme, mechanism.scheme.sums, mechanism.noise_multiplier**2
+    m, b, tree = sums.processes, scheme.min_separation, math.ceil(math.log2(max(sums.terms, 2))) + 20
+    shared = 1.5 * m / variance
+    own = 8 * law.ratio + (m + 7) * shared
+    if sums.probability == 1:
+        top = math.log(m) + law.ratio + shared
+        return U * (count * (own + 9 * top) + tree + 4 * math.log(sums.terms))
+    log_q = -math.log1p(-sums.probability)
+    free = m * (sums.steps + 2 * b) * log_q
+    growth = law.largest + free + m * math.log1p((b - 1) * sums.probability)
+    shift = b * log_q - math.log(sums.probability)
+    top = shift + math.log(m) + law.ratio + shared
+    barred = 0 if b >= 32 else b + 1
+    local = own + 4 * top + (4 + barred) * growth + (m - 1) * (3 * (m * top + growth) + 8)
+    fixed = (10 + m * barred) * growth + 2 * sums.steps * U * growth + 3 * free
+
+    def slope(k: int) -> float:
+        return (k + m) * (4 + 3 * m + barred) + 10 * (2 * k + 1)
+
+    total = most(scheme)
+    if U * slope(total) >= 0.5:
+        return math.inf
+    of_all = U * (total * local + fixed) / (1 - U * slope(total))
+    last = tree + 4 * (growth + math.log(sums.terms) + m * shift)
+    return U * (count * local + slope(count) * of_all + fixed + last)
+
+
+def errors(mechanism, law: Law, direction: str, m: int, count: int) -> tuple[float, float, float]:
+    scheme = mechanism.scheme
+    length = norm_of(scheme, count) * (1.5 if has_cuts(mechanism) else 1.0)
+    length *= math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))
+    normals = length * normals_norm(normal_pairs(mechanism)) / mechanism.noise_multiplier
+    parts = normals, scores_error(mechanism, law, direction, m, count), ratio_error(mechanism, law, count)
+    return tuple(scheme.sums.times * part for part in parts)  # pyrefly: ignore[bad-return]
+
+
+def bounded(mechanism, direction: str, m: int, make) -> tuple[Law, float, tuple[float, float, float]]:
+    """(law, share tau that more participations carry, errors); `make(tau)` gives the law."""
+    law, tau, total = make(TAU), TAU, most(mechanism.scheme)
+    of_all = sum(errors(mechanism, law, direction, m, total))
+    if of_all > 1 and law.count < total:
+        tau = TAU * math.exp(-min(of_all, 600.0))
+        law = make(tau)
+        of_all = sum(errors(mechanism, law, direction, m, total))
+    found = errors(mechanism, law, direction, m, law.count)
+    if law.count >= total:
+        return law, 0.0, found
+    return law, tau, (*found[:2], found[2] + (tau * math.exp(of_all) if of_all < 600 else math.inf))
+
+
+def relative(log_error: float) -> tuple[str, float]:
+    return "relative", math.expm1(log_error) if log_error < 600 else math.inf
+
+
+def items(mechanism, found, rare: float) -> Items:
+    """What all families have: three errors, two events of the normals, rare outputs."""
+    pairs = normal_pairs(mechanism)
+    named = zip((NORMALS, SCORES, RATIO), found, strict=True)
+    return {name: ("epsilon", amount) for name, amount in named} | {
+        "two extreme radii in one sample": ("total variation", (pairs * 4096 * 2.0**-40) ** 2 / 2),
+        "noise far outside its range": ("total variation", 2.0**-47),
+        RARE_OUTPUTS: ("delta", rare),
+    }

@@ -1,0 +1,161 @@
+"""Budget items by family of proposals, recomputed (`tests.oracles.budget`); nothing of `likelihood`."""
+
+import math
+
+import numpy as np
+
+from jaxacct import Mechanism
+from tests.oracles.budget import (
+    NORMALS,
+    RARE_DRAWS,
+    RATIO,
+    SCORES,
+    SPENT,
+    Items,
+    Law,
+    U,
+    amplitude,
+    bounded,
+    fewest,
+    has_cuts,
+    interacting_error,
+    items,
+    law_of,
+    log_z2,
+    most,
+    norm_of,
+    numbers,
+    relative,
+)
+
+
+def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: float = 0.0) -> Items:
+    """Draws whose weights are a function of the loss alone."""
+    law, tau, found = bounded(
+        mechanism, direction, m, lambda tau: law_of(mechanism, delta_v, direction, m, push, tau)
+    )
+    made = items(mechanism, found, law.beyond + law.above)
+    # Under Q nobody takes part, but for cut batches, where an example may keep another one out.
+    drawn = direction == "remove" or has_cuts(mechanism)
+    return made | ({RARE_DRAWS: ("relative", m * tau)} if tau and drawn else {})
+
+
+def weight_items(mechanism, delta_v: float, m: int, log_z: float, lowest: float = 0.0) -> Items:
+    """Of `ln Z + (1 - m) L`: three roundings of its parts, at outputs that `loss_items` keep."""
+    law, *_ = bounded(mechanism, "remove", m, lambda tau: law_of(mechanism, delta_v, "remove", m, 0.0, tau))
+    largest = max(law.largest, lowest)
+    return {"float32 weights": relative(3 * U * (abs(log_z) + (m - 1) * largest))}
+
+
+def half_space_items(mechanism, delta_v: float, push: float, weights) -> Items:
+    """add_direction.md, section 3: an error of the scores comes back by the coordinate along C m."""
+    made = loss_items(mechanism, delta_v, "add", 1, push)
+    again = np.linalg.norm(weights) / math.sqrt(weights @ mechanism.strategy.gram(weights))
+    if mechanism.scheme.examples_overlap or np.max(mechanism.cross_terms) > 0:
+        again *= max(1.0, amplitude(mechanism.strategy, mechanism.scheme.iterations))
+    return made | {"rounding of the coordinate": ("epsilon", again * (made[NORMALS][1] + made[SCORES][1]))}
+
+
+def two_losses(mechanism, delta_v: float, m: int, log_z: float, drawn, as_units: int, name: str) -> Items:
+    """Weights `ln Z + L - m L'`: both losses are off, and both may be rare."""
+    other, other_tau, of_other = drawn
+
+    def make(tau):
+        law = law_of(mechanism, delta_v, "remove", as_units, 0.0, tau)
+        return law._replace(drawn=other.drawn, by_transform=True)
+
+    law, _, found = bounded(mechanism, "remove", as_units, make)
+    logs = abs(log_z) + law.largest * mechanism.scheme.sums.times + m * other.largest
+    made = items(mechanism, found, law.beyond + law.above + other.beyond + other.above)
+    made[name] = relative(sum(found) + m * sum(of_other) + 4 * U * logs)
+    return made | ({RARE_DRAWS: ("relative", m * other_tau)} if other_tau else {})
+
+
+def other_law(one, m: int, count: int, beyond: float, largest: float, spent: float) -> Law:
+    score, ratio = numbers(one, "remove", m, 0.0)
+    everything = count * (ratio + 1 / one.noise_multiplier**2)
+    largest, above = (largest, spent) if largest < everything else (everything, 0.0)
+    return Law(count, beyond, m * math.sqrt(count), largest, above, score, ratio, True)
+
+
+def power_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
+    """Replicas of one of a user's k examples."""
+    scheme, k = mechanism.scheme.parts
+    one, spent = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier), SPENT * delta_v
+
+    def z2(power):
+        return log_z2(scheme, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(power))
+
+    def make(tau):
+        log_allowed = 2 * (math.log(spent * tau) + scheme.log_probability_of_none()) - z2(2 * k)
+        count = fewest(scheme, log_allowed)
+        beyond = spent if count < scheme.max_participations else 0.0
+        return other_law(one, m, count, beyond, z2(k) - math.log(spent), spent)
+
+    drawn = bounded(one, "remove", m, make)
+    name = "float32 weights, with the loss of one example"
+    return two_losses(mechanism, delta_v, m, log_z, drawn, -(-m // k), name)
+
+
+def pair_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
+    rare = "outputs of rare participations of a user's own"
+    return power_items(mechanism, delta_v, m, log_z) | {rare: ("delta", (SPENT * delta_v) ** 2)}
+
+
+def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
+    """Losses of pairs of a user's examples: the recurrence of two, for each pair, besides that of one."""
+    scheme, k = mechanism.scheme, mechanism.scheme.parts[1]
+    law = law_of(mechanism, delta_v, "remove", as_units, 0.0, 0.0)
+    two = Mechanism(scheme.two, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(k - 1 + k % 2))
+    more = interacting_error(two, law._replace(largest=2 * law.largest), most(two.scheme))
+    return made | {RATIO: ("epsilon", made[RATIO][1] + (k // 2) * more)}
+
+
+def busier_items(mechanism, delta_v: float, m: int, times: int, log_z: float) -> Items:
+    """Replicas of an example that takes part `times` as often."""
+    scheme, log_ratio = mechanism.scheme.more_often(times)
+    busier, spent = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier), SPENT * delta_v
+    of_none = scheme.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
+    log_least = min(log_ratio, of_none) - 1e-9
+
+    def make(tau):
+        count = fewest(scheme, math.log(spent * tau) + log_least)
+        beyond = spent if count < scheme.max_participations else 0.0
+        largest = log_z2(scheme, mechanism.strategy, mechanism.noise_multiplier) - log_least - math.log(spent)
+        return other_law(busier, m, count, beyond, largest, spent)
+
+    name = "float32 weights, with the loss of a busier example"
+    return two_losses(mechanism, delta_v, m, log_z, bounded(busier, "remove", m, make), m, name)
+
+
+def cut_items(mechanism, delta_v: float, direction: str, log_parts: float, v=None) -> Items:
+    """Two replicas with independent cuts (truncated_batches.md, sections 3 and 5); `v` as they are moved.
+
+    Args:
+      v: (iterations,) the largest move by the mean participation; None without.
+    """
+    m = 2 if v is None else 3
+    law, tau, found = bounded(
+        mechanism, direction, m, lambda tau: law_of(mechanism, delta_v, direction, m, 0.0, tau)
+    )
+    total, length = 0.0, 0.0
+    if v is not None:  # seen through C, where that is longer
+        total = float(v.sum())
+        length = math.sqrt(max(float(v @ mechanism.strategy.gram(v)), float(v @ v)))
+    times = 1 + max(total / law.count, length)
+    if length > 1.5 * norm_of(mechanism.scheme, law.count):
+        times = math.inf
+    tree = math.ceil(math.log2(max(mechanism.scheme.iterations, 2))) + 20
+    log_error = times * sum(found) + 4 * U * (log_parts + 2 * law.largest)
+    log_error += 2 * tree * U * total * (law.ratio + 2 / mechanism.noise_multiplier**2)
+    made = items(mechanism, found, law.beyond + law.above)
+    made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_cuts.beyond
+    made["float32 weights"] = relative(log_error)
+    return made | ({RARE_DRAWS: ("relative", 2 * tau)} if tau else {})
+
+
+def means_item(mechanism, made: Items) -> float:
+    """Section 7: k (K e^Delta + 1) Delta^2 / 2, Delta three times what ln f_1 is off by."""
+    scheme, k = mechanism.scheme.parts
+    odds = 3 * made[RATIO][1] + 1e-5
+    return k * (scheme.max_participations * math.exp(odds) + 1) * odds**2 / 2
