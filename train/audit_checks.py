@@ -20,7 +20,7 @@ import scipy
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Scheme
 
-from .canaries import Observed, outputs
+from .canaries import Observed, first_column, outputs
 
 FALSE_ALARM = 1e-6
 """Probability that any check refutes an honest run; divided equally among the checks."""
@@ -148,7 +148,7 @@ def _canary(mechanism, residual, joined, batches, expected, rounding) -> dict[st
 
     Given the batches, the inner product of the noise with any direction is normal.
     """
-    column = mechanism.strategy.array[: joined.shape[1]]
+    column = first_column(mechanism)[: joined.shape[1]]
     # C' times the residuals: what of them is along each participation.
     along = joined * scipy.signal.lfilter(column, [1.0], residual[:, ::-1], axis=1)[:, ::-1]
     slack = rounding * math.sqrt(residual.size)

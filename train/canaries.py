@@ -106,7 +106,7 @@ class Setting:
     def _rounding(self, sums: np.ndarray) -> float:
         """Bound on the rounding error of outputs, per clip norm: of the grid, then of float32."""
         mechanism = self.plan.mechanism
-        sizes = np.abs(mechanism.strategy.array[: sums.shape[1]])
+        sizes = np.abs(first_column(mechanism)[: sums.shape[1]])
         # Noise is rounded to the grid (at most a unit off), and so is a canary's gradient.
         grid = 2 * sizes.sum() * 2.0 ** -Grid.of(mechanism, self.clip_norm).bits
         # A release is rounded to float32 once, and twice on its way to a sum per clip norm.
@@ -215,11 +215,17 @@ def _at(tree, coordinates: np.ndarray):
     return found
 
 
-def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
-    """`C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`: what the mechanism is said to put out."""
+def first_column(mechanism: Mechanism) -> np.ndarray:
+    """Return the coefficients of a Toeplitz C; ValueError for another strategy."""
     column = getattr(mechanism.strategy, "array", None)
     if column is None:
         raise ValueError(f"plan must have a Toeplitz strategy, has {mechanism.strategy.describe()}")
+    return column
+
+
+def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
+    """`C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`: what the mechanism is said to put out."""
+    column = first_column(mechanism)
     return scipy.signal.lfilter(column, [1.0], np.asarray(released, np.float64), axis=1)
 
 
@@ -248,4 +254,4 @@ def quiet(setting: Setting, number: int) -> np.ndarray:
     return np.sort(np.argsort(nuisance, kind="stable")[:number])
 
 
-__all__ = ["LENGTH", "REAL", "SILENT", "Observed", "Setting", "outputs", "quiet"]
+__all__ = ["LENGTH", "REAL", "SILENT", "Observed", "Setting", "first_column", "outputs", "quiet"]
