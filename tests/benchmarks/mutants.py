@@ -716,6 +716,12 @@ MUTANTS = [
     Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT_BOUNDS),
     Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", AUDIT_BOUNDS),
     Mutant("train/audit.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
+    Mutant(
+        "train/noise.py",
+        "jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5)",
+        "jnp.round(units / _FRACTION + _weighted_sum(weights, ring))",
+        "tests/training/test_released_numbers.py",
+    ),
     Mutant("train/audit.py", "or any(check.refuted for check in self.checks)", "", AUDIT_CHECKS),
     Mutant("train/audit_checks.py", "FALSE_ALARM / len(p_values)", "FALSE_ALARM", AUDIT_CHECKS),
     Mutant("train/audit_checks.py", "2 * len(rows) * float", "2 * float", AUDIT_CHECKS),
