@@ -57,3 +57,27 @@ def _renewal(scheme, gains: np.ndarray, p: float | None = None) -> np.ndarray:
     free = 1 / (1 + (b - 1) * p)
     later = np.logaddexp.reduce(values[1:b], axis=0) + math.log((1 - free) / (b - 1))
     return np.logaddexp(math.log(free) + values[0], later)
+
+
+def of_two_examples(scheme, ratios: np.ndarray, products) -> np.ndarray:
+    """ln P/Q of a user's two independent examples from a cold start, by the lockouts left of both.
+
+    Args:
+      products: (min_separation,) inner products of columns d steps apart over sigma^2; 0 from there on.
+    """
+    assert scheme.examples_per_user == 2 and not scheme.warm_start
+    ratios, p, b = np.asarray(ratios, np.float64), scheme.sampling_probability, scheme.min_separation
+    log_p, log_q = math.log(p), math.log1p(-p)
+    values = np.zeros((b, b, len(ratios)))
+    left = np.maximum(np.arange(b) - 1, 0)  # of a lockout after a step
+    for step in range(ratios.shape[1] - 1, -1, -1):
+        after, r = values, ratios[:, step]
+        values = after[left][:, left].copy()  # where both are locked out
+        for other in range(1, b):
+            # One is free, the other took part b - other steps ago.
+            joins = log_p + r - products[b - other] + after[b - 1, other - 1]
+            values[0, other] = values[other, 0] = np.logaddexp(log_q + after[0, other - 1], joins)
+        one = math.log(2) + log_p + log_q + r + after[b - 1, 0]
+        both = 2 * log_p + 2 * r - products[0] + after[b - 1, b - 1]
+        values[0, 0] = np.logaddexp(np.logaddexp(2 * log_q + after[0, 0], one), both)
+    return values[0, 0]
