@@ -1,7 +1,7 @@
-"""Float32 likelihood ratios of rows that were made to be hard, against float64 recurrences over steps.
+"""Float32 likelihood ratios of adversarial rows against float64 recurrences over steps.
 
-What `likelihood.rounding` books for the recurrence holds for each row at its own size; no draw comes near
-most of these rows.
+The bound of `likelihood.rounding` for the recurrence holds for each row at its own size. Most of these rows
+are outside of what samples reach.
 """
 
 import math

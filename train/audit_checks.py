@@ -171,8 +171,8 @@ def _canary(mechanism, residual, joined, batches, expected, rounding) -> dict[st
 def _batches(scheme: Scheme, batches: Sequence[np.ndarray], dataset_size: int) -> dict[str, float]:
     """P-values of sizes and participations, where examples take part independently of each other."""
     sizes = np.array([len(members) for members in batches])
-    law = scipy.stats.binom(dataset_size, np.clip(scheme.participation_probabilities(), 0, 1))
-    tails = np.minimum(law.cdf(sizes), law.sf(sizes - 1))
+    exact = scipy.stats.binom(dataset_size, np.clip(scheme.participation_probabilities(), 0, 1))
+    tails = np.minimum(exact.cdf(sizes), exact.sf(sizes - 1))
     apart, last = True, np.full(dataset_size, -scheme.min_separation)
     for step, members in enumerate(batches):
         apart &= len(np.unique(members)) == len(members)

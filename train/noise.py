@@ -153,8 +153,8 @@ class _LastVectors:
             z = deviation * z
             if inverse:
                 units = jnp.round(_FRACTION * z)
-                # Halves go up, whatever the integer: z on a grid makes them one in 128, and where they go to
-                # even numbers noise is even with probability 0.504, which the parity of a sum changes.
+                # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
+                # noise even with probability 0.504, so that its parity reveals that of the sum.
                 drawn = jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5).astype(jnp.int32)
                 keep = units.astype(jnp.int32)
             else:

@@ -19,12 +19,14 @@ def log_likelihood_ratios(scheme, ratios: np.ndarray, half: float, batch_sizes=N
         return np.logaddexp.reduce(phases, axis=0) - math.log(b)
     if scheme.name == "truncated-b-min-sep":
         kept = scheme.max_batch_size / (batch_sizes + 1.0)
-        cut = batch_sizes >= scheme.max_batch_size
+        truncated = batch_sizes >= scheme.max_batch_size
         both = []
-        for when_cut, whole in ((2 * ratios - 2 * half, ratios), (-ratios - 2 * half, 0.0 * ratios)):
+        for if_truncated, whole in ((2 * ratios - 2 * half, ratios), (-ratios - 2 * half, 0.0 * ratios)):
             with np.errstate(divide="ignore"):
-                mixture = np.logaddexp(np.log(kept) + when_cut, np.log(np.where(cut, 1 - kept, 0.0)))
-            both.append(_renewal(scheme, np.where(cut, mixture, whole)))
+                mixture = np.logaddexp(
+                    np.log(kept) + if_truncated, np.log(np.where(truncated, 1 - kept, 0.0))
+                )
+            both.append(_renewal(scheme, np.where(truncated, mixture, whole)))
         return both[0] - both[1]
     if scheme.name == "multi-attribution":
         k, p = scheme.examples_per_user, scheme.sampling_probability

@@ -279,7 +279,7 @@ def test_each_check_refutes_what_it_is_for():
     "strategy", [None, BandedInverse.bisr(iterations=STEPS, bands=3)], ids=["C", "inverse"]
 )
 def test_the_bound_on_rounding_holds(strategy):
-    """Outputs where nobody is, against the noise's own normals in float64."""
+    """Outputs of silent coordinates against the noise's own normals in float64."""
     made = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, sigma=0.8, strategy=strategy)
     params = {"a": jnp.zeros(500), "b": jnp.zeros(300)}
     options = dict(keys=KEYS, verify=False, microbatch_size=16)

@@ -140,7 +140,7 @@ def stepwise(made, present: bool, key: int):
 
 
 def low_bit_statistics(released, strategy) -> np.ndarray:
-    """(statistics, trials) for an adversary who knows the grid, C, and all earlier releases.
+    """(statistics, trials) of an adversary with the grid, C and all earlier releases.
 
     Shares of each of the lowest four bits, of the parity of sums with the release before, and the mean
     position of `C r` between multiples of its first coefficient, by step and leaf.
@@ -158,7 +158,7 @@ def low_bit_statistics(released, strategy) -> np.ndarray:
     return np.concatenate(found)
 
 
-def told_apart(kind, dtype, strategy, mistake=None) -> float:
+def attack_p_value(kind, dtype, strategy, mistake=None) -> float:
     """P-value of the best statistic: Kolmogorov-Smirnov, Bonferroni."""
     made = program(kind, dtype, strategy, mistake)
     present, absent = (
@@ -184,17 +184,17 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("kind", "dtype", "strategy"), SETTINGS)
-def test_low_bits_of_real_steps_tell_nothing(kind, dtype, strategy):
+def test_low_bits_of_real_steps_reveal_nothing(kind, dtype, strategy):
     """Clipping by group, gradients in bfloat16, several bands: 1,500 trials of 768 coordinates each.
 
     A share of odd numbers that a canary moves by 0.005 of all would be noticed. Halves that go to even
     numbers where z is on a grid, a banded inverse's, move it by 0.008.
     """
-    assert told_apart(kind, dtype, strategy) > FALSE_ALARM
+    assert attack_p_value(kind, dtype, strategy) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("mistake", ["coarse", pytest.param("rounded to bfloat16", marks=pytest.mark.slow)])
-def test_low_bits_of_broken_noise_tell_all(mistake, monkeypatch):
+def test_low_bits_of_broken_noise_reveal_the_canary(mistake, monkeypatch):
     """Noise on a coarser grid than the sums, or noise that was cast to bfloat16: the same attack wins."""
     real = noise.draw
 
@@ -209,7 +209,7 @@ def test_low_bits_of_broken_noise_tell_all(mistake, monkeypatch):
         return jax.tree.map(coarser, drawn), after
 
     monkeypatch.setattr(noise, "draw", broken)
-    assert told_apart("per_example", jnp.bfloat16, THREE, mistake) < 1e-100
+    assert attack_p_value("per_example", jnp.bfloat16, THREE, mistake) < 1e-100
 
 
 def test_noise_integers_have_no_holes():

@@ -1,4 +1,4 @@
-"""Exact laws of participation at two steps, by Markov chains in float64 NumPy; no kernel of ours."""
+"""Exact distributions of participation at two steps, by Markov chains in float64 NumPy; no kernel of ours."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 
-def pair_laws(scheme, restarting: bool = False) -> np.ndarray:
+def pair_distributions(scheme, restarting: bool = False) -> np.ndarray:
     """(n, n, k + 1, k + 1): P(counts i at s and j at t) for s < t, zero elsewhere.
 
     Args:
@@ -24,13 +24,13 @@ def _by_phase(scheme) -> np.ndarray:
     n, b = scheme.iterations, scheme.cycle_length
     p = getattr(scheme, "sampling_probability", 1.0)
     coin, never = np.array([1 - p, p]), np.array([1.0, 0.0])
-    laws = np.zeros((n, n, 2, 2))
+    distributions = np.zeros((n, n, 2, 2))
     for s in range(n):
         for t in range(s + 1, n):
             for phase in range(b):
                 first, second = (coin if step % b == phase else never for step in (s, t))
-                laws[s, t] += np.outer(first, second) / b
-    return laws
+                distributions[s, t] += np.outer(first, second) / b
+    return distributions
 
 
 def _renewal(scheme, examples: int, restarting: bool = False) -> np.ndarray:
@@ -55,19 +55,19 @@ def _renewal(scheme, examples: int, restarting: bool = False) -> np.ndarray:
     else:
         state = np.eye(b)[0]
     joins = moves.sum(axis=2)  # (count, state)
-    laws = np.zeros((n, n, examples + 1, examples + 1))
+    distributions = np.zeros((n, n, examples + 1, examples + 1))
     for s in range(n):
         after = np.einsum("x,cxy->cy", state, moves)
         for t in range(s + 1, n):
-            laws[s, t] = after @ joins.T
+            distributions[s, t] = after @ joins.T
             after = after @ chain
         state = state @ chain
-    return laws
+    return distributions
 
 
-def _of_sums(laws: np.ndarray, number: int) -> np.ndarray:
+def _of_sums(distributions: np.ndarray, number: int) -> np.ndarray:
     """Of the sum of so many independent units."""
-    n, width = len(laws), laws.shape[2]
+    n, width = len(distributions), distributions.shape[2]
     total = np.zeros((n, n, number * (width - 1) + 1, number * (width - 1) + 1))
     total[:, :, 0, 0] = 1.0
     for _ in range(number):
@@ -75,35 +75,35 @@ def _of_sums(laws: np.ndarray, number: int) -> np.ndarray:
         for i in range(width):
             for j in range(width):
                 moved = total[:, :, : total.shape[2] - i, : total.shape[3] - j]
-                more[:, :, i:, j:] += laws[:, :, i, j, None, None] * moved
+                more[:, :, i:, j:] += distributions[:, :, i, j, None, None] * moved
         total = more
     return np.triu(np.ones((n, n)), 1)[:, :, None, None] * total
 
 
-def batch_size_laws(scheme, others: int) -> np.ndarray:
+def batch_size_distributions(scheme, others: int) -> np.ndarray:
     """(n, n, others + 1, others + 1): sizes of two batches that `others` independent examples join."""
     return _of_sums(_renewal(scheme, 1), others)
 
 
-def smallest_p_value(drawn: np.ndarray, laws: np.ndarray) -> float:
+def smallest_p_value(drawn: np.ndarray, distributions: np.ndarray) -> float:
     """Of exact binomial tails, two-sided, of every count of every pair of steps, times their number.
 
     Args:
       drawn: (samples, n) counts.
     """
-    samples, width = len(drawn), laws.shape[2]
+    samples, width = len(drawn), distributions.shape[2]
     drawn = drawn.astype(int)
     assert drawn.min() >= 0 and drawn.max() < width
     indicators = [(drawn == count).astype(np.float32) for count in range(width)]
-    observed = np.zeros(laws.shape)
+    observed = np.zeros(distributions.shape)
     for i in range(width):
         for j in range(width):
             observed[:, :, i, j] = np.round(indicators[i].T @ indicators[j])
-    later = np.triu_indices(len(laws), 1)
-    observed, expected = observed[later], np.clip(laws[later], 0.0, 1.0)
+    later = np.triu_indices(len(distributions), 1)
+    observed, expected = observed[later], np.clip(distributions[later], 0.0, 1.0)
     possible = expected > 1e-14
     if observed[~possible].any():
         return 0.0
-    law = stats.binom(samples, expected[possible])
-    tails = np.minimum(law.cdf(observed[possible]), law.sf(observed[possible] - 1))
+    distribution = stats.binom(samples, expected[possible])
+    tails = np.minimum(distribution.cdf(observed[possible]), distribution.sf(observed[possible] - 1))
     return float(2 * tails.min() * tails.size)

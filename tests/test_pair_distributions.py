@@ -1,4 +1,4 @@
-"""Participation at every two steps, of the accountant's draws and of real batches, against exact laws.
+"""Participation at every two steps, of accountants' samples and real batches, against exact distributions.
 
 False alarm 1e-6 a test: exact binomial tails of every count at every pair of steps, Bonferroni. A probability
 of a pair that is off by 3 % (200,000 samples, probability 0.01) is noticed.
@@ -21,7 +21,7 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from tests.oracles.enumeration import pattern_law
-from tests.oracles.pair_laws import batch_size_laws, pair_laws, smallest_p_value
+from tests.oracles.pair_distributions import batch_size_distributions, pair_distributions, smallest_p_value
 from tests.schemes.test_schemes import chi_square_p_value
 from train.attribution import from_edges
 from train.sampler import Sampler
@@ -46,7 +46,7 @@ SOME_FAST = [
 
 
 def exact(scheme):
-    return pair_laws(getattr(scheme, "uncut", scheme))
+    return pair_distributions(getattr(scheme, "uncut", scheme))
 
 
 @pytest.mark.parametrize(
@@ -54,27 +54,27 @@ def exact(scheme):
     [BMinSep(5, 3, 0.3), MultiAttribution(4, 2, 0.3, 2), IndependentAttribution(4, 3, 0.4, 2)],
     ids=str,
 )
-def test_two_ways_to_the_exact_law_agree(scheme):
+def test_two_ways_to_the_exact_distribution_agree(scheme):
     """Chains against enumeration of all vectors."""
-    laws = pair_laws(scheme)
-    found = np.zeros_like(laws)
+    distributions = pair_distributions(scheme)
+    found = np.zeros_like(distributions)
     for vector, weight in pattern_law(scheme).items():
         for s, t in itertools.combinations(range(len(vector)), 2):
             found[s, t, vector[s], vector[t]] += weight
-    np.testing.assert_allclose(laws, found, atol=1e-14)
+    np.testing.assert_allclose(distributions, found, atol=1e-14)
 
 
 @pytest.mark.parametrize("scheme", SOME_FAST, ids=str)
-def test_pairs_of_the_accountants_draws(scheme, key):
+def test_pairs_of_the_accountants_samples(scheme, key):
     drawn = np.asarray(jax.jit(lambda key: scheme.draw_participation(key, 200_000))(key))
     assert smallest_p_value(drawn, exact(scheme)) > FALSE_ALARM
 
 
-def test_a_wrong_law_of_pairs_is_noticed(key):
+def test_a_wrong_distribution_of_pairs_is_noticed(key):
     """Another probability by 3 %, and a cold start for a warm one."""
     drawn = np.asarray(jax.jit(lambda key: SCHEMES[0].draw_participation(key, 200_000))(key))
     for wrong in (BMinSep(N, 5, 0.206), SCHEMES[4], CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5)):
-        assert smallest_p_value(drawn, pair_laws(wrong)) < FALSE_ALARM
+        assert smallest_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_pairs_of_batch_sizes(warm, key):
     """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
     scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
     drawn = np.asarray(jax.jit(lambda key: scheme.draw_batch_sizes(key, 200_000))(key))
-    assert smallest_p_value(drawn, batch_size_laws(scheme.uncut, 14)) > FALSE_ALARM
+    assert smallest_p_value(drawn, batch_size_distributions(scheme.uncut, 14)) > FALSE_ALARM
 
 
 def drawn_by(sampler, size: int) -> np.ndarray:
@@ -108,8 +108,8 @@ def test_pairs_of_real_batches(scheme):
         joined = drawn_by(Sampler(scheme, size, size, (run, 7, 7, 7), graph=graph), size)
         assert joined.max() <= 1
         drawn.append(joined.reshape(units, each, -1).sum(axis=1))
-    laws = pair_laws(scheme, restarting=scheme.name == "multi-attribution")
-    assert smallest_p_value(np.concatenate(drawn), laws) > FALSE_ALARM
+    distributions = pair_distributions(scheme, restarting=scheme.name == "multi-attribution")
+    assert smallest_p_value(np.concatenate(drawn), distributions) > FALSE_ALARM
 
 
 @pytest.mark.parametrize(
@@ -118,19 +118,21 @@ def test_pairs_of_real_batches(scheme):
     ids=str,
 )
 def test_three_examples_join_independently(scheme):
-    """The law of all three vectors is the product: 3,000 runs of three examples alone."""
-    law = pattern_law(scheme)
-    triples = {x + y + z: u * v * w for (x, u), (y, v), (z, w) in itertools.product(law.items(), repeat=3)}
+    """The distribution of all three vectors is the product: 3,000 runs of three examples alone."""
+    distribution = pattern_law(scheme)
+    triples = {
+        x + y + z: u * v * w for (x, u), (y, v), (z, w) in itertools.product(distribution.items(), repeat=3)
+    }
     drawn = [drawn_by(Sampler(scheme, 3, 3, (run, 8, 8, 8)), 3).reshape(-1) for run in range(3000)]
     assert chi_square_p_value(np.array(drawn), triples) > FALSE_ALARM
 
 
-def truncated_law(scheme, size: int, most: int) -> dict[tuple[int, ...], float]:
-    """Law of who is in which batch: all vectors of all examples, then every subset that is kept.
+def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...], float]:
+    """Distribution of batches: all vectors of all examples, then every subset that is kept.
 
     An example that was sampled and left out stays ineligible.
     """
-    law = collections.defaultdict(float)
+    distribution = collections.defaultdict(float)
     one = pattern_law(scheme)
     for vectors in itertools.product(one.items(), repeat=size):
         weight = np.prod([chance for _, chance in vectors])
@@ -143,8 +145,8 @@ def truncated_law(scheme, size: int, most: int) -> dict[tuple[int, ...], float]:
             found = np.zeros_like(sampled)
             for step, members in enumerate(batches):
                 found[list(members), step] = 1
-            law[tuple(found.reshape(-1).tolist())] += weight / np.prod([len(each) for each in kept])
-    return dict(law)
+            distribution[tuple(found.reshape(-1).tolist())] += weight / np.prod([len(each) for each in kept])
+    return dict(distribution)
 
 
 @pytest.mark.parametrize(
@@ -157,11 +159,11 @@ def truncated_law(scheme, size: int, most: int) -> dict[tuple[int, ...], float]:
     ],
     ids=str,
 )
-def test_truncated_batches_follow_the_law_of_all_subsets(scheme, most):
+def test_truncated_batches_follow_the_distribution_of_all_subsets(scheme, most):
     """By the scheme itself, or by a plan that books what truncation costs; 3,000 runs of three examples."""
-    law = truncated_law(getattr(scheme, "uncut", scheme), 3, most)
+    distribution = truncated_distribution(getattr(scheme, "uncut", scheme), 3, most)
     drawn = [
         drawn_by(Sampler(scheme, 3, most, (run, 9, 9, 9), truncate=True), 3).reshape(-1)
         for run in range(3000)
     ]
-    assert chi_square_p_value(np.array(drawn), law) > FALSE_ALARM
+    assert chi_square_p_value(np.array(drawn), distribution) > FALSE_ALARM
