@@ -23,6 +23,7 @@ from .bystanders import Bystanders
 from .clipping import default_microbatch_size
 from .grid import Grid
 from .loss import Loss, Numbered
+from .sources import ArrayRows
 
 LENGTH = 100.0
 """Of a canary's gradient, in clip norms, before it is clipped."""
@@ -79,8 +80,7 @@ class Setting:
         known, others = canary_of == REAL, None
         if known.any():
             others = self._bystanders(known, coordinates)
-        assert self.plan.max_batch_size is not None
-        rows = _Rows(self.rows, canary_of, others, self.plan.max_batch_size, steps)
+        rows = _Rows(self.rows, canary_of, others, steps)
         loop.fit(
             self.plan,
             self.params,
@@ -128,36 +128,34 @@ class Setting:
         )
 
 
-class _Rows:
+class _Rows(ArrayRows):
     """A data set of which some examples are canaries.
 
-    Args:
-      batch_size: rows that a batch is padded to, at least. Smaller readings are not for a step.
+    `fit` reads it as it is, once a step, as it does arrays; the rows behind it check themselves.
 
     Attributes:
       batches: the examples of each step that was taken.
     """
 
-    def __init__(self, rows, canary_of, others: Bystanders | None, batch_size: int, steps: int):
+    def __init__(self, rows, canary_of: np.ndarray, others: Bystanders | None, steps: int):
         self.rows, self.canary_of, self.others = rows, canary_of, others
         self.batches = [np.zeros(0, np.int64)] * steps
-        self._batch_size, self._last = batch_size, np.zeros(0, np.int64)
+        self._last = self.batches[0]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def used(self, step: int, params: Any) -> None:
-        """The batch that was read last was used by a step; what a program calls back."""
+        """Note that a step uses the batch that was read last; what a program calls back."""
         self.batches[step] = self._last
         if self.others is not None:
             self.others.step(step, params)
 
     def take(self, indices, size: int):
-        if size >= self._batch_size:
-            jax.effects_barrier()  # the step before has used its batch
-            self._last = np.array(indices, np.int64)
-            if self.others is not None:
-                self.others.draw(self._last)
+        jax.effects_barrier()  # the step before has used its batch
+        self._last = np.array(indices, np.int64)
+        if self.others is not None:
+            self.others.draw(self._last)
         canary = np.full(size, SILENT, np.int32)
         canary[: len(indices)] = self.canary_of[indices]
         return {"canary": canary, "example": self.rows.take(indices, size)}
