@@ -53,7 +53,7 @@ def other_updates(change):
     """Plant a `Privatizer` whose noise after one step is that of `change(state)`."""
 
     class Broken(Privatizer):
-        def update(self, updates, state, params=None, *, fresh=None):
+        def update(self, updates, state, params=None, **_):
             released, _ = Privatizer.update(self, updates, change(state))
             _, after = Privatizer.update(self, updates, state)
             return released, after
@@ -98,7 +98,7 @@ def divided_by_the_batch_size(noise_too):
     def plant(patch):
         real = train.step.advance
 
-        def broken(private, optimizer, state, found, mask, fresh=None):
+        def broken(private, optimizer, state, found, mask, *more):
             factor = private.expected_batch_size / jnp.maximum(1, mask.sum())
             if not noise_too:
                 with jax.enable_x64(True):
@@ -110,21 +110,18 @@ def divided_by_the_batch_size(noise_too):
 
                     both = jax.tree.map(scaled, found.total.high, found.total.low)
                 high, low = (jax.tree.map(lambda pair, i=i: pair[i], both, is_leaf=is_pair) for i in (0, 1))
-                return real(
-                    private,
-                    optimizer,
-                    state,
-                    found._replace(total=GridSum(high, low, found.total.grid)),
-                    mask,
-                    fresh,
-                )
+                found = found._replace(total=GridSum(high, low, found.total.grid))
+                return real(private, optimizer, state, found, mask, *more)
 
             class Scaled:
+                def __getattr__(self, name):
+                    return getattr(private, name)
+
                 def update(self, *given, **named):
                     released, after = private.update(*given, **named)
                     return jax.tree.map(lambda leaf: leaf * factor.astype(jnp.float32), released), after
 
-            return real(Scaled(), optimizer, state, found, mask, fresh)
+            return real(Scaled(), optimizer, state, found, mask, *more)
 
         patch.setattr(train.step, "advance", broken)
 
