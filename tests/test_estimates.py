@@ -15,10 +15,12 @@ import pytest
 from scipy import optimize, stats
 
 from jaxacct import (
+    BallsInBins,
     BandedInverse,
     BandedToeplitz,
     BMinSep,
     Mechanism,
+    MultiAttribution,
     Poisson,
     delta_curve,
     estimate_delta,
@@ -31,6 +33,7 @@ from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.estimates.line import line_bounds
 from jaxacct.proposals.base import plain
+from tests.oracles import enumeration
 from tests.oracles.add_direction import exact_two_steps
 from tests.oracles.enumeration import strategy_matrix
 from tests.test_sampling import _pld
@@ -129,6 +132,63 @@ def test_the_curve_is_covered(runs, deltas):
         )
         misses += (deltas < curve.low) | (curve.high < deltas)
     assert np.all(misses <= few(runs, 0.001)), misses
+
+
+def delta_of_two_steps(scheme, coefficients, sigma: float, epsilon: float, direction: str) -> float:
+    """Exact delta of two steps: a sum over a grid in the plane that the means `C x` span."""
+    law = enumeration.pattern_law(scheme)
+    dense = enumeration.strategy_matrix(coefficients, 1 + len(coefficients), 2)
+    means = np.array(list(law), float) @ np.linalg.qr(dense)[1].T  # lengths and angles are the same there
+    axis = np.linspace(-9, 13, 1101) * sigma
+    x, y = axis[:, None], axis[None, :]
+    p, q = (
+        sum(
+            weight * np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * sigma**2))
+            for weight, (a, b) in zip(law.values(), side, strict=True)
+        )
+        for side in (means, np.zeros_like(means))
+    )
+    p, q = (p, q) if direction == "remove" else (q, p)
+    cell = (axis[1] - axis[0]) ** 2 / (2 * math.pi * sigma**2)
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "bands"),
+    [
+        (BMinSep(2, 2, 0.4), 2),
+        (Poisson(2, 0.2), 1),
+        (BMinSep(2, 1, 0.999, False), 1),
+        (MultiAttribution(2, 2, 0.3, 2), 2),
+        (BallsInBins(2, 2), 2),
+    ],
+    ids=str,
+)
+def test_the_curve_is_covered_where_batches_are_sampled(scheme, bands):
+    """300 runs at three noise multipliers and confidence 0.99; false alarm 1e-6 each.
+
+    An interval that misses in 5 % of all runs would be noticed, as would a truth that is 20 % off.
+    """
+    strategy, sigmas, epsilon = BandedToeplitz.square_root(bands), np.array([0.7, 1.0, 1.6]), 0.5
+    truth = np.array(
+        [
+            max(
+                delta_of_two_steps(scheme, strategy.coefficients, sigma, epsilon, side)
+                for side in ("remove", "add")
+            )
+            for sigma in sigmas
+        ]
+    )
+    misses, off = np.zeros(3), np.zeros(3)
+    for run in range(300):
+        options = dict(num_samples=2048, confidence=0.99, key=jax.random.key(run))
+        curve = delta_curve(scheme, strategy, sigmas, epsilon, **options)
+        misses += (truth < curve.low) | (curve.high < truth)
+        off += curve.value / truth - 1
+    assert np.all(misses <= few(300, 0.01)), misses
+    # The larger of two means is a little above the larger truth.
+    assert np.all(np.abs(off / 300) < 0.2), off / 300
 
 
 def test_intervals_grow_with_confidence(key):

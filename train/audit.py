@@ -11,7 +11,8 @@ find too little noise, and tells rare participations apart by what there is. Two
 independent   Canaries alone, every one in a coordinate of its own, beside as many coordinates without one:
               independent trials of the pipeline (batches, clipping, noise), for the shapes of the model.
               Coins say which are looked at, and are guessed. Noise is taken to be alike and independent in
-              all coordinates, which one-run does not need.
+              all coordinates, which one-run does not need. Exact tests of the same run compare its noise,
+              its canaries and its batches with what the plan says of them (`train.audit_checks`).
 one-run       Canaries among the user's own examples in one run of the model, loss and optimizer: each is in
               or is silent by the toss of a coin, and the coins are guessed from what the run releases
               (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxacct/proofs/audits.md). The guesser knows
@@ -35,13 +36,15 @@ import optax
 
 from jaxacct import _validate
 from jaxacct.core.plan import Plan
-from jaxacct.figure import blank, check_plot, save
+from jaxacct.figure import check_plot, save
 from jaxacct.files import check_target, holds_schema, write_atomically
 from jaxacct.likelihood.loss import privacy_loss
 from jaxacct.progress import watch
 
 from . import _command, loop
 from .audit_bounds import independent_bound, most_canaries, one_run_bound
+from .audit_checks import FALSE_ALARM, Check, examine
+from .audit_picture import picture
 from .canaries import REAL, SILENT, Setting, quiet
 from .plans import read_plan
 from .sources import as_rows
@@ -54,8 +57,11 @@ SCHEMA = "jaxacct-audit-1"
 KINDS = ("independent", "one-run")
 CAN_SEE = (
     "A lower bound above the plan's epsilon says that something is broken: too little noise, no clipping, "
-    "other batches than were accounted for. A bound below it proves nothing: an audit finds what its "
-    "canaries touch. It does not see rows that depend on other rows, statistics of the private data in a "
+    "other batches than were accounted for. So does a check that is refuted: noise of another size, noise "
+    "that is correlated otherwise than the plan says or used again, a sum divided by the real batch size, "
+    "another sampling probability. All else proves nothing: an audit finds what its "
+    "canaries touch. It does not test whether examples join batches independently of each other. It does not "
+    "see rows that depend on other rows, statistics of the private data in a "
     "loss or in public files, what is tuned on the private data, keys that leak, or a fault that spares the "
     "coordinates of the canaries. The one-run audit trains on the data: to show its result to others is one "
     "more run under the plan, and costs its epsilon again."
@@ -75,6 +81,8 @@ class Finding:
       canaries: how many.
       intervals: exact (Clopper-Pearson) ones, (low, high) by name, of rates of the attack.
       counts: what they are of.
+      checks: exact tests of noise, canaries and batches, all of them with probability `FALSE_ALARM` of
+        refuting an honest run; empty where none was made.
       private_scores: (trials,) float32; who knows these and `private_present` knows what was in the run.
       private_present: (trials,) bool.
     """
@@ -89,31 +97,46 @@ class Finding:
     counts: dict[str, int]
     private_scores: np.ndarray = field(repr=False, compare=False)
     private_present: np.ndarray = field(repr=False, compare=False)
+    checks: tuple[Check, ...] = ()
 
     @property
     def contradicts(self) -> bool:
-        """Whether the plan's epsilon is refuted at `confidence`."""
-        return self.lower > self.epsilon
+        """Whether the plan is refuted: its epsilon at `confidence`, or what a check tests."""
+        return self.lower > self.epsilon or any(check.refuted for check in self.checks)
 
     def statement(self) -> str:
         """In a sentence."""
         rates = ", ".join(f"{name} [{low:.4g}, {high:.4g}]" for name, (low, high) in self.intervals.items())
         verdict = (
             f"the plan's {self.epsilon:.4g} is CONTRADICTED: something is broken"
-            if self.contradicts
+            if self.lower > self.epsilon
             else f"it does not contradict the plan's {self.epsilon:.4g}, and proves nothing beyond"
         )
         return (
             f"{self.kind} audit, {self.canaries} canaries: epsilon at delta {self.delta:.4g} is at least "
             f"{self.lower:.4g} with confidence {self.confidence:.10g}; {verdict}. "
-            f"Exact (Clopper-Pearson) intervals: {rates}."
+            f"Exact (Clopper-Pearson) intervals: {rates}. {self._checked()}"
+        )
+
+    def _checked(self) -> str:
+        if not self.checks:
+            return (
+                "Not tested here: how noise is correlated, what sums are divided by, batches "
+                "(the independent audit does)."
+            )
+        refuted = [f"{check.name} (p = {check.p_value:.2g})" for check in self.checks if check.refuted]
+        result = f"REFUTED: {', '.join(refuted)}: something is broken" if refuted else "none is refuted"
+        return (
+            f"{len(self.checks)} checks of noise, canaries and batches with false-alarm probability "
+            f"{FALSE_ALARM:g} in all: {result}."
         )
 
     def to_json(self) -> dict:
         """What may be shown: nothing that is private."""
         named = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         shown = {name: value for name, value in named.items() if not name.startswith("private_")}
-        return shown | {"contradicts": self.contradicts}
+        checks = [dataclasses.asdict(check) | {"refuted": check.refuted} for check in self.checks]
+        return shown | {"checks": checks, "contradicts": self.contradicts}
 
 
 def audit(
@@ -217,13 +240,15 @@ def _independent(setting: Setting, canaries: int | None, confidence: float, gene
     canary_of = np.full(size, SILENT, np.int32)
     canary_of[:number] = coordinates[::2]
     still = optax.set_to_zero()  # a canary's gradient is the same wherever the model is
-    found = _scores(plan, setting.released(canary_of, coordinates, still))
+    observed = setting.observed(canary_of, coordinates, still)
+    checks = examine(plan.mechanism, observed, number, size, setting.amplitude)
+    found = _scores(plan, observed.outputs)
     present, absent = found[::2], found[1::2]
     bound = independent_bound(present, absent, plan.delta, confidence, plan.epsilon, generator)
     lower, intervals, counts = bound
     scores, members = np.concatenate([present, absent]), np.arange(2 * number) < number
     claim = plan.epsilon, plan.delta, confidence
-    return Finding("independent", lower, *claim, number, intervals, counts, scores, members)
+    return Finding("independent", lower, *claim, number, intervals, counts, scores, members, checks)
 
 
 def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
@@ -243,13 +268,13 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)
     canary_of[:number] = np.where(inside, coordinates, SILENT)
-    scores = _scores(plan, setting.released(canary_of, coordinates, optimizer))
+    scores = _scores(plan, setting.observed(canary_of, coordinates, optimizer).outputs)
     lower, intervals, counts = one_run_bound(scores, inside, plan.delta, confidence)
     claim = plan.epsilon, plan.delta, confidence
     return Finding("one-run", lower, *claim, number, intervals, counts, scores, inside)
 
 
-def _scores(plan: Plan, released: np.ndarray) -> np.ndarray:
+def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:
     """How much more likely canaries are in than silent if only a third of the noise was added, (canaries,).
 
     With noise that is right they tell nearly as much as those of the plan, and far more with less of it:
@@ -257,52 +282,7 @@ def _scores(plan: Plan, released: np.ndarray) -> np.ndarray:
     """
     mechanism = plan.mechanism
     supposed = dataclasses.replace(mechanism, noise_multiplier=SUSPECTED * mechanism.noise_multiplier)
-    return np.asarray(privacy_loss(supposed, released))
-
-
-def picture(findings: Sequence[Finding]):
-    """A matplotlib figure: the scores of each audit, and its bound beside the claim.
-
-    Raises:
-      ValueError: where matplotlib is not installed.
-    """
-    from jaxacct.plot import DARK, LIGHT
-
-    figure = blank(4.6 * len(findings) + 3.4, 3.6)
-    axes = figure.subplots(1, len(findings) + 1)
-    for each, finding in zip(axes, findings, strict=False):
-        scores, present = finding.private_scores, finding.private_present
-        edges = np.histogram_bin_edges(scores[np.isfinite(scores)], bins=25)
-        for members, style, colour, label in (
-            (present, "-", DARK, "canary in"),
-            (~present, "--", LIGHT, "canary silent"),
-        ):
-            counts, _ = np.histogram(scores[members], edges)
-            each.stairs(counts, edges, linestyle=style, linewidth=1.5, color=colour, label=label)
-        each.set(
-            xlabel="score: privacy loss at a third of the noise",
-            ylabel="canaries",
-            title=f"{finding.kind} audit",
-        )
-        each.grid(alpha=0.3)
-        each.legend(fontsize=8, frameon=False)
-    last, claim = axes[-1], findings[0].epsilon
-    most = 1.5 * max(claim, *(finding.lower for finding in findings))
-    for place, finding in enumerate(findings):
-        colour = LIGHT if finding.contradicts else DARK
-        last.barh(place, most - finding.lower, left=finding.lower, height=0.25, color=colour, alpha=0.35)
-        last.plot([finding.lower], [place], marker="|", markersize=22, markeredgewidth=2.5, color=colour)
-        note = f"at least {finding.lower:.3g}" + (": CONTRADICTED" if finding.contradicts else "")
-        last.text(
-            0.02 * most, place + 0.24, note, fontsize=8, bbox=dict(facecolor="white", linewidth=0, pad=1)
-        )
-    last.axvline(claim, color="0.35", linestyle=":", zorder=1)
-    last.text(claim - 0.02 * most, -0.6, f"the plan's {claim:.4g}", fontsize=8, ha="right")
-    last.set(yticks=range(len(findings)), yticklabels=[finding.kind for finding in findings])
-    last.set(xlim=(0, most), ylim=(-0.7, len(findings) - 0.3), xlabel="epsilon")
-    last.set(title=f"what epsilon may be, confidence {findings[0].confidence:.6g}")
-    last.grid(alpha=0.3)
-    return figure
+    return np.asarray(privacy_loss(supposed, outputs.astype(np.float32)))
 
 
 def digits() -> dict[str, Any]:

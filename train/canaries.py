@@ -21,11 +21,28 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from . import loop
 from .bystanders import Bystanders
 from .clipping import default_microbatch_size
+from .grid import Grid
 from .loss import Loss, Numbered
+from .sources import ArrayRows
 
 LENGTH = 100.0
 """Of a canary's gradient, in clip norms, before it is clipped."""
 REAL, SILENT = -1, -2  # in place of a coordinate
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a run shows at some coordinates.
+
+    Attributes:
+      outputs: (coordinates, steps) float64: outputs of the mechanism per clip norm.
+      batches: the examples that were read for each step.
+      rounding: bound on the error of an output through rounding to the grid and to float32.
+    """
+
+    outputs: np.ndarray
+    batches: list[np.ndarray]
+    rounding: float
 
 
 @dataclass(frozen=True)
@@ -44,8 +61,14 @@ class Setting:
         """Parameters, laid end to end."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
-    def released(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> np.ndarray:
-        """(coordinates, steps) float32: what a run shows there, as outputs of the mechanism per clip norm.
+    @property
+    def amplitude(self) -> float:
+        """What one participation of a canary adds to a sum, in clip norms."""
+        length = LENGTH * self.clip_norm
+        return length / (length + 0.01) if self.options.get("normalize", False) else 1.0
+
+    def observed(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> Observed:
+        """Run `fit` and return what it shows at `coordinates`.
 
         What examples that are no canaries gave is taken off (`train.bystanders`).
 
@@ -57,12 +80,13 @@ class Setting:
         known, others = canary_of == REAL, None
         if known.any():
             others = self._bystanders(known, coordinates)
+        rows = _Rows(self.rows, canary_of, others, steps)
         loop.fit(
             self.plan,
             self.params,
             self.loss.wrapped(lambda base: _with_canaries(base, self.clip_norm)),
-            _Rows(self.rows, canary_of, others),
-            _recorded(optimizer, coordinates, log, others),
+            rows,
+            _recorded(optimizer, coordinates, log, rows),
             clip_norm=self.clip_norm,
             prefetch=0,  # a batch is read after the step before it
             **self.options,
@@ -76,7 +100,18 @@ class Setting:
         if others is not None:
             others.settle()
             sums = sums - others.sums.T / self.clip_norm
-        return outputs(self.plan.mechanism, sums).astype(np.float32)
+        mechanism = self.plan.mechanism
+        return Observed(outputs(mechanism, sums), rows.batches, self._rounding(log.T * expected))
+
+    def _rounding(self, sums: np.ndarray) -> float:
+        """Bound on the rounding error of outputs, per clip norm: of the grid, then of float32."""
+        mechanism = self.plan.mechanism
+        sizes = np.abs(first_column(mechanism)[: sums.shape[1]])
+        # Noise is rounded to the grid (at most a unit off), and so is a canary's gradient.
+        grid = 2 * sizes.sum() * 2.0 ** -Grid.of(mechanism, self.clip_norm).bits
+        # A release is rounded to float32 once, and twice on its way to a sum per clip norm.
+        worst = scipy.signal.lfilter(sizes, [1.0], np.abs(sums, dtype=np.float64), axis=1).max()
+        return float(grid + 2.0**-22 * worst / self.clip_norm)
 
     def _bystanders(self, known: np.ndarray, coordinates: np.ndarray) -> Bystanders:
         largest, asked = self.plan.max_batch_size, self.options.get("microbatch_size")
@@ -93,20 +128,34 @@ class Setting:
         )
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """A data set of which some examples are canaries."""
+class _Rows(ArrayRows):
+    """A data set of which some examples are canaries.
 
-    rows: Any
-    canary_of: np.ndarray
-    others: Bystanders | None
+    `fit` reads it as it is, once a step, as it does arrays; the rows behind it check themselves.
+
+    Attributes:
+      batches: the examples of each step that was taken.
+    """
+
+    def __init__(self, rows, canary_of: np.ndarray, others: Bystanders | None, steps: int):
+        self.rows, self.canary_of, self.others = rows, canary_of, others
+        self.batches = [np.zeros(0, np.int64)] * steps
+        self._last = self.batches[0]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, indices, size: int):
+    def used(self, step: int, params: Any) -> None:
+        """Note that a step uses the batch that was read last; what a program calls back."""
+        self.batches[step] = self._last
         if self.others is not None:
-            self.others.draw(indices)
+            self.others.step(step, params)
+
+    def take(self, indices, size: int):
+        jax.effects_barrier()  # the step before has used its batch
+        self._last = np.array(indices, np.int64)
+        if self.others is not None:
+            self.others.draw(self._last)
         canary = np.full(size, SILENT, np.int32)
         canary[: len(indices)] = self.canary_of[indices]
         return {"canary": canary, "example": self.rows.take(indices, size)}
@@ -131,21 +180,20 @@ def _with_canaries(base: Callable, clip_norm: float) -> Callable:
 
 
 def _recorded(
-    optimizer, coordinates: np.ndarray, log: np.ndarray, others: Bystanders | None
+    optimizer, coordinates: np.ndarray, log: np.ndarray, rows: _Rows
 ) -> optax.GradientTransformation:
     """`optimizer`, writing what it is given in some coordinates into the rows of `log`."""
 
     def write(step, row, params):
         log[int(step)] = np.asarray(row)
-        if others is not None:
-            others.step(int(step), params)
+        rows.used(int(step), params)
 
     def init(params):
         return optimizer.init(params), jnp.zeros((), jnp.int32)
 
     def update(updates, state, params=None):
         inner, step = state
-        io_callback(write, None, step, _at(updates, coordinates), None if others is None else params)
+        io_callback(write, None, step, _at(updates, coordinates), None if rows.others is None else params)
         updates, inner = optimizer.update(updates, inner, params)
         return updates, (inner, step + 1)
 
@@ -165,11 +213,17 @@ def _at(tree, coordinates: np.ndarray):
     return found
 
 
-def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
-    """`C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`: what the mechanism is said to put out."""
+def first_column(mechanism: Mechanism) -> np.ndarray:
+    """Return the coefficients of a Toeplitz C; ValueError for another strategy."""
     column = getattr(mechanism.strategy, "array", None)
     if column is None:
         raise ValueError(f"plan must have a Toeplitz strategy, has {mechanism.strategy.describe()}")
+    return column
+
+
+def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
+    """`C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`: what the mechanism is said to put out."""
+    column = first_column(mechanism)
     return scipy.signal.lfilter(column, [1.0], np.asarray(released, np.float64), axis=1)
 
 
@@ -198,4 +252,4 @@ def quiet(setting: Setting, number: int) -> np.ndarray:
     return np.sort(np.argsort(nuisance, kind="stable")[:number])
 
 
-__all__ = ["LENGTH", "REAL", "SILENT", "Setting", "outputs", "quiet"]
+__all__ = ["LENGTH", "REAL", "SILENT", "Observed", "Setting", "first_column", "outputs", "quiet"]

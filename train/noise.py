@@ -8,8 +8,8 @@ is rounded to an integer, and the earlier integers are what the next ones are ma
 Added to integer sums g_t this releases `r_t = round((u_t - c_1 r_{t-1} - ..) / c_0)` of `u = C g + levels z`,
 so it is a function of what was accounted for (arXiv 2602.09338, section 2) and of nothing else; the proof
 is in proofs/released_numbers.md. One band is plain DP-SGD. Where the inverse h is banded, vectors z on a grid
-are kept instead: `W_t = round(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}))`. Where c is a sum of exponentials
-running sums of the W are, two copies each, however many bands.
+are kept instead: `W_t = floor(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}) + 1/2)`. Where c is a sum of
+exponentials running sums of the W are, two copies each, however many bands.
 """
 
 from collections.abc import Callable
@@ -153,7 +153,9 @@ class _LastVectors:
             z = deviation * z
             if inverse:
                 units = jnp.round(_FRACTION * z)
-                drawn = jnp.round(units / _FRACTION + _weighted_sum(weights, ring)).astype(jnp.int32)
+                # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
+                # noise even with probability 0.504, so that its parity reveals that of the sum.
+                drawn = jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5).astype(jnp.int32)
                 keep = units.astype(jnp.int32)
             else:
                 keep = drawn = jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32)

@@ -52,6 +52,7 @@ ROWS, PREFETCHED = "tests/training/test_sources.py", "tests/training/test_prefet
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
 AUDIT_BOUNDS = "tests/training/test_audit_bounds.py"
+AUDIT_CHECKS = "tests/training/test_audit_checks.py"
 AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
@@ -712,6 +713,31 @@ MUTANTS = [
     Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT_BOUNDS),
     Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", AUDIT_BOUNDS),
     Mutant("train/audit.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
+    Mutant(
+        "train/noise.py",
+        "jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5)",
+        "jnp.round(units / _FRACTION + _weighted_sum(weights, ring))",
+        "tests/training/test_released_numbers.py",
+    ),
+    Mutant("train/audit.py", "or any(check.refuted for check in self.checks)", "", AUDIT_CHECKS),
+    Mutant("train/audit_checks.py", "FALSE_ALARM / len(p_values)", "FALSE_ALARM", AUDIT_CHECKS),
+    Mutant("train/audit_checks.py", "2 * len(rows) * float", "2 * float", AUDIT_CHECKS),
+    Mutant("train/audit_checks.py", "* number * (number - 1) / 2", "* number", AUDIT_CHECKS),
+    Mutant("train/audit_checks.py", "np.abs(later).max(", "later.max(", AUDIT_CHECKS),
+    Mutant("train/audit_checks.py", "np.abs(scores) - slack", "np.abs(scores)", AUDIT_CHECKS),
+    Mutant(
+        "train/audit_checks.py",
+        "dataset_size * _log_means(scheme)",
+        "_log_means(scheme)",
+        AUDIT_CHECKS,
+    ),
+    Mutant(
+        "train/audit_checks.py",
+        "(step - last[members] >= scheme.min_separation)",
+        "(step > last[members])",
+        AUDIT_CHECKS,
+    ),
+    Mutant("train/audit_checks.py", "np.cumsum(np.pad(column**2", "(np.pad(column**2", AUDIT_CHECKS),
     Mutant("train/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
     Mutant("train/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
     Mutant("train/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),

@@ -86,11 +86,11 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
     """Out means silent, the pair of the guarantee, and not replaced; half are in, others with other keys."""
     seen = []
 
-    def released(setting, canary_of, coordinates, optimizer):
+    def observed(setting, canary_of, coordinates, optimizer):
         seen.append((canary_of, coordinates))
-        return np.zeros((len(coordinates), 4), np.float32)
+        return canaries.Observed(np.zeros((len(coordinates), 4)), [np.arange(ROWS)] * 4, 0.0)
 
-    monkeypatch.setattr(canaries.Setting, "released", released)
+    monkeypatch.setattr(canaries.Setting, "observed", observed)
 
     def scored(mechanism, outputs):
         assert mechanism.noise_multiplier == PLAN.mechanism.noise_multiplier / 3
@@ -155,7 +155,9 @@ def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(n
     there = np.array([[np.isin([0, 2], (batch := members.next()).indices[batch.mask])] for _ in range(3)])
     assert there.any() and not there.all()
     # The optimizer moves, so that the gradients of later steps are others.
-    seen = setting.released(canary_of, np.arange(7), optax.sgd(0.5, momentum=0.9))
+    found = setting.observed(canary_of, np.arange(7), optax.sgd(0.5, momentum=0.9))
+    seen = found.outputs
+    np.testing.assert_array_equal([[np.isin([0, 2], batch)] for batch in found.batches], there)
     expected = np.zeros((7, 3))
     expected[[4, 2]] = there[:, 0].T
     np.testing.assert_allclose(seen, expected, atol=1e-2)  # sigma 1e-3, ten standard deviations

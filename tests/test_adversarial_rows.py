@@ -1,0 +1,133 @@
+"""Float32 likelihood ratios of adversarial rows against float64 recurrences over steps.
+
+The bound of `likelihood.rounding` for the recurrence holds for each row at its own size. Most of these rows
+are outside of what samples reach.
+"""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    TruncatedBMinSep,
+)
+from jaxacct.likelihood import rounding
+from tests.oracles.enumeration import log_ratio, strategy_matrix
+from tests.oracles.recurrences import log_likelihood_ratios, of_two_examples
+
+pytestmark = pytest.mark.optimized
+
+SIGMA = 1.0
+
+
+def rows(n: int, b: int, p: float) -> np.ndarray:
+    """(rows, n) float32: constants, spikes at and beside the separation, cancellation, drift, noise."""
+    generator, steps = np.random.default_rng(0), np.arange(n)
+    even = math.log((1 - p) / p) if p < 1 else 0.0  # both branches weigh the same where b = 1
+    made = [0 * steps + value for value in (0.0, 1e-7, -1e-7, 1.0, -30.0, 20.0, -87.5, even, 1 / 3)]
+    made += [30.0 * (-1.0) ** steps, np.where(steps % b == 0, 25.0, -25.0)]
+    made += [np.where(steps % max(1, b - 1) == 0, 15.0, 0.0), np.where(steps % (b + 1) == b, 12.0, -1.0)]
+    made += [np.where(np.isin(steps % 64, (0, 63)), 9.0, 0.1), np.where(steps == n - 1, 80.0, 0.0)]
+    made += [np.where(steps == 0, 80.0, -0.01), np.linspace(-5, 5, n), np.linspace(1e-3, -1e-3, n)]
+    made += [np.float32(1 + 2**-23) * (steps % 2), even + 1e-3 * np.sin(steps), 40 * np.sin(steps / b)]
+    made += [scale * generator.normal(size=n) for scale in (1e-3, 1.0, 10.0, 30.0)]
+    return np.array(made, np.float32)
+
+
+def worst_share(scheme) -> float:
+    """The largest error of a row, in shares of what is booked for it."""
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), SIGMA)
+    n, p = scheme.iterations, getattr(scheme, "sampling_probability", 1.0)
+    ratios = rows(n, scheme.min_separation, p)
+    half, sizes = 0.5 / SIGMA**2, None
+    if scheme.side_information is not None:
+        most = scheme.max_batch_size
+        sizes = np.where(np.arange(n) % 3 == 0, most - 1, most + np.arange(n) % 7).astype(np.int32)
+        sizes = np.broadcast_to(sizes, ratios.shape)
+        ratios = np.clip(ratios, -30, 30)
+    arguments = (ratios, np.float32(half)) if sizes is None else (ratios, np.full(n, half, np.float32), sizes)
+    found = np.asarray(jax.jit(scheme.log_likelihood_ratios)(*arguments), np.float64)
+    exact = log_likelihood_ratios(scheme, ratios, half, sizes)
+    assert np.isfinite(found).all() and np.isfinite(exact).all()
+    count, shares = rounding._most_participations(scheme), []
+    for row, loss, wrong in zip(ratios, exact, np.abs(found - exact), strict=True):
+        largest = max(0.0, loss) + (0.0 if sizes is None else count * (3 * np.abs(row).max() + 3 * half))
+        size = rounding.Size(count, 0.0, 0.0, largest, 0.0, 0.0, 0.0, float(np.abs(row).max()))
+        shares.append(wrong / rounding._recurrence_error(mechanism, size, count))
+    return max(shares)
+
+
+SCHEMES = [
+    BMinSep(2000, 16, 0.1),
+    BMinSep(20_000, 1, 0.3),
+    BMinSep(20_000, 64, 1e-4),
+    BMinSep(20_000, 64, 0.999),
+    BMinSep(20_000, 64, 1.0),
+    BMinSep(20_000, 1024, 0.01, False),
+    BMinSep(20_000, 3, 1e-7),
+    Poisson(20_000, 0.01),
+    Poisson(20_000, 0.999),
+    CyclicPoisson(20_000, 7, 0.4),
+    BallsInBins(20_000, 100),
+    MultiAttribution(20_000, 16, 0.05, 3),
+    MultiAttribution(20_000, 16, 0.3, 20),
+    TruncatedBMinSep(20_000, 16, 0.05, 60, 2000),
+]
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(each, marks=pytest.mark.slow if i else ()) for i, each in enumerate(SCHEMES)],
+    ids=str,
+)
+def test_no_row_is_off_by_more_than_is_booked(scheme):
+    assert worst_share(scheme) < 1
+
+
+def test_two_examples_of_a_user_against_enumeration():
+    scheme, strategy = IndependentAttribution(4, 3, 0.4, 2, False), BandedToeplitz.square_root(3)
+    outputs = np.random.default_rng(0).normal(size=(9, 6))
+    scores = outputs @ strategy_matrix(strategy.coefficients, 6, 4) - 0.5
+    products = strategy.column_products(3)
+    exact = log_ratio(scheme, strategy.coefficients, 1.0, outputs)
+    np.testing.assert_allclose(of_two_examples(scheme, scores, products), exact, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "p"), [(20_000, 0.05), (5000, 0.9), (5000, 1e-5)])
+def test_two_examples_of_a_user(n, p):
+    """Rows up to 8 in size, for which the bound is a number."""
+    scheme, strategy = IndependentAttribution(n, 4, p, 2, False), BandedToeplitz.square_root(3)
+    ratios = np.clip(rows(n, 4, p), -8, 8)
+    products = strategy.column_products(4).astype(np.float32)
+    found = np.asarray(jax.jit(scheme.log_likelihood_ratios)(ratios, products), np.float64)
+    exact = of_two_examples(scheme, ratios, products.astype(np.float64))
+    mechanism, count = Mechanism(scheme, strategy, SIGMA), rounding._most_participations(scheme)
+    for row, loss, wrong in zip(ratios, exact, np.abs(found - exact), strict=True):
+        size = rounding.Size(count, 0.0, 0.0, max(0.0, loss), 0.0, 0.0, 0.0, float(np.abs(row).max()))
+        booked = rounding._recurrence_error(mechanism, size, count)
+        assert wrong <= booked < 400
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [BMinSep(7, 3, 0.3), BMinSep(6, 1, 0.4), CyclicPoisson(7, 3, 0.4), BallsInBins(7, 3), Poisson(5, 0.2)]
+    + [MultiAttribution(5, 2, 0.3, 3), BMinSep(7, 3, 1.0), BMinSep(6, 4, 0.3, False)],
+    ids=str,
+)
+def test_the_recurrences_against_enumeration(scheme):
+    outputs = np.random.default_rng(0).normal(size=(9, scheme.iterations))
+    exact = log_ratio(scheme, (1.0,), 1.0, outputs)
+    np.testing.assert_allclose(
+        log_likelihood_ratios(scheme, outputs - 0.5, 0.5), exact, rtol=1e-10, atol=1e-12
+    )
