@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
-from . import ghost, microbatch, noise, run_folder, sampler
+from . import ghost, machine, microbatch, noise, run_folder, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
@@ -409,7 +409,7 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         options: dict[str, Any] = dict(microbatch_size=micro, normalize=wanted.normalize)
         options["has_aux"] = wanted.has_aux
         parts = follow(wanted.individual, plan, rows, loss, private, optimizer, **options)._asdict()
-        lasting |= {"individual": repr(wanted.individual)}
+        lasting |= {"individual": repr(wanted.individual)}  # all of its fields but `continues`
     return run_and_keep(
         state=parts["step"].init(params),
         steps=steps,
@@ -508,6 +508,7 @@ def run_and_keep(
     released: Callable[[Any], Any] = lambda params: params,
     only_last: bool = False,
     report: Callable[[Any, int], PrivateLosses] | None = None,
+    private: dict[str, str] | None = None,
     microbatch_size: int | None = None,
     clipping: str | None = None,
     clip_groups: list[dict[str, Any]] | None = None,
@@ -524,6 +525,7 @@ def run_and_keep(
       only_last: whether parameters on the way must be shown to nobody, `evaluate` included; they are in
         checkpoints, which are secret anyway.
       report: (the last state, steps) -> what every example has spent.
+      private: texts that no run may change and go on; only keyed digests of them are kept, see `RunFolder`.
       microbatch_size: of the step, to be found again.
       clipping, clip_groups: of the step, to be told from another.
     """
@@ -535,8 +537,7 @@ def run_and_keep(
         "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
         "microbatch_size": microbatch_size,
         "versions": _versions(),
-        "device": jax.devices()[0].device_kind,
-        "devices": 1 if (mesh := getattr(batch, "mesh", None)) is None else mesh.size,
+        **machine.describe(1 if (mesh := getattr(batch, "mesh", None)) is None else mesh.size),
     }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out)) if out is not None else None
@@ -544,7 +545,8 @@ def run_and_keep(
         if folder:
             # A run that has begun goes on with the key it began with.
             described |= {"frozen": frozen(), "generator": run_folder.generator()}
-            sampler_key = folder.begin(described, sampler_key, batch.rows.fingerprint(), elastic)
+            bound = {"data": batch.rows.fingerprint()} | (private or {})
+            sampler_key = folder.begin(described, sampler_key, bound, elastic)
             state, drawn = folder.restore(state) or (state, None)
             if drawn is not None and drawn.key != tuple(sampler_key):
                 raise ValueError(f"out {out} holds checkpoints of another run than its secret.json")
@@ -553,9 +555,15 @@ def run_and_keep(
             folder.went_on(source.state.step)
         if folder and drawn is None:
             folder.save(state, source.state)
-        if before_first and source.state.step == 0:
+        # A run that began unverified is verified where a later call asks for it.
+        if before_first and not (folder and folder.verified):
             before_first()
+            if folder:
+                folder.note(verified=True)
         seen = None if only_last else evaluate
+        if folder and seen and 0 < source.state.step < steps and not folder.has_logged(source.state.step):
+            # It ended between the checkpoint and its evaluation.
+            folder.log({"step": source.state.step, "evaluation": _finite(seen(state.params))})
         coming = prefetching.batches(source, batch, source.state.step, steps)
         with prefetching.ahead(coming, prefetch) as ready:
             state = _run(step, state, ready, steps, folder, checkpoint_every, seen, progress, callback)
