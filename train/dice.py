@@ -164,8 +164,8 @@ def dice_aggregate(
         fix it.
 
     Raises:
-      ValueError: bad arguments; `init` without a key where JAX traces a program; updates without a common leading axis, or of another length than `batch_size`
-        without a mask.
+      ValueError: bad arguments; `init` without a key where JAX traces a program; updates without a common
+        leading axis, or of another length than `batch_size` without a mask.
     """
     rule = DiceRule(clip_norm, error_clip_norm, noise_std, batch_size, automatic, reset_every)
 

@@ -230,7 +230,8 @@ def fit(
       graph: of users and examples, for an attribution plan; its `rows` say which rows of `data` the
         plan's examples are.
       verify: draw a Monte Carlo plan's evidence anew before the first step, with fresh randomness: seconds,
-        or as long as certifying took. Not needed by who has just certified it.
+        or as long as certifying took. Not needed by who has just certified it. A run in a folder is verified
+        once, at the first call that asks for it.
       individual: track every example's own privacy loss, and filter if it says so: for plans of Poisson
         batches (full ones, with sampling probability 1) and independent noise. Every example's gradient is
         computed at every step, and all data is on the device. See `train.individual`.
@@ -249,11 +250,12 @@ def fit(
       clipping: "ghost" for `train.ghost`, much faster where parameters are many and examples short, and with
         gradients scaled to a little less than `clip_norm`; for a `jaxacct.Plan` without `individual`.
       callback: called with (step, metrics) for every step, some steps late: loss, clipped fraction, norms,
-        `aux.` and names. **Private**, as `private_metrics.jsonl`, which has the same: covered by no
+        `aux.` and names. **Private**, as `private/metrics.jsonl`, which has the same: covered by no
         guarantee, for the eyes of whoever may see the data. See `train.metrics` for TensorBoard. A run that
         goes on says steps since its checkpoint again.
-      elastic: go on in `out` on other devices, another number of them or other versions of packages, with a
-        warning: what is trained is then no longer the same to the bit. Refused by default.
+      elastic: go on in `out` on other devices, another number of them, another processor, or with other
+        compiler flags or versions of packages, with a warning: what is trained is then no longer the same to
+        the bit. Refused by default.
       clip_groups: clip the gradient of each group of parameters to a norm of its own, at most `clip_norm` all
         together: "layer", or nnx filters, one a group (`train.groups.ClipGroups`, also for norms that are
         not equal). Same noise, same guarantee. For a `jaxacct.Plan` without `individual`.
@@ -520,7 +522,7 @@ def run_and_keep(
       plan: JSON values that no run may change and go on.
       frozen: gives digests, by name, of what the loss reads beside the parameters; nor may these change.
       source_at: (key, what it had drawn or None) -> the batches, with `next()` and `state`.
-      before_first: called before a run begins that goes on from nothing.
+      before_first: called before the first step of this call, once in a run with a folder.
       released: what is shown of the last parameters.
       only_last: whether parameters on the way must be shown to nobody, `evaluate` included; they are in
         checkpoints, which are secret anyway.

@@ -1,8 +1,8 @@
 """What decides the last bits of a run beside its program: versions, devices, compiler flags, processor.
 
-Clipped gradients are rounded to integers after float32 arithmetic, and on a CPU the order of a long sum depends
-on the instruction set and on the number of threads. A run that goes on elsewhere may release other sums with
-the same noise, so a folder is bound to all of this.
+Clipped gradients are rounded to integers after float32 arithmetic, and on a CPU the order of a long sum
+depends on the instruction set and on the number of threads. A run that goes on elsewhere may release other
+sums with the same noise, so a folder is bound to all of this.
 """
 
 import hashlib

@@ -159,7 +159,7 @@ class RunFolder:
         return kept["sampler_key"]
 
     def _refuse_without_checkpoints(self) -> None:
-        """ValueError where something of a run was shown and it would begin anew: same batches, fresh noise."""
+        """ValueError where a run of which something was shown would begin anew: same batches, fresh noise."""
         if self._manager.latest_step() is None and (shown := self._shown()):
             raise ValueError(
                 f"out {self.folder} has shown step {shown} of a run and has no checkpoints of it: training "
@@ -372,7 +372,7 @@ def _without_warnings():
 
 
 def _remove_times(model: Path) -> None:
-    """Take off what Orbax writes of the time and place of a checkpoint: the same parameters, the same bytes."""
+    """Remove the times and the path that Orbax writes: the same parameters are then the same bytes."""
     (model / "commit_success.txt").unlink(missing_ok=True)
     about = model / "_CHECKPOINT_METADATA"
     if about.exists():
