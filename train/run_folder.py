@@ -213,10 +213,7 @@ class RunFolder:
         """The last step of which something is public: an evaluation, or the model at the end."""
         path = self.folder / "run.json"
         run = read_json(path, "run") if path.exists() else {}
-        path, steps = self.folder / "metrics.jsonl", [int(run.get("shown", 0))]
-        for line in path.read_text().splitlines() if path.exists() else []:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                steps.append(int(json.loads(line)["step"]))
+        steps = [int(run.get("shown", 0)), *(at for at, _ in _lines(self.folder / "metrics.jsonl"))]
         if (self.folder / "model").exists() or (self.folder / "result.json").exists():
             steps.append(int(run.get("steps", 1)))
         return max(steps)
@@ -243,10 +240,9 @@ class RunFolder:
         """
         if drawn.step in self._manager.all_steps():
             return
+        sampler = {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
         items = {name: ocp.args.StandardSave(leaves) for name, leaves in _parts(state).items()} | {
-            "sampler": ocp.args.JsonSave(
-                {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
-            ),
+            "sampler": ocp.args.JsonSave(sampler | {"checksum": _checksum(sampler, state)}),
         }
         try:
             self._manager.save(drawn.step, args=ocp.args.Composite(**items))
@@ -278,45 +274,40 @@ class RunFolder:
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
-            raise CheckpointError(
-                f"checkpoint of step {step} in {self.folder} is damaged: {_in_one_line(error)}; "
-                f"remove its folder {step} to go on from the one before it"
-            ) from error
+            raise self._damaged(step, _in_one_line(error)) from error
         kept = found["sampler"]
-        if not (kept["step"] == step and _is_key(kept["key"]) and isinstance(kept["digest"], str)):
-            raise CheckpointError(
-                f"checkpoint of step {step} in {self.folder} is damaged: its sampler stands elsewhere; "
-                f"remove its folder {step} to go on from the one before it"
-            )
+        checksum = kept.pop("checksum", None)
+        if kept.keys() != {"key", "step", "digest"} or kept["step"] != step or not _is_key(kept["key"]):
+            raise self._damaged(step, "its sampler stands elsewhere")
+        kept_leaves = {name: _placed(leaf) for part in parts for name, leaf in found[part].items()}
+        leaves = [kept_leaves.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
+        state = jax.tree.unflatten(structure, leaves)
+        # Orbax notices a changed byte of its own tables, and not one of a large array.
+        if checksum not in (None, _checksum(kept, state)):
+            raise self._damaged(step, "it is not what was written")
         if (shown := self._shown()) > step:
             # Lines go, and what they showed stays seen.
             self.note(shown=shown)
         for name in ("metrics.jsonl", _PRIVATE_LOG):
             self._cut(self.folder / name, step)
-        kept_leaves = {name: _placed(leaf) for part in parts for name, leaf in found[part].items()}
-        leaves = [kept_leaves.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
-        state = jax.tree.unflatten(structure, leaves)
         return state, SamplerState(tuple(kept["key"]), kept["step"], kept["digest"])
+
+    def _damaged(self, step: int, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint of step {step} in {self.folder} is damaged: {why}; remove its folder {step} to go "
+            "on from the one before it"
+        )
 
     def _cut(self, path: Path, step: int) -> None:
         """Drop log lines of steps after the checkpoint, and a last one that was cut short."""
         if not path.exists():
             return
-        kept = []
-        for line in path.read_text().splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line)
-            except ValueError:
-                break
-        text = "".join(line + "\n" for line in kept)
+        text = "".join(line + "\n" for at, line in _lines(path) if at <= step)
         write_secret(path, text) if path == self.folder / _PRIVATE_LOG else write_atomically(path, text)
 
     def has_logged(self, step: int) -> bool:
-        """Whether metrics.jsonl ends with a line of this step, or of a later one."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return bool(lines) and json.loads(lines[-1])["step"] >= step
+        """Whether metrics.jsonl has a line of this step or of a later one."""
+        return any(at >= step for at, _ in _lines(self.folder / "metrics.jsonl"))
 
     def log(self, line: dict) -> None:
         """Append to metrics.jsonl: public values only."""
@@ -486,6 +477,20 @@ def _parts(state) -> dict[str, dict]:
         if leaf.size:
             parts.setdefault(item, {})[f"{i:05d}"] = leaf
     return parts
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """(step, line) of a log; lines that were cut short or damaged are left out."""
+    found = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found.append((int(json.loads(line)["step"]), line))
+    return found
+
+
+def _checksum(sampler: dict, state) -> str:
+    """Of all of a checkpoint; folders of earlier releases have none."""
+    return hashlib.blake2b(f"{sampler} {digest(state)}".encode(), digest_size=16).hexdigest()
 
 
 def _is_key(words) -> bool:
