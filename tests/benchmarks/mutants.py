@@ -36,7 +36,7 @@ SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampl
 DRAWN_AHEAD = "tests/training/test_ahead.py"
 FOLDER = "train/run_folder.py"
 BOUND, KEYS = "tests/training/test_bound_arguments.py", "tests/training/test_keys.py"
-LIMITS = "tests/training/test_limits.py"
+LIMITS, INTERRUPTIONS = "tests/training/test_limits.py", "tests/training/test_interruptions.py"
 LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
 GROUPS = "tests/training/test_groups.py"
 CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
@@ -674,7 +674,9 @@ MUTANTS = [
     Mutant("train/machine.py", '"processor": _processor(),', "", BOUND),
     Mutant("train/machine.py", ", {_num_threads()} threads", "", BOUND),
     Mutant("train/machine.py", "repr(sorted(fields.items()))", "model", BOUND),
-    Mutant("train/normals.py", "        given = fresh_key()\n", "        given = np.zeros(8, np.uint32)\n", KEYS),
+    Mutant(
+        "train/normals.py", "        given = fresh_key()\n", "        given = np.zeros(8, np.uint32)\n", KEYS
+    ),
     Mutant("train/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "jax.tree.leaves(params)", KEYS),
     Mutant("train/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "[jnp.zeros(())]", KEYS),
     Mutant(
@@ -702,6 +704,10 @@ MUTANTS = [
         f"{KEYS} {LOOP}",
     ),
     Mutant(FOLDER, "if (self.folder / _OLD_PRIVATE_LOG).exists():", "if False:", KEYS),
+    Mutant(FOLDER, "checksum not in (None, _checksum(kept, state))", "False", INTERRUPTIONS),
+    Mutant(
+        FOLDER, " for at, line in _lines(path) if at <= step", " for at, line in _lines(path)", INTERRUPTIONS
+    ),
     # Where a plan's cover ends.
     Mutant("train/loop.py", " or plan.mechanism.scheme.cut_to is not None", "", LIMITS),
     Mutant(
