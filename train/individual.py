@@ -431,7 +431,7 @@ class Followed(NamedTuple):
     source_at: Callable[[Any, SamplerState | None], Sampler]
     statement: str
     report: Callable[[IndividualTrainState, int], PrivateLosses]
-    private: dict[str, str]
+    bound: dict[str, str]
     """What the run is bound to under its secret key: the losses that it continues."""
 
 

@@ -510,7 +510,7 @@ def run_and_keep(
     released: Callable[[Any], Any] = lambda params: params,
     only_last: bool = False,
     report: Callable[[Any, int], PrivateLosses] | None = None,
-    private: dict[str, str] | None = None,
+    bound: dict[str, str] | None = None,
     microbatch_size: int | None = None,
     clipping: str | None = None,
     clip_groups: list[dict[str, Any]] | None = None,
@@ -527,7 +527,7 @@ def run_and_keep(
       only_last: whether parameters on the way must be shown to nobody, `evaluate` included; they are in
         checkpoints, which are secret anyway.
       report: (the last state, steps) -> what every example has spent.
-      private: texts that no run may change and go on; only keyed digests of them are kept, see `RunFolder`.
+      bound: texts that no run may change and go on, private: only keyed digests of them are kept.
       microbatch_size: of the step, to be found again.
       clipping, clip_groups: of the step, to be told from another.
     """
@@ -547,8 +547,8 @@ def run_and_keep(
         if folder:
             # A run that has begun goes on with the key it began with.
             described |= {"frozen": frozen(), "generator": run_folder.generator()}
-            bound = {"data": batch.rows.fingerprint()} | (private or {})
-            sampler_key = folder.begin(described, sampler_key, bound, elastic)
+            private = {"data": batch.rows.fingerprint()} | (bound or {})
+            sampler_key = folder.begin(described, sampler_key, private, elastic)
             state, drawn = folder.restore(state) or (state, None)
             if drawn is not None and drawn.key != tuple(sampler_key):
                 raise ValueError(f"out {out} holds checkpoints of another run than its secret.json")
@@ -571,8 +571,8 @@ def run_and_keep(
             state = _run(step, state, ready, steps, folder, checkpoint_every, seen, progress, callback)
         params = released(state.params)
         evaluation = evaluate(params) if evaluate else {}
-        private = None if report is None else report(state, steps)
-        result = Result(params, steps, evaluation, statement, private)
+        losses = None if report is None else report(state, steps)
+        result = Result(params, steps, evaluation, statement, losses)
         if folder:
             folder.save_model(params)
             folder.finish({"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement})
