@@ -123,7 +123,8 @@ def private_rounds(plan: GeneralPlan, *, clip_norm: float, key=None) -> Privatiz
     Args:
       plan: certified.
       clip_norm: C, of every term.
-      key: (8,) uint32, from the operating system by default. Only tests should fix it.
+      key: (8,) uint32; by default `init` draws one from the operating system for every run. Only tests should
+        fix it.
     """
     if not isinstance(plan, GeneralPlan):
         raise ValueError(f"plan must be a GeneralPlan, was {type(plan).__name__}")

@@ -38,7 +38,7 @@ from .loop import (
     run_and_keep,
 )
 from .loss import Loss, as_loss, numbered
-from .normals import fresh_key, standard_normals
+from .normals import key_of_run, standard_normals
 from .step import StepInfo
 
 _BITS = 20  # the clip norm in grid units is 2^20
@@ -160,14 +160,14 @@ def dice_aggregate(
       batch_size: B, the fixed divisor: the expected batch size, never the one that was drawn.
       automatic: scale every gradient to norm C1 |g| / (|g| + 0.01) and the error likewise (algorithm 4).
       reset_every: the error is set to 0 before steps 0, R, 2 R, ...; None for never.
-      key: (8,) uint32, from the operating system by default. Only tests should fix it.
+      key: (8,) uint32; by default `init` draws one from the operating system for every run. Only tests should
+        fix it.
 
     Raises:
-      ValueError: bad arguments; updates without a common leading axis, or of another length than `batch_size`
-        without a mask.
+      ValueError: bad arguments; `init` without a key where JAX traces a program; updates without a common
+        leading axis, or of another length than `batch_size` without a mask.
     """
     rule = DiceRule(clip_norm, error_clip_norm, noise_std, batch_size, automatic, reset_every)
-    words = jnp.asarray(fresh_key() if key is None else key, jnp.uint32)
 
     def update(updates, state: DiceState, params=None, *, mask=None, **_):
         del params
@@ -177,15 +177,15 @@ def dice_aggregate(
         return rule.release(state, clipped, raw)
 
     def init(params) -> DiceState:
-        return _fresh(params, words)
+        return _fresh(params, key)
 
     # Its state is told by name, where optax writes one of any kind.
     return optax.GradientTransformationExtraArgs(init, update)  # pyrefly: ignore[bad-argument-type]
 
 
-def _fresh(params, words) -> DiceState:
+def _fresh(params, key) -> DiceState:
     error = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
-    return DiceState(jnp.zeros((), jnp.int32), error, words)
+    return DiceState(jnp.zeros((), jnp.int32), error, key_of_run(key, params))
 
 
 def _examples(updates, error, size: int, mask) -> int:
@@ -295,7 +295,7 @@ class DiceStep:
         microbatch_size: int | None = None,
     ):
         rule = rule_of(plan)
-        self._key = jnp.asarray(fresh_key() if key is None else key, jnp.uint32)
+        self._key = key
         self._optimizer = optimizer
         micro = plan.max_batch_size
         if microbatch_size is not None:
@@ -319,7 +319,7 @@ class DiceStep:
         self._jitted, self._loss = jax.jit(step, donate_argnums=0), as_loss(loss)
 
     def init(self, params) -> DiceTrainState:
-        """The state before the first step."""
+        """The state of a new run before its first step, with a noise key of its own unless one was given."""
         return DiceTrainState(params, self._optimizer.init(params), _fresh(params, self._key))
 
     def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:

@@ -38,7 +38,7 @@ from jaxacct.individual.rdp import ORDERS
 from jaxacct.records import exact
 
 from .clipping import admitted_gradient_sum
-from .loss import Loss, as_loss
+from .loss import Loss, as_loss, digest
 from .noise import Fresh, NoiseState
 from .optimizers import Privatizer
 from .sampler import Sampler, SamplerState
@@ -431,6 +431,8 @@ class Followed(NamedTuple):
     source_at: Callable[[Any, SamplerState | None], Sampler]
     statement: str
     report: Callable[[IndividualTrainState, int], PrivateLosses]
+    bound: dict[str, str]
+    """What the run is bound to under its secret key: the losses that it continues."""
 
 
 def follow(
@@ -483,7 +485,8 @@ def follow(
         return PrivateLosses(steps + earlier, tracker, records, fingerprint)
 
     statement = f"{plan.statement()} {individual.statement(tracker)}"
-    return Followed(step, everyone, source_at, statement, report)
+    bound = {} if before is None else {"continues": f"{before.steps} {digest(before.records)}"}
+    return Followed(step, everyone, source_at, statement, report, bound)
 
 
 def _probability(plan: Plan) -> float:

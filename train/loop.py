@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.core.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
-from . import ghost, microbatch, noise, run_folder, sampler
+from . import ghost, machine, microbatch, noise, run_folder, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
@@ -230,7 +230,8 @@ def fit(
       graph: of users and examples, for an attribution plan; its `rows` say which rows of `data` the
         plan's examples are.
       verify: draw a Monte Carlo plan's evidence anew before the first step, with fresh randomness: seconds,
-        or as long as certifying took. Not needed by who has just certified it.
+        or as long as certifying took. Not needed by who has just certified it. A run in a folder is verified
+        once, at the first call that asks for it.
       individual: track every example's own privacy loss, and filter if it says so: for plans of Poisson
         batches (full ones, with sampling probability 1) and independent noise. Every example's gradient is
         computed at every step, and all data is on the device. See `train.individual`.
@@ -249,11 +250,12 @@ def fit(
       clipping: "ghost" for `train.ghost`, much faster where parameters are many and examples short, and with
         gradients scaled to a little less than `clip_norm`; for a `jaxacct.Plan` without `individual`.
       callback: called with (step, metrics) for every step, some steps late: loss, clipped fraction, norms,
-        `aux.` and names. **Private**, as `private_metrics.jsonl`, which has the same: covered by no
+        `aux.` and names. **Private**, as `private/metrics.jsonl`, which has the same: covered by no
         guarantee, for the eyes of whoever may see the data. See `train.metrics` for TensorBoard. A run that
         goes on says steps since its checkpoint again.
-      elastic: go on in `out` on other devices, another number of them or other versions of packages, with a
-        warning: what is trained is then no longer the same to the bit. Refused by default.
+      elastic: go on in `out` on other devices, another number of them, another processor, or with other
+        compiler flags or versions of packages, with a warning: what is trained is then no longer the same to
+        the bit. Refused by default.
       clip_groups: clip the gradient of each group of parameters to a norm of its own, at most `clip_norm` all
         together: "layer", or nnx filters, one a group (`train.groups.ClipGroups`, also for norms that are
         not equal). Same noise, same guarantee. For a `jaxacct.Plan` without `individual`.
@@ -409,7 +411,7 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         options: dict[str, Any] = dict(microbatch_size=micro, normalize=wanted.normalize)
         options["has_aux"] = wanted.has_aux
         parts = follow(wanted.individual, plan, rows, loss, private, optimizer, **options)._asdict()
-        lasting |= {"individual": repr(wanted.individual)}
+        lasting |= {"individual": repr(wanted.individual)}  # all of its fields but `continues`
     return run_and_keep(
         state=parts["step"].init(params),
         steps=steps,
@@ -508,6 +510,7 @@ def run_and_keep(
     released: Callable[[Any], Any] = lambda params: params,
     only_last: bool = False,
     report: Callable[[Any, int], PrivateLosses] | None = None,
+    bound: dict[str, str] | None = None,
     microbatch_size: int | None = None,
     clipping: str | None = None,
     clip_groups: list[dict[str, Any]] | None = None,
@@ -519,11 +522,12 @@ def run_and_keep(
       plan: JSON values that no run may change and go on.
       frozen: gives digests, by name, of what the loss reads beside the parameters; nor may these change.
       source_at: (key, what it had drawn or None) -> the batches, with `next()` and `state`.
-      before_first: called before a run begins that goes on from nothing.
+      before_first: called before the first step of this call, once in a run with a folder.
       released: what is shown of the last parameters.
       only_last: whether parameters on the way must be shown to nobody, `evaluate` included; they are in
         checkpoints, which are secret anyway.
       report: (the last state, steps) -> what every example has spent.
+      bound: texts that no run may change and go on, private: only keyed digests of them are kept.
       microbatch_size: of the step, to be found again.
       clipping, clip_groups: of the step, to be told from another.
     """
@@ -535,8 +539,7 @@ def run_and_keep(
         "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
         "microbatch_size": microbatch_size,
         "versions": _versions(),
-        "device": jax.devices()[0].device_kind,
-        "devices": 1 if (mesh := getattr(batch, "mesh", None)) is None else mesh.size,
+        **machine.describe(1 if (mesh := getattr(batch, "mesh", None)) is None else mesh.size),
     }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out)) if out is not None else None
@@ -544,7 +547,8 @@ def run_and_keep(
         if folder:
             # A run that has begun goes on with the key it began with.
             described |= {"frozen": frozen(), "generator": run_folder.generator()}
-            sampler_key = folder.begin(described, sampler_key, batch.rows.fingerprint(), elastic)
+            private = {"data": batch.rows.fingerprint()} | (bound or {})
+            sampler_key = folder.begin(described, sampler_key, private, elastic)
             state, drawn = folder.restore(state) or (state, None)
             if drawn is not None and drawn.key != tuple(sampler_key):
                 raise ValueError(f"out {out} holds checkpoints of another run than its secret.json")
@@ -553,16 +557,22 @@ def run_and_keep(
             folder.went_on(source.state.step)
         if folder and drawn is None:
             folder.save(state, source.state)
-        if before_first and source.state.step == 0:
+        # A run that began unverified is verified where a later call asks for it.
+        if before_first and not (folder and folder.verified):
             before_first()
+            if folder:
+                folder.note(verified=True)
         seen = None if only_last else evaluate
+        if folder and seen and 0 < source.state.step < steps and not folder.has_logged(source.state.step):
+            # It ended between the checkpoint and its evaluation.
+            folder.log({"step": source.state.step, "evaluation": _finite(seen(state.params))})
         coming = prefetching.batches(source, batch, source.state.step, steps)
         with prefetching.ahead(coming, prefetch) as ready:
             state = _run(step, state, ready, steps, folder, checkpoint_every, seen, progress, callback)
         params = released(state.params)
         evaluation = evaluate(params) if evaluate else {}
-        private = None if report is None else report(state, steps)
-        result = Result(params, steps, evaluation, statement, private)
+        losses = None if report is None else report(state, steps)
+        result = Result(params, steps, evaluation, statement, losses)
         if folder:
             folder.save_model(params)
             folder.finish({"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement})

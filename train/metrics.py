@@ -1,4 +1,4 @@
-"""Where private metrics may go beside `private_metrics.jsonl`: callbacks of `fit(callback=)`.
+"""Where private metrics may go beside `private/metrics.jsonl`: callbacks of `fit(callback=)`.
 
 No guarantee covers them: they are for the eyes of whoever may see the data.
 """
@@ -14,7 +14,7 @@ _WRITERS = ("tensorboardX", "torch.utils.tensorboard")
 def tensorboard(folder) -> Callable[[int, dict[str, float | None]], None]:
     """A callback that writes event files for TensorBoard to a folder that is open to its owner only.
 
-    **Private**, and more so than `private_metrics.jsonl`: events have times, and how long steps take tells
+    **Private**, and more so than `private/metrics.jsonl`: events have times, and how long steps take tells
     how many examples were in their batches.
 
     Args:

@@ -23,7 +23,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
-from .normals import LARGEST, InARow, Normals, fresh_key, normals_of, standard_normals
+from .normals import LARGEST, InARow, Normals, fresh_key, key_of_run, normals_of, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -62,7 +62,10 @@ def init(strategy: Strategy, params, key) -> NoiseState:
     Args:
       strategy: C.
       params: pytree of arrays.
-      key: (8,) uint32.
+      key: (8,) uint32; None to draw a fresh one.
+
+    Raises:
+      ValueError: as `train.normals.key_of_run`.
     """
 
     def zeros(leaf):
@@ -73,10 +76,8 @@ def init(strategy: Strategy, params, key) -> NoiseState:
             return jnp.zeros(shape, jnp.int32, device=sharding)
         return jnp.zeros(shape, jnp.int32)
 
-    words = jnp.asarray(key, jnp.uint32)
-    if words.shape != (8,):
-        raise ValueError(f"key must be 8 words of 32 bits, had shape {words.shape}")
-    return NoiseState(jnp.zeros((), jnp.int32), jax.tree.map(zeros, params), words)
+    recent = jax.tree.map(zeros, params)
+    return NoiseState(jnp.zeros((), jnp.int32), recent, key_of_run(key, params))
 
 
 def largest_levels(strategy: Strategy, iterations: int) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -36,6 +37,31 @@ _BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**16}
 def fresh_key() -> np.ndarray:
     """(8,) uint32 from the operating system's generator: 256 secret bits."""
     return np.frombuffer(os.urandom(32), np.uint32)
+
+
+def key_of_run(given, params) -> jax.Array:
+    """(8,) uint32, the noise key of one run: `given`, or a fresh one where it is None.
+
+    Args:
+      given: a key that the caller uses for this run alone, or None.
+      params: pytree of the arrays that the run begins with.
+
+    Raises:
+      ValueError: for None where JAX traces a program. The key would be a constant of that program, and all
+        runs that it begins would have the same noise.
+    """
+    if given is None:
+        leaves = [*jax.tree.leaves(params), jnp.zeros(())]
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise ValueError(
+                "init must be called outside of jax.jit, jax.vmap and the like: it draws the key of a run, "
+                "which all runs of a traced program would share"
+            )
+        given = fresh_key()
+    words = jnp.asarray(given, jnp.uint32)
+    if words.shape != (8,):
+        raise ValueError(f"key must be 8 words of 32 bits, had shape {words.shape}")
+    return words
 
 
 class Normals(NamedTuple):

@@ -21,7 +21,7 @@ class Privatizer:
       mechanism: what was accounted for.
       grid: the clip norm, and the grid on which gradients are summed: `clipped_gradient_sum(.., grid=)`.
       expected_batch_size: public; the batch size that was drawn is not.
-      key: (8,) uint32; secret.
+      key: (8,) uint32; secret. None to draw one for every run, in `init`.
     """
 
     mechanism: Mechanism
@@ -30,7 +30,11 @@ class Privatizer:
     key: Any = field(repr=False)
 
     def init(self, params) -> noise.NoiseState:
-        """The noise before the first step."""
+        """The noise of a new run before its first step, with a key of its own unless one was given.
+
+        Raises:
+          ValueError: where JAX traces a program and no key was given: all its runs would share the noise.
+        """
         return noise.init(self.mechanism.strategy, params, self.key)
 
     @property
@@ -80,12 +84,11 @@ def privatize(mechanism: Mechanism, *, clip_norm: float, expected_batch_size: fl
       mechanism: what was accounted for.
       clip_norm: the norm that gradients are clipped to.
       expected_batch_size: public; the batch size that was drawn is not.
-      key: (8,) uint32, from the operating system by default. Only tests should fix it. Every run needs its
-        own: two runs with one key can be subtracted from each other.
+      key: (8,) uint32; by default `init` draws one from the operating system for every run. Only tests should
+        fix it, for one run: two runs with one key can be subtracted from each other.
     """
     expected = _validate.positive_number("expected_batch_size", expected_batch_size)
-    words = noise.fresh_key() if key is None else key
-    return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, words)
+    return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key)
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:

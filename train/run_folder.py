@@ -1,22 +1,24 @@
 """The folder of one training run: what it is, its secrets, its checkpoints, its logs.
 
     run.json               what is run; a resumed call must describe the same (public)
-    secret.json            sampler key, keyed digest of the data (mode 600)
+    secret.json            sampler key, keyed digests of what is private (mode 600)
     checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700);
                            private_individual/: every example's own privacy loss, where it is followed;
                            private_dice/: the error of DiceSGD
+    private/               metrics.jsonl: loss, clipped fraction, norms: no guarantee covers these (mode 700,
+                           so that size and time of the log are not visible either)
     metrics.jsonl          step, evaluation on public data; no times: they tell batch sizes, which are private
-    private_metrics.jsonl  loss, clipped fraction, norms: no guarantee covers these (mode 600)
-    model/                 Orbax: the trained parameters, covered by the guarantee
+    model/                 Orbax: the trained parameters, covered by the guarantee; no times
     result.json            the end of the run and its guarantee
 
-Whoever reads a secret can remove the noise. Nothing of secret.json or checkpoints/ may be published with
-the model.
+Whoever reads a secret can remove the noise. Nothing of secret.json, checkpoints/ or private/ may be published
+with the model.
 """
 
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import tempfile
 import warnings
@@ -35,7 +37,14 @@ from .loss import digest
 from .normals import ARRANGEMENT, standard_normals
 from .sampler import SamplerState
 
-_SECRETS = "secret.json", "private_metrics.jsonl"
+_SECRET_FOLDERS = "checkpoints", "private"
+_PRIVATE_LOG = "private/metrics.jsonl"
+_OLD_PRIVATE_LOG = "private_metrics.jsonl"  # its place in folders of earlier releases
+# What a run is bound to by digests under its secret key: name in secret.json -> what the refusal calls it.
+_PRIVATE = {
+    "data": "on other data",
+    "continues": "with other earlier losses (continues of individual)",
+}
 # What a run is bound to by digests, which say nothing to a reader, or long lists: what may have changed.
 _DIGESTS = {
     "plan": "plan",
@@ -45,9 +54,9 @@ _DIGESTS = {
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
 # What may change where a run goes on elsewhere, and what of it says that it does.
-_ELASTIC = {"program", "microbatch_size", "versions", "device", "devices"}
-_ELSEWHERE = ("versions", "device", "devices")
-_LATER = {"devices", "generator"}  # what folders of before do not state
+_ELSEWHERE = ("versions", "jaxlib", "device", "devices", "flags", "processor")
+_ELASTIC = {"program", "microbatch_size", *_ELSEWHERE}
+_LATER = {"devices", "generator", "jaxlib", "flags", "processor"}  # what folders of before do not state
 _KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
@@ -85,15 +94,17 @@ class RunFolder:
         self.folder = Path(folder).absolute()
         self._lock = Checkpoint(self.folder)
         self._moved: tuple[dict, str] | None = None
-        checkpoints = self.folder / "checkpoints"
-        checkpoints.mkdir(mode=0o700, exist_ok=True)
-        # What was there already may be open to others.
-        checkpoints.chmod(0o700)
-        for name in _SECRETS:
+        for name in _SECRET_FOLDERS:
+            (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+            # What was there already may be open to others.
+            (self.folder / name).chmod(0o700)
+        if (self.folder / _OLD_PRIVATE_LOG).exists():
+            os.replace(self.folder / _OLD_PRIVATE_LOG, self.folder / _PRIVATE_LOG)
+        for name in ("secret.json", _PRIVATE_LOG):
             if (self.folder / name).exists():
                 (self.folder / name).chmod(0o600)
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEPT, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(checkpoints, options=options)
+        self._manager = ocp.CheckpointManager(self.folder / "checkpoints", options=options)
 
     def __enter__(self):
         return self
@@ -102,17 +113,26 @@ class RunFolder:
         self._manager.close()
         self._lock.close()
 
-    def begin(self, described: dict, key, fingerprint: str, elastic: bool = False) -> list[int]:
+    def begin(self, described: dict, key, private: dict[str, str], elastic: bool = False) -> list[int]:
         """Record a new run, or check that the stored one is the same; the sampler key that counts.
 
         With `elastic` devices and versions may be others, and with them what the program is compiled to;
         then call `went_on` once the run stands where it was.
 
+        Args:
+          described: JSON values, public.
+          key: sampler key of a new run.
+          private: texts by the names of `_PRIVATE`, of which keyed digests are kept: "data" and what else
+            there is.
+          elastic: as in `train.loop.fit`.
+
         Raises:
           ValueError: when another plan, clip norm, program, version, device or data set was begun with here;
-            with `elastic`, when noise would be drawn otherwise, or for steps of which something was shown.
+            for a run of which something was shown and no checkpoint is left; with `elastic`, when noise would
+            be drawn otherwise, or for steps of which something was shown.
         """
         run, secret = self.folder / "run.json", self.folder / "secret.json"
+        self._refuse_without_checkpoints()
         if not secret.exists():
             if self._manager.latest_step() is not None:
                 raise ValueError(
@@ -120,10 +140,10 @@ class RunFolder:
                     "must not be used twice; begin in a new folder"
                 )
             key = [int(word) for word in key]
-            data = _keyed(key, fingerprint)
+            digests = {name: _keyed(key, text) for name, text in private.items()}
             # The secret last: as long as it is missing, nothing was drawn.
             write_atomically(run, json.dumps(described, indent=1) + "\n")
-            write_secret(secret, json.dumps({"sampler_key": key, "data": data}))
+            write_secret(secret, json.dumps({"sampler_key": key, **digests}))
             return key
         # Before there was another kind of clipping, runs did not say theirs.
         self._compare({"clipping": "per_example"} | read_json(run, "run"), described, elastic)
@@ -132,9 +152,29 @@ class RunFolder:
             raise ValueError(
                 f"secret {secret} must hold a sampler key of four words and a digest of the data"
             )
-        if kept["data"] != _keyed(kept["sampler_key"], fingerprint):
-            raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
+        for name, other in _PRIVATE.items():
+            given = _keyed(kept["sampler_key"], private[name]) if name in private else None
+            if kept.get(name) != given:
+                raise ValueError(f"out {self.folder} holds a run {other}; its noise must not be used twice")
         return kept["sampler_key"]
+
+    def _refuse_without_checkpoints(self) -> None:
+        """ValueError where a run of which something was shown would begin anew: same batches, fresh noise."""
+        if self._manager.latest_step() is None and (shown := self._shown()):
+            raise ValueError(
+                f"out {self.folder} has shown step {shown} of a run and has no checkpoints of it: training "
+                "again would release its batches with other noise; begin in a new folder"
+            )
+
+    @property
+    def verified(self) -> bool:
+        """Whether this run's plan was verified with fresh randomness."""
+        return read_json(self.folder / "run.json", "run").get("verified") is True
+
+    def note(self, **values) -> None:
+        """Add values to run.json."""
+        run = self.folder / "run.json"
+        write_atomically(run, json.dumps(read_json(run, "run") | values, indent=1) + "\n")
 
     def _compare(self, stored: dict, described: dict, elastic: bool) -> None:
         """Refuse another run, and prepare to go on elsewhere where that is allowed."""
@@ -171,13 +211,11 @@ class RunFolder:
 
     def _shown(self) -> int:
         """The last step of which something is public: an evaluation, or the model at the end."""
-        run = read_json(self.folder / "run.json", "run")
-        path, steps = self.folder / "metrics.jsonl", [int(run.get("shown", 0))]
-        for line in path.read_text().splitlines() if path.exists() else []:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                steps.append(int(json.loads(line)["step"]))
+        path = self.folder / "run.json"
+        run = read_json(path, "run") if path.exists() else {}
+        steps = [int(run.get("shown", 0)), *(at for at, _ in _lines(self.folder / "metrics.jsonl"))]
         if (self.folder / "model").exists() or (self.folder / "result.json").exists():
-            steps.append(int(run["steps"]))
+            steps.append(int(run.get("steps", 1)))
         return max(steps)
 
     def went_on(self, step: int) -> None:
@@ -202,10 +240,9 @@ class RunFolder:
         """
         if drawn.step in self._manager.all_steps():
             return
+        sampler = {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
         items = {name: ocp.args.StandardSave(leaves) for name, leaves in _parts(state).items()} | {
-            "sampler": ocp.args.JsonSave(
-                {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
-            ),
+            "sampler": ocp.args.JsonSave(sampler | {"checksum": _checksum(sampler, state)}),
         }
         try:
             self._manager.save(drawn.step, args=ocp.args.Composite(**items))
@@ -213,7 +250,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoint of step {drawn.step} in {self.folder} could not be written: "
-                f"{str(error).splitlines()[0]}; run the same command again once there is room"
+                f"{_in_one_line(error)}; run the same command again once there is room"
             ) from error
 
     def restore(self, like):
@@ -237,40 +274,40 @@ class RunFolder:
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
-            raise CheckpointError(
-                f"checkpoint of step {step} in {self.folder} is damaged: {str(error).splitlines()[0]}; "
-                f"remove its folder {step} to go on from the one before it"
-            ) from error
+            raise self._damaged(step, _in_one_line(error)) from error
         kept = found["sampler"]
-        if not (kept["step"] == step and _is_key(kept["key"]) and isinstance(kept["digest"], str)):
-            raise CheckpointError(
-                f"checkpoint of step {step} in {self.folder} is damaged: its sampler stands elsewhere; "
-                f"remove its folder {step} to go on from the one before it"
-            )
-        if (shown := self._shown()) > step:
-            # Lines go, and what they showed stays seen.
-            run = read_json(self.folder / "run.json", "run") | {"shown": shown}
-            write_atomically(self.folder / "run.json", json.dumps(run, indent=1) + "\n")
-        for name in ("metrics.jsonl", "private_metrics.jsonl"):
-            self._cut(self.folder / name, step)
+        checksum = kept.pop("checksum", None)
+        if kept.keys() != {"key", "step", "digest"} or kept["step"] != step or not _is_key(kept["key"]):
+            raise self._damaged(step, "its sampler stands elsewhere")
         kept_leaves = {name: _placed(leaf) for part in parts for name, leaf in found[part].items()}
         leaves = [kept_leaves.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
         state = jax.tree.unflatten(structure, leaves)
+        # Orbax notices a changed byte of its own tables, and not one of a large array.
+        if checksum not in (None, _checksum(kept, state)):
+            raise self._damaged(step, "it is not what was written")
+        if (shown := self._shown()) > step:
+            # Lines go, and what they showed stays seen.
+            self.note(shown=shown)
+        for name in ("metrics.jsonl", _PRIVATE_LOG):
+            self._cut(self.folder / name, step)
         return state, SamplerState(tuple(kept["key"]), kept["step"], kept["digest"])
+
+    def _damaged(self, step: int, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint of step {step} in {self.folder} is damaged: {why}; remove its folder {step} to go "
+            "on from the one before it"
+        )
 
     def _cut(self, path: Path, step: int) -> None:
         """Drop log lines of steps after the checkpoint, and a last one that was cut short."""
         if not path.exists():
             return
-        kept = []
-        for line in path.read_text().splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line)
-            except ValueError:
-                break
-        text = "".join(line + "\n" for line in kept)
-        write_secret(path, text) if path.name.startswith("private") else write_atomically(path, text)
+        text = "".join(line + "\n" for at, line in _lines(path) if at <= step)
+        write_secret(path, text) if path == self.folder / _PRIVATE_LOG else write_atomically(path, text)
+
+    def has_logged(self, step: int) -> bool:
+        """Whether metrics.jsonl has a line of this step or of a later one."""
+        return any(at >= step for at, _ in _lines(self.folder / "metrics.jsonl"))
 
     def log(self, line: dict) -> None:
         """Append to metrics.jsonl: public values only."""
@@ -278,8 +315,8 @@ class RunFolder:
             file.write(json.dumps(line) + "\n")
 
     def log_private(self, lines: list[dict]) -> None:
-        """Append to private_metrics.jsonl."""
-        path = self.folder / "private_metrics.jsonl"
+        """Append to private/metrics.jsonl."""
+        path = self.folder / _PRIVATE_LOG
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
             file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
@@ -307,8 +344,31 @@ def _write_model(folder: Path, params) -> None:
 
     A single array is the entry "params" of one: Orbax does not store it bare.
     """
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(folder / "model", _plain(params), force=True)
+    # One file a parameter: Orbax's default, OCDBT, stores when each version was written.
+    with _without_warnings(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(folder / "model", args=ocp.args.PyTreeSave(_plain(params)), force=True)
+    _remove_times(folder / "model")
+
+
+@contextlib.contextmanager
+def _without_warnings():
+    """Orbax logs one where there is no OCDBT to merge."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _remove_times(model: Path) -> None:
+    """Remove the times and the path that Orbax writes: the same parameters are then the same bytes."""
+    (model / "commit_success.txt").unlink(missing_ok=True)
+    about = model / "_CHECKPOINT_METADATA"
+    if about.exists():
+        kept = {name: value for name, value in read_json(about, "model").items() if "timestamp" not in name}
+        write_atomically(about, json.dumps(kept))
 
 
 def load_model(run, model):
@@ -419,6 +479,20 @@ def _parts(state) -> dict[str, dict]:
     return parts
 
 
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """(step, line) of a log; lines that were cut short or damaged are left out."""
+    found = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            found.append((int(json.loads(line)["step"]), line))
+    return found
+
+
+def _checksum(sampler: dict, state) -> str:
+    """Of all of a checkpoint; folders of earlier releases have none."""
+    return hashlib.blake2b(f"{sampler} {digest(state)}".encode(), digest_size=16).hexdigest()
+
+
 def _is_key(words) -> bool:
     """Whether it is a sampler's key: four words of 32 bits."""
     return (
@@ -433,6 +507,11 @@ def _placed(leaf):
     if isinstance(leaf.sharding, jax.sharding.NamedSharding):
         return leaf
     return jax.numpy.asarray(np.asarray(leaf))
+
+
+def _in_one_line(error: Exception) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _keyed(key: list[int], text: str) -> str:

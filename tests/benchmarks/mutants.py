@@ -40,6 +40,9 @@ THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/extrapola
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
 DRAWN_AHEAD = "tests/training/test_ahead.py"
+FOLDER = "train/run_folder.py"
+BOUND, KEYS = "tests/training/test_bound_arguments.py", "tests/training/test_keys.py"
+LIMITS, INTERRUPTIONS = "tests/training/test_limits.py", "tests/training/test_interruptions.py"
 LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
 GROUPS = "tests/training/test_groups.py"
 CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
@@ -656,13 +659,85 @@ MUTANTS = [
         "if steps > 2 * plan.mechanism.scheme.iterations:",
         LOOP,
     ),
+    Mutant(FOLDER, "if kept.get(name) != given:", "if False:", f"{LOOP} {BOUND}"),
+    Mutant(FOLDER, "if kept.get(name) != given:", "if given and kept.get(name) != given:", BOUND),
+    Mutant(FOLDER, "            (self.folder / name).chmod(0o700)\n", "", LOOP),
+    # What a run is bound to; keys of runs; what a folder shows.
+    Mutant("train/individual.py", '{"continues": f"{before.steps} {digest(before.records)}"}', "{}", BOUND),
+    Mutant("train/individual.py", " {digest(before.records)}", "", BOUND),
+    Mutant("train/loop.py", "not (folder and folder.verified)", "source.state.step == 0", BOUND),
+    Mutant("train/loop.py", "folder.note(verified=True)", "pass", BOUND),
+    Mutant("train/loop.py", '"steps": steps,\n        **(', "**(", LOOP),
+    Mutant("train/machine.py", '"flags": _flags(),', "", BOUND),
+    Mutant("train/machine.py", '"processor": _processor(),', "", BOUND),
+    Mutant("train/machine.py", ", {_num_threads()} threads", "", BOUND),
+    Mutant("train/machine.py", "repr(sorted(fields.items()))", "model", BOUND),
     Mutant(
-        "train/run_folder.py",
-        'if kept["data"] != _keyed(kept["sampler_key"], fingerprint):',
-        "if False:",
-        LOOP,
+        "train/normals.py", "        given = fresh_key()\n", "        given = np.zeros(8, np.uint32)\n", KEYS
     ),
-    Mutant("train/run_folder.py", "        checkpoints.chmod(0o700)\n", "", f"{LOOP} tests/test_files.py"),
+    Mutant("train/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "jax.tree.leaves(params)", KEYS),
+    Mutant("train/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "[jnp.zeros(())]", KEYS),
+    Mutant(
+        "train/optimizers.py",
+        "Grid.of(mechanism, clip_norm), expected, key)",
+        "Grid.of(mechanism, clip_norm), expected, noise.fresh_key() if key is None else key)",
+        KEYS,
+    ),
+    Mutant("train/dice.py", "        self._key = key\n", "        self._key = key_of_run(key, ())\n", KEYS),
+    Mutant(FOLDER, "        self._refuse_without_checkpoints()\n", "", KEYS),
+    Mutant(FOLDER, '(self.folder / "model").exists() or', "", KEYS),
+    Mutant(FOLDER, ' or (self.folder / "result.json").exists()', "", KEYS),
+    Mutant(
+        FOLDER,
+        'for name, value in read_json(about, "model").items() if "timestamp" not in name',
+        'for name, value in read_json(about, "model").items()',
+        KEYS,
+    ),
+    Mutant(FOLDER, '    (model / "commit_success.txt").unlink(missing_ok=True)\n', "", KEYS),
+    Mutant(FOLDER, "PyTreeCheckpointHandler(use_ocdbt=False)", "PyTreeCheckpointHandler()", KEYS),
+    Mutant(
+        FOLDER,
+        '_SECRET_FOLDERS = "checkpoints", "private"',
+        '_SECRET_FOLDERS = ("checkpoints",)',
+        f"{KEYS} {LOOP}",
+    ),
+    Mutant(FOLDER, "if (self.folder / _OLD_PRIVATE_LOG).exists():", "if False:", KEYS),
+    Mutant(FOLDER, "checksum not in (None, _checksum(kept, state))", "False", INTERRUPTIONS),
+    Mutant(
+        FOLDER, " for at, line in _lines(path) if at <= step", " for at, line in _lines(path)", INTERRUPTIONS
+    ),
+    # Where a plan's cover ends.
+    Mutant("train/loop.py", " or plan.mechanism.scheme.cut_to is not None", "", LIMITS),
+    Mutant(
+        "train/loop.py",
+        """            folder.save(state, drawn)
+            if evaluate and done < steps:
+                folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
+""",
+        """            if evaluate and done < steps:
+                folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
+            folder.save(state, drawn)
+""",
+        LIMITS,
+    ),
+    Mutant("train/loop.py", "not folder.has_logged(source.state.step)", "False", LIMITS),
+    Mutant("train/dice.py", "covered = state.private_dice.count < plan.iterations", "covered = True", LIMITS),
+    Mutant(
+        "train/dice.py",
+        "covered = state.private_dice.count < plan",
+        "covered = state.private_dice.count <= plan",
+        LIMITS,
+    ),
+    Mutant("train/dice.py", "real & jnp.isfinite(values)", "real", LIMITS),
+    Mutant("train/dice.py", "jnp.trunc(e.astype", "jnp.round(e.astype", LIMITS),
+    Mutant("train/individual.py", "        or plan.truncation_delta is not None\n", "", LIMITS),
+    Mutant("train/individual.py", "        or scheme.cut_to is not None\n", "", LIMITS),
+    Mutant(
+        "jaxacct/individual/accountants.py",
+        "return self.grid.sigmas / (1 + NORM_SLACK)",
+        "return self.grid.sigmas",
+        LIMITS,
+    ),
     # Batch clipping, last iterates, mixtures by draws.
     Mutant("train/convex.py", "            only_last=True,\n", "", CONVEX),
     Mutant("train/convex.py", "jnp.round(weights / fine) * fine", "weights", CONVEX),

@@ -95,7 +95,7 @@ def test_metrics_go_to_a_callback(tmp_path):
     """Each step once and in order, as in the private file."""
     seen = []
     run(out=tmp_path, callback=lambda *each: seen.append(each))
-    lines = [json.loads(line) for line in (tmp_path / "private_metrics.jsonl").open()]
+    lines = [json.loads(line) for line in (tmp_path / "private/metrics.jsonl").open()]
     assert [{"step": step, **values} for step, values in seen] == lines
     assert len(seen) == 12
 

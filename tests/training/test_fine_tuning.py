@@ -304,7 +304,7 @@ def test_what_else_a_loss_returns_is_logged_privately_and_nowhere_else(tmp_path)
 
     found = run(loss=with_aux, has_aux=True, out=tmp_path / "run")
     np.testing.assert_allclose(flat(found.params), flat(run().params), rtol=1e-6)
-    log = (tmp_path / "run/private_metrics.jsonl").read_text().splitlines()
+    log = (tmp_path / "run/private/metrics.jsonl").read_text().splitlines()
     real = [line for line in map(json.loads, log) if line["median_norm"] is not None]
     assert real and all(line["aux.one"] == pytest.approx(1) for line in real)
     assert all(0 < line["aux.absolute"] <= np.sqrt(line["loss"]) * (1 + 1e-6) for line in real)

@@ -218,7 +218,7 @@ def check_secrecy(folder, result):
     assert "private_individual" in {path.name for path in (folder / "checkpoints").glob("*/*")}
     assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
     assert {path.name for path in folder.iterdir()} == {
-        *("run.json", "secret.json", "checkpoints", "private_metrics.jsonl", "model", "result.json", "lock")
+        *("run.json", "secret.json", "checkpoints", "private", "model", "result.json", "lock")
     }
     stored = json.loads((folder / "result.json").read_text())
     assert set(stored) == {"steps", "evaluation", "guarantee"} and not stored["evaluation"]

@@ -204,7 +204,7 @@ def test_resumed_after_a_crash_it_ends_with_the_same_bits(
     # Other keys offered: those of the run that began count (of the noise, from the checkpoint).
     part = run(**options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
-    a, b = ((path / "private_metrics.jsonl").read_text() for path in (folder, tmp_path / "part"))
+    a, b = ((path / "private/metrics.jsonl").read_text() for path in (folder, tmp_path / "part"))
     assert a == b
 
 
@@ -271,13 +271,14 @@ def test_two_processes_on_one_folder(tmp_path):
 
 
 def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
-    (tmp_path / "checkpoints").mkdir(mode=0o755)
-    for name in ("secret.json.tmp", "private_metrics.jsonl"):
+    for name in ("checkpoints", "private"):
+        (tmp_path / name).mkdir(mode=0o755)
+    for name in ("secret.json.tmp", "private/metrics.jsonl"):
         (tmp_path / name).touch(mode=0o666)
     run(out=tmp_path, keys=None, evaluate=lambda params: {"size": 0.0}, checkpoint_every=5)
-    for name in ("secret.json", "private_metrics.jsonl"):
+    closed = "secret.json", "checkpoints", "private", "private/metrics.jsonl"
+    for name in closed:
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
-    assert (tmp_path / "checkpoints").stat().st_mode & 0o077 == 0
     words = json.loads((tmp_path / "secret.json").read_text())["sampler_key"]
     shown = "".join((tmp_path / name).read_text() for name in ("run.json", "metrics.jsonl", "result.json"))
     shown += "".join(capfd.readouterr())
@@ -287,10 +288,10 @@ def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
         "evaluation",
     }
     # Whoever opened them since: the next call closes them again.
-    for name in ("secret.json", "private_metrics.jsonl", "checkpoints"):
+    for name in reversed(closed):
         (tmp_path / name).chmod(0o777)
     run(out=tmp_path, checkpoint_every=5, evaluate=lambda params: {"size": 0.0})
-    for name in ("secret.json", "private_metrics.jsonl", "checkpoints"):
+    for name in closed:
         assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
 
 
@@ -302,7 +303,7 @@ def test_logs_are_json_and_tell_no_times(tmp_path):
     def refuse(word):
         raise AssertionError(word)
 
-    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "private_metrics.jsonl").open()]
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "private/metrics.jsonl").open()]
     assert len(lines) == 12
     assert any(line["median_norm"] is None for line in lines)
     assert any(line["loss"] is None for line in lines)
@@ -427,7 +428,7 @@ def test_killed_and_resumed_the_command_ends_with_the_same_bits(tmp_path):
         if not copied and (part / "checkpoints/0").exists():
             shutil.copytree(part, whole)
             copied = True
-        log = part / "private_metrics.jsonl"
+        log = part / "private/metrics.jsonl"
         if log.exists() and len(log.read_text().splitlines()) >= 30:
             break
         time.sleep(0.005)

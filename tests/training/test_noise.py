@@ -384,7 +384,7 @@ def test_a_step_takes_its_clip_norm_from_its_noise():
         with pytest.raises(ValueError, match=r"private must come from train.optimizers.privatize"):
             make_step(lambda p, e: 0.0, wrong, optax.sgd(0.1))
     mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
-    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY)
     with pytest.raises(TypeError, match="clip_norm"):
         make_step(lambda p, e: 0.0, private, optax.sgd(0.1), clip_norm=2.0)
     assert str(private.key) not in repr(private)
@@ -412,7 +412,7 @@ def test_one_band_is_plain_dp_sgd_and_keeps_no_buffer():
 
 def test_it_drops_into_a_chain_before_any_optimizer():
     mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
-    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0, key=KEY)
     for optimizer in (optax.adam(1e-3), optax.sgd(0.1, momentum=0.95), optax.adamw(1e-3)):
         chain = optax.chain(private, optimizer)
         first = jax.jit(lambda total, chain=chain: chain.update(total, chain.init(PARAMS), PARAMS)[0])
@@ -448,7 +448,10 @@ def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
     """Was 6.6 times, more than the gradients need where few are in memory at a time."""
     params = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}
     white = privatize(
-        Mechanism(Poisson(9, 0.1), BandedToeplitz.square_root(1), 1.0), clip_norm=1.0, expected_batch_size=4.0
+        Mechanism(Poisson(9, 0.1), BandedToeplitz.square_root(1), 1.0),
+        clip_norm=1.0,
+        expected_batch_size=4.0,
+        key=KEY,
     )
     total = jax.eval_shape(lambda: GridSum.zeros(params, white.grid))
     state = jax.eval_shape(lambda: white.init({"w": jnp.zeros(1_000_000)}))

@@ -50,7 +50,7 @@ def test_it_ends_with_the_same_bits_and_reads_the_same_batches(depth, tmp_path):
     assert sorted(path.name for path in (tmp_path / "ahead/checkpoints").iterdir()) == ["0", "5"]
     found = run(data=other, prefetch=depth, out=tmp_path / "ahead", checkpoint_every=5)
     np.testing.assert_array_equal(flat(found.params), flat(alone.params))
-    a, b = ((tmp_path / name / "private_metrics.jsonl").read_text() for name in ("alone", "ahead"))
+    a, b = ((tmp_path / name / "private/metrics.jsonl").read_text() for name in ("alone", "ahead"))
     assert a == b
     assert not threads()
     # Seven steps before the crash, of which five were kept; then those from the sixth on.

@@ -1,0 +1,68 @@
+"""What decides the last bits of a run beside its program: versions, devices, compiler flags, processor.
+
+Clipped gradients are rounded to integers after float32 arithmetic, and on a CPU the order of a long sum
+depends on the instruction set and on the number of threads. A run that goes on elsewhere may release other
+sums with the same noise, so a folder is bound to all of this.
+"""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+# Fields of /proc/cpuinfo that are the same for every core and every boot.
+_FIELDS = (
+    "vendor_id, cpu family, model, model name, stepping, flags, "
+    "CPU implementer, CPU architecture, CPU variant, CPU part, CPU revision, Features"
+).split(", ")
+_VARIABLES = "XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE"
+
+
+def describe(devices: int) -> dict[str, Any]:
+    """JSON values; see `train.run_folder` for what follows where one of them changes.
+
+    Args:
+      devices: number of devices of the mesh, 1 without one.
+    """
+    return {
+        "jaxlib": jaxlib.__version__,
+        "device": jax.devices()[0].device_kind,
+        "devices": devices,
+        "flags": _flags(),
+        "processor": _processor(),
+    }
+
+
+def _flags() -> str:
+    """Options of the compiler, spaces apart, in their order: the last of two counts."""
+    found = [f"{name}={' '.join(os.environ[name].split())}" for name in _VARIABLES if os.environ.get(name)]
+    if jax.config.read("jax_disable_most_optimizations"):
+        found.append("jax_disable_most_optimizations")
+    return " ".join(found)
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Model, digest of the instruction set, and the number of threads that XLA computes with."""
+    fields = {}
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().split("\n\n")[0].splitlines()
+        split = (line.partition(":") for line in lines)
+        fields = {name.strip(): value.strip() for name, _, value in split if name.strip() in _FIELDS}
+    model = fields.get("model name") or platform.processor() or platform.machine()
+    digest = hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()[:12]
+    return f"{model}, instruction set {digest}, {_num_threads()} threads"
+
+
+def _num_threads() -> int:
+    """NPROC, which XLA reads first, or the cores that the process may use."""
+    given = os.environ.get("NPROC", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+__all__ = ["describe"]
