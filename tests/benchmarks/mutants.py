@@ -64,6 +64,7 @@ EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
+OF_ROWS = "tests/training/test_rows_of_primitives.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
@@ -1108,14 +1109,20 @@ MUTANTS = [
     # A loss that mixes rows is refused.
     Mutant(APART, "(*eqn.invars, *eqn.outvars)", "eqn.outvars", ROWS_APART),
     Mutant(APART, "and kind != threefry", "and kind == threefry", ROWS_APART),
-    Mutant(APART, '"pure_callback io_callback custom', '"io_callback custom', ROWS_APART),
-    Mutant(APART, "io_callback custom_vmap_call", "custom_vmap_call", ROWS_APART),
-    Mutant(APART, "custom_vmap_call rng_bit_generator", "rng_bit_generator", ROWS_APART),
-    Mutant(APART, "rng_uniform ffi_call", "rng_uniform", ROWS_APART),
+    Mutant(APART, "random_split threefry2x32", "random_split rng_uniform threefry2x32", ROWS_APART),
+    Mutant(APART, "(inside and eqn.primitive in running)", "inside", ROWS_APART),
+    Mutant(APART, "eqn.primitive in apart", "eqn.primitive.name in {p.name for p in apart}", ROWS_APART),
+    Mutant(APART, "all(type(axis) is int for", "all(axis is not None for", ROWS_APART),
     Mutant(
         APART,
-        "            if found is not None:\n                return found\n",
-        "            return found\n",
+        "polygamma population",
+        "polygamma regularized_incomplete_beta population",
+        OF_ROWS,
+    ),
+    Mutant(
+        APART,
+        "            if (found := why_not(inner)) is not None:\n                return found\n",
+        "            return why_not(inner)\n",
         ROWS_APART,
     ),
 ]
