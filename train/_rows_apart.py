@@ -92,7 +92,7 @@ def why_not(jaxpr) -> str | None:
     """Return a clause on what in a traced program may mix rows; None where nothing does."""
     threefry = jax.random.key(0, impl=_THREEFRY).dtype
     apart, running = _tables()
-    for eqn in jaxpr.eqns:
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for var in (*eqn.invars, *eqn.outvars):
             kind = getattr(var.aval, "dtype", None)
             if kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key) and kind != threefry:
@@ -113,12 +113,10 @@ def why_not(jaxpr) -> str | None:
 
 
 def programs_in(params) -> list:
-    """Return the programs among the parameters of an equation."""
-    leaves = jax.tree.leaves(params, is_leaf=lambda part: _program(part) is not None)
-    return [inner for inner in map(_program, leaves) if inner is not None]
+    """Return the programs among the parameters of an equation, with their constants where they have some."""
+    leaves = jax.tree.leaves(params, is_leaf=_is_program)
+    return [leaf for leaf in leaves if _is_program(leaf)]
 
 
-def _program(part):
-    """Return the program that a parameter is, or None."""
-    inner = getattr(part, "jaxpr", part)
-    return inner if hasattr(inner, "eqns") else None
+def _is_program(part) -> bool:
+    return hasattr(getattr(part, "jaxpr", part), "eqns")

@@ -325,9 +325,9 @@ class DiceStep:
     def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:
         return self._jitted(state, batch, mask, self._loss)
 
-    def lower(self, state, batch, mask) -> jax.stages.Lowered:
-        """The step as a program."""
-        return self._jitted.lower(state, batch, mask, self._loss)
+    def trace(self, state, batch, mask) -> jax.stages.Traced:
+        """Return the step as a program."""
+        return self._jitted.trace(state, batch, mask, self._loss)
 
 
 def rule_of(plan: DicePlan) -> DiceRule:

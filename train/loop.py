@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
-from . import ghost, microbatch, noise, run_folder, sampler
+from . import fingerprints, ghost, microbatch, noise, run_folder, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
@@ -480,8 +480,8 @@ class Step(Protocol):
         """`(state, private info)`; a state is a pytree with `params`."""
         ...
 
-    def lower(self, state, batch, mask) -> jax.stages.Lowered:
-        """The step as a program."""
+    def trace(self, state, batch, mask) -> jax.stages.Traced:
+        """Return the step as a program."""
         ...
 
 
@@ -532,7 +532,7 @@ def run_and_keep(
         "clip_norm": clip_norm,
         "steps": steps,
         **({} if clipping is None else {"clipping": clipping, "clip_groups": clip_groups}),
-        "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
+        "program": fingerprints.of_program(step.trace(state, *batch.take(np.zeros(0, np.int64)))),
         "microbatch_size": microbatch_size,
         "versions": _versions(),
         "device": jax.devices()[0].device_kind,

@@ -85,7 +85,7 @@ def test_frozen_weights_are_arguments_and_not_in_the_state():
     def program(loss, params) -> tuple[str, list]:
         step = make_step(loss, private, optax.adam(0.1))
         state = step.init(params)
-        return step.lower(state, rows, mask).as_text(), shapes(state)
+        return step.trace(state, rows, mask).lower().as_text(), shapes(state)
 
     ours = [program(*nnx_loss(Adapted(seed), squared, nnx.LoRAParam)) for seed in (0, 1)]
     assert ours[0] == ours[1]
@@ -293,7 +293,7 @@ def test_other_plans_freeze_and_draw_keys_as_well():
     assert (one_round(4) != one_round(5)).any()
     step = DiceStep(PLAN, as_loss(bound, public_key(4)), optax.sgd(1.0), key=KEYS[1])
     batch = Numbered(rows[:4], np.arange(4, dtype=np.uint32))
-    text = step.lower(step.init(jnp.zeros(3)), batch, np.ones(4, bool)).as_text()
+    text = step.trace(step.init(jnp.zeros(3)), batch, np.ones(4, bool)).lower().as_text()
     assert "threefry" in text and "[1.0" not in text
 
 

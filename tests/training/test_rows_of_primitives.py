@@ -226,8 +226,9 @@ GROUPS = [
 
 
 def used(jaxpr) -> set:
-    found = {eqn.primitive for eqn in jaxpr.eqns}
-    inside = (inner for eqn in jaxpr.eqns for inner in _rows_apart.programs_in(eqn.params))
+    equations = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    found = {eqn.primitive for eqn in equations}
+    inside = (inner for eqn in equations for inner in _rows_apart.programs_in(eqn.params))
     return found.union(*map(used, inside))
 
 
