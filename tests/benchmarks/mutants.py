@@ -42,6 +42,7 @@ INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
 ADVANTAGE, PAPER = "tests/test_advantage.py", "tests/test_paper.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
+SOURCES = "train/sources.py"
 ROWS, PREFETCHED = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
@@ -683,15 +684,27 @@ MUTANTS = [
     Mutant("train/batch_clipping.py", "if wanted.verify else None", "if False else None", DRAWN),
     Mutant("train/loop.py", "field.name not in procedure.honours", "False", f"{BATCHES} {CONVEX}"),
     Mutant(
-        "train/sources.py",
-        '_same(_row(found, at), self.source[int(indices[at])], "a row of a batch")',
-        "",
+        SOURCES,
+        "            _same(_row(found, at), self.source[int(indices[at])], _OF_A_BATCH)\n",
+        "            pass\n",
         ROWS,
     ),
     Mutant(
-        "train/sources.py",
-        '            _same(self._probes[-1 - at], _row(together, at), f"row {place}")\n',
-        "            pass\n",
+        SOURCES,
+        "        order = self._random.permutation(len(indices))\n",
+        "        order = np.arange(len(indices))\n",
+        ROWS,
+    ),
+    Mutant(SOURCES, "probe = int(self._random.choice(list(self._probes)))", "probe = 0", ROWS),
+    Mutant(SOURCES, "for at in 2 * sorted(again) if first", "for at in sorted(again) if first", ROWS),
+    Mutant(SOURCES, "self._digests.get(place, digest) != digest", "False", ROWS),
+    Mutant(SOURCES, "{0, len(indices) - 1, *order", "{*order", ROWS),
+    Mutant(SOURCES, "lambda leaf: _padded(leaf, size), self._gather", "np.asarray, self._gather", ROWS),
+    Mutant(SOURCES, "        return SourceRows(Taken(data))\n", "        return data\n", ROWS),
+    Mutant(
+        SOURCES,
+        '                _same(self._probes[int(place)], again, f"row {place}")\n',
+        "                pass\n",
         ROWS,
     ),
     Mutant("train/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
