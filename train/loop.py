@@ -198,11 +198,11 @@ def fit(
       model: an `nnx.Module`, or a pytree of parameters; None for a `LastIteratePlan`, which starts at 0.
       loss: `loss(model or params, example) -> scalar` of one example, with `loss_key` of (model or params,
         example, key); a `train.convex.LogisticRegression` for a `LastIteratePlan`. It must not write to its
-        model, and must keep examples apart under `jax.vmap`: no callbacks, `custom_vmap` rules or keys of
-        another kind than threefry's (`train._rows_apart`). Arrays that it reads are arguments of the step
-        where they are bound by `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes
-        over them. They must be public, as all of a model that is not trained must be: made without the
-        private data.
+        model, and must be made of primitives of JAX that keep examples apart under `jax.vmap`
+        (`train._rows_apart`): no callbacks, `custom_vmap` rules or keys of another kind than threefry's.
+        Arrays that it reads are arguments of the step where they are bound by
+        `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes over them. They must be
+        public, as all of a model that is not trained must be: made without the private data.
       data: pytree of arrays (dataset_size, ...), in memory or mapped from files; or anything with rows by
         their place that keeps what `train.sources.Source` promises (of Grain, `train.arrow.ArrowFiles`); or
         an object with `__len__`, `take(indices, size)`, which returns rows padded to `size`, and

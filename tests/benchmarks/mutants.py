@@ -65,6 +65,7 @@ EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
+NORMED, CONSTANTS = "tests/training/test_batch_norm.py", "tests/training/test_constants.py"
 OF_ROWS = "tests/training/test_rows_of_primitives.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
@@ -1119,6 +1120,21 @@ MUTANTS = [
     ),
     Mutant(DOMINATING, ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
     Mutant(DOMINATING, '"delta", delta) - self.failure_probability', '"delta", delta)', PEERS),
+    Mutant("train/loss.py", "and module.use_running_average is not True", "and False", NORMED),
+    Mutant(
+        "train/loss.py",
+        "isinstance(module, nnx.BatchNorm) and",
+        "isinstance(module, nnx.BatchNorm) or",
+        NORMED,
+    ),
+    Mutant("train/loss.py", "module.use_running_average if given is None else given", "given", NORMED),
+    Mutant("train/loss.py", "args[1] if len(args) > 1 else None", "True", NORMED),
+    Mutant("train/clipping.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED),
+    # Constants of a program are part of its digest, wherever JAX keeps them.
+    Mutant("train/fingerprints.py", '    yield from getattr(part, "consts", ())\n', "", CONSTANTS),
+    Mutant(
+        "train/fingerprints.py", "            yield from _constants(inner)\n", "            pass\n", CONSTANTS
+    ),
     # A loss that mixes rows is refused.
     Mutant(APART, "(*eqn.invars, *eqn.outvars)", "eqn.outvars", ROWS_APART),
     Mutant(APART, "and kind != threefry", "and kind == threefry", ROWS_APART),
