@@ -204,10 +204,10 @@ def fit(
         `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes over them. They must be
         public, as all of a model that is not trained must be: made without the private data.
       data: pytree of arrays (dataset_size, ...), in memory or mapped from files; or anything with rows by
-        their place that keeps what `train.sources.Source` promises (of Grain, `train.arrow.ArrowFiles`); or
-        an object with `__len__`, `take(indices, size)`, which returns rows padded to `size`, and
-        `fingerprint()`, a text that changes with the content. Sources and such objects are checked while they
-        are read (`train.sources.SourceRows`).
+        their place that keeps what `train.sources.Source` promises (of Grain, PyTorch, Hugging Face); a
+        `pyarrow.Table`; or an object with `__len__`, `take(indices, size)`, which returns rows padded to
+        `size`, and `fingerprint()`, a text that changes with the content. All but arrays are checked while
+        they are read (`train.sources.SourceRows`).
       optimizer: any of optax, with any schedule of steps; the noise is added before it. None for a
         `LastIteratePlan`, which is gradient descent.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default.

@@ -5,6 +5,7 @@ part is checked while a run reads (`SourceRows`), and the rest is the promise of
 """
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -52,6 +53,11 @@ def as_rows(data):
         return data
     if hasattr(data, "take") and hasattr(data, "fingerprint"):
         return SourceRows(Taken(data))
+    arrow = sys.modules.get("pyarrow")  # imported by whoever has a table
+    if arrow is not None and isinstance(data, arrow.Table):
+        from .tables import ArrowTable
+
+        return SourceRows(ArrowTable(data))
     if _is_source(data):
         return SourceRows(data if hasattr(data, "fingerprint") else Indexed(data))
     leaves = jax.tree.leaves(data)

@@ -752,7 +752,8 @@ MUTANTS = [
     Mutant("train/run_folder.py", "np.allclose(before, now, 1e-9, 1e-9)", "True", ELASTIC),
     Mutant("train/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
     Mutant("train/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
-    Mutant("train/arrow.py", "back[order] = np.arange(len(order))", "back[:] = np.arange(len(order))", ROWS),
+    Mutant("train/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
+    Mutant("train/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
     Mutant("train/prefetch.py", "len(self._items) < self._depth", "True", PREFETCHED),
     Mutant(
         "train/prefetch.py",

@@ -1,6 +1,5 @@
 """Data that is read by place: every adapter against the rows in memory, fingerprints, sources that cheat."""
 
-import json
 import os
 import time
 import tracemalloc
@@ -11,13 +10,12 @@ import optax
 import pyarrow as pa
 import pytest
 
-from jaxacct.files import write_atomically
 from tests.training.plans import plan
 from tests.training.test_loop import KEYS, PARAMS, ROWS, data, flat, loss, run
 from train import fingerprints, loop, sources
-from train.arrow import ArrowFiles
 from train.loop import fit
 from train.sources import ArrayRows, Indexed, MemoryMapped, SourceRows, as_rows
+from train.tables import ArrowTable
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -42,25 +40,29 @@ class Several(Listed):
         return [self[index] for index in indices]
 
 
+class Formatted(Several):
+    """As a `datasets.Dataset` with the format "numpy": columns by name, too, and a `take` of its own."""
+
+    def take(self, n):
+        raise AssertionError("it is not that of a data set")
+
+
 def in_files(folder, arrays):
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     return {name: folder / f"{name}.npy" for name in arrays}
 
 
-def arrow_folder(folder, arrays, rows_a_batch=7):
-    """As `datasets.Dataset.save_to_disk` lays it out: stream files, the order of which state.json tells."""
-    folder.mkdir()
-    schema = pa.schema([("x", pa.list_(pa.float32(), 3)), ("y", pa.float32())])
+SCHEMA = pa.schema([("x", pa.list_(pa.float32(), 3)), ("y", pa.float32())])
+
+
+def arrow_table(folder, arrays, rows_a_batch=7):
+    """A table mapped from a stream file of many record batches, as Hugging Face's `datasets` keeps them."""
     x = pa.FixedSizeListArray.from_arrays(pa.array(arrays["x"].reshape(-1)), 3)
-    table = pa.Table.from_arrays([x, pa.array(arrays["y"])], schema=schema)
-    names = ["data-00001-of-00002.arrow", "data-00000-of-00002.arrow"]
-    for name, part in zip(names, (table.slice(0, 33), table.slice(33)), strict=True):
-        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            writer.write_table(part, max_chunksize=rows_a_batch)
-    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "a", "_split": "train"}
-    write_atomically(folder / "state.json", json.dumps(state))
-    return folder
+    table = pa.Table.from_arrays([x, pa.array(arrays["y"])], schema=SCHEMA)
+    with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
+        writer.write_table(table, max_chunksize=rows_a_batch)
+    return pa.ipc.open_stream(pa.memory_map(str(folder / "rows.arrow"))).read_all()
 
 
 SOURCES = {
@@ -69,7 +71,8 @@ SOURCES = {
     "grain": lambda folder: grain.MapDataset.source(Listed(data())),
     "grain-mapped": lambda folder: grain.MapDataset.source(Listed(data())).map(lambda row: dict(row)),
     "memory-mapped": lambda folder: MemoryMapped(in_files(folder, data())),
-    "arrow": lambda folder: ArrowFiles(arrow_folder(folder / "arrow", data())),
+    "arrow": lambda folder: arrow_table(folder, data()),
+    "hugging-face": lambda folder: Formatted(data()),
 }
 
 
@@ -87,7 +90,7 @@ def test_every_source_gives_the_rows_in_memory(kind, tmp_path):
 
 
 def test_training_from_a_source_ends_with_the_bits_of_arrays(tmp_path):
-    source = ArrowFiles(arrow_folder(tmp_path / "arrow", data()))
+    source = arrow_table(tmp_path, data())
     found = run(data=source, out=tmp_path / "run")
     np.testing.assert_array_equal(flat(found.params), flat(run().params))
     np.testing.assert_array_equal(flat(run(data=source, out=tmp_path / "run").params), flat(found.params))
@@ -146,11 +149,6 @@ def test_sampled_fingerprints_see_what_they_say_they_see(tmp_path, monkeypatch):
     assert digest(changed(30)["y"], how="content") != digest(data()["y"], how="content")
     assert digest(data()["y"][:-1]) != first
 
-    before = ArrowFiles(arrow_folder(tmp_path / "arrow", data()), fingerprint="sampled").fingerprint()
-    assert before == ArrowFiles(tmp_path / "arrow", fingerprint="sampled").fingerprint()
-    os.utime(tmp_path / "arrow/data-00000-of-00002.arrow", ns=(when + 1, when + 1))
-    assert before != ArrowFiles(tmp_path / "arrow", fingerprint="sampled").fingerprint()
-
     named = Indexed(Listed(data()), "2026-11").fingerprint()
     assert named == Indexed(Listed(changed(30)), "2026-11").fingerprint()
     assert named != Indexed(Listed(changed(20)), "2026-11").fingerprint()
@@ -161,13 +159,10 @@ def test_what_is_large_is_sampled_and_what_is_small_read(tmp_path, monkeypatch):
     paths = in_files(tmp_path, data())
     mapped = {name: np.load(path, mmap_mode="r") for name, path in paths.items()}
     assert isinstance(as_rows(mapped), ArrayRows)
-    assert (MemoryMapped(paths).how, ArrowFiles(arrow_folder(tmp_path / "a", data()))._how) == (
-        "content",
-    ) * 2
+    assert MemoryMapped(paths).how == "content"
     monkeypatch.setattr(fingerprints, "CONTENT_LIMIT", 100)
     rows = as_rows(mapped)
     assert isinstance(rows, SourceRows) and rows.source.how == "sampled"
-    assert ArrowFiles(tmp_path / "a")._how == "sampled"
     with pytest.raises(ValueError, match="fingerprint must be 'content' for arrays that are in no file"):
         MemoryMapped(data())
 
@@ -410,44 +405,51 @@ def test_bad_files(tmp_path):
         Indexed(3)
 
 
-def test_columns_of_arrow_files(tmp_path):
-    """Lists cut and padded, flags, squares, text by a decode; both formats; what is refused, in a line."""
-    kinds = dict(t=pa.list_(pa.int32()), b=pa.bool_(), s=pa.string(), q=pa.list_(pa.list_(pa.int8(), 2), 2))
-    schema = pa.schema([*kinds.items(), ("missing", pa.int64())])
+def test_fingerprints_of_tables(tmp_path):
+    """Every row, or a version and some; however the rows lie in record batches."""
+    table = arrow_table(tmp_path, data())
+    digest = as_rows(table).fingerprint()
+    assert digest == as_rows(table.combine_chunks()).fingerprint()
+    other = tmp_path / "other"
+    other.mkdir()
+    assert digest != as_rows(arrow_table(other, changed(30))).fingerprint()
+    assert ArrowTable(table, "a").fingerprint() != ArrowTable(table, "b").fingerprint()
+
+
+def test_columns_of_tables():
+    """Numbers, flags, lists and lists of lists; what is refused, in a line."""
+    kinds = dict(t=pa.list_(pa.int32()), b=pa.bool_(), h=pa.float16(), q=pa.list_(pa.list_(pa.int8(), 2)))
+    bad = dict(s=pa.string(), missing=pa.int64(), ragged=pa.list_(pa.int64()), hole=pa.list_(pa.int64(), 2))
     rows = [
-        dict(t=list(range(i % 5)), b=i % 2 == 0, s=f"w{i}", q=[[i, 1], [2, 3]], missing=i or None)
+        dict(
+            t=[i, i + 1, i + 2],
+            b=i % 2 == 0,
+            h=np.float16(i),
+            q=[[i, 1], [2, 3], [4, 5]],
+            s=f"w{i}",
+            missing=i or None,
+            ragged=list(range(1 + i % 2)),
+            hole=[i, None if i == 3 else 1],
+        )
         for i in range(20)
     ]
-    path = tmp_path / "rows.arrow"
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, schema), max_chunksize=6)
-    found = ArrowFiles(path, ["t", "b", "q"], lengths={"t": 3}).gather(np.array([14, 1, 7]))
-    np.testing.assert_array_equal(found["t"], [[0, 1, 2], [0, 0, 0], [0, 1, 0]])
-    assert found["b"].tolist() == [True, False, False] and found["q"].shape == (3, 2, 2)
-    assert found["q"][:, 0, 0].tolist() == [14, 1, 7]
-    decoded = ArrowFiles([path], ["s"], decode=lambda row: np.int32(int(row["s"][1:])))
-    assert decoded.gather(np.array([5, 19])).tolist() == [5, 19] and int(decoded[3]) == 3
-    with pytest.raises(IndexError, match=r"rows must be in 0\.\.19"):
-        decoded[20]
-    (tmp_path / "dict").mkdir()
-    (tmp_path / "dict/dataset_dict.json").write_text("{}")
-    (tmp_path / "moved").mkdir()
-    (tmp_path / "moved/state.json").write_text('{"_data_files": [], "_indices_data_files": [1]}')
-    for paths, options, message in (
-        (path, dict(columns=["s"]), "column s must hold numbers or lists of them, holds string: give"),
-        (path, dict(columns=["t"]), "lengths must say how long the lists of t are to be"),
-        (path, dict(columns=["b"], lengths={"b": 2}), "lengths must be of columns of lists without a size"),
-        (path, dict(columns=["z"]), "columns must be of t, b, s, q, missing, was z"),
-        (path, dict(columns=["missing"]), "column missing must have a value in every row"),
-        (tmp_path / "dict", {}, "holds several splits"),
-        (tmp_path / "moved", {}, r"call flatten_indices\(\) before"),
-        (tmp_path, {}, "must be a folder of save_to_disk or Arrow files"),
-        ([__file__], {}, "must be an Arrow file"),
-        ([], {}, "at least one Arrow file"),
+    table = pa.Table.from_pylist(rows, pa.schema([*kinds.items(), *bad.items()]))
+    found = ArrowTable(table.select(list(kinds))).gather(np.array([14, 1, 7, 14]))
+    np.testing.assert_array_equal(found["t"], [[14, 15, 16], [1, 2, 3], [7, 8, 9], [14, 15, 16]])
+    assert found["b"].tolist() == [True, False, False, True] and found["q"].shape == (4, 3, 2)
+    assert found["q"][:, 0, 0].tolist() == [14, 1, 7, 14]
+    assert (found["t"].dtype, found["b"].dtype, found["h"].dtype) == (np.int32, bool, np.float16)
+    for name, message in (
+        ("s", "column s must hold numbers or lists of them, holds string"),
+        ("missing", "column missing must have a value in every row"),
+        ("ragged", "column ragged must have lists of one length, has others"),
+        ("hole", "column hole must have a value in every row"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
-            ArrowFiles(paths, **options)
+            ArrowTable(table.select([name])).gather(np.arange(20))
         assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="at least one row, had 0"):
+        as_rows(table.slice(0, 0))
 
 
 HUGE = 14_700_000
