@@ -12,6 +12,7 @@ import numpy as np
 from jaxacct import _validate
 
 from . import _rows_apart
+from ._convolutions import without_batch_groups
 from .grid import LARGEST_BATCH, Grid, GridSum, RoundedSum
 from .groups import Groups
 from .loss import WritingLossError, no_batch_statistics
@@ -151,7 +152,7 @@ def _summed(
     pieces = Microbatches(size, micro, skip_padding)
 
     def one(example, real):
-        found, gradient = jax.value_and_grad(loss, has_aux=has_aux)(params, example)
+        found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
         value, aux = found if has_aux else (found, {})
         kept, counts, norm, long = clip_groups_to_grid(gradient, grid, groups, normalize)
         keep = real & kept & jnp.isfinite(value)

@@ -66,6 +66,7 @@ EVENTS, SAMPLERS, DOMINATING = (
 )
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
 NORMED, CONSTANTS = "tests/training/test_batch_norm.py", "tests/training/test_constants.py"
+GROUPED = "tests/training/test_grouped_convolutions.py"
 OF_ROWS = "tests/training/test_rows_of_primitives.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
@@ -1135,6 +1136,23 @@ MUTANTS = [
     Mutant("train/fingerprints.py", '    yield from getattr(part, "consts", ())\n', "", CONSTANTS),
     Mutant(
         "train/fingerprints.py", "            yield from _constants(inner)\n", "            pass\n", CONSTANTS
+    ),
+    # Rows stay apart in gradients of grouped convolutions.
+    Mutant(
+        "train/_convolutions.py", "        if not _has_batch_groups(closed):\n", "        if True:\n", GROUPED
+    ),
+    Mutant("train/_convolutions.py", "        if name in _CALLS:\n", "        if name:\n", GROUPED),
+    Mutant(
+        "train/clipping.py",
+        "without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(",
+        "jax.value_and_grad(loss, has_aux=has_aux)(",
+        GROUPED,
+    ),
+    Mutant(
+        "train/ghost.py",
+        "without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))",
+        "jax.value_and_grad(value, (0, 1), has_aux=True)",
+        GROUPED,
     ),
     # A loss that mixes rows is refused.
     Mutant(APART, "(*eqn.invars, *eqn.outvars)", "eqn.outvars", ROWS_APART),
