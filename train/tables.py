@@ -36,7 +36,9 @@ def _numbers(array, name: str) -> np.ndarray:
     while not array.null_count and (
         types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type)
     ):
-        lengths = np.unique(compute.list_value_length(array).to_numpy(zero_copy_only=False))
+        lengths = np.unique(
+            compute.call_function("list_value_length", [array]).to_numpy(zero_copy_only=False)
+        )
         if len(lengths) != 1:
             raise ValueError(f"column {name} must have lists of one length, has others: pad or cut them")
         shape.append(int(lengths[0]))
