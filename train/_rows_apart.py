@@ -1,37 +1,122 @@
 """Whether a loss of one example stays one of one example when JAX computes many of them together.
 
-`jax.vmap` keeps rows apart, but for what follows: keys other than threefry's draw the bits of a whole batch
-from its first row's, and callbacks and `custom_vmap` rules are handed the batch. One example could then
-change what others contribute, and clipping would not bound it.
+`jax.vmap` replaces each primitive of a traced program by that primitive's rule for batches. The tables below
+list the primitives of JAX whose rule computes a row from that row alone, and why. Every other primitive is
+refused: a callback, a foreign kernel or a rule of one's own receives all rows, a collective reads the other
+rows of its axis, and generators other than threefry draw the bits of a batch from its first row's key. One
+example could then change what others contribute, and clipping would not bound it.
+
+`regularized_incomplete_beta` is not listed: JAX iterates it until all rows have converged, which moves the
+last bits of a row. The tables hold the primitives themselves, as another library may use a name again. Not
+seen: a rule of JAX that was replaced, and a loss that computes otherwise when it is traced again.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import primitives
 
-_TOGETHER = frozenset(
-    "pure_callback io_callback custom_vmap_call rng_bit_generator rng_uniform ffi_call".split()
-)
+APART = {
+    "acts on each element alone": """
+        abs acos acosh add add_jaxvals and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
+        clz complex conj convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1
+        floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p logistic
+        lt lt_to max min mul ne neg nextafter not or polygamma population_count pow real reduce_precision
+        rem round rsqrt select_n shift_left shift_right_arithmetic
+        shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta""",
+    "reduces, accumulates or sorts along axes of one example": """
+        argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_and reduce_max reduce_min reduce_or
+        reduce_prod reduce_sum reduce_xor sort top_k""",
+    "is a constant": "empty2 iota",
+    "rearranges one example": """
+        bitcast_convert_type broadcast_in_dim concatenate pad reshape rev slice split squeeze
+        stack tile transpose unstack""",
+    "reads or writes one example at places that are clamped to it, or dropped outside of it": """
+        dynamic_slice dynamic_update_slice gather scatter scatter_add scatter_max scatter_min scatter_mul
+        scatter_sub""",
+    "contracts axes of one example": "conv_general_dilated dot_general",
+    "slides a window over one example": """
+        reduce_window_max reduce_window_min reduce_window_sum select_and_gather_add select_and_scatter_add""",
+    "transforms one example": "fft",
+    "factorizes matrices, or solves with them, one at a time": """
+        cholesky eig eigh hessenberg householder_product lu qr schur svd triangular_solve tridiagonal
+        tridiagonal_solve""",
+    "draws from the row's own key, which is threefry's": """
+        random_bits random_fold_in random_gamma random_seed random_split threefry2x32""",
+    "hands its operand on": "copy device_put name optimization_barrier sharding_constraint",
+}
+"""Reason -> names of primitives, as the public modules of JAX have them."""
+
+PROGRAMS = """
+    closed_call cond custom_jvp_call custom_vjp_call jit linear_solve reduce reduce_window remat scan while"""
+"""Names of primitives that run programs, each of which must keep rows apart in turn."""
+
+
+_THREEFRY = "threefry2x32"
+
+
+@functools.cache
+def _tables() -> tuple[frozenset, frozenset]:
+    """The primitives that keep rows apart, and those that do if their programs do."""
+    running = _public(PROGRAMS) | _of(jax.checkpoint(jnp.negative))
+    # Those that no public module names are taken from programs that have them.
+    apart = _public(" ".join(APART.values())).union(
+        _of(lambda x: checkpoint_name(x, "x")),
+        _of(lambda x: lax.platform_dependent(x, cpu=jnp.negative, default=jnp.negative)),
+        _of(lambda x: jax.random.key_data(jax.random.clone(jax.random.key(x.astype(int), impl=_THREEFRY)))),
+        _of(lambda x: jax.random.wrap_key_data(jnp.stack([x, x]).astype(jnp.uint32), impl=_THREEFRY)),
+        # These return nothing that others could read.
+        _of(lambda x: jax.debug.callback(lambda x: None, x)),
+        _of(lambda x: jax.debug.print("{}", x)),
+    )
+    if jax.default_backend() == "tpu":
+        apart -= {primitives.eigh_p, primitives.svd_p}  # iterated there until all matrices have converged
+    return apart - running, running
+
+
+def _public(names: str) -> frozenset:
+    """The primitives of these names that this version of JAX has."""
+    found = (getattr(module, f"{name}_p", None) for name in names.split() for module in (primitives, lax))
+    return frozenset(each for each in found if each is not None)
+
+
+def _of(function) -> frozenset:
+    """The primitives of the program of a function of a number."""
+    return frozenset(eqn.primitive for eqn in jax.make_jaxpr(function)(0.0).jaxpr.eqns)
 
 
 def why_not(jaxpr) -> str | None:
-    """What in a traced program may mix rows, a clause; None where nothing does."""
-    threefry = jax.random.key(0, impl="threefry2x32").dtype
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _TOGETHER:
-            return f"{eqn.primitive.name} is handed a whole batch"
+    """Return a clause on what in a traced program may mix rows; None where nothing does."""
+    threefry = jax.random.key(0, impl=_THREEFRY).dtype
+    apart, running = _tables()
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for var in (*eqn.invars, *eqn.outvars):
             kind = getattr(var.aval, "dtype", None)
             if kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key) and kind != threefry:
                 return f"keys of {kind} draw for a whole batch at once; use those of threefry2x32"
-        for part in jax.tree.leaves(eqn.params, is_leaf=lambda part: _program(part) is not None):
-            inner = _program(part)
-            found = None if inner is None else why_not(inner)
-            if found is not None:
+        inside = programs_in(eqn.params)
+        known = eqn.primitive in apart or (inside and eqn.primitive in running)
+        # A sum over an axis that the loss itself has named; with a name it would be over the examples.
+        own = eqn.primitive is primitives.psum_p and all(type(axis) is int for axis in eqn.params["axes"])
+        if not (known or own):
+            return (
+                f"{eqn.primitive.name} is not one of the primitives known to compute each row alone; "
+                "compute it before training, as part of the data, or by functions of jax.numpy and jax.nn"
+            )
+        for inner in inside:
+            if (found := why_not(inner)) is not None:
                 return found
     return None
 
 
-def _program(part):
-    """The program that a parameter of an equation is, or None."""
-    inner = getattr(part, "jaxpr", part)
-    return inner if hasattr(inner, "eqns") else None
+def programs_in(params) -> list:
+    """Return the programs among the parameters of an equation, with their constants where they have some."""
+    leaves = jax.tree.leaves(params, is_leaf=_is_program)
+    return [leaf for leaf in leaves if _is_program(leaf)]
+
+
+def _is_program(part) -> bool:
+    return hasattr(getattr(part, "jaxpr", part), "eqns")

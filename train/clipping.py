@@ -12,9 +12,10 @@ import numpy as np
 from jaxacct import _validate
 
 from . import _rows_apart
+from ._convolutions import without_batch_groups
 from .grid import LARGEST_BATCH, Grid, GridSum, RoundedSum
 from .groups import Groups
-from .loss import WritingLossError
+from .loss import WritingLossError, no_batch_statistics
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
 # parameter) does not make the exact check of what is summed refuse an honest gradient.
@@ -151,7 +152,7 @@ def _summed(
     pieces = Microbatches(size, micro, skip_padding)
 
     def one(example, real):
-        found, gradient = jax.value_and_grad(loss, has_aux=has_aux)(params, example)
+        found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
         value, aux = found if has_aux else (found, {})
         kept, counts, norm, long = clip_groups_to_grid(gradient, grid, groups, normalize)
         keep = real & kept & jnp.isfinite(value)
@@ -307,7 +308,8 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), tree)
 
     try:
-        shape = jax.eval_shape(loss, params, of_one(batch))
+        with no_batch_statistics():
+            shape = jax.eval_shape(loss, params, of_one(batch))
     except WritingLossError as error:
         raise WritingLossError(*error.args) from None
     except (TypeError, ValueError, IndexError) as error:

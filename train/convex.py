@@ -348,9 +348,9 @@ class _Step:
     def __call__(self, state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
         return self._jitted(state, batch, mask)
 
-    def lower(self, state: Iterate, batch, mask) -> jax.stages.Lowered:
-        """The step as a program."""
-        return self._jitted.lower(state, batch, mask)
+    def trace(self, state: Iterate, batch, mask) -> jax.stages.Traced:
+        """Return the step as a program."""
+        return self._jitted.trace(state, batch, mask)
 
 
 def noisy_gd(loss_fn, data, key=None, *, steps: int, **options) -> np.ndarray:

@@ -23,6 +23,7 @@ from jaxacct import _validate
 from jaxacct.accountants.dice_plan import DicePlan
 
 from . import sampler
+from ._convolutions import without_batch_groups
 from .batch_clipping import Replayed
 from .clipping import check_loss, clip_to_grid, global_norm
 from .grid import Grid
@@ -325,9 +326,9 @@ class DiceStep:
     def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:
         return self._jitted(state, batch, mask, self._loss)
 
-    def lower(self, state, batch, mask) -> jax.stages.Lowered:
-        """The step as a program."""
-        return self._jitted.lower(state, batch, mask, self._loss)
+    def trace(self, state, batch, mask) -> jax.stages.Traced:
+        """Return the step as a program."""
+        return self._jitted.trace(state, batch, mask, self._loss)
 
 
 def rule_of(plan: DicePlan) -> DiceRule:
@@ -356,7 +357,9 @@ def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
     def accumulate(total, inputs):
         rows, real = inputs
         with jax.enable_x64(wide):  # the loss in the caller's precision
-            values, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, rows)
+            values, gradients = jax.vmap(without_batch_groups(jax.value_and_grad(loss)), (None, 0))(
+                params, rows
+            )
             values = values.astype(jnp.float32)
         part, norms = rule.sums(gradients, real & jnp.isfinite(values))
         return jax.tree.map(jnp.add, total, part), (values, norms)

@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
+
+from ._rows_apart import programs_in
 
 CONTENT, SAMPLED = "content", "sampled"
 CONTENT_LIMIT = 2**32
@@ -62,6 +66,27 @@ def evenly(length: int) -> np.ndarray:
     return np.unique(np.linspace(0, length - 1, min(length, SAMPLED_ROWS)).round().astype(np.int64))
 
 
+def of_program(traced: jax.stages.Traced) -> str:
+    """Of what is computed and of all constants, which JAX may keep in the text or beside it."""
+    content = hashlib.sha256(traced.lower().as_text().encode())
+    for value in _constants(traced.jaxpr):
+        if jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        array = np.asarray(value)
+        content.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())
+    return content.hexdigest()
+
+
+def _constants(part) -> Iterable[Any]:
+    """Constants of a program and of those within it, in their order."""
+    yield from getattr(part, "consts", ())
+    for eqn in getattr(part, "jaxpr", part).eqns:
+        yield from (var.val for var in eqn.invars if isinstance(var, Literal))
+        for inner in programs_in(eqn.params):
+            yield from _constants(inner)
+    yield from (var.val for var in getattr(part, "jaxpr", part).outvars if isinstance(var, Literal))
+
+
 def of_files(paths: Iterable[Any]) -> str:
     """Sizes and times of the last modification, as text; nothing of names, so that a folder may move."""
     found = [os.stat(path) for path in paths]
@@ -90,6 +115,7 @@ __all__ = [
     "evenly",
     "of_arrays",
     "of_files",
+    "of_program",
     "of_rows",
     "of_source",
     "pieces",

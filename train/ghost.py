@@ -23,7 +23,7 @@ from jax import lax
 from jaxacct import _validate
 
 from . import _uses
-from ._convolutions import in_fast_layout
+from ._convolutions import in_fast_layout, without_batch_groups
 from .clipping import ClippedSum, Microbatches, check_loss
 from .grid import LARGEST_BATCH, Grid, RoundedSum
 from .groups import Groups
@@ -403,9 +403,8 @@ def _found(program: _uses.Program, leaves, example, has_aux: bool):
         return number, (aux, beside)
 
     free, added = [leaves[leaf] for leaf in whole], program.added()
-    (number, (aux, beside)), (gradients, cotangents) = jax.value_and_grad(value, (0, 1), has_aux=True)(
-        free, added
-    )
+    gradient = without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))
+    (number, (aux, beside)), (gradients, cotangents) = gradient(free, added)
     found: dict[int, Any] = dict(zip(whole, ((gradient,) for gradient in gradients), strict=True))
     for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
         found[tap.leaf] = _kept(tap, other, cotangent)

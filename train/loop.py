@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.core.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
-from . import ghost, machine, microbatch, noise, run_folder, sampler
+from . import fingerprints, ghost, machine, microbatch, noise, run_folder, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
@@ -198,15 +198,16 @@ def fit(
       model: an `nnx.Module`, or a pytree of parameters; None for a `LastIteratePlan`, which starts at 0.
       loss: `loss(model or params, example) -> scalar` of one example, with `loss_key` of (model or params,
         example, key); a `train.convex.LogisticRegression` for a `LastIteratePlan`. It must not write to its
-        model, and must keep examples apart under `jax.vmap`: no callbacks, `custom_vmap` rules or keys of
-        another kind than threefry's (`train._rows_apart`). Arrays that it reads are arguments of the step
-        where they are bound by `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes
-        over them. They must be public, as all of a model that is not trained must be: made without the
-        private data.
+        model, and must be made of primitives of JAX that keep examples apart under `jax.vmap`
+        (`train._rows_apart`): no callbacks, `custom_vmap` rules or keys of another kind than threefry's.
+        Arrays that it reads are arguments of the step where they are bound by
+        `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes over them. They must be
+        public, as all of a model that is not trained must be: made without the private data.
       data: pytree of arrays (dataset_size, ...), in memory or mapped from files; or anything with rows by
-        their place that keeps what `train.sources.Source` promises (of Grain, `train.arrow.ArrowFiles`); or
-        an object with `__len__`, `take(indices, size)`, which returns rows padded to `size`, and
-        `fingerprint()`, a text that changes with the content.
+        their place that keeps what `train.sources.Source` promises (of Grain, PyTorch, Hugging Face); a
+        `pyarrow.Table`; or an object with `__len__`, `take(indices, size)`, which returns rows padded to
+        `size`, and `fingerprint()`, a text that changes with the content. All but arrays are checked while
+        they are read (`train.sources.SourceRows`).
       optimizer: any of optax, with any schedule of steps; the noise is added before it. None for a
         `LastIteratePlan`, which is gradient descent.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
@@ -482,8 +483,8 @@ class Step(Protocol):
         """`(state, private info)`; a state is a pytree with `params`."""
         ...
 
-    def lower(self, state, batch, mask) -> jax.stages.Lowered:
-        """The step as a program."""
+    def trace(self, state, batch, mask) -> jax.stages.Traced:
+        """Return the step as a program."""
         ...
 
 
@@ -536,7 +537,7 @@ def run_and_keep(
         "clip_norm": clip_norm,
         "steps": steps,
         **({} if clipping is None else {"clipping": clipping, "clip_groups": clip_groups}),
-        "program": _digest(step.lower(state, *batch.take(np.zeros(0, np.int64))).as_text().encode()),
+        "program": fingerprints.of_program(step.trace(state, *batch.take(np.zeros(0, np.int64)))),
         "microbatch_size": microbatch_size,
         "versions": _versions(),
         **machine.describe(1 if (mesh := getattr(batch, "mesh", None)) is None else mesh.size),

@@ -4,6 +4,7 @@ Both are public: frozen weights are trained on no private data, and the key deci
 augmentation do. They are arguments of the step and not literals in its program, and a run is bound to them.
 """
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import linen, nnx
 
 from . import _passed_on
 
@@ -109,7 +110,7 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
         well, anew for every step and example.
 
     Raises:
-      ValueError: for a model whose examples are not independent of each other (batch norm), a filter that
+      ValueError: for batch norm with the statistics of a batch (`refuse_batch_statistics`), a filter that
         selects nothing or what is no floating-point array; when traced, for a loss that writes to the model,
         which would carry one example into what others see, or be lost.
     """
@@ -157,14 +158,34 @@ def with_params(model: _M, params) -> _M:
     return copy
 
 
+_BATCH_STATISTICS = (
+    "{} must not contain batch norm that takes the statistics of a batch: every gradient would depend on all "
+    "examples, so clipping would not bound what one can change; use group or layer norm, or public, "
+    "frozen statistics (use_running_average=True)"
+)
+
+
 def refuse_batch_statistics(model: nnx.Module) -> None:
-    """ValueError for batch norm: statistics of a batch carry each example into all the others' gradients."""
+    """ValueError for batch norm, but where it uses stored statistics (`model.eval()`), which are frozen."""
     for _, module in nnx.iter_graph(model):
-        if isinstance(module, (nnx.BatchNorm, nnx.BatchStat)):
-            raise ValueError(
-                "model must not contain batch norm: the statistics of a batch make every gradient depend on "
-                "all its examples, so clipping does not bound what one can change; use group or layer norm"
-            )
+        if isinstance(module, nnx.BatchNorm) and module.use_running_average is not True:
+            raise ValueError(_BATCH_STATISTICS.format("model"))
+
+
+@contextlib.contextmanager
+def no_batch_statistics():
+    """WritingLossError when a linen module is traced that `refuse_batch_statistics` would refuse of nnx."""
+
+    def intercept(call, args, kwargs, context):
+        module = context.module
+        if isinstance(module, linen.BatchNorm) and context.method_name == "__call__":
+            given = kwargs.get("use_running_average", args[1] if len(args) > 1 else None)
+            if (module.use_running_average if given is None else given) is not True:
+                raise WritingLossError(_BATCH_STATISTICS.format("loss"))
+        return call(*args, **kwargs)
+
+    with linen.intercept_methods(intercept):
+        yield
 
 
 def _seeded(streams, key):

@@ -5,6 +5,7 @@ part is checked while a run reads (`SourceRows`), and the rest is the promise of
 """
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -48,8 +49,15 @@ def as_rows(data):
     Raises:
       ValueError: for what is neither arrays nor a source, or a source whose rows are not the same twice.
     """
-    if hasattr(data, "take") and hasattr(data, "fingerprint"):
+    if isinstance(data, ArrayRows | SourceRows):
         return data
+    if hasattr(data, "take") and hasattr(data, "fingerprint"):
+        return SourceRows(Taken(data))
+    arrow = sys.modules.get("pyarrow")  # imported by whoever has a table
+    if arrow is not None and isinstance(data, arrow.Table):
+        from .tables import ArrowTable
+
+        return SourceRows(ArrowTable(data))
     if _is_source(data):
         return SourceRows(data if hasattr(data, "fingerprint") else Indexed(data))
     leaves = jax.tree.leaves(data)
@@ -235,13 +243,49 @@ def stacked(rows) -> Any:
         ) from None
 
 
-class SourceRows:
-    """A `Source` as a data set: padded batches, and readings that tell a source that breaks its promise.
+class Taken:
+    """An object with `len`, `take(indices, size)` and `fingerprint()`, read by place."""
 
-    When it is made, three rows (the first, the middle, the last) are read alone and then together in another
-    order. With every batch one of them, and one row of the batch, are read again alone. All must come out bit
-    for bit the same. That finds rows that depend on what was read before or with them, on a generator or on
-    the time; it finds no transformation that mixes records in a fixed way, nor a record that is in two rows.
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return _row(self.take(np.array([index]), 1), 0)
+
+    def take(self, indices: np.ndarray, size: int):
+        """Rows at `indices`; ValueError where they are not padded to `size`."""
+        found = _as_arrays(self.data.take(indices, size))
+        if {leaf.shape[:1] for leaf in jax.tree.leaves(found)} != {(size,)}:
+            raise ValueError(f"data must return rows padded to size {size} from take, returned others")
+        return jax.tree.map(lambda leaf: leaf[: len(indices)], found)
+
+    def fingerprint(self) -> str:
+        """The object's own."""
+        return self.data.fingerprint()
+
+
+NUM_PROBES = 6
+FIRST_BATCHES = 8
+CHECKED_AT_FIRST = 64
+"""Rows of each of the first batches that are read again, alone; of each later batch it is one."""
+DIGESTED_A_BATCH = 256
+DIGESTED = 2**17
+"""Rows of which a digest is kept in memory."""
+
+
+class SourceRows:
+    """A `Source` as a data set: padded batches, and checks that each row is the same at every reading.
+
+    When it is made, six rows (the first, the middle, the last, others at random) are read alone, together in
+    another order, and alone again. Of each of the first 8 batches the first row, the last and 64 at random
+    places are read again alone, twice; of each later batch one row, and one of the six. A digest of up to 256
+    rows of every batch is compared with those of earlier batches. All must come out bit for bit
+    the same. That finds rows that depend on what was read before or with them, on a generator or on the time.
+    It does not find a transformation that mixes records in a fixed way, a record that is in two rows, a row
+    that differs in one late batch only, or a source that recognises the checks.
 
     Raises:
       ValueError: when they do not, naming no row of a batch: who is in one is private.
@@ -252,13 +296,20 @@ class SourceRows:
         length = len(source)
         if length == 0:
             raise ValueError("data must have at least one row, had 0")
-        self._places = sorted({0, length // 2, length - 1})
-        self._probes = [_as_arrays(source[place]) for place in self._places]
+        # Of the operating system: what is checked is independent of every key of the run.
+        self._random = np.random.default_rng()
+        others = self._random.choice(length, min(length, NUM_PROBES), replace=False)
+        places = list(dict.fromkeys(int(place) for place in (0, length // 2, length - 1, *others)))[
+            :NUM_PROBES
+        ]
+        self._probes = {place: jax.tree.map(np.array, _as_arrays(source[place])) for place in places}
         self._like = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), self._probes[0])
-        self._batches = 0
-        together = self._gather(np.array(self._places[::-1]))
-        for at, place in enumerate(reversed(self._places)):
-            _same(self._probes[-1 - at], _row(together, at), f"row {place}")
+        self._batches, self._digests = 0, {}
+        order = self._random.permutation(places)
+        together = self._gather(order, len(order))
+        for at, place in enumerate(order):
+            for again in (_row(together, at), source[int(place)]):
+                _same(self._probes[int(place)], again, f"row {place}")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -268,20 +319,20 @@ class SourceRows:
         indices = np.asarray(indices, np.int64)
         if len(indices) == 0:
             return jax.tree.map(lambda leaf: _padded(leaf, size), self._like)
-        found = self._gather(indices)
-        at, probe = self._batches % len(indices), self._batches % len(self._places)
-        self._batches += 1
-        _same(_row(found, at), self.source[int(indices[at])], "a row of a batch")
-        _same(self._probes[probe], self.source[self._places[probe]], f"row {self._places[probe]}")
-        return jax.tree.map(lambda leaf: _padded(leaf, size), found)
+        # A copy, which later readings do not write to.
+        found = jax.tree.map(lambda leaf: _padded(leaf, size), self._gather(indices, size))
+        self._check(found, indices)
+        return found
 
     def fingerprint(self) -> str:
         """The source's own."""
         return self.source.fingerprint()
 
-    def _gather(self, indices: np.ndarray):
+    def _gather(self, indices: np.ndarray, size: int):
         gather = getattr(self.source, "gather", None)
-        if gather is None:
+        if isinstance(self.source, Taken):
+            found = self.source.take(indices, size)
+        elif gather is None:
             found = stacked([self.source[int(index)] for index in indices])
         else:
             found = _as_arrays(gather(indices))
@@ -289,6 +340,32 @@ class SourceRows:
         if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != wanted:
             raise ValueError("data must have rows of the same names, shapes and dtypes, had others")
         return found
+
+    def _check(self, found, indices: np.ndarray) -> None:
+        """ValueError where a row of a batch, or one of the six, is not the same at another reading."""
+        order = self._random.permutation(len(indices))
+        for at in order[:DIGESTED_A_BATCH]:
+            digest = hash(tuple(leaf[at].tobytes() for leaf in jax.tree.leaves(found)))
+            place = int(indices[at])
+            if self._digests.get(place, digest) != digest:
+                raise ValueError(_NOT_THE_SAME.format(_OF_A_BATCH))
+            if len(self._digests) < DIGESTED:
+                self._digests[place] = digest
+        first = self._batches < FIRST_BATCHES
+        self._batches += 1
+        # Twice, as a row may change at every second reading.
+        again = {0, len(indices) - 1, *order[:CHECKED_AT_FIRST].tolist()} if first else {int(order[0])}
+        for at in 2 * sorted(again) if first else again:
+            _same(_row(found, at), self.source[int(indices[at])], _OF_A_BATCH)
+        probe = int(self._random.choice(list(self._probes)))
+        _same(self._probes[probe], self.source[probe], f"row {probe}")
+
+
+_OF_A_BATCH = "a row of a batch"
+_NOT_THE_SAME = (
+    "data must give the same row whenever and with whatever it is read, {} came out otherwise: a row that "
+    "depends on others or on chance is not what clipping bounds"
+)
 
 
 def _row(rows, at: int):
@@ -301,10 +378,7 @@ def _same(first, again, what: str) -> None:
     if [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in a] != [
         (leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in b
     ]:
-        raise ValueError(
-            f"data must give the same row whenever and with whatever it is read, {what} came out otherwise: "
-            "a row that depends on others or on chance is not what clipping bounds"
-        )
+        raise ValueError(_NOT_THE_SAME.format(what))
 
 
-__all__ = ["ArrayRows", "Indexed", "MemoryMapped", "Source", "SourceRows", "as_rows", "stacked"]
+__all__ = ["ArrayRows", "Indexed", "MemoryMapped", "Source", "SourceRows", "Taken", "as_rows", "stacked"]

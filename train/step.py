@@ -87,9 +87,9 @@ class PrivateStep:
         self._ahead.begin(after.noise, info.loss)
         return after, info
 
-    def lower(self, state: TrainState, batch, mask):
-        """The step as a program, `jax.stages.Lowered`; it draws its noise itself."""
-        return self._jitted.lower(state, batch, mask, self._loss, None)
+    def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
+        """Return the step as a program, which draws its noise itself."""
+        return self._jitted.trace(state, batch, mask, self._loss, None)
 
 
 def _bound_together(state, loss: Loss):

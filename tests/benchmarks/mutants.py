@@ -51,6 +51,7 @@ INTERPOLATION = "tests/tradeoff/test_interpolation.py"
 FINITE = "tests/test_finite_horizon.py"
 ADVANTAGE, PAPER = "tests/test_advantage.py", "tests/test_paper.py"
 PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
+SOURCES = "train/sources.py"
 ROWS, PREFETCHED = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
 AMPLIFIED = "tests/test_amplified.py"
 BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
@@ -73,6 +74,9 @@ EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
+NORMED, CONSTANTS = "tests/training/test_batch_norm.py", "tests/training/test_constants.py"
+GROUPED = "tests/training/test_grouped_convolutions.py"
+OF_ROWS = "tests/training/test_rows_of_primitives.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
@@ -755,15 +759,27 @@ MUTANTS = [
     Mutant("train/batch_clipping.py", "if wanted.verify else None", "if False else None", DRAWN),
     Mutant("train/loop.py", "field.name not in procedure.honours", "False", f"{BATCHES} {CONVEX}"),
     Mutant(
-        "train/sources.py",
-        '_same(_row(found, at), self.source[int(indices[at])], "a row of a batch")',
-        "",
+        SOURCES,
+        "            _same(_row(found, at), self.source[int(indices[at])], _OF_A_BATCH)\n",
+        "            pass\n",
         ROWS,
     ),
     Mutant(
-        "train/sources.py",
-        '            _same(self._probes[-1 - at], _row(together, at), f"row {place}")\n',
-        "            pass\n",
+        SOURCES,
+        "        order = self._random.permutation(len(indices))\n",
+        "        order = np.arange(len(indices))\n",
+        ROWS,
+    ),
+    Mutant(SOURCES, "probe = int(self._random.choice(list(self._probes)))", "probe = 0", ROWS),
+    Mutant(SOURCES, "for at in 2 * sorted(again) if first", "for at in sorted(again) if first", ROWS),
+    Mutant(SOURCES, "self._digests.get(place, digest) != digest", "False", ROWS),
+    Mutant(SOURCES, "{0, len(indices) - 1, *order", "{*order", ROWS),
+    Mutant(SOURCES, "lambda leaf: _padded(leaf, size), self._gather", "np.asarray, self._gather", ROWS),
+    Mutant(SOURCES, "        return SourceRows(Taken(data))\n", "        return data\n", ROWS),
+    Mutant(
+        SOURCES,
+        '                _same(self._probes[int(place)], again, f"row {place}")\n',
+        "                pass\n",
         ROWS,
     ),
     Mutant("train/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
@@ -835,7 +851,8 @@ MUTANTS = [
     Mutant("train/run_folder.py", "np.allclose(before, now, 1e-9, 1e-9)", "True", ELASTIC),
     Mutant("train/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
     Mutant("train/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
-    Mutant("train/arrow.py", "back[order] = np.arange(len(order))", "back[:] = np.arange(len(order))", ROWS),
+    Mutant("train/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
+    Mutant("train/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
     Mutant("train/prefetch.py", "len(self._items) < self._depth", "True", PREFETCHED),
     Mutant(
         "train/prefetch.py",
@@ -1188,17 +1205,55 @@ MUTANTS = [
     ),
     Mutant(DOMINATING, ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
     Mutant(DOMINATING, '"delta", delta) - self.failure_probability', '"delta", delta)', PEERS),
+    Mutant("train/loss.py", "and module.use_running_average is not True", "and False", NORMED),
+    Mutant(
+        "train/loss.py",
+        "isinstance(module, nnx.BatchNorm) and",
+        "isinstance(module, nnx.BatchNorm) or",
+        NORMED,
+    ),
+    Mutant("train/loss.py", "module.use_running_average if given is None else given", "given", NORMED),
+    Mutant("train/loss.py", "args[1] if len(args) > 1 else None", "True", NORMED),
+    Mutant("train/clipping.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED),
+    # Constants of a program are part of its digest, wherever JAX keeps them.
+    Mutant("train/fingerprints.py", '    yield from getattr(part, "consts", ())\n', "", CONSTANTS),
+    Mutant(
+        "train/fingerprints.py", "            yield from _constants(inner)\n", "            pass\n", CONSTANTS
+    ),
+    # Rows stay apart in gradients of grouped convolutions.
+    Mutant(
+        "train/_convolutions.py", "        if not _has_batch_groups(closed):\n", "        if True:\n", GROUPED
+    ),
+    Mutant("train/_convolutions.py", "        if name in _CALLS:\n", "        if name:\n", GROUPED),
+    Mutant(
+        "train/clipping.py",
+        "without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(",
+        "jax.value_and_grad(loss, has_aux=has_aux)(",
+        GROUPED,
+    ),
+    Mutant(
+        "train/ghost.py",
+        "without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))",
+        "jax.value_and_grad(value, (0, 1), has_aux=True)",
+        GROUPED,
+    ),
     # A loss that mixes rows is refused.
     Mutant(APART, "(*eqn.invars, *eqn.outvars)", "eqn.outvars", ROWS_APART),
     Mutant(APART, "and kind != threefry", "and kind == threefry", ROWS_APART),
-    Mutant(APART, '"pure_callback io_callback custom', '"io_callback custom', ROWS_APART),
-    Mutant(APART, "io_callback custom_vmap_call", "custom_vmap_call", ROWS_APART),
-    Mutant(APART, "custom_vmap_call rng_bit_generator", "rng_bit_generator", ROWS_APART),
-    Mutant(APART, "rng_uniform ffi_call", "rng_uniform", ROWS_APART),
+    Mutant(APART, "random_split threefry2x32", "random_split rng_uniform threefry2x32", ROWS_APART),
+    Mutant(APART, "(inside and eqn.primitive in running)", "inside", ROWS_APART),
+    Mutant(APART, "eqn.primitive in apart", "eqn.primitive.name in {p.name for p in apart}", ROWS_APART),
+    Mutant(APART, "all(type(axis) is int for", "all(axis is not None for", ROWS_APART),
     Mutant(
         APART,
-        "            if found is not None:\n                return found\n",
-        "            return found\n",
+        "polygamma population",
+        "polygamma regularized_incomplete_beta population",
+        OF_ROWS,
+    ),
+    Mutant(
+        APART,
+        "            if (found := why_not(inner)) is not None:\n                return found\n",
+        "            return why_not(inner)\n",
         ROWS_APART,
     ),
 ]

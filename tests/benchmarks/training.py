@@ -165,7 +165,7 @@ def kinds() -> None:
         for options in (dict(microbatch_size=size), dict(skip_padding=True)):
             step = make_step(loss, noisy, optax.sgd(0.1), **options)
             held = {"state": step.init(jax.tree.map(jnp.copy, params))}
-            program = step.lower(held["state"], rows, mask).compile()
+            program = step.trace(held["state"], rows, mask).lower().compile()
             memory.append(program.memory_analysis().temp_size_in_bytes / 1e6)
 
             def one(held=held, program=program, rows=rows, mask=mask, loss=loss):

@@ -24,8 +24,8 @@ class _Shared:
     def __call__(self, *args):
         return self._jitted(*_with_shared_losses(args))
 
-    def lower(self, *args):
-        return self._jitted.lower(*_with_shared_losses(args))
+    def trace(self, *args):
+        return self._jitted.trace(*_with_shared_losses(args))
 
     def programs(self) -> int:
         """How many were made."""

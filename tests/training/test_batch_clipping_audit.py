@@ -139,8 +139,8 @@ def remember_the_round_before(monkeypatch):
             joined = jax.tree.map(lambda b, r: np.concatenate([b, r], axis=1), before, rows)
             return self._step(state, joined, mask)
 
-        def lower(self, state, rows, mask):
-            return self._step.lower(state, jax.tree.map(lambda r: np.concatenate([r, r], axis=1), rows), mask)
+        def trace(self, state, rows, mask):
+            return self._step.trace(state, jax.tree.map(lambda r: np.concatenate([r, r], axis=1), rows), mask)
 
     def broken(plan, loss, optimizer, *, clip_norm, inner, key, terms_at_once):
         private = train.batch_clipping.private_rounds(plan, clip_norm=clip_norm, key=key)

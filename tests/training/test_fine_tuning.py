@@ -8,12 +8,14 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.experimental.buffer_callback import buffer_callback
 
 from tests.training import test_batch_clipping
 from tests.training.test_loop import KEYS, ROWS, Crash, crash_at, data, flat, plan, run
 from train import fit, load_model
 from train.clipping import clipped_gradient_sum
 from train.dice import DiceStep
+from train.ghost import ghost_gradient_sum
 from train.grid import Grid
 from train.loss import Loss, Numbered, NumberedRows, as_loss, nnx_loss, public_key
 from train.optimizers import privatize
@@ -85,7 +87,7 @@ def test_frozen_weights_are_arguments_and_not_in_the_state():
     def program(loss, params) -> tuple[str, list]:
         step = make_step(loss, private, optax.adam(0.1))
         state = step.init(params)
-        return step.lower(state, rows, mask).as_text(), shapes(state)
+        return step.trace(state, rows, mask).lower().as_text(), shapes(state)
 
     ours = [program(*nnx_loss(Adapted(seed), squared, nnx.LoRAParam)) for seed in (0, 1)]
     assert ours[0] == ours[1]
@@ -293,7 +295,7 @@ def test_other_plans_freeze_and_draw_keys_as_well():
     assert (one_round(4) != one_round(5)).any()
     step = DiceStep(PLAN, as_loss(bound, public_key(4)), optax.sgd(1.0), key=KEYS[1])
     batch = Numbered(rows[:4], np.arange(4, dtype=np.uint32))
-    text = step.lower(step.init(jnp.zeros(3)), batch, np.ones(4, bool)).as_text()
+    text = step.trace(step.init(jnp.zeros(3)), batch, np.ones(4, bool)).lower().as_text()
     assert "threefry" in text and "[1.0" not in text
 
 
@@ -378,7 +380,17 @@ def test_what_is_handed_a_whole_batch_is_refused():
     def in_a_loop(params, example):
         return jax.lax.scan(lambda carry, _: (carry + own_key(params, example), None), 0.0, None, length=2)[0]
 
+    def of_buffers(params, example):
+        def to_mean(_, out, x):
+            np.asarray(out)[...] = np.asarray(x).mean()
+
+        found = buffer_callback(to_mean, jax.ShapeDtypeStruct((64,), jnp.float32))(
+            jax.lax.stop_gradient(example)
+        )
+        return jnp.sum(params * found)
+
     for loss, why in (
+        (of_buffers, "buffer_callback"),
         (own_key, "key<rbg>"),
         (callback, "pure_callback"),
         (by_rule, "custom_vmap_call"),
@@ -386,6 +398,10 @@ def test_what_is_handed_a_whole_batch_is_refused():
     ):
         with pytest.raises(ValueError, match=f"keep examples apart.*{why}"):
             _sum_of(loss, np.ones((4, 64), np.float32), np.ones(4, bool))
+        with pytest.raises(ValueError, match=f"keep examples apart.*{why}"):
+            ghost_gradient_sum(
+                loss, jnp.zeros(64), np.ones((4, 64), np.float32), np.ones(4, bool), grid=Grid(1.0, 20)
+            )
 
 
 def test_a_frozen_part_may_not_take_the_keys_name():

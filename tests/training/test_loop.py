@@ -113,18 +113,6 @@ def test_an_nnx_model_trains(tmp_path):
     assert "differentially private" in json.loads((tmp_path / "run/result.json").read_text())["guarantee"]
 
 
-def test_batch_norm_is_refused():
-    class Normed(nnx.Module):
-        def __init__(self, rngs):
-            self.norm = nnx.BatchNorm(3, rngs=rngs)
-
-        def __call__(self, x):
-            return self.norm(x).sum()
-
-    with pytest.raises(ValueError, match="batch norm"):
-        run(model=Normed(nnx.Rngs(0)), loss=lambda m, e: m(e["x"]))
-
-
 REFUSED = [
     (dict(data=data(59)), "dataset_size 60 rows, had 59"),
     (dict(data=data(61)), "dataset_size 60 rows, had 61"),
