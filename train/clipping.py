@@ -265,6 +265,7 @@ def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
 def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, normalize: bool = False):
     """`clip_to_grid` with each group's gradient clipped to its own norm, and () bool: was any too long?"""
     leaves, structure = jax.tree.flatten(gradient)
+    check_real("gradient", leaves)
     groups = Groups.one(len(leaves)) if groups is None else groups
     parts, limits = groups.split(leaves), groups.limits(grid)
     with jax.enable_x64(True):
@@ -297,8 +298,20 @@ def global_norm(tree) -> jax.Array:
         return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float64))) for leaf in jax.tree.leaves(tree)))
 
 
+def check_real(name: str, tree) -> None:
+    """ValueError for arrays of anything but real floating-point numbers.
+
+    Norms and casts to float64 would drop imaginary parts.
+    """
+    for leaf in jax.tree.leaves(tree):
+        dtype = getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"{name} must be arrays of real floating-point numbers, had {dtype}")
+
+
 def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
-    """Refuse a loss of another shape than () for one example, before anything runs."""
+    """Refuse a loss of another shape than () for one example, or of other numbers than real ones."""
+    check_real("params", params)
     for leaf in jax.tree.leaves(batch):
         if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
             raise ValueError(f"batch must have {size} rows like mask, had an array of shape {np.shape(leaf)}")
@@ -327,6 +340,8 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
             "loss must return one number for one example (a mean over a batch has no per-example gradient), "
             f"returned {getattr(shape, 'shape', type(shape).__name__)}"
         )
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
     gradient = jax.make_jaxpr(jax.grad(loss, has_aux=has_aux))(params, of_one(batch))
     why = _rows_apart.why_not(gradient.jaxpr)
     if why is not None:

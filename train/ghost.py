@@ -24,7 +24,7 @@ from jaxacct import _validate
 
 from . import _uses
 from ._convolutions import in_fast_layout
-from .clipping import ClippedSum, Microbatches, check_loss
+from .clipping import ClippedSum, Microbatches, check_loss, check_real
 from .grid import LARGEST_BATCH, Grid, RoundedSum
 from .groups import Groups
 
@@ -440,8 +440,9 @@ def _part(tap: _uses.Tap | None, arrays) -> Part:
 
 def _plain(array):
     """Float32 that is the same to every processor: no infinity, no NaN, nothing subnormal."""
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return array
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array  # rows of a table
+    check_real("a part of a gradient", array)
     array = array.astype(jnp.float32)
     return jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)
 

@@ -110,6 +110,11 @@ class GridSum:
                 added = jax.tree.map(jnp.zeros_like, self.low)
             return jax.tree.map(value, self.high, self.low, added)
 
+    @property
+    def is_finite(self) -> bool:
+        """Always: integers."""
+        return True
+
     def units(self):
         """The sum as it is, a pytree of NumPy's int64."""
         return jax.tree.map(lambda a, b: np.int64(a) * 2**_LIMB + np.int64(b), self.high, self.low)
@@ -127,7 +132,8 @@ class RoundedSum:
     makes noisy gradients in a fifth of the time. Private until noise is added.
 
     Attributes:
-      whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact.
+      whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact; all
+        of them NaN where there is no such sum.
       grid: what one unit is, and the clip norm that held.
     """
 
@@ -136,14 +142,22 @@ class RoundedSum:
 
     @classmethod
     def of(cls, totals, grid: Grid) -> "RoundedSum":
-        """The nearest integers to a pytree of float64; 0 for what is not a number, or beyond 2^47."""
+        """The nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
 
-        def whole(total):
-            nearest = jnp.round(total)
-            return jnp.where(jnp.abs(nearest) <= _LARGEST_SUM, nearest, 0.0)
-
+        Zero in place of one total would move the sum by what all examples together contribute to it.
+        """
         with jax.enable_x64(True):
-            return cls(jax.tree.map(whole, totals), grid)
+            nearest = jax.tree.map(jnp.round, totals)
+            fits = jnp.ones((), bool)
+            for leaf in jax.tree.leaves(nearest):
+                fits &= (jnp.abs(leaf) <= _LARGEST_SUM).all()
+            return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), grid)
+
+    @property
+    def is_finite(self) -> jax.Array:
+        """() bool: False where `of` found no sum; nothing may be released then."""
+        leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(self.whole)]
+        return jnp.stack(leaves).all() if leaves else jnp.ones((), bool)
 
     def units(self):
         """The sum as it is, a pytree of NumPy's int64."""

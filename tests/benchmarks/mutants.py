@@ -576,6 +576,10 @@ MUTANTS = [
     ),
     Mutant("train/ghost.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", GHOST),
     Mutant("train/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
+    Mutant("train/_uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
+    Mutant("train/ghost.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
+    Mutant("train/clipping.py", 'check_real("gradient", leaves)', "pass", GHOST),
+    Mutant("train/clipping.py", 'check_real("params", params)', "pass", GHOST),
     Mutant("train/_uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
     Mutant(
         "train/_uses.py",
@@ -618,11 +622,13 @@ MUTANTS = [
     Mutant("train/ahead.py", "_size(state), None, None", "_size(state), None, self._room", DRAWN_AHEAD),
     Mutant("train/noise.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
     Mutant("train/noise.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
-    Mutant("train/grid.py", "jnp.abs(nearest) <= _LARGEST_SUM", "True", NOISE),
+    Mutant("train/grid.py", "(jnp.abs(leaf) <= _LARGEST_SUM).all()", "True", NOISE),
+    Mutant("train/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
+    Mutant("train/optimizers.py", "jnp.asarray(updates.is_finite)", "jnp.asarray(True)", NOISE),
     Mutant("train/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
     Mutant("train/ahead.py", " and coming.key is state.key", "", DRAWN_AHEAD),
     Mutant("train/ahead.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
-    Mutant("train/optimizers.py", "covered &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
+    Mutant("train/optimizers.py", "sound &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
     Mutant("train/noise.py", " & (state.key == self.key).all()", "", DRAWN_AHEAD),
     Mutant("train/ahead.py", "given[0] + 1 >= self._iterations", "False", DRAWN_AHEAD),
     Mutant(
@@ -634,8 +640,8 @@ MUTANTS = [
     Mutant("train/noise.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
     Mutant(
         "train/optimizers.py",
-        "covered = state.step < self.mechanism.scheme.iterations",
-        "covered = True",
+        "covered = (state.step < end) & sound",
+        "covered = sound",
         f"{NOISE} {LOOP}",
     ),
     Mutant(
