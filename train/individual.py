@@ -37,6 +37,7 @@ from jaxacct.individual.rdp import ORDERS
 from jaxacct.plan import Plan
 from jaxacct.records import exact
 
+from . import _by_device
 from .clipping import admitted_gradient_sum
 from .loss import Loss, as_loss
 from .noise import Fresh, NoiseState
@@ -380,6 +381,7 @@ class IndividualStep(PrivateStep):
         def step(
             state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None
         ) -> tuple[IndividualTrainState, StepInfo]:
+            _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
             found, records = admitted_gradient_sum(
                 loss.at(state.noise.step),
                 state.params,

@@ -1,8 +1,9 @@
 """One private training step: clipped gradient sum, noise, optimizer; jitted, its state donated.
 
 The core takes any pytree of parameters, so linen and plain JAX users call it as it is; `nnx_loss` turns an
-nnx model into that form. Given arrays sharded by `NamedSharding`, the step computes what one device does.
-What the loss reads beside the parameters (`train.loss`) is an argument of the program as well.
+nnx model into that form. Over a mesh each device computes its own
+rows, and the sum is that of one device. What the loss reads beside the parameters (`train.loss`) is an
+argument of the program as well.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
+from . import _by_device
 from .ahead import Ahead
 from .clipping import ClippedSum, clipped_gradient_sum
 from .ghost import ghost_gradient_sum
@@ -116,6 +118,7 @@ def make_step(
     has_aux: bool = False,
     clipping: str = PER_EXAMPLE,
     groups: Groups | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> PrivateStep:
     """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -129,8 +132,8 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size, normalize, skip_padding, has_aux, groups: as in `train.clipping`; groups of parameters
-        are made by `train.groups.partition`.
+      microbatch_size, normalize, skip_padding, has_aux, groups, mesh: as in `train.clipping`; groups of
+        parameters are made by `train.groups.partition`.
       clipping: "per_example", or "ghost" for `train.ghost`.
     """
     clip_and_sum = clipping_of(clipping)
@@ -141,6 +144,7 @@ def make_step(
         )
 
     def step(state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None) -> tuple[TrainState, StepInfo]:
+        _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
         found = clip_and_sum(
             loss.at(state.noise.step),
             state.params,
@@ -152,6 +156,7 @@ def make_step(
             skip_padding=skip_padding,
             has_aux=has_aux,
             groups=groups,
+            mesh=mesh,
         )
         return advance(private, optimizer, state, found, mask, fresh)
 

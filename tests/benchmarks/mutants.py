@@ -63,6 +63,7 @@ PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/test_programs.py"
 EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
+BY_DEVICE = "tests/training/test_by_device.py"
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
@@ -576,6 +577,36 @@ MUTANTS = [
     ),
     Mutant("train/ghost.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", GHOST),
     Mutant("train/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
+    # Rows over devices.
+    Mutant(
+        "train/grid.py",
+        "high, low = jax.lax.psum((self.high, self.low), axes)",
+        "high, low = self.high, self.low",
+        BY_DEVICE,
+    ),
+    Mutant(
+        "train/grid.py",
+        "jax.lax.psum((self.high, self.low), axes)",
+        "self.high, jax.lax.psum(self.low, axes)",
+        BY_DEVICE,
+    ),
+    Mutant("train/grid.py", "totals = jax.lax.psum(fine, axes)", "totals = fine", BY_DEVICE),
+    Mutant("train/grid.py", "nothing = jax.tree.map(jnp.zeros_like, low)", "nothing = low", BY_DEVICE),
+    Mutant(
+        "train/grid.py",
+        "jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT",
+        "jnp.round(leaf * DEVICE_UNIT)",
+        BY_DEVICE,
+    ),
+    Mutant("train/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", BY_DEVICE),
+    Mutant("train/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
+    Mutant("train/_by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
+    Mutant("train/_by_device.py", "in_specs=(same, along)", "in_specs=(same, same)", BY_DEVICE),
+    Mutant("train/_by_device.py", "mesh=mesh, check_vma=False, **specs", "mesh=mesh, **specs", BY_DEVICE),
+    Mutant("train/_by_device.py", "        if number > 1:", "        if False:", BY_DEVICE),
+    Mutant("train/_by_device.py", "if size % mesh.size:", "if False:", BY_DEVICE),
+    Mutant("train/clipping.py", "pieces = Microbatches(own,", "pieces = Microbatches(size,", BY_DEVICE),
+    Mutant("train/step.py", "            mesh=mesh,\n", "", BY_DEVICE),
     Mutant("train/_uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
     Mutant("train/ghost.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping.py", 'check_real("gradient", leaves)', "pass", GHOST),

@@ -396,8 +396,13 @@ def test_what_the_budget_is_told(monkeypatch):
     jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
     monkeypatch.setattr(ghost, "_MOST_SPENT", 1e-9)
     jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
+    monkeypatch.undo()
+    monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
+    mesh = jax.make_mesh((1,), ("data",))
+    jax.eval_shape(functools.partial(run, microbatch_size=2, mesh=mesh), alone, np.ones(5, bool))
     of_one = GRID, HEIGHT * WIDTH, 5, 2 + 3
-    assert told == [(GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3, 0), (*of_one, 5), (*of_one, 0)]
+    of_four = GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3
+    assert told == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
 
 
 def test_the_default_microbatch():
