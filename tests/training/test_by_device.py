@@ -193,7 +193,9 @@ def test_every_layer_over_four_and_eight_devices():
 
 
 def whole_runs_give_the_model_of_one_device():
-    """`fit` with rows that no number of devices divides, an optimizer with state, an evaluation."""
+    """`fit` with batches that no number of devices divides, two parameters cut between devices, and their
+    noise of three bands with them: to the bit per example.
+    """
     loss, params, batch, _ = small()
     data = {name: np.concatenate([rows[:15]] * 4) for name, rows in batch.items()}
     data["scale"] = np.where(np.isfinite(data["scale"]), data["scale"], 1.0).astype(np.float32)
@@ -201,11 +203,15 @@ def whole_runs_give_the_model_of_one_device():
     def evaluate(params):
         return {"loss": float(jax.jit(lambda p: jax.vmap(loss, (None, 0))(p, batch))(params)[:4].sum())}
 
+    (_, mesh) = meshes()
+    spec = jax.sharding.PartitionSpec(None, None, "host", "data")
+    cut = on(mesh, params) | {"table": on(mesh, params["table"], "host", "data")}
+    cut["strided"] = jax.device_put(params["strided"], jax.sharding.NamedSharding(mesh, spec))
     for clipping in ("per_example", "ghost"):
         results = [
             fit(
                 plan(dataset_size=60, sigma=0.3, rate=0.2, iterations=6),
-                jax.tree.map(jnp.asarray, params),
+                placed,
                 loss,
                 data,
                 optax.adam(0.01),
@@ -216,13 +222,14 @@ def whole_runs_give_the_model_of_one_device():
                 evaluate=evaluate,
                 progress=False,
             )
-            for mesh in (None, *meshes()[-1:])
+            for mesh, placed in ((None, jax.tree.map(jnp.asarray, params)), (mesh, cut))
         ]
-        one, many = (
-            jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(r.params)]) for r in results
+        one, many, begun = (
+            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+            for tree in (results[0].params, results[1].params, params)
         )
-        begun = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(params)])
-        assert np.abs(np.asarray(one) - begun).max() > 0.01
+        assert np.abs(one - begun).max() > 0.01
+        assert results[1].params["strided"].sharding.spec == spec
         tolerance = dict(rtol=0, atol=0) if clipping == "per_example" else dict(rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(many, one, **tolerance)
         np.testing.assert_allclose(results[1].evaluation["loss"], results[0].evaluation["loss"], rtol=1e-3)
