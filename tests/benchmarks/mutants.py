@@ -598,7 +598,7 @@ MUTANTS = [
         "jnp.round(leaf * DEVICE_UNIT)",
         BY_DEVICE,
     ),
-    Mutant("train/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", BY_DEVICE),
+    Mutant("train/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
     Mutant("train/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
     Mutant("train/_by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
     Mutant("train/_by_device.py", "in_specs=(same, along)", "in_specs=(same, same)", BY_DEVICE),

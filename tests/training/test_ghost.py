@@ -373,6 +373,10 @@ def test_budget():
         assert found.rounding == np.sqrt(parameters)
         assert errors <= found.summation
         assert 2.0**bits * (1 - 1e-11) <= found.target + found.rounding + found.summation < 2.0**bits
+        # Each of eight devices rounds its total to 1/64 unit, for each of two neighbours by half of that.
+        spread = budget(Grid(1.0, bits), parameters, batch, depth, devices=8)
+        assert spread.rounding == np.sqrt(parameters) * (1 + 8 / 64)
+        assert 2.0**bits * (1 - 1e-11) <= spread.target + spread.rounding + spread.summation < 2.0**bits
     for bits, parameters, batch, depth in ((8, 2**14 + 1, 1, 1), (20, 10, 2**24, 2**40)):
         with pytest.raises(ValueError, match=r"^clipping must be 'per_example' here: of a clip norm of "):
             budget(Grid(1.0, bits), parameters, batch, depth)
