@@ -1,7 +1,8 @@
 """Each device of a mesh computes its own rows of a batch, and sums are added up across devices once.
 
-`jax.shard_map` fixes which device computes what. Clipping does not rest on XLA's automatic partitioner, which
-returns zeros for kernel gradients of convolutions on all devices but the first (proofs/errata.md).
+`jax.shard_map` fixes which device computes what. Neither clipping nor noise (`train.step`) rests on XLA's
+automatic partitioner, which returns zeros for kernel gradients of convolutions on all devices but the first
+(proofs/errata.md).
 """
 
 import math
@@ -74,6 +75,19 @@ def over_rows(
         return jax.shard_map(on_each, mesh=mesh, check_vma=False, **specs)(arrays, rows)
 
     return on_all
+
+
+def specs_of(mesh: jax.sharding.Mesh | None, tree) -> tuple[jax.sharding.PartitionSpec, ...]:
+    """Return how each leaf is cut over the mesh; leaves that are not, or are traced, count as whole."""
+
+    def spec(leaf):
+        given = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+        named = isinstance(given, jax.sharding.NamedSharding) and mesh is not None
+        return (
+            given.spec if named and given.mesh.axis_names == mesh.axis_names else jax.sharding.PartitionSpec()
+        )
+
+    return tuple(spec(leaf) for leaf in jax.tree.leaves(tree)) if mesh is not None else ()
 
 
 def refuse_several_devices(mesh: jax.sharding.Mesh | None = None, /, **named) -> None:

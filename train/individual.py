@@ -379,8 +379,9 @@ class IndividualStep(PrivateStep):
             return tracker.step(records, norms)
 
         def step(
-            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None
+            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs
         ) -> tuple[IndividualTrainState, StepInfo]:
+            del specs  # of no mesh
             _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
             found, records = admitted_gradient_sum(
                 loss.at(state.noise.step),

@@ -151,7 +151,7 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
 
 def small_sums():
     for sum_of in SUMS:
-        sums_are_those_of_one_device(small(), 2, sum_of)
+        sums_are_those_of_one_device(small(), 3, sum_of)
     whole_runs_give_the_model_of_one_device()
     what_no_mesh_is_given_for_is_refused()
 
