@@ -236,9 +236,10 @@ def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs)
     of_total = jax.tree.unflatten(jax.tree.structure(total), specs * parts)
     params = jax.tree.unflatten(jax.tree.structure(total.shaped), specs)
     kept = [jax.sharding.PartitionSpec(None, *spec) for spec in specs]
-    of_noise = NoiseState(whole, jax.tree.unflatten(jax.tree.structure(noise.recent), kept), whole)
+    recent: Any = jax.tree.unflatten(jax.tree.structure(noise.recent), kept)
+    of_noise = jax.tree.map(lambda _: whole, noise)._replace(recent=recent)
     with jax.enable_x64(True):
-        options = dict(mesh=mesh, check_vma=False)
+        options: dict[str, Any] = dict(mesh=mesh, check_vma=False)
         normals = jax.shard_map(drawn, in_specs=whole, out_specs=whole, **options)(noise.key, noise.step)
         options |= dict(in_specs=(of_total, of_noise, list(specs)), out_specs=(params, of_noise))
         return jax.shard_map(update, **options)(total, noise, normals)
