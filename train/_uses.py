@@ -196,7 +196,14 @@ class Lookup:
         return gradient
 
 
+def _is_real(*vars) -> bool:
+    """Whether all of these are real floating-point numbers: what a tap's parts are read as."""
+    return all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in vars)
+
+
 def _product(eqn, parameter: int) -> Product | None:
+    if not _is_real(*eqn.invars, *eqn.outvars):
+        return None
     contracted, batched = eqn.params["dimension_numbers"]
     shapes = tuple(tuple(var.aval.shape) for var in eqn.invars)
     return Product(parameter, shapes, tuple(map(tuple, contracted)), tuple(map(tuple, batched)))
@@ -204,7 +211,7 @@ def _product(eqn, parameter: int) -> Product | None:
 
 def _convolution(eqn, parameter: int) -> Convolution | None:
     p = eqn.params
-    if parameter != 1 or p["batch_group_count"] != 1:
+    if parameter != 1 or p["batch_group_count"] != 1 or not _is_real(*eqn.invars, *eqn.outvars):
         return None
     numbers = p["dimension_numbers"]
     return Convolution(
@@ -223,6 +230,7 @@ def _lookup(eqn, parameter: int) -> Lookup | None:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     whole_rows = (
         parameter == 0
+        and _is_real(eqn.invars[0], eqn.outvars[0])
         and table.ndim == 2
         and numbers.collapsed_slice_dims == (0,)
         and numbers.start_index_map == (0,)

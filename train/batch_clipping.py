@@ -21,7 +21,7 @@ from jaxacct import BandedToeplitz, Mechanism, Poisson, _validate
 from jaxacct.tradeoff.participation import SAMPLING
 from jaxacct.tradeoff.plan import GeneralPlan
 
-from . import sampler
+from . import _by_device, sampler
 from .clipping import clip_to_grid
 from .grid import Grid, GridSum
 from .loop import (
@@ -336,6 +336,7 @@ def private_round_update(
       sigma: noise std over 2 C.
       diagnostics: return `RoundInfo` as well: private.
     """
+    _by_device.refuse_several_devices(params=params, batch=batch)
     terms = np.shape(jax.tree.leaves(batch)[0])[0]
     white = Mechanism(Poisson(1, 1.0), BandedToeplitz.square_root(1), 2 * sigma)
     private = privatize(white, clip_norm=clip_norm, expected_batch_size=terms, key=key)
@@ -359,6 +360,7 @@ _BITS = 20  # of the grid where no noise says which one serves it
 @functools.partial(jax.jit, static_argnames="grid")
 def _sum_on_grid(updates, grid: Grid):
     """(sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
+    _by_device.refuse_several_devices(updates=updates)
     kept, counts, norms = jax.vmap(lambda one: clip_to_grid(one, grid))(updates)
     one = jax.tree.map(lambda leaf: leaf[0], updates)
     part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)

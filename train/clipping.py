@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxacct import _validate
 
-from . import _rows_apart
+from . import _by_device, _rows_apart
 from ._convolutions import without_batch_groups
 from .grid import LARGEST_BATCH, Grid, GridSum, RoundedSum
 from .groups import Groups
@@ -54,6 +54,7 @@ def clipped_gradient_sum(
     skip_padding: bool = False,
     has_aux: bool = False,
     groups: Groups | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> ClippedSum:
     """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
 
@@ -73,16 +74,18 @@ def clipped_gradient_sum(
       normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
       skip_padding: do no work for microbatches after the last real example. How long it takes then tells how
-        many there are, which is private; and a batch that is sharded by rows keeps few devices busy.
+        many there are, which is private.
       has_aux: the loss returns `(scalar, dictionary of scalars)`.
       groups: of parameters whose gradients are clipped apart (`train.groups`), all together to
         `grid.clip_norm` at most; `normalize` then is by group, too.
+      mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
+        a time. Required where any of the arrays is on several devices.
 
     Raises:
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
     options = dict(normalize=normalize, skip_padding=skip_padding, has_aux=has_aux)
-    return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), groups, **options)[0]
+    return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), groups, mesh, **options)[0]
 
 
 def admitted_gradient_sum(
@@ -97,6 +100,7 @@ def admitted_gradient_sum(
     microbatch_size: int | None = None,
     normalize: bool = False,
     has_aux: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[ClippedSum, Any]:
     """`clipped_gradient_sum` of those that `admit` lets in, whose verdict is on what they would contribute.
 
@@ -111,7 +115,7 @@ def admitted_gradient_sum(
       the sum, and the records after this step.
     """
     options = dict(normalize=normalize, skip_padding=False, has_aux=has_aux)
-    return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, None, **options)
+    return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, None, mesh, **options)
 
 
 def default_microbatch_size(params) -> int:
@@ -134,6 +138,7 @@ def _summed(
     admit,
     records,
     groups: Groups | None,
+    mesh: jax.sharding.Mesh | None,
     *,
     normalize: bool,
     skip_padding: bool,
@@ -141,51 +146,58 @@ def _summed(
 ):
     if not isinstance(grid, Grid):
         raise ValueError(f"grid must be a train.grid.Grid, was {type(grid).__name__}")
+    _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask, records=records)
     mask = jnp.asarray(mask, bool)
     size = mask.shape[0]
+    own = _by_device.rows_of_each(size, mesh)
     if microbatch_size is None:
         microbatch_size = default_microbatch_size(params)
-    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), size, grid.most_at_once)
+    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.most_at_once)
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
     check_loss(loss, params, batch, size, has_aux)
-    pieces = Microbatches(size, micro, skip_padding)
+    pieces = Microbatches(own, micro, skip_padding)
 
-    def one(example, real):
-        found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
-        value, aux = found if has_aux else (found, {})
-        kept, counts, norm, long = clip_groups_to_grid(gradient, grid, groups, normalize)
-        keep = real & kept & jnp.isfinite(value)
-        counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
-        shown = {"": value} | aux
-        shown = {name: jnp.where(real, jnp.float32(number), 0.0) for name, number in shown.items()}
-        return counts, jnp.where(real, norm, 0.0), real & long, shown
+    def of_rows(whole, *given):
+        loss, params = whole
 
-    def admitted(rows, sampled, kept):
-        counts, norms, long, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
-        kept, let_in = admit(kept, jax.vmap(_square)(counts))
-        counted = sampled & let_in
+        def one(example, real):
+            found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
+            value, aux = found if has_aux else (found, {})
+            kept, counts, norm, long = clip_groups_to_grid(gradient, grid, groups, normalize)
+            keep = real & kept & jnp.isfinite(value)
+            counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
+            shown = {"": value} | aux
+            shown = {name: jnp.where(real, jnp.float32(number), 0.0) for name, number in shown.items()}
+            return counts, jnp.where(real, norm, 0.0), real & long, shown
 
-        def keep(leaf):
-            return jnp.where(counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+        def admitted(rows, sampled, kept):
+            counts, norms, long, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
+            kept, let_in = admit(kept, jax.vmap(_square)(counts))
+            counted = sampled & let_in
 
-        counts, norms, shown = jax.tree.map(keep, (counts, norms, shown))
-        return counts, norms, counted & long, shown, kept
+            def keep(leaf):
+                return jnp.where(counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
 
-    def accumulate(total, inputs):
-        rows, real, kept = inputs
-        if admit is None:
-            counts, norms, long, shown = jax.vmap(one)(rows, real)
-        else:
-            counts, norms, long, shown, kept = admitted(rows, real, kept)
-        # At most `most_at_once` of them, so 32 bits hold their sum.
-        part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
-        return total.plus(part), (norms, long, shown, kept)
+            counts, norms, shown = jax.tree.map(keep, (counts, norms, shown))
+            return counts, norms, counted & long, shown, kept
 
-    zeros = GridSum.zeros(params, grid)
-    inputs = jax.tree.map(pieces.split, batch), pieces.split(mask), jax.tree.map(pieces.split, records)
-    total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-    norms, long, shown, records = jax.tree.map(pieces.join, found)
+        def accumulate(total, inputs):
+            rows, real, kept = inputs
+            if admit is None:
+                counts, norms, long, shown = jax.vmap(one)(rows, real)
+            else:
+                counts, norms, long, shown, kept = admitted(rows, real, kept)
+            # At most `most_at_once` of them, so 32 bits hold their sum.
+            part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
+            return total.plus(part), (norms, long, shown, kept)
+
+        inputs = jax.tree.map(pieces.split, given)
+        total, found = pieces.accumulate(accumulate, GridSum.zeros(params, grid), inputs, inputs[1])
+        return total, jax.tree.map(pieces.join, found)
+
+    over_rows = _by_device.over_rows(of_rows, GridSum.across, mesh)
+    total, (norms, long, shown, records) = over_rows((loss, params), batch, mask, records)
     losses = shown.pop("")
     clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
     return ClippedSum(total, norms, losses, clipped, shown), records
@@ -216,7 +228,7 @@ class Microbatches:
         array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
         if self.skip_padding:
             return array.reshape(-1, self.micro, *array.shape[1:])
-        # Neighbours go to different microbatches, so that a batch sharded by rows keeps every device busy.
+        # Neighbours go to different microbatches: padding is at the end, and its rows are spread over all.
         return array.reshape(self.micro, -1, *array.shape[1:]).swapaxes(0, 1)
 
     def join(self, array):
@@ -266,6 +278,7 @@ def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
 def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, normalize: bool = False):
     """`clip_to_grid` with each group's gradient clipped to its own norm, and () bool: was any too long?"""
     leaves, structure = jax.tree.flatten(gradient)
+    check_real("gradient", leaves)
     groups = Groups.one(len(leaves)) if groups is None else groups
     parts, limits = groups.split(leaves), groups.limits(grid)
     with jax.enable_x64(True):
@@ -298,8 +311,20 @@ def global_norm(tree) -> jax.Array:
         return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float64))) for leaf in jax.tree.leaves(tree)))
 
 
+def check_real(name: str, tree) -> None:
+    """ValueError for arrays of anything but real floating-point numbers.
+
+    Norms and casts to float64 would drop imaginary parts.
+    """
+    for leaf in jax.tree.leaves(tree):
+        dtype = getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"{name} must be arrays of real floating-point numbers, had {dtype}")
+
+
 def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
-    """Refuse a loss of another shape than () for one example, before anything runs."""
+    """Refuse a loss of another shape than () for one example, or of other numbers than real ones."""
+    check_real("params", params)
     for leaf in jax.tree.leaves(batch):
         if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
             raise ValueError(f"batch must have {size} rows like mask, had an array of shape {np.shape(leaf)}")
@@ -329,6 +354,8 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
             "loss must return one number for one example (a mean over a batch has no per-example gradient), "
             f"returned {getattr(shape, 'shape', type(shape).__name__)}"
         )
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
     gradient = jax.make_jaxpr(jax.grad(loss, has_aux=has_aux))(params, of_one(batch))
     why = _rows_apart.why_not(gradient.jaxpr)
     if why is not None:

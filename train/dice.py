@@ -22,7 +22,7 @@ import optax
 from jaxacct import _validate
 from jaxacct.accountants.dice_plan import DicePlan
 
-from . import sampler
+from . import _by_device, sampler
 from ._convolutions import without_batch_groups
 from .batch_clipping import Replayed
 from .clipping import check_loss, clip_to_grid, global_norm
@@ -107,6 +107,7 @@ class DiceRule:
 
         An example whose gradient is not finite counts as zero in both.
         """
+        _by_device.refuse_several_devices(gradients=gradients, mask=mask)
         with jax.enable_x64(True):
             kept, counts, norms = jax.vmap(lambda g: clip_to_grid(g, self.grid, self.automatic))(gradients)
             keep = kept & mask
@@ -303,6 +304,7 @@ class DiceStep:
             micro = min(micro, _validate.positive_integer("microbatch_size", microbatch_size))
 
         def step(state: DiceTrainState, batch, mask, loss: Loss) -> tuple[DiceTrainState, StepInfo]:
+            _by_device.refuse_several_devices(state=state, batch=batch, mask=mask, loss=loss)
             loss_now = loss.at(state.private_dice.count)
             check_loss(loss_now, state.params, batch, mask.shape[0])
             (clipped, raw), values, norms = _summed(rule, loss_now, state.params, batch, mask, micro)

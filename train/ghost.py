@@ -22,10 +22,10 @@ from jax import lax
 
 from jaxacct import _validate
 
-from . import _uses
+from . import _by_device, _uses
 from ._convolutions import in_fast_layout, without_batch_groups
-from .clipping import ClippedSum, Microbatches, check_loss
-from .grid import LARGEST_BATCH, Grid, RoundedSum
+from .clipping import ClippedSum, Microbatches, check_loss, check_real
+from .grid import DEVICE_UNIT, LARGEST_BATCH, Grid, RoundedSum
 from .groups import Groups
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
@@ -183,12 +183,12 @@ class Budget(NamedTuple):
     target: float
     """That a gradient is scaled to."""
     rounding: float
-    """Of the total onto the grid: sqrt(parameters)."""
+    """Of the total onto the grid, sqrt(parameters), and of each device's total before."""
     summation: float
     """Rounding errors of two neighbouring sums."""
 
 
-def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0) -> Budget:
+def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> Budget:
     """What a gradient may be scaled to so that no neighbouring totals differ by more than the clip norm.
 
     Args:
@@ -197,13 +197,14 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0) 
       batch: rows of a batch.
       depth: at most so many terms are added up for an entry, and partial sums of them.
       alone: the same of entries that are added up in float32; 0 for none.
+      devices: whose totals are rounded to `DEVICE_UNIT` before they are added up; 0 without a mesh.
 
     Raises:
       ValueError: where less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
     """
     if not 1e-100 <= grid.clip_norm <= 1e100:
         raise ValueError(f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was {grid.clip_norm:g}")
-    whole, rounding = 2.0**grid.bits, math.sqrt(parameters)
+    whole, rounding = 2.0**grid.bits, math.sqrt(parameters) * (1 + devices * DEVICE_UNIT)
     errors = 2 * batch * _gamma(depth + 4) / _SHARE + _spent_in_float32(batch, alone)  # of a target of 1
     target = (whole - rounding) / (1 + errors) * (1 - 2.0**-40)
     if not target >= whole / 2:
@@ -236,6 +237,7 @@ def ghost_gradient_sum(
     skip_padding: bool = False,
     has_aux: bool = False,
     groups: Groups | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> ClippedSum:
     """`train.clipping.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
 
@@ -250,7 +252,7 @@ def ghost_gradient_sum(
     written down, and are right all the same.
 
     Args:
-      loss, params, batch, mask, grid, has_aux, groups: as in `clipped_gradient_sum`.
+      loss, params, batch, mask, grid, has_aux, groups, mesh: as in `clipped_gradient_sum`.
       microbatch_size: examples whose activations are in memory at a time.
       normalize, skip_padding: as there.
 
@@ -259,20 +261,71 @@ def ghost_gradient_sum(
     """
     if not isinstance(grid, Grid):
         raise ValueError(f"grid must be a train.grid.Grid, was {type(grid).__name__}")
+    _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask)
     mask = jnp.asarray(mask, bool)
     size = mask.shape[0]
+    _by_device.rows_of_each(size, mesh)
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
     if jax.default_backend() not in ("cpu", "gpu"):
         raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
     check_loss(loss, params, batch, size, has_aux)
-    program = _program(loss, params, batch)
-    if microbatch_size is None:
-        microbatch_size = _fitting(program, params)
-    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), size)
-    pieces = Microbatches(size, micro, skip_padding)
+    if microbatch_size is not None:
+        _validate.positive_integer("microbatch_size", microbatch_size)
+    of_rows = functools.partial(
+        _of_rows,
+        grid=grid,
+        size=size,
+        devices=0 if mesh is None else mesh.size,
+        microbatch_size=microbatch_size,
+        normalize=normalize,
+        skip_padding=skip_padding,
+        has_aux=has_aux,
+        groups=groups,
+        x64=jax.config.read("jax_enable_x64"),
+    )
+
+    def add(total, axes):
+        return RoundedSum.of(total, grid, axes)
+
+    batch = jax.tree.map(jnp.asarray, batch)
+    with jax.enable_x64(True):
+        total, (norms, long, shown) = _by_device.over_rows(of_rows, add, mesh)((loss, params), batch, mask)
+    losses = shown.pop("")
+    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
+    return ClippedSum(total, norms, losses, clipped, shown)
+
+
+def _of_rows(
+    whole,
+    batch,
+    mask,
+    *,
+    grid: Grid,
+    size: int,
+    devices: int,
+    microbatch_size: int | None,
+    normalize: bool,
+    skip_padding: bool,
+    has_aux: bool,
+    groups: Groups | None,
+    x64: bool,
+):
+    """(float64 totals in grid units, (norms, long, what is shown)) of the rows of one device.
+
+    Args:
+      whole: (loss, params).
+      size: rows of all devices.
+      devices: as in `budget`.
+      x64: the caller's flag, for the loss; here it is on.
+    """
+    loss, params = whole
+    with jax.enable_x64(x64):
+        program = _program(loss, params, batch)  # traced where it is run
+    own = mask.shape[0]
+    micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
+    pieces = Microbatches(own, micro, skip_padding)
     leaves, structure = jax.tree.flatten(params)
-    batch, x64 = jax.tree.map(jnp.asarray, batch), jax.config.read("jax_enable_x64")
 
     def found_in(rows):
         with jax.enable_x64(x64):
@@ -283,14 +336,13 @@ def ghost_gradient_sum(
         taps = {tap.leaf: tap for tap in program.taps}
         return [_part(taps.get(leaf), one) for leaf, one in enumerate(arrays)]
 
-    shapes = jax.eval_shape(
-        lambda rows: parts_of(found_in(rows)[0]), jax.tree.map(lambda leaf: leaf[:micro], batch)
-    )
+    some = jax.tree.map(lambda leaf: leaf[:micro], batch)
+    shapes = jax.eval_shape(lambda rows: parts_of(found_in(rows)[0]), some)
     sizes = [part.sizes for part in shapes]
     depth = micro * max(each.terms for each in sizes) + pieces.number
     alone = micro + pieces.number if any(each.rank_one for each in shapes) else 0
     alone = alone if _spent_in_float32(size, alone) <= _MOST_SPENT else 0
-    allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth, alone)
+    allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth, alone, devices)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
     groups = Groups.one(len(leaves)) if groups is None else groups
     # The target in the groups' shares: the squares of these are at most its square.
@@ -323,15 +375,10 @@ def ghost_gradient_sum(
         shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
         return total, (jnp.where(real, norms, 0.0), real & long, shown)
 
-    with jax.enable_x64(True):
-        zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
-        inputs = jax.tree.map(pieces.split, batch), pieces.split(mask)
-        total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-        total = RoundedSum.of(jax.tree.unflatten(structure, total), grid)
-        norms, long, shown = jax.tree.map(pieces.join, found)
-    losses = shown.pop("")
-    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
-    return ClippedSum(total, norms, losses, clipped, shown)
+    zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
+    inputs = jax.tree.map(pieces.split, (batch, mask))
+    total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
+    return jax.tree.unflatten(structure, total), jax.tree.map(pieces.join, found)
 
 
 def _in_memory(arrays, once):
@@ -439,8 +486,9 @@ def _part(tap: _uses.Tap | None, arrays) -> Part:
 
 def _plain(array):
     """Float32 that is the same to every processor: no infinity, no NaN, nothing subnormal."""
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return array
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array  # rows of a table
+    check_real("a part of a gradient", array)
     array = array.astype(jnp.float32)
     return jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)
 

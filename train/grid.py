@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 
 _LEAST_LEVELS = 2.0**8
 _LIMB = 16  # bits of the low part of a sum
 _LARGEST_SUM = 2.0 ** (31 + _LIMB)
+DEVICE_UNIT = 2.0**-6  # of a grid unit: 53 bits hold multiples of it up to the largest sum
 LARGEST_BATCH = 2 ** (31 + _LIMB - _FINEST)  # 16.8 million examples: no sum leaves its two parts
 
 
@@ -98,6 +100,14 @@ class GridSum:
         high = jax.tree.map(lambda a, b: a + (b >> _LIMB), self.high, low)
         return GridSum(high, jax.tree.map(lambda a: a & (2**_LIMB - 1), low), self.grid)
 
+    def across(self, axes: Sequence[str]) -> "GridSum":
+        """Add up the sums of all devices along these axes of a mesh, within `jax.shard_map`."""
+        if not axes:
+            return self
+        high, low = jax.lax.psum((self.high, self.low), axes)
+        nothing = jax.tree.map(jnp.zeros_like, low)
+        return GridSum(high, nothing, self.grid).plus(low)
+
     def scaled(self, factor: float, added=None):
         """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
 
@@ -109,6 +119,11 @@ class GridSum:
             if added is None:
                 added = jax.tree.map(jnp.zeros_like, self.low)
             return jax.tree.map(value, self.high, self.low, added)
+
+    @property
+    def is_finite(self) -> bool:
+        """Always: integers."""
+        return True
 
     def units(self):
         """The sum as it is, a pytree of NumPy's int64."""
@@ -127,7 +142,8 @@ class RoundedSum:
     makes noisy gradients in a fifth of the time. Private until noise is added.
 
     Attributes:
-      whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact.
+      whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact; all
+        of them NaN where there is no such sum.
       grid: what one unit is, and the clip norm that held.
     """
 
@@ -135,15 +151,32 @@ class RoundedSum:
     grid: Grid
 
     @classmethod
-    def of(cls, totals, grid: Grid) -> "RoundedSum":
-        """The nearest integers to a pytree of float64; 0 for what is not a number, or beyond 2^47."""
+    def of(cls, totals, grid: Grid, axes: Sequence[str] = ()) -> "RoundedSum":
+        """The nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
 
-        def whole(total):
-            nearest = jnp.round(total)
-            return jnp.where(jnp.abs(nearest) <= _LARGEST_SUM, nearest, 0.0)
+        Zero in place of one total would move the sum by what all examples together contribute to it.
 
+        Args:
+          totals: sums over the examples of one device.
+          grid: whose units they are in.
+          axes: of a mesh, along which the totals of devices are added up, within `jax.shard_map`. Each is
+            rounded to `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
+        """
         with jax.enable_x64(True):
-            return cls(jax.tree.map(whole, totals), grid)
+            if axes:
+                fine = jax.tree.map(lambda leaf: jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT, totals)
+                totals = jax.lax.psum(fine, axes)
+            nearest = jax.tree.map(jnp.round, totals)
+            fits = jnp.ones((), bool)
+            for leaf in jax.tree.leaves(nearest):
+                fits &= (jnp.abs(leaf) <= _LARGEST_SUM).all()
+            return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), grid)
+
+    @property
+    def is_finite(self) -> jax.Array:
+        """() bool: False where `of` found no sum; nothing may be released then."""
+        leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(self.whole)]
+        return jnp.stack(leaves).all() if leaves else jnp.ones((), bool)
 
     def units(self):
         """The sum as it is, a pytree of NumPy's int64."""

@@ -37,6 +37,7 @@ from jaxacct.individual.filters import slack
 from jaxacct.individual.rdp import ORDERS
 from jaxacct.records import exact
 
+from . import _by_device
 from .clipping import admitted_gradient_sum
 from .loss import Loss, as_loss, digest
 from .noise import Fresh, NoiseState
@@ -378,8 +379,10 @@ class IndividualStep(PrivateStep):
             return tracker.step(records, norms)
 
         def step(
-            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None
+            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs
         ) -> tuple[IndividualTrainState, StepInfo]:
+            del specs  # of no mesh
+            _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
             found, records = admitted_gradient_sum(
                 loss.at(state.noise.step),
                 state.params,

@@ -20,7 +20,7 @@ from jaxacct import _validate
 from jaxacct.core.plan import Plan
 from jaxacct.progress import somebody_watches, watch
 
-from . import fingerprints, ghost, machine, microbatch, noise, run_folder, sampler
+from . import _by_device, fingerprints, ghost, machine, microbatch, noise, run_folder, sampler
 from . import prefetch as prefetching
 from .attribution import Attribution, check_graph, expected_batch_sizes
 from .clipping import default_microbatch_size
@@ -224,7 +224,8 @@ def fit(
         `LastIteratePlan` at the end only); must use public data only, as its result is logged openly. Numbers
         by name.
       checkpoint_every: steps between checkpoints.
-      mesh: devices to spread a batch over, along the mesh's first axis; parameters stay as they are sharded.
+      mesh: devices that compute equally many rows of a batch each, `microbatch_size` at a time. Parameters
+        stay as they are sharded between steps; each device holds all of them while it computes gradients.
       progress: called with ("training", steps done, steps in all); by default a bar on a terminal and in a
         notebook; False for nothing.
       keys: (sampler key, noise key); from the operating system by default. Only tests should fix them.
@@ -371,11 +372,11 @@ def _train(plan: Plan, wanted: Wanted) -> Result:
         groups, described = partition(params, wanted.clip_groups, clip_norm, wanted.model)
         groups.limits(private.grid)
     if wanted.individual is None:
-        size = largest if mesh is None else _round_up(largest, mesh.devices.shape[0])
+        size = largest if mesh is None else _round_up(largest, mesh.size)
         batch = Rows(rows, size, mesh)
         options = dict(normalize=wanted.normalize, has_aux=wanted.has_aux)
         options |= dict(skip_padding=_skips_padding(plan, wanted), clipping=wanted.clipping or PER_EXAMPLE)
-        options |= dict(groups=groups)
+        options |= dict(groups=groups, mesh=mesh)
 
         def make(micro):
             return make_step(loss, private, optimizer, microbatch_size=micro, **options)
@@ -679,8 +680,8 @@ class Rows:
         batch = self.rows.take(indices, self.size), np.arange(self.size) < len(indices)
         if self.mesh is None:
             return batch
-        along = jax.sharding.PartitionSpec(self.mesh.axis_names[0])
-        return jax.device_put(batch, jax.sharding.NamedSharding(self.mesh, along))
+        along = jax.sharding.NamedSharding(self.mesh, _by_device.spec_of_rows(self.mesh))
+        return jax.device_put(batch, along)
 
 
 def _on(mesh, leaf):

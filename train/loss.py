@@ -53,7 +53,7 @@ class Loss:
     def at(self, step) -> Callable[..., jax.Array]:
         """`(params, example) -> scalar` of one step."""
         key = None if self.key is None else jax.random.fold_in(self.key, step)
-        return functools.partial(self.function, self.frozen, key)
+        return jax.tree_util.Partial(self.function, self.frozen, key)
 
     def __call__(self, params, example) -> jax.Array:
         return self.at(0)(params, example)

@@ -37,8 +37,11 @@ def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None =
       batch, mask: of the shapes and shardings of training.
       begin: where to look first, a power of 2; by default `default_microbatch_size`.
     """
-    size, taken = len(mask), {}
-    everything = np.ones_like(mask) if isinstance(mask, np.ndarray) else jax.numpy.ones_like(mask)
+    taken: dict[int, float] = {}
+    if isinstance(mask, np.ndarray):
+        size, everything = len(mask), np.ones_like(mask)
+    else:  # rows of one device
+        (size,), everything = mask.sharding.shard_shape(mask.shape), jax.numpy.ones_like(mask)
 
     def seconds(micro: int) -> float:
         if micro not in taken:

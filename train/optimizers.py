@@ -52,7 +52,7 @@ class Privatizer:
 
         Args:
           updates: the `GridSum` or `RoundedSum` of the step; one on another grid, or of another clip norm, is
-            refused.
+            refused; of one that is not finite updates are NaN, and all later ones.
           fresh: the normals of this step if they are drawn already; with those of another one updates are
             NaN, and all later ones.
         """
@@ -60,12 +60,12 @@ class Privatizer:
             was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, was {was}")
         drawn, after = noise.draw(self.mechanism.strategy, self.levels, state, updates.shaped, fresh)
-        covered = state.step < self.mechanism.scheme.iterations
+        end, sound = self.mechanism.scheme.iterations, jnp.asarray(updates.is_finite)
         if fresh is not None:
-            covered &= fresh.are_of(state)
             # Noise that is kept is made of the wrong normals, too: from here on nothing is covered.
-            end = self.mechanism.scheme.iterations
-            after = after._replace(step=jnp.where(fresh.are_of(state), after.step, end))
+            sound &= fresh.are_of(state)
+        covered = (state.step < end) & sound
+        after = after._replace(step=jnp.where(sound, after.step, end))
         private = updates.scaled(1 / self.expected_batch_size, drawn)
         return jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), private), after
 

@@ -1,10 +1,12 @@
 """One private training step: clipped gradient sum, noise, optimizer; jitted, its state donated.
 
 The core takes any pytree of parameters, so linen and plain JAX users call it as it is; `nnx_loss` turns an
-nnx model into that form. Given arrays sharded by `NamedSharding`, the step computes what one device does.
-What the loss reads beside the parameters (`train.loss`) is an argument of the program as well.
+nnx model into that form. Over a mesh each device computes its own
+rows, and the sum is that of one device. What the loss reads beside the parameters (`train.loss`) is an
+argument of the program as well.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,12 +15,14 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
+from . import _by_device
 from .ahead import Ahead
 from .clipping import ClippedSum, clipped_gradient_sum
 from .ghost import ghost_gradient_sum
 from .groups import Groups
 from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
 from .noise import Fresh, NoiseState
+from .normals import InARow, normals_of
 from .optimizers import Privatizer
 
 # How gradients are clipped and added up -> what does it.
@@ -52,11 +56,19 @@ class PrivateStep:
     """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated. See `make_step`.
 
     Args:
-      function: (state, batch, mask, loss, fresh) -> (state, info), `fresh` as `advance` takes it.
+      function: (state, batch, mask, loss, fresh, specs) -> (state, info); the last two as in `advance`.
+      mesh: of the devices that it is for.
     """
 
-    def __init__(self, function, loss: Loss, private: Privatizer, optimizer: optax.GradientTransformation):
-        self._jitted = jax.jit(function, donate_argnums=0)
+    def __init__(
+        self,
+        function,
+        loss: Loss,
+        private: Privatizer,
+        optimizer: optax.GradientTransformation,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
+        self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=5), mesh
         self._loss, self._private, self._optimizer = loss, private, optimizer
         self._ahead = Ahead(private.mechanism.scheme.iterations, private.deviation_alone)
         self._begun = False
@@ -83,13 +95,15 @@ class PrivateStep:
     def __call__(self, state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
         if not self._begun:
             self._begun, state = True, _bound_together(state, self._loss)
-        after, info = self._jitted(state, batch, mask, self._loss, self._ahead.take(state.noise))
+        specs = _by_device.specs_of(self._mesh, state.params)
+        after, info = self._jitted(state, batch, mask, self._loss, self._ahead.take(state.noise), specs)
         self._ahead.begin(after.noise, info.loss)
         return after, info
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program, which draws its noise itself."""
-        return self._jitted.trace(state, batch, mask, self._loss, None)
+        specs = _by_device.specs_of(self._mesh, state.params)
+        return self._jitted.trace(state, batch, mask, self._loss, None, specs)
 
 
 def _bound_together(state, loss: Loss):
@@ -116,6 +130,7 @@ def make_step(
     has_aux: bool = False,
     clipping: str = PER_EXAMPLE,
     groups: Groups | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> PrivateStep:
     """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -129,8 +144,8 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size, normalize, skip_padding, has_aux, groups: as in `train.clipping`; groups of parameters
-        are made by `train.groups.partition`.
+      microbatch_size, normalize, skip_padding, has_aux, groups, mesh: as in `train.clipping`; groups of
+        parameters are made by `train.groups.partition`.
       clipping: "per_example", or "ghost" for `train.ghost`.
     """
     clip_and_sum = clipping_of(clipping)
@@ -140,7 +155,10 @@ def make_step(
             f"{type(private).__name__}"
         )
 
-    def step(state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None) -> tuple[TrainState, StepInfo]:
+    def step(
+        state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs
+    ) -> tuple[TrainState, StepInfo]:
+        _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
         found = clip_and_sum(
             loss.at(state.noise.step),
             state.params,
@@ -152,10 +170,11 @@ def make_step(
             skip_padding=skip_padding,
             has_aux=has_aux,
             groups=groups,
+            mesh=mesh,
         )
-        return advance(private, optimizer, state, found, mask, fresh)
+        return advance(private, optimizer, state, found, mask, fresh, mesh, specs)
 
-    return PrivateStep(step, as_loss(loss), private, optimizer)
+    return PrivateStep(step, as_loss(loss), private, optimizer, mesh)
 
 
 def clipping_of(name: str) -> Callable[..., ClippedSum]:
@@ -172,13 +191,19 @@ def advance(
     found: ClippedSum,
     mask,
     fresh: Fresh | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    specs: tuple[jax.sharding.PartitionSpec, ...] = (),
 ) -> tuple[TrainState, StepInfo]:
     """The state after noise on the sum that was found, and the optimizer; what to log privately.
 
     Args:
-      fresh: the step's normals, if they are drawn already.
+      fresh: the step's normals, if they are drawn already; without a mesh.
+      mesh, specs: devices, and how each parameter and its kept noise is cut over them.
     """
-    gradient, noise = private.update(found.total, state.noise, fresh=fresh)
+    if mesh is None:
+        gradient, noise = private.update(found.total, state.noise, fresh=fresh)
+    else:
+        gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, specs)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     real = jnp.maximum(1, mask.sum())
@@ -186,6 +211,38 @@ def advance(
     aux = jax.tree.map(lambda leaf: leaf.sum() / real, found.aux)
     info = StepInfo(found.losses.sum() / real, found.clipped_fraction, median, aux)
     return TrainState(params, noise, opt_state), info
+
+
+def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs):
+    """`private.update`, each device of a mesh for its own parts of the parameters.
+
+    Every device draws the normals of all parameters and takes those of its parts.
+    """
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    x64, whole = jax.config.read("jax_enable_x64"), jax.sharding.PartitionSpec()
+    shapes = [leaf.shape for leaf in jax.tree.leaves(total.shaped)]
+    sizes = [math.prod(shape) for shape in shapes]
+
+    def drawn(key, step):
+        parts = normals_of(key, step, sum(sizes)).split(sizes)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def update(total, noise, normals):
+        normals = InARow(jnp.concatenate([each.reshape(-1) for each in normals]), None)
+        with jax.enable_x64(x64):
+            return private.update(total, noise, fresh=Fresh(noise.step, noise.key, normals))
+
+    parts = len(jax.tree.leaves(total)) // len(specs)  # of each number of a sum
+    of_total = jax.tree.unflatten(jax.tree.structure(total), specs * parts)
+    params = jax.tree.unflatten(jax.tree.structure(total.shaped), specs)
+    kept = [jax.sharding.PartitionSpec(None, *spec) for spec in specs]
+    recent: Any = jax.tree.unflatten(jax.tree.structure(noise.recent), kept)
+    of_noise = jax.tree.map(lambda _: whole, noise)._replace(recent=recent)
+    with jax.enable_x64(True):
+        options: dict[str, Any] = dict(mesh=mesh, check_vma=False)
+        normals = jax.shard_map(drawn, in_specs=whole, out_specs=whole, **options)(noise.key, noise.step)
+        options |= dict(in_specs=(of_total, of_noise, list(specs)), out_specs=(params, of_noise))
+        return jax.shard_map(update, **options)(total, noise, normals)
 
 
 __all__ = [

@@ -73,6 +73,7 @@ PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/test_programs.py"
 EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
+BY_DEVICE = "tests/training/test_by_device.py"
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
 NORMED, CONSTANTS = "tests/training/test_batch_norm.py", "tests/training/test_constants.py"
 GROUPED = "tests/training/test_grouped_convolutions.py"
@@ -581,6 +582,40 @@ MUTANTS = [
     ),
     Mutant("train/ghost.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", GHOST),
     Mutant("train/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
+    # Rows over devices.
+    Mutant(
+        "train/grid.py",
+        "high, low = jax.lax.psum((self.high, self.low), axes)",
+        "high, low = self.high, self.low",
+        BY_DEVICE,
+    ),
+    Mutant(
+        "train/grid.py",
+        "jax.lax.psum((self.high, self.low), axes)",
+        "self.high, jax.lax.psum(self.low, axes)",
+        BY_DEVICE,
+    ),
+    Mutant("train/grid.py", "totals = jax.lax.psum(fine, axes)", "totals = fine", BY_DEVICE),
+    Mutant("train/grid.py", "nothing = jax.tree.map(jnp.zeros_like, low)", "nothing = low", BY_DEVICE),
+    Mutant(
+        "train/grid.py",
+        "jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT",
+        "jnp.round(leaf * DEVICE_UNIT)",
+        BY_DEVICE,
+    ),
+    Mutant("train/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
+    Mutant("train/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
+    Mutant("train/_by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
+    Mutant("train/_by_device.py", "in_specs=(same, along)", "in_specs=(same, same)", BY_DEVICE),
+    Mutant("train/_by_device.py", "mesh=mesh, check_vma=False, **specs", "mesh=mesh, **specs", BY_DEVICE),
+    Mutant("train/_by_device.py", "        if number > 1:", "        if False:", BY_DEVICE),
+    Mutant("train/_by_device.py", "if size % mesh.size:", "if False:", BY_DEVICE),
+    Mutant("train/clipping.py", "pieces = Microbatches(own,", "pieces = Microbatches(size,", BY_DEVICE),
+    Mutant("train/step.py", "            mesh=mesh,\n", "", BY_DEVICE),
+    Mutant("train/_uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
+    Mutant("train/ghost.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
+    Mutant("train/clipping.py", 'check_real("gradient", leaves)', "pass", GHOST),
+    Mutant("train/clipping.py", 'check_real("params", params)', "pass", GHOST),
     Mutant("train/_uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
     Mutant(
         "train/_uses.py",
@@ -623,11 +658,13 @@ MUTANTS = [
     Mutant("train/ahead.py", "_size(state), None, None", "_size(state), None, self._room", DRAWN_AHEAD),
     Mutant("train/noise.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
     Mutant("train/noise.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
-    Mutant("train/grid.py", "jnp.abs(nearest) <= _LARGEST_SUM", "True", NOISE),
+    Mutant("train/grid.py", "(jnp.abs(leaf) <= _LARGEST_SUM).all()", "True", NOISE),
+    Mutant("train/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
+    Mutant("train/optimizers.py", "jnp.asarray(updates.is_finite)", "jnp.asarray(True)", NOISE),
     Mutant("train/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
     Mutant("train/ahead.py", " and coming.key is state.key", "", DRAWN_AHEAD),
     Mutant("train/ahead.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
-    Mutant("train/optimizers.py", "covered &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
+    Mutant("train/optimizers.py", "sound &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
     Mutant("train/noise.py", " & (state.key == self.key).all()", "", DRAWN_AHEAD),
     Mutant("train/ahead.py", "given[0] + 1 >= self._iterations", "False", DRAWN_AHEAD),
     Mutant(
@@ -639,8 +676,8 @@ MUTANTS = [
     Mutant("train/noise.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
     Mutant(
         "train/optimizers.py",
-        "covered = state.step < self.mechanism.scheme.iterations",
-        "covered = True",
+        "covered = (state.step < end) & sound",
+        "covered = sound",
         f"{NOISE} {LOOP}",
     ),
     Mutant(

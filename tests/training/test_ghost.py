@@ -15,7 +15,7 @@ from flax import nnx
 from tests.training.modules import made
 from tests.training.test_loop import flat, run
 from train import ghost
-from train.clipping import clipped_gradient_sum
+from train.clipping import clip_to_grid, clipped_gradient_sum
 from train.ghost import budget, default_microbatch_size, ghost_gradient_sum
 from train.grid import Grid
 from train.groups import Groups, partition
@@ -373,6 +373,10 @@ def test_budget():
         assert found.rounding == np.sqrt(parameters)
         assert errors <= found.summation
         assert 2.0**bits * (1 - 1e-11) <= found.target + found.rounding + found.summation < 2.0**bits
+        # Each of eight devices rounds its total to 1/64 unit, for each of two neighbours by half of that.
+        spread = budget(Grid(1.0, bits), parameters, batch, depth, devices=8)
+        assert spread.rounding == np.sqrt(parameters) * (1 + 8 / 64)
+        assert 2.0**bits * (1 - 1e-11) <= spread.target + spread.rounding + spread.summation < 2.0**bits
     for bits, parameters, batch, depth in ((8, 2**14 + 1, 1, 1), (20, 10, 2**24, 2**40)):
         with pytest.raises(ValueError, match=r"^clipping must be 'per_example' here: of a clip norm of "):
             budget(Grid(1.0, bits), parameters, batch, depth)
@@ -396,8 +400,13 @@ def test_what_the_budget_is_told(monkeypatch):
     jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
     monkeypatch.setattr(ghost, "_MOST_SPENT", 1e-9)
     jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
+    monkeypatch.undo()
+    monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
+    mesh = jax.make_mesh((1,), ("data",))
+    jax.eval_shape(functools.partial(run, microbatch_size=2, mesh=mesh), alone, np.ones(5, bool))
     of_one = GRID, HEIGHT * WIDTH, 5, 2 + 3
-    assert told == [(GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3, 0), (*of_one, 5), (*of_one, 0)]
+    of_four = GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3
+    assert told == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
 
 
 def test_the_default_microbatch():
@@ -452,3 +461,53 @@ def test_bad_input():
         run(grid=GRID, microbatch_size=0)
     with pytest.raises(ValueError, match="loss must return one number"):
         ghost_gradient_sum(lambda p, e: e["left"] @ p, jnp.zeros((5, 8)), batch, mask, grid=GRID)
+
+
+def of_spectrum(params, example):
+    """A real matrix times complex numbers."""
+    return jnp.sum(jnp.abs(jnp.fft.rfft(example) @ params))
+
+
+def of_filtered(params, example):
+    """A real kernel on complex numbers."""
+    image = jnp.fft.fft(example)[None]
+    found = jax.lax.conv_general_dilated(
+        image, params + 0j, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    return jnp.sum(jnp.abs(found))
+
+
+@pytest.mark.parametrize(("loss", "shape"), [(of_spectrum, (5, 3)), (of_filtered, (2, 8, 3))])
+def test_complex_numbers_have_no_fast_path(loss, shape):
+    """Imaginary parts were dropped: sums off by 38 %; an overflowing example made zero of a whole batch."""
+    generator = np.random.default_rng(6)
+    params = jnp.asarray(generator.normal(size=shape), jnp.float32)
+    batch, mask = generator.normal(size=(4, 3, 8)).astype(np.float32), np.ones(4, bool)
+    assert not ghost._program(loss, params, batch).taps
+    ours, theirs = (
+        jax.jit(functools.partial(sum_of, loss, grid=Grid(1.0, 20)))
+        for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
+    )
+    found, expected = (sum_of(params, batch, mask) for sum_of in (ours, theirs))
+    np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-6)
+    np.testing.assert_allclose(found.total.scaled(1.0), expected.total.scaled(1.0), atol=1e-4)
+    batch[2] = 3e38
+    with_it, without = (ours(params, batch, each) for each in (mask, np.arange(4) != 2))
+    assert np.isinf(with_it.norms[2])
+    np.testing.assert_array_equal(with_it.total.units(), without.total.units())
+
+
+def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
+    batch, mask = np.ones((2, 3), np.float32), np.ones(2, bool)
+    for sum_of in (ghost_gradient_sum, clipped_gradient_sum):
+        with pytest.raises(
+            ValueError, match="params must be arrays of real floating-point numbers, had complex64"
+        ):
+            sum_of(lambda p, e: jnp.abs(e @ p), jnp.ones(3, jnp.complex64), batch, mask, grid=GRID)
+        with pytest.raises(
+            ValueError, match="loss must return a real floating-point number, returned complex64"
+        ):
+            sum_of(lambda p, e: e @ p + 0j, jnp.ones(3), batch, mask, grid=GRID)
+    for refuse in (ghost._plain, functools.partial(clip_to_grid, grid=GRID)):
+        with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, had complex64"):
+            refuse(jnp.ones(3, jnp.complex64))
