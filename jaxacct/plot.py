@@ -22,7 +22,7 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.direction import DIRECTIONS
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
-from jaxacct.tradeoff.curves import EpsilonDelta
+from jaxacct.tradeoff.parametric import EpsilonDelta
 from jaxacct.verification.run import Evidence
 
 DARK, LIGHT = "#1f4e79", "#c55a11"

@@ -48,9 +48,8 @@ class GeneralPlan(StoredPlan):
     training = "general-dpsgd"
 
     def __post_init__(self):
-        _validate.positive_number("sigma", self.sigma)
-        _validate.nonnegative_number("epsilon", self.epsilon)
-        _validate.open_probability("delta", self.delta)
+        _validate.scale("sigma", self.sigma)
+        _validate.calibration_target("epsilon", self.epsilon, "delta", self.delta)
         self.run  # noqa: B018  checks the sizes
 
     @classmethod
@@ -252,7 +251,7 @@ class LastIteratePlan(StoredPlan):
         _validate.one_of("method", self.method, tuple(METHODS))
         for name in ("num_examples", "steps", "batch_size"):
             _validate.positive_integer(name, getattr(self, name))
-        _validate.positive_number("epsilon", self.epsilon)
+        _validate.target_epsilon("epsilon", self.epsilon)
         _validate.open_probability("delta", self.delta)
         _validate.positive_number("stepsize", self.stepsize)
         if self.method == "gd" and self.batch_size != self.num_examples:
