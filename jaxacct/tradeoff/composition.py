@@ -22,6 +22,7 @@ _TAIL = 1e-15  # dp-accounting's truncation, per composition that it does; booke
 _EDGE = 1e-16  # mass of one curve's losses beyond its grid, times its count
 _MOST_POINTS = 1 << 23
 _MOST_LOSS = 300.0  # natural log: larger losses count as infinite from above, as this from below
+_NEARLY_ONE = 1 - 2.0**-30
 _SURELY_INFINITE = 1.5 * _MOST_LOSS  # no grid goes further: `_support` grows by this factor
 
 
@@ -35,6 +36,8 @@ def delta_bracket(parts, grid: float | None, epsilon):
     if isinstance(epsilon, jax.Array):
         raise ValueError("epsilon must be a NumPy value: numerical composition runs on the host")
     eps = np.atleast_1d(np.asarray(epsilon, np.float64))
+    if counts_as_infinite(parts, _NEARLY_ONE):
+        return plain(np.zeros(np.shape(epsilon))), plain(np.ones(np.shape(epsilon)))
     low, high, shift, slack = _distributions(parts, grid)
     size = np.abs(eps)
     over, under = _deltas(high, size) + slack, _deltas(low, size + shift) - slack
@@ -54,6 +57,8 @@ def delta_bracket(parts, grid: float | None, epsilon):
 def epsilon_bracket(parts, grid: float | None, delta: float) -> tuple[float, float]:
     """`(optimistic, pessimistic)` epsilon at delta, of `(curve, count)` pairs."""
     arrays.check_delta(delta)
+    if counts_as_infinite(parts, _NEARLY_ONE):
+        return 0.0, math.inf
     low, high, shift, slack = _distributions(parts, grid)
     over = high.get_epsilon_for_delta(delta - slack) if delta > slack else math.inf
     under = max(0.0, low.get_epsilon_for_delta(delta + slack) - shift)
@@ -130,7 +135,7 @@ def _distributions(parts, grid):
 def _spacing(parts) -> float:
     """A thirtieth of the smallest deviation of one loss, between 1e-6 and 1e-3, or what keeps the grid
     short."""
-    steps, span = [], 0.0
+    steps, span, variance = [1e3], 0.0, 0.0
     for part, times in parts:
         low, high = _support(part, 1e-16)
         grid = np.linspace(low, high, 4001)
@@ -138,10 +143,14 @@ def _spacing(parts) -> float:
         mass = -np.diff(above)
         middle = (grid[1:] + grid[:-1]) / 2
         mean = (mass * middle).sum()
-        deviation = math.sqrt(max(1e-12, (mass * (middle - mean) ** 2).sum()))
-        steps.append(deviation / 30)
+        deviation = math.sqrt(max(0.0, (mass * (middle - mean) ** 2).sum()))
+        if deviation > (high - low) / 4000:  # a loss that does not vary is a point of any grid
+            steps.append(max(deviation, 1e-6) / 30)
+            variance += times * deviation**2
         span = max(span, high - low, times * abs(mean) + 16 * deviation * math.sqrt(times))
-    step = min(max(min(steps), 1e-6), 1e-4 if max(times for _, times in parts) > 100 else 1e-3)
+    # Where the total varies by many nats, a part of that is fine enough.
+    finest = 1e-4 if max(times for _, times in parts) > 100 else 1e-3
+    step = max(min(*steps, max(finest, math.sqrt(variance) / (1 << 15))), 1e-6)
     return max(step, span / (1 << 21))
 
 

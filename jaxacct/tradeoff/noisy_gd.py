@@ -93,7 +93,8 @@ def _best_window(mu, steps: int, guess: float | None) -> tuple[float, int]:
     else:
         tried = {int(w) for w in np.unique(np.geomspace(1, steps, 200).astype(int))}
         best = min(tried, key=mu)
-        tried |= set(range(max(1, best - best // 20 - 2), min(steps, best + best // 20 + 2) + 1))
+        near = np.linspace(max(1, best - best // 20 - 2), min(steps, best + best // 20 + 2), 400)
+        tried |= {int(w) for w in np.unique(near.astype(int))}
     best = min(tried, key=mu)
     return mu(best), best
 

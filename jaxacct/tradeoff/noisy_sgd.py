@@ -210,8 +210,8 @@ def _choose(make, most: int, window: int | None, noise_split: float | None) -> T
     """The window and split that are best by the central limit theorem; any are valid."""
 
     def at(log_w, log_split) -> tuple[int, float]:
-        w = window if window is not None else min(most, max(1, round(math.exp(log_w))))
-        return w, noise_split if noise_split is not None else 1 + math.exp(log_split)
+        w = window if window is not None else min(most, max(1, round(math.exp(min(log_w, 50.0)))))
+        return w, noise_split if noise_split is not None else 1 + math.exp(min(max(log_split, -25.0), 60.0))
 
     def costs(points) -> list[float]:
         with np.errstate(over="ignore"):

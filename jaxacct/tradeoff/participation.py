@@ -220,6 +220,10 @@ def compose_pmf(a: ParticipationPMF, b: ParticipationPMF) -> ParticipationPMF:
 def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
     """The law of the sum of `num_epochs` independent copies of c^2."""
     _validate.positive_integer("num_epochs", num_epochs)
+    values, prob = a.squared_sensitivity.astype(float), a.prob
+    spread = math.sqrt(max(0.0, float(prob @ (values - prob @ values) ** 2)) * num_epochs)
+    # Some 11 standard deviations on either side have more than 1e-30.
+    _refuse_products(*2 * [min(20 * spread, num_epochs * (values[-1] - values[0]))])
     base = a if num_epochs == 1 else _sparse(_dense(a), int(a.squared_sensitivity[0]), a.truncated_mass)
     result, left = None, num_epochs
     while True:
@@ -247,6 +251,8 @@ def binomial_pmf(trials: int, p: Fraction) -> ParticipationPMF:
     from scipy import stats
 
     rate = float(p)
+    if trials > 2**53:
+        raise ValueError(f"num_epochs must be smaller: {trials:.3g} rounds are more than float64 counts")
     if rate == 0:
         return ParticipationPMF(np.array([0]), np.array([1.0]))
     # By Bernstein's inequality less than e^-600 is beyond; it counts as delta, on either side.
@@ -272,12 +278,16 @@ def _dense(a: ParticipationPMF) -> np.ndarray:
     return prob
 
 
-def _convolve(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if len(a) * len(b) > _MAX_PRODUCTS:
+def _refuse_products(first: float, second: float) -> None:
+    if first * second > _MAX_PRODUCTS:
         raise ValueError(
-            f"num_epochs or group_size must be smaller: the exact law has {len(a) + len(b)} values; certify "
-            "by draws (SampledGeneralPlan, or --draws)"
+            f"num_epochs or group_size must be smaller: the exact law has some {first + second:.3g} values; "
+            "certify by draws (SampledGeneralPlan, or --draws)"
         )
+
+
+def _convolve(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    _refuse_products(len(a), len(b))
     # Direct sums of positive terms keep every entry's relative precision, tails too; an FFT would not.
     return np.convolve(a, b)
 
