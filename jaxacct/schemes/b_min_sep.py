@@ -145,6 +145,14 @@ class BMinSep(Scheme):
         return cold, power * float(ahead) + 1e-12
 
     @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
     def others_are_independent(self) -> bool:
         return True
 

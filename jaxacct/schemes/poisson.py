@@ -75,6 +75,14 @@ class Poisson(Scheme):
         return Poisson(self.iterations, -math.expm1(power * log_probabilities(p)[1])), 0.0
 
     @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
     def others_are_independent(self) -> bool:
         return True
 

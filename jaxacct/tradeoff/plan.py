@@ -4,7 +4,7 @@ A plan says who it holds against (`terms`), whether it holds (`certified`), what
 and which procedure of the trainer realises it (`training`).
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxacct import _validate
@@ -165,7 +165,7 @@ class SampledGeneralPlan(GeneralPlan):
         evidence = certify_mixture(
             law, sigma, epsilon, delta, num_samples=num_samples, key=key, progress=progress
         )
-        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **sizes)
+        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **asdict(law.run))
 
     @property
     def law(self) -> SamplerLaw:
