@@ -6,6 +6,7 @@ import numbers
 # Where arrays of that length, or their product with a block of samples, are beyond any machine.
 _MOST = {"iterations": 2**20, "bands": 2**20, "examples_per_user": 1000}
 
+MIN_SCALE, MAX_SCALE = 1e-30, 1e30
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e9  # whose squares float32 holds with room to spare
 
 
@@ -41,6 +42,40 @@ def positive_number(name: str, value) -> float:
     if not math.isfinite(number) or number <= 0:
         raise ValueError(f"{name} must be a finite number above 0, was {_shown(value)}")
     return number
+
+
+def scale(name: str, value) -> float:
+    """Return `value` as a float in [1e-30, 1e30], or raise ValueError.
+
+    For lengths, step sizes, noise and curvatures: within this range float64 holds the products, ratios and
+    squares of the closed forms of `jaxacct.tradeoff`.
+    """
+    number = positive_number(name, value)
+    if not MIN_SCALE <= number <= MAX_SCALE:
+        raise ValueError(f"{name} must be in [1e-30, 1e30], was {_shown(value)}")
+    return number
+
+
+def scale_or_zero(name: str, value) -> float:
+    """Return `value` as a float that is 0 or in [1e-30, 1e30], or raise ValueError."""
+    return 0.0 if nonnegative_number(name, value) == 0 else scale(name, value)
+
+
+def filter_budget(name: str, value) -> float:
+    """Return `value` as a float in [1e-9, 1e9], or raise ValueError.
+
+    Costs whose squares float32 takes for 0 are then below the slack of a filter for 2^31 steps together.
+    """
+    number = positive_number(name, value)
+    if not LEAST_NOISE <= number <= MOST_NOISE:
+        raise ValueError(f"{name} must be in [1e-9, 1e9], was {_shown(value)}")
+    return number
+
+
+def calibration_target(epsilon_name: str, epsilon, delta_name: str, delta) -> tuple[float, float]:
+    """Return (epsilon, delta), epsilon in [0, 100] and delta in (0, 1), or raise ValueError."""
+    found = nonnegative_number(epsilon_name, epsilon)
+    return found and target_epsilon(epsilon_name, found), open_probability(delta_name, delta)
 
 
 def target_epsilon(name: str, value) -> float:

@@ -23,7 +23,7 @@ from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import DIRECTIONS, LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
-from jaxacct.tradeoff.curves import EpsilonDelta
+from jaxacct.tradeoff.parametric import EpsilonDelta
 
 DARK, LIGHT = "#1f4e79", "#c55a11"
 _COLOURS = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")

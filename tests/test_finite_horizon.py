@@ -317,3 +317,13 @@ def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
     lines = budget_lines(proposal, 1e-6)
     again = sum(line.amount for line in lines if line.name == "rounding of the coordinate")
     assert total(lines, "epsilon") - again < error < total(lines, "epsilon")
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_a_matrix_of_another_size_is_refused(n):
+    """C has n rows: with fewer or more than the run's the release would be another one."""
+    strategy = FiniteToeplitz((1.0, 0.5), n)
+    with pytest.raises(ValueError, match=f"strategy must have the scheme's 4 iterations, had {n}"):
+        strategy.check(BMinSep(4, 2, 0.3))
+    with pytest.raises(ValueError, match="strategy must have the scheme's 4 iterations"):
+        Mechanism(BMinSep(4, 2, 0.3), strategy, 1.0)

@@ -2,6 +2,7 @@
 vectors."""
 
 import math
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -241,3 +242,13 @@ def test_a_plan_of_users_is_proven_like_all_others():
     assert plan.certified and plan.evidence.remove.num_samples > 0
     assert "not proven" not in plan.statement()
     assert all("proofs/" in line.source for line in plan.verdict.remove.items)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 40])
+def test_errors_of_independent_draws_multiply(number):
+    """k examples, each drawn with a density that is up to 1 + e of the stated one: (1 + e)^k together."""
+    scheme = IndependentAttribution(6, 2, 0.3, number)
+    one = Fraction(scheme.one.draw_error())
+    exact = (1 + one) ** number - 1
+    assert 0 < float(one) and exact * (1 - Fraction(1, 2**40)) <= Fraction(scheme.draw_error())
+    assert scheme.draw_error() == pytest.approx(float(exact), rel=1e-12)

@@ -25,6 +25,7 @@ from jaxacct.proposals.replicas import _module, log_normalizer, most_replicas, r
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
+from jaxacct.schemes.replicas.base import log_lift
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.verification.profile import profile as stored_profile
 from tests.oracles import enumeration
@@ -307,3 +308,18 @@ def test_ages_make_the_scale_smaller():
     lifted, _ = b_min_sep_replicas._backward(mechanism, 2, False)
     assert 0 < log_normalizer(mechanism, 2) < lifted / 2
     assert aged.longest_age(Mechanism(BMinSep(7200, 256, 0.01), Toeplitz((1.0, *[0.01] * 300)), 1.0)) == 0
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), BMinSep(9, 3, 0.2)], ids=str)
+def test_lifts_are_added_up_from_below(scheme):
+    """The density may be divided by no more than was earned: tables, and sums of them, are rounded down.
+
+    A draw adds at most as many as there are participations of two, each addition right to 2^-24.
+    """
+    mechanism = Mechanism(scheme, Toeplitz(TAIL), SIGMA)
+    codes, *_ = aged._factors(mechanism)
+    exact = (codes.far[:, None] + codes.far) / log_lift(mechanism, 2)
+    lifts = np.asarray(aged.tables(mechanism)["lifts"], np.float64)
+    most_rounded = (1 + 2.0**-24) ** (2 * scheme.max_participations)
+    assert exact.max() > 0.1 and np.all(lifts * most_rounded <= exact)
+    np.testing.assert_allclose(lifts, exact, rtol=1e-5)

@@ -286,6 +286,27 @@ def test_extreme_numbers_are_bounds_too():
     assert divergence_bound(Mixture((Phases(1, 1.0),), 3), 0.3, "add", 1) == 0  # e^0.3 > 4 / 3
 
 
+@pytest.mark.parametrize("sizes", [(3, 2), (5, 3)])
+def test_phases_of_unequal_size_at_every_noise(sizes):
+    """Where n is no multiple of b, the lattice of one phase may end below all of another's lognormal.
+
+    Epsilon 4 at noise 3.37 had no bound for n = 3, b = 2; two phases also against quadrature.
+    """
+    scheme = BallsInBins(*sizes)
+    for sigma, epsilon in itertools.product(
+        (0.5, 1.0, 2.0, 3.37, 5.0, 20.0, 1e4), (0.0, 0.5, 2.0, 4.0, 10.0)
+    ):
+        mechanism = Mechanism(scheme, IDENTITY, sigma)
+        for direction, (low, high) in (
+            ACCOUNTANTS["random-allocation"].divergences(mechanism, epsilon).items()
+        ):
+            assert 0 <= low <= high <= 1
+            if scheme.cycle_length == 2:
+                mus = [turns**0.5 / sigma for turns in scheme.phase_participations]
+                exact = quadrature(mus, 0, epsilon, direction)
+                assert low <= exact * (1 + 3e-5) + 1e-13 and high >= exact * (1 - 3e-5) - 1e-13
+
+
 def test_calibrate_draws_nothing_there():
     scheme = BallsInBins(64, 16)
     plan = calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5)

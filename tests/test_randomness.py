@@ -280,3 +280,19 @@ def test_the_rarest_radii_take_their_last_bits_from_their_row(monkeypatch):
     np.testing.assert_allclose(radius[:, 0], radius[:, 1], rtol=1e-6)  # of one row
     # A word is uniform, so radius^2 / 2 - 40 ln 2 is exponential: 64 of them, false alarm 1e-6.
     assert stats.kstest(np.maximum(radius[:, 0] ** 2 / 2 - 40 * np.log(2), 0), "expon").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("below", [2**16 + 1, 3 * 2**30, 2**31 - 1])
+def test_the_declared_error_of_large_integers(below):
+    """Their law by counting where the high word does not matter: below 3 * 2^30 a value has two low words.
+
+    `2^32 mod below` is multiplied modulo 2^32, so for such a range a third is drawn half as often again.
+    """
+    assert threefry.integers_error(below) >= below * 2.0**-32
+    if below == 3 * 2**30:
+        low = np.array([7, 7, 5], np.uint32) + np.array([0, below, below], np.uint64).astype(np.uint32)
+        high = np.array([0, 3, 2**32 - 1], np.uint32)
+        drawn = threefry.integers_of((jnp.asarray(high), jnp.asarray(low)), below)
+        assert drawn.astype(np.uint32).tolist() == [7, 7, 5]  # whatever the high word is
+        exact = 2 / 2**32 * below - 1
+        assert exact == 0.5 and threefry.integers_error(below) >= exact

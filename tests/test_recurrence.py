@@ -99,3 +99,12 @@ def test_softplus_has_a_derivative_at_0(x64):
     derivative = jax.jit(jax.grad(recurrence.softplus))
     for d, slope in ((0.0, 0.5), (-1.0, 1 / (1 + np.e)), (1.0, np.e / (1 + np.e)), (-np.inf, 0.0)):
         assert float(derivative(d)) == pytest.approx(slope, abs=1e-15)
+
+
+def test_a_certain_participation_adds_up_thousands_of_ratios():
+    """At p = 1 and b = 1 ln f is the sum of all ratios: a plain float32 sum is off by hundreds of ulps."""
+    ratios = np.full((20_000, 2), np.float32(0.1))
+    exact = 20_000 * np.float64(np.float32(0.1))
+    found = np.asarray(blocked(ratios, log_p=0.0, log_q=-np.inf, block=1), np.float64)
+    plain = np.cumsum(ratios[:, 0])[-1]
+    assert abs(plain - exact) > 100 * 2.0**-23 * exact > 100 * np.max(np.abs(found - exact))

@@ -33,7 +33,6 @@ from jaxacct.individual import (
     subsampled_gaussian_rdp,
 )
 from jaxacct.individual.accountants import CountState
-from jaxacct.individual.filters import slack
 from jaxacct.individual.rdp import ORDERS
 from jaxacct.records import exact
 
@@ -45,8 +44,6 @@ from .optimizers import Privatizer
 from .sampler import Sampler, SamplerState
 from .step import PrivateStep, StepInfo, TrainState, advance
 
-# Budgets are cut by so much: a filter's comparisons allow a slack, which the guarantee must include.
-_MARGIN = 2 * slack(np.float32)
 _MOST_POINTS = 2**21
 
 
@@ -108,8 +105,7 @@ class IndividualAccounting:
     def _gaussian_filter(self) -> IndividualGDPFilter | None:
         if self.epsilon is None or self.delta is None:
             return None
-        whole = IndividualGDPFilter.from_epsilon_delta(self.epsilon, self.delta)
-        return IndividualGDPFilter(whole.budget_mu * (1 - _MARGIN), self.readmit)
+        return IndividualGDPFilter.from_epsilon_delta(self.epsilon, self.delta, readmit=self.readmit)
 
     def _renyi_filter(self, accountant: RDPIndividualAccountant) -> IndividualRDPFilter | None:
         if self.epsilon is None or self.delta is None:
@@ -129,7 +125,7 @@ class IndividualAccounting:
         largest = accountant.charged_sigmas[0]
         costs = subsampled_gaussian_rdp(accountant.sampling_probability, largest, tuple(filters))
         best = max(zip(filters.values(), costs, strict=True), key=lambda pair: pair[0].budget / pair[1])[0]
-        return IndividualRDPFilter(best.order, best.budget * (1 - _MARGIN), self.readmit)
+        return IndividualRDPFilter(best.order, best.budget, self.readmit)
 
     def statement(self, tracker: "Tracker") -> str:
         """What it adds to the guarantee of the plan, in sentences."""

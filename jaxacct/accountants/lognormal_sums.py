@@ -207,7 +207,9 @@ class _Rough:
             z = np.linspace(-_REACH, _REACH + part.mu, nodes)
             x = np.exp(part.mu * z - part.mu**2 / 2)
             log_weights = math.log(z[1] - z[0]) - z * z / 2 - math.log(2 * math.pi) / 2
-            parts.append((part.number, x[x <= most], log_weights[x <= most]))
+            # The lowest node stays: all of one phase's nodes can be above `most`, which another's set.
+            kept = max(1, int(np.searchsorted(x, most, side="right")))
+            parts.append((part.number, x[:kept], log_weights[:kept]))
         return cls(tuple(parts))
 
     def log_moment(self, tilt: float) -> tuple[float, float]:

@@ -67,7 +67,7 @@ class GDPIndividualAccountant:
 
     def __post_init__(self):
         for name in ("noise_multiplier", "clip_norm"):
-            object.__setattr__(self, name, _validate.positive_number(name, getattr(self, name)))
+            object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
 
     def init(self, num_examples: int) -> FilterState:
         """Nothing spent."""
@@ -125,7 +125,7 @@ class _Bucketed:
         q = _validate.probability("sampling_probability", self.sampling_probability)
         object.__setattr__(self, "sampling_probability", q)
         for name in ("noise_multiplier", "clip_norm"):
-            object.__setattr__(self, name, _validate.positive_number(name, getattr(self, name)))
+            object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
         if self.grid.smallest != self.noise_multiplier:
             raise ValueError(
                 f"grid must begin at the noise multiplier {self.noise_multiplier:g}, "

@@ -40,6 +40,10 @@ def slack(dtype) -> float:
     return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 2.0**-20
 
 
+# Of the budget of a target: so much less that float32's slack and its rounding of costs stay inside of it.
+_BELOW = 1 - 2.0**-19
+
+
 def add_exactly(total, rest, amount):
     """(total, rest) with `amount` added: Knuth's two-sum, then renormalised, so that nothing is lost."""
     rough = total + amount
@@ -94,18 +98,19 @@ class GDPFilter:
     of halting would depend on the data.
 
     Attributes:
-      budget_mu: B; what was released before the filter halts is B-GDP.
+      budget_mu: B; what was released before the filter halts is `B sqrt(1 + slack)`-GDP, `slack` that of the
+        dtype. `from_epsilon_delta` leaves room for it.
     """
 
     budget_mu: float
 
     def __post_init__(self):
-        object.__setattr__(self, "budget_mu", _validate.positive_number("budget_mu", self.budget_mu))
+        object.__setattr__(self, "budget_mu", _validate.filter_budget("budget_mu", self.budget_mu))
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float):
-        """The filter of the largest B that is (epsilon, delta)-DP."""
-        return cls(gdp_mu(epsilon, delta))
+        """The filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
+        return cls(gdp_mu(epsilon, delta) * _BELOW)
 
     def init(self, num_examples: int = 1) -> FilterState:
         """Nothing spent; `active` (1,)."""
@@ -129,7 +134,8 @@ class IndividualGDPFilter:
     """A budget for every example (algorithm 1), for full batches or any Gaussian pair.
 
     Attributes:
-      budget_mu: B; everything released is B-GDP for the removal of any example.
+      budget_mu: B; everything released is `B sqrt(1 + slack)`-GDP for the removal of any example, `slack`
+        that of the dtype. `from_epsilon_delta` leaves room for it.
       readmit: whether an example that did not fit may come back when it costs less; sound either way, as the
         charged squares add up to at most B^2 always.
       spend_exactly: scale the contribution of an example that would cross so that it spends exactly what is
@@ -141,12 +147,12 @@ class IndividualGDPFilter:
     spend_exactly: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "budget_mu", _validate.positive_number("budget_mu", self.budget_mu))
+        object.__setattr__(self, "budget_mu", _validate.filter_budget("budget_mu", self.budget_mu))
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float, **options):
-        """The filter of the largest B that is (epsilon, delta)-DP."""
-        return cls(gdp_mu(epsilon, delta), **options)
+        """The filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
+        return cls(gdp_mu(epsilon, delta) * _BELOW, **options)
 
     def init(self, num_examples: int) -> FilterState:
         """Nothing spent by `num_examples` examples."""
@@ -216,18 +222,22 @@ class IndividualRDPFilter:
 
     def __post_init__(self):
         object.__setattr__(self, "order", int(checked_orders([self.order])[0]))
-        object.__setattr__(self, "budget", _validate.positive_number("budget", self.budget))
+        object.__setattr__(self, "budget", _validate.filter_budget("budget", self.budget))
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float, order: int, **options):
-        """The largest budget at `order` that is (epsilon, delta)-DP; ValueError where there is none."""
+        """The largest budget at `order` that is (epsilon, delta)-DP with all roundings in float32.
+
+        Raises:
+          ValueError: where there is none.
+        """
         order = int(checked_orders([order])[0])
         epsilon = _validate.positive_number("epsilon", epsilon)
         log_delta = np.log(_validate.open_probability("delta", delta))
         budget = epsilon - np.log1p(-1 / order) + (log_delta + np.log(order)) / (order - 1)
         if not budget > 0:
             raise ValueError(f"order must be larger for epsilon {epsilon:g} at delta {delta:g}, was {order}")
-        return cls(order, float(budget), **options)
+        return cls(order, float(budget) * _BELOW, **options)
 
     def init(self, num_examples: int) -> FilterState:
         """Nothing spent by `num_examples` examples."""

@@ -19,7 +19,7 @@ class PrivacyOdometer:
     """
 
     def __init__(self, pieces: Sequence[float]):
-        self.pieces = tuple(_validate.positive_number("pieces", piece) for piece in pieces)
+        self.pieces = tuple(_validate.scale("pieces", piece) for piece in pieces)
         if not self.pieces:
             raise ValueError("pieces must have at least one mu, had none")
         self._piece, self._squares = 0, []
@@ -30,14 +30,12 @@ class PrivacyOdometer:
         Raises:
           ValueError: it fits in none of the pieces that are left; nothing is charged.
         """
-        mu = _validate.nonnegative_number("mu", mu)
+        mu = _validate.scale_or_zero("mu", mu)
         squares, piece = [*self._squares, mu * mu], self._piece
         while not np.sum(squares) <= self.pieces[piece] ** 2 * (1 + 1e-12):
             squares, piece = [mu * mu], piece + 1
             if piece == len(self.pieces):
-                raise ValueError(
-                    f"mu {mu!r} fits in none of the pieces that are left: the odometer is at its end"
-                )
+                raise ValueError(f"mu must fit in one of the pieces that are left, was {mu!r}")
         self._squares, self._piece = squares, piece
 
     def spent_mu(self) -> float:

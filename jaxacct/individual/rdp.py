@@ -22,8 +22,8 @@ def subsampled_gaussian_rdp(sampling_probability: float, sigma, orders=ORDERS) -
     """
     q = _validate.probability("sampling_probability", sampling_probability)
     sigma = np.asarray(sigma, float)
-    if not np.all(sigma > 0):
-        raise ValueError("sigma must be above 0")
+    if not np.all((sigma >= _validate.LEAST_NOISE) & ((sigma <= _validate.MOST_NOISE) | np.isposinf(sigma))):
+        raise ValueError("sigma must be in [1e-9, 1e9], or infinity")
     orders = checked_orders(orders)
     found = []
     for order in orders:

@@ -133,6 +133,14 @@ class BMinSep(Scheme):
         return busier, log_ratio - 1e-12 * (1 + abs(log_ratio) + self.iterations * more)
 
     @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
     def others_are_independent(self) -> bool:
         return True
 

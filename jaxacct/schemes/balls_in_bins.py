@@ -92,6 +92,14 @@ class BallsInBins(Scheme):
         return Sums(1.0, none, rounds, self.cycle_length, phases=True)
 
     @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
     def others_are_independent(self) -> bool:
         return True
 

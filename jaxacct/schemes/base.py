@@ -175,6 +175,31 @@ class Scheme(abc.ABC):
         given |= {"iterations": numbers.iterations, "sampling_probability": numbers.sampling_probability}
         return cls(**given)
 
+    @property
+    @abc.abstractmethod
+    def others_are_independent(self) -> bool:
+        """Whether batches without a unit are independent of its sampling, and it adds one example at most.
+
+        Whether a batch is too large is then independent of the unit (proofs/rounding.md, section 8), and the
+        probability of that is added to delta once and not `1 + e^epsilon` times.
+        """
+
+    @property
+    @abc.abstractmethod
+    def holds_for_shared_examples(self) -> bool:
+        """Whether P and Q dominate on graphs in which an example has several owners.
+
+        Where they do not, a bound that reveals all coins may (proofs/shared_examples.md, section 4).
+        """
+
+    @property
+    @abc.abstractmethod
+    def examples_overlap(self) -> bool:
+        """Whether examples of one unit may take part less than `min_separation` steps apart.
+
+        The likelihood then takes what columns share, `likelihood.loss.column_norms`, for half their norms.
+        """
+
     # -- What may be left out -----------------------------------------------------------------------------
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None) -> Any:
@@ -226,25 +251,9 @@ class Scheme(abc.ABC):
         raise ValueError(f"scheme must be one that batches can be drawn for, was {self.name}")
 
     @property
-    def others_are_independent(self) -> bool:
-        """Whether batches without a unit have nothing to do with its coins, and it adds one example at most.
-
-        Whether a batch is too large then says nothing of the unit (proofs/rounding.md, section 8).
-        """
-        return False
-
-    @property
     def examples_bar_each_other(self) -> bool:
         """Whether a sampled example keeps others of its users from joining batches."""
         return True
-
-    @property
-    def holds_for_shared_examples(self) -> bool:
-        """Whether P and Q dominate on graphs in which an example has several owners.
-
-        Where they do not, a bound that reveals all coins may (proofs/shared_examples.md, section 4).
-        """
-        return False
 
     def check_dataset_size(self, dataset_size: int) -> None:
         """Refuse a data set that the scheme is not for; ValueError."""
@@ -290,14 +299,6 @@ class Scheme(abc.ABC):
     def parts(self) -> tuple["Scheme", int] | None:
         """(scheme, number) where a unit's counts are the sum of so many independent draws from it."""
         return None
-
-    @property
-    def examples_overlap(self) -> bool:
-        """Whether examples of one unit may take part less than `min_separation` steps apart.
-
-        The likelihood then takes what columns share, `likelihood.loss.column_norms`, for half their norms.
-        """
-        return False
 
     def overlap_bound(self, strategy) -> float:
         """At least what a participation shares with the unit's other examples, where L is bounded."""

@@ -78,6 +78,14 @@ class CyclicPoisson(Scheme):
         return Sums(self.sampling_probability, none, rounds, self.cycle_length, phases=True)
 
     @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
     def others_are_independent(self) -> bool:
         return True
 

@@ -113,6 +113,10 @@ class IndependentAttribution(Scheme):
     # -- What the guarantee rests on ----------------------------------------------------------------------
 
     @property
+    def others_are_independent(self) -> bool:
+        return False
+
+    @property
     def examples_per_unit(self) -> int:
         return self.examples_per_user
 

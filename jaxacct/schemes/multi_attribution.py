@@ -135,6 +135,14 @@ class MultiAttribution(Scheme):
         return BMinSep(self.iterations, self.min_separation, p, self.warm_start)
 
     @property
+    def others_are_independent(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
     def examples_per_unit(self) -> int:
         return self.examples_per_user
 

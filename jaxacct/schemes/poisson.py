@@ -68,6 +68,14 @@ class Poisson(Scheme):
         return Sums(self.sampling_probability, self.log_probability_of_none(), self.iterations)
 
     @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
     def others_are_independent(self) -> bool:
         return True
 

@@ -134,6 +134,18 @@ class TruncatedBMinSep(Scheme):
         return self.max_batch_size < self.dataset_size
 
     @property
+    def others_are_independent(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
     def examples_per_unit(self) -> int:
         return 1
 

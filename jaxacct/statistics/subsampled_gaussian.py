@@ -41,15 +41,21 @@ def subsampled_gaussian_delta(
       direction: "remove" (P against Q) or "add" (Q against P).
     """
     q = _validate.probability("sampling_probability", sampling_probability)
-    sigma = _validate.positive_number("sigma", sigma)
+    sigma = _validate.noise_multiplier("sigma", sigma)
     direction = Direction.of(direction)
     epsilon = np.asarray(epsilon, float)
+    if np.isnan(epsilon).any():
+        raise ValueError("epsilon must not be NaN")
     if direction == Direction.REMOVE:
         place = _place(epsilon, q, sigma)
-        delta = _above(place, q, sigma) - np.exp(epsilon) * special.ndtr(-place / sigma)
+        # In logarithms: e^epsilon may be beyond float64 where the other factor is below it.
+        delta = _above(place, q, sigma) - np.exp(epsilon + special.log_ndtr(-place / sigma))
     else:
         place = _place(-epsilon, q, sigma)
-        delta = special.ndtr(place / sigma) - np.exp(epsilon) * _below(place, q, sigma)
+        with np.errstate(divide="ignore"):
+            log_below = np.log(_below(place, q, sigma))
+        # At most Q's mass there, so the difference is at least 0.
+        delta = special.ndtr(place / sigma) - np.exp(np.minimum(0.0, epsilon + log_below))
     return np.maximum(0.0, delta)
 
 

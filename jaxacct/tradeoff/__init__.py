@@ -13,9 +13,8 @@ float64.
 from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, calibrate_sigma, shuffled_batch_clip_mu
 from jaxacct.tradeoff.bounds import GDPBound
 from jaxacct.tradeoff.calibration import calibrate_noise, composition_gdp
-from jaxacct.tradeoff.composition import Composed, compose
 from jaxacct.tradeoff.contraction import contraction_factor
-from jaxacct.tradeoff.curves import Best, EpsilonDelta, Gaussian, Identity, Mixture, Subsampled, TradeOff
+from jaxacct.tradeoff.curves import Composed, Gaussian, Identity, TradeOff, compose
 from jaxacct.tradeoff.filtering import filtered_participation_pmf
 from jaxacct.tradeoff.gaussian import (
     compose_gdp,
@@ -41,6 +40,7 @@ from jaxacct.tradeoff.mixtures import GaussianMixture, mixture_delta, mixture_ep
 from jaxacct.tradeoff.noisy_cgd import noisy_cgd_gdp, noisy_cgd_gdp_lower_bound
 from jaxacct.tradeoff.noisy_gd import noisy_gd_gdp
 from jaxacct.tradeoff.noisy_sgd import BestTradeoffBound, TradeoffBound, noisy_sgd_accountant
+from jaxacct.tradeoff.parametric import Best, EpsilonDelta, Mixture, Subsampled
 from jaxacct.tradeoff.participation import ParticipationPMF, compose_pmf, participation_pmf, self_compose_pmf
 from jaxacct.tradeoff.prv import prv_compose
 from jaxacct.tradeoff.renyi import rdp_to_epsilon

@@ -14,6 +14,8 @@ import numpy as np
 from jax.scipy import special as jax_special
 from scipy import special
 
+from jaxacct import _validate
+
 
 def library(*values) -> tuple[Any, Any, list]:
     """`(numpy or jax.numpy, its special functions, the values as float64 arrays)`.
@@ -58,6 +60,16 @@ def check(name: str, value, allowed: str, accept) -> None:
         bad = entries[~good].ravel() if entries.ndim else entries
         shown = float(np.ravel(bad)[0]) if np.size(bad) else "empty"
         raise ValueError(f"{name} must be {allowed}, was {shown}")
+
+
+def check_scale(name: str, value, *, zero: bool = False) -> None:
+    """ValueError unless every entry is in [1e-30, 1e30], or 0 where `zero` allows it (`_validate.scale`)."""
+
+    def accept(entries):
+        inside = (entries >= _validate.MIN_SCALE) & (entries <= _validate.MAX_SCALE)
+        return inside | (entries == 0) if zero else inside
+
+    check(name, value, "0 or in [1e-30, 1e30]" if zero else "in [1e-30, 1e30]", accept)
 
 
 def check_level(alpha) -> None:

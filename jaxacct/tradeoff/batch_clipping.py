@@ -18,6 +18,8 @@ from jaxacct.tradeoff.mixtures import GaussianMixture, mixture_curve, mixture_ep
 from jaxacct.tradeoff.participation import ParticipationPMF, check_sizes, participation_pmf
 from jaxacct.tradeoff.terms import Terms, sampling_revealed
 
+_MAX_LOG = 69.0  # of sigma, whose range is that of `_validate.scale`
+
 
 @dataclass(frozen=True)
 class GeneralDPSGD:
@@ -90,7 +92,7 @@ class GeneralDPSGD:
 
     def worst_case(self, sigma: float) -> Gaussian:
         """G of the largest c: looser, without a law."""
-        arrays.check_positive("sigma", sigma)
+        arrays.check_scale("sigma", sigma)
         return Gaussian(math.sqrt(self.most()) / sigma)
 
     def epsilon(self, delta: float, sigma: float) -> float:
@@ -128,7 +130,7 @@ def shuffled_batch_clip_mu(
     """`sqrt(min(g, R) E) / sigma`: shuffling with batch clipping for any group; tight for one record."""
     E = _validate.positive_integer("num_epochs", num_epochs)
     g = _validate.positive_integer("group_size", group_size)
-    _validate.positive_number("sigma", sigma)
+    _validate.scale("sigma", sigma)
     if num_rounds_per_epoch is not None:
         g = min(g, _validate.positive_integer("num_rounds_per_epoch", num_rounds_per_epoch))
     return math.sqrt(g * E) / sigma
@@ -150,8 +152,9 @@ def calibrate_sigma(
     Raises:
       ValueError: where no sigma will do, because the truncated mass alone exceeds target_delta.
     """
-    epsilon = _validate.nonnegative_number("target_epsilon", target_epsilon)
-    delta = _validate.open_probability("target_delta", target_delta)
+    epsilon, delta = _validate.calibration_target(
+        "target_epsilon", target_epsilon, "target_delta", target_delta
+    )
     pmf = participation_pmf(dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling)
     if pmf.truncated_mass >= delta:
         raise ValueError(
@@ -164,10 +167,14 @@ def calibrate_sigma(
     low = high = 0.0
     while log_delta(high) > math.log(delta):
         high += 2.0
+        if high > _MAX_LOG:
+            raise ValueError(
+                f"target_delta must be one that sigma {math.exp(_MAX_LOG):.3g} reaches, was {delta!r}"
+            )
     while log_delta(low) <= math.log(delta):
         low -= 2.0
-        if low < -700:
-            return math.exp(low)
+        if low < -_MAX_LOG:
+            return math.exp(low + 2.0)
     while high - low > 1e-13 * max(1.0, abs(high)):
         middle = (low + high) / 2
         low, high = (middle, high) if log_delta(middle) > math.log(delta) else (low, middle)

@@ -82,5 +82,5 @@ def sqrt_tanh_ratio(c: float, t: float) -> float:
         return 1.0
     if c == 1:
         return math.sqrt(t)
-    h = -0.5 * math.log(c)
+    h = -0.5 * math.log(c)  # at least 2^-54
     return math.sqrt(math.tanh(t * h) / math.tanh(h))

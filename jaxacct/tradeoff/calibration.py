@@ -11,6 +11,8 @@ from jaxacct.tradeoff.noisy_sgd import noisy_sgd_accountant
 
 METHODS: dict[str, Callable] = {"gd": noisy_gd_gdp, "cgd": noisy_cgd_gdp, "sgd": noisy_sgd_accountant}
 
+_MAX_LOG = 69.0  # of noise_std, whose range is that of `_validate.scale`
+
 
 def calibrate_noise(
     target_eps: float, delta: float, *, method: str, tolerance: float | None = None, **run
@@ -24,9 +26,11 @@ def calibrate_noise(
       tolerance: relative; 1e-10 where mu is in closed form, 1e-3 where epsilon is numerical ("sgd").
       run: what `noisy_gd_gdp`, `noisy_cgd_gdp` or `noisy_sgd_accountant` takes besides noise_std.
     """
-    _validate.positive_number("target_eps", target_eps)
+    _validate.target_epsilon("target_eps", target_eps)
     _validate.open_probability("delta", delta)
     _validate.one_of("method", method, tuple(METHODS))
+    if tolerance is not None and not 1e-12 <= _validate.positive_number("tolerance", tolerance) <= 1:
+        raise ValueError(f"tolerance must be in [1e-12, 1], was {tolerance!r}")
     if "noise_std" in run:
         raise ValueError("noise_std must not be given: it is what calibrate_noise finds")
     bound = METHODS[method]
@@ -55,16 +59,18 @@ def _least(
     """The least x with `good(x)`, from above, looked for around `start`; `good` stays True once it is."""
     high, up = start, step
     while not good(high):
-        high += up
-        up *= 2
-        if high > 600:
-            raise ValueError(f"target_eps {target:g} cannot be reached")
-    low, down = high - step, step
+        if high >= _MAX_LOG:
+            raise ValueError(
+                f"target_eps must be one that noise_std of at most {math.exp(_MAX_LOG):.3g} reaches, was "
+                f"{target:g}"
+            )
+        high, up = min(high + up, _MAX_LOG), 2 * up
+    low, down = max(high - step, -_MAX_LOG), step
     while good(low):
+        if low <= -_MAX_LOG:
+            return low
         down *= 2
-        high, low = low, low - down
-        if low < -600:
-            return high
+        high, low = low, max(low - down, -_MAX_LOG)
     while high - low > tolerance:
         middle = (low + high) / 2
         low, high = (low, middle) if good(middle) else (middle, high)
@@ -73,6 +79,6 @@ def _least(
 
 def composition_gdp(sensitivity: float, steps: int) -> float:
     """The baseline `S sqrt(steps)`: valid without any convexity, for every iterate released."""
-    _validate.nonnegative_number("sensitivity", sensitivity)
+    _validate.scale_or_zero("sensitivity", sensitivity)
     count = _validate.positive_integer("steps", steps)
     return float(compose_gdp([sensitivity])) * math.sqrt(count)

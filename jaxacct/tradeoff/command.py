@@ -11,12 +11,13 @@ from jaxacct.command_line import parse
 from jaxacct.tradeoff import plots
 from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, generic_group_epsilon
 from jaxacct.tradeoff.calibration import calibrate_noise
-from jaxacct.tradeoff.curves import EpsilonDelta, Gaussian, Subsampled, TradeOff
+from jaxacct.tradeoff.curves import Gaussian, TradeOff
 from jaxacct.tradeoff.gaussian import gdp_mu
 from jaxacct.tradeoff.losses import logistic_conditions
 from jaxacct.tradeoff.noisy_cgd import noisy_cgd_gdp
 from jaxacct.tradeoff.noisy_gd import noisy_gd_gdp
 from jaxacct.tradeoff.noisy_sgd import noisy_sgd_accountant
+from jaxacct.tradeoff.parametric import EpsilonDelta, Subsampled
 from jaxacct.tradeoff.plan import PLANS, GeneralPlan, LastIteratePlan, SampledGeneralPlan
 
 
@@ -326,7 +327,17 @@ def run(argv: list[str]) -> int:
 
 
 def tell(found: dict, as_json: bool) -> None:
-    """Print what was found: a line a name, or one JSON object."""
+    """Print what was found: a line a name, or one JSON object.
+
+    Raises:
+      ValueError: a value is not a number; nothing is printed.
+    """
+    for name, value in found.items():
+        numbers = value.values() if isinstance(value, dict) else [value]
+        if any(isinstance(number, float) and math.isnan(number) for number in numbers):
+            raise ValueError(
+                f"{name} must be a number, was NaN: the arguments are beyond what float64 resolves"
+            )
     if as_json:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
         print(jsonlib.dumps(clean))

@@ -9,124 +9,86 @@ dp-accounting, whose FFT is allowed an error that is booked on both sides. The t
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from dp_accounting.pld import pld_pmf
 
-from jaxacct import _validate
 from jaxacct.tradeoff import _arrays as arrays
 from jaxacct.tradeoff._arrays import plain
-from jaxacct.tradeoff.curves import Gaussian, TradeOff
 
 _TAIL = 1e-15  # dp-accounting's truncation, per composition that it does; booked
 _EDGE = 1e-16  # mass of one curve's losses beyond its grid, times its count
 _MOST_POINTS = 1 << 23
 _MOST_LOSS = 300.0  # natural log: larger losses count as infinite from above, as this from below
+_NEARLY_ONE = 1 - 2.0**-30
+_SURELY_INFINITE = 1.5 * _MOST_LOSS  # no grid goes further: `_support` grows by this factor
 
 
-def compose(parts) -> TradeOff:
-    """The tensor product of `(curve, count)` pairs; counts of at least 0."""
-    flat: list[tuple[TradeOff, int]] = []
-    for part, count in parts:
-        _validate.positive_integer("count", count, minimum=0)
-        if not isinstance(part, TradeOff):
-            raise ValueError(f"parts must be trade-off functions, was {type(part).__name__}")
-        inner = part.parts if isinstance(part, Composed) else ((part, 1),)
-        flat += [(one, times * count) for one, times in inner if times * count]
-    gaussians = [(part.mu, count) for part, count in flat if isinstance(part, Gaussian)]
-    others: dict[TradeOff, int] = {}
-    for part, count in flat:
-        if not isinstance(part, Gaussian):
-            others[part] = others.get(part, 0) + count
-    square = sum(mu * mu * count for mu, count in gaussians)
-    mu = square**0.5
-    if not others:
-        return Gaussian(mu)
-    if mu == 0 and list(others.values()) == [1]:
-        return next(iter(others))
-    joined = tuple(others.items())
-    if mu != 0:
-        joined += ((Gaussian(float(mu)), 1),)
-    return Composed(joined)
+def delta_bracket(parts, grid: float | None, epsilon):
+    """`(optimistic, pessimistic)` delta at epsilon of either sign, of `(curve, count)` pairs.
 
-
-@dataclass(frozen=True)
-class Composed(TradeOff):
-    """A tensor product that has no closed form; `log_delta` is its pessimistic bound.
-
-    Attributes:
+    Args:
       parts: distinct curves with their counts.
-      grid: natural log; spacing of the losses, chosen from the curves by default.
+      grid: natural log; spacing of the losses, chosen from the curves where it is None.
     """
+    if isinstance(epsilon, jax.Array):
+        raise ValueError("epsilon must be a NumPy value: numerical composition runs on the host")
+    eps = np.atleast_1d(np.asarray(epsilon, np.float64))
+    if counts_as_infinite(parts, _NEARLY_ONE):
+        return plain(np.zeros(np.shape(epsilon))), plain(np.ones(np.shape(epsilon)))
+    low, high, shift, slack = _distributions(parts, grid)
+    size = np.abs(eps)
+    over, under = _deltas(high, size) + slack, _deltas(low, size + shift) - slack
+    if (eps < 0).any() and not all(part.symmetric for part, _ in parts):
+        low, high, shift, slack = _distributions(tuple((p.inverse(), k) for p, k in parts), grid)
+        over = np.where(eps < 0, _deltas(high, size) + slack, over)
+        under = np.where(eps < 0, _deltas(low, size + shift) - slack, under)
+    over, under = np.minimum(over, 1.0), np.maximum(under, 0.0)
+    flip = -np.expm1(-size)
+    over = np.where(eps < 0, flip + np.exp(-size) * over, over)
+    under = np.where(eps < 0, flip + np.exp(-size) * under, under)
+    under = np.minimum(under, over)
+    shape = np.shape(epsilon)
+    return plain(under.reshape(shape)), plain(over.reshape(shape))
 
-    parts: tuple[tuple[TradeOff, int], ...]
-    grid: float | None = None
 
-    @property
-    def symmetric(self) -> bool:
-        return all(part.symmetric for part, _ in self.parts)
+def epsilon_bracket(parts, grid: float | None, delta: float) -> tuple[float, float]:
+    """`(optimistic, pessimistic)` epsilon at delta, of `(curve, count)` pairs."""
+    arrays.check_delta(delta)
+    if counts_as_infinite(parts, _NEARLY_ONE):
+        return 0.0, math.inf
+    low, high, shift, slack = _distributions(parts, grid)
+    over = high.get_epsilon_for_delta(delta - slack) if delta > slack else math.inf
+    under = max(0.0, low.get_epsilon_for_delta(delta + slack) - shift)
+    # One step up, for the last rounding of the inversion.
+    return min(under, over), float(over * (1 + 1e-12))
 
-    def inverse(self) -> TradeOff:
-        return self if self.symmetric else Composed(tuple((p.inverse(), k) for p, k in self.parts), self.grid)
 
-    def log_delta(self, epsilon):
-        if isinstance(epsilon, jax.Array):
-            raise ValueError("epsilon must be a NumPy value: numerical composition runs on the host")
-        with np.errstate(divide="ignore"):
-            return plain(np.log(self.delta_bracket(np.asarray(epsilon, np.float64))[1]))
+def counts_as_infinite(parts, delta: float) -> bool:
+    """Whether losses that count as infinite have more than `delta`, so that epsilon is infinite from above.
 
-    def delta_bracket(self, epsilon):
-        """`(optimistic, pessimistic)` delta at epsilon of either sign."""
-        eps = np.atleast_1d(np.asarray(epsilon, np.float64))
-        low, high, shift, slack = _distributions(self.parts, self.grid)
-        size = np.abs(eps)
-        if not self.symmetric and (eps < 0).any():
-            swapped = _distributions(tuple((p.inverse(), k) for p, k in self.parts), self.grid)
-            over = np.where(eps < 0, _deltas(swapped[1], size), _deltas(high, size)) + slack
-            under = (
-                np.where(eps < 0, _deltas(swapped[0], size + swapped[2]), _deltas(low, size + shift)) - slack
-            )
-        else:
-            over = _deltas(high, size) + slack
-            under = _deltas(low, size + shift) - slack
-        over, under = np.minimum(over, 1.0), np.maximum(under, 0.0)
-        flip = -np.expm1(-size)
-        over = np.where(eps < 0, flip + np.exp(-size) * over, over)
-        under = np.where(eps < 0, flip + np.exp(-size) * under, under)
-        under = np.minimum(under, over)
-        shape = np.shape(epsilon)
-        return plain(under.reshape(shape)), plain(over.reshape(shape))
+    It spares a composition that would say so after seconds.
+    """
+    log_finite = 0.0
+    for part, times in parts:
+        beyond = min(1.0, float(part.survival(_SURELY_INFINITE)[0]))
+        log_finite += times * math.log1p(-beyond) if beyond < 1 else -math.inf
+    return -math.expm1(log_finite) > delta
 
-    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        """`(optimistic, pessimistic)` epsilon at delta."""
-        arrays.check_delta(delta)
-        low, high, shift, slack = _distributions(self.parts, self.grid)
-        over = high.get_epsilon_for_delta(delta - slack) if delta > slack else math.inf
-        under = max(0.0, low.get_epsilon_for_delta(delta + slack) - shift)
-        # One step up, for the last rounding of the inversion.
-        return min(under, over), float(over * (1 + 1e-12))
 
-    def epsilon(self, delta):
-        if np.ndim(delta):
-            return np.array([self.epsilon(float(one)) for one in np.ravel(delta)]).reshape(np.shape(delta))
-        return self.epsilon_bracket(float(delta))[1]
+def tradeoff_from_below(parts, grid: float | None, alpha):
+    """The largest line over a fixed set of epsilons: any set gives a lower bound on f."""
+    eps = np.concatenate([-np.geomspace(60, 1e-4, 1500), [0.0], np.geomspace(1e-4, 60, 1500)])
+    delta = delta_bracket(parts, grid, eps)[1]
+    lines = 1 - delta - np.exp(eps) * np.asarray(alpha, np.float64)[..., None]
+    return plain(np.maximum(0.0, lines.max(axis=-1)))
 
-    def __call__(self, alpha):
-        arrays.check_level(alpha)
-        # The largest line over a fixed set of epsilons: any set gives a lower bound on f.
-        grid = np.concatenate([-np.geomspace(60, 1e-4, 1500), [0.0], np.geomspace(1e-4, 60, 1500)])
-        delta = self.delta_bracket(grid)[1]
-        lines = 1 - delta - np.exp(grid) * np.asarray(alpha, np.float64)[..., None]
-        return plain(np.maximum(0.0, lines.max(axis=-1)))
 
-    def rdp(self, order):
-        return float(sum(count * part.rdp(order) for part, count in self.parts))
-
-    def zcdp(self):
-        return float(sum(count * part.zcdp() for part, count in self.parts))
+def _dense(pmf):
+    """One kind for all: dp-accounting composes no two kinds, and makes sparse ones of few losses."""
+    return pmf if isinstance(pmf, pld_pmf.DensePLDPmf) else pmf.to_dense_pmf()
 
 
 def _deltas(pmf, epsilons: np.ndarray) -> np.ndarray:
@@ -154,13 +116,15 @@ def _distributions(parts, grid):
             raise ValueError(
                 f"grid must be coarser: {2 * cells + 1} points at {step:g} exceed {_MOST_POINTS}"
             )
-        up = _pessimistic(part, step, cells)
+        up = _dense(_pessimistic(part, step, cells))
         down, bend = _optimistic(part, step, cells, times)
         shift += times * bend
         points = max(points, up.size)
         up = up.self_compose(times, tail_mass_truncation=_TAIL)
         down = down.self_compose(times, tail_mass_truncation=_TAIL)
-        pessimistic = up if pessimistic is None else pessimistic.compose(up, tail_mass_truncation=_TAIL)
+        pessimistic = (
+            up if pessimistic is None else _dense(pessimistic).compose(_dense(up), tail_mass_truncation=_TAIL)
+        )
         optimistic = down if optimistic is None else optimistic.compose(down, tail_mass_truncation=_TAIL)
         points = max(points, pessimistic.size)
     # A product of n spectra of modulus at most 1, each right to a few roundings of 2^-53 a level of the FFT.
@@ -171,7 +135,7 @@ def _distributions(parts, grid):
 def _spacing(parts) -> float:
     """A thirtieth of the smallest deviation of one loss, between 1e-6 and 1e-3, or what keeps the grid
     short."""
-    steps, span = [], 0.0
+    steps, span, variance = [1e3], 0.0, 0.0
     for part, times in parts:
         low, high = _support(part, 1e-16)
         grid = np.linspace(low, high, 4001)
@@ -179,14 +143,18 @@ def _spacing(parts) -> float:
         mass = -np.diff(above)
         middle = (grid[1:] + grid[:-1]) / 2
         mean = (mass * middle).sum()
-        deviation = math.sqrt(max(1e-12, (mass * (middle - mean) ** 2).sum()))
-        steps.append(deviation / 30)
+        deviation = math.sqrt(max(0.0, (mass * (middle - mean) ** 2).sum()))
+        if deviation > (high - low) / 4000:  # a loss that does not vary is a point of any grid
+            steps.append(max(deviation, 1e-6) / 30)
+            variance += times * deviation**2
         span = max(span, high - low, times * abs(mean) + 16 * deviation * math.sqrt(times))
-    step = min(max(min(steps), 1e-6), 1e-4 if max(times for _, times in parts) > 100 else 1e-3)
+    # Where the total varies by many nats, a part of that is fine enough.
+    finest = 1e-4 if max(times for _, times in parts) > 100 else 1e-3
+    step = max(min(*steps, max(finest, math.sqrt(variance) / (1 << 15))), 1e-6)
     return max(step, span / (1 << 21))
 
 
-def _support(part: TradeOff, mass: float) -> tuple[float, float]:
+def _support(part: Any, mass: float) -> tuple[float, float]:
     """Losses beyond which at most `mass` of Q lies on either side, infinite and very large ones apart."""
     infinite = float(part.survival(1e6)[0])
 
@@ -208,13 +176,13 @@ def _support(part: TradeOff, mass: float) -> tuple[float, float]:
     return low, high
 
 
-def _pessimistic(part: TradeOff, step: float, cells: int):
+def _pessimistic(part: Any, step: float, cells: int):
     grid = np.arange(-cells, cells + 1) * step
     deltas = np.exp(np.asarray(part.log_delta(grid)))
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, -cells, cells, deltas)
 
 
-def _optimistic(part: TradeOff, step: float, cells: int, times: int):
+def _optimistic(part: Any, step: float, cells: int, times: int):
     """A PMF of merged cells, and how far below its grid point a merged loss may lie."""
     edges = (np.arange(-cells - 1, cells + 1) + 0.5) * step
     above_q, above_p = (np.asarray(side, np.float64) for side in part.survival(edges))

@@ -14,9 +14,9 @@ def contraction_factor(stepsize: float, strong_convexity: float, smoothness: flo
     Raises:
       ValueError: for a step size at which no contraction theorem applies.
     """
-    eta = _validate.positive_number("stepsize", stepsize)
-    m = _validate.nonnegative_number("strong_convexity", strong_convexity)
-    M = _validate.positive_number("smoothness", smoothness)
+    eta = _validate.scale("stepsize", stepsize)
+    m = _validate.scale_or_zero("strong_convexity", strong_convexity)
+    M = _validate.scale("smoothness", smoothness)
     if m > M:
         raise ValueError(f"strong_convexity must be at most smoothness {M:g}, was {m:g}")
     if m > 0 and not eta * M < 2:
@@ -27,16 +27,20 @@ def contraction_factor(stepsize: float, strong_convexity: float, smoothness: flo
         raise ValueError(
             f"stepsize must be at most 2/smoothness = {2 / M:g}, was {eta:g}: no contraction theorem applies"
         )
-    return max(abs(1 - eta * m), abs(1 - eta * M)) if m > 0 else 1.0
+    if m == 0:
+        return 1.0
+    c = max(abs(1 - eta * m), abs(1 - eta * M))
+    # Rounded up, as 1 - c decides where the step hardly contracts; any larger constant is one, too.
+    return min(1.0, c + 2.0**-52) if c else 0.0
 
 
 def check_run(*, noise_std, grad_sensitivity, num_examples, diameter) -> None:
     """The arguments that all bounds share."""
-    _validate.positive_number("noise_std", noise_std)
-    _validate.nonnegative_number("grad_sensitivity", grad_sensitivity)
+    _validate.scale("noise_std", noise_std)
+    _validate.scale_or_zero("grad_sensitivity", grad_sensitivity)
     _validate.positive_integer("num_examples", num_examples)
     if diameter is not None:
-        _validate.positive_number("diameter", diameter)
+        _validate.scale("diameter", diameter)
 
 
 def stepsizes(stepsize, steps: int) -> np.ndarray | None:

@@ -10,18 +10,19 @@ Closed forms are jittable and vmappable over their parameters (every curve is a 
 than of Gaussians is numerical and runs on the host (`composition`).
 """
 
+import abc
 import dataclasses
-import functools
 from typing import Any, dataclass_transform
 
 import jax
 import numpy as np
 from scipy import special as scipy_special
 
+from jaxacct import _validate
 from jaxacct.tradeoff import _arrays as arrays
-from jaxacct.tradeoff import gaussian
+from jaxacct.tradeoff import composition, gaussian
 from jaxacct.tradeoff._arrays import bisect, library, plain
-from jaxacct.tradeoff.subsampling import amplified_epsilon, check_share, subsampled_gdp_tradeoff
+from jaxacct.tradeoff.groups import checked_group, iterated
 
 _MOST = 700.0  # natural log: e^700 is still a float64
 
@@ -37,27 +38,34 @@ def curve(*leaves: str, static: tuple[str, ...] = ()):
     return register
 
 
-class TradeOff:
+class TradeOff(abc.ABC):
     """What every curve can do. A larger f is more private; a guarantee is a lower bound on T."""
 
     symmetric = False
     """Whether f is its own inverse."""
 
+    @abc.abstractmethod
     def log_delta(self, epsilon) -> Any:
         """Natural log of the profile at epsilon of either sign."""
-        raise NotImplementedError
 
     def survival(self, epsilon) -> tuple[Any, Any]:
-        """`(Q(L > eps), P(L > eps))` of the loss `L = log dQ/dP`; infinite losses count."""
-        raise NotImplementedError
+        """`(Q(L > eps), P(L > eps))` of the loss `L = log dQ/dP`; infinite losses count.
 
+        Raises:
+          ValueError: for curves whose losses have no known law.
+        """
+        raise ValueError(
+            f"parts must have a law of losses to be composed, {type(self).__name__} has none: compose the "
+            "parts first"
+        )
+
+    @abc.abstractmethod
     def rdp(self, order: float) -> float:
         """Renyi divergence of an order above 1, natural log; infinity where there is none."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def zcdp(self) -> float:
         """The least known rho with rho-zCDP; infinity where there is none."""
-        raise NotImplementedError
 
     def delta(self, epsilon):
         """`delta(epsilon)`, epsilon >= 0."""
@@ -99,20 +107,15 @@ class TradeOff:
 
     def group(self, size: int) -> "TradeOff":
         """What f-DP for one record gives for groups of `size`: `1 - (1 - f)^(o size)`."""
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise ValueError(f"size must be an integer of at least 1, was {size!r}")
-        return self if size == 1 else Group(self, int(size))
+        size = checked_group(size)
+        return self if size == 1 else Group(self, size)
 
     def compose(self, *others: "TradeOff") -> "TradeOff":
         """The tensor product with other curves (adaptive composition)."""
-        from jaxacct.tradeoff.composition import compose
-
         return compose([(self, 1), *((other, 1) for other in others)])
 
     def power(self, count: int) -> "TradeOff":
         """The tensor power: composition with itself."""
-        from jaxacct.tradeoff.composition import compose
-
         return compose([(self, count)])
 
     def __matmul__(self, other: "TradeOff") -> "TradeOff":
@@ -181,142 +184,6 @@ def Identity() -> Gaussian:
     return Gaussian(0.0)
 
 
-@curve("eps", "mass")
-class EpsilonDelta(TradeOff):
-    """f_{eps, delta}: what an (eps, delta)-DP mechanism guarantees; `mass` is its delta."""
-
-    eps: Any
-    mass: Any = 0.0
-
-    symmetric = True
-
-    def __post_init__(self):
-        arrays.check_epsilon(self.eps)
-        arrays.check("delta", self.mass, "in [0, 1]", lambda d: (d >= 0) & (d <= 1))
-
-    def log_delta(self, epsilon):
-        xp, _, (e, eps, mass) = library(epsilon, self.eps, self.mass)
-        # Randomised response beside a mass of infinite loss; H of either sign.
-        up = 1 / (1 + xp.exp(-eps))
-        e = xp.minimum(e, _MOST)
-        held = xp.maximum(0.0, up - xp.exp(e) * (1 - up)) + xp.maximum(0.0, (1 - up) - xp.exp(e) * up)
-        return plain(_log(xp, mass + (1 - mass) * held))
-
-    def survival(self, epsilon):
-        xp, _, (e, eps, mass) = library(epsilon, self.eps, self.mass)
-        up = 1 / (1 + xp.exp(-eps))
-        q = mass + (1 - mass) * (up * (eps > e) + (1 - up) * (-eps > e))
-        p = (1 - mass) * ((1 - up) * (eps > e) + up * (-eps > e))
-        return plain(q), plain(p)
-
-    def __call__(self, alpha):
-        return gaussian.dp_tradeoff(alpha, self.eps, self.mass)
-
-    def rdp(self, order):
-        arrays.check("order", order, "above 1", lambda a: a > 1)
-        _, _, (a, eps) = library(order, self.eps)
-        value = (np.logaddexp(a * eps, (1 - a) * eps) - np.logaddexp(0.0, eps)) / (a - 1)
-        return np.inf if self.mass > 0 else plain(value)
-
-    def zcdp(self):
-        return np.inf if self.mass > 0 else plain(np.asarray(self.eps, np.float64) ** 2 / 2)
-
-
-@curve("weights", "parts")
-class Mixture(TradeOff):
-    """A mechanism that runs part i with probability `weights[i]` and shows which (arXiv 2212.05796, lemma
-    B.1).
-
-    `f(alpha) = inf {sum w_i f_i(alpha_i) : sum w_i alpha_i = alpha}`, whose profile is the weighted mean of
-    the parts'. For an adversary who does not see i it is a lower bound.
-    """
-
-    weights: tuple
-    parts: tuple[TradeOff, ...]
-
-    def __post_init__(self):
-        if any(arrays.is_placeholder(weight) for weight in self.weights):
-            return
-        arrays.check("weights", list(self.weights), "at least 0", lambda w: w >= 0)
-        if len(self.weights) != len(self.parts) or abs(sum(self.weights) - 1) > 1e-9:
-            raise ValueError(f"weights must be one a part and sum to 1, were {self.weights!r}")
-
-    @property
-    def symmetric(self) -> bool:
-        return all(part.symmetric for part in self.parts)
-
-    def log_delta(self, epsilon):
-        xp, _, _ = library(*self.weights, epsilon)
-        terms = [w * xp.exp(p.log_delta(epsilon)) for w, p in zip(self.weights, self.parts, strict=True)]
-        return plain(_log(xp, sum(terms)))
-
-    def survival(self, epsilon):
-        pairs = [part.survival(epsilon) for part in self.parts]
-        return tuple(
-            sum(w * pair[side] for w, pair in zip(self.weights, pairs, strict=True)) for side in (0, 1)
-        )
-
-    def rdp(self, order):
-        exponents = [(order - 1) * np.asarray(part.rdp(order)) for part in self.parts]
-        logs = [np.log(w) + e if w > 0 else -np.inf for w, e in zip(self.weights, exponents, strict=True)]
-        return plain(np.logaddexp.reduce(logs) / (order - 1))
-
-    def zcdp(self):
-        return max(part.zcdp() for w, part in zip(self.weights, self.parts, strict=True) if w > 0)
-
-
-@curve("part", "sampling_prob")
-class Subsampled(TradeOff):
-    """`C_p(f)`: the symmetric f on a fixed-size sample of a share p, without replacement."""
-
-    part: TradeOff
-    sampling_prob: Any
-
-    symmetric = True
-
-    def __post_init__(self):
-        if not isinstance(self.part, TradeOff):
-            return  # JAX rebuilds pytrees around placeholders
-        check_share(self.sampling_prob)
-        if not self.part.symmetric:
-            raise ValueError("part must be symmetric to be subsampled; use symmetrized() first")
-
-    def log_delta(self, epsilon):
-        xp, _, (epsilon, p) = library(epsilon, self.sampling_prob)
-        share = xp.where(p > 0, p, 1.0)
-        size = xp.abs(epsilon)
-        inner = library(self.part.log_delta(amplified_epsilon(size, share)))[2][0]
-        value = xp.where(p > 0, xp.log(share) + inner, -xp.inf)
-        negative = _log(xp, -xp.expm1(-size) + xp.exp(-size + value))
-        return plain(xp.where(epsilon < 0, negative, value))
-
-    def survival(self, epsilon):
-        xp, _, (epsilon, p) = library(epsilon, self.sampling_prob)
-        share = xp.where(p > 0, p, 1.0)
-        size = xp.abs(epsilon)
-        up, down = map(lambda side: library(side)[2][0], self.part.survival(amplified_epsilon(size, share)))
-        # Beyond epsilon >= 0: Q = p Q' + (1-p) P', P = P'. Below it the two change places.
-        q, p_ = share * up + (1 - share) * down, down
-        q = xp.where(p > 0, q, 0.0)
-        p_ = xp.where(p > 0, p_, 0.0)
-        at_or_above = 1 - p_, 1 - q
-        return tuple(
-            plain(xp.where(epsilon < 0, swapped, own))
-            for own, swapped in zip((q, p_), at_or_above, strict=True)
-        )
-
-    def __call__(self, alpha):
-        if isinstance(self.part, Gaussian):
-            return subsampled_gdp_tradeoff(alpha, self.part.mu, self.sampling_prob)
-        return super().__call__(alpha)
-
-    def rdp(self, order):
-        return _rdp_of_profile(self, order)
-
-    def zcdp(self):
-        return self.part.zcdp()  # a sample of a mechanism is no less private than the mechanism
-
-
 @curve("part")
 class Inverse(TradeOff):
     """`f^-1`."""
@@ -326,7 +193,7 @@ class Inverse(TradeOff):
     def log_delta(self, epsilon):
         xp, _, (epsilon,) = library(epsilon)
         other = xp.exp(library(self.part.log_delta(-epsilon))[2][0])
-        return plain(_log(xp, 1 - xp.exp(epsilon) * (1 - other)))
+        return plain(log_or_minus_infinity(xp, 1 - xp.exp(epsilon) * (1 - other)))
 
     def survival(self, epsilon):
         q, p = self.part.survival(-np.asarray(epsilon))
@@ -336,7 +203,7 @@ class Inverse(TradeOff):
         return self.part
 
     def rdp(self, order):
-        return _rdp_of_profile(self, order)
+        return rdp_of_profile(self, order)
 
     def zcdp(self):
         return self.part.zcdp()
@@ -356,34 +223,10 @@ class Symmetrized(TradeOff):
         return plain(xp.maximum(*sides))
 
     def rdp(self, order):
-        return _rdp_of_profile(self, order)
+        return rdp_of_profile(self, order)
 
     def zcdp(self):
         return max(self.part.zcdp(), self.part.inverse().zcdp())
-
-
-@curve("parts")
-class Best(TradeOff):
-    """Several guarantees of one mechanism at once: the smallest of their profiles."""
-
-    parts: tuple[TradeOff, ...]
-
-    @property
-    def symmetric(self) -> bool:
-        return all(part.symmetric for part in self.parts)
-
-    def log_delta(self, epsilon):
-        xp, _, _ = library(epsilon)
-        return functools.reduce(xp.minimum, [part.log_delta(epsilon) for part in self.parts])
-
-    def epsilon(self, delta):
-        return functools.reduce(np.minimum, [part.epsilon(delta) for part in self.parts])
-
-    def rdp(self, order):
-        return min(part.rdp(order) for part in self.parts)
-
-    def zcdp(self):
-        return min(part.zcdp() for part in self.parts)
 
 
 @curve("part", static=("size",))
@@ -402,37 +245,117 @@ class Group(TradeOff):
         return self.part.symmetric
 
     def __call__(self, alpha):
-        value = alpha
-        for _ in range(self.size):
-            value = 1 - self.part(value)
-        return 1 - value
+        return iterated(self.part, self.size, alpha)
 
     def log_delta(self, epsilon):
         xp, _, (epsilon,) = library(epsilon)
         size = xp.abs(epsilon)
         one = library(self.part.log_delta(size / self.size))[2][0]
-        chain = xp.zeros_like(size)
-        for step in range(1, self.size):
-            chain = xp.logaddexp(chain, step * size / self.size)
+        # ln (1 + e^(eps/g) + .. + e^((g-1) eps/g)) = ln (e^eps - 1) / (e^(eps/g) - 1), without overflow.
+        tiny = size < 1e-280
+        x = xp.where(tiny, 1.0, size)
+        ratio = xp.log(-xp.expm1(-x)) - xp.log(-xp.expm1(-x / self.size))
+        chain = xp.where(tiny, np.log(self.size), x * ((self.size - 1) / self.size) + ratio)
         value = xp.minimum(0.0, one + chain)
         if not self.symmetric:
             raise ValueError("a group of an asymmetric curve has no profile here; use symmetrized() first")
-        negative = _log(xp, -xp.expm1(-size) + xp.exp(-size + value))
+        negative = log_or_minus_infinity(xp, -xp.expm1(-size) + xp.exp(-size + value))
         return plain(xp.where(epsilon < 0, negative, value))
 
     def rdp(self, order):
-        return _rdp_of_profile(self, order)
+        return rdp_of_profile(self, order)
 
     def zcdp(self):
         return self.size**2 * self.part.zcdp()
 
 
-def _log(xp, value):
+@dataclasses.dataclass(frozen=True)
+class Composed(TradeOff):
+    """A tensor product that has no closed form; `log_delta` is its pessimistic bound.
+
+    Attributes:
+      parts: distinct curves with their counts.
+      grid: natural log; spacing of the losses, chosen from the curves by default.
+    """
+
+    parts: tuple[tuple[TradeOff, int], ...]
+    grid: float | None = None
+
+    @property
+    def symmetric(self) -> bool:
+        return all(part.symmetric for part, _ in self.parts)
+
+    def inverse(self) -> TradeOff:
+        return self if self.symmetric else Composed(tuple((p.inverse(), k) for p, k in self.parts), self.grid)
+
+    def log_delta(self, epsilon):
+        with np.errstate(divide="ignore"):
+            return plain(np.log(self.delta_bracket(epsilon)[1]))
+
+    def delta_bracket(self, epsilon):
+        """`(optimistic, pessimistic)` delta at epsilon of either sign."""
+        return composition.delta_bracket(self.parts, self.grid, epsilon)
+
+    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        """`(optimistic, pessimistic)` epsilon at delta."""
+        return composition.epsilon_bracket(self.parts, self.grid, delta)
+
+    def epsilon(self, delta):
+        arrays.check_delta(delta)
+        if np.ndim(delta):
+            return np.array([self.epsilon(float(one)) for one in np.ravel(delta)]).reshape(np.shape(delta))
+        if composition.counts_as_infinite(self.parts, float(delta)):
+            return np.inf
+        return self.epsilon_bracket(float(delta))[1]
+
+    def __call__(self, alpha):
+        arrays.check_level(alpha)
+        return composition.tradeoff_from_below(self.parts, self.grid, alpha)
+
+    def rdp(self, order):
+        return float(sum(count * part.rdp(order) for part, count in self.parts))
+
+    def zcdp(self):
+        return float(sum(count * part.zcdp() for part, count in self.parts))
+
+
+def compose(parts) -> TradeOff:
+    """The tensor product of `(curve, count)` pairs; counts of at least 0."""
+    flat: list[tuple[TradeOff, int]] = []
+    for part, count in parts:
+        _validate.positive_integer("count", count, minimum=0)
+        if not isinstance(part, TradeOff):
+            raise ValueError(f"parts must be trade-off functions, was {type(part).__name__}")
+        inner = part.parts if isinstance(part, Composed) else ((part, 1),)
+        flat += [(one, times * count) for one, times in inner if times * count]
+    gaussians = [(part.mu, count) for part, count in flat if isinstance(part, Gaussian)]
+    mu = sum(one * one * count for one, count in gaussians) ** 0.5
+    others: dict[TradeOff, int] = {}
+    for part, count in flat:
+        if isinstance(part, Gaussian):
+            continue
+        try:
+            others[part] = others.get(part, 0) + count
+        except TypeError:
+            raise ValueError(
+                f"parts must have plain numbers as parameters to be composed, was {type(part).__name__}"
+            ) from None
+    if not others:
+        return Gaussian(mu)
+    if mu == 0 and list(others.values()) == [1]:
+        return next(iter(others))
+    joined = tuple(others.items())
+    if mu != 0:
+        joined += ((Gaussian(float(mu)), 1),)
+    return Composed(joined)
+
+
+def log_or_minus_infinity(xp, value):
     positive = value > 0
     return xp.where(positive, xp.log(xp.where(positive, value, 1.0)), -xp.inf)
 
 
-def _rdp_of_profile(part: TradeOff, order: float) -> float:
+def rdp_of_profile(part: TradeOff, order: float) -> float:
     """`log(a (a-1) integral e^((a-1) eps) delta(eps) d eps) / (a-1)` by the trapezoidal rule on a wide
     grid."""
     arrays.check("order", order, "above 1", lambda a: a > 1)

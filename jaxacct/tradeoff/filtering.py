@@ -24,6 +24,8 @@ from jaxacct.tradeoff.participation import (
     self_compose_pmf,
 )
 
+_MAX_TERMS = 1000
+
 
 def filtered_participation_pmf(
     dataset_size: int,
@@ -44,6 +46,10 @@ def filtered_participation_pmf(
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     check_sizes(n, m, s, num_epochs, g, sampling)
+    if m > _MAX_TERMS:
+        raise ValueError(
+            f"num_microbatches must be at most {_MAX_TERMS} where terms are kept by coins, was {m}"
+        )
     if _validate.positive_integer("least_kept", least_kept) > m:
         raise ValueError(f"least_kept must be at most num_microbatches {m}, was {least_kept}")
 

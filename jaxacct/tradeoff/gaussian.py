@@ -16,6 +16,7 @@ from jaxacct.tradeoff._arrays import bisect, library, plain
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _FAR = 3.0  # from here on 1 - x m(x) by its continued fraction
+_LARGEST_MU = 1e150  # its epsilon is beyond 1e299; above it epsilon counts as infinite
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -42,7 +43,8 @@ def gaussian_tradeoff(mu, alpha):
 def gdp_log_delta(epsilon, mu):
     """Natural log of `gdp_delta`; for epsilon of either sign. -inf where delta is 0.
 
-    Relative precision of delta: about 1e-12 down to 1e-300 and beyond (the log itself does not underflow).
+    Relative precision of delta: about 1e-12 down to 1e-300 (the log itself does not underflow). `eps/mu` is
+    rounded to the side of a larger delta, which is a relative error of `2^-52 (eps/mu)^2` in the far tail.
     """
     arrays.check_mu(mu)
     xp, special, (epsilon, mu) = library(epsilon, mu)
@@ -50,7 +52,10 @@ def gdp_log_delta(epsilon, mu):
     usable = (mu > 0) & xp.isfinite(mu) & xp.isfinite(size)
     m = xp.where(usable, mu, 1.0)
     e = xp.where(usable, size, 1.0)
-    near, far = xp.clip(e / m - m / 2, -1e150, 1e150), xp.minimum(e / m + m / 2, 1e150)
+    # The quotient's rounding is on the side of a larger delta: it decides where epsilon and mu are large.
+    ratio = xp.minimum(e / m, 1e300)
+    near = xp.clip(ratio * (1 - 2.0**-52) - m / 2, -1e150, 1e150)
+    far = xp.minimum(ratio + m / 2, 1e150)
     thin = m <= 0.1
     # Small mu: the integral of -m'(x) between near and far, by quadrature. Elsewhere the difference itself.
     integral = m
@@ -103,10 +108,13 @@ def gdp_epsilon(delta, mu):
     finite = xp.isfinite(mu)
     m = xp.where(finite, mu, 1.0)
     target = xp.log(delta)
-    # delta(eps) <= Phi(-x), x = eps/mu - mu/2, and Phi(-x) <= e^(-x^2/2).
-    most = m**2 / 2 + m * xp.sqrt(-2 * target)
-    _, high = bisect(lambda eps: library(gdp_log_delta(eps, m))[2][0] > target, 0.0 * most, most)
-    enough = library(gdp_log_delta(0.0 * most, m))[2][0] <= target
+    # delta(eps) <= Phi(-x), x = eps/mu - mu/2, and Phi(-x) <= e^(-x^2/2); with room for roundings.
+    finite = finite & (m <= _LARGEST_MU)
+    m = xp.where(finite, m, 1.0)
+    most = (m**2 / 2 + m * xp.sqrt(-2 * target)) * (1 + 2.0**-49)
+    zero = xp.zeros_like(most)
+    _, high = bisect(lambda eps: library(gdp_log_delta(eps, m))[2][0] > target, zero, most)
+    enough = library(gdp_log_delta(zero, m))[2][0] <= target
     return plain(xp.where(finite, xp.where(enough, 0.0, high), xp.inf))
 
 

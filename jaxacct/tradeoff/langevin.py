@@ -20,16 +20,15 @@ def langevin_gdp(
     `L sqrt((2 - eta m)/(2 m) (1 - c^t)/(1 + c^t))`, `c = 1 - eta m`; eta at most 2/(M + m). Steps None is the
     stationary law.
     """
-    L = _validate.positive_number("lipschitz", lipschitz)
-    m = _validate.positive_number("strong_convexity", strong_convexity)
+    L = _validate.scale("lipschitz", lipschitz)
+    m = _validate.scale("strong_convexity", strong_convexity)
     contraction_factor(stepsize, m, smoothness)
     if stepsize > 2 / (smoothness + m):
         raise ValueError(f"stepsize must be at most 2/(M + m) = {2 / (smoothness + m):g}, was {stepsize:g}")
-    c = 1 - stepsize * m
-    ratio = 1.0
-    if steps is not None:
-        decay = c ** _validate.positive_integer("steps", steps)
-        ratio = (1 - decay) / (1 + decay)
+    ratio = 1.0  # (1 - c^t) / (1 + c^t) = tanh(-t ln(c) / 2)
+    if steps is not None and stepsize * m < 1:
+        t = _validate.positive_integer("steps", steps)
+        ratio = math.tanh(-t * math.log1p(-stepsize * m) / 2)
     return L * math.sqrt((2 - stepsize * m) / (2 * m) * ratio)
 
 
@@ -40,12 +39,12 @@ def exponential_mechanism_gdp(
 
     The first (corollary 5.2) is attained; the second (corollary 5.4) is for convex F on a set of diameter D.
     """
-    L = _validate.positive_number("lipschitz", lipschitz)
+    L = _validate.scale("lipschitz", lipschitz)
     if (strong_convexity is None) == (diameter is None):
         raise ValueError("strong_convexity or diameter must be given, and not both")
     if strong_convexity is not None:
-        return L / math.sqrt(_validate.positive_number("strong_convexity", strong_convexity))
-    return 2 * math.sqrt(L * _validate.positive_number("diameter", diameter))
+        return L / math.sqrt(_validate.scale("strong_convexity", strong_convexity))
+    return 2 * math.sqrt(L * _validate.scale("diameter", diameter))
 
 
 def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float, smoothness: float) -> float:
@@ -54,8 +53,8 @@ def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float
 
     The best window is D / (2 eta L) steps of sensitivity 2 eta L, rounded to the better side.
     """
-    L = _validate.positive_number("lipschitz", lipschitz)
-    D = _validate.positive_number("diameter", diameter)
+    L = _validate.scale("lipschitz", lipschitz)
+    D = _validate.scale("diameter", diameter)
     contraction_factor(stepsize, 0.0, smoothness)
     s = 2 * stepsize * L
     windows = {max(1, math.floor(D / s)), max(1, math.ceil(D / s))}

@@ -24,10 +24,10 @@ def logistic_conditions(
       "grad_sensitivity" L, "smoothness" M and "strong_convexity" m.
     """
     classes = _validate.positive_integer("num_classes", num_classes, minimum=2)
-    norm = math.hypot(_validate.positive_number("feature_norm", feature_norm), 1.0)
-    ridge = float(_validate.nonnegative_number("regularization", regularization))
+    norm = math.hypot(_validate.scale("feature_norm", feature_norm), 1.0)
+    ridge = _validate.scale_or_zero("regularization", regularization)
     if clip_norm is not None:
-        _validate.positive_number("clip_norm", clip_norm)
+        _validate.scale("clip_norm", clip_norm)
         if classes > 2:
             raise ValueError(
                 "clip_norm must not be given for more than two classes: a clipped softmax gradient is "

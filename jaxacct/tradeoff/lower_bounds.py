@@ -39,8 +39,8 @@ def constrained_gdp_lower_bound(
     check_run(
         noise_std=noise_std, grad_sensitivity=grad_sensitivity, num_examples=num_examples, diameter=diameter
     )
-    eta = _validate.positive_number("stepsize", stepsize)
-    width = _validate.positive_number("diameter", diameter)
+    eta = _validate.scale("stepsize", stepsize)
+    width = _validate.scale("diameter", diameter)
     if t % cycle or num_examples % cycle:
         raise ValueError(f"batches_per_epoch must divide steps and num_examples, was {cycle} for {t}")
     drift, noise = eta * grad_sensitivity / num_examples, eta * noise_std

@@ -136,9 +136,8 @@ def certify_mixture(
     Raises:
       ValueError: bad arguments, or draws that do not show it.
     """
-    _validate.positive_number("sigma", sigma)
-    _validate.nonnegative_number("epsilon", epsilon)
-    _validate.open_probability("delta", delta)
+    _validate.scale("sigma", sigma)
+    _validate.calibration_target("epsilon", epsilon, "delta", delta)
     blocks = -(-_validate.positive_integer("num_samples", num_samples) // BLOCK)
     stream = randomness.stream_key(randomness.checked_key(key), _DRAWS)
     drawn, look = np.zeros(0, np.int64), 1
@@ -169,8 +168,7 @@ def calibrate_mixture(
 
     An estimate, whose errors cost power or noise and never a guarantee.
     """
-    _validate.nonnegative_number("epsilon", epsilon)
-    _validate.open_probability("delta", delta)
+    _validate.calibration_target("epsilon", epsilon, "delta", delta)
     _validate.positive_integer("num_samples", num_samples)
     stream = randomness.stream_key(randomness.checked_key(key), _PILOT)
     blocks = max(1, min(16, num_samples // BLOCK))

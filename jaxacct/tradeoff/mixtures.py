@@ -5,13 +5,17 @@ average) and `f` solves one equation for a common multiplier (arXiv 2212.05796, 
 c = 0 that the paper leaves out: there the terms divide by zero. Truncated mass of the law is delta.
 """
 
+import math
+
 import numpy as np
 
 from jaxacct.tradeoff import _arrays as arrays
 from jaxacct.tradeoff._arrays import bisect, library, plain
-from jaxacct.tradeoff.curves import TradeOff, curve
+from jaxacct.tradeoff.curves import Gaussian, TradeOff, curve
 from jaxacct.tradeoff.gaussian import gdp_log_delta
 from jaxacct.tradeoff.participation import ParticipationPMF
+
+_LARGEST_MU = 1e8
 
 
 @curve("mus", "weights", "lost")
@@ -25,6 +29,33 @@ class GaussianMixture(TradeOff):
 
     symmetric = True
 
+    def __post_init__(self):
+        if any(arrays.is_placeholder(value) for value in (self.mus, self.weights, self.lost)):
+            return  # JAX rebuilds pytrees around placeholders
+        arrays.check_mu(self.mus, "mus")
+        arrays.check("weights", self.weights, "at least 0", lambda w: w >= 0)
+        arrays.check("lost", self.lost, "in [0, 1]", lambda w: (w >= 0) & (w <= 1))
+        if np.shape(self.mus) != np.shape(self.weights) or np.ndim(self.mus) != 1:
+            raise ValueError(
+                f"weights must be as many as mus, had shape {np.shape(self.weights)} for {np.shape(self.mus)}"
+            )
+        total = math.fsum(np.asarray(self.weights, float)) + float(self.lost)
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"weights must sum to 1 with lost, summed to {total!r}")
+
+    def __eq__(self, other):
+        return type(other) is GaussianMixture and self._bytes == other._bytes
+
+    def __hash__(self):
+        return hash(self._bytes)
+
+    @property
+    def _bytes(self) -> bytes:
+        """Of all numbers: equality of arrays as one truth value."""
+        return np.concatenate(
+            [np.ravel(np.asarray(x, float)) for x in (self.mus, self.weights, self.lost)]
+        ).tobytes()
+
     def log_delta(self, epsilon):
         xp, _, (epsilon, mus, weights) = library(epsilon, self.mus, self.weights)
         parts = library(gdp_log_delta(epsilon[..., None], mus))[2][0]
@@ -32,8 +63,6 @@ class GaussianMixture(TradeOff):
         return plain(xp.log(xp.where(total > 0, total, 1e-323)))
 
     def survival(self, epsilon):
-        from jaxacct.tradeoff.curves import Gaussian
-
         _, _, (epsilon,) = library(epsilon)
         pairs = Gaussian(self.mus).survival(epsilon[..., None])
         q, p = ((self.weights * side).sum(axis=-1) for side in pairs)
@@ -47,9 +76,12 @@ class GaussianMixture(TradeOff):
         """
         arrays.check_level(alpha)
         xp, special, (alpha, mus, weights) = library(alpha, self.mus, self.weights)
-        real = mus > 0
+        # Type II errors of a mu this large are 0 in float64: no privacy.
+        lost = self.lost + xp.sum(xp.where(mus > _LARGEST_MU, weights, 0.0))
+        weights = xp.where(mus > _LARGEST_MU, 0.0, weights)
+        real = (mus > 0) & (mus <= _LARGEST_MU)
         m, w = xp.where(real, mus, 1.0), xp.where(real, weights, 0.0)
-        none = xp.sum(xp.where(real, 0.0, weights))
+        none = xp.sum(xp.where(mus > 0, 0.0, weights))
 
         def level(lagrange):
             return xp.sum(w * special.ndtr(-(lagrange[..., None] / m + m / 2)), axis=-1)
@@ -66,7 +98,7 @@ class GaussianMixture(TradeOff):
         low, high = bisect(lambda lagrange: level(lagrange) > wanted, zero - most, zero + most)
         solved = power((low + high) / 2) + xp.where(alpha < kink, none, 0.0)
         value = xp.where(flat, power(zero) + none - (alpha - kink), solved)
-        value = xp.where(alpha <= 0, 1.0 - self.lost, xp.where(alpha >= 1 - self.lost, 0.0, value - 0.0))
+        value = xp.where(alpha <= 0, 1.0 - lost, xp.where(alpha >= 1 - lost, 0.0, value))
         return plain(xp.clip(value, 0.0, 1.0))
 
     def rdp(self, order):
@@ -84,7 +116,7 @@ class GaussianMixture(TradeOff):
 
 def mixture_curve(pmf: ParticipationPMF, sigma: float) -> GaussianMixture:
     """The exact trade-off function with the participations revealed; `sigma` relative to 2 C."""
-    arrays.check_positive("sigma", sigma)
+    arrays.check_scale("sigma", sigma)
     if not isinstance(pmf, ParticipationPMF):
         raise ValueError(f"pmf must be a ParticipationPMF, was {type(pmf).__name__}")
     return GaussianMixture(np.sqrt(pmf.squared_sensitivity) / sigma, pmf.prob, pmf.truncated_mass)

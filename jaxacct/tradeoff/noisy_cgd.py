@@ -7,7 +7,7 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.tradeoff.bounds import GDPBound, least, sqrt_tanh_ratio
 from jaxacct.tradeoff.contraction import check_run, contraction_factor
-from jaxacct.tradeoff.hull import shifted_interpolation_gdp
+from jaxacct.tradeoff.hull import MAX_STEPS, shifted_interpolation_gdp
 
 
 def noisy_cgd_gdp(
@@ -64,15 +64,21 @@ def noisy_cgd_gdp(
         window = min(tried, key=lambda w: convex_mu(w, cycle, S, scaled))
         candidates["theorem 4.6"] = (convex_mu(window, cycle, S, scaled), window)
     if batch_index is not None:
+        if cycle * E > MAX_STEPS:
+            raise ValueError(
+                f"epochs x batches_per_epoch must be at most {MAX_STEPS} with batch_index, was {cycle * E}"
+            )
         s = np.zeros(cycle * E)
         s[batch_index - 1 :: cycle] = S
-        mu = shifted_interpolation_gdp(np.full(cycle * E, max(c, 1e-300)), s, 1.0).mu
+        mu = shifted_interpolation_gdp(np.full(cycle * E, max(c, 1e-30)), s, 1.0).mu
         candidates[f"best shifts for batch {batch_index}"] = (mu, None)
     note = ""
     if c == 1 and diameter is None:
         note = "merely convex without a diameter: the bound grows without limit, if slower than composition's"
     return least(
-        candidates, exact=tuple(candidates) if E == 1 and batch_index in (None, cycle) else (), note=note
+        candidates,
+        exact=tuple(candidates) if E == 1 and batch_index in (None, cycle) and diameter is None else (),
+        note=note,
     )
 
 
@@ -107,12 +113,12 @@ def noisy_cgd_gdp_lower_bound(
     cycle = _validate.positive_integer("batches_per_epoch", batches_per_epoch)
     b = _validate.positive_integer("batch_size", batch_size)
     check_run(noise_std=noise_std, grad_sensitivity=grad_sensitivity, num_examples=cycle * b, diameter=None)
-    m = _validate.positive_number("strong_convexity", strong_convexity)
+    m = _validate.scale("strong_convexity", strong_convexity)
     contraction_factor(stepsize, m, smoothness)
-    c = 1 - stepsize * m  # of the quadratics (m/2)|x|^2
+    decay = stepsize * m  # 1 - c of the quadratics (m/2)|x|^2
     S = grad_sensitivity / (b * noise_std)
-    if c <= 0:
+    if decay >= 1:
         return S
-    log = math.log(c)
+    log = math.log1p(-decay)
     ratio = -math.expm1(2 * log) / math.expm1(cycle * log) ** 2
     return S * math.sqrt(ratio * math.tanh(-cycle * E * log / 2))

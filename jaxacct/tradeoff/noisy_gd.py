@@ -64,8 +64,10 @@ def noisy_gd_gdp(
             candidates["strongly convex with diameter"] = _best_window(
                 lambda w: contracting_window_mu(w, S, scaled, c), t, None
             )
-    if t == 1:
-        attained = tuple(candidates)
+    if t == 1 and diameter is None:
+        attained = tuple(
+            candidates
+        )  # one Gaussian mechanism; a projection or a small set may lose some of it
     note = _UNCONSTRAINED if c == 1 and diameter is None else ""
     return least(candidates, exact=attained, note=note)
 
@@ -91,14 +93,15 @@ def _best_window(mu, steps: int, guess: float | None) -> tuple[float, int]:
     else:
         tried = {int(w) for w in np.unique(np.geomspace(1, steps, 200).astype(int))}
         best = min(tried, key=mu)
-        tried |= set(range(max(1, best - best // 20 - 2), min(steps, best + best // 20 + 2) + 1))
+        near = np.linspace(max(1, best - best // 20 - 2), min(steps, best + best // 20 + 2), 400)
+        tried |= {int(w) for w in np.unique(near.astype(int))}
     best = min(tried, key=mu)
     return mu(best), best
 
 
 def _scheduled(schedule, S, noise_std, strong_convexity, smoothness, diameter) -> GDPBound:
     c = np.array([contraction_factor(float(eta), strong_convexity, smoothness) for eta in schedule])
-    c = np.maximum(c, 1e-300)  # a larger Lipschitz constant is one too
+    c = np.maximum(c, 1e-30)  # a larger Lipschitz constant is one too
     t = len(schedule)
     noise, s = schedule * noise_std, schedule * noise_std * S
     candidates: dict[str, tuple[float, int | None]] = {

@@ -16,9 +16,9 @@ import numpy as np
 from scipy import optimize
 
 from jaxacct import _validate
-from jaxacct.tradeoff.composition import compose
 from jaxacct.tradeoff.contraction import check_run, contraction_factor
-from jaxacct.tradeoff.curves import Gaussian, Subsampled, TradeOff
+from jaxacct.tradeoff.curves import Gaussian, TradeOff, compose
+from jaxacct.tradeoff.parametric import Subsampled
 from jaxacct.tradeoff.subsampling import subsampled_gdp_clt
 from jaxacct.tradeoff.terms import Terms, last_iterate
 
@@ -154,7 +154,7 @@ def noisy_sgd_accountant(
         raise ValueError(f"batch_size must be at most num_examples {num_examples}, was {b}")
     if window is not None and _validate.positive_integer("window", window) > t:
         raise ValueError(f"window must be at most steps {t}, was {window}")
-    if noise_split is not None and not _validate.positive_number("noise_split", noise_split) > 1:
+    if noise_split is not None and not _validate.scale("noise_split", noise_split) > 1:
         raise ValueError(f"noise_split must be above 1, was {noise_split!r}")
     c = contraction_factor(stepsize, strong_convexity, smoothness)
     p, S = b / num_examples, grad_sensitivity / (b * noise_std)
@@ -182,8 +182,9 @@ def contracting_bound(
     place.
     """
     w = min(window, steps - 1)
-    beta = 1 / math.sqrt(1 - 1 / noise_split**2)
-    left = (c ** (w + 1) - c**steps) / (1 - c)
+    beta = other_split(noise_split)
+    # (c^(w+1) - c^t) / (1 - c), without its cancellation as c tends to 1.
+    left = c ** (w + 1) * -math.expm1((steps - w - 1) * math.log(c)) / (1 - c) if c > 0 else 0.0
     if left <= 0:
         noise_split, beta = math.inf, 1.0  # no gap is left: all noise goes to the last step
     mu = 0.0 if left <= 0 else 2 * noise_split * sensitivity * left
@@ -191,11 +192,16 @@ def contracting_bound(
     return TradeoffBound(mu, parts, "theorem 4.9", w, noise_split)
 
 
+def other_split(noise_split: float) -> float:
+    """beta of `1/alpha^2 + 1/beta^2 = 1`, alpha above 1; without cancellation near 1."""
+    return noise_split / math.sqrt((noise_split - 1) * (noise_split + 1))
+
+
 def constrained_bound(
     window: int, noise_split: float, *, p: float, sensitivity: float, scaled_diameter: float
 ) -> TradeoffBound:
     """Theorem 4.10: `G(al D / sqrt(w)) x C_p(G(2 be S))^w`, D in units of one step's noise."""
-    beta = 1 / math.sqrt(1 - 1 / noise_split**2)
+    beta = other_split(noise_split)
     mu = noise_split * scaled_diameter / math.sqrt(window)
     return TradeoffBound(mu, ((p, 2 * beta * sensitivity, window),), "theorem 4.10", window, noise_split)
 
@@ -204,8 +210,8 @@ def _choose(make, most: int, window: int | None, noise_split: float | None) -> T
     """The window and split that are best by the central limit theorem; any are valid."""
 
     def at(log_w, log_split) -> tuple[int, float]:
-        w = window if window is not None else min(most, max(1, round(math.exp(log_w))))
-        return w, noise_split if noise_split is not None else 1 + math.exp(log_split)
+        w = window if window is not None else min(most, max(1, round(math.exp(min(log_w, 50.0)))))
+        return w, noise_split if noise_split is not None else 1 + math.exp(min(max(log_split, -25.0), 60.0))
 
     def costs(points) -> list[float]:
         with np.errstate(over="ignore"):

@@ -18,6 +18,9 @@ import numpy as np
 from jaxacct import _validate
 
 SAMPLING = ("shuffling", "subsampling")
+MAX_GROUP, MAX_GROUP_OF_TERMS = 400, 64  # with one term a round, and with several
+_MAX_PRODUCTS = 2 * 10**9  # of one convolution: some seconds
+_MAX_VALUES = 2**24  # of a binomial law
 _CUT = 1e-30  # probabilities below this are moved to the truncated mass, never dropped
 
 
@@ -131,15 +134,26 @@ def round_hits(
     """`P(L = k)`, k = 0.., for one round of subsampling: inclusion and exclusion over which terms are
     missed."""
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
+    most = min(m, g)
+    check_group(g, MAX_GROUP)
     whole = math.comb(n, g)
-    return [
-        Fraction(
-            math.comb(m, k)
-            * sum((-1) ** i * math.comb(k, i) * math.comb(n - (m - k + i) * s, g) for i in range(k + 1)),
-            whole,
+    # Ways to choose the group where all terms but k given ones are missed.
+    within = [math.comb(n - (m - k) * s, g) for k in range(most + 1)]
+    return [Fraction(math.comb(m, k) * _all_hit(k, within), whole) for k in range(most + 1)]
+
+
+def _all_hit(k: int, within: list[int]) -> int:
+    """Of the ways `within[j]` for j given terms, those that hit all of k: inclusion and exclusion."""
+    return sum((-1) ** i * math.comb(k, i) * within[k - i] for i in range(k + 1))
+
+
+def check_group(group_size: int, most: int) -> None:
+    """Refuse a group whose exact law takes more than a minute or so."""
+    if group_size > most:
+        raise ValueError(
+            f"group_size must be at most {most} for the exact law of these batches, was {group_size}: "
+            "certify by draws (SampledGeneralPlan, or --draws)"
         )
-        for k in range(min(m, g) + 1)
-    ]
 
 
 @functools.lru_cache(maxsize=32)
@@ -155,15 +169,10 @@ def shuffled_epoch(
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     rounds = n // (m * s)
     if m == 1:
+        check_group(g, MAX_GROUP)
         whole = math.comb(n, g)
-        law = {
-            j: Fraction(
-                math.comb(rounds, j)
-                * sum((-1) ** i * math.comb(j, i) * math.comb((j - i) * s, g) for i in range(j + 1)),
-                whole,
-            )
-            for j in range(1, min(g, rounds) + 1)
-        }
+        within = [math.comb(j * s, g) for j in range(min(g, rounds) + 1)]
+        law = {j: Fraction(math.comb(rounds, j) * _all_hit(j, within), whole) for j in range(1, len(within))}
         return from_exact({j: p for j, p in law.items() if p})
     return from_exact(epoch_law(n, m, s, g, lambda k: {k: 1}))
 
@@ -175,6 +184,7 @@ def epoch_law(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[i
       n, m, s, g: as `shuffled_epoch`.
       counted: number of terms hit in a round -> `{how many of them count: probability}`, `{k: 1}` for all.
     """
+    check_group(g, MAX_GROUP_OF_TERMS)
     # Polynomials in x up to x^g, each coefficient a dictionary {power of t: count}.
     bump = [0] + [math.comb(s, j) for j in range(1, min(s, g) + 1)]
     one: list[dict[int, Any]] = [{} for _ in range(g + 1)]
@@ -210,7 +220,12 @@ def compose_pmf(a: ParticipationPMF, b: ParticipationPMF) -> ParticipationPMF:
 def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
     """The law of the sum of `num_epochs` independent copies of c^2."""
     _validate.positive_integer("num_epochs", num_epochs)
-    result, base, left = None, a, num_epochs
+    values, prob = a.squared_sensitivity.astype(float), a.prob
+    spread = math.sqrt(max(0.0, float(prob @ (values - prob @ values) ** 2)) * num_epochs)
+    # Some 11 standard deviations on either side have more than 1e-30.
+    _refuse_products(*2 * [min(20 * spread, num_epochs * (values[-1] - values[0]))])
+    base = a if num_epochs == 1 else _sparse(_dense(a), int(a.squared_sensitivity[0]), a.truncated_mass)
+    result, left = None, num_epochs
     while True:
         if left & 1:
             result = base if result is None else compose_pmf(result, base)
@@ -232,14 +247,21 @@ def _times(a, b, most):
 
 
 def binomial_pmf(trials: int, p: Fraction) -> ParticipationPMF:
-    """The law of a count, by a recurrence from its mode in float64; tails below 1e-30 are truncated."""
+    """The law of a count in float64; tails below 1e-30 are truncated."""
     from scipy import stats
 
-    if p == 0:
-        return ParticipationPMF(np.array([0]), np.array([1.0]))
     rate = float(p)
-    values = np.arange(trials + 1)
-    return _sparse(stats.binom.pmf(values, trials, rate), 0, 0.0)
+    if trials > 2**53:
+        raise ValueError(f"num_epochs must be smaller: {trials:.3g} rounds are more than float64 counts")
+    if rate == 0:
+        return ParticipationPMF(np.array([0]), np.array([1.0]))
+    # By Bernstein's inequality less than e^-600 is beyond; it counts as delta, on either side.
+    reach = 40 * math.sqrt(trials * rate * (1 - rate)) + 400
+    first, last = max(0, math.floor(trials * rate - reach)), min(trials, math.ceil(trials * rate + reach))
+    if last - first > _MAX_VALUES:
+        raise ValueError(f"num_epochs must be smaller: the law of {trials:.3g} rounds has too many values")
+    beyond = 0.0 if (first, last) == (0, trials) else 1e-200
+    return _sparse(stats.binom.pmf(np.arange(first, last + 1), trials, rate), first, beyond)
 
 
 def from_exact(law: dict[int, Fraction]) -> ParticipationPMF:
@@ -256,7 +278,16 @@ def _dense(a: ParticipationPMF) -> np.ndarray:
     return prob
 
 
+def _refuse_products(first: float, second: float) -> None:
+    if first * second > _MAX_PRODUCTS:
+        raise ValueError(
+            f"num_epochs or group_size must be smaller: the exact law has some {first + second:.3g} values; "
+            "certify by draws (SampledGeneralPlan, or --draws)"
+        )
+
+
 def _convolve(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    _refuse_products(len(a), len(b))
     # Direct sums of positive terms keep every entry's relative precision, tails too; an FFT would not.
     return np.convolve(a, b)
 

@@ -4,7 +4,7 @@ A plan says who it holds against (`terms`), whether it holds (`certified`), what
 and which procedure of the trainer realises it (`training`).
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxacct import _validate
@@ -48,9 +48,8 @@ class GeneralPlan(StoredPlan):
     training = "general-dpsgd"
 
     def __post_init__(self):
-        _validate.positive_number("sigma", self.sigma)
-        _validate.nonnegative_number("epsilon", self.epsilon)
-        _validate.open_probability("delta", self.delta)
+        _validate.scale("sigma", self.sigma)
+        _validate.calibration_target("epsilon", self.epsilon, "delta", self.delta)
         self.run  # noqa: B018  checks the sizes
 
     @classmethod
@@ -166,7 +165,7 @@ class SampledGeneralPlan(GeneralPlan):
         evidence = certify_mixture(
             law, sigma, epsilon, delta, num_samples=num_samples, key=key, progress=progress
         )
-        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **sizes)
+        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **asdict(law.run))
 
     @property
     def law(self) -> SamplerLaw:
@@ -252,7 +251,7 @@ class LastIteratePlan(StoredPlan):
         _validate.one_of("method", self.method, tuple(METHODS))
         for name in ("num_examples", "steps", "batch_size"):
             _validate.positive_integer(name, getattr(self, name))
-        _validate.positive_number("epsilon", self.epsilon)
+        _validate.target_epsilon("epsilon", self.epsilon)
         _validate.open_probability("delta", self.delta)
         _validate.positive_number("stepsize", self.stepsize)
         if self.method == "gd" and self.batch_size != self.num_examples:

@@ -67,7 +67,8 @@ def ye_shokri_cyclic_rho(
     `(S_b^2 / 2) (1 + c^(l-2) (1-c^2) / (1-c^l)^2 (1 - c^(l (E-1))))`, printed for comparison.
     """
     c, cycle, E = contraction, batches_per_epoch, epochs
-    _validate.open_probability("contraction", c)
+    _validate.open_probability("contraction", _validate.scale("contraction", c))
+    _validate.scale_or_zero("batch_sensitivity", batch_sensitivity)
     extra = c ** (cycle - 2) * (1 - c * c) / (1 - c**cycle) ** 2 * (1 - c ** (cycle * (E - 1)))
     return batch_sensitivity**2 / 2 * (1 + extra)
 
@@ -75,4 +76,7 @@ def ye_shokri_cyclic_rho(
 def ye_shokri_full_rho(*, steps: int, contraction: float, slower: float, sensitivity: float) -> float:
     """rho of the earlier bound of figure 1 (Ye and Shokri 2022, theorem D.6): `S^2 (1+c)/(1-c) (1 -
     slower^t)`."""
+    _validate.open_probability("contraction", contraction)
+    _validate.probability("slower", slower)
+    _validate.scale_or_zero("sensitivity", sensitivity)
     return sensitivity**2 * (1 + contraction) / (1 - contraction) * (1 - slower**steps)

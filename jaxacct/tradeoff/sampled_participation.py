@@ -13,9 +13,8 @@ import numpy as np
 from jaxacct import _validate
 from jaxacct.kernels import threefry
 from jaxacct.tradeoff import _arrays as arrays
-from jaxacct.tradeoff.batch_clipping import MonteCarloDelta, upper_mean
+from jaxacct.tradeoff.batch_clipping import GeneralDPSGD, MonteCarloDelta, upper_mean
 from jaxacct.tradeoff.gaussian import gdp_delta
-from jaxacct.tradeoff.participation import check_sizes
 from jaxacct.tradeoff.terms import sampling_revealed
 
 
@@ -37,11 +36,16 @@ def sample_participation(
         `participation_pmf`.
       num_samples: draws; memory is of the order of `num_samples x group_size`.
     """
-    check_sizes(dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling)
     _validate.positive_integer("num_samples", num_samples)
     if dataset_size >= 2**31:
         raise ValueError(f"dataset_size must be below 2^31 to be drawn, was {dataset_size}")
-    rounds = dataset_size // (num_microbatches * microbatch_size)
+    run = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size)
+    if run.most() >= 2**31:
+        raise ValueError(
+            "num_epochs or group_size must be smaller to be drawn: c^2 may be "
+            f"{run.most():.4g}, int32 ends at 2^31"
+        )
+    rounds = run.rounds_per_epoch
     shuffled = sampling == "shuffling"
     draws = num_epochs if shuffled else num_epochs * rounds
     return _draw(
@@ -123,7 +127,7 @@ def mc_mixture_delta(
     The bound fails with probability `1 - confidence` at most, which is to be added to delta.
     """
     arrays.check("epsilon", epsilon, "at least 0", lambda e: e >= 0)
-    arrays.check_positive("sigma", sigma)
+    arrays.check_scale("sigma", sigma)
     _validate.open_probability("confidence", confidence)
     drawn = sample_participation(
         key, dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling, num_samples

@@ -93,4 +93,5 @@ def subsampled_gdp_clt(p, steps, mu):
     exact = xp.expm1(m**2) * special.ndtr(1.5 * m) + special.ndtr(1.5 * m) + 3 * special.ndtr(-m / 2) - 2
     phi0 = 0.3989422804014327
     series = xp.expm1(mu**2) * special.ndtr(1.5 * mu) - phi0 * mu**3 / 2
-    return plain(p * xp.sqrt(2 * steps * xp.where(small, series, exact)))
+    kappa = xp.where((p > 0) & (steps > 0), xp.where(small, series, exact), 0.0)
+    return plain(p * xp.sqrt(2 * steps * kappa))

@@ -81,6 +81,7 @@ OF_ROWS = "tests/training/test_rows_of_primitives.py"
 PEERS = "tests/test_interoperation.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
+EXTREMES, STREAMS = "tests/tradeoff/test_extremes.py", "tests/test_stream_keys.py"
 LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
 
 MUTANTS = [
@@ -532,7 +533,7 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/individual/filters.py",
-        "return cls(gdp_mu(epsilon, delta))",
+        "return cls(gdp_mu(epsilon, delta) * _BELOW)",
         "return cls(2 * gdp_mu(epsilon, delta))",
         "tests/individual",
     ),
@@ -541,6 +542,103 @@ MUTANTS = [
         "mu = jnp.where(state.active & (mu >= 0), mu, jnp.nan)",
         "mu = jnp.where(mu >= 0, mu, jnp.nan)",
         "tests/individual",
+    ),
+    Mutant("jaxacct/individual/filters.py", "_BELOW = 1 - 2.0**-19", "_BELOW = 1.0", EXTREMES),
+    # Extreme arguments.
+    Mutant(
+        "jaxacct/_validate.py",
+        "MIN_SCALE, MAX_SCALE = 1e-30, 1e30",
+        "MIN_SCALE, MAX_SCALE = 1e-300, 1e300",
+        EXTREMES,
+    ),
+    Mutant("jaxacct/tradeoff/gaussian.py", "ratio * (1 - 2.0**-52) - m / 2", "ratio - m / 2", EXTREMES),
+    Mutant("jaxacct/tradeoff/gaussian.py", "* (1 + 2.0**-49)", "", EXTREMES),
+    Mutant("jaxacct/tradeoff/groups.py", "if g * epsilon > 700:", "if g * epsilon > 7e3:", EXTREMES),
+    Mutant(
+        "jaxacct/tradeoff/hull.py",
+        "np.logaddexp(log_y[0], ",
+        "max(log_y[0], ",
+        EXTREMES + " " + INTERPOLATION,
+    ),
+    Mutant("jaxacct/tradeoff/contraction.py", "min(1.0, c + 2.0**-52)", "min(1.0, c - 2.0**-52)", EXTREMES),
+    Mutant(
+        "jaxacct/tradeoff/langevin.py", "math.log1p(-stepsize * m)", "math.log(1 - stepsize * m)", EXTREMES
+    ),
+    Mutant("jaxacct/tradeoff/noisy_gd.py", "if t == 1 and diameter is None:", "if t == 1:", EXTREMES),
+    Mutant(
+        "jaxacct/tradeoff/sampled_participation.py", "run.most() >= 2**31", "run.most() >= 2**63", EXTREMES
+    ),
+    Mutant("jaxacct/tradeoff/mixtures.py", "if abs(total - 1) > 1e-9:", "if total > 1 + 1e-9:", EXTREMES),
+    Mutant(
+        "jaxacct/tradeoff/mixtures.py",
+        '"in [0, 1]", lambda w: (w >= 0) & (w <= 1)',
+        '"in [0, 1]", lambda w: w <= 1',
+        EXTREMES,
+    ),
+    Mutant("jaxacct/accountants/lognormal_sums.py", "kept = max(1, int", "kept = max(0, int", ALLOCATION),
+    # One key for two purposes, and allowances for how draws are made.
+    Mutant(
+        "jaxacct/tradeoff/mixture_certificate.py", "_PILOT, _DRAWS = 0, 1", "_PILOT, _DRAWS = 1, 1", STREAMS
+    ),
+    Mutant(
+        "jaxacct/tradeoff/mixture_certificate.py",
+        "randomness.checked_key(key), _DRAWS)",
+        "randomness.checked_key(key), _PILOT)",
+        STREAMS,
+    ),
+    Mutant(
+        "jaxacct/tradeoff/mixture_certificate.py",
+        "(self._scale * (1 + law.draw_error()))",
+        "self._scale",
+        DRAWN,
+    ),
+    Mutant(
+        "jaxacct/tradeoff/composition.py",
+        "slack = 4 * count * 2.0**-53 * math.log2(points + 2) + 4 * len(parts) * _TAIL + _EDGE",
+        "slack = 0.0",
+        "tests/tradeoff/test_curves.py",
+    ),
+    Mutant(
+        INDEPENDENT,
+        "math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))",
+        "self.one.draw_error()",
+        "tests/test_independent_attribution.py",
+    ),
+    Mutant(
+        "jaxacct/schemes/replicas/aged.py",
+        "rounded_down = 1 - (2 *",
+        "rounded_down = 1 + (2 *",
+        "tests/test_overlapping_replicas.py",
+    ),
+    Mutant(
+        "jaxacct/kernels/recurrence.py",
+        "sums, rounded = two_sum(sums, ratios + lost)",
+        "sums, rounded = two_sum(sums, ratios)",
+        "tests/test_recurrence.py",
+    ),
+    Mutant(
+        "jaxacct/kernels/threefry.py",
+        "below * (2.0**-32 if below <= 2**16 else 2.0**-31)",
+        "below * 2.0**-64",
+        "tests/test_randomness.py",
+    ),
+    Mutant(
+        "jaxacct/strategies/finite_toeplitz.py",
+        "if self.iterations != scheme.iterations:",
+        "if self.iterations < scheme.iterations:",
+        FINITE,
+    ),
+    Mutant(
+        "jaxacct/strategies/finite_toeplitz.py",
+        "if self.iterations != scheme.iterations:",
+        "if self.iterations > scheme.iterations:",
+        FINITE,
+    ),
+    Mutant(
+        "jaxacct/batch_sizes.py",
+        "times = 1.0 if scheme.others_are_independent else",
+        "times = 1.0 if True else",
+        SCHEMES,
     ),
     Mutant(
         "jaxacct/statistics/subsampled_gaussian.py",

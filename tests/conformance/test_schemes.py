@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, cli, privacy_loss
+from jaxacct.batch_sizes import OVERFLOW, overflow
 from jaxacct.schemes import (
     SCHEMES,
     BallsInBins,
@@ -238,13 +239,46 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
     class Partial(Scheme):
         name, unit, iterations, min_separation = "made", "user", 10, 1
 
-    for needed in ("squared_sensitivity", "sums"):
+    for needed in (
+        "squared_sensitivity",
+        "sums",
+        "others_are_independent",
+        "holds_for_shared_examples",
+        "examples_overlap",
+    ):
         with pytest.raises(TypeError, match=needed):
             Partial()
     with pytest.raises(TypeError, match="name and its unit"):
         type("Nameless", (Scheme,), {})
     for five in (MultiAttribution(10, 1, 0.1, 5), IndependentAttribution(10, 1, 0.1, 5)):
         assert math.sqrt(five.squared_sensitivity(0.0)) == pytest.approx(15.811, abs=1e-3)
+
+
+# What the guarantee takes from a scheme: whether others' batches are independent of the unit, whether the
+# pair covers graphs with shared examples, whether examples of one unit may overlap.
+STATED = {
+    "poisson": (True, False, False),
+    "cyclic-poisson": (True, False, False),
+    "balls-in-bins": (True, False, False),
+    "b-min-sep": (True, False, False),
+    "multi-attribution": (False, False, False),
+    "independent-attribution": (False, True, True),
+    "truncated-b-min-sep": (False, False, False),
+}
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_what_a_scheme_states_of_batches_and_graphs(scheme):
+    """Where others are not independent of the unit, a batch too large is seen under D, and D' times e^eps."""
+    stated = scheme.others_are_independent, scheme.holds_for_shared_examples, scheme.examples_overlap
+    assert stated == STATED[scheme.name]
+    if scheme.cut_to is None:
+        booked = overflow(scheme, 3.0, 1.0, 10_000)
+        assert booked.probability == pytest.approx(OVERFLOW) or booked.delta == pytest.approx(1e-3)
+        times = 1.0 if STATED[scheme.name][0] else 1 + math.exp(3.0)
+        assert booked.delta == pytest.approx(times * booked.probability)
+    else:
+        assert overflow(dataclasses.replace(scheme), 3.0, 1.0, 10_000) is None
 
 
 @pytest.mark.parametrize("scheme", TYPICAL)

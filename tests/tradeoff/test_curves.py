@@ -93,6 +93,12 @@ class OneSided(TradeOff):
         with np.errstate(divide="ignore"):
             return np.log(np.trapezoid(gaps, x, axis=-1))
 
+    def rdp(self, order):
+        raise AssertionError("not asked for")
+
+    def zcdp(self):
+        raise AssertionError("not asked for")
+
 
 def test_symmetrisation_by_double_conjugate_is_the_subsampling_operator():
     """C_p(G_mu) = (min{f_p, f_p^-1})**, from the two sides' own integrals."""
@@ -154,9 +160,9 @@ def test_renyi():
     response = EpsilonDelta(0.7).rdp(2.0)
     up = 1 / (1 + math.exp(-0.7))
     assert response == pytest.approx(math.log(up**2 / (1 - up) + (1 - up) ** 2 / up), rel=1e-12)
-    from jaxacct.tradeoff.curves import _rdp_of_profile
+    from jaxacct.tradeoff.curves import rdp_of_profile
 
-    assert _rdp_of_profile(Gaussian(1.0), 2.5) == pytest.approx(1.25, rel=1e-5)
+    assert rdp_of_profile(Gaussian(1.0), 2.5) == pytest.approx(1.25, rel=1e-5)
     thin = Subsampled(Gaussian(1.0), 0.1)
     assert 0 < thin.rdp(2.0) < 1.0
     # Order 2 at most doubles in closed form: chi^2 of the worse side of the pair is at least p^2 (e - 1).
@@ -254,3 +260,20 @@ def test_bracket_holds_the_value_of_8000_compositions():
     for steps, printed in ((2000, 4.43814), (4000, 6.65381), (8000, 10.11313)):
         low, high = compose([(Subsampled(Gaussian(2 / 3), 0.025), steps)]).epsilon_bracket(1e-5)
         assert low <= printed <= high + 2e-5 and high - low < 3e-3
+
+
+@pytest.mark.parametrize(("count", "mu"), [(1, 1.0), (1000, 0.1), (100_000, 0.005)])
+def test_numerical_composition_around_the_closed_form(count, mu):
+    """`G_mu` composed with itself has mu sqrt(n): both sides hold it down to deltas of 1e-15.
+
+    What the transforms round is of the order of 1e-16 to 1e-12 here, either sign, and is in `slack`.
+    """
+    numerical = Composed(((Gaussian(mu), count),))
+    exact = Gaussian(mu * math.sqrt(count))
+    for delta in (1e-3, 1e-9, 1e-12, 1e-13, 1e-14, 1e-15):
+        epsilon = float(exact.epsilon(delta))
+        low, high = numerical.delta_bracket(epsilon)
+        assert low <= float(exact.delta(epsilon)) <= high
+        assert numerical.epsilon(delta) >= epsilon * (1 - 1e-12)
+    # More than the roundings of the transforms and the truncation, which dp-accounting does twice a part.
+    assert high >= count * 2.0**-53 + 2e-15

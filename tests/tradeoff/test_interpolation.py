@@ -359,9 +359,8 @@ def test_more_bad_input():
 
 
 def test_contraction():
-    assert contraction_factor(0.05, 1.0, 10.0) == 0.95 and contraction_factor(
-        0.19, 1.0, 10.0
-    ) == pytest.approx(0.9)
+    assert contraction_factor(0.05, 1.0, 10.0) == pytest.approx(0.95, rel=1e-15)
+    assert contraction_factor(0.19, 1.0, 10.0) == pytest.approx(0.9)
     assert contraction_factor(0.2, 0.0, 10.0) == 1.0 and contraction_factor(1.0, 1.0, 1.0) == 0.0
     assert noisy_gd_gdp(
         steps=7,

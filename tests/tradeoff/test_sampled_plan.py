@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from jaxacct import BallsInBins, Poisson, TruncatedBMinSep
-from jaxacct.tradeoff import GeneralDPSGD, ParticipationPMF, mixture_delta, mixture_epsilon
+from jaxacct.tradeoff import GeneralDPSGD, ParticipationPMF, gdp_delta, mixture_delta, mixture_epsilon
 from jaxacct.tradeoff import mixture_certificate as certificate
-from jaxacct.tradeoff.laws import SamplerLaw, SchemeLaw
-from jaxacct.tradeoff.mixture_certificate import BLOCK, certify_mixture, digest, flaws, replayed
+from jaxacct.tradeoff.laws import ParticipationLaw, SamplerLaw, SchemeLaw
+from jaxacct.tradeoff.mixture_certificate import BLOCK, accepts, certify_mixture, digest, flaws, replayed
 from jaxacct.tradeoff.plan import PLANS, SampledGeneralPlan
 
 SIZES = dict(dataset_size=24, num_microbatches=2, microbatch_size=3, num_epochs=2, sampling="shuffling")
@@ -186,3 +186,34 @@ def test_fit_trains_under_it_and_draws_anew(plan, tmp_path):
     assert seen.index("participations") < seen.index("training")
     seen.clear()
     assert train(plan, out=tmp_path / "new", verify=False).steps == 8 and "participations" not in seen
+
+
+class Skewed(ParticipationLaw):
+    """A law of one value, of which draws may be up to `off` likelier than they are drawn."""
+
+    kind, group_size = "skewed", 1
+
+    def __init__(self, off):
+        self.off = off
+
+    def draw(self, key, num_samples):
+        return np.ones(num_samples, np.int64)
+
+    def most(self):
+        return 4
+
+    def draw_error(self):
+        return self.off
+
+    def describe(self):
+        return {"kind": self.kind, "off": self.off}
+
+
+def test_errors_of_the_draws_lower_the_threshold():
+    """Deltas that are 30 % below the target on the average prove it, unless draws may be off by 50 %."""
+    sigma, epsilon = 1.0, 0.5
+    delta = 1.3 * float(gdp_delta(epsilon, 1 / sigma))
+    counts = ((1, 2**18),)
+    assert accepts(counts, Skewed(0.0), sigma, epsilon, delta)
+    assert accepts(counts, Skewed(0.2), sigma, epsilon, delta)
+    assert not accepts(counts, Skewed(0.5), sigma, epsilon, delta)
