@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from jaxacct import _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.statistics.composed_losses import SMALLEST
 from jaxacct.statistics.direction import DIRECTIONS
 
 
@@ -72,7 +73,7 @@ class Accountant(abc.ABC):
         return self.why_not(mechanism, compose_with) is None
 
     def delta(self, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
-        """An upper bound on delta(epsilon), in [0, 1], both directions at once.
+        """An upper bound on delta(epsilon), in [`SMALLEST`, 1], both directions at once.
 
         Args:
           mechanism: what is bounded.
@@ -90,7 +91,7 @@ class Accountant(abc.ABC):
         bound = self.bound(mechanism, epsilon, compose_with)
         if not 0 <= bound <= 1:  # false for NaN as well
             raise ValueError(f"accountant {self.name} gave {bound!r}, which is no probability")
-        return bound
+        return max(bound, SMALLEST)
 
 
 def cross_term(mechanism: Mechanism) -> float:

@@ -55,8 +55,8 @@ class PessimisticPLD:
     def pld(self) -> Any:
         """`dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, of zero-out neighbours.
 
-        (`REPLACE_SPECIAL`.) dp-accounting composes what is composed, and does not bound the rounding of that: use
-        `delta` and `epsilon` for guarantees.
+        (`REPLACE_SPECIAL`.) dp-accounting does not bound the rounding of compositions: for guarantees use
+        `delta` and `epsilon`.
         """
         return functools.reduce(lambda one, other: one.compose(other), self.distributions)
 

@@ -19,12 +19,17 @@ from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error
 SMALLEST = 1e-200
 """No bound is below this: a smaller delta cannot be shown."""
 _TINY = 1e-290  # what underflow may hide in one value of a curve
+# Natural log of the largest factor of tilted weights, and what underflow may then hide in their sum.
+_LARGEST_SCALE, _UNDERFLOW = 200.0, 1e-210
 # Parts of delta: what lattices may add to it; what each of the three cuts may.
 _LATTICE, _CUT = 1e-3, 1e-5
 # Of the tilt whose bound is smallest: with less, far fewer sums wrap around, and rounding hardly grows.
 _TILT_SHARE = 0.85
 _MIN_POINTS, _MAX_POINTS = 2**15, 2**22
 _LARGEST_EPSILON = 1e6
+_LEAST_WIDTH = 1e-9  # of lattices, where all losses are one
+# Tables end where delta is this small. Within one lattice ln delta falls by about so much.
+_TABLE_FLOOR, _TABLE_FALL = 1e-60, 4.0
 _TILTS = np.geomspace(1e-12, 1e12, 97)  # that are searched
 
 
@@ -60,8 +65,8 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
         end = int(np.searchsorted(epsilons, lattice.usable, side="right"))
         end = min(max(at + 1, end), epsilons.size)
         found[at:end] = lattice.bounds(epsilons[at:end])
-        if found[end - 1] <= SMALLEST:
-            found[end:] = SMALLEST
+        if found[end - 1] <= _TABLE_FLOOR:
+            found[end:] = found[end - 1]
             break
         at = end
     return np.minimum.accumulate(np.array([_bounded(one) for one in found]))
@@ -117,9 +122,8 @@ class _Rough:
             beyond = chord_masses(deltas, 0.0 * deltas, np.diff(losses))
             with np.errstate(divide="ignore"):
                 logs = np.log(np.append(1.0, beyond[:-1]) - beyond)
-            used = np.isfinite(logs)
-            used[0] = True
-            found.append(_RoughPart(curve, count, losses[used], np.maximum(logs[used], -1e4), deltas[used]))
+            logs[0] = max(logs[0], -1e4)  # so that there is one
+            found.append(_RoughPart(curve, count, losses, logs, deltas))
         return cls(found)
 
     def log_moments(self, tilts: np.ndarray) -> np.ndarray:
@@ -218,7 +222,7 @@ class _Sums:
         log_guess = min(0.0, max(log_guess - math.log(2 * math.pi * curvature) / 2, rough.log_floor))
         log_cut = math.log(_CUT) + log_guess
         tilt = _TILT_SHARE * saddle
-        # Chernoff's bounds: of the sum beyond the end, of the tilted sum before the start and far beyond the end.
+        # Chernoff's bounds: on the sum beyond the end, on the tilted sum before the start and far beyond it.
         steep, lower = tilt * np.geomspace(1.01, 100, 40), tilt * (1 - np.geomspace(0.01, 100, 40))
         log_moments = rough.log_moments(steep)
         ends = (log_moments - log_cut) / steep
@@ -236,7 +240,9 @@ class _Sums:
             least = max(0, int(np.searchsorted(moved, math.log(_CUT / part.count))) - 1)
             spans.append((min(float(part.losses[least]), float(top)), float(top)))
         far = float(far_ends.min())
-        width = max(end - start, end - epsilon, far - epsilon, *(top - low for low, top in spans))
+        width = max(
+            end - start, end - epsilon, far - epsilon, *(top - low for low, top in spans), _LEAST_WIDTH
+        )
         # The lattice adds steps tilt (tilt + 1) step^2 / 12 to ln delta; rounding of curves, magnified by
         # 1 / step, about 40 UNIT tilt deviations / step.
         steps = sum(part.count for part in rough.parts)
@@ -258,7 +264,10 @@ class _Sums:
         infinite = math.fsum(one.count * one.infinite for one in found)
         logs = [one.log_moment(tilt, step) for one in found]
         log_scale = math.fsum(one.count * log for one, log in zip(found, logs, strict=True))
-        booked, usable = (infinite + wrapped) * (1 + 1e-9), epsilon + math.sqrt(curvature)
+        booked, usable = (
+            (infinite + wrapped) * (1 + 1e-9) + _UNDERFLOW,
+            epsilon + min(math.sqrt(curvature), _TABLE_FALL / saddle),
+        )
         return cls(step, first, tilt, log_scale, found, logs, booked, usable, points)
 
     @functools.cached_property
@@ -292,7 +301,10 @@ class _Sums:
         if math.floor(epsilon / self.step) < self.first:
             return math.inf  # sums between epsilon and the first place would be missed
         relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
-        scale = math.exp(min(700.0, self.log_scale - self.tilt * epsilon))
+        exponent = self.log_scale - self.tilt * epsilon
+        if not exponent <= _LARGEST_SCALE:
+            return math.inf  # weights may underflow that count
+        scale = math.exp(exponent)
         return (max(0.0, value) + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.booked
 
     def bound(self, epsilon: float) -> float:

@@ -65,7 +65,7 @@ class GaussianPair:
         nearer = place - 1 / self.sigma
         # Of SciPy's normal distribution function, measured: tests/test_composed_losses.py.
         far = np.minimum(np.maximum(np.abs(place), np.abs(nearer)), _REACH)
-        error = (3 + (far + 1 / self.sigma) * (1 + far)) * UNIT
+        error = (3 + 2 * (far + 1 / self.sigma) * (1 + far)) * UNIT
         return Tails(scipy.special.ndtr(sign * nearer), scipy.special.ndtr(sign * place), error)
 
     def nodes(self) -> np.ndarray:
