@@ -11,7 +11,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from jaxacct import (
     BallsInBins,
@@ -28,7 +28,7 @@ from jaxacct import (
 )
 from jaxacct.accountants import ACCOUNTANTS, Accountant, analytic
 from jaxacct.strategies import Strategy
-from tests.oracles import enumeration
+from tests.oracles import composed_losses, enumeration
 
 IDENTITY = BandedToeplitz.identity()
 COMPOSED = dp_accounting.GaussianDpEvent(5.0)
@@ -94,6 +94,7 @@ MEMBERS = {
         [
             (at(Poisson(2, 0.3)), None, "law of its participations"),
             (at(MultiAttribution(2, 2, 0.3, 2)), COMPOSED, "nothing is composed"),
+            (at(MultiAttribution(2, 1, 0.3, 2), strategy=OVERLAPPING), None, "overlap"),
         ],
     ),
 }
@@ -179,6 +180,49 @@ def test_against_the_law_that_it_reveals(accountant, mechanism):
     for epsilon in (0.1, 0.5):
         value = oracle(mechanism, epsilon)
         assert accountant.delta(mechanism, epsilon) == pytest.approx(value, rel=slack)
+
+
+# Over the whole admitted range: (mechanism, mu) whose exact divergence is that of N(mu, 1) against N(0, 1),
+# and how far above it the bound may be.
+NOISE = (0.1, 0.9, 30.0, 1e3)
+
+
+def gaussian_cases(make, lengths):
+    return [(at(make(n), sigma), math.sqrt(n) / sigma) for n in lengths for sigma in NOISE]
+
+
+RANGES = {
+    "unamplified": (gaussian_cases(lambda n: BMinSep(n, 1, 0.01), (1, 1000, 10**6)), 1e-6),
+    "pld": (gaussian_cases(lambda n: Poisson(n, 1.0), (1, 1000, 10**6)), 0.02),
+    "random-allocation": (gaussian_cases(lambda n: BallsInBins(n, 1), (1, 12)), 0.02),
+    "revealed-pattern": (gaussian_cases(lambda n: MultiAttribution(n, 1, 1.0, 1), (1, 50)), 1e-6),
+}
+
+
+def test_every_accountant_has_cases_over_its_range():
+    assert set(RANGES) == set(ACCOUNTANTS)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_at_least_60_digits_over_the_whole_range(name):
+    """At targets of 0.3 to 1e-15, wherever an epsilon of at least 0 has one."""
+    seen = []
+    for mechanism, mu in RANGES[name][0]:
+        for target in (0.3, 1e-5, 1e-10, 1e-15):
+            epsilon = mu * mu / 2 - mu * float(special.ndtri(target)) - min(mu, 1.0)
+            if 0 <= epsilon <= 300:
+                exact = composed_losses.gaussian(epsilon, mu)
+                bound = ACCOUNTANTS[name].delta(mechanism, epsilon)
+                assert exact * (1 - 1e-12) <= bound <= (1 + RANGES[name][1]) * exact, (mechanism, epsilon)
+                seen.append(float(exact))
+    assert min(seen) < 1e-12 and max(seen) > 1e-2
+
+
+@pytest.mark.parametrize("reference", composed_losses.REFERENCES[::2], ids=str)
+def test_sampled_rounds_are_at_least_60_digit_references(reference):
+    mechanism = at(Poisson(reference.steps, reference.q), reference.sigma)
+    bound = ACCOUNTANTS["pld"].delta(mechanism, reference.epsilon)
+    assert float(reference.delta) <= bound <= 1.02 * float(reference.delta)
 
 
 @pytest.mark.parametrize(("accountant", "mechanism", "composed", "reason"), REFUSED)
