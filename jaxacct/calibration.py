@@ -613,25 +613,22 @@ def analytic_exponent(
     top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)
     start = math.ceil(math.log(top) / math.log(ratio)) + 1
     most = start + math.ceil(math.log(1e4) / math.log(ratio))
-    # Twenty times as fast where a privacy loss distribution is made, and near.
-    for interval in (2e-3, 1e-4):
 
-        def private(exponent, interval=interval):
-            if not LEAST_SEARCHED <= ratio**exponent <= _validate.MOST_NOISE:
-                return False
-            noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
-            return analytic.bound_by(accountant, noisy, epsilon, compose_with, interval)[1] <= delta
+    def private(exponent: int) -> bool:
+        if not LEAST_SEARCHED <= ratio**exponent <= _validate.MOST_NOISE:
+            return False
+        noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
+        return analytic.bound_by(accountant, noisy, epsilon, compose_with)[1] <= delta
 
-        found = _smallest_where(private, start, most)
-        if found is None and interval == 1e-4 and compose_with is None:
-            raise ValueError(f"accountant {accountant} reaches no delta as small as {delta:g}")
-        if found is None and interval == 1e-4:
-            raise ValueError(
-                f"compose_with must leave room for the mechanism at epsilon {epsilon:g}, delta {delta:g}; "
-                "it alone exceeds the target"
-            )
-        start = start if found is None else found
-    return start
+    found = _smallest_where(private, start, most)
+    if found is None and compose_with is None:
+        raise ValueError(f"accountant {accountant} reaches no delta as small as {delta:g}")
+    if found is None:
+        raise ValueError(
+            f"compose_with must leave room for the mechanism at epsilon {epsilon:g}, delta {delta:g}; "
+            "it alone exceeds the target"
+        )
+    return found
 
 
 def _smallest_where(holds, start: int, most: int) -> int | None:

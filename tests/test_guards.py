@@ -790,7 +790,6 @@ STAGES = {
     "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
     "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
     "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),
-    "interval of losses": lambda: analytic.delta_by("pld", MECHANISM, 1.0, interval=NAN),
     "record": lambda: read(float, NAN, "x"),
     "writing": lambda: to_json({"x": NAN}),
 }

@@ -331,3 +331,14 @@ def test_estimates_are_the_two_bounds_there():
     assert back.num_samples == 0 and back.low <= 1.7 <= back.high and back.high < 1.002 * back.low
     assert divergence_bound(random_allocation.mixture_of(mechanism), back.high, "remove", 1) <= found.value
     assert divergence_bound(random_allocation.mixture_of(mechanism), back.low, "remove", -1) >= found.value
+
+
+def test_what_is_no_number_says_nothing(monkeypatch):
+    """NaN, and what is no probability: 1 from above, 0 from below."""
+    for i, wrong in enumerate((math.nan, -0.1, 1.1)):
+        for name in ("_remove", "_add"):
+            monkeypatch.setattr(lognormal_sums, name, lambda *arguments, wrong=wrong: wrong)
+        mixture = Mixture((Phases(2, 0.7 + 1e-3 * i),))  # another each time: bounds are cached
+        for direction in ("remove", "add"):
+            assert divergence_bound(mixture, 1.0, direction, 1) == 1.0
+            assert divergence_bound(mixture, 1.0, direction, -1) == 0.0

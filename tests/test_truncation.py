@@ -11,9 +11,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, Poisson, calibrate
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Dense,
+    Mechanism,
+    Plan,
+    Poisson,
+    calibrate,
+)
 from jaxacct.accountants import truncation
 from jaxacct.accountants.truncation import MOST_SECOND_MOMENT, covers, reserve
+from jaxacct.proposals.replicas import most_replicas
 from tests.training.test_sampler import participation
 from train.sampler import Sampler
 
@@ -213,3 +224,12 @@ def test_bad_input():
         calibrate(scheme, strategy, dataset_size=100, max_batch_size=15, **options)
     with pytest.raises(ValueError, match="max_batch_size"):
         calibrate(scheme, strategy, dataset_size=100, max_batch_size=0, **options)
+
+
+def test_without_a_normalizer_tails_are_not_covered():
+    """Replicas of order 2 bound the tail that `reserve` rests on; columns that overlap have none."""
+    overlapping = Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
+    mechanism = Mechanism(Poisson(2, 0.3), overlapping, 0.9)
+    assert most_replicas(mechanism) < 2 and truncation.tail_bound(mechanism.scheme, 8.0) < 1
+    assert not covers(mechanism, 8.0)
+    assert covers(Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 0.9), 8.0)

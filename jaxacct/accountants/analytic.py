@@ -5,45 +5,41 @@ from jaxacct.accountants import ACCOUNTANTS, Accountant
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 
 
-def delta_by(
-    accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None, interval: float = 1e-4
-) -> float:
+def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
     """The upper bound on delta(epsilon) by the accountant of that name; see `Accountant.delta`.
 
     Raises:
       ValueError: for an accountant that is not known or does not cover the mechanism, or bad arguments.
     """
     _validate.one_of("accountant", accountant, tuple(ACCOUNTANTS))
-    return ACCOUNTANTS[accountant].delta(mechanism, epsilon, compose_with, interval)
+    return ACCOUNTANTS[accountant].delta(mechanism, epsilon, compose_with)
 
 
-def best_accountant(
-    mechanism: Mechanism, epsilon: float, compose_with=None, interval: float = 1e-4
-) -> tuple[str, float]:
+def best_accountant(mechanism: Mechanism, epsilon: float, compose_with=None) -> tuple[str, float]:
     """(name, bound) of the accountant with the smallest bound on delta(epsilon); see `Accountant.delta`."""
     checked(mechanism)
     members = [member for member in ACCOUNTANTS.values() if member.supports(mechanism, compose_with)]
     if compose_with is not None:
         outdone = frozenset().union(*(member.outdoes_composed for member in members))
         members = [member for member in members if member.name not in outdone]
-    found = [(member.delta(mechanism, epsilon, compose_with, interval), member.name) for member in members]
+    found = [(member.delta(mechanism, epsilon, compose_with), member.name) for member in members]
     bound, name = min(found)
     return name, bound
 
 
 def bound_by(
-    accountant: str | None, mechanism: Mechanism, epsilon: float, compose_with=None, interval: float = 1e-4
+    accountant: str | None, mechanism: Mechanism, epsilon: float, compose_with=None
 ) -> tuple[str, float]:
     """(name, bound) of the accountant of that name as by `delta_by`, or of the best where none is named."""
-    arguments = (mechanism, epsilon, compose_with, interval)
+    arguments = (mechanism, epsilon, compose_with)
     if accountant is None:
         return best_accountant(*arguments)
     return accountant, delta_by(accountant, *arguments)
 
 
-def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None, interval: float = 1e-4) -> float:
+def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
     """The best analytic upper bound on delta(epsilon); see `Accountant.delta`."""
-    return best_accountant(mechanism, epsilon, compose_with, interval)[1]
+    return best_accountant(mechanism, epsilon, compose_with)[1]
 
 
 def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from jaxacct import _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.statistics.composed_losses import SMALLEST
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
@@ -40,7 +41,7 @@ class Accountant(abc.ABC):
         """Why no bound is known for the mechanism, a clause for people; None where one is."""
 
     @abc.abstractmethod
-    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         """As `delta`, for what is covered and checked."""
 
     def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
@@ -71,30 +72,26 @@ class Accountant(abc.ABC):
         """Whether `delta` has a bound for the mechanism; `why_not` says why it has none."""
         return self.why_not(mechanism, compose_with) is None
 
-    def delta(self, mechanism: Mechanism, epsilon: float, compose_with=None, interval: float = 1e-4) -> float:
-        """An upper bound on delta(epsilon), in [0, 1], both directions at once.
+    def delta(self, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
+        """An upper bound on delta(epsilon), in [`SMALLEST`, 1], both directions at once.
 
         Args:
           mechanism: what is bounded.
           epsilon: natural log, at least 0.
           compose_with: a dp-accounting `DpEvent` that is composed in, or None.
-          interval: natural log; the grid of losses where dp-accounting makes a privacy loss distribution. Its
-            distributions are pessimistic on any grid, so the bound holds for any; its time goes as one over
-            it.
 
         Raises:
           ValueError: for a mechanism that is not covered, bad arguments, or a bound that is no probability.
         """
         checked(mechanism)
         _validate.nonnegative_number("epsilon", epsilon)
-        _validate.positive_number("interval", interval)
         reason = self.why_not(mechanism, compose_with)
         if reason is not None:
             raise ValueError(f"accountant {self.name} does not cover {mechanism.scheme.name} here: {reason}")
-        bound = self.bound(mechanism, epsilon, compose_with, interval)
+        bound = self.bound(mechanism, epsilon, compose_with)
         if not 0 <= bound <= 1:  # false for NaN as well
             raise ValueError(f"accountant {self.name} gave {bound!r}, which is no probability")
-        return bound
+        return max(bound, SMALLEST)
 
 
 def cross_term(mechanism: Mechanism) -> float:

@@ -4,100 +4,207 @@ For independent mechanisms with pairs (P1, Q1) and (P2, Q2),
 `H(P1 x P2, Q1 x Q2) = E_{P1}[ g2(epsilon - L1) ]`, `g2` being the privacy profile of the second at `e^t`.
 So composing replaces the term `(1 - e^t)_+` by a tabulated profile, and everything else stays.
 
-dp-accounting takes half a second to import, and most plans compose with nothing: it is imported where used.
+Events only name the steps that are composed: their losses are composed by `statistics.composed_losses`, since
+dp-accounting does not bound the rounding of its transforms (proofs/errata.md). It takes half a second to
+import, and most plans compose with nothing: it is imported where used.
 """
 
 import functools
 import json
-from typing import Any
+import math
+from typing import TypeAlias
 
 import numpy as np
 
+from jaxacct import _validate
 from jaxacct.statistics.composed import TabulatedProfile
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
+from jaxacct.statistics.loss_curves import (
+    ChordCurve,
+    DiscreteLaplacePair,
+    GaussianPair,
+    LaplacePair,
+    LossCurve,
+    both_directions,
+)
+from jaxacct.statistics.tilted_sums import UNIT
 
-_ROUNDED_AWAY = 1e-12
-_ABOVE_ONE = 1e-6
-# Two sums of up to 2^23 numbers, each rounded to float64: 4 x 2^23 x 2^-53. A Gaussian with noise 0.05, which
-# hides nothing, has a law of 8 million.
-_SHARE_LOST = 2.0**-28
 # Where the profile is tabulated, natural log: dense near zero, out to +-60.
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
+_LARGEST_LOSS = 500.0  # of a distribution of dp-accounting, natural log: e to it is still a number
+_PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
+
+Steps: TypeAlias = tuple[tuple[tuple[LossCurve, LossCurve], int], ...]
+"""((remove, add), count) of each step."""
+
+
+def composed_delta(steps: Steps, epsilon: float, compose_with=None) -> float:
+    """Return an upper bound on delta(epsilon) of all steps and the event together, both directions.
+
+    Cached, as a plan computes its bound again.
+    """
+    return _composed(steps, epsilon, None if compose_with is None else _key(compose_with))
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(steps: Steps, epsilon: float, event: str | None) -> float:
+    return max(divergence_bound(parts, epsilon) for parts in _by_direction(steps + _steps_of(event)))
 
 
 def event_profile(event) -> TabulatedProfile:
-    """An upper bound on the privacy profile of a `DpEvent`, both directions at once.
+    """Return an upper bound on the privacy profile of a `DpEvent`, both directions at once.
 
-    Returns a function of float64 `t` (any shape) giving `delta(t)`: the larger of the two directions'
-    hockey-stick divergences at `e^t`, from dp-accounting's pessimistic privacy loss distribution,
-    interpolated in `e^t`, in which it is convex, so from above.
+    Returns:
+      A function of float64 `t` (any shape) giving `delta(t)`: the larger of the two directions' hockey-stick
+      divergences at `e^t`, interpolated in `e^t`, in which it is convex, so from above.
 
     Raises:
-      ValueError: when dp-accounting's PLD accountant does not support the event.
+      ValueError: for an event that has no loss curve here.
     """
-    from dp_accounting import dp_event, pld
+    return _tabulate(_key(event))
 
-    if not (isinstance(event, dp_event.DpEvent) and pld.PLDAccountant().supports(event)):
-        raise ValueError(
-            f"compose_with must be an event that dp-accounting's PLD accountant supports, was {event!r}"
-        )
-    return _tabulate(json.dumps(event_to_json(event)))
+
+def _key(event) -> str:
+    """An event as text, by which tables and bounds are kept."""
+    from dp_accounting import dp_event
+
+    if not isinstance(event, dp_event.DpEvent):
+        raise ValueError(f"compose_with must be an event of dp-accounting, got {event!r}")
+    return json.dumps(event_to_json(event))
 
 
 @functools.lru_cache(maxsize=8)
 def _tabulate(event: str) -> TabulatedProfile:
-    from dp_accounting import pld
-
-    accountant: Any = pld.PLDAccountant()
-    _compose(accountant, event_from_json(json.loads(event)))
-    before = np.diff(_GRID, prepend=2 * _GRID[0] - _GRID[1])
-    # All at once is a hundred times as fast as one by one: two running sums of the law's tail.
-    asked, places = np.unique(np.concatenate([_GRID, _GRID - before]), return_inverse=True)
-    found, at_before = np.split(np.asarray(accountant.get_delta(list(asked)), np.float64)[places], 2)
-    values = found + _summing_error(at_before, before)
-    values = np.minimum(np.maximum.accumulate(values[::-1])[::-1], 1.0)
-    return TabulatedProfile(_GRID, values)
+    positive = _GRID[_GRID.size // 2 :]
+    tables = [divergence_table(parts, positive) for parts in _by_direction(_steps_of(event))]
+    found = np.maximum.reduce(tables)
+    # H(P, Q) at -t is 1 - e^-t (1 - H(Q, P) at t).
+    negative = np.minimum(1.0, -np.expm1(-positive) + np.exp(-positive) * found + 4 * UNIT)
+    values = np.concatenate([negative[:0:-1], found])
+    return TabulatedProfile(_GRID, np.minimum.accumulate(values))
 
 
-def _summing_error(at_before: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """How far below exact the running sums of `get_delta` can be at each t of the grid.
+def _by_direction(steps: Steps) -> list[list[Part]]:
+    """Parts of the remove and the add direction; once where they are the same."""
+    directions = [[Part(curves[side], count) for curves, count in steps] for side in (0, 1)]
+    return directions[:1] if directions[0] == directions[1] else directions
 
-    They are off by at most a share of the tail P(L > t) each, and with t' below t the tail is at most
-    `delta(t') / (1 - e^(t' - t))`, as a loss beyond t contributes that much to delta(t').
+
+# -- Events ---------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=16)
+def _steps_of(event: str | None) -> Steps:
+    if event is None:
+        return ()
+    given = event_from_json(json.loads(event))
+    try:
+        return tuple(_steps(given, 1))
+    except (TypeError, ArithmeticError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"compose_with must be an event that can be composed, got {given!r}: {error}"
+        ) from None
+
+
+def _steps(event, count: int) -> list:
+    """Steps of an event that occurs `count` times.
+
+    Raises:
+      ValueError: for an event of another kind, or impossible numbers.
+    """
+    from dp_accounting import dp_event
+
+    match event:
+        case dp_event.NoOpDpEvent():
+            return []
+        case dp_event.NonPrivateDpEvent():
+            return [((_REVEALED, _REVEALED), count)]
+        case dp_event.SelfComposedDpEvent():
+            times = _validate.positive_integer("count", event.count, minimum=0)
+            return _steps(event.event, count * times) if times else []
+        case dp_event.ComposedDpEvent():
+            return [step for one in event.events for step in _steps(one, count)]
+        case dp_event.PoissonSampledDpEvent():
+            q = event.sampling_probability
+            return [] if q == 0 else _sampled(event.event, _validate.probability("probability", q), count)
+        case dp_event.GaussianDpEvent():
+            return _sampled(dp_event.GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), 1.0, 1)
+        case dp_event.LaplaceDpEvent():
+            return _sampled(event, 1.0, count)
+        case dp_event.DiscreteLaplaceDpEvent():
+            a = _validate.nonnegative_number("noise_parameter", event.noise_parameter)
+            shift = _validate.positive_integer("sensitivity", event.sensitivity)
+            if a == 0:
+                return _steps(dp_event.NonPrivateDpEvent(), count)
+            return [(both_directions(DiscreteLaplacePair(a, shift), 1.0), count)]
+    return _by_dp_accounting(event, count)
+
+
+def _sampled(event, q: float, count: int) -> list:
+    from dp_accounting import dp_event
+
+    kinds = {dp_event.GaussianDpEvent: GaussianPair, dp_event.LaplaceDpEvent: LaplacePair}
+    if type(event) not in kinds:
+        raise ValueError("only Gaussian and Laplace events can be sampled")
+    noise = _validate.nonnegative_number("noise_multiplier", event.noise_multiplier)
+    if noise == 0:
+        return _steps(dp_event.NonPrivateDpEvent(), count)
+    return [(both_directions(kinds[type(event)](noise), q), count)]
+
+
+_REVEALED = ChordCurve(np.array([0.0]), np.array([1.0]))
+
+
+def _by_dp_accounting(event, count: int) -> list:
+    """One step by dp-accounting's distribution, which is not composed there."""
+    from dp_accounting import dp_event, pld
+
+    kinds = (dp_event.MixtureOfGaussiansDpEvent, dp_event.TruncatedSubsampledGaussianDpEvent)
+    if not isinstance(event, kinds):
+        raise ValueError("dp-accounting's PLD accountant does not support it")
+    law = pld.privacy_loss_distribution
+    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
+        noise, sizes, chances = event.standard_deviation, event.sensitivities, event.sampling_probs
+        if noise == 0:
+            return _steps(dp_event.NonPrivateDpEvent(), count)
+        found = law.from_mixture_gaussian_mechanism(
+            noise, sizes, chances, value_discretization_interval=_PLD_INTERVAL
+        )
+    else:
+        if event.noise_multiplier == 0:
+            return _steps(dp_event.NonPrivateDpEvent(), count)
+        found = law.from_truncated_subsampled_gaussian_mechanism(
+            event.dataset_size,
+            event.sampling_probability,
+            event.truncated_batch_size,
+            event.noise_multiplier,
+            value_discretization_interval=_PLD_INTERVAL,
+        )
+    curve = curve_of_pld(found, _PLD_INTERVAL)
+    return [((curve, curve), count)]
+
+
+def curve_of_pld(pld, interval: float) -> ChordCurve:
+    """Return an upper bound on both directions of a distribution of dp-accounting, with its sums' rounding.
 
     Args:
-      at_before: delta(t') for t' = t - before.
+      pld: `dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, pessimistic;
+        rounding inside its own composition is not covered.
+      interval: its `value_discretization_interval`.
     """
-    return _SHARE_LOST * np.clip(at_before / -np.expm1(-before), 0.0, 1.0)
-
-
-def composed_delta(events: list, epsilon: float, interval: float) -> float:
-    """delta(epsilon) of events together, an upper bound by dp-accounting; losses on a grid of `interval`.
-
-    Cached, as a plan computes its bound again.
-    """
-    return _composed(json.dumps([event_to_json(event) for event in events]), epsilon, interval)
-
-
-def _compose(accountant, event) -> None:
-    """Compose the event in; ValueError for numbers in it that dp-accounting refuses."""
-    try:
-        accountant.compose(event)
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise ValueError(f"compose_with must be an event that can be, was {event!r}: {error}") from None
-
-
-@functools.lru_cache(maxsize=64)
-def _composed(events: str, epsilon: float, interval: float) -> float:
-    from dp_accounting import pld
-
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
-    for event in json.loads(events):
-        _compose(accountant, event_from_json(event))
-    delta = float(accountant.get_delta(epsilon))
-    if 1 < delta < 1 + _ABOVE_ONE:
-        return 1.0  # no delta is larger; with hardly any noise probabilities add up to a little more
-    # A sum in float64 that ought to be 0 or next to it: what rounding may hide, and not a bound below 0.
-    return _ROUNDED_AWAY if -_ROUNDED_AWAY < delta < 0 else delta
+    end = 1.0
+    while end < _LARGEST_LOSS and not pld.get_delta_for_epsilon(end) <= pld.get_delta_for_epsilon(2 * end):
+        end *= 2
+    thin = math.ceil(2 * end / interval / _MAX_PLD_POINTS)
+    losses = (
+        interval * thin * np.arange(-math.ceil(end / interval / thin), math.ceil(end / interval / thin) + 1)
+    )
+    deltas = np.clip(np.asarray(pld.get_delta_for_epsilon(losses.tolist()), np.float64), 0.0, 1.0)
+    # Masses are second differences of deltas over the interval, and deltas again their sums.
+    tails = np.cumsum(deltas[::-1])[::-1] * thin
+    before = np.append(1.0, deltas[:-1]) / -np.expm1(-interval * thin)
+    error = 16 * UNIT / interval * tails + 4 * losses.size * thin * UNIT * np.minimum(1.0, before)
+    return ChordCurve.below(losses, np.minimum.accumulate(np.minimum(1.0, deltas + error)))
 
 
 def event_to_json(event) -> dict | None:

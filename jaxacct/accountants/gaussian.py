@@ -3,9 +3,11 @@
 import numpy as np
 from scipy import special
 
+_UNIT = 2.0**-52
+
 
 def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
-    """Exact delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
+    """Return delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8), rounded up."""
     return float(gaussian_deltas(epsilon, noise_multiplier, np.array([sensitivity]))[0])
 
 
@@ -15,4 +17,7 @@ def gaussian_deltas(epsilon: float, noise_multiplier: float, sensitivities: np.n
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     # In logarithms: far out both terms underflow long before their difference matters.
     log_first, log_second = special.log_ndtr(-near), epsilon + special.log_ndtr(-far)
-    return -np.exp(log_first) * np.expm1(np.minimum(log_second - log_first, 0.0))
+    delta = -np.exp(log_first) * np.expm1(np.minimum(log_second - log_first, 0.0))
+    # Arguments are off by u of `far`, which the slopes magnify; logarithms by a few u of themselves.
+    sizes = 8 + 2 * epsilon + 4 * np.abs(log_first) + 4 * np.abs(log_second) + 4 * far * (far + 1)
+    return delta + np.exp(log_first) * np.minimum(sizes * _UNIT, 1.0)

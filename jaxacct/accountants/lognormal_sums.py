@@ -13,14 +13,14 @@ where the mean comes from. What is cut off, what wraps around and every rounding
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 
 from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
-_UNIT = 2.0**-52
 # Of scipy's normal distribution function, relative; `_tails` adds what its rounded argument does.
 _NDTR_ERROR = 1e-12
 # Standard deviations of ln X within which X is told apart.
@@ -145,7 +145,7 @@ def _tails(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarra
     logs = np.log(x)
     z = (logs + mu * mu / 2) / mu
     # x, ln x, the sum and z are rounded, and the slope of ln ndtr at z is at most |z| + 1.
-    rounded = 8 * _UNIT * (2 + np.abs(logs).max() + mu * mu) / mu
+    rounded = 8 * UNIT * (2 + np.abs(logs).max() + mu * mu) / mu
     error = _NDTR_ERROR + rounded * (np.abs(z).max() + mu + 1)
     return scipy.special.ndtr(sign * z), scipy.special.ndtr(sign * (z - mu)), error
 
@@ -163,7 +163,7 @@ def lattice_law(mu: float, lattice: _Lattice, direction: str, side: int) -> _Law
     parts = x * tail
     # By parts, the integral of T over a cell; of numbers that may be close to each other.
     mean = (np.diff(parts) - np.diff(weighted)) / lattice.step
-    slack = (error + 4 * _UNIT) * (parts[1:] + parts[:-1] + weighted[1:] + weighted[:-1]) / lattice.step
+    slack = (error + 4 * UNIT) * (parts[1:] + parts[:-1] + weighted[1:] + weighted[:-1]) / lattice.step
     if not rising:
         tail, mean, slack = tail[::-1], mean[::-1], slack[::-1]
     last = -1 if rising else 0
@@ -265,7 +265,7 @@ class _Sums:
 
     def log_masses(self, tilt: float) -> list[float]:
         """ln sum e^{tilt x} mass(x) of each law."""
-        return [_log_sum(tilt * self.lattice.places, law.masses) for law in self.laws]
+        return [log_sum(tilt * self.lattice.places, law.masses) for law in self.laws]
 
     def log_first(self, tilt: float) -> float:
         """ln sum_t (number_t / b) E[X_t e^{tilt X_t}], or 0 where none is size-biased."""
@@ -274,7 +274,7 @@ class _Sums:
         x, total = self.lattice.places, self.mixture.total
         return _log_add(
             [
-                math.log(part.number / total) + _log_sum(tilt * x, first * x)
+                math.log(part.number / total) + log_sum(tilt * x, first * x)
                 for part, first in zip(self.mixture.phases, self.firsts, strict=True)
             ]
         )
@@ -320,81 +320,46 @@ class _Tilted:
     relative: float
 
     @classmethod
-    def by(cls, sums: _Sums, weights: np.ndarray, tilt: float, steep: float) -> "_Tilted":
-        lattice, phases = sums.lattice, sums.mixture.phases
+    def by(cls, sums_of: _Sums, weights: np.ndarray, tilt: float, steep: float) -> "_Tilted":
+        lattice, phases = sums_of.lattice, sums_of.mixture.phases
         x, terms = lattice.places, lattice.terms
-        logs = sums.log_masses(tilt)
-        masses = [_tilted(law.masses, tilt * x - log) for law, log in zip(sums.laws, logs, strict=True)]
+        logs = sums_of.log_masses(tilt)
+        masses = [tilted(law.masses, tilt * x - log) for law, log in zip(sums_of.laws, logs, strict=True)]
         firsts = []
-        if sums.firsts is not None:
-            for part, first, log in zip(phases, sums.firsts, logs, strict=True):
-                firsts.append(_tilted(part.number / sums.mixture.total * first * x, tilt * x - log))
+        if sums_of.firsts is not None:
+            for part, first, log in zip(phases, sums_of.firsts, logs, strict=True):
+                firsts.append(tilted(part.number / sums_of.mixture.total * first * x, tilt * x - log))
         log_scale = sum(part.number * log for part, log in zip(phases, logs, strict=True))
         with np.errstate(divide="ignore", over="ignore"):
             log_weights = np.where(weights > 0, np.log(weights) - tilt * lattice.sums, -np.inf)
             scaled = np.exp(log_weights + log_scale)
-            log_wrapped = log_weights.max() + sums.log_wrapped(tilt, steep)
+            log_wrapped = log_weights.max() + sums_of.log_wrapped(tilt, steep)
             wrapped = math.exp(min(100.0, log_wrapped))
-        # A transform is off by 7 u log2 N in the 2-norm; factors are at most 1 but for rounding.
-        unit = (7 * math.log2(lattice.points) + 32) * _UNIT
-        norm = max(float(np.linalg.norm(one)) for one in masses)
-        if firsts:
-            size = sum(float(np.linalg.norm(one)) for one in firsts)
-            off = 3 * size + (terms - 1) * sum(float(one.sum()) for one in firsts) * norm
-        else:
-            off = (terms + 3) * norm
-        rounding = 1.1 * unit * off * float(np.linalg.norm(scaled))
+        found = cls(sums_of, masses, firsts, scaled, wrapped, 0.0, 0.0)
+        norm = float(np.linalg.norm(scaled))
+        rounding = sum(rounding_error(product, norm, lattice.points) for product in found.products())
         # Every factor of a positive sum is rounded: exponents, and as many masses as there are terms.
         exponents = abs(tilt) * (terms * x[-1] + lattice.sums[-1]) + sum(map(abs, logs)) * terms
-        relative = 8 * _UNIT * (exponents + 128 * terms + 128)
-        if not math.isfinite(rounding) or terms * unit * math.sqrt(lattice.points) > 0.05:
-            rounding = math.inf
-        return cls(sums, masses, firsts, scaled, wrapped, rounding, relative)
+        relative = 8 * UNIT * (exponents + 128 * terms + 128)
+        return replace(found, rounding=rounding, relative=relative)
+
+    def products(self) -> list[list[Factor]]:
+        """Factors of each term of the sum: the size-biased X of one kind, then all others."""
+        phases = self.sums.mixture.phases
+        if not self.firsts:
+            return [[Factor(one, part.number) for one, part in zip(self.masses, phases, strict=True)]]
+        return [
+            [Factor(first, 1)]
+            + [
+                Factor(one, part.number - (i == j))
+                for j, (one, part) in enumerate(zip(self.masses, phases, strict=True))
+            ]
+            for i, first in enumerate(self.firsts)
+        ]
 
     def value(self) -> float:
-        n, phases = self.sums.lattice.points, self.sums.mixture.phases
-        spectra = [scipy.fft.rfft(one, n) for one in self.masses]
-        if not self.firsts:
-            product = np.prod(
-                [_power(f, part.number) for f, part in zip(spectra, phases, strict=True)], axis=0
-            )
-        else:
-            product = np.zeros(n // 2 + 1, complex)
-            for i, first in enumerate(self.firsts):
-                others = [part.number - (i == j) for j, part in enumerate(phases)]
-                one = scipy.fft.rfft(first, n)
-                for spectrum, number in zip(spectra, others, strict=True):
-                    one = one * _power(spectrum, number)
-                product += one
         # A pairwise sum.
-        return float(np.sum(scipy.fft.irfft(product, n) * self.weights))
-
-
-def _power(spectrum: np.ndarray, exponent: int) -> np.ndarray:
-    """By squaring: fewer roundings than factors, and none in a logarithm."""
-    found = np.ones_like(spectrum)
-    while exponent:
-        if exponent & 1:
-            found = found * spectrum
-        exponent >>= 1
-        if exponent:
-            spectrum = spectrum * spectrum
-    return found
-
-
-def _tilted(masses: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-    """`masses e^exponents`, where one may be 0 and the other beyond float64."""
-    with np.errstate(divide="ignore"):
-        return np.exp(np.log(masses) + exponents)
-
-
-def _log_sum(exponents: np.ndarray, masses: np.ndarray) -> float:
-    used = masses > 0
-    if not used.any():
-        return -math.inf
-    top = float(exponents[used].max())
-    total = float((masses[used] * np.exp(exponents[used] - top)).sum())
-    return top + math.log(total)
+        return float(np.sum(sums(self.products(), self.sums.lattice.points) * self.weights))
 
 
 def _log_add(logs: list[float]) -> float:

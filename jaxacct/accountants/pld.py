@@ -1,4 +1,4 @@
-"""Independent Poisson-sampled Gaussians by dp-accounting's privacy loss distribution, an upper bound.
+"""Independent Poisson-sampled Gaussians by their privacy loss distribution, an upper bound.
 
 They are the mechanism itself where the pattern is Poisson (b = 1), and dominate it where the phase of a
 cyclic scheme is revealed.
@@ -7,6 +7,7 @@ cyclic scheme is revealed.
 from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics.loss_curves import GaussianPair, both_directions
 
 
 class PrivacyLossDistribution(Accountant):
@@ -24,12 +25,8 @@ class PrivacyLossDistribution(Accountant):
             return "its rounds are not independent"
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
 
-    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
-        import dp_accounting
-
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         rounds = mechanism.scheme.independent_rounds()
         assert rounds is not None
-        gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
-        sampled = dp_accounting.PoissonSampledDpEvent(rounds[0], gaussian)
-        events = [dp_accounting.SelfComposedDpEvent(sampled, rounds[1])]
-        return composed_delta(events if compose_with is None else [*events, compose_with], epsilon, interval)
+        curves = both_directions(GaussianPair(mechanism.noise_multiplier), rounds[0])
+        return composed_delta(((curves, rounds[1]),), epsilon, compose_with)

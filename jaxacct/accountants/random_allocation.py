@@ -31,8 +31,8 @@ class RandomAllocation(Accountant):
             return "the strategy matrix is not the identity"
         return None
 
-    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
-        del compose_with, interval
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
+        del compose_with
         return max(self.one_sided(mechanism, epsilon, direction, 1) for direction in DIRECTIONS)
 
     def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:

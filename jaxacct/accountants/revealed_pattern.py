@@ -52,12 +52,12 @@ class RevealedPattern(Accountant):
             return "nothing is composed with it"
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
 
-    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         """Summed by parts over the number of participations, so that all terms are positive.
 
         Raised by 1e-9 for float64. Of algorithm 3 it holds on any graph, `MultiAttribution`.
         """
-        del compose_with, interval
+        del compose_with
         counts = mechanism.scheme.revealed_counts
         assert counts is not None
         timing, weights = counts

@@ -13,6 +13,7 @@ from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics.loss_curves import GaussianPair, both_directions
 
 
 class Unamplified(Accountant):
@@ -25,14 +26,12 @@ class Unamplified(Accountant):
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> None:
         """Every scheme states the sensitivity that this rests on."""
 
-    def bound(self, mechanism: Mechanism, epsilon: float, compose_with, interval: float) -> float:
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         length = sensitivity(mechanism)
         if compose_with is None:
             return gaussian_delta(epsilon, mechanism.noise_multiplier, length)
-        import dp_accounting
-
-        event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / length)
-        return composed_delta([event, compose_with], epsilon, interval)
+        curves = both_directions(GaussianPair(mechanism.noise_multiplier / length), 1.0)
+        return composed_delta(((curves, 1),), epsilon, compose_with)
 
 
 def sensitivity(mechanism: Mechanism) -> float:

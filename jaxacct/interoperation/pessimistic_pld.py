@@ -9,21 +9,29 @@ so both are known on all of the line. The largest convex function that is nowher
 the divergence, which is one such function; a distribution that has it for its divergences dominates
 (Doroshenko et al., arXiv 2207.04380, algorithm 1, "Connect the Dots"). What lies beyond the last point is
 an infinite loss.
+
+What dp-accounting composes loses digits in its transforms that nobody adds to delta (proofs/errata.md), so
+deltas and epsilons of compositions are computed here, by `statistics.composed_losses`.
 """
 
+import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxacct import _validate
+from jaxacct.accountants.composition import Steps, composed_delta, curve_of_pld
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.progress import Progress
 from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.loss_curves import ChordCurve
 
 INTERVAL = 1e-3  # of epsilons; what is composed must have the same
 LARGEST = 500.0  # epsilon; e to it is still a number
+_EPSILON_ERROR = 1e-9  # relative
 _ROUNDINGS = 1e-12  # bounds are raised by this, far more than float64 loses below
 
 
@@ -32,30 +40,57 @@ class PessimisticPLD:
     """A distribution that dominates with probability at least 1 - `failure_probability` over the draws made.
 
     Attributes:
-      pld: `dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, of zero-out neighbours
-        (`REPLACE_SPECIAL`).
-      failure_probability: add it to every delta that is derived from `pld`; `delta` and `epsilon` do.
+      steps: ((remove, add) curves, count) of what is composed.
+      distributions: of dp-accounting, the same steps for export.
+      failure_probability: part of every `delta` and `epsilon`; add it to what is derived from `pld`.
+      interval: `value_discretization_interval` of the distributions.
     """
 
-    pld: Any
+    steps: Steps
+    distributions: tuple[Any, ...]
     failure_probability: float
+    interval: float
+
+    @functools.cached_property
+    def pld(self) -> Any:
+        """`dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, of zero-out neighbours.
+
+        (`REPLACE_SPECIAL`.) dp-accounting does not bound the rounding of compositions: for guarantees use
+        `delta` and `epsilon`.
+        """
+        return functools.reduce(lambda one, other: one.compose(other), self.distributions)
 
     def delta(self, epsilon: float) -> float:
         """Delta at `epsilon` (natural log), the failure probability in it."""
         _validate.nonnegative_number("epsilon", epsilon)
-        return min(1.0, float(self.pld.get_delta_for_epsilon(epsilon)) + self.failure_probability)
+        return min(1.0, composed_delta(self.steps, epsilon) + self.failure_probability)
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, of which the failure probability is a part; infinite where it is all of it."""
+        """Epsilon at `delta`, of which the failure probability is a part; infinite where none is found."""
         left = _validate.open_probability("delta", delta) - self.failure_probability
-        return float(self.pld.get_epsilon_for_delta(left)) if left > 0 else float("inf")
+        if not left > 0 or not composed_delta(self.steps, LARGEST) <= left:
+            return math.inf
+        if composed_delta(self.steps, 0.0) <= left:
+            return 0.0
+        low, high = 0.0, LARGEST
+        while high - low > _EPSILON_ERROR * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if composed_delta(self.steps, middle) <= left else (middle, high)
+        return high
 
     def compose(self, other) -> "PessimisticPLD":
-        """With another of these, or with a PLD of dp-accounting that has the same discretization."""
-        if isinstance(other, PessimisticPLD):
-            failure = min(1.0, self.failure_probability + other.failure_probability)
-            return PessimisticPLD(self.pld.compose(other.pld), failure)
-        return PessimisticPLD(self.pld.compose(other), self.failure_probability)
+        """With another of these, or with a PLD of dp-accounting that is not composed there and has the same
+        discretization.
+        """
+        if not isinstance(other, PessimisticPLD):
+            self.distributions[0].compose(other)  # refuses another discretization
+            curve = curve_of_pld(other, self.interval)
+            other = PessimisticPLD((((curve, curve), 1),), (other,), 0.0, self.interval)
+        if other.interval != self.interval:
+            raise ValueError(f"interval must be {self.interval!r} to be composed, got {other.interval!r}")
+        failure = min(1.0, self.failure_probability + other.failure_probability)
+        parts = self.steps + other.steps, self.distributions + other.distributions
+        return PessimisticPLD(*parts, failure, self.interval)
 
 
 def dominating_pld(
@@ -135,8 +170,11 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
     # One number, the total variation distance, known twice.
     remove[0] = add[0] = min(remove[0], add[0])
     both = _on_the_line(whole, remove, add, interval), _on_the_line(whole, add, remove, interval)
-    pld = privacy_loss_distribution.PrivacyLossDistribution(*(_distribution(*one, interval) for one in both))
-    return PessimisticPLD(pld, 1 - profile.confidence)
+    curves = tuple(ChordCurve.below(points * interval, bounds) for points, bounds in both)
+    exported = (_distribution(curve, interval) for curve in curves)
+    distribution = privacy_loss_distribution.PrivacyLossDistribution(*exported)
+    steps = (((curves[0], curves[1]), 1),)
+    return PessimisticPLD(steps, (distribution,), 1 - profile.confidence, interval)
 
 
 def _bounds(upper) -> np.ndarray:
@@ -155,22 +193,9 @@ def _on_the_line(whole, forward, backward, interval: float) -> tuple[np.ndarray,
     return np.concatenate([-whole[:0:-1], whole]), np.minimum.accumulate(bounds)
 
 
-def _distribution(whole: np.ndarray, bounds: np.ndarray, interval: float):
-    """The distribution whose divergences are the convex hull of (0, 1) and the bounds in e^epsilon."""
+def _distribution(curve: ChordCurve, interval: float):
+    """The distribution of dp-accounting whose divergences are the curve."""
     from dp_accounting.pld import pld_pmf
 
-    x = np.exp(whole * interval)
-    corners: list[int] = []
-    height = bounds.copy()
-
-    def slope(i: int, j: int) -> float:
-        left, top = (x[i], height[i]) if i >= 0 else (0.0, 1.0)
-        return (height[j] - top) / (x[j] - left)
-
-    stack = [-1]  # -1 is (0, 1), where epsilon is minus infinity
-    for j in range(len(x)):
-        while len(stack) > 1 and slope(stack[-2], stack[-1]) >= slope(stack[-2], j):
-            stack.pop()
-        stack.append(j)
-    corners = stack[1:]
-    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, whole[corners], height[corners])
+    whole = np.round(curve.losses / interval).astype(np.int64)
+    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, whole, curve.heights)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct.accountants.dice import dice_mu
+from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.individual import gdp_delta
 from tests.training.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
@@ -76,6 +76,24 @@ def test_poisson_batches_cost_less_where_few_are_drawn():
     assert "Poisson-sampled" in POISSON.statement() and "which batch" not in POISSON.statement()
     whole = DicePlan.calibrate(2.0, 1e-5, **RUN, sampling="poisson")
     assert whole.noise_std <= DicePlan.calibrate(2.0, 1e-5, **RUN).noise_std * 1.001
+
+
+def test_the_bound_and_the_overflow_together_are_at_most_delta():
+    """A noise whose bound is below delta by less than the overflow is not certified; one just above is."""
+    problem = dict(iterations=12, clip_norm=0.7, error_clip_norm=0.02, batch_size=6)
+
+    def bound(noise_std):
+        return dice_delta_subsampled(2.0, noise_std=noise_std, sampling_probability=6 / ROWS, **problem)
+
+    low, high = 0.9 * POISSON.noise_std, 1.1 * POISSON.noise_std
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if bound(middle) <= POISSON.delta - POISSON.overflow.delta / 2 else (middle, high)
+        )
+    assert POISSON.delta - POISSON.overflow.delta < bound(high) <= POISSON.delta
+    assert not dataclasses.replace(POISSON, noise_std=high).certified
+    assert bound(POISSON.noise_std) + POISSON.overflow.delta <= POISSON.delta and POISSON.certified
 
 
 def test_poisson_batches_against_a_loop_in_plain_numpy():

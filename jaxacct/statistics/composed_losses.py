@@ -1,0 +1,335 @@
+"""Upper bounds on the hockey-stick divergence of composed steps, with a relative error at any delta.
+
+Each step's loss is moved to a lattice by chords in `e^x`, which dominates it; its masses are tilted to where
+delta comes from; their transforms are multiplied. Everything that is cut off, wraps around or is rounded is
+added to the bound. The search for the tilt and the lattice moves only the width of the bound, never its side
+(proofs/composed_losses.md).
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.statistics.loss_curves import LossCurve
+from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
+
+SMALLEST = 1e-200
+"""No bound is below this: a smaller delta cannot be shown."""
+_TINY = 1e-290  # what underflow may hide in one value of a curve
+# Natural log of the largest factor of tilted weights, and what underflow may then hide in their sum.
+_LARGEST_SCALE, _UNDERFLOW = 200.0, 1e-210
+# Parts of delta: what lattices may add to it; what each of the three cuts may.
+_LATTICE, _CUT = 1e-3, 1e-5
+# Of the tilt whose bound is smallest: with less, far fewer sums wrap around, and rounding hardly grows.
+_TILT_SHARE = 0.85
+_MIN_POINTS, _MAX_POINTS = 2**15, 2**22
+_LARGEST_EPSILON = 1e6
+_LEAST_WIDTH = 1e-9  # of lattices, where all losses are one
+# Tables end where delta is this small. Within one lattice ln delta falls by about so much.
+_TABLE_FLOOR, _TABLE_FALL = 1e-60, 4.0
+_TILTS = np.geomspace(1e-12, 1e12, 97)  # that are searched
+
+
+class Part(NamedTuple):
+    """So many independent steps of one curve."""
+
+    curve: LossCurve
+    count: int
+
+
+def divergence_bound(parts: list[Part], epsilon: float) -> float:
+    """Return an upper bound on H(epsilon) of all parts together, in [SMALLEST, 1].
+
+    Args:
+      parts: one direction of each step.
+      epsilon: natural log, at least 0.
+    """
+    parts = [part for part in parts if part.count]
+    if not parts:
+        return SMALLEST
+    epsilon = min(epsilon, _LARGEST_EPSILON)
+    return _bounded(_Sums.of(_Rough.of(parts), epsilon).bound(epsilon))
+
+
+def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
+    """Return `divergence_bound` at ascending epsilons, of at least 0: few lattices serve many epsilons."""
+    parts = [part for part in parts if part.count]
+    found = np.full(epsilons.size, 1.0 if parts else SMALLEST)
+    at = 0
+    rough = _Rough.of(parts) if parts else None
+    while rough is not None and at < epsilons.size:
+        lattice = _Sums.of(rough, float(epsilons[at]))
+        end = int(np.searchsorted(epsilons, lattice.usable, side="right"))
+        end = min(max(at + 1, end), epsilons.size)
+        found[at:end] = lattice.bounds(epsilons[at:end])
+        if found[end - 1] <= _TABLE_FLOOR:
+            found[end:] = found[end - 1]
+            break
+        at = end
+    return np.minimum.accumulate(np.array([_bounded(one) for one in found]))
+
+
+def _bounded(bound: float) -> float:
+    """In [SMALLEST, 1]; what is not a number says nothing."""
+    return min(1.0, max(SMALLEST, bound)) if bound >= 0 else 1.0
+
+
+def chord_masses(deltas, errors, gaps) -> np.ndarray:
+    """Return P(loss > x_i) of the chords through a curve's deltas, or more.
+
+    Args:
+      deltas: (points,) of the curve at ascending x.
+      errors: (points,) bounds on the errors of the deltas.
+      gaps: (points - 1,) or one number, distances of the x.
+
+    Returns:
+      (points,) at most 1, not rising; the last is the mass of infinite losses.
+    """
+    upper, lower = np.minimum(1.0, deltas + errors), np.maximum(0.0, deltas - errors)
+    with np.errstate(over="ignore"):
+        beyond = (upper[:-1] + (upper[:-1] - lower[1:]) / np.expm1(gaps)) * (1 + 4 * UNIT)
+    beyond = np.append(np.minimum(beyond, 1.0), upper[-1])
+    return np.maximum.accumulate(beyond[::-1])[::-1]
+
+
+# -- Where the lattice should be: a rough model, on which only the width of bounds depends ---------------
+
+
+class _RoughPart(NamedTuple):
+    curve: LossCurve
+    count: int
+    losses: np.ndarray
+    log_masses: np.ndarray
+    deltas: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class _Rough:
+    """The steps' losses at the nodes of their curves."""
+
+    parts: list[_RoughPart]
+
+    @classmethod
+    def of(cls, parts: list[Part]) -> "_Rough":
+        found = []
+        for curve, count in parts:
+            losses = curve.nodes()
+            losses = losses[np.append(True, np.diff(losses) > 1e-9 * (1e-3 + np.abs(losses[1:])))]
+            deltas = curve.at(losses).deltas
+            beyond = chord_masses(deltas, 0.0 * deltas, np.diff(losses))
+            with np.errstate(divide="ignore"):
+                logs = np.log(np.append(1.0, beyond[:-1]) - beyond)
+            logs[0] = max(logs[0], -1e4)  # so that there is one
+            found.append(_RoughPart(curve, count, losses, logs, deltas))
+        return cls(found)
+
+    def log_moments(self, tilts: np.ndarray) -> np.ndarray:
+        """ln E e^{tilt S} of all steps together, for (k,) tilts of either sign."""
+        total = np.zeros(tilts.size)
+        for part in self.parts:
+            exponents = np.multiply.outer(tilts, part.losses) + part.log_masses
+            top = exponents.max(axis=1)
+            total += part.count * (top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
+        return total
+
+    def variance(self, tilt: float) -> tuple[float, float]:
+        """(variance of the sum, sum of the steps' squared deviations weighted for rounding), tilted."""
+        total = rounded = 0.0
+        for part in self.parts:
+            exponents = tilt * part.losses + part.log_masses
+            weights = np.exp(exponents - exponents.max())
+            weights /= weights.sum()
+            mean = float(weights @ part.losses)
+            square = float(weights @ (part.losses - mean) ** 2)
+            total += part.count * square
+            rounded += part.count * math.sqrt(square)
+        return total, rounded
+
+    @functools.cached_property
+    def log_floor(self) -> float:
+        """ln of a delta that is small beside the infinite losses, or beside `SMALLEST`."""
+        infinite = math.fsum(part.count * float(part.deltas[-1]) for part in self.parts)
+        return math.log(max(SMALLEST, _CUT * infinite))
+
+    def tilt_for(self, epsilon: float) -> float:
+        """The tilt whose Chernoff-like bound on H(epsilon) is smallest, about."""
+        tilts = _TILTS
+        for _ in range(2):
+            found = self.log_moments(tilts) - tilts * epsilon - np.log(tilts) - np.log1p(tilts)
+            small = np.flatnonzero(found < self.log_floor)
+            best = int(small[0]) if small.size else int(np.argmin(found))
+            tilts = np.geomspace(tilts[max(best - 1, 0)], tilts[min(best + 1, tilts.size - 1)], 17)
+        return float(tilts[8])
+
+
+# -- Sums on a lattice ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """Losses `(first + i) step`, i = 0 .., of one curve on the lattice."""
+
+    first: int
+    masses: np.ndarray
+    infinite: float
+    count: int
+
+    @classmethod
+    def of(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
+        values = curve.at(step * np.arange(first, last + 1))
+        before = np.append(1.0, values.tails[:-1])
+        beyond = chord_masses(values.deltas, values.error * before + _TINY, step)
+        return cls(first, np.append(1.0, beyond[:-1]) - beyond, float(beyond[-1]), count)
+
+    def exponents(self, tilt: float, step: float) -> float:
+        """At least the sizes of all exponents that make one tilted mass, and 64 for what is not one."""
+        largest = max(abs(self.first), abs(self.first + self.masses.size)) * step
+        return 4 * abs(tilt) * largest + 750 + 64
+
+    def log_moment(self, tilt: float, step: float) -> float:
+        losses = step * (self.first + np.arange(self.masses.size))
+        return log_sum(tilt * losses, self.masses)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Tilted masses of the sum of all steps' losses at `(first + j) step`, j = 0 .. points - 1.
+
+    H(epsilon) is at most `e^{log_scale - tilt epsilon}` times the mean of tilted weights, plus `booked`.
+    """
+
+    step: float
+    first: int
+    tilt: float
+    log_scale: float
+    steps: list[_Step]
+    logs: list[float]
+    booked: float
+    usable: float
+    """Up to about this epsilon the tilt serves."""
+    points: int
+
+    @classmethod
+    def of(cls, rough: _Rough, epsilon: float) -> "_Sums":
+        saddle = rough.tilt_for(epsilon)
+        variance, deviations = rough.variance(saddle)
+        curvature = variance + saddle**-2 + (1 + saddle) ** -2
+        log_moment = float(rough.log_moments(np.array([saddle]))[0])
+        log_guess = log_moment - saddle * epsilon - math.log(saddle) - math.log1p(saddle)
+        log_guess = min(0.0, max(log_guess - math.log(2 * math.pi * curvature) / 2, rough.log_floor))
+        log_cut = math.log(_CUT) + log_guess
+        tilt = _TILT_SHARE * saddle
+        # Chernoff's bounds: on the sum beyond the end, on the tilted sum before the start and far beyond it.
+        steep, lower = tilt * np.geomspace(1.01, 100, 40), tilt * (1 - np.geomspace(0.01, 100, 40))
+        log_moments = rough.log_moments(steep)
+        ends = (log_moments - log_cut) / steep
+        far_ends = (log_moments - log_cut - tilt * epsilon) / (steep - tilt)
+        end, steep_tilt = float(ends.min()), float(steep[int(np.argmin(ends))])
+        starts = (log_cut + tilt * epsilon - rough.log_moments(lower)) / (tilt - lower)
+        start = float(starts.max())
+        spans = []
+        for part in rough.parts:
+            small = np.flatnonzero(part.count * part.deltas <= math.exp(log_cut) / len(rough.parts))
+            top = part.losses[small[0]] if small.size else part.losses[-1]
+            exponents = tilt * part.losses + part.log_masses
+            log_part = exponents.max() + math.log(np.exp(exponents - exponents.max()).sum())
+            moved = tilt * part.losses + np.log(np.cumsum(np.exp(part.log_masses)) + _TINY) - log_part
+            least = max(0, int(np.searchsorted(moved, math.log(_CUT / part.count))) - 1)
+            spans.append((min(float(part.losses[least]), float(top)), float(top)))
+        far = float(far_ends.min())
+        width = max(
+            end - start, end - epsilon, far - epsilon, *(top - low for low, top in spans), _LEAST_WIDTH
+        )
+        # The lattice adds steps tilt (tilt + 1) step^2 / 12 to ln delta; rounding of curves, magnified by
+        # 1 / step, about 40 UNIT tilt deviations / step.
+        steps = sum(part.count for part in rough.parts)
+        bend = steps * saddle * (1 + saddle) / 12
+        step = min(math.sqrt(_LATTICE / bend), width / (_MIN_POINTS - 16))
+        step = max(step, (40 * UNIT * saddle * deviations / bend) ** (1 / 3), width / (_MAX_POINTS - 16))
+        fraction, exponent = math.frexp(step)
+        step = math.ldexp(math.ceil(fraction * 2**20), exponent - 20)  # so that its multiples are exact
+        points = 1 << math.ceil(math.log2(width / step + 12))
+        found = [
+            _Step.of(part.curve, part.count, step, math.floor(low / step) - 1, math.ceil(top / step) + 1)
+            for part, (low, top) in zip(rough.parts, spans, strict=True)
+        ]
+        first = max(math.floor(end / step) + 4 - points, math.floor(epsilon / step) - points // 2)
+        after = step * (first + points)
+        beyond = math.fsum(one.count * one.log_moment(steep_tilt, step) for one in found)
+        rounded = math.fsum(one.count * one.exponents(steep_tilt, step) for one in found) + steep_tilt * after
+        wrapped = math.exp(min(0.0, beyond - steep_tilt * after + 4 * UNIT * abs(rounded)))
+        infinite = math.fsum(one.count * one.infinite for one in found)
+        logs = [one.log_moment(tilt, step) for one in found]
+        log_scale = math.fsum(one.count * log for one, log in zip(found, logs, strict=True))
+        booked, usable = (
+            (infinite + wrapped) * (1 + 1e-9) + _UNDERFLOW,
+            epsilon + min(math.sqrt(curvature), _TABLE_FALL / saddle),
+        )
+        return cls(step, first, tilt, log_scale, found, logs, booked, usable, points)
+
+    @functools.cached_property
+    def _masses(self) -> np.ndarray:
+        """(points,) tilted masses of the sum, in the order of its places; off by rounding of either sign."""
+        found = sums([self._factors], self.points)
+        offset = sum(one.count * one.first for one in self.steps)
+        return np.roll(found, (offset - self.first) % self.points)
+
+    @functools.cached_property
+    def _factors(self) -> list[Factor]:
+        factors = []
+        for one, log in zip(self.steps, self.logs, strict=True):
+            losses = self.step * (one.first + np.arange(one.masses.size))
+            factors.append(Factor(tilted(one.masses, self.tilt * losses - log), one.count))
+        return factors
+
+    @functools.cached_property
+    def _rounding(self) -> float:
+        """Of a mean of weights, per 2-norm of the weights; its sum has at most `points` roundings."""
+        summed = self.points * UNIT * float(np.linalg.norm(self._masses))
+        return rounding_error(self._factors, 1.0, self.points) + summed
+
+    @functools.cached_property
+    def _relative(self) -> float:
+        """Of every term, but for what depends on epsilon."""
+        each = math.fsum(one.count * one.exponents(self.tilt, self.step) for one in self.steps)
+        return 4 * UNIT * (each + abs(self.log_scale) + self.tilt * self.step * self.points)
+
+    def _bound(self, epsilon: float, value: float, weights_norm: float) -> float:
+        if math.floor(epsilon / self.step) < self.first:
+            return math.inf  # sums between epsilon and the first place would be missed
+        relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
+        exponent = self.log_scale - self.tilt * epsilon
+        if not exponent <= _LARGEST_SCALE:
+            return math.inf  # weights may underflow that count
+        scale = math.exp(exponent)
+        return (max(0.0, value) + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.booked
+
+    def bound(self, epsilon: float) -> float:
+        """On H(epsilon)."""
+        if self.log_scale == -math.inf:
+            return self.booked  # all losses are infinite
+        epsilon -= 8 * UNIT * (1 + epsilon)
+        start = max(0, math.floor(epsilon / self.step) - self.first)
+        past = self.step * (self.first + np.arange(start, self.points)) - epsilon
+        past = np.maximum(past, 0.0)
+        weights = -np.exp(-self.tilt * past) * np.expm1(-past)
+        value = float(np.sum(self._masses[start:] * weights))
+        return self._bound(epsilon, value, float(np.linalg.norm(weights)))
+
+    def bounds(self, epsilons: np.ndarray) -> np.ndarray:
+        """On H at epsilons that the lattice reaches, each rounded down to it."""
+        if self.log_scale == -math.inf:
+            return np.full(epsilons.size, self.booked)
+        past = self.step * np.arange(self.points)
+        weights = -np.exp(-self.tilt * past) * np.expm1(-past)
+        norm = float(np.linalg.norm(weights))
+        found = []
+        for place in np.floor(epsilons * (1 - 8 * UNIT) / self.step):
+            start = max(0, int(place) - self.first)
+            masses = self._masses[start:]
+            value = float(masses @ weights[: masses.size])
+            found.append(self._bound(self.step * place, value, norm))
+        return np.array(found)

@@ -1,0 +1,223 @@
+"""Hockey-stick divergences of one step as functions of epsilon, each with the error of its evaluation.
+
+A curve is `H(x) = sup over events of P - e^x Q` of one direction of a pair, for losses x of either sign
+(natural log). It is all that composition needs of a step (proofs/composed_losses.md, sections 1 and 2).
+"""
+
+import abc
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+
+from jaxacct.statistics.tilted_sums import UNIT
+
+# Standard deviations up to which tails of a Gaussian are told apart from 0 in float64.
+_REACH = 38.0
+_NODES = 1521
+
+
+class Values(NamedTuple):
+    """A curve at ascending losses; the exact value is within `error * tails` of `deltas`, tails of one loss
+    before (1 before the first)."""
+
+    deltas: np.ndarray
+    tails: np.ndarray
+    """P(loss > x), or more."""
+    error: np.ndarray
+
+
+class LossCurve(abc.ABC):
+    """One direction of one step."""
+
+    @abc.abstractmethod
+    def at(self, losses: np.ndarray) -> Values:
+        """Evaluate at ascending losses."""
+
+    @abc.abstractmethod
+    def nodes(self) -> np.ndarray:
+        """Return ascending losses between which the curve hardly bends: only the width of bounds depends on
+        them."""
+
+
+class Tails(NamedTuple):
+    """Of events under both laws of a pair."""
+
+    p: np.ndarray
+    q: np.ndarray
+    error: np.ndarray
+    """Relative error of each, float64."""
+
+
+@dataclass(frozen=True)
+class GaussianPair:
+    """P = N(1, sigma^2), Q = N(0, sigma^2)."""
+
+    sigma: float
+
+    def events(self, losses: np.ndarray, above: bool) -> Tails:
+        """Of the loss of the pair being above (or below) these."""
+        sign = -1.0 if above else 1.0
+        place = losses * self.sigma + 0.5 / self.sigma
+        nearer = place - 1 / self.sigma
+        # Of SciPy's normal distribution function, measured: tests/test_composed_losses.py.
+        far = np.minimum(np.maximum(np.abs(place), np.abs(nearer)), _REACH)
+        error = (3 + 2 * (far + 1 / self.sigma) * (1 + far)) * UNIT
+        return Tails(scipy.special.ndtr(sign * nearer), scipy.special.ndtr(sign * place), error)
+
+    def nodes(self) -> np.ndarray:
+        z = np.linspace(-_REACH, _REACH, _NODES)
+        place = np.union1d(z, z + 1 / self.sigma)
+        return (place - 0.5 / self.sigma) / self.sigma
+
+
+@dataclass(frozen=True)
+class LaplacePair:
+    """P = Laplace(0, scale), Q = Laplace(1, scale)."""
+
+    scale: float
+
+    def events(self, losses: np.ndarray, above: bool) -> Tails:
+        most = 1 / self.scale
+        half = (most - losses) / 2  # the place over the scale
+        inside = np.abs(losses) < most
+        p_far, q_far = np.exp(-np.abs(half)) / 2, np.exp(-np.abs(half - most)) / 2
+        p_above = np.where(inside, 1 - p_far, np.where(losses < 0, 1.0, 0.0))
+        q_above = np.where(inside, q_far, np.where(losses < 0, 1.0, 0.0))
+        error = np.full(losses.shape, (8 + 4 * most) * UNIT)
+        if above:
+            return Tails(p_above, q_above, error)
+        p_below = np.where(inside, p_far, np.where(losses < 0, 0.0, 1.0))
+        return Tails(p_below, 1 - q_above, error)
+
+    def nodes(self) -> np.ndarray:
+        most = 1 / self.scale
+        return np.linspace(-most, most, _NODES)
+
+
+@dataclass(frozen=True)
+class DiscreteLaplacePair:
+    """P proportional to `e^{-a |y|}` over integers y, Q to `e^{-a |y - shift|}`."""
+
+    a: float
+    shift: int
+
+    def events(self, losses: np.ndarray, above: bool) -> Tails:
+        # The loss is a (shift - 2 y) between 0 and the shift; ties weigh nothing.
+        most = self.a * self.shift
+        last = np.clip(np.ceil((self.shift - losses / self.a) / 2) - 1, 0, self.shift - 1)
+        share = 1 / (1 + math.exp(-self.a))
+        inside = np.abs(losses) < most
+        p_far, q_far = share * np.exp(-self.a * (last + 1)), share * np.exp(-self.a * (self.shift - last))
+        error = np.full(losses.shape, (8 + 4 * most) * UNIT)
+        if above:
+            outside = np.where(losses < 0, 1.0, 0.0)
+            return Tails(np.where(inside, 1 - p_far, outside), np.where(inside, q_far, outside), error)
+        outside = np.where(losses < 0, 0.0, 1.0)
+        return Tails(np.where(inside, p_far, outside), np.where(inside, 1 - q_far, outside), error)
+
+    def nodes(self) -> np.ndarray:
+        found = self.a * np.arange(-self.shift, self.shift + 1, 2.0)
+        return found[:: max(1, found.size // 4000)]
+
+
+@dataclass(frozen=True)
+class Sampled(LossCurve):
+    """`q P + (1 - q) Q` against Q (remove), or Q against it (add); q = 1 is the pair itself."""
+
+    pair: GaussianPair | LaplacePair | DiscreteLaplacePair
+    q: float
+    remove: bool = True
+
+    def at(self, losses: np.ndarray) -> Values:
+        q, signed = self.q, losses if self.remove else -losses
+        tails = self.pair.events(self._unsampled(signed), above=self.remove)
+        mixed = tails.q + q * (tails.p - tails.q)
+        first, second = (mixed, tails.q) if self.remove else (tails.q, mixed)
+        with np.errstate(divide="ignore"):
+            logs = np.log(second)
+        deltas = np.maximum(first - np.exp(np.minimum(losses + logs, 0.0)), 0.0)
+        error = 2 * tails.error + (4 + np.abs(losses) + np.minimum(np.abs(logs), 750.0)) * UNIT
+        return Values(np.minimum(deltas, 1.0), np.minimum(1.0, first), error)
+
+    def _unsampled(self, losses: np.ndarray) -> np.ndarray:
+        """The loss of the pair at which that of the sampled one is this; -inf where it is always larger."""
+        if self.q == 1:
+            return losses
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 30.0)) / self.q, -1.0))
+            large = losses - math.log(self.q) + np.log1p(-(1 - self.q) * np.exp(-np.maximum(losses, 30.0)))
+        return np.where(losses < 30, small, large)
+
+    def nodes(self) -> np.ndarray:
+        inner = self.pair.nodes()
+        if self.q < 1:
+            inner = np.logaddexp(math.log1p(-self.q), math.log(self.q) + inner)
+        return inner if self.remove else -inner[::-1]
+
+
+def both_directions(
+    pair: GaussianPair | LaplacePair | DiscreteLaplacePair, q: float
+) -> tuple[LossCurve, LossCurve]:
+    """(remove, add) of a step that is taken with probability q, in (0, 1]; the pair is symmetric."""
+    remove = Sampled(pair, q)
+    return remove, (remove if q == 1 else Sampled(pair, q, remove=False))
+
+
+@dataclass(frozen=True, eq=False)
+class ChordCurve(LossCurve):
+    """Chords in `e^x` through 1 at minus infinity and these heights; after the last, its height.
+
+    Attributes:
+      losses: (corners,) ascending.
+      heights: (corners,) of a convex function of `e^x` in [0, 1] that falls.
+    """
+
+    losses: np.ndarray
+    heights: np.ndarray
+
+    @classmethod
+    def below(cls, losses: np.ndarray, bounds: np.ndarray) -> "ChordCurve":
+        """Return the largest convex function of `e^x` that is nowhere above these bounds, and 1 at `e^x` = 0.
+
+        A divergence is convex in `e^x`, so it is nowhere above it either.
+        """
+        alphas = np.exp(losses)
+        corners: list[int] = []
+
+        def slope(i: int, j: int) -> float:
+            left, top = (alphas[i], bounds[i]) if i >= 0 else (0.0, 1.0)
+            return (bounds[j] - top) / (alphas[j] - left)
+
+        stack = [-1]  # -1 is (0, 1), where the loss is minus infinity
+        for j in range(losses.size):
+            while len(stack) > 1 and slope(stack[-2], stack[-1]) >= slope(stack[-2], j):
+                stack.pop()
+            stack.append(j)
+        corners = stack[1:]
+        return cls(losses[corners], bounds[corners])
+
+    @functools.cached_property
+    def _slopes(self) -> np.ndarray:
+        """(corners,) Q-mass of the losses beyond each corner, over `e^-corner`."""
+        return np.append((self.heights[:-1] - self.heights[1:]) / np.expm1(np.diff(self.losses)), 0.0)
+
+    def at(self, losses: np.ndarray) -> Values:
+        place = np.searchsorted(self.losses, losses, side="right") - 1
+        inside = np.maximum(place, 0)
+        fall = self._slopes[inside] * np.expm1(np.where(place < 0, 0.0, losses - self.losses[inside]))
+        first = -np.expm1(np.minimum(losses - self.losses[0], 0.0)) * (1 - self.heights[0])
+        deltas = self.heights[inside] - fall + np.where(place < 0, first, 0.0)
+        # P(loss > x) is the height plus e^x times what falls.
+        beyond = np.where(
+            place < 0, 1.0, deltas + self._slopes[inside] * np.exp(losses - self.losses[inside])
+        )
+        error = (24 + 4 * np.abs(losses) + 4 * np.abs(self.losses[inside])) * UNIT
+        return Values(np.clip(deltas, 0.0, 1.0), np.clip(beyond, 0.0, 1.0), error)
+
+    def nodes(self) -> np.ndarray:
+        thin = max(1, self.losses.size // 4000)
+        return np.union1d(self.losses[::thin], self.losses[-1:])
