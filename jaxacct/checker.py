@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft, special
+from scipy import fft, optimize, special
 
 CERTIFIED, FAILED, BAD_INPUT, NOT_COVERED = 0, 1, 2, 3
 FALSE_ALARM = 1e-6  # probability that a comparison with stored samples reports a difference by chance
@@ -27,7 +27,6 @@ SLACK = 1e-9  # epsilon and thresholds are tightened by this, far above float64'
 MAX_STEPS = 4e9  # limit on steps x samples of one direction
 BLOCK = 1 << 20  # steps x samples that are scored at once
 MAX_ORDER = 64
-MAX_CELLS = 1 << 22
 
 
 NUMBERS = ("scale", "threshold", "relative_error", "total_variation", "margin")
@@ -50,7 +49,7 @@ class Claim:
       reserved: part of delta for a batch above max_batch_size.
       accountant, bound: name of the analytic accountant and its bound, or None.
       stored: evidence by direction; terms are (bin, count) pairs, bin 0 for zeros and bin k > 0 for terms up
-        to 2^((k - 5120) / 128).
+        to 2^((k - 5121) / 128).
     """
 
     scheme: dict
@@ -667,8 +666,6 @@ def _lattice(p: float, sigma: float, h: float, reach: float):
     log_q = math.log1p(-p)
     top = np.logaddexp(log_q, math.log(p) + (1 + 2 * sigma * reach) / (2 * sigma**2))
     first, last = math.floor(log_q / h), math.ceil(top / h)
-    if last - first > MAX_CELLS:
-        raise NotCovered("lattices of that many points")
     losses = h * np.arange(first, last + 1)
     excess = (1 - p) * np.expm1(losses - log_q)  # e^loss - (1 - p)
     with np.errstate(divide="ignore"):
@@ -685,66 +682,58 @@ def _lattice(p: float, sigma: float, h: float, reach: float):
     return first, mass, float((1 - p) * absent[-1] + p * present[-1])
 
 
-def _composed(first, masses, h, n, epsilon, sign) -> float:
-    """A divergence of n independent steps by one transform of the tilted masses.
+def _tilted(logs, losses, t):
+    """(ln of the mass, the distribution, its mean) of masses times e^(t loss)."""
+    top = special.logsumexp(logs + t * losses)
+    weights = np.exp(logs + t * losses - top)
+    return top, weights, float(weights @ losses)
+
+
+def _composed(first, masses, h, n, epsilon, sign, t=None):
+    """(a divergence of n independent steps, its tilt) by one transform of the tilted masses.
 
     The tilt centres the sum at sign * epsilon, where the mean comes from, so that the transform's rounding is
     relative to the result; it is added, and so is what lies beyond the window (Chernoff).
     """
-    losses, keep = h * (first + np.arange(masses.size)), masses > 0
-    logs = np.where(keep, np.log(np.where(keep, masses, 1.0)), -np.inf)
-
-    def tilted(t):
-        top = special.logsumexp(logs + t * losses)
-        weights = np.exp(logs + t * losses - top)
-        return top, weights, float(weights @ losses)
-
-    low, high = (1.0, 2.0) if sign > 0 else (-1.0, 0.0)
-    while sign > 0 and tilted(high)[2] < epsilon / n and high < 1e6:
-        low, high = high, 2 * high
-    while sign < 0 and tilted(low)[2] > -epsilon / n and low > -1e6:
-        low, high = 2 * low, low
-    for _ in range(50):
-        t = (low + high) / 2
-        low, high = (t, high) if tilted(t)[2] < sign * epsilon / n else (low, t)
-    top, weights, mean = tilted(t)
+    with np.errstate(divide="ignore"):
+        losses, logs = h * (first + np.arange(masses.size)), np.log(masses)
+    if t is None:
+        ends = (1.0, 1e5) if sign > 0 else (-1e5, 0.0)
+        past = [_tilted(logs, losses, end)[2] - sign * epsilon / n for end in ends]
+        t = ends[past[0] < 0]
+        if past[0] < 0 < past[1]:
+            t = optimize.brentq(lambda t: _tilted(logs, losses, t)[2] - sign * epsilon / n, *ends)
+    top, weights, mean = _tilted(logs, losses, t)
     spread = math.sqrt(n * max(float(weights @ (losses - mean) ** 2), h * h))
     size = 1 << math.ceil(math.log2(max(masses.size, 60 * spread / h, 1024)))
-    if size > MAX_CELLS:
-        raise NotCovered("transforms of that many points")
     law = fft.irfft(fft.rfft(weights, size) ** n, size)
     places = round(n * mean / h) + np.arange(-size // 2, size // 2)
-    s, rest = h * places, n * top
+    s = h * places
     with np.errstate(divide="ignore"):
         gains = np.log(-np.expm1(np.minimum(epsilon - sign * s, 0.0)))
-    gains = np.exp(rest - t * s + gains + (s if sign > 0 else 0.0))
+    gains = np.exp(n * top - t * s + gains + (s if sign > 0 else 0.0))
     rounding = 1e-15 * math.log2(size) * (n + 1) * float(np.linalg.norm(gains))
-    edge, beyond = s[-1] if sign > 0 else s[0], []
-    for push in (5.0, 10.0, 20.0, 40.0):
-        other = t + sign * push / spread
-        beyond.append(n * tilted(other)[0] - (other - (sign > 0)) * edge)
-    total = float(np.maximum(law[(places - n * first) % size], 0.0) @ gains)
-    return total + rounding + math.exp(min(*beyond, 0.0))
+    edge = s[-1] if sign > 0 else s[0]
+    others = [t + sign * 2.0**k / spread for k in range(-5, 6)]
+    beyond = min(n * _tilted(logs, losses, other)[0] - (other - (sign > 0)) * edge for other in others)
+    beyond = 0.0 if sign * (n * losses[-1 if sign > 0 else 0] - edge) <= 0 else math.exp(min(beyond, 0.0))
+    return float(np.maximum(law[(places - n * first) % size], 0.0) @ gains) + rounding + beyond, t
 
 
 def poisson_delta(n: int, p: float, sigma: float, epsilon: float, delta: float) -> float:
     """Upper bound on both divergences of n Poisson-sampled Gaussians, for one of about delta."""
     if p == 1:
         return gaussian_delta(epsilon, math.sqrt(n) / sigma)
-    reach, found = math.sqrt(2 * math.log(1e8 * n / delta)), math.inf
-    h = float(np.logaddexp(0, math.log(p) + (1 + 2 * sigma * reach) / (2 * sigma**2))) / 1024
-    while True:
+    reach, found, tilts = math.sqrt(2 * math.log(1e8 * n / delta)), [], (None, None)
+    h = float(np.logaddexp(0, math.log(p) + (1 + 2 * sigma * reach) / (2 * sigma**2))) / 512
+    while len(found) < 2 or (min(found[:-1]) > 1.0005 * found[-1] and len(found) < 14):
         first, masses, lost = _lattice(p, sigma, h, reach)
-        try:
-            both = [_composed(first, masses, h, n, epsilon, sign) for sign in (1, -1)]
-        except NotCovered:
-            if found == math.inf:
-                raise
-            return found
-        before, found = found, min(found, max(both[0] + n * lost, both[1]))
-        if before < found * 1.0005:
-            return found
-        h /= 2
+        both = [
+            _composed(first, masses, h, n, epsilon, sign, t) for sign, t in zip((1, -1), tilts, strict=True)
+        ]
+        tilts, h = [t for _, t in both], h / 2
+        found.append(max(both[0][0] + n * lost, both[1][0]))
+    return min(found)
 
 
 def analytic_delta(claim: Claim, law, sigma: float) -> float:
@@ -774,7 +763,7 @@ def stored_flaws(name: str, side: dict, claim: Claim, zero: bool, scales: dict, 
     if not side["threshold"] <= top * (1 + SLACK):
         flaws.append(f"{name}: threshold {side['threshold']!r} stored, at most {top:.9g} follows")
     bins, counts = np.array(side["terms"], dtype=np.int64).reshape(-1, 2).T
-    values = np.where(bins > 0, np.exp2((bins - 5120) / 128), 0.0)
+    values = np.where(bins > 0, np.exp2((bins - 5121) / 128), 0.0)
     parts, weights, theta = (
         np.array(side["bets"], float),
         np.array(side["weights"], float),
