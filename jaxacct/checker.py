@@ -78,9 +78,6 @@ def _read_claim(data) -> Claim:
     return Claim(data["scheme"], data["strategy"], *numbers, *sizes, *how, stored)
 
 
-# --- The strategy matrix ---
-
-
 class Columns:
     """A banded lower-triangular Toeplitz matrix with `steps` columns; `rows` is steps where it is square."""
 
@@ -469,7 +466,7 @@ def decide(proposal: Proposal, claim: Claim, steps: int, rng, max_steps: float):
         return "certified", None
     bets = Bets(theta)
     while bets.count * steps < max_steps:
-        terms = proposal.terms(rng, max(64, BLOCK // steps))
+        terms = proposal.terms(rng, max(1024, BLOCK // steps))
         if not (np.isfinite(terms).all() and terms.min() >= -1e-6 and terms.max() <= 1 + 1e-6):
             raise NotCovered(f"{proposal.name}, which had a term of {terms.max()!r}, not in [0, 1]")
         bets.add(np.clip(terms, 0.0, 1.0))
@@ -477,9 +474,6 @@ def decide(proposal: Proposal, claim: Claim, steps: int, rng, max_steps: float):
         if won.any():
             return "certified" if won[0] else "refuted", bets
     return "undecided", bets
-
-
-# --- Analytic bounds ---
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -568,9 +562,6 @@ def analytic_delta(claim: Claim, law) -> float:
     if claim.accountant == "pld" and isinstance(law, Phases):
         return poisson_delta(law.turns, law.p, claim.sigma, claim.epsilon, claim.verified)
     raise NotCovered(f"accountant {claim.accountant!r:.60}")
-
-
-# --- The verdict ---
 
 
 def stored_flaws(side: dict, claim: Claim, zero: bool, scales: dict, log_scale: float, bets) -> list[str]:

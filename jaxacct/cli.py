@@ -686,6 +686,20 @@ def show_command(
     return 0
 
 
+def check_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
+    """Check a plan by the second implementation, with samples of its own; exits with 0, 1, 2 or 3.
+
+    0: certified; 1: not certified, or the implementations disagree; 2: bad input; 3: not covered.
+
+    Args:
+      plan: file written by calibrate.
+      json: print one JSON object.
+    """
+    from jaxacct import checker
+
+    return checker.main([plan, "--json"] if json else [plan])
+
+
 def report_command(
     plan: Annotated[str, tyro.conf.Positional],
     out: str,
@@ -917,6 +931,7 @@ COMMANDS = {
     "estimate": estimate_command,
     "strategy": strategy_command,
     "show": show_command,
+    "check": check_command,
     "report": report_command,
     "bench": bench_command,
     "tradeoff": tradeoff_command,
