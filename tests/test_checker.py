@@ -325,6 +325,26 @@ def test_it_runs_alone_and_as_a_command(plan_path, tmp_path, capsys):
     assert printed.startswith("certified: (1, 0.01)") and json.loads(printed.splitlines()[-1])
 
 
+def test_a_report_says_whether_both_implementations_agree(plan_path, tmp_path, capsys, monkeypatch):
+    found = {"verdict": "not certified", "differences": ["remove: scale 1 stored, 2 found"]}
+    for second, code, said in (
+        ({"verdict": "certified"}, 0, "both implementations agree"),
+        (found, 1, "remove: scale 1 stored, 2 found"),
+        (
+            {"verdict": "not covered", "reason": "not covered by the checker: x"},
+            0,
+            "not covered by the checker: x",
+        ),
+    ):
+        monkeypatch.setattr(checker, "check_file", lambda path, second=second: (0, second))
+        with pytest.raises(SystemExit) as stop:
+            main(
+                ["report", str(plan_path), "--out", str(tmp_path / "r.html"), "--check", "--force", "--json"]
+            )
+        assert stop.value.code == code and said in (tmp_path / "r.html").read_text()
+        assert json.loads(capsys.readouterr().out)["check"] == second
+
+
 def test_edited_evidence_and_claims_are_seen(plan_path):
     """Every change makes the stored evidence, or the claim itself, false."""
     plan = json.loads(plan_path.read_text())
@@ -361,12 +381,12 @@ def _accountant(name):
 
 OURS = [
     (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, 1.6, {}),
-    (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, 1.6, _accountant("pld")),
-    (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, 2.4, _accountant("unamplified")),
+    (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, None, _accountant("pld")),
+    (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, None, _accountant("unamplified")),
     (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, 2.4, {}),
     (jaxacct.BMinSep(40, 3, 0.05), (3, 2, 1), 1.0, 1e-4, 1.7, {}),
     (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, 1.5, {}),
-    (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, 1.9, _accountant("pld")),
+    (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, None, _accountant("pld")),
     (jaxacct.BallsInBins(10, 4), (3, 2, 1), 1.0, 0.01, 2.4, {}),
     (jaxacct.BallsInBins(100, 10), (3, 2, 1), 2.0, 1e-3, 2.2, {}),
 ]
