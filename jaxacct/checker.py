@@ -17,6 +17,7 @@ import json
 import math
 import sys
 from collections import namedtuple
+from typing import Any
 
 import numpy as np
 from scipy import fft, optimize, special
@@ -37,13 +38,13 @@ class NotCovered(Exception):
 # verified: what both divergences may be; failure: probability of a wrong verdict, 0 for an analytic bound;
 # reserved: part of delta for a batch above max_batch_size; stored: evidence by direction, its terms as
 # (bin, count) pairs, bin 0 for zeros and bin k > 0 for terms up to 2^((k - 5121) / 128).
-NUMBERS = "sigma epsilon delta verified failure reserved dataset_size max_batch_size"
-Claim = namedtuple("Claim", f"scheme strategy {NUMBERS} accountant bound stored")
+NAMES = "scheme strategy sigma epsilon delta verified failure reserved dataset_size max_batch_size"
+Claim = namedtuple("Claim", [*NAMES.split(), "accountant", "bound", "stored"])
 FIELDS = {"terms": "term_counts", "bets": "bets", "weights": "bet_weights", "proposal": "proposal"}
 FIELDS |= {name: name for name in ("scale", "threshold", "relative_error", "total_variation", "accepted")}
 
 
-def _number(value, name: str, low: float, high: float, kinds=(int, float)):
+def _number(value, name: str, low: float, high: float, kinds=(int, float)) -> Any:
     if type(value) not in kinds or not low <= value <= high:
         what = "an integer" if kinds == (int,) else "a number"
         raise ValueError(f"{name} must be {what} in [{low:g}, {high:g}], got {value!r:.60}")
@@ -398,7 +399,8 @@ class Mechanism:
             edge, unit = -(self.epsilon - log_rest + constant) / slope, normal / np.linalg.norm(normal)
             logs = special.log_ndtr(edge), slope**2 / 2 - slope * edge + special.log_ndtr(edge - slope)
             log_scale = log_rest + logs[0] + math.log(max(-math.expm1(min(logs[1] - logs[0], 0.0)), 1e-300))
-            best = min(best or (math.inf,), (log_scale, slope, edge, unit), key=lambda found: found[0])
+            if best is None or log_scale < best[0]:
+                best = log_scale, slope, edge, unit
             # The next tangent touches where the ray against the normal enters the event {L < -epsilon}.
             y = -sigma * np.linspace(0.0, 2 * abs(edge) + 20, 200) * unit[:, None]
             inside = np.flatnonzero(self.loss(y) <= -self.epsilon)
