@@ -451,8 +451,10 @@ class Bets:
 
     def estimate(self, scale: float) -> tuple[float, float]:
         """(scale times the mean of the terms, its standard error)."""
-        mean = self.sum / max(self.count, 1)
-        return scale * mean, scale * math.sqrt(max(self.squares / self.count - mean**2, 0.0) / self.count)
+        mean = float(self.sum) / self.count
+        return scale * mean, scale * math.sqrt(
+            max(float(self.squares) / self.count - mean**2, 0.0) / self.count
+        )
 
 
 def samples_expected(log_scale: float, claim: Claim) -> float:

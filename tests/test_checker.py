@@ -345,7 +345,7 @@ def test_a_report_says_whether_both_implementations_agree(plan_path, tmp_path, c
         assert json.loads(capsys.readouterr().out)["check"] == second
 
 
-def test_edited_evidence_and_claims_are_seen(plan_path):
+def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
     """Every change makes the stored evidence, or the claim itself, false."""
     plan = json.loads(plan_path.read_text())
     honest = checker.check(plan, np.random.default_rng(6))
@@ -373,6 +373,10 @@ def test_edited_evidence_and_claims_are_seen(plan_path):
     for i, edited in enumerate(changed):
         found = checker.check(edited, np.random.default_rng(7))
         assert found["verdict"] == "not certified" and (found["differences"] or i < 2), i
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(changed[-1]))
+    assert checker.main([str(path)]) == 1
+    assert "\ndiffers remove: " in capsys.readouterr().out
 
 
 def _accountant(name):

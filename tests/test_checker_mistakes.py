@@ -66,7 +66,7 @@ class Mistake(NamedTuple):
 MISTAKES = [
     Mistake(REPLICAS, "m * math.log((m - 1) / m)", "2 * m * math.log((m - 1) / m)", "b-min-sep"),
     Mistake(REPLICAS, "log_normalizer - math.log(m - 1)", "math.log(2 / 3) - math.log(m - 1)", "b-min-sep"),
-    Mistake(REPLICAS, "+ (1 - m) * epsilon", "+ (1 - m) * (epsilon + 0.5)", "cyclic"),
+    Mistake(REPLICAS, "+ (1 - m) * epsilon", "+ (1 - m) * (epsilon + 1)", "b-min-sep"),
     Mistake(
         B_MIN_SEP, "log_z = float(np.log(total)) + log_rest", "log_z = float(np.log(total)) / 2", "b-min-sep"
     ),
@@ -81,12 +81,7 @@ MISTAKES = [
     Mistake(
         CANDIDATES, "math.exp(min(100.0, math.log(left)", "2 * math.exp(min(100.0, math.log(left)", "finite"
     ),
-    Mistake(
-        BOUNDS,
-        "return cls(delta, delta_v, q)",
-        "return cls(min(3 * delta, 0.9), 2 * delta_v, q)",
-        "b-min-sep",
-    ),
+    Mistake(BOUNDS, "_log_mixture((theta - values) /", "_log_mixture((2 * theta - values) /", "b-min-sep"),
     Mistake(BOUNDS, "index = np.log2(positive)", "index = np.log2(positive / 2)", "b-min-sep"),
     Mistake(
         LOSS,

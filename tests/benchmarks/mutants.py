@@ -65,6 +65,7 @@ EVENTS, SAMPLERS, DOMINATING = (
 )
 APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
 PEERS = "tests/test_interoperation.py"
+CHECKER, CHECK = "tests/test_checker.py", "jaxacct/checker.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
 LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
@@ -1118,6 +1119,15 @@ MUTANTS = [
         "            return found\n",
         ROWS_APART,
     ),
+    Mutant(CHECK, "(off + on * self.met[steps, lags])", "(off + on)", CHECKER),
+    Mutant(CHECK, "+ (1 - m) * self.epsilon", "- m * self.epsilon", CHECKER),
+    Mutant(CHECK, "(bins - 5121) / 128", "(bins - 5120) / 128", CHECKER),
+    Mutant(CHECK, "weights.sum() <= 1 + SLACK", "weights.sum() <= 10 + SLACK", CHECKER),
+    Mutant(CHECK, 'return "certified" if won[0]', 'return "certified" if won.any()', CHECKER),
+    Mutant(CHECK, "np.log1p(part * gain(0.0))", "np.log1p(2 * part * gain(0.0))", CHECKER),
+    Mutant(CHECK, "if not spent <= claim.delta", "if not spent <= 2 * claim.delta", CHECKER),
+    Mutant(CHECK, 'if found["verdict"] == "certified" else FAILED', "if found else FAILED", CHECKER),
+    Mutant(CHECK, "if not larger <= claim.reserved", "if not larger <= 1e3 + claim.reserved", CHECKER),
 ]
 
 
