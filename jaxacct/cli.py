@@ -666,10 +666,25 @@ def show_command(
     return 0
 
 
+def check_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
+    """Check a plan by the second implementation, with samples of its own; exits with 0, 1, 2 or 3.
+
+    0: certified; 1: not certified, or the implementations disagree; 2: bad input; 3: not covered.
+
+    Args:
+      plan: file written by calibrate.
+      json: print one JSON object.
+    """
+    from jaxacct import checker
+
+    return checker.main([plan, "--json"] if json else [plan])
+
+
 def report_command(
     plan: Annotated[str, tyro.conf.Positional],
     out: str,
     draws: int | None = None,
+    check: bool = False,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -679,10 +694,11 @@ def report_command(
       plan: file written by calibrate.
       out: HTML file to write; it needs no other file and loads nothing.
       draws: fresh draws a direction for bands of the whole privacy profile, such as 20000; none by default.
+      check: run `jaxacct check` as well, and say on the page whether both implementations agree.
       force: replace a file that is no report.
-      json: print one JSON object: certified, out, and the certified risk.
+      json: print one JSON object: certified, out, and the certified risk; with --check what that found.
     """
-    from jaxacct import files, risk
+    from jaxacct import checker, files, risk
     from jaxacct.report import html as report
 
     files.check_target(out, None if force else report.is_report, "a report")
@@ -696,8 +712,11 @@ def report_command(
     if draws is not None:
         with watch() as progress:
             bands = report.measure(loaded, _validate.positive_integer("draws", draws), progress=progress)
-    report.save(loaded, out, Path(plan).name, bands)
+    second = checker.check_file(plan)[1] if check else None
+    report.save(loaded, out, Path(plan).name, bands, second)
     found: dict[str, Any] = {"certified": loaded.certified, "out": out}
+    if second is not None:
+        found["check"] = second
     if loaded.certified:
         found["advantage_at_most"] = risk.advantage(loaded.epsilon, loaded.delta)
         found["true_positive_rate_at_one_percent_at_most"] = float(
@@ -707,7 +726,8 @@ def report_command(
         _print(found, True)
     else:
         print(f"{loaded.statement()}\n{out} written")
-    return 0 if loaded.certified else 1
+    agrees = second is None or second["verdict"] in ("certified", "not covered")
+    return 0 if loaded.certified and agrees else 1
 
 
 def bench_command(samples: int = 8192, json: bool = False) -> int:
@@ -902,6 +922,7 @@ COMMANDS = {
     "estimate": estimate_command,
     "strategy": strategy_command,
     "show": show_command,
+    "check": check_command,
     "report": report_command,
     "bench": bench_command,
     "tradeoff": tradeoff_command,

@@ -8,16 +8,16 @@ import dataclasses
 import json
 
 import numpy as np
+from jaxacct.verification.certificates import of_direction
+from jaxacct.verification.extrapolation import bound_from_counts
+from jaxacct.verification.run import line_evidence, verdict_of
 
 from jaxacct import Plan
 from jaxacct.calibration import _Sizes, make_plan
+from jaxacct.core.claim import Target
 from jaxacct.files import to_json
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.verification.certificates import of_direction
-from jaxacct.verification.extrapolation import bound_from_counts
-from jaxacct.verification.histogram import dense_counts
-from jaxacct.verification.run import line_evidence, verdict_of
-from jaxacct.verification.target import Target
+from jaxacct.statistics.hockey_stick import dense_counts
 from tests.test_plan import KINDS, whole
 
 DRAWN = [kind for kind in KINDS if whole(kind).evidence is not None]

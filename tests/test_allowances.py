@@ -16,8 +16,8 @@ from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, 
 from jaxacct.files import Checkpoint
 from jaxacct.proposals import extrapolation, half_space, mean_overlaps, overlaps, pairs, sampling
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.candidates import budget_lines, proposal_by_name, threshold
 from jaxacct.proposals.composed import composed_table
+from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
@@ -25,6 +25,7 @@ from jaxacct.statistics.lines import KINDS, BudgetLine, total
 from jaxacct.strategies.stationary import circulant_length
 from jaxacct.verification import run
 from tests.oracles import budget_families
+from tests.proposals import proposal_by_name
 from tests.test_guards import a_line, a_run
 
 DELTA_V, U = 1e-5, 2.0**-24

@@ -13,7 +13,7 @@ from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, 
 from jaxacct.files import Checkpoint
 from jaxacct.proposals import composed, cuts, half_space, mean_cuts, mean_overlaps, overlaps
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.candidates import budget_lines
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import NonFiniteLossError

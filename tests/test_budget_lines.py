@@ -25,12 +25,13 @@ from jaxacct import (
 )
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.candidates import budget_lines, proposal_by_name
 from jaxacct.proposals.from_below import from_below
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.strategies import Dense
 from jaxacct.strategies.stationary import adds_windows
 from tests.oracles import budget_families as families
+from tests.proposals import proposal_by_name
 
 DELTA_V = 1e-5
 ROOT, IDENTITY = BandedToeplitz.square_root, BandedToeplitz.identity()
@@ -142,12 +143,12 @@ def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(4, 2, True))
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
     assert mechanism.scheme.bounds_by_pairs and mechanism.scheme.sums.times == examples
-    plain = proposal_by_name(mechanism, 1.0, "remove", "plain, and examples")
+    plain = proposal_by_name(mechanism, 1.0, "remove", "pairs:1,1")
     expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V, "remove"), 1)
     compare(budget_lines(plain, DELTA_V), expected, law(plain))
     assert plain.relative_error == mechanism.scheme.draw_error() > 0
     for m in (6, 8):
-        found = proposal_by_name(mechanism, 1.0, "remove", f"{m} replicas in pairs, and examples")
+        found = proposal_by_name(mechanism, 1.0, "remove", f"pairs:{m},1")
         expected = families.pair_items(mechanism, DELTA_V, m, found.log_normalizer)
         expected = families.by_pairs(mechanism, DELTA_V, expected, -(-m // examples))
         compare(budget_lines(found, DELTA_V), expected, law(found))
@@ -170,7 +171,7 @@ def test_items_of_replicas(setting):
     compare(budget_lines(plain, DELTA_V), expected, [("relative", mechanism.scheme.draw_error()),
                                                      ("total variation", 0.0)])  # fmt: skip
     for m in (2, 3) if setting not in ("counts",) else (2,):
-        drawn = proposal(setting, 1.0, "remove", f"{m} replicas")
+        drawn = proposal(setting, 1.0, "remove", f"replicas:{m}")
         log_z = mechanism.scheme.replicas.log_normalizer(mechanism, m)
         expected = families.loss_items(mechanism, DELTA_V, "remove", m)
         expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
@@ -204,7 +205,7 @@ def test_items_of_half_spaces(setting, epsilon):
 @pytest.mark.parametrize("m", [3, 4, 5])
 def test_items_of_powers(m):
     setting = "two examples"
-    found = proposal(setting, 1.0, "remove", f"{m} replicas of one example")
+    found = proposal(setting, 1.0, "remove", f"example-replicas:{m}")
     one, k = SETTINGS[setting].scheme.parts
     alone = Mechanism(one, SETTINGS[setting].strategy, SETTINGS[setting].noise_multiplier)
     expected = families.power_items(SETTINGS[setting], DELTA_V, m, one.replicas.log_normalizer(alone, m))
@@ -254,7 +255,7 @@ def test_items_of_a_coordinate_that_overlaps(setting):
 
 def test_items_of_bounds_from_below(bounded):
     """The law of means is that of the loss, and of the weight where that has the loss of all examples."""
-    powers = proposal_by_name(bounded, 1.0, "remove", "5 replicas of one example")
+    powers = proposal_by_name(bounded, 1.0, "remove", "example-replicas:5")
     expected = families.power_items(bounded, DELTA_V, 5, powers.log_normalizer)
     means = families.means_item(bounded, expected)
     found = {(line.name, line.kind): line.amount for line in powers.below().rounding_lines(DELTA_V)}
@@ -286,7 +287,7 @@ def test_items_of_a_mean_that_is_no_participation_vector():
 @pytest.mark.parametrize("setting", ["two examples", "transforms"])
 def test_items_of_pairs(setting):
     mechanism, m = SETTINGS[setting], 6
-    found = proposal(setting, 1.0, "remove", f"{m} replicas in pairs")
+    found = proposal(setting, 1.0, "remove", f"pairs:{m},0")
     one, k = mechanism.scheme.parts or (mechanism.scheme, 1)
     alone = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(m - 1))
     log_z = m / 2 * one.replicas.log_normalizer(alone, 2)
@@ -305,7 +306,7 @@ def test_items_of_pairs(setting):
 def test_items_of_a_busier_example(m, times):
     mechanism = Mechanism(BMinSep(60, 2, 0.001), BandedToeplitz((2.0, 1.0)), 1.0)
     busier = Mechanism(mechanism.scheme.more_often(times)[0], mechanism.strategy, 1.0)
-    found = proposal_by_name(mechanism, 0.3, "remove", f"{m} replicas at {times} times the probability")
+    found = proposal_by_name(mechanism, 0.3, "remove", f"inflated-replicas:{m},{times}")
     log_z = busier.scheme.replicas.log_normalizer(busier, m)
     expected = families.busier_items(mechanism, DELTA_V, m, times, log_z)
     settled = zip(("relative", "total variation"), busier.scheme.replicas.errors(busier, m), strict=True)
@@ -313,8 +314,8 @@ def test_items_of_a_busier_example(m, times):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize("name", ["2 replicas with independent cuts",
-                                  "2 replicas and the mean, with independent cuts"])  # fmt: skip
+@pytest.mark.parametrize("name", ["truncated",
+                                  "truncated-mean"])  # fmt: skip
 def test_items_of_cut_batches(name, direction):
     mechanism = SETTINGS["cut"]
     found, uncut = proposal("cut", 8.0, direction, name), mechanism.scheme.independent_cuts.uncut

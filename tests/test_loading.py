@@ -8,6 +8,7 @@ import dataclasses
 import dp_accounting as dp
 import numpy as np
 import pytest
+from jaxacct.verification.certificates import of_direction
 
 from jaxacct import (
     BandedToeplitz,
@@ -23,13 +24,13 @@ from jaxacct.batch_sizes import batch_sizes, overflow
 from jaxacct.kernels import randomness
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import Draws
-from jaxacct.proposals.candidates import proposal_by_name, proposals_at
+from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.composed import composed_add_candidates
 from jaxacct.proposals.extrapolation import at_distances
 from jaxacct.statistics.composed import Composed
 from jaxacct.strategies import Dense
-from jaxacct.verification.certificates import of_direction
 from jaxacct.verification.replay import Replayed
+from tests.proposals import proposal_by_name
 from tests.tampering import DRAWN, analytic, drawn_directions, histograms, is_line, loaded, restated, whole
 from tests.test_allowances import gaussian_profile
 
@@ -249,7 +250,7 @@ def test_nothing_is_replayed_that_does_not_add_up(kind, nothing_drawn):
 
 def test_lines_are_of_the_anytime_rule_and_of_what_theorem_4_covers():
     """One Gaussian Q and losses that are exact; the bounds of both laws hold at any stopping time."""
-    plan = whole("extrapolated")
+    plan = whole("line")
     certificate = of_direction(plan.evidence.add, "anytime")
     assert certificate.recheck(plan.mechanism, plan.target) == []
     assert of_direction(plan.evidence.add, "fixed").recheck(plan.mechanism, plan.target)
@@ -286,22 +287,22 @@ def test_a_replay_is_close_where_a_twentieth_has_moved(moved, close):
 
 # --- What is offered and what is read by its name ---
 
-CUT_NAMES = ["2 replicas with independent cuts", "2 replicas and the mean, with independent cuts"]
+CUT_NAMES = ["truncated", "truncated-mean"]
 # By mechanism: names that a file may give. Columns or examples overlap, or batches are cut.
 NOT_EXACT = {
     "columns": (
         Mechanism(BMinSep(6, 2, 0.01), Toeplitz((0.8, 0.5, 0.33)), 1.0),
-        {"remove": ["plain", "2 replicas"], "add": ["plain", "plain, less none"]},
+        {"remove": ["plain", "replicas:2"], "add": ["plain", "plain-bounded"]},
     ),
     "columns of no Toeplitz matrix": (
         Mechanism(BMinSep(6, 2, 0.01), Dense(np.eye(6) + 0.3 * np.eye(6, k=-2)), 1.0),
-        {"remove": ["plain"], "add": ["plain", "plain, less none"]},
+        {"remove": ["plain"], "add": ["plain", "plain-bounded"]},
     ),
     "examples": (
         Mechanism(IndependentAttribution(6, 2, 0.01, 2), BandedToeplitz((2.0, 1.0)), 1.0),
         {
-            "remove": ["plain", "3 replicas of one example", "4 replicas in pairs"],
-            "add": ["plain", "plain, less none"],
+            "remove": ["plain", "example-replicas:3", "pairs:4,0"],
+            "add": ["plain", "plain-bounded"],
         },
     ),
     "cut batches": (
@@ -312,16 +313,16 @@ NOT_EXACT = {
 NAMES = [
     "plain",
     "zero",
-    "plain, less none",
-    "2 replicas",
-    "3 replicas of one example",
-    "2 replicas at 4 times the probability",
-    "4 replicas in pairs",
-    "4 replicas in pairs, and examples",
-    "plain, and examples",
-    "mean overlaps of every draw",
-    "half-space of mean overlaps",
-    "plain, mean overlaps",
+    "plain-bounded",
+    "replicas:2",
+    "example-replicas:3",
+    "inflated-replicas:2,4",
+    "pairs:4,0",
+    "pairs:4,1",
+    "pairs:1,1",
+    "mean-overlaps:0",
+    "mean-overlaps:1",
+    "mean-overlaps:2",
     *CUT_NAMES,
 ]
 

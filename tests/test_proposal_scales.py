@@ -16,8 +16,8 @@ from jaxacct import (
     Mechanism,
     MultiAttribution,
 )
-from jaxacct.proposals.candidates import proposal_by_name
 from tests.oracles import enumeration, tuples
+from tests.proposals import proposal_by_name
 
 STRATEGY = BandedToeplitz((2.0, 1.0))
 C = STRATEGY.array
@@ -25,18 +25,18 @@ WARM, COLD = BMinSep(4, 2, 0.3), BMinSep(4, 2, 0.3, False)
 RARE = BMinSep(4, 2, 0.02)
 # (scheme, name of a proposal, epsilon, how near to the scale a term comes).
 FAMILIES = [
-    (WARM, "2 replicas", 0.7, 1 - 1e-6),
-    (WARM, "3 replicas", 1.5, 1 - 1e-6),
-    (COLD, "2 replicas", 0.7, 1 - 1e-6),
-    (CyclicPoisson(4, 2, 0.5), "2 replicas", 0.7, 1 - 1e-6),
-    (MultiAttribution(3, 2, 0.3, 2), "2 replicas", 0.7, 1 - 1e-6),
-    (RARE, "2 replicas at 4 times the probability", 0.1, 0.9),
-    (RARE, "3 replicas at 8 times the probability", 0.5, 0.6),
-    (BMinSep(4, 2, 0.02, False), "3 replicas at 8 times the probability", 0.5, 0.9),
-    (WARM, "4 replicas in pairs", 0.7, 1 - 1e-6),
-    (IndependentAttribution(3, 2, 0.3, 2), "3 replicas of one example", 0.7, 0.5),
-    (IndependentAttribution(3, 2, 0.3, 2), "5 replicas of one example", 1.5, 0.4),
-    (IndependentAttribution(3, 2, 0.3, 2), "4 replicas in pairs", 0.7, 0.5),
+    (WARM, "replicas:2", 0.7, 1 - 1e-6),
+    (WARM, "replicas:3", 1.5, 1 - 1e-6),
+    (COLD, "replicas:2", 0.7, 1 - 1e-6),
+    (CyclicPoisson(4, 2, 0.5), "replicas:2", 0.7, 1 - 1e-6),
+    (MultiAttribution(3, 2, 0.3, 2), "replicas:2", 0.7, 1 - 1e-6),
+    (RARE, "inflated-replicas:2,4", 0.1, 0.9),
+    (RARE, "inflated-replicas:3,8", 0.5, 0.6),
+    (BMinSep(4, 2, 0.02, False), "inflated-replicas:3,8", 0.5, 0.9),
+    (WARM, "pairs:4,0", 0.7, 1 - 1e-6),
+    (IndependentAttribution(3, 2, 0.3, 2), "example-replicas:3", 0.7, 0.5),
+    (IndependentAttribution(3, 2, 0.3, 2), "example-replicas:5", 1.5, 0.4),
+    (IndependentAttribution(3, 2, 0.3, 2), "pairs:4,0", 0.7, 0.5),
 ]
 
 

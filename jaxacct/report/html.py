@@ -99,13 +99,16 @@ def _cuts_add(plan: Plan, epsilon: float) -> float:
     return truncation.reserve(plan.mechanism.scheme, epsilon, plan.dataset_size, plan.max_batch_size)
 
 
-def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) -> str:
+def report(
+    plan: Plan, source: str = "plan.json", bands: Profile | None = None, second: dict | None = None
+) -> str:
     """The page as HTML.
 
     Args:
       plan: certified or not; a plan that is not says so first.
       source: what to call its file in the commands.
       bands: of `measure`, for what (epsilon, delta) alone does not tell.
+      second: what `checker.check_file` found, where it was run.
 
     Without matplotlib it has no pictures.
     """
@@ -132,7 +135,10 @@ def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) 
             "<code>proofs/errata.md</code>.</p>",
         ),
         _section("Known errors in print", _errata(plan)),
-        _section("What was computed again, and what was drawn", _list([*_drawn(plan), *text.checked(plan)])),
+        _section(
+            "What was computed again, and what was drawn",
+            _list([*_drawn(plan), *_second(second), *text.checked(plan)]),
+        ),
         _section("How to check it yourself", f"<pre>{_text(_commands(plan, source))}</pre>"),
     ]
     title = f"Differential privacy of a training run: ({exact(plan.epsilon)}, {exact(plan.delta)})"
@@ -142,9 +148,21 @@ def report(plan: Plan, source: str = "plan.json", bands: Profile | None = None) 
     )
 
 
-def save(plan: Plan, path, source: str = "plan.json", bands: Profile | None = None) -> None:
-    """Write the page, whole or not at all."""
-    write_atomically(path, report(plan, source, bands))
+def save(
+    plan: Plan, path, source: str = "plan.json", bands: Profile | None = None, second: dict | None = None
+) -> None:
+    """Write the page, whole or not at all; arguments as for `report`."""
+    write_atomically(path, report(plan, source, bands, second))
+
+
+def _second(found: dict | None) -> list[str]:
+    """What the second implementation found."""
+    if found is None:
+        return []
+    said = f"second implementation (jaxacct check): {found['verdict']}"
+    if found["verdict"] == "certified":
+        return [said + "; both implementations agree"]
+    return [said, *found.get("differences", ()), *filter(None, [found.get("reason")])]
 
 
 def is_report(path: Path) -> bool:
@@ -281,6 +299,7 @@ def _pictures(plan: Plan, bands: Profile | None) -> str:
 def _commands(plan: Plan, source: str) -> str:
     lines = [f"jaxacct show {source}            # everything on this page, computed again"]
     lines.append(f"jaxacct verify {source}          # the guarantee again, from fresh randomness where drawn")
+    lines.append(f"jaxacct check {source}           # by the second implementation, which shares no code")
     if plan.is_sampled:
         lines.append(f"jaxacct verify {source} --replay # the very draws that this plan names")
     return "\n".join(lines)

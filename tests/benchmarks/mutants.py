@@ -79,6 +79,7 @@ NORMED, CONSTANTS = "tests/training/test_batch_norm.py", "tests/training/test_co
 GROUPED = "tests/training/test_grouped_convolutions.py"
 OF_ROWS = "tests/training/test_rows_of_primitives.py"
 PEERS = "tests/test_interoperation.py"
+CHECKER, CHECK = "tests/test_checker.py", "jaxacct/checker.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
 TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
 EXTREMES, STREAMS = "tests/tradeoff/test_extremes.py", "tests/test_stream_keys.py"
@@ -1391,6 +1392,15 @@ MUTANTS = [
         "            return why_not(inner)\n",
         ROWS_APART,
     ),
+    Mutant(CHECK, "(off + on * self.met[steps, lags])", "(off + on)", CHECKER),
+    Mutant(CHECK, "+ (1 - m) * self.epsilon", "- m * self.epsilon", CHECKER),
+    Mutant(CHECK, "(bins - 5121) / 128", "(bins - 5120) / 128", CHECKER),
+    Mutant(CHECK, "weights.sum() <= 1 + SLACK", "weights.sum() <= 10 + SLACK", CHECKER),
+    Mutant(CHECK, 'return "certified" if won[0]', 'return "certified" if won.any()', CHECKER),
+    Mutant(CHECK, "np.log1p(part * gain(0.0))", "np.log1p(2 * part * gain(0.0))", CHECKER),
+    Mutant(CHECK, "if not spent <= claim.delta", "if not spent <= 2 * claim.delta", CHECKER),
+    Mutant(CHECK, 'if found["verdict"] == "certified" else FAILED', "if found else FAILED", CHECKER),
+    Mutant(CHECK, "if not larger <= claim.reserved", "if not larger <= 1e3 + claim.reserved", CHECKER),
 ]
 MUTANTS += [
     Mutant(path, before, after, tests)
