@@ -220,7 +220,9 @@ class Plan:
         printer.text(self.statement())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, readable by `from_json`; "notes" are for people, nothing reads them."""
+        """Return plain JSON values, readable by `from_json`; "notes" are for people and for the second implementation."""
+        from jaxacct.core import text
+
         claim, evidence = self.claim.to_json(), evidence_to_json(self.evidence)
         return {
             "schema": SCHEMA,
@@ -230,7 +232,7 @@ class Plan:
             "digest": _digest(claim, evidence),
             "choice": self.choice,
             "provenance": dataclasses.asdict(self.provenance),
-            "notes": {"statement": self.statement(), "prefix_sum_error": self.prefix_sum_error},
+            "notes": text.notes(self),
         }
 
     @classmethod

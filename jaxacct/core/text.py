@@ -168,6 +168,22 @@ def checked(plan: Plan) -> list[str]:
     return lines
 
 
+def notes(plan: Plan) -> dict[str, Any]:
+    """Return what a plan file says beside its claim and evidence, all of which follows from the two.
+
+    Loading reads none of it; `jaxacct.checker` compares the numbers with its own.
+    """
+    return {
+        "statement": statement(plan),
+        "prefix_sum_error": plan.prefix_sum_error,
+        "expected_batch_size": plan.expected_batch_size,
+        "max_batch_size": plan.max_batch_size,
+        "overflow_delta": plan.overflow_delta,
+        "truncation_delta": plan.truncation_delta,
+        "verdict": verdict_to_json(plan.verdict),
+    }
+
+
 def table(plan: Plan) -> str:
     """Return HTML for a notebook: the statement, the mechanism and the budget of delta."""
     rows = [
@@ -189,6 +205,7 @@ def table(plan: Plan) -> str:
 __all__ = [
     "budget_items",
     "checked",
+    "notes",
     "outcome_in_words",
     "statement",
     "table",
