@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from scipy import fft, optimize, special
 
+DIRECTIONS = REMOVE, ADD = "remove", "add"
 CERTIFIED, FAILED, BAD_INPUT, NOT_COVERED = 0, 1, 2, 3
 FALSE_ALARM = 1e-6  # probability that a true claim is refuted
 SLACK = 1e-9  # thresholds are lowered by this part of them, far above float64's rounding
@@ -68,7 +69,7 @@ def _read_claim(data) -> Claim:
     if evidence is not None:
         names = ("delta_v", "failure_probability")
         budget = [_number(evidence["budget"][name], name, 1e-300, delta) for name in names]
-        for name in ("remove", "add"):
+        for name in DIRECTIONS:
             stored[name] = {key: evidence[name][field] for key, field in FIELDS.items()}
             anytime = evidence["rule"] == "anytime" and evidence[name]["extrapolation"] is None
             stored[name]["rule"] = "anytime" if anytime else "another"
@@ -292,10 +293,11 @@ def law_of(scheme: dict):
     p, field = _number(p, "sampling_probability", 1e-300, 1), {"poisson": None, "b-min-sep": "min_separation"}
     field = field.get(name, "cycle_length")
     separation = _number(scheme[field], field, 1, 1e6, (int,)) if field else 1
-    if name == "b-min-sep" and type(scheme["warm_start"]) is not bool:
-        raise ValueError(f"warm_start must be true or false, got {scheme['warm_start']!r:.60}")
+    warm = scheme["warm_start"] if name == "b-min-sep" else False
+    if type(warm) is not bool:
+        raise ValueError(f"warm_start must be true or false, got {warm!r:.60}")
     renewal = name == "b-min-sep" and separation > 1
-    return Renewal(steps, separation, p, scheme["warm_start"]) if renewal else Phases(steps, separation, p)
+    return Renewal(steps, separation, p, warm) if renewal else Phases(steps, separation, p)
 
 
 def columns_of(strategy: dict, law) -> Columns:
@@ -563,7 +565,7 @@ def analytic_delta(claim: Claim, law) -> float:
     """The bound that the named accountant is to give, by another way."""
     if claim.accountant == "unamplified":
         return gaussian_delta(claim.epsilon, math.sqrt(-(-law.steps // law.b)) / claim.sigma)
-    if claim.accountant == "pld" and isinstance(law, Phases):
+    if claim.accountant == "pld" and hasattr(law, "turns"):  # independent given the phase
         return poisson_delta(law.turns, law.p, claim.sigma, claim.epsilon, claim.verified)
     raise NotCovered(f"accountant {claim.accountant!r:.60}")
 
@@ -601,9 +603,9 @@ def stored_flaws(side: dict, claim: Claim, zero: bool, scales: dict, log_scale: 
 
 def _direction(name: str, claim: Claim, mechanism: Mechanism, rng, max_steps: float):
     """(what was found, where the stored evidence differs) of one direction."""
-    zero, choices = name == "add" and claim.epsilon + mechanism.log_none >= 0, []
+    zero, choices = name == ADD and claim.epsilon + mechanism.log_none >= 0, []
     said, log_scale, bets = {"verdict": "certified", "proposal": "exactly zero", "samples": 0}, 0.0, None
-    for choice in mechanism.remove() if name == "remove" else () if zero else mechanism.add():
+    for choice in mechanism.remove() if name == REMOVE else () if zero else mechanism.add():
         choices.append((samples_expected(choice.log_scale, claim) * choice.cost, choice))
         if len(choices) > 2 and choices[-1][0] > choices[-2][0] > choices[-3][0]:
             break
@@ -639,7 +641,7 @@ def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
             differences.append(f"batches above {most}: probability {larger:.3g}, reserved {claim.reserved!r}")
     if claim.failure:
         mechanism = Mechanism(law, columns, claim.sigma, claim.epsilon)
-        for name in ("remove", "add"):
+        for name in DIRECTIONS:
             found[name], flaws = _direction(name, claim, mechanism, rng, max_steps)
             differences += flaws
     else:
@@ -686,7 +688,7 @@ def main(arguments=None) -> int:
         print(found["reason"], file=sys.stderr if code == BAD_INPUT else sys.stdout)
     else:
         print(f"{found['verdict']}: ({found['epsilon']:g}, {found['delta']:g}) by the second implementation")
-        for name in [name for name in ("remove", "add", "bound") if name in found]:
+        for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
             print(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
         for line in found["differences"]:
             print(f"differs {line}")
