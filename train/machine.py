@@ -23,7 +23,7 @@ _VARIABLES = "XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE"
 
 
 def describe(devices: int) -> dict[str, Any]:
-    """JSON values; see `train.run_folder` for what follows where one of them changes.
+    """Return JSON values that a run is bound to; `train.run_folder` says what follows where one changes.
 
     Args:
       devices: number of devices of the mesh, 1 without one.
@@ -38,7 +38,7 @@ def describe(devices: int) -> dict[str, Any]:
 
 
 def _flags() -> str:
-    """Options of the compiler, spaces apart, in their order: the last of two counts."""
+    """Return compiler options in their order: the last of two counts."""
     found = [f"{name}={' '.join(os.environ[name].split())}" for name in _VARIABLES if os.environ.get(name)]
     if jax.config.read("jax_disable_most_optimizations"):
         found.append("jax_disable_most_optimizations")
@@ -46,7 +46,7 @@ def _flags() -> str:
 
 
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Model, digest of the instruction set, and the number of threads that XLA computes with."""
+    """Return the model, a digest of the instruction set and the number of threads of XLA."""
     fields = {}
     if cpuinfo.exists():
         lines = cpuinfo.read_text().split("\n\n")[0].splitlines()
@@ -58,7 +58,7 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _num_threads() -> int:
-    """NPROC, which XLA reads first, or the cores that the process may use."""
+    """Return NPROC, which XLA reads first, or the number of cores that the process may use."""
     given = os.environ.get("NPROC", "")
     if given.isdigit() and int(given):
         return int(given)

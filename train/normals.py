@@ -40,7 +40,7 @@ def fresh_key() -> np.ndarray:
 
 
 def key_of_run(given, params) -> jax.Array:
-    """(8,) uint32, the noise key of one run: `given`, or a fresh one where it is None.
+    """Return the noise key of one run, (8,) uint32: `given`, or a fresh one where it is None.
 
     Args:
       given: a key that the caller uses for this run alone, or None.

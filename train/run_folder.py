@@ -159,7 +159,7 @@ class RunFolder:
         return kept["sampler_key"]
 
     def _refuse_without_checkpoints(self) -> None:
-        """ValueError where a run of which something was shown would begin anew: same batches, fresh noise."""
+        """Refuse to begin a run anew of which something was shown: same batches, fresh noise."""
         if self._manager.latest_step() is None and (shown := self._shown()):
             raise ValueError(
                 f"out {self.folder} has shown step {shown} of a run and has no checkpoints of it: training "
@@ -168,7 +168,7 @@ class RunFolder:
 
     @property
     def verified(self) -> bool:
-        """Whether this run's plan was verified with fresh randomness."""
+        """Return whether this run's plan was verified with fresh randomness."""
         return read_json(self.folder / "run.json", "run").get("verified") is True
 
     def note(self, **values) -> None:
@@ -306,7 +306,7 @@ class RunFolder:
         write_secret(path, text) if path == self.folder / _PRIVATE_LOG else write_atomically(path, text)
 
     def has_logged(self, step: int) -> bool:
-        """Whether metrics.jsonl has a line of this step or of a later one."""
+        """Return whether metrics.jsonl has a line of this step or of a later one."""
         return any(at >= step for at, _ in _lines(self.folder / "metrics.jsonl"))
 
     def log(self, line: dict) -> None:
@@ -352,7 +352,7 @@ def _write_model(folder: Path, params) -> None:
 
 @contextlib.contextmanager
 def _without_warnings():
-    """Orbax logs one where there is no OCDBT to merge."""
+    """Silence Orbax, which warns where there is no OCDBT to merge."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -480,7 +480,7 @@ def _parts(state) -> dict[str, dict]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """(step, line) of a log; lines that were cut short or damaged are left out."""
+    """Return (step, line) of each line of a log; truncated and damaged lines are left out."""
     found = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -489,7 +489,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _checksum(sampler: dict, state) -> str:
-    """Of all of a checkpoint; folders of earlier releases have none."""
+    """Return a digest of a whole checkpoint; those of earlier releases have none."""
     return hashlib.blake2b(f"{sampler} {digest(state)}".encode(), digest_size=16).hexdigest()
 
 
@@ -510,7 +510,7 @@ def _placed(leaf):
 
 
 def _in_one_line(error: Exception) -> str:
-    """The first line of what an error says, or its kind where it says nothing."""
+    """Return the first line of an error's message, or its type where the message is empty."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 

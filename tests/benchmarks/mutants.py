@@ -871,7 +871,6 @@ MUTANTS = [
     Mutant("train/dice.py", "real & jnp.isfinite(values)", "real", LIMITS),
     Mutant("train/dice.py", "jnp.trunc(e.astype", "jnp.round(e.astype", LIMITS),
     Mutant("train/individual.py", "        or plan.truncation_delta is not None\n", "", LIMITS),
-    Mutant("train/individual.py", "        or scheme.cut_to is not None\n", "", LIMITS),
     Mutant(
         "jaxacct/individual/accountants.py",
         "return self.grid.sigmas / (1 + NORM_SLACK)",
