@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import primitives
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 APART = {
     "acts on each element alone": """
@@ -56,6 +57,8 @@ PROGRAMS = """
 
 
 _THREEFRY = "threefry2x32"
+_MESH = AbstractMesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+_EXPLICIT = NamedSharding(_MESH, PartitionSpec())
 
 
 @functools.cache
@@ -68,6 +71,7 @@ def _tables() -> tuple[frozenset, frozenset]:
         _of(lambda x: lax.platform_dependent(x, cpu=jnp.negative, default=jnp.negative)),
         _of(lambda x: jax.random.key_data(jax.random.clone(jax.random.key(x.astype(int), impl=_THREEFRY)))),
         _of(lambda x: jax.random.wrap_key_data(jnp.stack([x, x]).astype(jnp.uint32), impl=_THREEFRY)),
+        _of(lambda x: jax.sharding.reshard(x, _EXPLICIT)),
         # These return nothing that others could read.
         _of(lambda x: jax.debug.callback(lambda x: None, x)),
         _of(lambda x: jax.debug.print("{}", x)),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -82,3 +83,15 @@ def test_a_constant_key_is_in_the_digest():
         for key in keys
     ]
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_constants_beside_the_text_are_in_the_digest():
+    """Of a program whose text has none, however deep they lie."""
+
+    def digest(by):
+        constant = by + jnp.arange(300.0)
+        inner = jax.make_jaxpr(jax.jit(lambda x: x * constant))(1.0)
+        lowered = types.SimpleNamespace(as_text=lambda: "")
+        return fingerprints.of_program(types.SimpleNamespace(lower=lambda: lowered, jaxpr=inner))
+
+    assert digest(1) == digest(1) != digest(2)
