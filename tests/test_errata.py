@@ -1,6 +1,7 @@
 """The errata page: its references resolve; the entries that belong to no module of ours are shown here."""
 
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation
+
+from tests.oracles.composed_losses import gaussian
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "jaxacct" / "proofs" / "errata.md"
@@ -60,3 +63,16 @@ def test_jax_privacy_last_columns():
         return np.log(q**n + weights @ ratios)
 
     assert mean_under_q(exact, n, sigma) == pytest.approx(1, abs=1e-6)
+
+
+def test_dp_accounting_composes_below_the_truth():
+    """1e5 Gaussians are one: by the composed transform delta is too small, or negative."""
+    import dp_accounting as dp
+
+    sampled = dp.PoissonSampledDpEvent(1.0, dp.GaussianDpEvent(200.0))
+    many = dp.pld.PLDAccountant().compose(sampled, 100_000)
+    epsilons = np.linspace(11.8577, 13.0, 25)
+    mu = math.sqrt(100_000) / 200
+    exact = np.array([float(gaussian(epsilon, mu)) for epsilon in epsilons])
+    found = np.array([many.get_delta(float(epsilon)) for epsilon in epsilons])
+    assert np.any(found < 0.9 * exact)

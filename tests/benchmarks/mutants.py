@@ -81,6 +81,10 @@ OF_ROWS = "tests/training/test_rows_of_primitives.py"
 PEERS = "tests/test_interoperation.py"
 CHECKER, CHECK = "tests/test_checker.py", "jaxacct/checker.py"
 COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
+LOSSES, CURVES, TILTED = (
+    f"jaxacct/statistics/{name}.py" for name in ("composed_losses", "loss_curves", "tilted_sums")
+)
+OF_LOSSES, EVENTS_COMPOSED = "tests/test_composed_losses.py", "tests/test_composition.py"
 TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
 EXTREMES, STREAMS = "tests/tradeoff/test_extremes.py", "tests/test_stream_keys.py"
 LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
@@ -289,7 +293,74 @@ MUTANTS = [
     Mutant(SHARES, "LADDER_SHARE = 1 - sum(FIRST_SHARES)", "LADDER_SHARE = 1 - FIRST_SHARES[0]", GUARDS),
     Mutant(SHARES, "FIRST_SHARES = (0.9, 0.05)", "FIRST_SHARES = (0.9, 0.1)", GUARDS),
     Mutant(SHARES, "verified(step, share, True)", "verified(step, FIRST_SHARES[0], True)", GUARDS),
+    # Composed losses.
+    Mutant(LOSSES, "values.error * before + _TINY", "0.0 * before", OF_LOSSES),
+    Mutant(LOSSES, "np.minimum(1.0, deltas + errors)", "np.minimum(1.0, deltas)", OF_LOSSES),
+    Mutant(LOSSES, "(infinite + wrapped)", "wrapped", OF_LOSSES),
+    Mutant(LOSSES, "(infinite + wrapped)", "infinite", OF_LOSSES),
+    Mutant(LOSSES, "if bound >= 0 else 1.0", "if bound >= 0 else SMALLEST", OF_LOSSES),
+    Mutant(
+        LOSSES,
+        "        if not exponent <= _LARGEST_SCALE:\n            return math.inf",
+        "        exponent = min(exponent, 700.0)\n        if False:\n            return math.inf",
+        OF_LOSSES,
+    ),
+    Mutant(
+        LOSSES, "< self.first:\n            return math.inf", "< self.first:\n            pass", OF_LOSSES
+    ),
+    Mutant(
+        LOSSES,
+        "self.steps)\n        return np.roll(found, (offset",
+        "self.steps)\n        return np.roll(found, (1 - offset",
+        OF_LOSSES,
+    ),
+    Mutant(LOSSES, "np.floor(epsilons", "np.ceil(epsilons", OF_LOSSES),
+    Mutant(LOSSES, "(upper[:-1] - lower[1:])", "(upper[:-1] - upper[1:])", OF_LOSSES),
+    Mutant(CURVES, "error = (3 + 2 * (far", "error = 0 * (3 + 2 * (far", OF_LOSSES),
+    Mutant(
+        CURVES,
+        "mixed = tails.q + q * (tails.p - tails.q)",
+        "mixed = tails.p + q * (tails.q - tails.p)",
+        OF_LOSSES,
+    ),
+    Mutant(CURVES, "Sampled(pair, q, remove=False)", "remove", OF_LOSSES),
+    Mutant(TILTED, "1.1 * unit * math.exp", "1e-3 * unit * math.exp", OF_LOSSES),
+    Mutant(TILTED, "if math.isfinite(found) else math.inf", "if math.isfinite(found) else 0.0", OF_LOSSES),
+    Mutant("jaxacct/accountants/composition.py", "for side in (0, 1)]", "for side in (1,)]", OF_LOSSES),
+    Mutant(
+        "jaxacct/accountants/composition.py",
+        "_steps(event.event, count * times)",
+        "_steps(event.event, times)",
+        EVENTS_COMPOSED,
+    ),
+    Mutant("jaxacct/accountants/composition.py", "-np.expm1(-positive) + np.exp", "np.exp", EVENTS_COMPOSED),
+    Mutant("jaxacct/accountants/gaussian.py", "    return delta + np", "    return delta - np", ACCOUNTANTS),
     # Accountants.
+    Mutant(
+        "jaxacct/accountants/dice_plan.py",
+        "return bound + aside.delta <= self.delta",
+        "return bound <= self.delta",
+        "tests/training/test_dice_plan.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/revealed_pattern.py",
+        'return "columns of the strategy matrix overlap" if cross_term(mechanism) else None',
+        "return None",
+        ACCOUNTANTS,
+    ),
+    Mutant(
+        "jaxacct/accountants/truncation.py",
+        "if most_replicas(mechanism) < 2:\n        return False",
+        "if most_replicas(mechanism) < 2:\n        return True",
+        "tests/test_truncation.py",
+    ),
+    Mutant(SUMS_OF_X, "if 0 <= found <= 1 else float(side > 0)", "if 0 <= found <= 1 else 0.0", ALLOCATION),
+    Mutant(
+        "jaxacct/individual/fourier.py",
+        "rows.append(infinite + wrapped",
+        "rows.append(wrapped",
+        "tests/individual/test_accountants.py",
+    ),
     Mutant(
         TABLE,
         "values, left=1.0)",
@@ -1220,7 +1291,7 @@ MUTANTS = [
         SUMS_OF_X, "law.most_weighted - less * law.least_beyond", "law.most_weighted - threshold", ALLOCATION
     ),
     Mutant(SUMS_OF_X, "* (1 - off) - best.wrapped)", "* (1 - off))", ALLOCATION),
-    Mutant(SUMS_OF_X, "others = [part.number - (i == j)", "others = [part.number", ALLOCATION),
+    Mutant(SUMS_OF_X, "Factor(one, part.number - (i == j))", "Factor(one, part.number)", ALLOCATION),
     Mutant(
         SUMS_OF_X,
         "found = mixture.total * factor - mixture.unused",
@@ -1331,14 +1402,14 @@ MUTANTS = [
         "_on_the_line(whole, add, add, interval)",
         PEERS,
     ),
-    Mutant(DOMINATING, "(pld, 1 - profile.confidence)", "(pld, 0.0)", PEERS),
+    Mutant(DOMINATING, "1 - profile.confidence, interval)", "0.0, interval)", PEERS),
     Mutant(
         DOMINATING,
         "min(1.0, self.failure_probability + other.failure_probability)",
         "self.failure_probability",
         PEERS,
     ),
-    Mutant(DOMINATING, ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
+    Mutant(CURVES, ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
     Mutant(DOMINATING, '"delta", delta) - self.failure_probability', '"delta", delta)', PEERS),
     Mutant("train/loss.py", "and module.use_running_average is not True", "and False", NORMED),
     Mutant(
