@@ -220,7 +220,7 @@ class Plan:
         printer.text(self.statement())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, readable by `from_json`; "notes" are for people and for the second implementation."""
+        """Return plain JSON values, readable by `from_json`; it reads no "notes"."""
         from jaxacct.core import text
 
         claim, evidence = self.claim.to_json(), evidence_to_json(self.evidence)

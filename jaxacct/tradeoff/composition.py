@@ -20,18 +20,20 @@ from jaxacct.tradeoff._arrays import plain
 
 _TAIL = 1e-15  # dp-accounting's truncation, per composition that it does; booked
 _EDGE = 1e-16  # mass of one curve's losses beyond its grid, times its count
+_MOST_COUNT = 10**9
 _MOST_POINTS = 1 << 23
 _MOST_LOSS = 300.0  # natural log: larger losses count as infinite from above, as this from below
 _NEARLY_ONE = 1 - 2.0**-30
 _SURELY_INFINITE = 1.5 * _MOST_LOSS  # no grid goes further: `_support` grows by this factor
 
 
-def delta_bracket(parts, grid: float | None, epsilon):
+def delta_bracket(parts, grid: float | None, epsilon, *, both: bool = True):
     """`(optimistic, pessimistic)` delta at epsilon of either sign, of `(curve, count)` pairs.
 
     Args:
       parts: distinct curves with their counts.
       grid: natural log; spacing of the losses, chosen from the curves where it is None.
+      both: whether the optimistic delta is wanted, too; it is 0 where not.
     """
     if isinstance(epsilon, jax.Array):
         raise ValueError("epsilon must be a NumPy value: numerical composition runs on the host")
@@ -40,11 +42,12 @@ def delta_bracket(parts, grid: float | None, epsilon):
         return plain(np.zeros(np.shape(epsilon))), plain(np.ones(np.shape(epsilon)))
     low, high, shift, slack = _distributions(parts, grid)
     size = np.abs(eps)
-    over, under = _deltas(high, size) + slack, _deltas(low, size + shift) - slack
+    over = _deltas(high, size) + slack
+    under = _deltas(low, size + shift) - slack if both else 0 * size
     if (eps < 0).any() and not all(part.symmetric for part, _ in parts):
         low, high, shift, slack = _distributions(tuple((p.inverse(), k) for p, k in parts), grid)
         over = np.where(eps < 0, _deltas(high, size) + slack, over)
-        under = np.where(eps < 0, _deltas(low, size + shift) - slack, under)
+        under = np.where(eps < 0, _deltas(low, size + shift) - slack, under) if both else under
     over, under = np.minimum(over, 1.0), np.maximum(under, 0.0)
     flip = -np.expm1(-size)
     over = np.where(eps < 0, flip + np.exp(-size) * over, over)
@@ -61,7 +64,7 @@ def epsilon_bracket(parts, grid: float | None, delta: float) -> tuple[float, flo
         return 0.0, math.inf
     low, high, shift, slack = _distributions(parts, grid)
     over = high.get_epsilon_for_delta(delta - slack) if delta > slack else math.inf
-    under = max(0.0, low.get_epsilon_for_delta(delta + slack) - shift)
+    under = max(0.0, low.get_epsilon_for_delta(delta + slack) - shift) if delta + slack < 1 else 0.0
     # One step up, for the last rounding of the inversion.
     return min(under, over), float(over * (1 + 1e-12))
 
@@ -81,7 +84,7 @@ def counts_as_infinite(parts, delta: float) -> bool:
 def tradeoff_from_below(parts, grid: float | None, alpha):
     """The largest line over a fixed set of epsilons: any set gives a lower bound on f."""
     eps = np.concatenate([-np.geomspace(60, 1e-4, 1500), [0.0], np.geomspace(1e-4, 60, 1500)])
-    delta = delta_bracket(parts, grid, eps)[1]
+    delta = delta_bracket(parts, grid, eps, both=False)[1]
     lines = 1 - delta - np.exp(eps) * np.asarray(alpha, np.float64)[..., None]
     return plain(np.maximum(0.0, lines.max(axis=-1)))
 
@@ -104,6 +107,8 @@ def _deltas(pmf, epsilons: np.ndarray) -> np.ndarray:
 def _distributions(parts, grid):
     """`(optimistic PMF, pessimistic PMF, shift of the optimistic one, slack in delta)`."""
     count = sum(times for _, times in parts)
+    if count > _MOST_COUNT:
+        raise ValueError(f"count must be at most {_MOST_COUNT} to be composed numerically, was {count}")
     step = grid or _spacing(parts)
     pessimistic: Any = None
     optimistic: Any = None

@@ -290,7 +290,8 @@ class Composed(TradeOff):
 
     def log_delta(self, epsilon):
         with np.errstate(divide="ignore"):
-            return plain(np.log(self.delta_bracket(epsilon)[1]))
+            delta = composition.delta_bracket(self.parts, self.grid, epsilon, both=False)[1]
+            return plain(np.log(delta))
 
     def delta_bracket(self, epsilon):
         """`(optimistic, pessimistic)` delta at epsilon of either sign."""

@@ -713,6 +713,36 @@ MUTANTS = [
         SCHEMES,
     ),
     Mutant(
+        "jaxacct/schemes/multi_attribution.py",
+        "def others_are_independent(self) -> bool:\n        return False",
+        "def others_are_independent(self) -> bool:\n        return True",
+        SCHEMES,
+    ),
+    Mutant(
+        "jaxacct/schemes/independent_attribution.py",
+        "def others_are_independent(self) -> bool:\n        return False",
+        "def others_are_independent(self) -> bool:\n        return True",
+        SCHEMES,
+    ),
+    Mutant(
+        "jaxacct/schemes/truncated_b_min_sep.py",
+        "def holds_for_shared_examples(self) -> bool:\n        return False",
+        "def holds_for_shared_examples(self) -> bool:\n        return True",
+        SCHEMES,
+    ),
+    Mutant(
+        "jaxacct/schemes/b_min_sep.py",
+        "def holds_for_shared_examples(self) -> bool:\n        return False",
+        "def holds_for_shared_examples(self) -> bool:\n        return True",
+        SCHEMES,
+    ),
+    Mutant(
+        "jaxacct/schemes/cyclic_poisson.py",
+        "def examples_overlap(self) -> bool:\n        return False",
+        "def examples_overlap(self) -> bool:\n        return True",
+        SCHEMES,
+    ),
+    Mutant(
         "jaxacct/statistics/subsampled_gaussian.py",
         "place = _place(-epsilon, q, sigma)\n",
         "place = _place(epsilon, q, sigma)\n",
