@@ -29,6 +29,7 @@ SLACK = 1e-9  # thresholds are lowered by this part of them, far above float64's
 MAX_STEPS = 4e9  # limit on steps x samples of one direction
 BLOCK = 1 << 20  # steps x samples that are scored at once
 FRACTIONS = 2.0 ** -np.arange(0, 14, 0.6)  # of the largest bets
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OSError, ArithmeticError, RecursionError)
 
 
 class NotCovered(Exception):
@@ -41,8 +42,7 @@ class NotCovered(Exception):
 # (bin, count) pairs, bin 0 for zeros and bin k > 0 for terms up to 2^((k - 5121) / 128).
 NAMES = "scheme strategy sigma epsilon delta verified failure reserved dataset_size max_batch_size"
 Claim = namedtuple("Claim", [*NAMES.split(), "accountant", "bound", "stored"])
-FIELDS = {"terms": "term_counts", "bets": "bets", "weights": "bet_weights", "proposal": "proposal"}
-FIELDS |= {name: name for name in ("scale", "threshold", "relative_error", "total_variation", "accepted")}
+ERRORS = ("relative_error", "total_variation")
 
 
 def _number(value, name: str, low: float, high: float, kinds=(int, float)) -> Any:
@@ -53,31 +53,41 @@ def _number(value, name: str, low: float, high: float, kinds=(int, float)) -> An
 
 
 def _read_claim(data) -> Claim:
-    """Read a plan of schema version 3; ValueError for malformed fields, NotCovered for other plans."""
-    if not isinstance(data, dict):
-        raise ValueError("plan must be a JSON object")
-    if data.get("schema") != "jaxacct-plan" or data.get("schema_version") not in (2, 3):
+    """Read a plan of schema version 1; its notes, which loading does not read, are compared here."""
+    if (data.get("schema"), data.get("schema_version")) != ("jaxacct-plan", 1) or "claim" not in data:
         raise NotCovered(f"schema {data.get('schema')!r:.40}, version {data.get('schema_version')!r:.20}")
-    for name, known in (("adjacency", "zero-out"), ("compose_with", None), ("truncation_delta", None)):
-        if data[name] != known:
-            raise NotCovered(f"{name} {data[name]!r:.60}")
-    sigma = _number(data["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
-    epsilon, delta = _number(data["epsilon"], "epsilon", 0, 700), _number(data["delta"], "delta", 1e-300, 1)
-    reserved = _number(data.get("overflow_delta") or 0.0, "overflow_delta", 0, delta)
-    evidence, budget, stored = data["evidence"], (delta - reserved, 0.0), {}
-    how = [data["analytic_accountant"], data["analytic_delta"]]
-    if evidence is not None:
-        names = ("delta_v", "failure_probability")
-        budget = [_number(evidence["budget"][name], name, 1e-300, delta) for name in names]
-        for name in DIRECTIONS:
-            stored[name] = {key: evidence[name][field] for key, field in FIELDS.items()}
-            anytime = evidence["rule"] == "anytime" and evidence[name]["extrapolation"] is None
-            stored[name]["rule"] = "anytime" if anytime else "another"
-    sizes = [data["dataset_size"], data["max_batch_size"]]
+    claim, evidence, notes = data["claim"], data["evidence"], data["notes"]
+    for name, known in (("adjacency", "zero-out"), ("compose_with", None), ("truncate_to", None)):
+        if claim[name] != known:
+            raise NotCovered(f"{name} {claim[name]!r:.60}")
+    sigma = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
+    epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 700), _number(claim["delta"], "delta", 1e-300, 1)
+    reserved = _number(notes["overflow_delta"] or 0.0, "overflow_delta", 0, delta)
+    stored, how, names = {}, [None, None], ("delta_v", "failure_probability")
+    budget = [_number(claim["budget"][name], name, 1e-300, delta) for name in names]
+    if evidence["kind"] == "accountant":
+        budget, how = [delta - reserved, 0.0], [evidence["accountant"], notes["verdict"]["delta"]]
+    elif evidence["kind"] == "sampled":
+        share = _number(evidence["share"], "share", 1e-300, 1)
+        for name in ("remove", "add"):
+            stored[name] = _stored(evidence[name], notes["verdict"][name], evidence["rule"], share)
+    else:
+        raise NotCovered(f"evidence {evidence['kind']!r:.40}")
+    sizes = [claim["dataset_size"], notes["max_batch_size"]]
     for size in sizes if sizes != [None, None] else ():
         _number(size, "dataset_size, max_batch_size", 1, 1e15, (int,))
-    numbers = (sigma, epsilon, delta, *budget, reserved)
-    return Claim(data["scheme"], data["strategy"], *numbers, *sizes, *how, stored)
+    what = claim["scheme"], claim["strategy"], sigma
+    return Claim(*what, epsilon, delta, *budget, reserved, *sizes, *how, stored)
+
+
+def _stored(side: dict, verdict: dict, rule: str, share: float) -> dict:
+    """Evidence of one direction, with what the notes say of it."""
+    found = {name: verdict[name] for name in ("proposal", "scale", "threshold", "certified", *ERRORS)}
+    found |= {"terms": side.get("term_counts", []), "bets": side.get("bets", []), "share": share}
+    if (side["kind"], verdict["outcome"]) == ("weight-bound", "exactly-zero"):
+        found["proposal"] = "zero"
+    recomputed = side["kind"] == "weight-bound" or (side["kind"] == "mean" and rule == "anytime")
+    return found | {"weights": side.get("bet_weights", []), "recomputed": recomputed}
 
 
 class Columns:
@@ -377,7 +387,7 @@ class Mechanism:
             weights = np.exp(log_z + (1 - m) * loss + log_share - log_scale)
             return weights * -np.expm1(np.minimum(self.epsilon - loss, 0.0))
 
-        return Proposal(f"{m} replicas" + " in pairs" * (m > 2), log_scale, terms, (m + 2) / 4)
+        return Proposal(f"replicas:{m}" if m == 2 else f"pairs:{m},0", log_scale, terms, (m + 2) / 4)
 
     def add(self):
         """Proposals of the add direction where it is not exactly zero."""
@@ -387,7 +397,7 @@ class Mechanism:
         def absent(y):
             return -np.expm1(np.minimum(self.epsilon + self.loss(y), 0.0)) / math.exp(log_rest)
 
-        yield Proposal("plain, less none", log_rest, lambda rng, size: absent(self.outputs(rng, size)))
+        yield Proposal("plain-bounded", log_rest, lambda rng, size: absent(self.outputs(rng, size)))
         point, best = np.zeros(law.steps), None
         for _ in range(6):  # tangents of ln(f - P0), as a function of the scores convex
             log_f, mean = law.tilted(point)
@@ -575,7 +585,7 @@ def stored_flaws(side: dict, claim: Claim, zero: bool, scales: dict, log_scale: 
     if side["proposal"] == "zero":
         return [] if zero else ["stored as exactly zero, which it is not"]
     flaws, (scale, threshold) = [], (_number(side[name], name, 0, 1e300) for name in ("scale", "threshold"))
-    own, q = scales.get(side["proposal"]), -math.log(claim.failure)
+    own, q = scales.get(side["proposal"]), -math.log(claim.failure * side["share"])
     if own is not None and not abs(math.log(max(scale, 1e-300)) - own) < 1e-6:
         flaws.append(f"scale {scale!r} stored, {math.exp(min(own, 700)):.9g} found")
     relative, distance = (_number(side[name], name, 0, 1) for name in ("relative_error", "total_variation"))
@@ -591,7 +601,7 @@ def stored_flaws(side: dict, claim: Claim, zero: bool, scales: dict, log_scale: 
     with np.errstate(divide="ignore"):
         gains = np.maximum(parts[:, None] * (theta - values) / max(1 - theta, 1e-300), -1.0)
         wealth = special.logsumexp(np.log1p(gains) @ counts, b=weights) if counts.size else 0.0
-    if not (side["accepted"] is True and (counts >= 0).all() and (wealth >= q * (1 - SLACK) or theta >= 1)):
+    if not (side["certified"] is True and (counts >= 0).all() and (wealth >= q * (1 - SLACK) or theta >= 1)):
         flaws.append(f"stored samples have log wealth {wealth:.6g}, below {q:.6g}")
     if bets and min(counts[bins > 0].sum(), bets.hits) >= 100:
         mean, (own, error) = float(values @ counts / counts.sum()), bets.estimate(math.exp(log_scale))
@@ -609,7 +619,7 @@ def _direction(name: str, claim: Claim, mechanism: Mechanism, rng, max_steps: fl
         choices.append((samples_expected(choice.log_scale, claim) * choice.cost, choice))
         if len(choices) > 2 and choices[-1][0] > choices[-2][0] > choices[-3][0]:
             break
-    scales = {choice.name: choice.log_scale for _, choice in choices if "replicas" in choice.name}
+    scales = {choice.name: choice.log_scale for _, choice in choices if ":" in choice.name}
     if choices:
         expected, choice = min(choices, key=lambda pair: pair[0])
         if expected * mechanism.law.steps > max_steps:
@@ -619,9 +629,8 @@ def _direction(name: str, claim: Claim, mechanism: Mechanism, rng, max_steps: fl
         said = {"verdict": verdict, "proposal": choice.name, "scale": math.exp(log_scale), "samples": samples}
         said["estimate"] = bets.estimate(math.exp(log_scale))[0] if bets else math.exp(log_scale)
     side = claim.stored[name]
-    known = side["rule"] == "anytime"
-    flaws = stored_flaws(side, claim, zero, scales, log_scale, bets) if known else []
-    said["stored"] = "recomputed" if known else "not recomputed"
+    flaws = stored_flaws(side, claim, zero, scales, log_scale, bets) if side["recomputed"] else []
+    said["stored"] = "recomputed" if side["recomputed"] else "not recomputed"
     return said, [f"{name}: {flaw}" for flaw in flaws]
 
 
@@ -662,15 +671,7 @@ def check_file(path) -> tuple[int, dict]:
         return CERTIFIED if found["verdict"] == "certified" else FAILED, found
     except NotCovered as error:
         return NOT_COVERED, {"verdict": "not covered", "reason": f"not covered by the checker: {error}"}
-    except (
-        LookupError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        OSError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except MALFORMED as error:
         reason = f"plan cannot be checked: {type(error).__name__}: {error}"
         return BAD_INPUT, {"verdict": "bad input", "reason": " ".join(reason.split())}
 

@@ -226,15 +226,25 @@ def test_analytic_bounds_against_closed_forms_and_quadrature():
 def claim_json(scheme, strategy, sigma, epsilon, delta) -> dict:
     """A plan that stores no verdict which the checker would recompute (the fixed-sample rule)."""
     budget = Budget.split(delta)
-    side = {field: 0.0 for field in checker.FIELDS.values()} | {"extrapolation": None}
+    derived = dict.fromkeys(("scale", "threshold", "relative_error", "total_variation", "certified"), 0.0)
+    side = {"kind": "mean", "term_counts": [], "bets": [], "bet_weights": []}
+    notes = derived | {"proposal": "plain", "outcome": "undecided"}
     return {
-        "schema": "jaxacct-plan", "schema_version": 3, "adjacency": "zero-out", "compose_with": None,
-        "truncation_delta": None, "overflow_delta": None, "dataset_size": None, "max_batch_size": None,
-        "analytic_accountant": None, "analytic_delta": None, "scheme": scheme, "strategy": strategy,
-        "noise_multiplier": sigma, "epsilon": epsilon, "delta": delta,
-        "evidence": {"rule": "fixed", "remove": side, "add": side, "budget": {
-            "delta": delta, "delta_v": budget.delta_v, "failure_probability": budget.failure_probability}},
+        "schema": "jaxacct-plan", "schema_version": 1,
+        "claim": {
+            "adjacency": "zero-out", "compose_with": None, "truncate_to": None, "dataset_size": None,
+            "scheme": scheme, "strategy": strategy, "noise_multiplier": sigma, "epsilon": epsilon,
+            "delta": delta, "budget": {"delta": delta, "delta_v": budget.delta_v,
+                                       "failure_probability": budget.failure_probability},
+        },
+        "evidence": {"kind": "sampled", "rule": "fixed", "share": 1.0, "remove": side, "add": side},
+        "notes": {"overflow_delta": None, "max_batch_size": None, "verdict": {"remove": notes, "add": notes}},
     }  # fmt: skip
+
+
+def with_claim(plan: dict, **change) -> dict:
+    """The plan with other fields in its claim."""
+    return plan | {"claim": plan["claim"] | change}
 
 
 @pytest.mark.parametrize("p, epsilon, delta", [(0.02, 1.0, 1e-3), (0.02, 0.3, 3e-3), (0.5, 8.0, 1e-5)])
@@ -256,27 +266,35 @@ def test_noise_just_too_small_is_refused_and_slightly_more_certified(p, epsilon,
 def test_what_is_not_covered_is_never_certified(tmp_path, capsys):
     plan = claim_json(SETTINGS[2][0], strategy_json(3, False, 7), 2.0, 1.0, 0.05)
     path = tmp_path / "plan.json"
+    claim = plan["claim"]
     cases = [
-        ({"schema_version": 99}, 3),
-        ({"adjacency": "replace-one"}, 3),
-        ({"compose_with": {}}, 3),
-        ({"truncation_delta": 1e-9}, 3),
-        ({"scheme": plan["scheme"] | {"name": "shuffle"}}, 3),
-        ({"strategy": {"kind": "dense"}}, 3),
-        ({"strategy": strategy_json(3, False, 7), "scheme": plan["scheme"] | {"min_separation": 2}}, 3),
-        ({"evidence": None, "analytic_accountant": "random-allocation", "analytic_delta": 0.01}, 3),
-        (claim_json(plan["scheme"], plan["strategy"], 0.2, 1.0, 1e-12), 3),
-        ({"noise_multiplier": float("nan")}, 2),
-        ({"noise_multiplier": "2"}, 2),
-        ({"epsilon": -1.0}, 2),
-        ({"strategy": {"coefficients": [1.0, 0.5]}}, 2),
-        ({"strategy": {"coefficients": []}}, 2),
-        ({"scheme": plan["scheme"] | {"sampling_probability": 1.5}}, 2),
-        ({"scheme": 3}, 2),
-        ({"evidence": {}}, 2),
+        (plan | {"schema_version": 99}, 3),
+        (with_claim(plan, adjacency="replace-one"), 3),
+        (with_claim(plan, compose_with={}), 3),
+        (with_claim(plan, truncate_to=9), 3),
+        (with_claim(plan, scheme=claim["scheme"] | {"name": "shuffle"}), 3),
+        (with_claim(plan, strategy={"kind": "dense"}), 3),
+        (with_claim(plan, scheme=claim["scheme"] | {"min_separation": 2}), 3),
+        (
+            plan
+            | {"evidence": {"kind": "accountant", "accountant": "random-allocation"}}
+            | {"notes": plan["notes"] | {"verdict": {"delta": 0.01}}},
+            3,
+        ),
+        (plan | {"evidence": {"kind": "trust"}}, 3),
+        (claim_json(claim["scheme"], claim["strategy"], 0.2, 1.0, 1e-12), 3),
+        (with_claim(plan, noise_multiplier=float("nan")), 2),
+        (with_claim(plan, noise_multiplier="2"), 2),
+        (with_claim(plan, epsilon=-1.0), 2),
+        (with_claim(plan, strategy={"coefficients": [1.0, 0.5]}), 2),
+        (with_claim(plan, strategy={"coefficients": []}), 2),
+        (with_claim(plan, scheme=claim["scheme"] | {"sampling_probability": 1.5}), 2),
+        (with_claim(plan, scheme=3), 2),
+        (plan | {"evidence": {}}, 2),
+        (plan | {"notes": {}}, 2),
     ]
     for change, code in cases:
-        path.write_text(json.dumps(plan | change))
+        path.write_text(json.dumps(change))
         assert checker.main([str(path)]) == code, change
         out, err = capsys.readouterr()
         said = out if code == 3 else err
@@ -351,24 +369,32 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
     honest = checker.check(plan, np.random.default_rng(6))
     assert honest["verdict"] == "certified"
     assert {honest[name]["stored"] for name in ("remove", "add")} == {"recomputed"}
-    side = plan["evidence"]["remove"]
+    side, notes = plan["evidence"]["remove"], plan["notes"]
 
     def with_side(**fields):
         return plan | {"evidence": plan["evidence"] | {"remove": side | fields}}
 
+    def with_notes(**fields):
+        verdict = notes["verdict"] | {"remove": notes["verdict"]["remove"] | fields}
+        return plan | {"notes": notes | {"verdict": verdict}}
+
+    said = notes["verdict"]["remove"]
     changed = [
-        plan | {"noise_multiplier": 0.8 * plan["noise_multiplier"]},
-        plan | {"epsilon": 0.5},
-        plan | {"overflow_delta": 0.0},
-        plan | {"overflow_delta": 0.009},
-        plan | {"max_batch_size": plan["max_batch_size"] - 40},
-        with_side(scale=side["scale"] / 2),
-        with_side(threshold=side["threshold"] * 1.5),
+        with_claim(plan, noise_multiplier=0.8 * plan["claim"]["noise_multiplier"]),
+        with_claim(plan, epsilon=0.5),
+        plan | {"notes": notes | {"overflow_delta": 0.0}},
+        plan | {"notes": notes | {"overflow_delta": 0.009}},
+        plan | {"notes": notes | {"max_batch_size": notes["max_batch_size"] - 40}},
+        with_notes(scale=said["scale"] / 2),
+        with_notes(threshold=said["threshold"] * 1.5),
         with_side(term_counts=[[0, 100]]),
         with_side(bet_weights=[5 * weight for weight in side["bet_weights"]]),
         with_side(bets=[2.0 for _ in side["bets"]]),
-        with_side(accepted=False),
-        with_side(proposal="zero"),
+        plan | {"evidence": plan["evidence"] | {"share": 1e-200}},
+        with_notes(certified=False),
+        plan
+        | {"evidence": plan["evidence"] | {"remove": {"kind": "weight-bound", "proposal": side["proposal"]}}}
+        | {"notes": with_notes(outcome="exactly-zero")["notes"]},
     ]
     for i, edited in enumerate(changed):
         found = checker.check(edited, np.random.default_rng(7))

@@ -16,9 +16,9 @@ import pytest
 
 import jaxacct
 from jaxacct import checker
-from jaxacct.proposals import half_space
+from jaxacct.core import verify
+from jaxacct.proposals import plain_bounded, registry, threshold
 from jaxacct.schemes.replicas import b_min_sep
-from jaxacct.verification import run
 
 PACKAGE = Path(jaxacct.__file__).parent
 B_MIN_SEP, CYCLIC, BINS = (f"schemes/replicas/{name}.py" for name in ("b_min_sep", "cyclic", "balls_in_bins"))
@@ -27,7 +27,7 @@ REPLICAS, HALF_SPACE, STATIONARY = (
     "proposals/half_space.py",
     "strategies/stationary.py",
 )
-CANDIDATES, BOUNDS, LOSS = "proposals/candidates.py", "statistics/bounds.py", "likelihood/loss.py"
+THRESHOLD, BOUNDS, LOSS = "proposals/threshold.py", "statistics/bounds.py", "likelihood/loss.py"
 
 # (scheme, bands, sigma, epsilon, claimed delta, options); the divergence is 1.25 to 1.5 times the delta.
 SETTINGS = {
@@ -79,7 +79,7 @@ MISTAKES = [
     ),
     Mistake(BINS, "return math.log(total) - m", "return math.log(total) - (m + 0.5)", "bins"),
     Mistake(
-        CANDIDATES, "math.exp(min(100.0, math.log(left)", "2 * math.exp(min(100.0, math.log(left)", "finite"
+        THRESHOLD, "math.exp(min(100.0, math.log(left)", "2 * math.exp(min(100.0, math.log(left)", "finite"
     ),
     Mistake(BOUNDS, "_log_mixture((theta - values) /", "_log_mixture((2 * theta - values) /", "b-min-sep"),
     Mistake(BOUNDS, "index = np.log2(positive)", "index = np.log2(positive / 2)", "b-min-sep"),
@@ -93,9 +93,9 @@ MISTAKES = [
     Mistake(STATIONARY, "* np.sqrt(length / 2)", "* np.sqrt(length / 3)", "plain"),
     Mistake(STATIONARY, "length) ** 2, real.dtype)", "length) ** 2 * 0.8, real.dtype)", "plain"),
     Mistake(
-        "verification/run.py",
-        "run.target.epsilon - margin, profile",
-        "run.target.epsilon + 0.4, profile",
+        THRESHOLD,
+        "self.epsilon - margin, profile",
+        "self.epsilon + 0.4, profile",
         "bins",
     ),
     Mistake(
@@ -111,7 +111,10 @@ MISTAKES = [
         "unamplified",
     ),
     Mistake(
-        HALF_SPACE, "return epsilon >= -log_none + 1e-12", "return epsilon >= -log_none - 4 + 1e-12", "add"
+        "proposals/plain_bounded.py",
+        "return epsilon >= -log_none + 1e-12",
+        "return epsilon >= -log_none - 4 + 1e-12",
+        "add",
     ),
     Mistake(
         HALF_SPACE,
@@ -139,9 +142,9 @@ if {options} == "accountant":
                      noise_multiplier={sigma}, accountant="unamplified")
 else:
     found = verify(mechanism, {epsilon}, {delta}, max_samples=200_000, key=jax.random.key(1), **{options})
-    if not found.accepted:
+    if not found.certified:
         sys.exit(7)
-    plan = Plan(mechanism, {epsilon}, {delta}, found)
+    plan = Plan(found.claim, found.evidence)
 json.dump(plan.to_json(), open("plan.json", "w"))
 """
 
@@ -195,12 +198,12 @@ def _less_normalizer(monkeypatch):
 
 
 def _twice_the_threshold(monkeypatch):
-    honest = run.threshold
-    monkeypatch.setattr(run, "threshold", lambda proposal, delta_v: 4 * honest(proposal, delta_v))
+    honest = threshold.threshold
+    monkeypatch.setattr(threshold, "threshold", lambda proposal, delta_v: 4 * honest(proposal, delta_v))
 
 
 def _zero_too_early(monkeypatch):
-    monkeypatch.setattr(half_space, "add_is_zero", lambda mechanism, epsilon: True)
+    monkeypatch.setattr(plain_bounded, "add_is_zero", lambda mechanism, epsilon: True)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +213,12 @@ def test_the_checker_sees_a_mistake(plant, delta, monkeypatch):
     """BMinSep(12, 3, .3), sigma 2.4, epsilon 1 has divergences of about .0085 (remove) and .0065 (add)."""
     scheme, strategy = jaxacct.BMinSep(12, 3, 0.3), jaxacct.BandedToeplitz.square_root(3)
     mechanism = jaxacct.Mechanism(scheme, strategy, 2.4)
-    assert delta > 0.01 or not run.verify(mechanism, 1.0, delta, max_samples=20_000).accepted
+    assert delta > 0.01 or not verify.verify(mechanism, 1.0, delta, max_samples=20_000).certified
     plant(monkeypatch)
-    evidence = run.verify(mechanism, 1.0, delta, max_samples=100_000)
-    assert evidence.accepted
-    found = checker.check(jaxacct.Plan(mechanism, 1.0, delta, evidence).to_json(), np.random.default_rng(1))
+    registry.build.cache_clear()
+    verdict = verify.verify(mechanism, 1.0, delta, max_samples=100_000)
+    assert verdict.certified
+    plan = jaxacct.Plan(verdict.claim, verdict.evidence).to_json()
+    registry.build.cache_clear()
+    found = checker.check(plan, np.random.default_rng(1))
     assert found["verdict"] == "not certified" and found["differences"], found
