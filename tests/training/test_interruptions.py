@@ -158,7 +158,7 @@ from tests.training.plans import plan
 from tests.training.test_interruptions import EVALUATED, run
 from tests.training.test_loop import ROWS
 EVALUATED |= {"checkpoint_every": 5}
-run(out=sys.argv[1], plan=plan(dataset_size=ROWS, iterations=400), **EVALUATED)
+run(out=sys.argv[1], plan=plan(dataset_size=ROWS, iterations=300), **EVALUATED)
 """
 
 
