@@ -155,11 +155,12 @@ def _summed(
     micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.most_at_once)
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
-    check_loss(loss, params, batch, size, has_aux)
+    check_rows(batch, size)
     pieces = Microbatches(own, micro, skip_padding)
 
     def of_rows(whole, *given):
         loss, params = whole
+        check_loss(loss, params, given[0], own, has_aux)  # as it is run
 
         def one(example, real):
             found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
@@ -322,12 +323,17 @@ def check_real(name: str, tree) -> None:
             raise ValueError(f"{name} must be arrays of real floating-point numbers, had {dtype}")
 
 
-def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
-    """Refuse a loss of another shape than () for one example, or of other numbers than real ones."""
-    check_real("params", params)
+def check_rows(batch, size: int) -> None:
+    """ValueError for arrays without `size` rows."""
     for leaf in jax.tree.leaves(batch):
         if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
             raise ValueError(f"batch must have {size} rows like mask, had an array of shape {np.shape(leaf)}")
+
+
+def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
+    """Refuse a loss of another shape than () for one example, or of other numbers than real ones."""
+    check_real("params", params)
+    check_rows(batch, size)
 
     def of_one(tree):
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), tree)

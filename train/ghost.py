@@ -24,7 +24,7 @@ from jaxacct import _validate
 
 from . import _by_device, _uses
 from ._convolutions import in_fast_layout, without_batch_groups
-from .clipping import ClippedSum, Microbatches, check_loss, check_real
+from .clipping import ClippedSum, Microbatches, check_loss, check_real, check_rows
 from .grid import DEVICE_UNIT, LARGEST_BATCH, Grid, RoundedSum
 from .groups import Groups
 
@@ -269,7 +269,7 @@ def ghost_gradient_sum(
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
     if jax.default_backend() not in ("cpu", "gpu"):
         raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
-    check_loss(loss, params, batch, size, has_aux)
+    check_rows(batch, size)
     if microbatch_size is not None:
         _validate.positive_integer("microbatch_size", microbatch_size)
     of_rows = functools.partial(
@@ -321,7 +321,9 @@ def _of_rows(
     """
     loss, params = whole
     with jax.enable_x64(x64):
-        program = _program(loss, params, batch)  # traced where it is run
+        # As it is run.
+        check_loss(loss, params, batch, mask.shape[0], has_aux)
+        program = _program(loss, params, batch)
     own = mask.shape[0]
     micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
     pieces = Microbatches(own, micro, skip_padding)

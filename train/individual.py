@@ -375,7 +375,7 @@ class IndividualStep(PrivateStep):
             return tracker.step(records, norms)
 
         def step(
-            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs
+            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs=()
         ) -> tuple[IndividualTrainState, StepInfo]:
             del specs  # of no mesh
             _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)

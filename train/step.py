@@ -156,7 +156,7 @@ def make_step(
         )
 
     def step(
-        state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs
+        state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs=()
     ) -> tuple[TrainState, StepInfo]:
         _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
         found = clip_and_sum(
