@@ -1,5 +1,6 @@
 """Composed privacy losses: at least the truth, and near it, at every delta (proofs/composed_losses.md)."""
 
+import dataclasses
 import fractions
 import math
 
@@ -117,7 +118,7 @@ PARTS = [Part(Sampled(GaussianPair(30.0), 1.0), 1000)]
 TRUTH = float(gaussian(3.0, math.sqrt(1000) / 30))
 
 
-@pytest.mark.parametrize("tilt", [1e-3, 0.1, 1.0, 8.0, 30.0])
+@pytest.mark.parametrize("tilt", [1e-3, 0.1, 1.0, 8.0, 30.0, 1e6])
 def test_any_tilt_gives_a_bound(tilt, monkeypatch):
     monkeypatch.setattr(composed_losses._Rough, "tilt_for", lambda self, epsilon: tilt)
     assert divergence_bound(PARTS, 3.0) >= TRUTH
@@ -140,6 +141,8 @@ def test_sums_beyond_the_lattice_are_added(monkeypatch):
     lattice = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
     assert lattice.booked < 1e-3 * TRUTH
     assert lattice.bound(lattice.step * (lattice.first - 3)) == math.inf
+    far = dataclasses.replace(lattice, log_scale=3.0 * lattice.tilt + 201.0)
+    assert far.bound(3.0) == math.inf  # weights that count would be 0 in float64
     monkeypatch.setattr(composed_losses, "_CUT", 1e3)
     short = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
     assert short.booked > TRUTH / 2 and short.bound(3.0) >= TRUTH
