@@ -205,6 +205,13 @@ def test_the_normal_distribution_function_is_as_good_as_assumed():
             for z, value in zip(places, found, strict=True)
         )
     assert worst < 1
+    for sigma in (0.05, 1.0, 30.0):
+        losses = (places[::6] - 0.5 / sigma) / sigma
+        tails = GaussianPair(sigma).events(losses, above=False)
+        for loss, value, error in zip(losses, tails.q, tails.error, strict=True):
+            with mpmath.workdps(60):
+                exact = mpmath.ncdf(mpmath.mpf(float(loss)) * sigma + mpmath.mpf(1) / (2 * mpmath.mpf(sigma)))
+                assert abs(mpmath.mpf(float(value)) / exact - 1) <= error
 
 
 @pytest.mark.parametrize("curve", [Sampled(GaussianPair(1.3), 0.1, remove) for remove in (True, False)])
