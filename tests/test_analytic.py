@@ -58,7 +58,7 @@ def test_poisson_uses_pld():
     accountant.compose(event, 40)
     for scheme in (Poisson(40, 0.1), BMinSep(40, 1, 0.1), CyclicPoisson(79, 2, 0.1)):
         delta = analytic.analytic_delta(at(scheme, 1.0), 1.0)
-        assert delta == pytest.approx(accountant.get_delta(1.0), rel=1e-5)
+        assert delta == pytest.approx(accountant.get_delta(1.0), rel=1e-4)
         assert delta == pytest.approx(0.0669567, rel=1e-3)  # PEERS.md, 3c
 
 

@@ -1,5 +1,6 @@
 """Composed privacy losses: at least the truth, and near it, at every delta (proofs/composed_losses.md)."""
 
+import dataclasses
 import fractions
 import math
 
@@ -15,6 +16,7 @@ from jaxacct.statistics import composed_losses
 from jaxacct.statistics.composed_losses import Part, chord_masses, divergence_bound, divergence_table
 from jaxacct.statistics.loss_curves import (
     ChordCurve,
+    DiscreteLaplacePair,
     GaussianPair,
     LossCurve,
     Sampled,
@@ -116,7 +118,7 @@ PARTS = [Part(Sampled(GaussianPair(30.0), 1.0), 1000)]
 TRUTH = float(gaussian(3.0, math.sqrt(1000) / 30))
 
 
-@pytest.mark.parametrize("tilt", [1e-3, 0.1, 1.0, 8.0, 30.0])
+@pytest.mark.parametrize("tilt", [1e-3, 0.1, 1.0, 8.0, 30.0, 1e6])
 def test_any_tilt_gives_a_bound(tilt, monkeypatch):
     monkeypatch.setattr(composed_losses._Rough, "tilt_for", lambda self, epsilon: tilt)
     assert divergence_bound(PARTS, 3.0) >= TRUTH
@@ -139,6 +141,8 @@ def test_sums_beyond_the_lattice_are_added(monkeypatch):
     lattice = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
     assert lattice.booked < 1e-3 * TRUTH
     assert lattice.bound(lattice.step * (lattice.first - 3)) == math.inf
+    far = dataclasses.replace(lattice, log_scale=3.0 * lattice.tilt + 201.0)
+    assert far.bound(3.0) == math.inf  # weights that count would be 0 in float64
     monkeypatch.setattr(composed_losses, "_CUT", 1e3)
     short = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
     assert short.booked > TRUTH / 2 and short.bound(3.0) >= TRUTH
@@ -160,6 +164,7 @@ def test_what_is_no_number_says_nothing():
         def at(self, losses):
             return Values(np.full(losses.size, np.nan), np.ones(losses.size), np.zeros(losses.size))
 
+    assert composed_losses._bounded(math.nan) == composed_losses._bounded(-1.0) == 1.0
     for use in (divergence_bound, lambda parts, epsilon: divergence_table(parts, np.array([epsilon]))):
         with np.errstate(all="ignore"):
             try:
@@ -200,6 +205,13 @@ def test_the_normal_distribution_function_is_as_good_as_assumed():
             for z, value in zip(places, found, strict=True)
         )
     assert worst < 1
+    for sigma in (0.05, 1.0, 30.0):
+        losses = (places[::6] - 0.5 / sigma) / sigma
+        tails = GaussianPair(sigma).events(losses, above=False)
+        for loss, value, error in zip(losses, tails.q, tails.error, strict=True):
+            with mpmath.workdps(60):
+                exact = mpmath.ncdf(mpmath.mpf(float(loss)) * sigma + mpmath.mpf(1) / (2 * mpmath.mpf(sigma)))
+                assert abs(mpmath.mpf(float(value)) / exact - 1) <= error
 
 
 @pytest.mark.parametrize("curve", [Sampled(GaussianPair(1.3), 0.1, remove) for remove in (True, False)])
@@ -260,3 +272,36 @@ def test_a_hull_of_upper_bounds_is_between_curve_and_bounds():
     hull = ChordCurve.below(losses, bounds).at(losses)
     assert np.all(hull.deltas >= exact * (1 - 1e-12)) and np.all(hull.deltas <= bounds * (1 + 1e-12))
     assert np.all(hull.tails >= hull.deltas) and np.all(np.diff(hull.tails) <= 1e-12)
+
+
+def test_a_curve_that_is_low_by_its_stated_error_still_gives_a_bound():
+    """The attack: without the error the bound on ten steps is a tenth too small."""
+
+    class Low(LossCurve):
+        exact = Sampled(GaussianPair(1.3), 0.1)
+
+        def __init__(self, error: float):
+            self.error = error
+
+        def nodes(self):
+            return self.exact.nodes()
+
+        def at(self, losses):
+            deltas, tails, _ = self.exact.at(losses)
+            low = deltas - 0.01 * np.append(1.0, tails[:-1])
+            return Values(np.clip(low, 0.0, 1.0), tails, np.full(losses.size, self.error))
+
+    exact = divergence_bound([Part(Low.exact, 10)], 1.0)
+    assert divergence_bound([Part(Low(0.0101), 10)], 1.0) >= exact
+    assert divergence_bound([Part(Low(0.0), 10)], 1.0) < 0.9 * exact
+
+
+def test_sums_beyond_the_last_place_are_booked():
+    """Losses of +-a: a binomial law, none infinite, whose tail beyond the lattice is known."""
+    a, steps = 0.05, 2000
+    part = Part(both_directions(DiscreteLaplacePair(a, 1), 1.0)[0], steps)
+    for epsilon in (2.0, 10.0, 15.0):
+        lattice = composed_losses._Sums.of(composed_losses._Rough.of([part]), epsilon)
+        after = lattice.step * (lattice.first + lattice.points)
+        beyond = scipy.stats.binom.sf(math.floor((after / a + steps) / 2), steps, 1 / (1 + math.exp(-a)))
+        assert 1e-150 < beyond <= lattice.booked < 1e-3 * divergence_bound([part], epsilon)

@@ -334,7 +334,7 @@ MUTANTS = [
         EVENTS_COMPOSED,
     ),
     Mutant("jaxacct/accountants/composition.py", "-np.expm1(-positive) + np.exp", "np.exp", EVENTS_COMPOSED),
-    Mutant("jaxacct/accountants/gaussian.py", "    return delta + np", "    return delta - np", ACCOUNTANTS),
+    Mutant("jaxacct/accountants/gaussian.py", "(1.0, delta + np", "(1.0, delta - np", ACCOUNTANTS),
     # Accountants.
     Mutant(
         "jaxacct/accountants/dice_plan.py",
