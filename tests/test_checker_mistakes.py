@@ -52,7 +52,7 @@ SETTINGS = {
     ),
     "unamplified": ("BMinSep(40, 4, 0.1)", "BandedToeplitz.square_root(4)", 1.6, 4.0, 1e-2, "'accountant'"),
     # True, but the evidence of the add direction is not.
-    "add": ("BMinSep(40, 4, 0.1)", "BandedToeplitz.square_root(4)", 1.6, 1.0, 2.2e-2, "{}"),
+    "add": ("BMinSep(40, 4, 0.1)", "BandedToeplitz.square_root(4)", 1.6, 1.0, 1.9e-2, "{}"),
 }
 
 
@@ -207,10 +207,10 @@ def _zero_too_early(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "plant, delta", [(_less_normalizer, 5e-3), (_twice_the_threshold, 5e-3), (_zero_too_early, 0.02)]
+    "plant, delta", [(_less_normalizer, 2e-3), (_twice_the_threshold, 2e-3), (_zero_too_early, 0.02)]
 )
 def test_the_checker_sees_a_mistake(plant, delta, monkeypatch):
-    """BMinSep(12, 3, .3), sigma 2.4, epsilon 1 has divergences of about .0085 (remove) and .0065 (add)."""
+    """BMinSep(12, 3, .3), sigma 2.4, epsilon 1 has divergences of .0027 (remove) and .0009 (add)."""
     scheme, strategy = jaxacct.BMinSep(12, 3, 0.3), jaxacct.BandedToeplitz.square_root(3)
     mechanism = jaxacct.Mechanism(scheme, strategy, 2.4)
     assert delta > 0.01 or not verify.verify(mechanism, 1.0, delta, max_samples=20_000).certified

@@ -1494,7 +1494,6 @@ MUTANTS = [
     ),
     Mutant(CHECK, "(off + on * self.met[steps, lags])", "(off + on)", CHECKER),
     Mutant(CHECK, "+ (1 - m) * self.epsilon", "- m * self.epsilon", CHECKER),
-    Mutant(CHECK, "(bins - 5121) / 128", "(bins - 5120) / 128", CHECKER),
     Mutant(CHECK, "weights.sum() <= 1 + SLACK", "weights.sum() <= 10 + SLACK", CHECKER),
     Mutant(CHECK, 'return "certified" if won[0]', 'return "certified" if won.any()', CHECKER),
     Mutant(CHECK, "np.log1p(part * gain(0.0))", "np.log1p(2 * part * gain(0.0))", CHECKER),
