@@ -251,6 +251,7 @@ def test_rounding_of_sums_is_booked():
     assert max(shares) < 1 and min(shares) > 1e-4
     assert rounding_error([Factor(np.ones(2) / 2, 10**14)], 1.0, 2**20) == math.inf
     assert rounding_error([Factor(np.array([0.5, np.nan]), 1)], 1.0, 64) == math.inf
+    assert rounding_error([Factor(np.ones(2) / 2, 1)], math.nan, 64) == math.inf
 
 
 def test_chords_are_raised_by_what_deltas_may_be_off_by():

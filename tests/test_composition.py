@@ -21,7 +21,7 @@ def test_profile_of_a_gaussian_is_an_upper_bound_and_tight():
     profile = event_profile(dp.GaussianDpEvent(2.0))
     t = np.linspace(-3, 3, 501)
     exact = np.array([gaussian_delta(x, 2.0, 1.0) for x in t])
-    assert np.all(profile(t) >= exact)
+    assert np.all(profile(t) >= exact * (1 - 1e-12))  # `gaussian_delta` itself is rounded up
     np.testing.assert_allclose(profile(t), exact, atol=2e-4)
     assert profile(np.array([-1000.0]))[0] == 1.0
 

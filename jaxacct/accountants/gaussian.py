@@ -19,5 +19,5 @@ def gaussian_deltas(epsilon: float, noise_multiplier: float, sensitivities: np.n
     log_first, log_second = special.log_ndtr(-near), epsilon + special.log_ndtr(-far)
     delta = -np.exp(log_first) * np.expm1(np.minimum(log_second - log_first, 0.0))
     # Arguments are off by u of `far`, which the slopes magnify; logarithms by a few u of themselves.
-    sizes = 8 + 2 * epsilon + 4 * np.abs(log_first) + 4 * np.abs(log_second) + 4 * far * (far + 1)
+    sizes = 8 + 2 * abs(epsilon) + 4 * np.abs(log_first) + 4 * np.abs(log_second) + 4 * far * (far + 1)
     return np.minimum(1.0, delta + np.exp(log_first) * np.minimum(sizes * _UNIT, 1.0))
