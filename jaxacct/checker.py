@@ -464,13 +464,12 @@ class Bets:
     def estimate(self, scale: float) -> tuple[float, float]:
         """(scale times the mean of the terms, its standard error)."""
         mean = float(self.sum) / self.count
-        return scale * mean, scale * math.sqrt(
-            max(float(self.squares) / self.count - mean**2, 0.0) / self.count
-        )
+        square = max(float(self.squares) / self.count - mean**2, 0.0)
+        return scale * mean, scale * math.sqrt(square / self.count)
 
 
 def samples_expected(log_scale: float, claim: Claim) -> float:
-    """Samples that a mean of half the threshold takes, about, as KL(theta / 2, theta) > .153 theta."""
+    """Samples for a mean of half the threshold, about: KL(theta / 2, theta) > .153 theta."""
     theta = math.exp(min(math.log(claim.verified) - log_scale, 0.0))
     return 0.0 if theta >= 1 else math.log(FRACTIONS.size / claim.failure) / max(0.153 * theta, 1e-300)
 
@@ -603,11 +602,13 @@ def stored_flaws(side: dict, claim: Claim, zero: bool, scales: dict, log_scale: 
         wealth = special.logsumexp(np.log1p(gains) @ counts, b=weights) if counts.size else 0.0
     if not (side["certified"] is True and (counts >= 0).all() and (wealth >= q * (1 - SLACK) or theta >= 1)):
         flaws.append(f"stored samples have log wealth {wealth:.6g}, below {q:.6g}")
-    if bets and min(counts[bins > 0].sum(), bets.hits) >= 100:
-        mean, (own, error) = float(values @ counts / counts.sum()), bets.estimate(math.exp(log_scale))
-        spread = scale * math.sqrt(float((values - mean) ** 2 @ counts)) / counts.sum()
+    number, hits = counts.sum(), counts[bins > 0].sum()
+    if bets and bets.hits >= 100 and (hits >= 100 or not number):
+        mean = float(values @ counts / number) if number else 1.0  # a scale that needs no samples
+        own, error = bets.estimate(math.exp(log_scale))
+        spread = scale * math.sqrt(float((values - mean) ** 2 @ counts)) / max(number, 1)
         if own - scale * mean > 6 * math.hypot(error, spread):
-            flaws.append(f"stored samples estimate {scale * mean:.6g}, {own:.6g} was found")
+            flaws.append(f"stored evidence has a mean of {scale * mean:.6g}, {own:.6g} was found")
     return flaws
 
 

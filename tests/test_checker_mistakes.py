@@ -119,7 +119,7 @@ MISTAKES = [
     Mistake(
         HALF_SPACE,
         "log_scale += log_remainder_scale(mechanism, epsilon)",
-        "log_scale += log_remainder_scale(mechanism, epsilon) - 0.3",
+        "log_scale += log_remainder_scale(mechanism, epsilon) - 3.0",
         "add",
     ),
     Mistake(
