@@ -42,7 +42,6 @@ class NotCovered(Exception):
 # (bin, count) pairs, bin 0 for zeros and bin k > 0 for terms up to 2^((k - 5121) / 128).
 NAMES = "scheme strategy sigma epsilon delta verified failure reserved dataset_size max_batch_size"
 Claim = namedtuple("Claim", [*NAMES.split(), "accountant", "bound", "stored"])
-ERRORS = ("relative_error", "total_variation")
 
 
 def _number(value, name: str, low: float, high: float, kinds=(int, float)) -> Any:
@@ -82,7 +81,7 @@ def _read_claim(data) -> Claim:
 
 def _stored(side: dict, verdict: dict, rule: str, share: float) -> dict:
     """Evidence of one direction, with what the notes say of it."""
-    found = {name: verdict[name] for name in ("proposal", "scale", "threshold", "certified", *ERRORS)}
+    found = dict(verdict)  # proposal, scale, threshold, certified and errors
     found |= {"terms": side.get("term_counts", []), "bets": side.get("bets", []), "share": share}
     if (side["kind"], verdict["outcome"]) == ("weight-bound", "exactly-zero"):
         found["proposal"] = "zero"
