@@ -79,7 +79,9 @@ def test_terms_of_a_composed_table_are_raised(monkeypatch):
     """1e-9 in the log of a height, at an exponent lowered by 1e-12, where a cell is highest."""
     seen = []
     honest = composed_half_space.place_cells
-    monkeypatch.setattr(composed_half_space, "place_cells", lambda *parts: seen.append(parts) or honest(*parts))
+    monkeypatch.setattr(
+        composed_half_space, "place_cells", lambda *parts: seen.append(parts) or honest(*parts)
+    )
     whole, minorant = Composed(gaussian_profile(), 1e-4), half_space.jensen(SMALL)
     composed_half_space.composed_table(SMALL, 0.8, whole, minorant)
     ((upper, width, log_peak),) = seen
