@@ -1221,7 +1221,7 @@ MUTANTS = [
         SUMS_OF_X, "law.most_weighted - less * law.least_beyond", "law.most_weighted - threshold", ALLOCATION
     ),
     Mutant(SUMS_OF_X, "* (1 - off) - best.wrapped)", "* (1 - off))", ALLOCATION),
-    Mutant(SUMS_OF_X, "Factor(one, part.number - (i == j))", "Factor(one, part.number)", ALLOCATION),
+    Mutant(SUMS_OF_X, "others = [part.number - (i == j)", "others = [part.number", ALLOCATION),
     Mutant(
         SUMS_OF_X,
         "found = mixture.total * factor - mixture.unused",
@@ -1332,14 +1332,14 @@ MUTANTS = [
         "_on_the_line(whole, add, add, interval)",
         PEERS,
     ),
-    Mutant(DOMINATING, "1 - profile.confidence, interval)", "0.0, interval)", PEERS),
+    Mutant(DOMINATING, "(pld, 1 - profile.confidence)", "(pld, 0.0)", PEERS),
     Mutant(
         DOMINATING,
         "min(1.0, self.failure_probability + other.failure_probability)",
         "self.failure_probability",
         PEERS,
     ),
-    Mutant("jaxacct/statistics/loss_curves.py", ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
+    Mutant(DOMINATING, ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
     Mutant(DOMINATING, '"delta", delta) - self.failure_probability', '"delta", delta)', PEERS),
     Mutant("train/loss.py", "and module.use_running_average is not True", "and False", NORMED),
     Mutant(
