@@ -22,7 +22,7 @@ from tests.stored_plans import claim_with, whole, with_side
 # By type: a stored plan that has it, and in which direction.
 MEMBERS = {
     data.Mean: ("plain", "remove"),
-    data.Line: ("line", "add"),
+    data.Line: ("extrapolated", "add"),
     data.WeightBound: ("replicas", "add"),
     data.NotRun: None,
     data.Bound: ("analytic", None),
