@@ -6,10 +6,15 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
+
 from jaxacct import Plan
-from jaxacct.core.claim import Claim
-from jaxacct.core.evidence import Sampled
+from jaxacct.accountants.analytic import best_accountant
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound, Line, Mean, Sampled
 from jaxacct.files import to_json
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.hockey_stick import dense_counts, sparse_counts
 
 FOLDER = Path(__file__).parent / "fixtures/plans"
 KINDS = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -26,6 +31,11 @@ def whole(kind: str) -> Plan:
 def as_json(plan: Plan) -> dict:
     """The plan as JSON values, as a file gives them."""
     return json.loads(to_json(plan.to_json()))
+
+
+def loaded(plan: Plan) -> Plan:
+    """What is read of the file that the plan is written to; ValueError where it is refused."""
+    return Plan.from_json(as_json(plan))
 
 
 def changed(data, path, value):
@@ -84,3 +94,37 @@ def with_derived(plan: Plan, **fields) -> Plan:
     sizes = (fields.pop(name, getattr(plan, name)) for name in ("expected_batch_size", "max_batch_size"))
     claim.__dict__ |= {"batch_sizes": tuple(sizes)} | fields
     return dataclasses.replace(plan, claim=claim)
+
+
+def sampled_directions(plan: Plan) -> list[str]:
+    """The directions of a plan that have samples."""
+    return [name for name in ("remove", "add") if getattr(plan.evidence, name).num_samples]
+
+
+def _names_of_counts(side: Mean | Line) -> tuple[str, str]:
+    return ("near_counts", "far_counts") if isinstance(side, Line) else ("term_counts", "loss_counts")
+
+
+def histograms(plan: Plan, direction: str) -> list[np.ndarray]:
+    """Dense counts of terms and losses, or of the terms at both distances of a line."""
+    side = getattr(plan.evidence, direction)
+    sizes = [len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(direction))]
+    if isinstance(side, Line):
+        sizes[1] = sizes[0]
+    parts = (getattr(side, name) for name in _names_of_counts(side))
+    return [dense_counts(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def with_histograms(plan: Plan, direction: str, parts) -> Plan:
+    """The plan with other counts in one direction, as of `histograms`."""
+    names = _names_of_counts(getattr(plan.evidence, direction))
+    return with_side(plan, direction, **dict(zip(names, map(sparse_counts, parts), strict=True)))
+
+
+def analytic(mechanism, epsilon, delta, *, compose_with=None, dataset_size=None, truncate_to=None) -> Plan:
+    """A plan of the best accountant's bound, whether that is small enough or not."""
+    target = Target.at(epsilon, delta, compose_with)
+    claim = Claim(mechanism, target, dataset_size, truncate_to)
+    target = Target.at(epsilon, delta, compose_with, reserved=claim.reserved)
+    name, _ = best_accountant(mechanism, epsilon, compose_with)
+    return Plan(dataclasses.replace(claim, target=target), Bound(name))

@@ -13,20 +13,21 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, Toeplitz
+from jaxacct.core import verify as verifying
+from jaxacct.core.verify import Run, Stop
 from jaxacct.files import Checkpoint
 from jaxacct.proposals import extrapolation, half_space, mean_overlaps, overlaps, pairs, sampling
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.composed import composed_table
+from jaxacct.proposals.composed_half_space import composed_table
 from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.statistics.lines import KINDS, BudgetLine, total
 from jaxacct.strategies.stationary import circulant_length
-from jaxacct.verification import run
 from tests.oracles import budget_families
 from tests.proposals import proposal_by_name
-from tests.test_guards import a_line, a_run
+from tests.test_guards import BUDGET, a_line, of
 
 DELTA_V, U = 1e-5, 2.0**-24
 COLUMNS = Mechanism(BMinSep(40, 4, 0.05), BandedToeplitz.square_root(4), 1.5)
@@ -274,13 +275,14 @@ def test_a_line_averages_no_infinite_losses(loss, law, monkeypatch):
     called[:] = [None] * law
     for direction in ("remove", "add"):
         with pytest.raises(NonFiniteLossError, match="not finite"):
-            run.count_terms(a_run(plain(COLUMNS, direction)), None, 0, 1, 0.0)
+            of(plain(COLUMNS, direction)).count(None, 0, 1, 0.0)
         called[:] = [None] * law
 
 
 def test_draws_of_a_line_with_another_margin_are_not_gone_on_from(tmp_path):
     """Nor with other distances or another scale: terms of all blocks are counted alike, or not added up."""
-    line, begun = a_line(), a_run(plain(a_line().near.mechanism, "add"))
+    line, job = a_line(), "0123456789abcdef"
+    begun = Run(of(plain(line.near.mechanism, "add")), line)
     margin = extrapolation.margin_of_line(line)
     law = {"near": 1.0, "far": 2.0, "log_scale": line.log_scale, "margin": margin}
     enough = [[0, 128 * 10**6]], [[len(bounds.TERM_EDGES) - 1, 128 * 10**6]]
@@ -288,12 +290,13 @@ def test_draws_of_a_line_with_another_margin_are_not_gone_on_from(tmp_path):
     key = jax.random.key(0)
     for name, factor in [("margin", 1.001), ("margin", 0.5), ("near", 1.1), ("far", 1.1), ("log_scale", 2.0)]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(f"add-line-{begun.job[:16]}", state | {"law": law | {name: law[name] * factor}})
+            checkpoint.save(f"add-line-{job}", state | {"law": law | {name: law[name] * factor}})
             with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
-                run.extrapolate(begun, line, key, checkpoint, None)
+                verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
-        checkpoint.save(f"add-line-{begun.job[:16]}", state | {"law": law})
-        assert run.extrapolate(begun, line, key, checkpoint, None).num_samples == 2 * 128 * 10**6
+        checkpoint.save(f"add-line-{job}", state | {"law": law})
+        found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
+    assert found.num_samples == 2 * 128 * 10**6
 
 
 # --- The other mechanism of a composition ---

@@ -10,19 +10,30 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, Poisson, TruncatedBMinSep
+from jaxacct.core import verify as verifying
+from jaxacct.core.verify import Run, Stop
 from jaxacct.files import Checkpoint
-from jaxacct.proposals import composed, cuts, half_space, mean_cuts, mean_overlaps, overlaps
+from jaxacct.proposals import (
+    composed,
+    composed_half_space,
+    cuts,
+    half_space,
+    mean_cuts,
+    mean_overlaps,
+    overlaps,
+    plain_bounded,
+)
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.strategies.stationary import circulant_length
-from jaxacct.verification import run
 from tests.oracles import budget_families as families
 from tests.oracles import enumeration
-from tests.test_allowances import U, a_line, a_run, gaussian_profile
+from tests.test_allowances import U, gaussian_profile
 from tests.test_budget_lines import compare
+from tests.test_guards import BUDGET, a_line, of
 
 SMALL = Mechanism(BMinSep(5, 2, 0.2), BandedToeplitz((2.0, 1.0)), 1.1)
 CUT = Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), BandedToeplitz.square_root(3), 2.5)
@@ -55,22 +66,24 @@ def test_tangents_touch_from_below_by_an_allowance():
 def test_the_least_exponent_and_the_remainder_are_rounded_the_safe_way():
     none = SMALL.scheme.log_probability_of_none()
     for epsilon in (0.1, -none - 1e-3, -none - 1e-6):
-        lowered = epsilon + none - half_space.least_exponent(SMALL, epsilon)
+        lowered = epsilon + none - plain_bounded.least_exponent(SMALL, epsilon)
         assert 0.5e-12 * (1 - none) <= lowered <= 2e-12 * (1 - none)
     epsilon = -none - 1e-3
     exact = math.log(-math.expm1(epsilon + none))
-    assert 0.5e-9 * (1 - none) < half_space.log_remainder_scale(SMALL, epsilon) - exact < 2e-9 * (1 - none)
+    assert 0.5e-9 * (1 - none) < plain_bounded.log_remainder_scale(SMALL, epsilon) - exact < 2e-9 * (1 - none)
     certain = dataclasses.replace(SMALL, scheme=BMinSep(5, 2, 1.0))
-    assert half_space.log_remainder_scale(certain, 1.0) == 0.0
+    assert plain_bounded.log_remainder_scale(certain, 1.0) == 0.0
 
 
 def test_terms_of_a_composed_table_are_raised(monkeypatch):
     """1e-9 in the log of a height, at an exponent lowered by 1e-12, where a cell is highest."""
     seen = []
-    honest = composed.place_cells
-    monkeypatch.setattr(composed, "place_cells", lambda *parts: seen.append(parts) or honest(*parts))
+    honest = composed_half_space.place_cells
+    monkeypatch.setattr(
+        composed_half_space, "place_cells", lambda *parts: seen.append(parts) or honest(*parts)
+    )
     whole, minorant = Composed(gaussian_profile(), 1e-4), half_space.jensen(SMALL)
-    composed.composed_table(SMALL, 0.8, whole, minorant)
+    composed_half_space.composed_table(SMALL, 0.8, whole, minorant)
     ((upper, width, log_peak),) = seen
     slope, none = minorant.norm / SMALL.noise_multiplier, SMALL.scheme.log_probability_of_none()
     exponent = np.logaddexp(0.8 + none, 0.8 + minorant.constant + slope * (upper - width))
@@ -253,9 +266,9 @@ def test_the_open_bins_of_losses_are_taken_for_the_worst():
 
 def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
     """Nor of another law; the sibling of the same test of lines."""
-    begun = a_run(plain(Mechanism(Poisson(30, 0.1), BandedToeplitz((1.0,)), 1.0), "remove"))
-    margin = run.margin_of(begun)
-    law = begun.proposal.drawn_law | {"margin": margin}
+    begun, job = Run(of(plain(a_line().near.mechanism, "remove"))), "0123456789abcdef"
+    margin, key = begun.of.margin, jax.random.key(0)
+    law = begun.of.proposal.drawn_law | {"margin": margin}
     state = {
         "bets": [0.5],
         "weights": [1.0],
@@ -270,9 +283,10 @@ def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
         ("proposal", "x"),
     ]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(f"remove-{begun.job[:16]}", state | {"law": law | {name: value}})
+            checkpoint.save(f"remove-{job}", state | {"law": law | {name: value}})
             with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
-                run._verify_direction(begun, jax.random.key(0), checkpoint, None)
+                verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
-        checkpoint.save(f"remove-{begun.job[:16]}", state | {"law": law})
-        assert run._verify_direction(begun, jax.random.key(0), checkpoint, None).num_samples == 128 * 10**6
+        checkpoint.save(f"remove-{job}", state | {"law": law})
+        found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
+    assert found.num_samples == 128 * 10**6

@@ -16,6 +16,7 @@ from jaxacct import (
     Mechanism,
     MultiAttribution,
 )
+from jaxacct.proposals.base import ProposalSpec
 from tests.oracles import enumeration, tuples
 from tests.proposals import proposal_by_name
 
@@ -44,19 +45,20 @@ def log_weight(mechanism, name: str):
     """Of outputs: ln of the weight that a draw has at most."""
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     one, number = scheme.parts or (scheme, 1)
-    m = int(name.split()[0])
-    log_z = math.log(tuples.count_law(one, C, sigma, m)[0]) if "pairs" not in name else 0.0
+    spec = ProposalSpec.parse(name)
+    m, pairs = spec.parameters[0], spec.family == "pairs"
     other = one
-    if "times" in name:
-        other = scheme.more_often(int(name.split()[3]))[0]
-        log_z = math.log(tuples.count_law(other, C, sigma, m)[0])
-    elif "pairs" in name:
+    if spec.family == "inflated-replicas":
+        other = scheme.more_often(spec.parameters[1])[0]
+    if pairs:
         log_z = m / 2 * math.log(tuples.count_law(one, C, sigma / math.sqrt(m - 1), 2)[0])
+    else:
+        log_z = math.log(tuples.count_law(other, C, sigma, m)[0])
 
     def of_outputs(y):
         own, others = (enumeration.log_ratio(law, C, sigma, y) for law in (scheme, other))
         # In pairs a user's own vectors share nothing with each other at best.
-        return log_z + (own if "pairs" not in name or number == 1 else number * others) - m * others
+        return log_z + (number * others if pairs and number > 1 else own) - m * others
 
     return of_outputs
 

@@ -22,12 +22,13 @@ from tests.stored_plans import claim_with, whole, with_side
 # By type: a stored plan that has it, and in which direction.
 MEMBERS = {
     data.Mean: ("plain", "remove"),
-    data.Line: ("line", "add"),
+    data.Line: ("extrapolated", "add"),
     data.WeightBound: ("replicas", "add"),
     data.NotRun: None,
     data.Bound: ("analytic", None),
     data.Sampled: ("replicas", None),
 }
+OTHER_CLAIM = "the samples are for another mechanism, target or data set"
 KINDS = pytest.mark.parametrize("kind", [kind for kind, stored in MEMBERS.items() if stored])
 
 
@@ -47,6 +48,13 @@ def test_it_holds_for_its_own_claim_and_no_other(kind):
     less = claim_with(plan.claim, noise_multiplier=0.05 * plan.noise_multiplier)
     for claim in (less, claim_with(plan.claim, epsilon=plan.epsilon / 100)):
         assert not check(claim, plan.evidence).certified
+    if plan.is_sampled:  # samples are for one claim, even where a weaker one would follow
+        for claim in (
+            claim_with(plan.claim, delta=1.5 * plan.delta),
+            claim_with(plan.claim, dataset_size=None),
+        ):
+            if claim != plan.claim:
+                assert check(claim, plan.evidence).flaws == (OTHER_CLAIM,)
 
 
 @KINDS
