@@ -92,7 +92,7 @@ def with_derived(plan: Plan, **fields) -> Plan:
     """
     claim = dataclasses.replace(plan.claim)
     sizes = (fields.pop(name, getattr(plan, name)) for name in ("expected_batch_size", "max_batch_size"))
-    claim.__dict__ |= {"batch_sizes": tuple(sizes)} | fields
+    claim.__dict__.update({"batch_sizes": tuple(sizes)} | fields)
     return dataclasses.replace(plan, claim=claim)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import jaxacct
-from jaxacct import cli, shards
+from jaxacct import cli
 from jaxacct.kernels import randomness
+from jaxacct.verification import shards
 
 PROBLEM = {
     "--scheme": "b-min-sep",

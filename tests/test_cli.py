@@ -60,13 +60,13 @@ def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
     assert "delta_v" in shown
     assert run("verify", plan_path, "--json") == 0
     out = capsys.readouterr()
-    assert json.loads(out.out)["accepted"] is True
+    assert json.loads(out.out)["certified"] is True
     assert not [line for line in out.err.splitlines() if " so far" not in line]  # of a slow machine
 
 
 def test_json_is_one_object_and_nothing_else(capsys):
     assert run("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.6", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["noise_multiplier"] == 0.6
+    assert json.loads(capsys.readouterr().out)["claim"]["noise_multiplier"] == 0.6
     command = [
         "estimate",
         *COMMON,
@@ -266,5 +266,5 @@ def test_interrupt_and_resume(tmp_path, capsys):
     assert process.returncode in (0, 130), err
     assert out.exists() != (process.returncode == 130)
     assert run(*command[3:]) == 0
-    assert json.loads(capsys.readouterr().out)["noise_multiplier"] == 1.9
+    assert json.loads(capsys.readouterr().out)["claim"]["noise_multiplier"] == 1.9
     assert out.exists()

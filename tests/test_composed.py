@@ -1,6 +1,7 @@
 """Bounded weights where another mechanism is composed in (proofs/composition.md), against quadrature."""
 
 import functools
+import dataclasses
 import json
 import math
 from types import SimpleNamespace
@@ -32,8 +33,8 @@ from jaxacct.core.evidence import NotRun, Sampled
 from jaxacct.core.line import draw_line
 from jaxacct.kernels import randomness
 from jaxacct.proposals import composed as composed_proposals
-from jaxacct.proposals import run
-from jaxacct.proposals.base import Draws
+from jaxacct.proposals import threshold
+from jaxacct.proposals.base import Draws, ProposalSpec
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.proposals.threshold import budget_lines
@@ -45,6 +46,7 @@ from tests.conformance.test_schemes import IDENTITY
 from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.proposals import proposal_by_name
+from tests.stored_plans import claim_with, forged, loaded, with_side
 from tests.test_extrapolation import bound_of
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
@@ -120,8 +122,8 @@ def test_without_an_end_there_are_no_replicas():
     assert composed.left_out == composed.log_largest(1.0) == math.inf
     found = candidates(MECHANISMS[0], 1.0, "remove", Budget.split(1e-5), composed=composed)
     assert [candidate.proposal.name for candidate in found] == ["plain"]
-    with pytest.raises(ValueError, match="is none for"):
-        proposal_by_name(MECHANISMS[0], 1.0, "remove", "replicas:2", composed=composed)
+    with pytest.raises(ValueError, match="compose_with must have a profile with an end"):
+        proposal_by_name(MECHANISMS[0], 1.0, "remove", "composed-replicas:2", composed=composed)
     assert Composed(gaussian(2.0, 1e-6), 2e-3).left_out <= 2e-6
 
 
@@ -257,7 +259,8 @@ def one_of_each():
     chosen = {}
     for mechanism, epsilon, direction, composed, proposal in offered():
         chosen.setdefault((direction, proposal.name), (mechanism, epsilon, direction, composed, proposal))
-    wanted = ["remove 2 replicas", "remove 3 replicas", "add half-space", "add plain, less none"]
+    families = "composed-replicas:2", "composed-replicas:3", "composed-half-space", "plain-bounded"
+    wanted = [f"{way} {name}" for way, name in zip(("remove", "remove", "add", "add"), families, strict=True)]
     return {name: chosen[tuple(name.split(" ", 1))] for name in wanted}
 
 
@@ -288,7 +291,7 @@ def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
     search = SimpleNamespace(target=target, seen={}, proposal=proposal)
     counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)
     assert np.flatnonzero(counts).tolist() == [0]
-    assert (run._terms(search, draws, 0.0) == 0).all()
+    assert (threshold.Resolved(proposal, 1.0, profile, (), 0.5).terms(draws, 0.0) == 0).all()
 
 
 @functools.cache
@@ -340,22 +343,22 @@ KEY = jax.random.key(9)
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda d: d["evidence"]["remove"].update(scale=d["evidence"]["remove"]["scale"] * 0.9),
-        lambda d: d["evidence"]["remove"].update(threshold=d["evidence"]["remove"]["threshold"] * 1.1),
-        lambda d: d["evidence"]["remove"]["lines"].pop(),
-        lambda d: d["evidence"]["remove"].update(
-            lines=[x for x in d["evidence"]["remove"]["lines"] if "composed" not in x["name"]]
-        ),
-        lambda d: d["evidence"]["remove"].update(proposal="replicas:9"),
-        lambda d: d["evidence"]["remove"].update(proposal="plain"),
-        lambda d: d.update(compose_with={**d["compose_with"], "noise_multiplier": 2.9}),
-        lambda d: d.update(compose_with=None),
-        lambda d: d["evidence"]["add"].update(total_variation=0.0, lines=[]),
-        lambda d: d["evidence"]["add"].update(scale=d["evidence"]["add"]["scale"] * 0.5),
+        lambda plan: with_side(plan, "remove", proposal=ProposalSpec("composed-replicas", (9,))),
+        lambda plan: with_side(plan, "remove", proposal=ProposalSpec("replicas", (2,))),
+        lambda plan: with_side(plan, "remove", proposal=ProposalSpec("plain", ())),
+        lambda plan: forged(plan, compose_with=None),
+        lambda plan: dataclasses.replace(plan, claim=claim_with(plan.claim, compose_with=None)),
     ],
 )
 def test_edited_evidence_is_refused(edit):
-    data = json.loads(json.dumps(certified()[0].to_json()))
-    edit(data)
+    """Attack: with a digest to match, so that the terms and what they are of have to give it away."""
+    assert loaded(certified()[0]).certified
     with pytest.raises(ValueError, match="plan"):
-        Plan.from_json(data)
+        loaded(edit(certified()[0]))
+
+
+def test_samples_with_another_composition_are_found_by_drawing_again():
+    """Attack: a forger who also makes samples and digest fit; weights of replicas are not in the file."""
+    other = forged(certified()[0], compose_with=dp.GaussianDpEvent(2.9))
+    assert loaded(other).certified
+    assert any(replayed.moved > 0 for replayed in replay(other))

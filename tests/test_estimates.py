@@ -32,7 +32,7 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.estimates.line import line_bounds
-from jaxacct.proposals.base import plain
+from jaxacct.proposals.base import ProposalSpec, plain
 from tests.oracles import enumeration
 from tests.oracles.add_direction import exact_two_steps
 from tests.oracles.enumeration import strategy_matrix
@@ -239,8 +239,8 @@ def test_infinity_where_nothing_holds(monkeypatch):
 
 def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
     """With little noise a scale is beyond e^709: no traceback, and the law that resolves delta is taken."""
-    low = dataclasses.replace(plain(MECHANISM, "remove"), name="low", log_scale=-1.0)
-    high = dataclasses.replace(low, name="high", log_scale=5e4, total_variation=1e-300)
+    low = dataclasses.replace(plain(MECHANISM, "remove"), spec=ProposalSpec("low", ()), log_scale=-1.0)
+    high = dataclasses.replace(low, spec=ProposalSpec("high", ()), log_scale=5e4, total_variation=1e-300)
     for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
         found = [high, dataclasses.replace(low, total_variation=total_variation)]
         monkeypatch.setattr(estimate, "proposals_at", lambda *_, found=found: found)
@@ -275,7 +275,7 @@ def test_bands_are_not_left_where_draws_that_see_nothing_leave_them(monkeypatch)
     options: dict[str, Any] = dict(num_samples=16_000, confidence=1 - FALSE_ALARM, key=jax.random.key(3))
     bands = privacy_profile(MANY, [epsilon], **options)
     assert bands.lower[0] * 0.98 <= 1e-5 <= bands.upper[0] * 1.02 < 1.5e-5
-    assert "line" in bands.proposals["add"]
+    assert "extrapolated" in bands.proposals["add"]
     no_lines(monkeypatch)
     assert privacy_profile(MANY, [epsilon], **options).upper[0] > 50e-5
 

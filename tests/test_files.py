@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from jaxacct import cli, files, progress, shards
+from jaxacct import cli, files, progress
 from jaxacct.files import check_target, create_secret, write_atomically
+from jaxacct.verification import shards
 
 
 def mode(path):

@@ -1,5 +1,6 @@
 """The n x n mechanism against enumeration and quadrature (proofs/finite_horizon.md)."""
 
+import dataclasses
 import json
 import math
 
@@ -41,7 +42,7 @@ from tests.oracles import enumeration, settings, tuples
 from tests.oracles.add_direction import exact_two_steps, width
 from tests.proposals import family_candidates
 from tests.rounding_errors import measured_error
-from tests.stored_plans import claim_with
+from tests.stored_plans import claim_with, loaded
 
 FALSE_ALARM = 1e-6
 SMALL = [(scheme, bands) for scheme, bands in settings.SMALL if 1 < bands <= scheme.iterations]
@@ -216,7 +217,9 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     stored = json.loads(json.dumps(plan.to_json()))
     assert Plan.from_json(stored).certified
     # The evidence belongs to the n rows, and is refused for the extended mechanism.
-    with pytest.raises(ValueError, match="plan evidence does not add up"):
+    with pytest.raises(ValueError, match="for another mechanism"):
+        loaded(dataclasses.replace(plan, claim=claim_with(plan.claim, strategy=whole)))
+    with pytest.raises(ValueError, match="digest does not match"):
         edited = stored["claim"] | {"strategy": {"coefficients": list(coefficients)}}
         Plan.from_json(stored | {"claim": edited})
     extended = Mechanism(scheme, whole, sigma)

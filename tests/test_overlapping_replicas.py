@@ -19,7 +19,7 @@ from jaxacct import (
     Toeplitz,
 )
 from jaxacct.core.verify import verify
-from jaxacct.proposals import overlaps
+from jaxacct.proposals import overlaps, registry
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.replicas import _module, log_normalizer, most_replicas, replica_proposal
 from jaxacct.schemes.replicas import aged
@@ -211,6 +211,7 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     exact = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
 
     def accepted(delta):
+        registry.build.cache_clear()
         balls_in_bins_replicas.log_normalizer.cache_clear()
         balls_in_bins_replicas.tables.cache_clear()
         found = verify(mechanism, epsilon, delta, proposal="replicas:2", max_samples=40_000, key=key)

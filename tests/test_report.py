@@ -18,8 +18,7 @@ from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items
 from jaxacct.estimates.profile import Profile, privacy_profile
-from jaxacct.report import FIRST_LINE, _errata, _risk, _rounded_up
-from jaxacct.report.html import ASSUMPTIONS, ERRATA, measure, report
+from jaxacct.report.html import ASSUMPTIONS, ERRATA, FIRST_LINE, _errata, _risk, _rounded_up, measure, report
 from jaxacct.statistics.composed import TabulatedProfile
 from jaxacct.tradeoff.plan import GeneralPlan
 from tests.stored_plans import KINDS, whole

@@ -106,17 +106,17 @@ def test_measuring_leaves_the_precision_alone():
 
 def test_the_margin_is_a_function_of_its_arguments_and_nothing_is_left_out():
     """Lines of every kind, all finite, the same from a second look; their sums are what a verdict uses."""
-    from jaxacct.proposals import base, candidates
+    from jaxacct.proposals import base, threshold
 
     mechanism = Mechanism(BMinSep(100, 4, 0.01), BandedToeplitz.square_root(4), 1.0)
     plain = base.plain(mechanism, "remove")
-    lines = candidates.budget_lines(plain, 1e-5)
-    assert lines == candidates.budget_lines(base.plain(mechanism, "remove"), 1e-5)
+    lines = threshold.budget_lines(plain, 1e-5)
+    assert lines == threshold.budget_lines(base.plain(mechanism, "remove"), 1e-5)
     assert {line.kind for line in lines} == {"epsilon", "relative", "total variation", "delta"}
     left = 1e-5 - total(lines, "delta")
     expected = left / (1 + total(lines, "relative")) - total(lines, "total variation")
-    assert candidates.threshold(plain, 1e-5) == pytest.approx(expected, rel=1e-12)
-    assert candidates.threshold(plain, 1e-5) > 0.95e-5
+    assert threshold.threshold(plain, 1e-5) == pytest.approx(expected, rel=1e-12)
+    assert threshold.threshold(plain, 1e-5) > 0.95e-5
 
 
 @pytest.mark.parametrize(

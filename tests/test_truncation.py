@@ -179,7 +179,7 @@ def test_a_plan_with_cuts(tmp_path):
     assert plan.max_batch_size == 74 < plain.max_batch_size
     assert plain.truncation_delta is None
     assert plan.mechanism.noise_multiplier <= plain.mechanism.noise_multiplier * 1.01**4
-    assert "cut to random subsets" in plan.statement()
+    assert "truncated to random subsets" in plan.statement()
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert Sampler.from_plan(plan).truncate

@@ -11,6 +11,8 @@ and its scale, which bounds the exact terms, bounds the smaller ones (proofs/sha
 Certificates have no use for it; intervals of estimates have their lower ends from here.
 """
 
+import math
+
 from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.mean_overlaps import plain_from_below
 
@@ -28,7 +30,8 @@ def from_below(proposal: Proposal) -> Proposal | None:
         return proposal.below()
     if not mechanism.is_upper_bound:
         return proposal
-    if mechanism.scheme.parts is not None and proposal.spec.family in _PLAIN:
+    zero = proposal.log_scale == -math.inf
+    if mechanism.scheme.parts is not None and proposal.spec.family in _PLAIN and not zero:
         return plain_from_below(mechanism, proposal.direction)
     return None
 

@@ -35,7 +35,7 @@ def main() -> None:
     for scheme, bands, sigma, epsilon, delta in SETTINGS:
         mechanism = Mechanism(scheme(), BandedToeplitz.square_root(bands), sigma)
         found = candidates(mechanism, epsilon, "remove", Budget.split(delta))
-        without = next(c for c in found if not c.proposal.name.endswith("in pairs"))
+        without = next(c for c in found if not c.proposal.name.startswith("pairs:"))
         row = [str(mechanism.scheme), bands, sigma, f"({epsilon}, {delta:g})"]
         for one in (without, found[0]):
             row.append(f"{one.predicted_samples:,.0f} ({one.proposal.name})")

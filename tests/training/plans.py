@@ -34,10 +34,10 @@ def plan(
     return with_derived(made, **derived) if derived else made
 
 
-def plan_of(mechanism: Mechanism, dataset_size: int, epsilon: float = 1e4) -> Plan:
-    """The plan of a mechanism by an analytic bound, at delta 1e-5."""
-    claim = Claim(mechanism, Target.at(epsilon, 1e-5), dataset_size, None)
+def plan_of(mechanism: Mechanism, dataset_size: int, epsilon: float = 1e4, delta: float = 1e-5) -> Plan:
+    """The plan of a mechanism by an analytic bound."""
+    claim = Claim(mechanism, Target.at(epsilon, delta), dataset_size, None)
     return Plan(
-        Claim(mechanism, Target.at(epsilon, 1e-5, reserved=claim.reserved), dataset_size, None),
+        Claim(mechanism, Target.at(epsilon, delta, reserved=claim.reserved), dataset_size, None),
         Bound("unamplified"),
     )

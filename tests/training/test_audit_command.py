@@ -15,7 +15,7 @@ import train.loop
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 from tests.stored_plans import with_derived
-from tests.training.plans import plan
+from tests.training.plans import plan, plan_of
 from train import audit as command
 from train import canaries, sampler
 from train.audit import KINDS, Finding, audit, named, picture
@@ -190,7 +190,7 @@ REFUSED = [
     (dict(clip_norm=-1.0), "clip_norm must be"),
     (dict(plan="plan.json"), "plan must be a jaxacct.Plan"),
     (
-        dict(plan=dataclasses.replace(PLAN, delta=0.01), kinds=("one-run",)),
+        dict(plan=plan_of(PLAN.mechanism, ROWS, 1.4, delta=0.01), kinds=("one-run",)),
         "smaller delta than 0.01 for a one",
     ),
     (dict(plan=with_derived(PLAN, truncation_delta=1e-6)), "plan must not cut batches"),

@@ -297,7 +297,7 @@ def test_plans_are_checked_when_they_are_read(tmp_path):
             GeneralPlan.from_json(stored | {name: value})
     with pytest.raises(ValueError, match="plan lacks delta"):
         GeneralPlan.from_json({k: v for k, v in stored.items() if k != "delta"})
-    with pytest.raises(ValueError, match="plan has the unknown field note"):
+    with pytest.raises(ValueError, match="plan has the unknown field 'note'"):
         GeneralPlan.from_json(stored | {"note": 1})
     with pytest.raises(ValueError, match=r"plan.num_epochs must be of type int, was 50.0"):
         GeneralPlan.from_json(stored | {"num_epochs": 50.0})

@@ -1,6 +1,5 @@
 """Where a plan's cover ends: its last step, cut batches, infinite losses, rounding of what is clipped."""
 
-import dataclasses
 import json
 from fractions import Fraction
 
@@ -14,8 +13,9 @@ from jaxacct import BandedToeplitz, Mechanism, Plan
 from jaxacct.individual import RDPIndividualAccountant, SigmaGrid
 from jaxacct.individual.accountants import NORM_SLACK
 from jaxacct.schemes import SCHEMES
+from tests.stored_plans import with_derived
 from tests.training import test_dice_plan, test_individual
-from tests.training.plans import plan
+from tests.training.plans import plan, plan_of
 from tests.training.test_keys import steps
 from tests.training.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
 from tests.training.test_microbatch import wanted
@@ -63,7 +63,7 @@ def test_a_scheme_that_cuts_batches_takes_the_same_time_for_all_of_them(name, mo
     scheme = SCHEMES[name](12, 4, 0.1, 12, ROWS)
     assert scheme.cut_to == 12
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
-    covered = dataclasses.replace(plan(dataset_size=ROWS), mechanism=mechanism, max_batch_size=12)
+    covered = with_derived(plan_of(mechanism, ROWS), max_batch_size=12)
     monkeypatch.setattr(Plan, "certified", True)
     assert not loop._skips_padding(covered, wanted())
     with pytest.raises(ValueError, match="skip_padding must not be True for a plan that cuts batches"):
@@ -78,11 +78,11 @@ def test_every_scheme_that_cuts_is_looked_at():
 def test_individual_losses_of_cut_batches_are_refused(cut, monkeypatch):
     """Who is cut depends on the others, so no example's loss is its own."""
     monkeypatch.setattr(Plan, "certified", True)
-    covered = dataclasses.replace(COVERED, **cut)
+    covered = with_derived(COVERED, **cut)
     if not cut:
         scheme = SCHEMES["truncated-b-min-sep"](12, 1, 0.1, 12, ROWS)
         mechanism = Mechanism(scheme, BandedToeplitz((1.0,)), 3.0)
-        covered = dataclasses.replace(covered, mechanism=mechanism, max_batch_size=12)
+        covered = with_derived(plan_of(mechanism, covered.dataset_size), max_batch_size=12)
     with pytest.raises(ValueError, match="individual needs a plan whose examples join every batch indep"):
         test_individual.run(covered, IndividualAccounting())
 
