@@ -1,7 +1,7 @@
 """Bounded weights where another mechanism is composed in (proofs/composition.md), against quadrature."""
 
-import functools
 import dataclasses
+import functools
 import json
 import math
 from types import SimpleNamespace

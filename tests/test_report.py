@@ -218,12 +218,12 @@ def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
     grid, together = np.array([0.0, 0.5, 1.0]), math.hypot(1 / 2, 1 / 3)
     bands = privacy_profile(mechanism, grid, num_samples=4000, compose_with="another", key=key)
     exact = [gaussian_delta(float(e), 1.0, together) for e in grid]
-    assert asked == ["another"] and bands.proposals["remove"].endswith("replicas")
+    assert asked == ["another"] and bands.proposals["remove"].startswith("composed-replicas")
     for side in bands.directions.values():
         assert np.all(side[2] >= exact) and not side[0].any()
         np.testing.assert_allclose(side[1], exact, atol=0.02)
     assert exact[0] - gaussian_delta(0.0, 2.0, 1.0) > 0.03  # without the other one it would be seen
-    monkeypatch.setattr("jaxacct.report.privacy_profile", lambda *_, **options: options["compose_with"])
+    monkeypatch.setattr("jaxacct.report.html.privacy_profile", lambda *_, **options: options["compose_with"])
     assert measure(whole("composed"), 10) == whole("composed").compose_with
 
 
@@ -236,7 +236,7 @@ def test_bands_of_a_plan_with_cuts_are_raised_by_what_cuts_may_add(monkeypatch):
         bands = np.stack([np.full(grid.size, v) for v in (0.01, 0.02, 0.03)])
         return Profile(grid, *bands, {"remove": bands, "add": bands}, 0.999, 10, {})
 
-    monkeypatch.setattr("jaxacct.report.privacy_profile", drawn)
+    monkeypatch.setattr("jaxacct.report.html.privacy_profile", drawn)
     found = measure(plan, 10)
     added = [
         truncation.reserve(plan.mechanism.scheme, e, plan.dataset_size, plan.max_batch_size)

@@ -603,7 +603,7 @@ def test_one_sampler_a_run(tmp_path, monkeypatch):
 
 
 def test_a_run_is_bound_to_what_its_plan_is_composed_with():
-    """Else a folder that began with one plan could end with the statement of another that was never verified."""
+    """Else a folder could end with the statement of another plan than it began with, never verified."""
     from tests.stored_plans import whole
 
     assert loop._lasting(whole("composed"))["compose_with"]["kind"] == "GaussianDpEvent"
