@@ -15,6 +15,7 @@ from jaxacct.core.check import Verdict
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
 from jaxacct.core.plan import Plan
+from jaxacct.core.text import outcome_in_words
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.files import Checkpoint
 from jaxacct.kernels import randomness
@@ -209,10 +210,10 @@ def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
         bad = verdict.directions[-1] if verdict.remove and verdict.remove.certified else verdict.remove
         seen = "; ".join(verdict.flaws[:1])
         if bad is not None:
+            found = outcome_in_words(bad).removeprefix("not certified: ")
             seen = (
-                f"{bad.direction} direction: {bad.outcome} after {bad.num_samples} samples; delta there is "
+                f"{bad.direction} direction: {found}; delta there is about {bad.estimate:.3g} (an estimate)"
             )
-            seen += f"about {bad.estimate:.3g} (an estimate)"
         raise NotCertifiedError(
             f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {target.epsilon:g}, "
             f"delta {target.delta:g}: {seen}",
