@@ -306,3 +306,43 @@ def test_sums_beyond_the_last_place_are_booked():
         after = lattice.step * (lattice.first + lattice.points)
         beyond = scipy.stats.binom.sf(math.floor((after / a + steps) / 2), steps, 1 / (1 + math.exp(-a)))
         assert 1e-150 < beyond <= lattice.booked < 1e-3 * divergence_bound([part], epsilon)
+
+
+def test_every_allowance_is_in_the_bound(monkeypatch):
+    """Computed again: what transforms, sums, exponents and epsilon may be off by, each by itself."""
+    lattice = composed_losses._Sums.of(
+        composed_losses._Rough.of([Part(Sampled(GaussianPair(9.0), 0.2), 300)]), 1.0
+    )
+    epsilon, norm = 1.0, 3.0
+    scale = math.exp(lattice.log_scale - lattice.tilt * epsilon)
+    rounding = rounding_error(lattice._factors, 1.0, lattice.points)
+    rounding += lattice.points * UNIT * float(np.linalg.norm(lattice._masses))
+    assert lattice._bound(epsilon, 0.0, norm) - lattice.booked >= 0.999 * rounding * norm * scale > 0
+    (step,) = lattice.steps
+    exponents = step.count * step.exponents(lattice.tilt, lattice.step) + abs(lattice.log_scale)
+    relative = 4 * UNIT * (exponents + lattice.tilt * (lattice.step * lattice.points + epsilon))
+    found = (lattice._bound(epsilon, 1e9, 0.0) - lattice.booked) / (1e9 * scale) - 1
+    assert found >= relative > 1e-11
+    monkeypatch.setattr(composed_losses._Sums, "_bound", lambda self, epsilon, value, norm: epsilon)
+    assert lattice.bound(epsilon) <= epsilon - 8 * UNIT * epsilon
+
+
+def test_rounding_of_a_power_grows_with_the_exponent():
+    """Each multiplication rounds again: twice the copies, twice the error."""
+    few, many = (rounding_error([Factor(np.array([0.5, 0.5]), n)], 1.0, 1024) for n in (1000, 2000))
+    assert many > 1.9 * few > 0
+
+
+def test_errors_of_tails_are_in_the_error_of_a_curve():
+    """Attack: both tails off by their stated error, each in the direction that lowers delta."""
+    exact, off = Sampled(GaussianPair(1.3), 0.1), 1e-4
+
+    class Off(GaussianPair):
+        def events(self, losses, above):
+            tails = super().events(losses, above)
+            return tails._replace(p=tails.p * (1 - off), q=tails.q * (1 + off), error=tails.error + off)
+
+    losses = np.linspace(-0.1, 3.0, 200)
+    wanted, found = exact.at(losses), dataclasses.replace(exact, pair=Off(1.3)).at(losses)
+    gaps = np.abs(found.deltas - wanted.deltas)
+    assert np.all(gaps <= found.error * np.append(1.0, found.tails[:-1])) and gaps.max() > 1e-5
