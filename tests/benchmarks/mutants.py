@@ -227,7 +227,17 @@ MUTANTS = [
     ),
     Mutant(CORE_CHECK, "evidence.claim != claim.digest:", "False:", f"{GUARDS} {EVIDENCE}"),
     Mutant(CORE_CHECK, "        claim.check_reserves()\n", "", "tests/test_batch_sizes.py"),
-    Mutant(CORE_CHECK, "or terms.sum() % randomness.BLOCK_SIZE:", "or False:", f"{GUARDS} {EVIDENCE}"),
+    Mutant(CORE_CHECK, "or terms.sum() % randomness.BLOCK_SIZE:", "or False:", "tests/test_loading.py"),
+    *(
+        Mutant(f"jaxacct/statistics/{name}.py", before, after, "tests/test_composed_losses.py")
+        for name, before, after in (
+            ("composed_losses", " + self._rounding * weights_norm", ""),
+            ("composed_losses", " * (1 + 2 * relative)", ""),
+            ("composed_losses", "epsilon -= 8 * UNIT * (1 + epsilon)", "pass"),
+            ("tilted_sums", "(relative + 3 * smallest)", "(3 * smallest)"),
+            ("loss_curves", "error = 2 * tails.error +", "error ="),
+        )
+    ),
     Mutant(
         CORE_CHECK,
         'if side.proposal.family == "plain" and not _fit_together',
