@@ -40,7 +40,7 @@ from jaxacct.proposals.extrapolation import at_distances, log_bound, plan_extrap
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
-from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.hockey_stick import Direction, dense_counts
 from jaxacct.verification.replay import replay
 from tests.conformance.test_schemes import IDENTITY
 from tests.draws import draws_of
@@ -199,6 +199,9 @@ def test_a_line_is_certified_and_computed_again():
     bound = bound_of(line, found, q)
     assert two_steps(mechanism, 0.3, "add", target.profile) <= bound
     assert bound <= 3 * two_steps(mechanism, 0.3, "add", target.profile)
+    near, far = (dense_counts(part, len(bounds.TERM_EDGES)) for part in (found.near_counts, found.far_counts))
+    upper, lower = bounds.upper_confidence_bound(near, q / 2), bounds.lower_confidence_bound(far, q / 2)
+    assert bound - math.exp(line.log_bound(upper, lower)) == pytest.approx(line.left_out)
     assert line.left_out > 1e-4
     claim = Claim(mechanism, target, None, None)
     evidence = Sampled(claim.digest, "anytime", 1.0, NotRun(), found)

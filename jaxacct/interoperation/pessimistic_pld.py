@@ -10,8 +10,8 @@ the divergence, which is one such function; a distribution that has it for its d
 (Doroshenko et al., arXiv 2207.04380, algorithm 1, "Connect the Dots"). What lies beyond the last point is
 an infinite loss.
 
-What dp-accounting composes loses digits in its transforms that nobody adds to delta (proofs/errata.md), so
-deltas and epsilons of compositions are computed here, by `statistics.composed_losses`.
+dp-accounting does not add the rounding error of its Fourier transforms to delta (proofs/errata.md), so
+`statistics.composed_losses` computes the deltas and epsilons of compositions.
 """
 
 import functools

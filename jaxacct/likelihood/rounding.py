@@ -118,7 +118,7 @@ def _loss_lines(mechanism, delta_v, direction, replicas, push):
         *_lines_of_normals(mechanism),
         BudgetLine("outputs of rare participations", "delta", size.beyond + size.above, _SOURCE + "3"),
     ]
-    # Under Q nobody takes part, but for cut batches, where an example may keep another one out.
+    # Under Q the example has no participation, except with truncated batches, where it may displace another.
     if share and (direction == Direction.REMOVE or _mixed(mechanism.scheme)):
         lines.append(BudgetLine("draws of rare participations", "relative", replicas * share, _SOURCE + "3"))
     return tuple(lines)

@@ -15,7 +15,7 @@ import scipy
 
 from jaxacct.statistics.tilted_sums import UNIT
 
-# Standard deviations up to which tails of a Gaussian are told apart from 0 in float64.
+# Standard deviations beyond which the tail of a Gaussian is 0 in float64, about.
 _REACH = 38.0
 _NODES = 1521
 

@@ -35,7 +35,7 @@ def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: floa
         mechanism, direction, m, lambda tau: law_of(mechanism, delta_v, direction, m, push, tau)
     )
     made = items(mechanism, found, law.beyond + law.above)
-    # Under Q nobody takes part, but for cut batches, where an example may keep another one out.
+    # Under Q the example has no participation, except with truncated batches, where it may displace another.
     drawn = direction == "remove" or has_cuts(mechanism)
     return made | ({RARE_DRAWS: ("relative", m * tau)} if tau and drawn else {})
 
