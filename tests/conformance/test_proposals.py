@@ -6,6 +6,7 @@ A new proposal shows up in `candidates`; the test fails until its kind is in `KI
 import dataclasses
 import functools
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from jaxacct import (
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base, sampling
 from jaxacct.proposals.candidates import candidates
+from jaxacct.proposals.registry import FAMILIES
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
 from tests.draws import draws_of
@@ -45,6 +47,12 @@ KINDS = {
     "half-space": ADD,
     "truncated": REMOVE + ADD,
     "truncated-mean": REMOVE + ADD,
+}
+# Families that are not offered for MECHANISMS, with the tests of the same requirements.
+ELSEWHERE = {
+    "mean-overlaps": "tests/test_mean_overlaps.py",
+    "composed-replicas": "tests/test_composed.py",
+    "composed-half-space": "tests/test_composed.py",
 }
 EACH = [(direction, name) for name, directions in KINDS.items() for direction in directions]
 MECHANISMS = [
@@ -86,6 +94,9 @@ def one_of_each() -> dict:
 
 def test_every_kind_is_offered_and_known():
     assert set(one_of_each()) == set(EACH)
+    assert set(FAMILIES) <= {*KINDS, *ELSEWHERE} and not ELSEWHERE.keys() & {*KINDS}
+    for family, where in ELSEWHERE.items():
+        assert family in (Path(__file__).parents[2] / where).read_text()
 
 
 def bound_of_overlapping_columns(mechanism, epsilon: float) -> float:
