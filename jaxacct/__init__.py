@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
-    from jaxacct.calibration import NotCertifiedError, calibrate
-    from jaxacct.choosing import Recommendation, Recommended, recommend
+    from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
     from jaxacct.core.check import Verdict
     from jaxacct.core.claim import Claim, Target
     from jaxacct.core.evidence import Evidence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.likelihood.loss import privacy_loss
     from jaxacct.mechanisms.mechanism import Mechanism
     from jaxacct.proposals.sampling import sample_privacy_loss
+    from jaxacct.recommendation.search import Recommendation, Recommended, recommend
     from jaxacct.schemes import (
         SCHEMES,
         BallsInBins,
@@ -90,8 +90,8 @@ __all__ = [
 
 # Where public names live. `import jaxacct` loads none of it: the first use of a name loads its module.
 _HOMES = {
-    "jaxacct.calibration": "NotCertifiedError calibrate",
-    "jaxacct.choosing": "Recommendation Recommended recommend",
+    "jaxacct.calibration.calibrate": "NotCertifiedError calibrate",
+    "jaxacct.recommendation.search": "Recommendation Recommended recommend",
     "jaxacct.estimates.estimate": "Estimate estimate_delta estimate_epsilon",
     "jaxacct.estimates.profile": "Profile privacy_profile",
     "jaxacct.estimates.shared_draws": "delta_curve sample_privacy_losses",

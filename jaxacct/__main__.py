@@ -9,11 +9,11 @@ def main() -> None:
     # one does; whatever is large is drawn by XLA, which has threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from jaxacct import cli
+        from jaxacct.cli import commands as cli
 
         cli.main()
     except KeyboardInterrupt:
-        from jaxacct._interrupted import leave
+        from jaxacct.cli.interrupted import leave
 
         leave("jaxacct: interrupted")
 

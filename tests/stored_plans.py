@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxacct import Plan
 from jaxacct.accountants.analytic import best_accountant
+from jaxacct.common.files import to_json
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound, Line, Mean, Sampled
-from jaxacct.files import to_json
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import dense_counts, sparse_counts
 

@@ -8,13 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
-    from .batch_clipping import (
-        aggregate,
-        clip_by_l2_norm,
-        epoch_batches,
-        outer_update,
-        private_round_update,
-    )
+    from .batch_clipping import aggregate, clip_by_l2_norm, epoch_batches, outer_update, private_round_update
     from .convex import noisy_cgd, noisy_gd, noisy_sgd, project_box, project_l2_ball
     from .loop import fit
     from .loss import with_params

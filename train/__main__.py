@@ -19,14 +19,14 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxacct import _validate
-from jaxacct.progress import watch
-from jaxacct.tradeoff.plan import LastIteratePlan
+from jaxacct.accountants.tradeoff.plan import LastIteratePlan
+from jaxacct.common import validate as _validate
+from jaxacct.common.progress import watch
 
-from . import _command
-from .attribution import Attribution
+from . import command as _command
+from .batches.attribution import Attribution
+from .batches.data import Dataset, Split, load
 from .convex import LogisticRegression
-from .data import Dataset, Split, load
 from .individual import IndividualAccounting
 from .loop import TrainingPlan, fit
 from .metrics import tensorboard as event_files
@@ -152,11 +152,12 @@ def train(
       normalize: automatic clipping.
       steps: by default all of the plan's.
       microbatch_size: examples, or terms, whose gradients are in memory at a time; "auto" measures.
-      clipping: "ghost" clips without the gradients of examples, much faster for dense layers (`train.ghost`).
+      clipping: "ghost" clips without the gradients of examples, much faster for dense layers
+      (`train.clipping.ghost`).
       clip_groups: "layer" clips each layer's gradient to its own norm, clip_norm / sqrt(layers).
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
-      graph: from `python -m train.attribution`, for an attribution plan.
+      graph: from `python -m train.batches.attribution`, for an attribution plan.
       individual_epsilon, individual_delta: leave every example out of each step that would take its own
         loss past this (`train.individual`); for Poisson batches with independent noise. Who is left out is
         private and is not shown.

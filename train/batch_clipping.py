@@ -17,13 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson, _validate
-from jaxacct.tradeoff.participation import SAMPLING
-from jaxacct.tradeoff.plan import GeneralPlan
+from jaxacct import BandedToeplitz, Mechanism, Poisson
+from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import SAMPLING
+from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from jaxacct.common import validate as _validate
 
-from . import _by_device, sampler
-from .clipping import clip_to_grid
-from .grid import Grid, GridSum
+from . import by_device as _by_device
+from .batches import sampler
+from .batches.sampler import Batch, SamplerState
+from .clipping.grid import Grid, GridSum
+from .clipping.per_example import clip_to_grid
 from .loop import (
     Procedure,
     Result,
@@ -37,7 +40,6 @@ from .loop import (
 )
 from .loss import as_loss, numbered
 from .optimizers import Privatizer, privatize
-from .sampler import Batch, SamplerState
 from .step import PrivateStep, make_step
 
 

@@ -15,14 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
-from jaxacct.tradeoff.contraction import contraction_factor
-from jaxacct.tradeoff.losses import logistic_conditions
-from jaxacct.tradeoff.plan import LastIteratePlan
+from jaxacct.accountants.tradeoff.last_iterate.contraction import contraction_factor
+from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
+from jaxacct.accountants.tradeoff.plan import LastIteratePlan
+from jaxacct.common import validate as _validate
 
-from . import normals, sampler
 from .batch_clipping import Replayed
+from .batches import sampler
 from .loop import ArrayRows, Procedure, Result, Rows, Wanted, fit, run_and_keep
+from .noise import normals
 
 
 @dataclass(frozen=True)
@@ -300,7 +301,8 @@ PROCEDURE = Procedure(_train, frozenset({"steps"}))
 
 
 def _prepared(plan: LastIteratePlan, loss: LogisticRegression, data) -> ArrayRows:
-    """Rows of (features of bounded norm, label); of `{"inputs", "labels"}`, a pair, or a `train.data` set."""
+    """Rows of (features of bounded norm, label); of `{"inputs", "labels"}`, a pair, or a
+    `train.batches.data` set."""
     if hasattr(data, "take") and hasattr(data, "fingerprint"):
         data = data.take(np.arange(len(data)), len(data))
     if isinstance(data, dict):

@@ -19,14 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxacct import _validate
 from jaxacct.accountants.dice_plan import DicePlan
+from jaxacct.common import validate as _validate
 
-from . import _by_device, sampler
-from ._convolutions import without_batch_groups
+from . import by_device as _by_device
 from .batch_clipping import Replayed
-from .clipping import check_loss, clip_to_grid, global_norm
-from .grid import Grid
+from .batches import sampler
+from .clipping.convolutions import without_batch_groups
+from .clipping.grid import Grid
+from .clipping.per_example import check_loss, clip_to_grid, global_norm
 from .loop import (
     Procedure,
     Result,
@@ -39,7 +40,7 @@ from .loop import (
     run_and_keep,
 )
 from .loss import Loss, as_loss, numbered
-from .normals import key_of_run, standard_normals
+from .noise.normals import key_of_run, standard_normals
 from .step import StepInfo
 
 _BITS = 20  # the clip norm in grid units is 2^20

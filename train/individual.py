@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
+from jaxacct.common.records import exact
 from jaxacct.core.plan import Plan
 from jaxacct.individual import (
     FilterState,
@@ -34,14 +35,13 @@ from jaxacct.individual import (
 )
 from jaxacct.individual.accountants import CountState
 from jaxacct.individual.rdp import ORDERS
-from jaxacct.records import exact
 
-from . import _by_device
-from .clipping import admitted_gradient_sum
+from . import by_device as _by_device
+from .batches.sampler import Sampler, SamplerState
+from .clipping.per_example import admitted_gradient_sum
 from .loss import Loss, as_loss, digest
-from .noise import Fresh, NoiseState
+from .noise.recursion import Fresh, NoiseState
 from .optimizers import Privatizer
-from .sampler import Sampler, SamplerState
 from .step import PrivateStep, StepInfo, TrainState, advance
 
 _MOST_POINTS = 2**21

@@ -16,22 +16,26 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
+from jaxacct.common.progress import somebody_watches, watch
 from jaxacct.core.plan import Plan
-from jaxacct.progress import somebody_watches, watch
 
-from . import _by_device, fingerprints, ghost, machine, microbatch, noise, run_folder, sampler
-from . import prefetch as prefetching
-from .attribution import Attribution, check_graph, expected_batch_sizes
-from .clipping import default_microbatch_size
-from .groups import ClipGroups, partition
+from . import by_device as _by_device
+from . import machine, run_folder
+from .batches import fingerprints, sampler
+from .batches import prefetch as prefetching
+from .batches.attribution import Attribution, check_graph, expected_batch_sizes
+from .batches.sampler import Sampler, SamplerState, batch_sizes
+from .batches.sources import ArrayRows, as_rows
+from .clipping import ghost, microbatch
+from .clipping.groups import ClipGroups, partition
+from .clipping.per_example import default_microbatch_size
 from .individual import IndividualAccounting, PrivateLosses, follow
 from .loss import Loss, as_loss, nnx_loss, numbered, public_key
+from .noise import recursion as noise
 from .optimizers import privatize
 from .plans import read_plan
 from .run_folder import RunFolder
-from .sampler import Sampler, SamplerState, batch_sizes
-from .sources import ArrayRows, as_rows
 from .step import PER_EXAMPLE, clipping_of, make_step
 
 _LOG_EVERY = 10
@@ -199,15 +203,18 @@ def fit(
       loss: `loss(model or params, example) -> scalar` of one example, with `loss_key` of (model or params,
         example, key); a `train.convex.LogisticRegression` for a `LastIteratePlan`. It must not write to its
         model, and must be made of primitives of JAX that keep examples apart under `jax.vmap`
-        (`train._rows_apart`): no callbacks, `custom_vmap` rules or keys of another kind than threefry's.
+        (`train.clipping.rows_apart`): no callbacks, `custom_vmap` rules or keys of another kind than
+        threefry's.
         Arrays that it reads are arguments of the step where they are bound by
         `jax.tree_util.Partial(loss, ...)`, literals of its program where it closes over them. They must be
         public, as all of a model that is not trained must be: made without the private data.
-      data: pytree of arrays (dataset_size, ...), in memory or mapped from files; or anything with rows by
-        their place that keeps what `train.sources.Source` promises (of Grain, PyTorch, Hugging Face); a
+      data: pytree of arrays (dataset_size, ...), in memory or mapped from files; or anything with rows
+      by
+        their place that keeps what `train.batches.sources.Source` promises (of Grain, PyTorch, Hugging
+        Face); a
         `pyarrow.Table`; or an object with `__len__`, `take(indices, size)`, which returns rows padded to
         `size`, and `fingerprint()`, a text that changes with the content. All but arrays are checked while
-        they are read (`train.sources.SourceRows`).
+        they are read (`train.batches.sources.SourceRows`).
       optimizer: any of optax, with any schedule of steps; the noise is added before it. None for a
         `LastIteratePlan`, which is gradient descent.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
@@ -215,9 +222,11 @@ def fit(
       inner: for a `GeneralPlan`, what goes through the records of each term, beginning anew in each; the mean
         gradient by default.
       out: folder of the run.
-      steps: by default all of the plan's.
+      steps: by default all of the
+      plan's.
       microbatch_size: examples, or terms, whose gradients are in memory at a time; by default what the number
-        of parameters suggests (`train.clipping.default_microbatch_size`). For a `jaxacct.Plan` "auto" takes
+        of parameters suggests (`train.clipping.per_example.default_microbatch_size`). For a `jaxacct.Plan`
+        "auto" takes
         the fastest on this machine, measured before the run begins and kept with it.
       normalize: automatic clipping.
       evaluate: called with the parameters at checkpoints (of a folder `out`) and at the end (for a
@@ -246,26 +255,30 @@ def fit(
       skip_padding: do no work for what a batch is padded with. Who can time the steps then sees how many
         examples are in each, which no guarantee covers. By default so, but where batches are cut to a size
         (their pair does not hold if sizes are known), over a `mesh`, and with `individual`.
-      has_aux: the loss returns (scalar, dictionary of scalars); their means are logged privately.
+      has_aux: the loss returns (scalar, dictionary of scalars); their means are logged
+      privately.
       prefetch: batches that a thread reads ahead while the device works; 0 for none, where `data` must be
         read by the thread that calls. What is trained is the same.
-      clipping: "ghost" for `train.ghost`, much faster where parameters are many and examples short, and with
+      clipping: "ghost" for `train.clipping.ghost`, much faster where parameters are many and examples
+      short, and with
         gradients scaled to a little less than `clip_norm`; for a `jaxacct.Plan` without `individual`.
       callback: called with (step, metrics) for every step, some steps late: loss, clipped fraction, norms,
         `aux.` and names. **Private**, as `private/metrics.jsonl`, which has the same: covered by no
         guarantee, for the eyes of whoever may see the data. See `train.metrics` for TensorBoard. A run that
         goes on says steps since its checkpoint again.
-      elastic: go on in `out` on other devices, another number of them, another processor, or with other
+      elastic: go on in `out` on other devices, another number of them, another processor, or with
+      other
         compiler flags or versions of packages, with a warning: what is trained is then no longer the same to
         the bit. Refused by default.
       clip_groups: clip the gradient of each group of parameters to a norm of its own, at most `clip_norm` all
-        together: "layer", or nnx filters, one a group (`train.groups.ClipGroups`, also for norms that are
+        together: "layer", or nnx filters, one a group (`train.clipping.groups.ClipGroups`, also for norms
+        that are
         not equal). Same noise, same guarantee. For a `jaxacct.Plan` without `individual`.
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that means nothing to this kind of
         plan, or a folder of another run; a plan that fresh draws do not verify.
-      BatchOverflowError: see `train.sampler`.
+      BatchOverflowError: see `train.batches.sampler`.
     """
     if isinstance(plan, str | os.PathLike):
         plan = read_plan(plan)

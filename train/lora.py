@@ -17,11 +17,12 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxacct import BandedToeplitz, Poisson, _validate, calibrate
+from jaxacct import BandedToeplitz, Poisson, calibrate
+from jaxacct.common import validate as _validate
+from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
-from jaxacct.progress import watch
 
-from . import _command
+from . import command as _command
 from .loop import fit
 from .models import Transformer, add_lora, next_token
 from .run_folder import load_model, save_model
@@ -130,7 +131,7 @@ def tune(
       rank: of the adapters.
       length, width, layers, heads: of the transformer.
       pretraining_steps: on public text, without a checkpoint.
-      clipping: "ghost" clips without the gradients of examples (`train.ghost`).
+      clipping: "ghost" clips without the gradients of examples (`train.clipping.ghost`).
     """
     for name, value in dict(rank=rank, length=length, width=width, layers=layers, heads=heads).items():
         _validate.positive_integer(name, value)
@@ -179,7 +180,7 @@ def _read(path: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; exits as `train._command.run`."""
+    """Run the command line; exits as `train.command.run`."""
     _command.run(tune, "lora", prog=f"python -m {__spec__.name}", argv=argv)
 
 

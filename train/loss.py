@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from . import _passed_on
+from .clipping import passed_on as _passed_on
 
 _M = TypeVar("_M", bound=nnx.Module)
 
@@ -280,7 +280,7 @@ _IMPLEMENTATION = "threefry2x32"
 def public_key(value):
     """A threefry key of one or of an integer, whatever JAX's default is; None of None.
 
-    Other keys draw for a whole batch from its first example's (`train._rows_apart`).
+    Other keys draw for a whole batch from its first example's (`train.clipping.rows_apart`).
 
     Raises:
       ValueError: for anything else.

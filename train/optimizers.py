@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxacct import Mechanism, _validate
+from jaxacct import Mechanism
+from jaxacct.common import validate as _validate
 
-from . import noise
-from .grid import SUMS, Grid
+from .clipping.grid import SUMS, Grid
+from .noise import recursion as noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class Privatizer:
 
     @property
     def deviation_alone(self) -> float | None:
-        """As `train.noise.deviation_alone`."""
+        """As `train.noise.recursion.deviation_alone`."""
         return noise.deviation_alone(self.mechanism.strategy, self.levels)
 
     def update(self, updates, state: noise.NoiseState, params=None, *, fresh: noise.Fresh | None = None):

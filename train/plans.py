@@ -3,9 +3,9 @@
 import os
 
 from jaxacct.accountants.dice_plan import DicePlan
+from jaxacct.accountants.tradeoff.plan import PLANS
+from jaxacct.common.files import read_json
 from jaxacct.core.plan import Plan
-from jaxacct.files import read_json
-from jaxacct.tradeoff.plan import PLANS
 
 
 def read_plan(path: str | os.PathLike):

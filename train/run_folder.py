@@ -30,12 +30,12 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson
-from jaxacct.files import Checkpoint, read_json, write_atomically
+from jaxacct.common.files import Checkpoint, read_json, write_atomically
 
-from .grid import Grid
+from .batches.sampler import SamplerState
+from .clipping.grid import Grid
 from .loss import digest
-from .normals import ARRANGEMENT, standard_normals
-from .sampler import SamplerState
+from .noise.normals import ARRANGEMENT, standard_normals
 
 _SECRET_FOLDERS = "checkpoints", "private"
 _PRIVATE_LOG = "private/metrics.jsonl"

@@ -15,14 +15,14 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
-from . import _by_device
-from .ahead import Ahead
-from .clipping import ClippedSum, clipped_gradient_sum
-from .ghost import ghost_gradient_sum
-from .groups import Groups
+from . import by_device as _by_device
+from .clipping.ghost import ghost_gradient_sum
+from .clipping.groups import Groups
+from .clipping.per_example import ClippedSum, clipped_gradient_sum
 from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
-from .noise import Fresh, NoiseState
-from .normals import InARow, normals_of
+from .noise.normals import InARow, normals_of
+from .noise.prefetch import Ahead
+from .noise.recursion import Fresh, NoiseState
 from .optimizers import Privatizer
 
 # How gradients are clipped and added up -> what does it.
@@ -144,9 +144,10 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size, normalize, skip_padding, has_aux, groups, mesh: as in `train.clipping`; groups of
-        parameters are made by `train.groups.partition`.
-      clipping: "per_example", or "ghost" for `train.ghost`.
+      microbatch_size, normalize, skip_padding, has_aux, groups, mesh: as in `train.clipping.per_example`;
+      groups of
+        parameters are made by `train.clipping.groups.partition`.
+      clipping: "per_example", or "ghost" for `train.clipping.ghost`.
     """
     clip_and_sum = clipping_of(clipping)
     if not isinstance(private, Privatizer):

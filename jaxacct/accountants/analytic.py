@@ -1,7 +1,7 @@
 """Analytic guarantees: the fallback candidate that needs no sampling, the best of `ACCOUNTANTS`."""
 
-from jaxacct import _validate
 from jaxacct.accountants import ACCOUNTANTS, Accountant
+from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 
 

@@ -3,7 +3,7 @@
 import abc
 from typing import ClassVar
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.statistics.composed_losses import SMALLEST
 from jaxacct.statistics.hockey_stick import DIRECTIONS

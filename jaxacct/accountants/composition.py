@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.statistics.composed import TabulatedProfile
 from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
 from jaxacct.statistics.loss_curves import (

@@ -10,8 +10,8 @@ import math
 import numpy as np
 from scipy import special
 
-from jaxacct import _validate
-from jaxacct.individual.gdp import gdp_epsilon, gdp_mu
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon, gdp_mu
+from jaxacct.common import validate as _validate
 
 ADJACENCIES = {"add-remove": 1, "replace-one": 2}
 
@@ -59,7 +59,7 @@ def _gradient_share(clip_norm, batch_size, adjacency: str) -> float:
 
 def dice_epsilon(delta: float, **problem) -> float:
     """epsilon of `dice_mu(**problem)` at delta."""
-    return float(gdp_epsilon(dice_mu(**problem), delta))
+    return float(gdp_epsilon(delta, dice_mu(**problem)))
 
 
 def dice_noise_std(epsilon: float, delta: float, **problem) -> float:

@@ -5,13 +5,13 @@ whenever it is asked for.
 from dataclasses import dataclass
 from typing import Any
 
-from jaxacct import _validate
 from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu, dice_noise_std
-from jaxacct.batch_sizes import Overflow, batch_sizes, overflow
-from jaxacct.individual.gdp import gdp_delta
-from jaxacct.records import exact
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
+from jaxacct.common import validate as _validate
+from jaxacct.common.records import exact
+from jaxacct.common.stored_plan import StoredPlan
 from jaxacct.schemes import Poisson
-from jaxacct.stored_plan import StoredPlan
+from jaxacct.schemes.batch_sizes import Overflow, batch_sizes, overflow
 
 SAMPLING = ("shuffling", "poisson")
 
@@ -140,7 +140,7 @@ class DicePlan(StoredPlan):
     @property
     def certified(self) -> bool:
         """Whether the noise gives the promise, computed again."""
-        bound, aside = float(gdp_delta(self.mu, self.epsilon)), self.overflow
+        bound, aside = float(gdp_delta(self.epsilon, self.mu)), self.overflow
         if aside is None:
             return bound <= self.delta
         if self.reset_every is None:

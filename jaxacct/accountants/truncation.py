@@ -14,9 +14,9 @@ import math
 import numpy as np
 import scipy
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.replicas import log_normalizer, most_replicas
+from jaxacct.proposals.families.replicas import log_normalizer, most_replicas
 
 MOST_SECOND_MOMENT = 100.0  # of the likelihood ratio, that `reserve` allows for
 

@@ -259,7 +259,7 @@ def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights)
 
 def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: float) -> DirectionVerdict:
     from jaxacct.core.line import bound_from_counts  # only for evidence of this kind
-    from jaxacct.proposals import extrapolation
+    from jaxacct.proposals.families import extrapolation
     from jaxacct.proposals.threshold import end_lines
 
     if direction != Direction.ADD or rule != "anytime":

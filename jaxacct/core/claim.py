@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxacct import _validate, records
 from jaxacct.accountants import truncation
-from jaxacct.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
-from jaxacct.files import to_json
+from jaxacct.common import records
+from jaxacct.common import validate as _validate
+from jaxacct.common.files import to_json
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import SCHEMES
+from jaxacct.schemes.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import hockey_stick

@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from jaxacct import records
+from jaxacct.common import records
 from jaxacct.proposals.base import ProposalSpec
 
 Counts = tuple[tuple[int, int], ...]

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct.core.evidence import Line
 from jaxacct.kernels import randomness
-from jaxacct.proposals.extrapolation import Extrapolation, count_terms, margin_of_line
+from jaxacct.proposals.families.extrapolation import Extrapolation, count_terms, margin_of_line
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import add_counts, dense_counts, draw_histograms, sparse_counts
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import jax
 
-from jaxacct import records
+from jaxacct.common import records
+from jaxacct.common.files import Checkpoint, read_json, to_json, write_atomically
+from jaxacct.common.progress import Progress
 from jaxacct.core.check import Verdict, check
 from jaxacct.core.claim import Claim, Target, claim_from_json
 from jaxacct.core.evidence import Evidence, Sampled, evidence_from_json, evidence_to_json
 from jaxacct.core.verify import Stop, verify_claim
-from jaxacct.files import Checkpoint, read_json, to_json, write_atomically
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.progress import Progress
 from jaxacct.strategies import prefix_sum_error
 
 SCHEMA = "jaxacct-plan"
@@ -58,7 +58,8 @@ class Plan:
     Attributes:
       claim: the mechanism, the target and the data set.
       evidence: samples of both directions, or the accountant whose bound proves the claim.
-      choice: how a search chose scheme and matrix, as JSON values of `jaxacct.choice.Choice`, or None; the
+      choice: how a search chose scheme and matrix, as JSON values of `jaxacct.calibration.choice.Choice`,
+      or None; the
         guarantee does not depend on it.
       provenance: when, where and with which versions it was made.
     """

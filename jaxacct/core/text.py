@@ -4,10 +4,10 @@ import dataclasses
 import html
 from typing import Any
 
+from jaxacct.common.records import exact
 from jaxacct.core.check import DirectionVerdict, Outcome, Verdict
 from jaxacct.core.evidence import Bound, Sampled
 from jaxacct.core.plan import Plan
-from jaxacct.records import exact
 
 INDENT = " " * 22
 

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
+from jaxacct.common.files import Checkpoint, to_json
+from jaxacct.common.progress import Progress
+from jaxacct.common.records import differences
 from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import RULES, Line, Mean, NotRun, Sampled, Side, WeightBound
-from jaxacct.files import Checkpoint, to_json
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import PLAIN
 from jaxacct.proposals.threshold import Resolved
-from jaxacct.records import differences
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import (
@@ -37,7 +37,7 @@ from jaxacct.statistics.hockey_stick import (
 )
 
 if TYPE_CHECKING:
-    from jaxacct.proposals.extrapolation import Extrapolation
+    from jaxacct.proposals.families.extrapolation import Extrapolation
 
 PILOT_BLOCKS = 16
 
@@ -174,7 +174,7 @@ def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal
     )
     of, samples = resolve_proposal(claim, chosen), predicted[chosen.name]
     if direction == Direction.ADD and stop.rule == "anytime" and proposal is None:
-        from jaxacct.proposals.extrapolation import cheaper_extrapolation
+        from jaxacct.proposals.families.extrapolation import cheaper_extrapolation
 
         pilot = randomness.stream_key(run_key, Stream.EXTRAPOLATION_PILOT)
         line = cheaper_extrapolation(
@@ -191,7 +191,7 @@ def run_again(claim: Claim, direction: Direction, side: Side) -> Run | None:
         case Mean() | WeightBound():
             return Run(resolve(claim, direction, side.proposal))
         case Line():
-            from jaxacct.proposals.extrapolation import at_distances
+            from jaxacct.proposals.families.extrapolation import at_distances
 
             target = claim.target
             distances = side.near_distance, side.far_distance
@@ -276,7 +276,7 @@ def _draw_line(
     run: Run, line, delta_v: float, stop: Stop, level: float, job: str, run_key, checkpoint, progress
 ) -> Line:
     from jaxacct.core.line import draw_line
-    from jaxacct.proposals.extrapolation import margin_of_line
+    from jaxacct.proposals.families.extrapolation import margin_of_line
 
     name = f"add-line-{job[:16]}"
     law = {"near": line.near_distance, "far": line.far_distance, "log_scale": line.log_scale}

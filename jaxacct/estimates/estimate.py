@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from jaxacct import _validate
 from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.accountants.composition import event_profile
+from jaxacct.common import validate as _validate
+from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
-from jaxacct.proposals.extrapolation import supports
-from jaxacct.proposals.from_below import from_below
+from jaxacct.proposals.families.extrapolation import supports
+from jaxacct.proposals.families.from_below import from_below
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction

@@ -1,6 +1,6 @@
 """Upper bounds on the add direction where draws of it see nothing: by the line through two common events.
 
-Estimates and verification share the theorem and the laws (`jaxacct.proposals.extrapolation`,
+Estimates and verification share the theorem and the laws (`jaxacct.proposals.families.extrapolation`,
 proofs/add_direction.md, section 4).
 """
 
@@ -8,20 +8,20 @@ import math
 
 import numpy as np
 
+from jaxacct.common.progress import Progress
 from jaxacct.estimates.interval import in_large_parts
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
-from jaxacct.proposals.extrapolation import (
+from jaxacct.proposals.families.extrapolation import (
     Extrapolation,
     at_distances,
     margin_of_line,
     plan_extrapolations,
     supports,
 )
-from jaxacct.proposals.plain_bounded import least_exponent
+from jaxacct.proposals.families.plain_bounded import least_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct import _validate
 from jaxacct.accountants import Accountant, analytic
+from jaxacct.common import validate as _validate
+from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
 from jaxacct.estimates.estimate import EXTRAPOLATED, best_proposal, composition_of, draw_samples, sees_nothing
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.progress import Progress
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
-from jaxacct.proposals.extrapolation import supports
-from jaxacct.proposals.from_below import from_below
+from jaxacct.proposals.families.extrapolation import supports
+from jaxacct.proposals.families.from_below import from_below
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 

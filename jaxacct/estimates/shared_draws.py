@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import column_norms, loss_of_scores, lowered_norms

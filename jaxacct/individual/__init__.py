@@ -14,12 +14,7 @@ from jaxacct.individual.accountants import (
 )
 from jaxacct.individual.blackwell import ApproximateBlackwell
 from jaxacct.individual.buckets import SigmaGrid
-from jaxacct.individual.filters import (
-    FilterState,
-    GDPFilter,
-    IndividualGDPFilter,
-    IndividualRDPFilter,
-)
+from jaxacct.individual.filters import FilterState, GDPFilter, IndividualGDPFilter, IndividualRDPFilter
 from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from jaxacct.individual.odometer import PrivacyOdometer

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.individual.buckets import SigmaGrid
 from jaxacct.individual.filters import FilterState, add_exactly, spent_of
 from jaxacct.individual.fourier import FourierAccountant

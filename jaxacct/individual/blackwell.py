@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.gdp import gdp_delta
 from jaxacct.individual.rdp import rdp_to_epsilon

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.individual.gdp import gdp_epsilon, gdp_mu
 from jaxacct.individual.rdp import checked_orders, rdp_to_epsilon
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import fft
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.subsampled_gaussian import grid_law
 

@@ -1,12 +1,12 @@
 """Gaussian differential privacy with the arguments in the order of individual accounting: mu first.
 
-The curve itself, its inversions and its composition are those of `jaxacct.tradeoff`.
+The curve itself, its inversions and its composition are those of `jaxacct.accountants.tradeoff`.
 """
 
 import numpy as np
 
-from jaxacct.tradeoff import gaussian
-from jaxacct.tradeoff.gaussian import compose_gdp, gdp_mu
+from jaxacct.accountants.tradeoff.curves import gaussian
+from jaxacct.accountants.tradeoff.curves.gaussian import compose_gdp, gdp_mu
 
 
 def gdp_delta(mu, epsilon) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import special
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 
 ORDERS = tuple(range(2, 65)) + (80, 96, 128, 192, 256, 384, 512, 1024)
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import _validate
 from jaxacct.accountants.composition import Steps, composed_delta, curve_of_pld
+from jaxacct.common import validate as _validate
+from jaxacct.common.progress import Progress
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.progress import Progress
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.loss_curves import ChordCurve
 

@@ -20,12 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.recurrence import (
-    blocked_log_recurrence,
-    compensated_step,
-    first_offsets,
-    weighted_sums,
-)
+from jaxacct.kernels.recurrence import blocked_log_recurrence, compensated_step, first_offsets, weighted_sums
 
 # Samples a program: one a thread of four warps, so that every load of the kernel has the same layout.
 _SAMPLES = 128

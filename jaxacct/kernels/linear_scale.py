@@ -19,13 +19,7 @@ import numpy as np
 from jax import lax
 
 from jaxacct.kernels.programs import number
-from jaxacct.kernels.recurrence import (
-    corrected_log1p,
-    first_offsets,
-    phase_totals,
-    two_sum,
-    weighted_sums,
-)
+from jaxacct.kernels.recurrence import corrected_log1p, first_offsets, phase_totals, two_sum, weighted_sums
 
 # Rounds, at most, whose factors are multiplied before a logarithm is taken, which takes as long as three.
 _ROUNDS = 16

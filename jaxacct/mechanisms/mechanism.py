@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.schemes import SCHEMES, Scheme
 from jaxacct.strategies import Strategy
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.proposals import base as proposals

@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct import plot, risk
 from jaxacct.accountants import truncation
-from jaxacct.choice import choice_of
+from jaxacct.calibration.choice import choice_of
+from jaxacct.common.files import write_atomically
+from jaxacct.common.progress import Progress
+from jaxacct.common.records import exact
 from jaxacct.core import text
 from jaxacct.core.evidence import Sampled
 from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile, privacy_profile
-from jaxacct.files import write_atomically
-from jaxacct.progress import Progress
-from jaxacct.records import exact
+from jaxacct.report import plots as plot
+from jaxacct.report import risk
 
 FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
 
@@ -28,27 +29,27 @@ ASSUMPTIONS = (
     (
         "Batches are drawn exactly as the scheme says, from keys that nobody else knows.",
         "The trainer's own sampler, with keys of the operating system; an interrupted run goes on with them.",
-        "tests/training/test_sampler.py::test_each_example_follows_the_accounted_law",
+        "tests/train/batches/test_sampler.py::test_each_example_follows_the_accounted_law",
     ),
     (
         "Which examples were in a batch, and sizes of batches, are not released.",
         "They are in the private log alone.",
-        "tests/training/test_loop.py::test_logs_are_json_and_tell_no_times",
+        "tests/train/test_loop.py::test_logs_are_json_and_tell_no_times",
     ),
     (
         "Each example's gradient is clipped to the clip norm, whatever it is.",
         "Norms in float64, an exact integer check after scaling; what is not finite counts as zero.",
-        "tests/training/test_clipping.py::test_every_power_of_two_is_clipped",
+        "tests/train/clipping/test_clipping.py::test_every_power_of_two_is_clipped",
     ),
     (
         "Noise has the stated size and matrix, and its low bits say nothing of the gradients.",
         "Gradients on a public grid, integer sums, integer noise from a 256-bit key.",
-        "tests/training/test_released_numbers.py::test_the_low_bit_attack_finds_nothing",
+        "tests/train/clipping/test_released_numbers.py::test_the_low_bit_attack_finds_nothing",
     ),
     (
         "Only the noisy sums and what follows from them are released.",
         "A canary audit of the trainer stays below the certified epsilon; broken trainers do not.",
-        "tests/training/test_audit.py::test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not",
+        "tests/train/audit/test_audit.py::test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not",
     ),
 )
 

@@ -1,6 +1,6 @@
 """From a data set size and an expected batch size to a participation rate."""
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 
 
 def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> float:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import gpu_recurrence, linear_scale, threefry
 from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
@@ -22,11 +22,7 @@ from jaxacct.kernels.recurrence import blocked_log_recurrence, serves_gpu
 from jaxacct.schemes._batch_size import participation_rate
 from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, times_log
 from jaxacct.schemes.batches import Batches, Eligible
-from jaxacct.schemes.poisson import (
-    log_bernoulli_product,
-    log_bernoulli_product_of_sums,
-    log_probabilities,
-)
+from jaxacct.schemes.poisson import log_bernoulli_product, log_bernoulli_product_of_sums, log_probabilities
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.recurrence import log_mean_of_phases, phase_log_mean
 from jaxacct.schemes._batch_size import participation_rate

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_mean_of_phases, phase_log_mean

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept

@@ -7,15 +7,18 @@ nobody's coins bar others (b = 1 or k_u = 1), or where the plan's bound reveals 
 
 At each step every example is sampled with probability p, and a sampled one joins the batch unless an
 example of the same user was sampled in one of the last b - 1 steps (algorithm 3, drawn by
-`train.attribution`). What is accounted for is the dominating pair of theorem 6.1: the counts x of one user
+`train.batches.attribution`). What is accounted for is the dominating pair of theorem 6.1: the counts x of
+one user
 alone, where x_i = 0 if any of x_{i-b+1} .. x_{i-1} is above 0, and x_i ~ Binomial(k_u, p) otherwise.
 
 Why it dominates, and why a warm start has an accountant of its own, which the paper leaves open:
 proofs/shared_examples.md, theorem 1.
 
 Its argument is for a user with exactly k_u examples. For fewer the paper says that they are no worse ("having
-fewer examples only improves the privacy guarantee"), which is no proof: fewer examples also bar less often.
-So `train.attribution` gives every user phantom examples up to k_u, which bar as any other and never join.
+fewer examples only improves the privacy guarantee"), which is no proof: fewer examples also bar less
+often.
+So `train.batches.attribution` gives every user phantom examples up to k_u, which bar as any other and
+never join.
 """
 
 import dataclasses
@@ -30,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.linear_scale import Counts
 from jaxacct.kernels.programs import number
@@ -102,7 +105,7 @@ class MultiAttribution(Scheme):
 
         Every example shares a user with `neighborhood_size` examples, itself included (default: one user an
         example, k_u examples a user), so B = |D| p (1-p)^((b-1) N), which is largest at
-        p = 1 / (1 + (b-1) N). For any other graph: `train.attribution.find_sampling_probability`.
+        p = 1 / (1 + (b-1) N). For any other graph: `train.batches.attribution.find_sampling_probability`.
 
         Raises:
           ValueError: when no p gives so large a batch.

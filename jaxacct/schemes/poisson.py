@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels.linear_scale import Counts, log_growth_of_sums
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error

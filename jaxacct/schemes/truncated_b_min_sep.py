@@ -25,7 +25,7 @@ import numpy as np
 import scipy
 from jax import lax
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables, digit_errors
 from jaxacct.kernels.programs import any_left

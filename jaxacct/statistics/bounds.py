@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 
 RESOLUTION = 128  # bins an octave: rounding up costs less than 2^(1/128) - 1 = 0.543 %
 OCTAVES = 40  # the smallest positive edge is 2^-40

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 
 
 class Direction(enum.StrEnum):

@@ -63,7 +63,7 @@ class GaussianPair:
         sign = -1.0 if above else 1.0
         place = losses * self.sigma + 0.5 / self.sigma
         nearer = place - 1 / self.sigma
-        # Of SciPy's normal distribution function, measured: tests/test_composed_losses.py.
+        # Of SciPy's normal distribution function, measured: tests/statistics/test_composed_losses.py.
         far = np.minimum(np.maximum(np.abs(place), np.abs(nearer)), _REACH)
         error = (3 + 2 * (far + 1 / self.sigma) * (1 + far)) * UNIT
         return Tails(scipy.special.ndtr(sign * nearer), scipy.special.ndtr(sign * place), error)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import fft, special
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.statistics.hockey_stick import Direction
 
 _UNIT = 2.0**-52

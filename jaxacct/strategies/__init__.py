@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.strategies.banded_inverse import BandedInverse
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 from jaxacct.strategies.base import (

@@ -17,7 +17,7 @@ import math
 import numpy as np
 import scipy
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz, log_error_of
 from jaxacct.strategies.series import product, sums_at_lags
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked

@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from jaxacct import _validate
-from jaxacct.files import write_atomically
+from jaxacct.common import validate as _validate
+from jaxacct.common.files import write_atomically
 from jaxacct.strategies.series import quotient, sums_at_lags
 from jaxacct.strategies.stationary import FirstColumn
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked

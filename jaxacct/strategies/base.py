@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.strategies.workload import Workload, checked
 
 

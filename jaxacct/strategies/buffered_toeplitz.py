@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from jaxacct import _validate
-from jaxacct._validate import read_only
+from jaxacct.common import validate as _validate
+from jaxacct.common.validate import read_only
 from jaxacct.strategies.base import BufferedRecursion, check_is_bounded, schedule_of
 from jaxacct.strategies.series import product, quotient, sums_at_lags
 from jaxacct.strategies.stationary import Stationary

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxacct._validate import read_only
+from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded
 from jaxacct.strategies.workload import Workload

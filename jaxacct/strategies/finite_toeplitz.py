@@ -13,7 +13,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness
 from jaxacct.strategies import stationary
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz

@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 from jax import lax
 
-from jaxacct._validate import read_only
+from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import any_left
 from jaxacct.strategies import overlaps

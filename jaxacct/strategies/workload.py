@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.strategies.series import quotient
 
 _MOST_NUMBERS = 2e7  # 160 MB in float64

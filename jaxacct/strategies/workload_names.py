@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from jaxacct import _validate
+from jaxacct.common import validate as _validate
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload
 
 PREFIX_SUM = "prefix-sum"

@@ -4,12 +4,12 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from jaxacct.common.progress import Progress
 from jaxacct.core.check import check_direction, resolve
 from jaxacct.core.evidence import Counts, Line, Mean, Sampled
 from jaxacct.core.plan import Plan
 from jaxacct.kernels import randomness
-from jaxacct.progress import Progress
-from jaxacct.proposals import extrapolation
+from jaxacct.proposals.families import extrapolation
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, add_counts, draw_histograms, sparse_counts
 
 _CLOSE = 0.05

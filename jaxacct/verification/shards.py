@@ -14,14 +14,15 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxacct import _validate, records
+from jaxacct.common import records
+from jaxacct.common import validate as _validate
+from jaxacct.common.files import Checkpoint, create_secret, read_json, to_json, write_atomically
+from jaxacct.common.progress import Progress
 from jaxacct.core.check import Verdict, check, check_margin
 from jaxacct.core.evidence import NotRun, Sampled, Side
 from jaxacct.core.plan import Plan
 from jaxacct.core.verify import Run, Stop, choose_run, draw, mean_evidence, pilot_bets
-from jaxacct.files import Checkpoint, create_secret, read_json, to_json, write_atomically
 from jaxacct.kernels import randomness
-from jaxacct.progress import Progress
 from jaxacct.proposals import sampling
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick

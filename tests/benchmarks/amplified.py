@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from jaxacct import BMinSep, Poisson
-from jaxacct.choosing import _Estimates, _matrix
+from jaxacct.recommendation.search import _Estimates, _matrix
 from jaxacct.strategies.workload import PREFIX_SUMS
 
 CASES = [  # steps, examples, batch, epsilon, delta, separation, bands

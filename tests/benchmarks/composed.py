@@ -12,7 +12,7 @@ import dp_accounting as dp
 import jax
 
 from jaxacct import BandedToeplitz, BMinSep, Poisson, calibrate
-from jaxacct.calibration import NotCertifiedError
+from jaxacct.calibration.calibrate import NotCertifiedError
 from jaxacct.proposals.candidates import predicted_samples
 from jaxacct.statistics.bounds import Budget
 

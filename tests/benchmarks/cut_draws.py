@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, TruncatedBMinSep
 from jaxacct.proposals.base import plain
-from jaxacct.proposals.cuts import cut_proposal
+from jaxacct.proposals.families.cuts import cut_proposal
 
 # Iterations, separation, bands, data set size, batch size, turns.
 SETTINGS = ((1024, 64, 16, 51_200, 80, 40), (7200, 256, 256, 14_745_600, 1793, 12))

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from jaxacct import calibration
+from jaxacct.calibration import calibrate as calibration
 from jaxacct.core.check import accepts
 from jaxacct.core.shares import FIRST_SHARES, LADDER
 from jaxacct.core.verify import PILOT_BLOCKS, Stop, _is_settled, next_check

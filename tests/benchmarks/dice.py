@@ -18,7 +18,7 @@ import optax
 from jaxacct import BandedToeplitz, Poisson, calibrate
 from jaxacct.accountants.dice import paper_theorem_3_7_sigma
 from jaxacct.accountants.dice_plan import DicePlan
-from jaxacct.files import write_atomically
+from jaxacct.common.files import write_atomically
 from tests.benchmarks.individual import FIGURES, imbalanced, network, pyplot
 from train.loop import fit
 

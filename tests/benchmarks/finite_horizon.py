@@ -12,7 +12,8 @@ import time
 import jax
 import numpy as np
 
-from jaxacct import BallsInBins, calibration
+from jaxacct import BallsInBins
+from jaxacct.calibration import calibrate as calibration
 from jaxacct.core.plan import Plan
 from jaxacct.strategies import by_name, ending
 from tests.oracles.enumeration import strategy_matrix

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.tradeoff import (
+from jaxacct.accountants.tradeoff import (
     EpsilonDelta,
     Gaussian,
     GeneralDPSGD,
@@ -30,14 +30,14 @@ from jaxacct.tradeoff import (
     noisy_cgd_gdp,
     noisy_gd_gdp,
     noisy_sgd_accountant,
-    plots,
     rdp_to_epsilon,
     subsampled_gdp_clt,
 )
-from jaxacct.tradeoff.plan import LastIteratePlan
-from jaxacct.tradeoff.renyi import ye_shokri_cyclic_rho
+from jaxacct.accountants.tradeoff.last_iterate.renyi import ye_shokri_cyclic_rho
+from jaxacct.accountants.tradeoff.plan import LastIteratePlan
+from jaxacct.report import tradeoff_plots as plots
+from train.batches.data import load
 from train.convex import LogisticRegression
-from train.data import load
 from train.loop import fit
 
 FIGURES = Path(__file__).parent / "figures"

@@ -31,63 +31,80 @@ class Mutant(NamedTuple):
     tests: str
 
 
-BOUNDS, GUARDS, VERIFY = "tests/test_bounds.py", "tests/test_guards.py", "tests/test_verify.py"
+BOUNDS, GUARDS, VERIFY = (
+    "tests/statistics/test_bounds.py",
+    "tests/core/test_guards.py",
+    "tests/core/test_verify.py",
+)
 CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
     f"jaxacct/core/{name}.py" for name in ("check", "verify", "claim", "shares")
 )
 EVIDENCE = "tests/conformance/test_certificates.py"
-THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/extrapolation.py"
+THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/families/extrapolation.py"
 LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
-SAMPLER, NOISE, CLIPPING = (f"tests/training/test_{name}.py" for name in ("sampler", "noise", "clipping"))
-DRAWN_AHEAD = "tests/training/test_ahead.py"
-FOLDER = "train/run_folder.py"
-BOUND, KEYS = "tests/training/test_bound_arguments.py", "tests/training/test_keys.py"
-LIMITS, INTERRUPTIONS = "tests/training/test_limits.py", "tests/training/test_interruptions.py"
-LOOP, GHOST = "tests/training/test_loop.py", "tests/training/test_ghost.py"
-GROUPS = "tests/training/test_groups.py"
-CONVEX, BATCHES = "tests/training/test_convex.py", "tests/training/test_batch_clipping.py"
-DRAWN, LAWS_OF_GROUPS = "tests/tradeoff/test_sampled_plan.py", "tests/tradeoff/test_participation.py"
-INTERPOLATION = "tests/tradeoff/test_interpolation.py"
-FINITE = "tests/test_finite_horizon.py"
-ADVANTAGE, PAPER = "tests/test_advantage.py", "tests/test_paper.py"
-PLAN, CHOOSING, REPORT = "tests/test_plan.py", "tests/test_choosing.py", "tests/test_report.py"
-SOURCES = "train/sources.py"
-ROWS, PREFETCHED = "tests/training/test_sources.py", "tests/training/test_prefetch.py"
-AMPLIFIED = "tests/test_amplified.py"
-BUFFERED, SUMS = "tests/test_buffered.py", "tests/training/test_running_sums.py"
-AUDIT_BOUNDS = "tests/training/test_audit_bounds.py"
-AUDIT_CHECKS = "tests/training/test_audit_checks.py"
-AUDIT, ELASTIC = "tests/training/test_audit_command.py", "tests/training/test_elastic.py"
-ALLOCATION, SUMS_OF_X = "tests/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
-ACCOUNTANTS = "tests/conformance/test_accountants.py"
-BUSIER, RATIO = "tests/test_busier.py", "jaxacct/schemes/b_min_sep.py"
-MEAN_CUTS, MEANS = (
-    "jaxacct/proposals/mean_cuts.py",
-    "tests/test_mean_cuts.py tests/conformance/test_proposals.py",
+SAMPLER, NOISE, CLIPPING = (
+    f"tests/train/{name}.py"
+    for name in ("batches/test_sampler", "noise/test_noise", "clipping/test_clipping")
 )
-PAIRS, IN_PAIRS = "tests/test_pairs.py", "jaxacct/proposals/pairs.py"
+DRAWN_AHEAD = "tests/train/noise/test_ahead.py"
+FOLDER = "train/run_folder.py"
+BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
+LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
+LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
+GROUPS = "tests/train/clipping/test_groups.py"
+CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
+DRAWN, LAWS_OF_GROUPS = (
+    "tests/accountants/tradeoff/test_sampled_plan.py",
+    "tests/accountants/tradeoff/test_participation.py",
+)
+INTERPOLATION = "tests/accountants/tradeoff/test_interpolation.py"
+FINITE = "tests/strategies/test_finite_horizon.py"
+ADVANTAGE, PAPER = "tests/estimates/test_advantage.py", "tests/benchmarks/test_paper.py"
+PLAN, CHOOSING, REPORT = (
+    "tests/core/test_plan.py",
+    "tests/recommendation/test_choosing.py",
+    "tests/report/test_report.py",
+)
+SOURCES = "train/batches/sources.py"
+ROWS, PREFETCHED = "tests/train/batches/test_sources.py", "tests/train/batches/test_prefetch.py"
+AMPLIFIED = "tests/strategies/test_amplified.py"
+BUFFERED, SUMS = "tests/strategies/test_buffered.py", "tests/train/clipping/test_running_sums.py"
+AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
+AUDIT_CHECKS = "tests/train/audit/test_audit_checks.py"
+AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
+ALLOCATION, SUMS_OF_X = "tests/accountants/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
+ACCOUNTANTS = "tests/conformance/test_accountants.py"
+BUSIER, RATIO = "tests/proposals/test_busier.py", "jaxacct/schemes/b_min_sep.py"
+MEAN_CUTS, MEANS = (
+    "jaxacct/proposals/families/mean_cuts.py",
+    "tests/proposals/test_mean_cuts.py tests/conformance/test_proposals.py",
+)
+PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/pairs.py"
 INDEPENDENT = "jaxacct/schemes/independent_attribution.py"
 BACK_AND_FORTH = "jaxacct/kernels/mean_participation.py"
-OVERLAPS, MEAN = "tests/test_mean_overlaps.py", "jaxacct/proposals/mean_overlaps.py"
-PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/test_programs.py"
+OVERLAPS, MEAN = "tests/proposals/test_mean_overlaps.py", "jaxacct/proposals/families/mean_overlaps.py"
+PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/kernels/test_programs.py"
 EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
-BY_DEVICE = "tests/training/test_by_device.py"
-APART, ROWS_APART = "train/_rows_apart.py", "tests/training/test_rows_apart.py"
-NORMED, CONSTANTS = "tests/training/test_batch_norm.py", "tests/training/test_constants.py"
-GROUPED = "tests/training/test_grouped_convolutions.py"
-OF_ROWS = "tests/training/test_rows_of_primitives.py"
-PEERS = "tests/test_interoperation.py"
-CHECKER, CHECK = "tests/test_checker.py", "jaxacct/checker.py"
-COMPOSED, TABLE = "tests/test_composed.py", "jaxacct/statistics/composed.py"
+BY_DEVICE = "tests/train/clipping/test_by_device.py"
+APART, ROWS_APART = "train/clipping/rows_apart.py", "tests/train/clipping/test_rows_apart.py"
+NORMED, CONSTANTS = "tests/train/clipping/test_batch_norm.py", "tests/train/clipping/test_constants.py"
+GROUPED = "tests/train/clipping/test_grouped_convolutions.py"
+OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
+PEERS = "tests/interoperation/test_interoperation.py"
+CHECKER, CHECK = "tests/checker/test_checker.py", "jaxacct/checker.py"
+COMPOSED, TABLE = "tests/core/test_composed.py", "jaxacct/statistics/composed.py"
 LOSSES, CURVES, TILTED = (
     f"jaxacct/statistics/{name}.py" for name in ("composed_losses", "loss_curves", "tilted_sums")
 )
-OF_LOSSES, EVENTS_COMPOSED = "tests/test_composed_losses.py", "tests/test_composition.py"
+OF_LOSSES, EVENTS_COMPOSED = (
+    "tests/statistics/test_composed_losses.py",
+    "tests/accountants/test_composition.py",
+)
 TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
-EXTREMES, STREAMS = "tests/tradeoff/test_extremes.py", "tests/test_stream_keys.py"
-LINEAR, SHARED = "tests/test_linear_scale.py", "tests/test_shared_draws.py"
+EXTREMES, STREAMS = "tests/accountants/tradeoff/test_extremes.py", "tests/kernels/test_stream_keys.py"
+LINEAR, SHARED = "tests/kernels/test_linear_scale.py", "tests/estimates/test_shared_draws.py"
 
 MUTANTS = [
     # Many noise multipliers from the same draws.
@@ -134,13 +151,20 @@ MUTANTS = [
     Mutant(TABLE, "_LEFT_OUT * self.delta)", "self.delta)", COMPOSED),
     Mutant("jaxacct/likelihood/rounding.py", "max(size.largest, lowest)", "size.largest", COMPOSED),
     Mutant(THRESHOLD, "if left_out > 0 else ()", "if left_out < 0 else ()", COMPOSED),
-    Mutant("jaxacct/proposals/composed.py", "left_out=composed.left_out,", "left_out=0.0,", COMPOSED),
-    Mutant("jaxacct/proposals/plain_bounded.py", "return epsilon + none -", "return epsilon -", COMPOSED),
+    Mutant(
+        "jaxacct/proposals/families/composed.py", "left_out=composed.left_out,", "left_out=0.0,", COMPOSED
+    ),
+    Mutant(
+        "jaxacct/proposals/families/plain_bounded.py", "return epsilon + none -", "return epsilon -", COMPOSED
+    ),
     Mutant(TABLE, "*values[first : self._end]", "*values[first + 1 : self._end + 1]", COMPOSED),
     Mutant(TABLE, "left_out = self.left_out + _LEFT_OUT * self.delta", "left_out = self.left_out", COMPOSED),
     Mutant(LINE, "far_lower)) + self.left_out", "far_lower))", COMPOSED),
     Mutant(
-        "jaxacct/proposals/composed_half_space.py", "log_height(upper - width)", "log_height(upper)", COMPOSED
+        "jaxacct/proposals/families/composed_half_space.py",
+        "log_height(upper - width)",
+        "log_height(upper)",
+        COMPOSED,
     ),
     Mutant(
         THRESHOLD,
@@ -203,7 +227,7 @@ MUTANTS = [
         THRESHOLD,
         "        slack = proposal.weight_error(margin)\n",
         "        slack = 0.0\n",
-        f"{GUARDS} tests/test_rounding.py",
+        f"{GUARDS} tests/likelihood/test_rounding.py",
     ),
     Mutant(THRESHOLD, "return not self.threshold >= 1", "return not self.threshold >= 0.5", GUARDS),
     Mutant(THRESHOLD, "if not theta > 0:", "if not theta > -1:", f"{GUARDS} {EVIDENCE}"),
@@ -215,9 +239,11 @@ MUTANTS = [
     ),
     Mutant(CORE_CHECK, "if bound <= target.budget.delta_v else", "if bound <= target.delta else", GUARDS),
     Mutant(CORE_CHECK, "if not bound <= target.budget.delta:", "if not bound <= 1:", f"{EVIDENCE} {GUARDS}"),
-    Mutant(CORE_CHECK, "margin >= needed * (1 - 1e-9)", "margin >= 0", f"{EVIDENCE} tests/test_plan.py"),
+    Mutant(CORE_CHECK, "margin >= needed * (1 - 1e-9)", "margin >= 0", f"{EVIDENCE} tests/core/test_plan.py"),
     Mutant(CORE_CHECK, "if not 0 < evidence.share <= 1:", "if False:", f"{EVIDENCE} {VERIFY}"),
-    Mutant(CORE_CHECK, "if keys[0] is not None and keys[0] == keys[1]:", "if False:", "tests/test_plan.py"),
+    Mutant(
+        CORE_CHECK, "if keys[0] is not None and keys[0] == keys[1]:", "if False:", "tests/core/test_plan.py"
+    ),
     Mutant(CORE_CHECK, "        if not verdict.certified:\n", "        if False:\n", f"{GUARDS} {EVIDENCE}"),
     Mutant(
         CORE_CHECK,
@@ -226,10 +252,10 @@ MUTANTS = [
         f"{GUARDS} {EVIDENCE}",
     ),
     Mutant(CORE_CHECK, "evidence.claim != claim.digest:", "False:", f"{GUARDS} {EVIDENCE}"),
-    Mutant(CORE_CHECK, "        claim.check_reserves()\n", "", "tests/test_batch_sizes.py"),
-    Mutant(CORE_CHECK, "or terms.sum() % randomness.BLOCK_SIZE:", "or False:", "tests/test_loading.py"),
+    Mutant(CORE_CHECK, "        claim.check_reserves()\n", "", "tests/schemes/test_batch_sizes.py"),
+    Mutant(CORE_CHECK, "or terms.sum() % randomness.BLOCK_SIZE:", "or False:", "tests/core/test_loading.py"),
     *(
-        Mutant(f"jaxacct/statistics/{name}.py", before, after, "tests/test_composed_losses.py")
+        Mutant(f"jaxacct/statistics/{name}.py", before, after, "tests/statistics/test_composed_losses.py")
         for name, before, after in (
             ("composed_losses", " + self._rounding * weights_norm", ""),
             ("composed_losses", " * (1 + 2 * relative)", ""),
@@ -242,7 +268,7 @@ MUTANTS = [
         CORE_CHECK,
         'if side.proposal.family == "plain" and not _fit_together',
         'if side.proposal.family == "none" and not _fit_together',
-        "tests/test_plan.py",
+        "tests/core/test_plan.py",
     ),
     Mutant(
         CORE_VERIFY,
@@ -250,7 +276,9 @@ MUTANTS = [
         "about = [claim.digest, stop.rule, stop.max_samples, proposal]",
         GUARDS,
     ),
-    Mutant(CORE_CLAIM, '            "adjacency": mechanism.adjacency,\n', "", f"{GUARDS} tests/test_plan.py"),
+    Mutant(
+        CORE_CLAIM, '            "adjacency": mechanism.adjacency,\n', "", f"{GUARDS} tests/core/test_plan.py"
+    ),
     Mutant(CORE_CLAIM, '            "compose_with": _event_to_json(target.compose_with),\n', "", GUARDS),
     Mutant(
         CORE_CLAIM,
@@ -259,43 +287,46 @@ MUTANTS = [
         f"{GUARDS} {VERIFY}",
     ),
     Mutant(
-        CORE_CLAIM, "if not self.target.budget.delta <= available:", "if False:", "tests/test_batch_sizes.py"
+        CORE_CLAIM,
+        "if not self.target.budget.delta <= available:",
+        "if False:",
+        "tests/schemes/test_batch_sizes.py",
     ),
     Mutant(
         "jaxacct/statistics/hockey_stick.py",
         "if not before < index < size:",
         "if not -1 < index < size:",
-        "tests/test_shards.py",
+        "tests/verification/test_shards.py",
     ),
     Mutant(
         THRESHOLD,
         'left = delta_v - total(lines, "delta")',
         "left = delta_v",
-        f"{GUARDS} tests/test_rounding.py",
+        f"{GUARDS} tests/likelihood/test_rounding.py",
     ),
     Mutant(
         THRESHOLD,
         'return intended - total(lines, "total variation")',
         "return intended",
-        f"{GUARDS} tests/test_rounding.py",
+        f"{GUARDS} tests/likelihood/test_rounding.py",
     ),
-    Mutant(THRESHOLD, ' / (1 + total(lines, "relative"))', "", f"{GUARDS} tests/test_rounding.py"),
+    Mutant(THRESHOLD, ' / (1 + total(lines, "relative"))', "", f"{GUARDS} tests/likelihood/test_rounding.py"),
     Mutant(
         LINE,
         "near_upper + self.unseen, far_lower - self.unseen",
         "near_upper, far_lower",
-        f"{GUARDS} tests/test_extrapolation.py",
+        f"{GUARDS} tests/proposals/test_extrapolation.py",
     ),
     Mutant(
         "jaxacct/core/line.py",
         "bounds.lower_confidence_bound(far, q / 2)",
         "bounds.lower_confidence_bound(far, q)",
-        f"{GUARDS} tests/test_extrapolation.py",
+        f"{GUARDS} tests/proposals/test_extrapolation.py",
     ),
     Mutant(LINE, "(extrapolation.far, -margin)", "(extrapolation.far, margin)", GUARDS),
     Mutant(SHARES, "                break\n", "                continue\n", GUARDS),
     Mutant(
-        "jaxacct/calibration.py",
+        "jaxacct/calibration/calibrate.py",
         "if not search.covered(mechanism):\n            return None",
         "if False:\n            return None",
         GUARDS,
@@ -350,7 +381,7 @@ MUTANTS = [
         "jaxacct/accountants/dice_plan.py",
         "return bound + aside.delta <= self.delta",
         "return bound <= self.delta",
-        "tests/training/test_dice_plan.py",
+        "tests/train/test_dice_plan.py",
     ),
     Mutant(
         "jaxacct/accountants/revealed_pattern.py",
@@ -362,7 +393,7 @@ MUTANTS = [
         "jaxacct/accountants/truncation.py",
         "if most_replicas(mechanism) < 2:\n        return False",
         "if most_replicas(mechanism) < 2:\n        return True",
-        "tests/test_truncation.py",
+        "tests/accountants/test_truncation.py",
     ),
     Mutant(SUMS_OF_X, "if 0 <= found <= 1 else float(side > 0)", "if 0 <= found <= 1 else 0.0", ALLOCATION),
     Mutant(
@@ -375,135 +406,135 @@ MUTANTS = [
         TABLE,
         "values, left=1.0)",
         "values, left=0.0)",
-        "tests/test_composition.py",
+        "tests/accountants/test_composition.py",
     ),
     # Independent cuts.
     Mutant(
         "jaxacct/schemes/independent_cuts.py",
         "binom.sf(max_batch_size - 1, highest, p)",
         "binom.sf(max_batch_size, highest, p)",
-        "tests/test_independent_cuts.py",
+        "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
         "jaxacct/schemes/independent_cuts.py",
         "exceeded[where].sum()",
         "exceeded.sum()",
-        "tests/test_independent_cuts.py",
+        "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
         "jaxacct/schemes/independent_cuts.py",
         "minus = -ratios - 2",
         "minus = -ratios - 1",
-        "tests/test_independent_cuts.py",
+        "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/proposals/cuts.py",
+        "jaxacct/proposals/families/cuts.py",
         "        lowered = none\n",
         "        lowered = 0.0\n",
-        "tests/test_independent_cuts.py",
+        "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/proposals/cuts.py",
+        "jaxacct/proposals/families/cuts.py",
         ' - tables["log_tilt"] * cut.sum(axis=1)',
         "",
-        "tests/test_independent_cuts.py",
+        "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
         "jaxacct/schemes/replicas/cuts.py",
         "p**2 * joins[i] * two",
         "p**2 * joins[i] ** 2 * two",
-        "tests/test_independent_cuts.py",
+        "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
         "jaxacct/schemes/replicas/cuts.py",
         '< arrays["cut"][:, None]',
         '< arrays["cut"][0]',
-        "tests/test_independent_cuts.py",
+        "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
         "jaxacct/accountants/truncation.py",
         "scipy.stats.binom.sf(most - 1,",
         "scipy.stats.binom.sf(most,",
-        "tests/test_truncation.py",
+        "tests/accountants/test_truncation.py",
     ),
     Mutant(
         "jaxacct/accountants/truncation.py",
         "    add = sampled if epsilon >= -math.log(none or 5e-324) else any_step\n",
         "    add = sampled\n",
-        "tests/test_truncation.py",
+        "tests/accountants/test_truncation.py",
     ),
     Mutant(
         "jaxacct/accountants/truncation.py",
         "return bool(log_normalizer(mechanism, 2) <=",
         "return bool(log_normalizer(mechanism, 2) / 10 <=",
-        "tests/test_truncation.py",
+        "tests/accountants/test_truncation.py",
     ),
     Mutant(
         "jaxacct/accountants/revealed_pattern.py",
         "left = n - 1 - (j[:, None] - 1) * b",
         "left = n - (j[:, None] - 1) * b",
-        "tests/test_revealed_pattern.py",
+        "tests/accountants/test_revealed_pattern.py",
     ),
     Mutant(
         "jaxacct/accountants/revealed_pattern.py",
         "lengths = np.sqrt(np.arange(1, most * k * k + 1))",
         "lengths = np.sqrt(np.arange(1, most * k * k + 1) / k)",
-        "tests/test_revealed_pattern.py",
+        "tests/accountants/test_revealed_pattern.py",
     ),
     Mutant(
         "jaxacct/accountants/unamplified.py",
         "scheme.squared_sensitivity(cross)",
         "scheme.squared_sensitivity(0.0)",
-        "tests/conformance/test_accountants.py tests/test_analytic.py tests/test_non_banded.py",
+        "tests/conformance/test_accountants.py tests/accountants/test_analytic.py tests/strategies/test_non_banded.py",
     ),
     Mutant(
         "jaxacct/strategies/overlaps.py",
         "range(n - 1, b - 1, -1) if rises else range((k - 1) * b, 0, -b)",
         "range((k - 1) * b, 0, -b)",
-        "tests/test_overlaps.py",
+        "tests/proposals/test_overlaps.py",
     ),
     Mutant(
         "jaxacct/accountants/dice.py",
         "(steps - first) * (2 * c2 + share) ** 2",
         "(steps - first) * share**2",
-        "tests/test_dice_accountant.py",
+        "tests/accountants/test_dice_accountant.py",
     ),
     Mutant(
-        "jaxacct/batch_sizes.py",
+        "jaxacct/schemes/batch_sizes.py",
         "chance, low, high = overflow / iterations,",
         "chance, low, high = overflow,",
-        "tests/test_batch_sizes.py",
+        "tests/schemes/test_batch_sizes.py",
     ),
     # Proposals.
     Mutant(
-        "jaxacct/proposals/replicas.py",
+        "jaxacct/proposals/families/replicas.py",
         "m * math.log((m - 1) / m)",
         "math.log((m - 1) / m)",
-        "tests/test_proposals.py tests/conformance/test_proposals.py",
+        "tests/proposals/test_proposals.py tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/proposals/replicas.py",
+        "jaxacct/proposals/families/replicas.py",
         '(1 - tables["m"]) * loss)',
         '(2 - tables["m"]) * loss)',
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/proposals/powers.py",
+        "jaxacct/proposals/families/powers.py",
         "log_scale(log_z, m / number, epsilon)",
         "log_scale(log_z, m, epsilon)",
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/proposals/half_space.py",
+        "jaxacct/proposals/families/half_space.py",
         "halving_sum(products) - side * slack",
         "halving_sum(products) + side * slack",
-        "tests/test_add_direction.py",
+        "tests/proposals/test_add_direction.py",
     ),
     Mutant(
-        "jaxacct/proposals/half_space.py",
+        "jaxacct/proposals/families/half_space.py",
         "below * (upper - below / 2)",
         "below * (upper - below)",
-        "tests/conformance/test_proposals.py tests/test_add_direction.py",
+        "tests/conformance/test_proposals.py tests/proposals/test_add_direction.py",
     ),
     # Kernels.
     Mutant("jaxacct/kernels/randomness.py", "os.urandom(8)", "os.urandom(4) * 2", GUARDS),
@@ -511,37 +542,37 @@ MUTANTS = [
         "jaxacct/kernels/randomness.py",
         "threshold = round(probability * 2**bits)",
         "threshold = round(probability * 2**23) << bits - 23",
-        "tests/test_draw_errors.py",
+        "tests/kernels/test_draw_errors.py",
     ),
     Mutant(
         "jaxacct/kernels/randomness.py",
         "row_low, jnp.float32(0.5))",
         "jnp.float32(0.5), jnp.float32(0.5))",
-        "tests/test_randomness.py tests/test_draw_errors.py tests/test_float32_functions.py",
+        "tests/kernels/test_randomness.py tests/kernels/test_draw_errors.py tests/kernels/test_float32_functions.py",
     ),
     Mutant(
         "jaxacct/kernels/threefry.py",
         "x = lax.add(x, shaped(keys[(injection + 1) % 3]))",
         "x = lax.add(x, shaped(keys[injection % 3]))",
-        "tests/test_randomness.py",
+        "tests/kernels/test_randomness.py",
     ),
     Mutant(
         "jaxacct/kernels/threefry.py",
         "leaves = math.prod(_WIDTHS[self.level + 1 :])",
         "leaves = math.prod(_WIDTHS[self.level :])",
-        "tests/test_randomness.py",
+        "tests/kernels/test_randomness.py",
     ),
     Mutant(
         "jaxacct/kernels/recurrence.py",
         "start = ahead + column(np.arange(block) * log_q)",
         "start = ahead",
-        "tests/test_recurrence.py",
+        "tests/kernels/test_recurrence.py",
     ),
     Mutant(
         "jaxacct/kernels/recurrence.py",
         "return two_sum(g, added + lost)",
         "return two_sum(g, added)",
-        "tests/test_rounding.py tests/test_recurrence.py",
+        "tests/likelihood/test_rounding.py tests/kernels/test_recurrence.py",
     ),
     # Schemes: the law, the likelihood and the sampler of each.
     Mutant(
@@ -566,13 +597,13 @@ MUTANTS = [
         "jaxacct/schemes/independent_attribution.py",
         "self.examples_per_user**2 * self.max_participations",
         "self.examples_per_user * self.max_participations",
-        f"tests/test_independent_attribution.py {SCHEMES}",
+        f"tests/schemes/test_independent_attribution.py {SCHEMES}",
     ),
     Mutant(
         "jaxacct/schemes/independent_attribution.py",
         "(self.examples_per_user - 1) / 2 * most",
         "(self.examples_per_user - 1) / 4 * most",
-        "tests/test_independent_attribution.py",
+        "tests/schemes/test_independent_attribution.py",
     ),
     Mutant(
         "jaxacct/schemes/batches.py",
@@ -587,31 +618,36 @@ MUTANTS = [
         SAMPLER,
     ),
     # Plans and files.
-    Mutant("jaxacct/files.py", ", parse_constant=_refuse", "", "tests/test_files.py tests/test_plan.py"),
     Mutant(
-        "jaxacct/files.py",
-        "fcntl.LOCK_EX | fcntl.LOCK_NB",
-        "fcntl.LOCK_SH | fcntl.LOCK_NB",
-        "tests/test_files.py",
+        "jaxacct/common/files.py",
+        ", parse_constant=_refuse",
+        "",
+        "tests/common/test_files.py tests/core/test_plan.py",
     ),
     Mutant(
-        "jaxacct/records.py",
+        "jaxacct/common/files.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "tests/common/test_files.py",
+    ),
+    Mutant(
+        "jaxacct/common/records.py",
         " or not -_LARGEST <= value <= _LARGEST",
         "",
-        "tests/test_plan.py",
+        "tests/core/test_plan.py",
     ),
     # Trade-off functions and individual accounting.
     Mutant(
-        "jaxacct/tradeoff/batch_clipping.py",
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/batch_clipping.py",
         "min(m, g) ** 2",
         "min(m, g)",
-        "tests/tradeoff/test_participation.py",
+        "tests/accountants/tradeoff/test_participation.py",
     ),
     Mutant(
-        "jaxacct/tradeoff/batch_clipping.py",
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/batch_clipping.py",
         "full * m * m + rest * rest",
         "full * m + rest",
-        "tests/tradeoff/test_participation.py",
+        "tests/accountants/tradeoff/test_participation.py",
     ),
     Mutant(
         "jaxacct/individual/filters.py",
@@ -628,31 +664,62 @@ MUTANTS = [
     Mutant("jaxacct/individual/filters.py", "_BELOW = 1 - 2.0**-19", "_BELOW = 1.0", EXTREMES),
     # Extreme arguments.
     Mutant(
-        "jaxacct/_validate.py",
+        "jaxacct/common/validate.py",
         "MIN_SCALE, MAX_SCALE = 1e-30, 1e30",
         "MIN_SCALE, MAX_SCALE = 1e-300, 1e300",
         EXTREMES,
     ),
-    Mutant("jaxacct/tradeoff/gaussian.py", "ratio * (1 - 2.0**-52) - m / 2", "ratio - m / 2", EXTREMES),
-    Mutant("jaxacct/tradeoff/gaussian.py", "* (1 + 2.0**-49)", "", EXTREMES),
-    Mutant("jaxacct/tradeoff/groups.py", "if g * epsilon > 700:", "if g * epsilon > 7e3:", EXTREMES),
     Mutant(
-        "jaxacct/tradeoff/hull.py",
+        "jaxacct/accountants/tradeoff/curves/gaussian.py",
+        "ratio * (1 - 2.0**-52) - m / 2",
+        "ratio - m / 2",
+        EXTREMES,
+    ),
+    Mutant("jaxacct/accountants/tradeoff/curves/gaussian.py", "* (1 + 2.0**-49)", "", EXTREMES),
+    Mutant(
+        "jaxacct/accountants/tradeoff/curves/groups.py",
+        "if g * epsilon > 700:",
+        "if g * epsilon > 7e3:",
+        EXTREMES,
+    ),
+    Mutant(
+        "jaxacct/accountants/tradeoff/last_iterate/hull.py",
         "np.logaddexp(log_y[0], ",
         "max(log_y[0], ",
         EXTREMES + " " + INTERPOLATION,
     ),
-    Mutant("jaxacct/tradeoff/contraction.py", "min(1.0, c + 2.0**-52)", "min(1.0, c - 2.0**-52)", EXTREMES),
     Mutant(
-        "jaxacct/tradeoff/langevin.py", "math.log1p(-stepsize * m)", "math.log(1 - stepsize * m)", EXTREMES
+        "jaxacct/accountants/tradeoff/last_iterate/contraction.py",
+        "min(1.0, c + 2.0**-52)",
+        "min(1.0, c - 2.0**-52)",
+        EXTREMES,
     ),
-    Mutant("jaxacct/tradeoff/noisy_gd.py", "if t == 1 and diameter is None:", "if t == 1:", EXTREMES),
     Mutant(
-        "jaxacct/tradeoff/sampled_participation.py", "run.most() >= 2**31", "run.most() >= 2**63", EXTREMES
+        "jaxacct/accountants/tradeoff/last_iterate/langevin.py",
+        "math.log1p(-stepsize * m)",
+        "math.log(1 - stepsize * m)",
+        EXTREMES,
     ),
-    Mutant("jaxacct/tradeoff/mixtures.py", "if abs(total - 1) > 1e-9:", "if total > 1 + 1e-9:", EXTREMES),
     Mutant(
-        "jaxacct/tradeoff/mixtures.py",
+        "jaxacct/accountants/tradeoff/last_iterate/noisy_gd.py",
+        "if t == 1 and diameter is None:",
+        "if t == 1:",
+        EXTREMES,
+    ),
+    Mutant(
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/sampled_participation.py",
+        "run.most() >= 2**31",
+        "run.most() >= 2**63",
+        EXTREMES,
+    ),
+    Mutant(
+        "jaxacct/accountants/tradeoff/curves/mixtures.py",
+        "if abs(total - 1) > 1e-9:",
+        "if total > 1 + 1e-9:",
+        EXTREMES,
+    ),
+    Mutant(
+        "jaxacct/accountants/tradeoff/curves/mixtures.py",
         '"in [0, 1]", lambda w: (w >= 0) & (w <= 1)',
         '"in [0, 1]", lambda w: w <= 1',
         EXTREMES,
@@ -660,49 +727,52 @@ MUTANTS = [
     Mutant("jaxacct/accountants/lognormal_sums.py", "kept = max(1, int", "kept = max(0, int", ALLOCATION),
     # One key for two purposes, and allowances for how draws are made.
     Mutant(
-        "jaxacct/tradeoff/mixture_certificate.py", "_PILOT, _DRAWS = 0, 1", "_PILOT, _DRAWS = 1, 1", STREAMS
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
+        "_PILOT, _DRAWS = 0, 1",
+        "_PILOT, _DRAWS = 1, 1",
+        STREAMS,
     ),
     Mutant(
-        "jaxacct/tradeoff/mixture_certificate.py",
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
         "randomness.checked_key(key), _DRAWS)",
         "randomness.checked_key(key), _PILOT)",
         STREAMS,
     ),
     Mutant(
-        "jaxacct/tradeoff/mixture_certificate.py",
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
         "(self._scale * (1 + law.draw_error()))",
         "self._scale",
         DRAWN,
     ),
     Mutant(
-        "jaxacct/tradeoff/composition.py",
+        "jaxacct/accountants/tradeoff/curves/composition.py",
         "slack = 4 * count * 2.0**-53 * math.log2(points + 2) + 4 * len(parts) * _TAIL + _EDGE",
         "slack = 0.0",
-        "tests/tradeoff/test_curves.py",
+        "tests/accountants/tradeoff/test_curves.py",
     ),
     Mutant(
         INDEPENDENT,
         "math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))",
         "self.one.draw_error()",
-        "tests/test_independent_attribution.py",
+        "tests/schemes/test_independent_attribution.py",
     ),
     Mutant(
         "jaxacct/schemes/replicas/aged.py",
         "rounded_down = 1 - (2 *",
         "rounded_down = 1 + (2 *",
-        "tests/test_overlapping_replicas.py",
+        "tests/proposals/test_overlapping_replicas.py",
     ),
     Mutant(
         "jaxacct/kernels/recurrence.py",
         "sums, rounded = two_sum(sums, ratios + lost)",
         "sums, rounded = two_sum(sums, ratios)",
-        "tests/test_recurrence.py",
+        "tests/kernels/test_recurrence.py",
     ),
     Mutant(
         "jaxacct/kernels/threefry.py",
         "below * (2.0**-32 if below <= 2**16 else 2.0**-31)",
         "below * 2.0**-64",
-        "tests/test_randomness.py",
+        "tests/kernels/test_randomness.py",
     ),
     Mutant(
         "jaxacct/strategies/finite_toeplitz.py",
@@ -717,7 +787,7 @@ MUTANTS = [
         FINITE,
     ),
     Mutant(
-        "jaxacct/batch_sizes.py",
+        "jaxacct/schemes/batch_sizes.py",
         "times = 1.0 if scheme.others_are_independent else",
         "times = 1.0 if True else",
         SCHEMES,
@@ -759,76 +829,98 @@ MUTANTS = [
         "tests/individual",
     ),
     # Training.
-    Mutant("train/clipping.py", "keep = real & kept & jnp.isfinite(value)", "keep = real & kept", CLIPPING),
     Mutant(
-        "train/clipping.py", "jnp.trunc(", "jnp.round(", f"{CLIPPING} tests/training/test_released_numbers.py"
+        "train/clipping/per_example.py",
+        "keep = real & kept & jnp.isfinite(value)",
+        "keep = real & kept",
+        CLIPPING,
     ),
     Mutant(
-        "train/clipping.py",
+        "train/clipping/per_example.py",
+        "jnp.trunc(",
+        "jnp.round(",
+        f"{CLIPPING} tests/train/clipping/test_released_numbers.py",
+    ),
+    Mutant(
+        "train/clipping/per_example.py",
         "scale = most / (each + 0.01)",
         "scale = most / each",
         CLIPPING,
     ),
     # Clipping by group.
-    Mutant("train/groups.py", "math.floor(share * 4**grid.bits)", "4**grid.bits", GROUPS),
-    Mutant("train/groups.py", "math.floor(share *", "math.ceil(share *", GROUPS),
-    Mutant("train/groups.py", " or sum(exact) > 1", "", GROUPS),
-    Mutant("train/clipping.py", "<= float(limit)", "<= 4.0**grid.bits", GROUPS),
-    Mutant("train/clipping.py", "kept &= sum(", "kept = sum(", GROUPS),
-    Mutant("train/ghost.py", "weights[at]", "weights[0]", f"{GROUPS} {GHOST}"),
+    Mutant("train/clipping/groups.py", "math.floor(share * 4**grid.bits)", "4**grid.bits", GROUPS),
+    Mutant("train/clipping/groups.py", "math.floor(share *", "math.ceil(share *", GROUPS),
+    Mutant("train/clipping/groups.py", " or sum(exact) > 1", "", GROUPS),
+    Mutant("train/clipping/per_example.py", "<= float(limit)", "<= 4.0**grid.bits", GROUPS),
+    Mutant("train/clipping/per_example.py", "kept &= sum(", "kept = sum(", GROUPS),
+    Mutant("train/clipping/ghost.py", "weights[at]", "weights[0]", f"{GROUPS} {GHOST}"),
     # Clipping without gradients of examples.
-    Mutant("train/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
-    Mutant("train/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
-    Mutant("train/ghost.py", "depth = micro * max(", "depth = max(", GHOST),
-    Mutant("train/ghost.py", "square + _SHARE**2 * most", "square", GHOST),
-    Mutant("train/ghost.py", "[], finite, ~finite", "[], real, ~finite", GHOST),
-    Mutant("train/ghost.py", "jnp.where(real & keep, each, 0.0)", "jnp.where(keep, each, 0.0)", GHOST),
-    Mutant("train/ghost.py", "_in_memory(found, once)", "found", GHOST),
+    Mutant("train/clipping/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
+    Mutant("train/clipping/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
+    Mutant("train/clipping/ghost.py", "depth = micro * max(", "depth = max(", GHOST),
+    Mutant("train/clipping/ghost.py", "square + _SHARE**2 * most", "square", GHOST),
+    Mutant("train/clipping/ghost.py", "[], finite, ~finite", "[], real, ~finite", GHOST),
     Mutant(
-        "train/ghost.py",
+        "train/clipping/ghost.py", "jnp.where(real & keep, each, 0.0)", "jnp.where(keep, each, 0.0)", GHOST
+    ),
+    Mutant("train/clipping/ghost.py", "_in_memory(found, once)", "found", GHOST),
+    Mutant(
+        "train/clipping/ghost.py",
         "jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)",
         "array",
         GHOST,
     ),
-    Mutant("train/ghost.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", GHOST),
-    Mutant("train/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
+    Mutant(
+        "train/clipping/ghost.py",
+        "at[at].add(values))(first, right)",
+        "at[at].set(values))(first, right)",
+        GHOST,
+    ),
+    Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     # Rows over devices.
     Mutant(
-        "train/grid.py",
+        "train/clipping/grid.py",
         "high, low = jax.lax.psum((self.high, self.low), axes)",
         "high, low = self.high, self.low",
         BY_DEVICE,
     ),
     Mutant(
-        "train/grid.py",
+        "train/clipping/grid.py",
         "jax.lax.psum((self.high, self.low), axes)",
         "self.high, jax.lax.psum(self.low, axes)",
         BY_DEVICE,
     ),
-    Mutant("train/grid.py", "totals = jax.lax.psum(fine, axes)", "totals = fine", BY_DEVICE),
-    Mutant("train/grid.py", "nothing = jax.tree.map(jnp.zeros_like, low)", "nothing = low", BY_DEVICE),
+    Mutant("train/clipping/grid.py", "totals = jax.lax.psum(fine, axes)", "totals = fine", BY_DEVICE),
     Mutant(
-        "train/grid.py",
+        "train/clipping/grid.py", "nothing = jax.tree.map(jnp.zeros_like, low)", "nothing = low", BY_DEVICE
+    ),
+    Mutant(
+        "train/clipping/grid.py",
         "jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT",
         "jnp.round(leaf * DEVICE_UNIT)",
         BY_DEVICE,
     ),
-    Mutant("train/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
-    Mutant("train/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
-    Mutant("train/_by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
-    Mutant("train/_by_device.py", "in_specs=(same, along)", "in_specs=(same, same)", BY_DEVICE),
-    Mutant("train/_by_device.py", "mesh=mesh, check_vma=False, **specs", "mesh=mesh, **specs", BY_DEVICE),
-    Mutant("train/_by_device.py", "        if number > 1:", "        if False:", BY_DEVICE),
-    Mutant("train/_by_device.py", "if size % mesh.size:", "if False:", BY_DEVICE),
-    Mutant("train/clipping.py", "pieces = Microbatches(own,", "pieces = Microbatches(size,", BY_DEVICE),
-    Mutant("train/step.py", "            mesh=mesh,\n", "", BY_DEVICE),
-    Mutant("train/_uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
-    Mutant("train/ghost.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
-    Mutant("train/clipping.py", 'check_real("gradient", leaves)', "pass", GHOST),
-    Mutant("train/clipping.py", 'check_real("params", params)', "pass", GHOST),
-    Mutant("train/_uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
+    Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
+    Mutant("train/clipping/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
+    Mutant("train/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
+    Mutant("train/by_device.py", "in_specs=(same, along)", "in_specs=(same, same)", BY_DEVICE),
+    Mutant("train/by_device.py", "mesh=mesh, check_vma=False, **specs", "mesh=mesh, **specs", BY_DEVICE),
+    Mutant("train/by_device.py", "        if number > 1:", "        if False:", BY_DEVICE),
+    Mutant("train/by_device.py", "if size % mesh.size:", "if False:", BY_DEVICE),
     Mutant(
-        "train/_uses.py",
+        "train/clipping/per_example.py",
+        "pieces = Microbatches(own,",
+        "pieces = Microbatches(size,",
+        BY_DEVICE,
+    ),
+    Mutant("train/step.py", "            mesh=mesh,\n", "", BY_DEVICE),
+    Mutant("train/clipping/uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
+    Mutant("train/clipping/ghost.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
+    Mutant("train/clipping/per_example.py", 'check_real("gradient", leaves)', "pass", GHOST),
+    Mutant("train/clipping/per_example.py", 'check_real("params", params)', "pass", GHOST),
+    Mutant("train/clipping/uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
+    Mutant(
+        "train/clipping/uses.py",
         "jnp.moveaxis(split, (-1, -2), (1, 2))",
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
@@ -837,53 +929,65 @@ MUTANTS = [
     Mutant("train/loop.py", '{"clipping": clipping, ', "{", GHOST),
     Mutant("train/loop.py", ', "clip_groups": clip_groups}', "}", GROUPS),
     Mutant(
-        "train/normals.py",
+        "train/noise/normals.py",
         "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",
         "jnp.arange(at_once, dtype=jnp.uint32), 0, 0, 0)",
-        f"{NOISE} tests/training/test_released_numbers.py",
+        f"{NOISE} tests/train/clipping/test_released_numbers.py",
     ),
-    Mutant("train/normals.py", "((y << 53) | ((y << 32) >> 11))", "((y << 32) >> 11)", NOISE),
-    Mutant("train/normals.py", "self.second, max(begin, pairs) - pairs", "self.second, 0 * pairs", NOISE),
-    Mutant("train/ghost.py", " + _spent_in_float32(batch, alone)  #", "  #", GHOST),
-    Mutant("train/ghost.py", "_IN_FLOAT32) if alone else 0.0", "_ROUNDING) if alone else 0.0", GHOST),
+    Mutant("train/noise/normals.py", "((y << 53) | ((y << 32) >> 11))", "((y << 32) >> 11)", NOISE),
     Mutant(
-        "train/ghost.py",
+        "train/noise/normals.py", "self.second, max(begin, pairs) - pairs", "self.second, 0 * pairs", NOISE
+    ),
+    Mutant("train/clipping/ghost.py", " + _spent_in_float32(batch, alone)  #", "  #", GHOST),
+    Mutant(
+        "train/clipping/ghost.py", "_IN_FLOAT32) if alone else 0.0", "_ROUNDING) if alone else 0.0", GHOST
+    ),
+    Mutant(
+        "train/clipping/ghost.py",
         "left.reshape(len(left), -1) / jnp.where(length > 0, length, 1.0)",
         "left.reshape(len(left), -1) * length",
         GHOST,
     ),
-    Mutant("train/ghost.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
-    Mutant("train/keystream.py", "(0, step, 0, 0)", "(0, 0, 0, 0)", NOISE),
-    Mutant("train/keystream.py", "block.tobytes().hex() != expected", "False", NOISE),
-    Mutant("train/keystream.py", "(many[8 * i : 8 * i + 8] != one).any()", "False", NOISE),
-    Mutant("train/ahead.py", "np.array(state.key)", "np.asarray(state.key)", DRAWN_AHEAD),
+    Mutant("train/clipping/ghost.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
+    Mutant("train/noise/keystream.py", "(0, step, 0, 0)", "(0, 0, 0, 0)", NOISE),
+    Mutant("train/noise/keystream.py", "block.tobytes().hex() != expected", "False", NOISE),
+    Mutant("train/noise/keystream.py", "(many[8 * i : 8 * i + 8] != one).any()", "False", NOISE),
+    Mutant("train/noise/prefetch.py", "np.array(state.key)", "np.asarray(state.key)", DRAWN_AHEAD),
     Mutant(
-        "train/ahead.py", "coming, self._coming = self._coming, None", "coming = self._coming", DRAWN_AHEAD
+        "train/noise/prefetch.py",
+        "coming, self._coming = self._coming, None",
+        "coming = self._coming",
+        DRAWN_AHEAD,
     ),
     Mutant(
-        "train/ahead.py", "[*jax.tree.leaves(state), jnp.zeros(())]", "jax.tree.leaves(state)", DRAWN_AHEAD
+        "train/noise/prefetch.py",
+        "[*jax.tree.leaves(state), jnp.zeros(())]",
+        "jax.tree.leaves(state)",
+        DRAWN_AHEAD,
     ),
     Mutant("train/optimizers.py", "after.step, end)", "after.step, after.step)", DRAWN_AHEAD),
-    Mutant("train/ahead.py", "self._before, self._room", "self._before, None", DRAWN_AHEAD),
-    Mutant("train/ahead.py", "_size(state), None, None", "_size(state), None, self._room", DRAWN_AHEAD),
-    Mutant("train/noise.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
-    Mutant("train/noise.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
-    Mutant("train/grid.py", "(jnp.abs(leaf) <= _LARGEST_SUM).all()", "True", NOISE),
-    Mutant("train/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
-    Mutant("train/optimizers.py", "jnp.asarray(updates.is_finite)", "jnp.asarray(True)", NOISE),
-    Mutant("train/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
-    Mutant("train/ahead.py", " and coming.key is state.key", "", DRAWN_AHEAD),
-    Mutant("train/ahead.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
-    Mutant("train/optimizers.py", "sound &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
-    Mutant("train/noise.py", " & (state.key == self.key).all()", "", DRAWN_AHEAD),
-    Mutant("train/ahead.py", "given[0] + 1 >= self._iterations", "False", DRAWN_AHEAD),
+    Mutant("train/noise/prefetch.py", "self._before, self._room", "self._before, None", DRAWN_AHEAD),
     Mutant(
-        "train/normals.py",
+        "train/noise/prefetch.py", "_size(state), None, None", "_size(state), None, self._room", DRAWN_AHEAD
+    ),
+    Mutant("train/noise/recursion.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
+    Mutant("train/noise/recursion.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
+    Mutant("train/clipping/grid.py", "(jnp.abs(leaf) <= _LARGEST_SUM).all()", "True", NOISE),
+    Mutant("train/clipping/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
+    Mutant("train/optimizers.py", "jnp.asarray(updates.is_finite)", "jnp.asarray(True)", NOISE),
+    Mutant("train/noise/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
+    Mutant("train/noise/prefetch.py", " and coming.key is state.key", "", DRAWN_AHEAD),
+    Mutant("train/noise/prefetch.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
+    Mutant("train/optimizers.py", "sound &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
+    Mutant("train/noise/recursion.py", " & (state.key == self.key).all()", "", DRAWN_AHEAD),
+    Mutant("train/noise/prefetch.py", "given[0] + 1 >= self._iterations", "False", DRAWN_AHEAD),
+    Mutant(
+        "train/noise/normals.py",
         "_negated(sine, quadrant), ",
         "sine, ",
-        f"{NOISE} tests/training/test_released_numbers.py",
+        f"{NOISE} tests/train/clipping/test_released_numbers.py",
     ),
-    Mutant("train/noise.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
+    Mutant("train/noise/recursion.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
     Mutant(
         "train/optimizers.py",
         "covered = (state.step < end) & sound",
@@ -894,13 +998,13 @@ MUTANTS = [
         "train/optimizers.py",
         "return self.mechanism.noise_multiplier * 2.0**self.grid.bits",
         "return 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits",
-        f"{NOISE} tests/training/test_released_numbers.py",
+        f"{NOISE} tests/train/clipping/test_released_numbers.py",
     ),
     Mutant(
-        "train/sampler.py",
+        "train/batches/sampler.py",
         "members = members[choose(generator, len(members), self.max_batch_size)]",
         "members = members[: self.max_batch_size]",
-        "tests/test_truncation.py",
+        "tests/accountants/test_truncation.py",
     ),
     Mutant("train/loop.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
     Mutant("train/loop.py", "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
@@ -924,10 +1028,15 @@ MUTANTS = [
     Mutant("train/machine.py", ", {_num_threads()} threads", "", BOUND),
     Mutant("train/machine.py", "repr(sorted(fields.items()))", "model", BOUND),
     Mutant(
-        "train/normals.py", "        given = fresh_key()\n", "        given = np.zeros(8, np.uint32)\n", KEYS
+        "train/noise/normals.py",
+        "        given = fresh_key()\n",
+        "        given = np.zeros(8, np.uint32)\n",
+        KEYS,
     ),
-    Mutant("train/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "jax.tree.leaves(params)", KEYS),
-    Mutant("train/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "[jnp.zeros(())]", KEYS),
+    Mutant(
+        "train/noise/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "jax.tree.leaves(params)", KEYS
+    ),
+    Mutant("train/noise/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "[jnp.zeros(())]", KEYS),
     Mutant(
         "train/optimizers.py",
         "Grid.of(mechanism, clip_norm), expected, key)",
@@ -1028,61 +1137,61 @@ MUTANTS = [
         "                pass\n",
         ROWS,
     ),
-    Mutant("train/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
-    Mutant("train/audit_bounds.py", "* float(most.mean())", "* 0.9 * float(most.mean())", AUDIT_BOUNDS),
+    Mutant("train/batches/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
+    Mutant("train/audit/bounds.py", "* float(most.mean())", "* 0.9 * float(most.mean())", AUDIT_BOUNDS),
     Mutant(
-        "train/audit_bounds.py",
+        "train/audit/bounds.py",
         "(1 - confidence) / len(SHARES), None",
         "(1 - confidence), None",
         AUDIT_BOUNDS,
     ),
-    Mutant("train/audit_bounds.py", "np.argsort(-np.abs(scores)", "np.argsort(-scores", AUDIT_BOUNDS),
+    Mutant("train/audit/bounds.py", "np.argsort(-np.abs(scores)", "np.argsort(-scores", AUDIT_BOUNDS),
     Mutant(
-        "train/audit_bounds.py", "right, guesses - right + 1, q", "right, guesses - right, q", AUDIT_BOUNDS
+        "train/audit/bounds.py", "right, guesses - right + 1, q", "right, guesses - right, q", AUDIT_BOUNDS
     ),
-    Mutant("train/audit_bounds.py", "low - delta, 1e-300", "low, 1e-300", "tests/training/test_audit.py"),
+    Mutant("train/audit/bounds.py", "low - delta, 1e-300", "low, 1e-300", "tests/train/audit/test_audit.py"),
     Mutant(
-        "train/audit_bounds.py",
+        "train/audit/bounds.py",
         "(present[half:], absent[half:])",
         "(present[:half], absent[:half])",
         AUDIT_BOUNDS,
     ),
-    Mutant("train/audit_bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT_BOUNDS),
-    Mutant("train/audit_bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", AUDIT_BOUNDS),
-    Mutant("train/audit.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
+    Mutant("train/audit/bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT_BOUNDS),
+    Mutant("train/audit/bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", AUDIT_BOUNDS),
+    Mutant("train/audit/command.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
     Mutant(
-        "train/noise.py",
+        "train/noise/recursion.py",
         "jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5)",
         "jnp.round(units / _FRACTION + _weighted_sum(weights, ring))",
-        "tests/training/test_released_numbers.py",
+        "tests/train/clipping/test_released_numbers.py",
     ),
-    Mutant("train/audit.py", "or any(check.refuted for check in self.checks)", "", AUDIT_CHECKS),
-    Mutant("train/audit_checks.py", "FALSE_ALARM / len(p_values)", "FALSE_ALARM", AUDIT_CHECKS),
-    Mutant("train/audit_checks.py", "2 * len(rows) * float", "2 * float", AUDIT_CHECKS),
-    Mutant("train/audit_checks.py", "* number * (number - 1) / 2", "* number", AUDIT_CHECKS),
-    Mutant("train/audit_checks.py", "np.abs(later).max(", "later.max(", AUDIT_CHECKS),
-    Mutant("train/audit_checks.py", "np.abs(scores) - slack", "np.abs(scores)", AUDIT_CHECKS),
+    Mutant("train/audit/command.py", "or any(check.refuted for check in self.checks)", "", AUDIT_CHECKS),
+    Mutant("train/audit/checks.py", "FALSE_ALARM / len(p_values)", "FALSE_ALARM", AUDIT_CHECKS),
+    Mutant("train/audit/checks.py", "2 * len(rows) * float", "2 * float", AUDIT_CHECKS),
+    Mutant("train/audit/checks.py", "* number * (number - 1) / 2", "* number", AUDIT_CHECKS),
+    Mutant("train/audit/checks.py", "np.abs(later).max(", "later.max(", AUDIT_CHECKS),
+    Mutant("train/audit/checks.py", "np.abs(scores) - slack", "np.abs(scores)", AUDIT_CHECKS),
     Mutant(
-        "train/audit_checks.py",
+        "train/audit/checks.py",
         "dataset_size * _log_means(scheme)",
         "_log_means(scheme)",
         AUDIT_CHECKS,
     ),
     Mutant(
-        "train/audit_checks.py",
+        "train/audit/checks.py",
         "(step - last[members] >= scheme.min_separation)",
         "(step > last[members])",
         AUDIT_CHECKS,
     ),
-    Mutant("train/audit_checks.py", "np.cumsum(np.pad(column**2", "(np.pad(column**2", AUDIT_CHECKS),
-    Mutant("train/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
-    Mutant("train/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
-    Mutant("train/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),
-    Mutant("train/canaries.py", "sums = sums - others.sums.T / self.clip_norm", "pass", AUDIT),
-    Mutant("train/canaries.py", "lfilter(column, [1.0],", "lfilter([1.0], column,", AUDIT),
-    Mutant("train/canaries.py", "LENGTH * clip_norm * flat", "flat", AUDIT),
+    Mutant("train/audit/checks.py", "np.cumsum(np.pad(column**2", "(np.pad(column**2", AUDIT_CHECKS),
+    Mutant("train/audit/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
+    Mutant("train/audit/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
+    Mutant("train/audit/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),
+    Mutant("train/audit/canaries.py", "sums = sums - others.sums.T / self.clip_norm", "pass", AUDIT),
+    Mutant("train/audit/canaries.py", "lfilter(column, [1.0],", "lfilter([1.0], column,", AUDIT),
+    Mutant("train/audit/canaries.py", "LENGTH * clip_norm * flat", "flat", AUDIT),
     Mutant(
-        "train/audit.py",
+        "train/audit/command.py",
         "np.where(inside, coordinates, SILENT)",
         "np.where(inside, coordinates, REAL)",
         AUDIT,
@@ -1095,53 +1204,63 @@ MUTANTS = [
         ELASTIC,
     ),
     Mutant("train/run_folder.py", "np.allclose(before, now, 1e-9, 1e-9)", "True", ELASTIC),
-    Mutant("train/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
-    Mutant("train/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
-    Mutant("train/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
-    Mutant("train/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
-    Mutant("train/prefetch.py", "len(self._items) < self._depth", "True", PREFETCHED),
+    Mutant("train/batches/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
     Mutant(
-        "train/prefetch.py",
+        "train/batches/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS
+    ),
+    Mutant("train/batches/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
+    Mutant("train/batches/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
+    Mutant("train/batches/prefetch.py", "len(self._items) < self._depth", "True", PREFETCHED),
+    Mutant(
+        "train/batches/prefetch.py",
         "            queue.put((None, error))\n",
         "            queue.put((None, StopIteration()))\n",
         PREFETCHED,
     ),
     Mutant(
-        "jaxacct/tradeoff/filtering.py",
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/filtering.py",
         "if kept + others >= least_kept",
         "if kept >= least_kept",
         LAWS_OF_GROUPS,
     ),
     Mutant(
-        "jaxacct/tradeoff/lower_bounds.py",
+        "jaxacct/accountants/tradeoff/last_iterate/lower_bounds.py",
         "math.exp(-drift * width",
         "math.exp(-2 * drift * width",
         INTERPOLATION,
     ),
     Mutant(
-        "jaxacct/tradeoff/lower_bounds.py",
+        "jaxacct/accountants/tradeoff/last_iterate/lower_bounds.py",
         "-math.sqrt(t) * drift",
         "-2 * math.sqrt(t) * drift",
         INTERPOLATION,
     ),
     Mutant(
-        "jaxacct/tradeoff/losses.py", '"grad_sensitivity": 2 * longest', '"grad_sensitivity": longest', CONVEX
+        "jaxacct/accountants/tradeoff/last_iterate/losses.py",
+        '"grad_sensitivity": 2 * longest',
+        '"grad_sensitivity": longest',
+        CONVEX,
     ),
-    Mutant("jaxacct/tradeoff/losses.py", "norm**2 / 2\n", "norm**2 / 4\n", CONVEX),
+    Mutant("jaxacct/accountants/tradeoff/last_iterate/losses.py", "norm**2 / 2\n", "norm**2 / 4\n", CONVEX),
     Mutant(
-        "jaxacct/tradeoff/mixture_certificate.py",
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
         "if evidence.target != digest(",
         "if False and digest(",
         DRAWN,
     ),
     Mutant(
-        "jaxacct/tradeoff/mixture_certificate.py",
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
         "self._budget.delta_v / (",
         "1.05 * self._budget.delta_v / (",
         DRAWN,
     ),
-    Mutant("jaxacct/tradeoff/mixture_certificate.py", "evidence.counts[-1][0] > law.most()", "False", DRAWN),
-    Mutant("jaxacct/tradeoff/laws.py", "np.minimum(hits, 1)", "hits", DRAWN),
+    Mutant(
+        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
+        "evidence.counts[-1][0] > law.most()",
+        "False",
+        DRAWN,
+    ),
+    Mutant("jaxacct/accountants/tradeoff/generalized_dpsgd/laws.py", "np.minimum(hits, 1)", "hits", DRAWN),
     # The n x n mechanism.
     Mutant(
         "jaxacct/strategies/finite_toeplitz.py",
@@ -1179,21 +1298,26 @@ MUTANTS = [
         "np.minimum(last + lags[:, None], ends - 1)",
         FINITE,
     ),
-    Mutant("jaxacct/choice.py", '"epsilon": (self.epsilon, epsilon)', '"epsilon": (epsilon, epsilon)', PLAN),
     Mutant(
-        "jaxacct/choosing.py",
+        "jaxacct/calibration/choice.py",
+        '"epsilon": (self.epsilon, epsilon)',
+        '"epsilon": (epsilon, epsilon)',
+        PLAN,
+    ),
+    Mutant(
+        "jaxacct/recommendation/search.py",
         "_matrix(matrix, number, scheme, numbers.workload, estimates.mu)",
         "_matrix(matrix, number, scheme, PREFIX_SUMS, estimates.mu)",
         CHOOSING,
     ),
     Mutant(
-        "jaxacct/choosing.py",
+        "jaxacct/recommendation/search.py",
         "        error=place.error,",
         "        error=place.noise_multiplier**2,",
         CHOOSING,
     ),
     Mutant(
-        "jaxacct/_validate.py",
+        "jaxacct/common/validate.py",
         'return 0.0, open_probability("advantage", advantage)',
         'return 0.1, open_probability("advantage", advantage)',
         ADVANTAGE,
@@ -1206,28 +1330,28 @@ MUTANTS = [
         REPORT,
     ),
     Mutant(
-        "jaxacct/proposals/from_below.py",
+        "jaxacct/proposals/families/from_below.py",
         "return proposal.below()",
         "return proposal",
-        "tests/test_from_below.py",
+        "tests/proposals/test_from_below.py",
     ),
     Mutant(
-        "jaxacct/proposals/pairs.py",
+        "jaxacct/proposals/families/pairs.py",
         "factor + side * (m + 40)",
         "factor + (m + 40)",
-        "tests/test_from_below.py",
+        "tests/proposals/test_from_below.py",
     ),
-    Mutant("jaxacct/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
+    Mutant("tests/benchmarks/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
     Mutant(
-        "jaxacct/paper/statements.py",
+        "tests/benchmarks/paper/statements.py",
         "return self.error / self.others[method]",
         "return self.others[method] / self.error",
         PAPER,
     ),
-    Mutant("jaxacct/paper/cells.py", "*longer[:1], ", "", PAPER),
-    Mutant("jaxacct/paper/cells.py", "*ranked[:2],", "*ranked[-2:],", PAPER),
+    Mutant("tests/benchmarks/paper/cells.py", "*longer[:1], ", "", PAPER),
+    Mutant("tests/benchmarks/paper/cells.py", "*ranked[:2],", "*ranked[-2:],", PAPER),
     Mutant(
-        "jaxacct/risk.py",
+        "jaxacct/report/risk.py",
         "return true_positive_rate(epsilons, deltas, rates)",
         "return true_positive_rate(epsilons, deltas, rates / 4)",
         REPORT,
@@ -1236,7 +1360,7 @@ MUTANTS = [
         "jaxacct/strategies/workload_names.py",
         "self.rate * step / self.warmup",
         "self.rate * (step + 1) / self.warmup",
-        "tests/test_workloads.py",
+        "tests/strategies/test_workloads.py",
     ),
     # Buffered matrices and their running sums.
     Mutant(
@@ -1281,21 +1405,21 @@ MUTANTS = [
         "    return BufferedRecursion(1.0, weights, decays,",
         SUMS,
     ),
-    Mutant("train/noise.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
+    Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
     Mutant(
-        "train/noise.py",
+        "train/noise/recursion.py",
         "(decays_ * sums + drawn) / units_",
         "(decays_ * sums + (levels / first) * z) / units_",
         SUMS,
     ),
     Mutant(
-        "train/noise.py",
+        "train/noise/recursion.py",
         "units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))",
         "units = np.ones(len(decays))",
         SUMS,
     ),
     Mutant(
-        "train/noise.py",
+        "train/noise/recursion.py",
         "        return self.recursion.noise_reach\n",
         "        return 1.0\n",
         NOISE,
@@ -1314,7 +1438,7 @@ MUTANTS = [
         AMPLIFIED,
     ),
     Mutant(
-        "jaxacct/choosing.py",
+        "jaxacct/recommendation/search.py",
         "        return sigma**2 * _unit_error(strategy, n, workload), strategy\n",
         "        return -(sigma**2) * _unit_error(strategy, n, workload), strategy\n",
         CHOOSING,
@@ -1378,16 +1502,16 @@ MUTANTS = [
         BUSIER,
     ),
     Mutant(
-        "jaxacct/proposals/busier.py",
+        "jaxacct/proposals/families/busier.py",
         "(math.exp(min(epsilon, 700.0)) - none)",
         "math.exp(min(epsilon, 700.0))",
         BUSIER,
     ),
     Mutant(
-        "jaxacct/proposals/replicas.py",
+        "jaxacct/proposals/families/replicas.py",
         'loss - tables["m"] * others',
         'loss - (tables["m"] - 1) * others',
-        "tests/test_busier.py tests/conformance/test_proposals.py",
+        "tests/proposals/test_busier.py tests/conformance/test_proposals.py",
     ),
     Mutant(
         "jaxacct/likelihood/rounding.py",
@@ -1401,10 +1525,17 @@ MUTANTS = [
         "math.log(spent) + math.log(share)",
         BUSIER,
     ),
-    Mutant("jaxacct/choosing.py", "self.ratio if like is None else", "self.ratio if True else", CHOOSING),
-    Mutant("jaxacct/choosing.py", "    room = (most - 1) // 2\n", "    room = most // 2\n", CHOOSING),
     Mutant(
-        "jaxacct/choosing.py",
+        "jaxacct/recommendation/search.py",
+        "self.ratio if like is None else",
+        "self.ratio if True else",
+        CHOOSING,
+    ),
+    Mutant(
+        "jaxacct/recommendation/search.py", "    room = (most - 1) // 2\n", "    room = most // 2\n", CHOOSING
+    ),
+    Mutant(
+        "jaxacct/recommendation/search.py",
         "scheme = max((scheme for scheme, _ in grid)",
         "scheme = min((scheme for scheme, _ in grid)",
         CHOOSING,
@@ -1460,25 +1591,33 @@ MUTANTS = [
     ),
     Mutant("train/loss.py", "module.use_running_average if given is None else given", "given", NORMED),
     Mutant("train/loss.py", "args[1] if len(args) > 1 else None", "True", NORMED),
-    Mutant("train/clipping.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED),
-    # Constants of a program are part of its digest, wherever JAX keeps them.
-    Mutant("train/fingerprints.py", '    yield from getattr(part, "consts", ())\n', "", CONSTANTS),
     Mutant(
-        "train/fingerprints.py", "            yield from _constants(inner)\n", "            pass\n", CONSTANTS
+        "train/clipping/per_example.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED
+    ),
+    # Constants of a program are part of its digest, wherever JAX keeps them.
+    Mutant("train/batches/fingerprints.py", '    yield from getattr(part, "consts", ())\n', "", CONSTANTS),
+    Mutant(
+        "train/batches/fingerprints.py",
+        "            yield from _constants(inner)\n",
+        "            pass\n",
+        CONSTANTS,
     ),
     # Rows stay apart in gradients of grouped convolutions.
     Mutant(
-        "train/_convolutions.py", "        if not _has_batch_groups(closed):\n", "        if True:\n", GROUPED
+        "train/clipping/convolutions.py",
+        "        if not _has_batch_groups(closed):\n",
+        "        if True:\n",
+        GROUPED,
     ),
-    Mutant("train/_convolutions.py", "        if name in _CALLS:\n", "        if name:\n", GROUPED),
+    Mutant("train/clipping/convolutions.py", "        if name in _CALLS:\n", "        if name:\n", GROUPED),
     Mutant(
-        "train/clipping.py",
+        "train/clipping/per_example.py",
         "without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(",
         "jax.value_and_grad(loss, has_aux=has_aux)(",
         GROUPED,
     ),
     Mutant(
-        "train/ghost.py",
+        "train/clipping/ghost.py",
         "without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))",
         "jax.value_and_grad(value, (0, 1), has_aux=True)",
         GROUPED,

@@ -4,7 +4,7 @@ By file and the tests that should see them: (before, after) of each.
 """
 
 MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
-    ("jaxacct/likelihood/rounding.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/likelihood/rounding.py", "tests/core/test_budget_lines.py"): [
         ("(normals, transform, recurrence + beyond)", "(normals, transform, recurrence)"),
         (
             "length = reach * math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))  # |C x|",
@@ -93,33 +93,33 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "        pass",
         ),
     ],
-    ("jaxacct/proposals/mean_cuts.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/mean_cuts.py", "tests/core/test_budget_lines.py"): [
         ("_REPLICAS, abs(log_z), cuts.beyond, sizes", "_REPLICAS, abs(log_z), 0.0, sizes"),
         (
             "times * math.sqrt(max(float(mean @ shared), float(mean @ mean)))",
             "times * math.sqrt(min(float(mean @ shared), float(mean @ mean)))",
         ),
     ],
-    ("jaxacct/proposals/cuts.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/cuts.py", "tests/core/test_budget_lines.py"): [
         ("logs - none, cuts.beyond", "logs, cuts.beyond"),
     ],
-    ("jaxacct/proposals/busier.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/busier.py", "tests/core/test_budget_lines.py"): [
         ("least = min(\n", "least = max(\n"),
         (
             "mechanism, busier, float(delta_v), m, log_z, least - 1e-9",
             "mechanism, busier, float(delta_v), m, log_z, 0.0",
         ),
     ],
-    ("jaxacct/proposals/busier.py", "tests/test_loading.py"): [
+    ("jaxacct/proposals/families/busier.py", "tests/core/test_loading.py"): [
         (
             "mechanism.scheme.more_often(times) if mechanism.is_stationary else None",
             "mechanism.scheme.more_often(times)",
         ),
     ],
-    ("jaxacct/proposals/pairs.py", "tests/test_allowances.py"): [
+    ("jaxacct/proposals/families/pairs.py", "tests/core/test_allowances.py"): [
         ("relative = side * (2 * slots + 2 * m + 20) * _UNIT", "relative = 0.0 * side"),
     ],
-    ("jaxacct/proposals/half_space.py", "tests/test_allowances.py"): [
+    ("jaxacct/proposals/families/half_space.py", "tests/core/test_allowances.py"): [
         (
             "jnp.asarray(base + 4 * 2.0**-24 * (1 + np.abs(base)), jnp.float32)",
             "jnp.asarray(base - 4 * 2.0**-24 * (1 + np.abs(base)), jnp.float32)",
@@ -128,10 +128,10 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("relative_error=2.0**-20,", "relative_error=0.0,"),
         ("(math.ceil(math.log2(n)) if n > 1 else 0) + 6", "(math.ceil(math.log2(n)) if n > 1 else 0)"),
     ],
-    ("jaxacct/proposals/half_space.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/half_space.py", "tests/core/test_budget_lines.py"): [
         ('+ cells["width"]) + 12', '+ cells["width"])'),
     ],
-    ("jaxacct/proposals/extrapolation.py", "tests/test_allowances.py"): [
+    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_allowances.py"): [
         (
             ("laws = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)"),
             ("laws = shifted(mechanism, log_scale, near, -1.0), shifted(mechanism, log_scale, far, 1.0)"),
@@ -144,38 +144,38 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("push=1.01 * self.far_distance)", "push=1.01 * self.near_distance)"),
         ("push=1.01 * self.far_distance", "push=self.far_distance"),
     ],
-    ("jaxacct/proposals/overlaps.py", "tests/test_allowances.py"): [
+    ("jaxacct/proposals/families/overlaps.py", "tests/core/test_allowances.py"): [
         (
             "known = (far + off - jnp.maximum(own - own_off, 0.0)) * arrays",
             "known = (far - jnp.maximum(own, 0.0)) * arrays",
         ),
     ],
-    ("jaxacct/proposals/mean_overlaps.py", "tests/test_allowances.py"): [
+    ("jaxacct/proposals/families/mean_overlaps.py", "tests/core/test_allowances.py"): [
         (
             "apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2",
             "apart = odds**2 / 2",
         ),
     ],
-    ("jaxacct/statistics/composed.py", "tests/test_allowances.py"): [
+    ("jaxacct/statistics/composed.py", "tests/core/test_allowances.py"): [
         ("heights += _RAISED * (1 + np.abs(heights))", "heights -= _RAISED * (1 + np.abs(heights))"),
         ("left_out = self.left_out + _LEFT_OUT * self.delta", "left_out = self.left_out"),
         ("float(np.nanmax(candidates)) + _RAISED * (1 + power)", "float(np.nanmax(candidates))"),
         ("math.log(value) + _RAISED if", "math.log(value) if"),
         ("self._floor * (1 + _RAISED)", "self._floor"),
     ],
-    ("jaxacct/statistics/hockey_stick.py", "tests/test_allowances.py"): [
+    ("jaxacct/statistics/hockey_stick.py", "tests/core/test_allowances.py"): [
         (
             ('    if not np.all(np.isfinite(loss)):\n        raise NonFiniteLossError(\n            f"'),
             '    if np.isnan(loss).any():\n        raise NonFiniteLossError(\n            f"',
         ),
     ],
-    ("jaxacct/statistics/lines.py", "tests/test_allowances.py"): [
+    ("jaxacct/statistics/lines.py", "tests/core/test_allowances.py"): [
         (
             "math.expm1(math.fsum(map(math.log1p, amounts)))",
             "math.expm1(max(map(math.log1p, amounts), default=0.0))",
         ),
     ],
-    ("jaxacct/proposals/powers.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/powers.py", "tests/core/test_budget_lines.py"): [
         ("replicas=-(-m // number),", "replicas=m // number,"),
         (
             (
@@ -185,23 +185,23 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "        return tuple(more)",
         ),
     ],
-    ("jaxacct/proposals/pairs.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/pairs.py", "tests/core/test_budget_lines.py"): [
         (
             "pairs * (drawn.total_variation + overlap_variation(drawn.mechanism, 2))",
             "pairs * drawn.total_variation",
         ),
         ("math.expm1(pairs * math.log1p(drawn.relative_error))", "drawn.relative_error"),
     ],
-    ("jaxacct/proposals/replicas.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/replicas.py", "tests/core/test_budget_lines.py"): [
         ("        total_variation += overlap_variation(mechanism, m)\n", "        pass\n"),
     ],
-    ("jaxacct/proposals/overlaps.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/families/overlaps.py", "tests/core/test_budget_lines.py"): [
         ("max_participations * m**2 * 2.0**-31", "max_participations * 2.0**-31"),
     ],
-    ("jaxacct/proposals/overlaps.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/overlaps.py", "tests/core/test_allowances_of_scales.py"): [
         ("lifted * (1 - 16 * _UNIT)", "lifted"),
     ],
-    ("jaxacct/proposals/half_space.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/half_space.py", "tests/core/test_allowances_of_scales.py"): [
         (
             (
                 "parts = (loss, math.log(remainder), -(weights @ excess), -(weights * lowered).su"
@@ -214,70 +214,70 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             ),
         ),
     ],
-    ("jaxacct/proposals/half_space.py", "tests/test_add_direction.py"): [
+    ("jaxacct/proposals/families/half_space.py", "tests/proposals/test_add_direction.py"): [
         ("- halving_sum(products) - side * slack", "- halving_sum(products)"),
     ],
-    ("jaxacct/proposals/composed.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/composed.py", "tests/core/test_allowances_of_scales.py"): [
         ("lowest=max(0.0, composed.end),", "lowest=0.0,"),
         ("        left_out=composed.left_out,\n", ""),
     ],
-    ("jaxacct/proposals/mean_overlaps.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/mean_overlaps.py", "tests/core/test_allowances_of_scales.py"): [
         ("(1 + 3 * relative) * square", "square"),
         (" - 8 * unit * (jnp.abs(number * loss) + shared)", ""),
         ("+ off * halving_sum(mean**2)", ""),
     ],
-    ("jaxacct/proposals/mean_cuts.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/mean_cuts.py", "tests/core/test_allowances_of_scales.py"): [
         ("(math.fsum(sums) + of_all) * (1 + 1e-9) + 1e-9", "(math.fsum(sums) + of_all)"),
         ("+ rounded + length * tables", "+ length * tables"),
         ("* length * 1.01\n", "* 0.0\n"),
     ],
-    ("jaxacct/proposals/cuts.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/cuts.py", "tests/core/test_allowances_of_scales.py"): [
         ("math.fsum(sums) * (1 + 1e-12), log_tilt", "math.fsum(sums) * (1 - 1e-12), log_tilt"),
     ],
-    ("jaxacct/proposals/busier.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/busier.py", "tests/core/test_allowances_of_scales.py"): [
         ("ratio = math.exp(log_ratio) * (1 - _LOWERED)", "ratio = math.exp(log_ratio) * (1 + _LOWERED)"),
     ],
-    ("jaxacct/statistics/hockey_stick.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/statistics/hockey_stick.py", "tests/core/test_allowances_of_scales.py"): [
         ("if np.isnan(values).any() or np.isnan(draws.log_weight).any():", "if np.isnan(values).any():"),
         ("    if not np.all(np.isfinite(weighted)):", "    if np.isnan(weighted).any():"),
         ("        bounds[-1] = np.inf\n", "        pass\n"),
     ],
-    ("jaxacct/statistics/bounds.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/statistics/bounds.py", "tests/core/test_allowances_of_scales.py"): [
         (
             "wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts) + np.log(weights)",
             "wealth = logs @ counts + np.log(weights)",
         ),
     ],
-    ("jaxacct/proposals/extrapolation.py", "tests/test_guards.py"): [
+    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_guards.py"): [
         ("near_upper + self.unseen, far_lower - self.unseen", "near_upper + self.unseen, far_lower"),
     ],
-    ("jaxacct/proposals/extrapolation.py", "tests/test_loading.py"): [
+    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_loading.py"): [
         ("    if not supports(mechanism):\n        raise", "    if False:\n        raise"),
     ],
-    ("jaxacct/proposals/extrapolation.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_allowances_of_scales.py"): [
         (
             "math.exp(self.log_bound(near_upper, far_lower)) + self.left_out",
             "math.exp(self.log_bound(near_upper, far_lower))",
         ),
     ],
-    ("jaxacct/proposals/pairs.py", "tests/test_loading.py"): [
+    ("jaxacct/proposals/families/pairs.py", "tests/core/test_loading.py"): [
         ("    if one.is_upper_bound:\n        raise", "    if False:\n        raise"),
     ],
-    ("jaxacct/proposals/threshold.py", "tests/test_budget_lines.py"): [
+    ("jaxacct/proposals/threshold.py", "tests/core/test_budget_lines.py"): [
         ("proposal.direction, max(1, m), proposal.push)", "proposal.direction, 1, proposal.push)"),
         (
             "proposal.direction == Direction.REMOVE and m > 1:",
             "proposal.direction == Direction.REMOVE and m > 2:",
         ),
     ],
-    ("jaxacct/proposals/threshold.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/threshold.py", "tests/core/test_allowances_of_scales.py"): [
         ("        *end_lines(proposal.left_out),\n", ""),
         (
             'lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)',
             "lowest = proposal.lowest",
         ),
     ],
-    ("jaxacct/proposals/composed_half_space.py", "tests/test_allowances.py"): [
+    ("jaxacct/proposals/families/composed_half_space.py", "tests/core/test_allowances.py"): [
         (
             (
                 "left_out = np.logaddexp(log_ndtr(end) + most, log_ndtr(-high) + float(log_height"
@@ -286,7 +286,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "left_out = log_ndtr(end) + most",
         ),
     ],
-    ("jaxacct/proposals/plain_bounded.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/plain_bounded.py", "tests/core/test_allowances_of_scales.py"): [
         (
             "return epsilon + none - 1e-12 * (1 + abs(none))",
             "return epsilon + none + 1e-12 * (1 + abs(none))",
@@ -296,29 +296,29 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "min(epsilon + log_none + 1e-12 * (1 + abs(log_none)), -1e-15)",
         ),
     ],
-    ("jaxacct/proposals/composed_half_space.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/composed_half_space.py", "tests/core/test_allowances_of_scales.py"): [
         (
             "composed.profile(exponent - 1e-12 * (1 + np.abs(exponent)))) + 1e-9",
             "composed.profile(exponent))",
         ),
     ],
-    ("jaxacct/proposals/half_space.py", "tests/test_loading.py"): [
+    ("jaxacct/proposals/families/half_space.py", "tests/core/test_loading.py"): [
         (
             ("if mechanism.scheme.side_information is not None or not mechanism.strategy.is_toeplitz:"),
             "if not mechanism.strategy.is_toeplitz:",
         ),
     ],
-    ("jaxacct/proposals/composed_half_space.py", "tests/test_loading.py"): [
+    ("jaxacct/proposals/families/composed_half_space.py", "tests/core/test_loading.py"): [
         ("        or mechanism.scheme.side_information is not None\n", ""),
     ],
-    ("jaxacct/proposals/plain_bounded.py", "tests/test_loading.py"): [
+    ("jaxacct/proposals/families/plain_bounded.py", "tests/core/test_loading.py"): [
         (
             "    if mechanism.scheme.side_information is not None:\n        raise",
             "    if False:\n        raise",
         ),
         ("    if setting.mechanism.scheme.side_information is not None:\n        return []\n", "    pass\n"),
     ],
-    ("jaxacct/core/claim.py", "tests/test_loading.py"): [
+    ("jaxacct/core/claim.py", "tests/core/test_loading.py"): [
         (
             ("self.truncate_to is not None and not truncation.covers(self.mechanism, self.target.epsilon)"),
             "False",
@@ -338,7 +338,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ),
         ("if not self.target.budget.delta <= available:", "if False:"),
     ],
-    ("jaxacct/core/plan.py", "tests/test_loading.py"): [
+    ("jaxacct/core/plan.py", "tests/core/test_loading.py"): [
         ("        if plan.flaws:\n            raise", "        if False:\n            raise"),
         (
             "return verify_claim(self.claim, Stop",
@@ -352,23 +352,23 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "again = None",
         ),
     ],
-    ("jaxacct/verification/replay.py", "tests/test_loading.py"): [
+    ("jaxacct/verification/replay.py", "tests/core/test_loading.py"): [
         ("_CLOSE = 0.05\n", "_CLOSE = 0.95\n"),
         ("    if plan.flaws:\n        raise", "    if False:\n        raise"),
     ],
-    ("jaxacct/core/verify.py", "tests/test_loading.py"): [
+    ("jaxacct/core/verify.py", "tests/core/test_loading.py"): [
         (
             "line = at_distances(claim.mechanism, target.epsilon, *distances, target.composition)",
             "line = at_distances(claim.mechanism, target.epsilon, *distances)",
         ),
     ],
-    ("jaxacct/core/verify.py", "tests/test_allowances.py"): [
+    ("jaxacct/core/verify.py", "tests/core/test_allowances.py"): [
         ('    law |= {"margin": margin_of_line(line)}\n', ""),
     ],
-    ("jaxacct/core/verify.py", "tests/test_allowances_of_scales.py"): [
+    ("jaxacct/core/verify.py", "tests/core/test_allowances_of_scales.py"): [
         ('proposal.drawn_law | {"margin": margin}', "proposal.drawn_law"),
     ],
-    ("jaxacct/core/check.py", "tests/test_loading.py"): [
+    ("jaxacct/core/check.py", "tests/core/test_loading.py"): [
         (
             (
                 '        if not verdict.certified:\n            flaws.append(f"{direction}: {verdi'
@@ -412,23 +412,23 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ),
         ("items=(*line.lines, *end_lines(line.left_out)),", "items=line.lines,"),
     ],
-    ("jaxacct/core/check.py", "tests/test_plan.py"): [
+    ("jaxacct/core/check.py", "tests/core/test_plan.py"): [
         ('if side.proposal.family == "plain" and not _fit_together(', "if False and not _fit_together("),
         ("if keys[0] is not None and keys[0] == keys[1]:", "if False:"),
     ],
-    ("jaxacct/core/check.py", "tests/test_guards.py"): [
+    ("jaxacct/core/check.py", "tests/core/test_guards.py"): [
         ("if bound <= target.budget.delta_v else", "if bound <= target.delta else"),
     ],
     ("jaxacct/core/check.py", "tests/conformance/test_certificates.py"): [
         ("evidence.claim != claim.digest:", "False:"),
         ("math.isfinite(margin) and margin >=", "margin >="),
     ],
-    ("jaxacct/verification/shards.py", "tests/test_shards.py"): [
+    ("jaxacct/verification/shards.py", "tests/verification/test_shards.py"): [
         ('job |= run.of.proposal.drawn_law | {"margin": margin}', 'job |= {"margin": margin}'),
         ("        check_margin(drawn.margin, of.margin)\n", ""),
         ("        if len(margins) > 1:\n", "        if False:\n"),
     ],
-    ("jaxacct/proposals/threshold.py", "tests/test_allowances.py"): [
+    ("jaxacct/proposals/threshold.py", "tests/core/test_allowances.py"): [
         ('return intended - total(lines, "total variation")', "return intended"),
     ],
 }

@@ -27,7 +27,7 @@ from jaxacct import (
     prefix_sum_error,
 )
 from jaxacct.accountants import revealed_pattern, unamplified
-from train.attribution import (
+from train.batches.attribution import (
     bound_contributions,
     find_sampling_probability,
     from_edges,

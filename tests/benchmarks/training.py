@@ -17,15 +17,16 @@ import optax
 from flax import nnx
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
-from train import noise, normals
 from train.__main__ import accuracy
-from train.clipping import clipped_gradient_sum
-from train.data import load
+from train.batches.data import load
+from train.batches.sampler import Sampler
+from train.clipping.per_example import clipped_gradient_sum
 from train.loop import fit
 from train.lora import poisson_plan
 from train.models import SmallCNN, Transformer, add_lora, cross_entropy, next_token
+from train.noise import normals
+from train.noise import recursion as noise
 from train.optimizers import OPTIMIZERS, privatize
-from train.sampler import Sampler
 from train.step import CLIPPINGS, make_step, nnx_loss
 
 BATCH, MICRO, REPEATS = 256, 64, 15

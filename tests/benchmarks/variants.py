@@ -20,8 +20,8 @@ from jaxacct import (
 )
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals.base import plain
-from jaxacct.proposals.cuts import cut_proposal
-from jaxacct.proposals.replicas import replica_proposal
+from jaxacct.proposals.families.cuts import cut_proposal
+from jaxacct.proposals.families.replicas import replica_proposal
 from jaxacct.proposals.sampling import draw_in_batches
 
 ITERATIONS, BANDS, SEPARATION, SAMPLES = 1024, 16, 64, 32_768

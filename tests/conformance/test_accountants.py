@@ -146,7 +146,7 @@ def exact(mechanism, epsilon: float) -> float:
 @pytest.mark.parametrize(("accountant", "mechanism"), COVERED)
 def test_at_least_the_exact_divergence(accountant, mechanism):
     if mechanism.scheme.side_information is not None or mechanism.strategy is OVERLAPPING:
-        pytest.skip("no enumeration: tests/test_truncated_b_min_sep.py and tests/test_non_banded.py")
+        pytest.skip("no enumeration: test_truncated_b_min_sep.py and test_non_banded.py")
     for epsilon in EPSILONS:
         assert accountant.delta(mechanism, epsilon) >= exact(mechanism, epsilon) - 1e-4
 

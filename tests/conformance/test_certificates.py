@@ -1,7 +1,7 @@
 """Every kind of evidence through one table of requirements. A new one needs a line in `MEMBERS`.
 
 Nothing is drawn: they are those of stored plans. That samples are drawn again bit for bit is in
-tests/test_guards.py, that forged counts are seen by it too.
+tests/core/test_guards.py, that forged counts are seen by it too.
 """
 
 import dataclasses
@@ -11,11 +11,11 @@ import typing
 import numpy as np
 import pytest
 
+from jaxacct.common.files import to_json
 from jaxacct.core import evidence as data
 from jaxacct.core.check import check
 from jaxacct.core.evidence import evidence_from_json, evidence_to_json
 from jaxacct.core.text import budget_items, verdict_lines, verdict_to_json
-from jaxacct.files import to_json
 from jaxacct.statistics.hockey_stick import add_counts, draw_histograms
 from tests.stored_plans import claim_with, whole, with_side
 

@@ -29,7 +29,7 @@ from jaxacct.proposals.registry import FAMILIES
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
 from tests.draws import draws_of
-from tests.test_independent_cuts import exact_divergence
+from tests.proposals.test_independent_cuts import exact_divergence
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
 BLOCKS = 64
@@ -50,9 +50,9 @@ KINDS = {
 }
 # Families that are not offered for MECHANISMS, with the tests of the same requirements.
 ELSEWHERE = {
-    "mean-overlaps": "tests/test_mean_overlaps.py",
-    "composed-replicas": "tests/test_composed.py",
-    "composed-half-space": "tests/test_composed.py",
+    "mean-overlaps": "tests/proposals/test_mean_overlaps.py",
+    "composed-replicas": "tests/core/test_composed.py",
+    "composed-half-space": "tests/core/test_composed.py",
 }
 EACH = [(direction, name) for name, directions in KINDS.items() for direction in directions]
 MECHANISMS = [

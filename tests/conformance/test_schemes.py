@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, cli, privacy_loss
-from jaxacct.batch_sizes import OVERFLOW, overflow
+from jaxacct import BandedToeplitz, Mechanism, privacy_loss
+from jaxacct.cli import commands as cli
 from jaxacct.schemes import (
     SCHEMES,
     BallsInBins,
@@ -30,6 +30,7 @@ from jaxacct.schemes import (
     scheme_to_json,
 )
 from jaxacct.schemes.base import Scheme
+from jaxacct.schemes.batch_sizes import OVERFLOW, overflow
 from jaxacct.schemes.numbers import Numbers
 from tests.oracles import enumeration
 

@@ -1,0 +1,1 @@
+"""Trade-off functions: closed forms, composition, subsampling and conversion."""

@@ -1,0 +1,1 @@
+"""Generalised DP-SGD with shuffled or fixed-size batches (arXiv 2212.05796)."""

@@ -1,0 +1,79 @@
+"""Batches whose terms are kept by fair coins (arXiv 2212.05796, appendix D): the exact law of c^2.
+
+Every term of a round is kept with probability 1/2, and a round of which fewer than tau are kept is skipped.
+Of L terms that hold records of the group, Bin(L, 1/2) count. The coins do not depend on data, so they may be
+shown first, like the sampling: a run is a mixture over the counts that are left (proofs/tradeoff.md), also
+where sums are divided by the number of terms kept. For whoever does not see the coins it is a bound. Halving
+c itself, which the paper calls "factor 2", is no bound and is not here.
+
+The number of terms kept, and that a round was skipped, need not be hidden for this bound; `train` has no such
+sampler.
+"""
+
+import math
+from fractions import Fraction
+
+from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
+    ParticipationPMF,
+    binomial_pmf,
+    check_sizes,
+    epoch_law,
+    from_exact,
+    round_hits,
+    self_compose_pmf,
+)
+from jaxacct.common import validate as _validate
+
+_MAX_TERMS = 1000
+
+
+def filtered_participation_pmf(
+    dataset_size: int,
+    num_microbatches: int,
+    microbatch_size: int,
+    num_epochs: int,
+    group_size: int,
+    sampling: str,
+    *,
+    least_kept: int = 1,
+) -> ParticipationPMF:
+    """The law of c^2 over a run whose terms are kept with probability 1/2 each.
+
+    Args:
+      dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling: as
+        `participation_pmf`.
+      least_kept: tau, terms that must be kept for a round to be run; 1 .. num_microbatches.
+    """
+    n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
+    check_sizes(n, m, s, num_epochs, g, sampling)
+    if m > _MAX_TERMS:
+        raise ValueError(
+            f"num_microbatches must be at most {_MAX_TERMS} where terms are kept by coins, was {m}"
+        )
+    if _validate.positive_integer("least_kept", least_kept) > m:
+        raise ValueError(f"least_kept must be at most num_microbatches {m}, was {least_kept}")
+
+    def counted(hit: int) -> dict[int, Fraction]:
+        return kept_of(hit, m, least_kept)
+
+    if sampling == "shuffling":
+        return self_compose_pmf(from_exact(epoch_law(n, m, s, g, counted)), num_epochs)
+    law: dict[int, Fraction] = {}
+    for hit, chance in enumerate(round_hits(n, m, s, g)):
+        for count, share in counted(hit).items():
+            law[count**2] = law.get(count**2, Fraction(0)) + chance * share
+    rounds = n // (m * s) * num_epochs
+    if set(law) <= {0, 1}:
+        return binomial_pmf(rounds, law.get(1, Fraction(0)))
+    return self_compose_pmf(from_exact(law), rounds)
+
+
+def kept_of(hit: int, terms: int, least_kept: int) -> dict[int, Fraction]:
+    """`{how many of `hit` terms count: probability}`: those that are kept; none in a skipped round."""
+    law = {0: Fraction(0)}
+    for kept in range(hit + 1):
+        for others in range(terms - hit + 1):
+            ways = math.comb(hit, kept) * math.comb(terms - hit, others)
+            count = kept if kept + others >= least_kept else 0
+            law[count] = law.get(count, Fraction(0)) + Fraction(ways, 2**terms)
+    return {count: share for count, share in law.items() if share}

@@ -1,0 +1,223 @@
+"""A mixture over a participation law certified by draws of it: the Monte Carlo twin of `mixture_delta`.
+
+With the batches shown a run has `delta(eps) = E delta_{G_{c/sigma}}(eps)`, a mean of numbers between 0 and
+that of the largest c. Draws of c^2 test that it is at most delta_v by the anytime rule of
+`statistics.bounds`, with bets fixed beforehand; a law that has it not is accepted with a probability of at
+most q, and `delta_v + q (1 - delta_v)` is the guarantee (arXiv 2602.09338, theorem A.1). Only counts of c^2
+are stored: everything else is computed again.
+"""
+
+import hashlib
+import itertools
+import math
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
+from jaxacct.accountants.tradeoff.generalized_dpsgd.laws import ParticipationLaw
+from jaxacct.common import validate as _validate
+from jaxacct.common.files import to_json
+from jaxacct.common.progress import Progress
+from jaxacct.kernels import randomness
+from jaxacct.statistics import bounds
+from jaxacct.statistics.bounds import Budget
+
+BLOCK = 4096
+_PILOT, _DRAWS = 0, 1
+
+
+@dataclass(frozen=True)
+class MixtureEvidence:
+    """Draws of a participation law.
+
+    Attributes:
+      target: digest of the law, sigma, epsilon and delta that they were drawn for.
+      key: two 32-bit words; block i has the key `fold_in(key, i)`.
+      counts: (c^2, how many draws had it), ascending.
+    """
+
+    target: str
+    key: tuple[int, ...]
+    counts: tuple[tuple[int, int], ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "key", tuple(self.key))
+        object.__setattr__(self, "counts", tuple(tuple(pair) for pair in self.counts))
+        good = all(
+            len(pair) == 2 and all(type(n) is int for n in pair) and pair[0] >= 0 and pair[1] > 0
+            for pair in self.counts
+        )
+        values = [pair[0] for pair in self.counts] if good else []
+        if not (good and values and all(a < b for a, b in itertools.pairwise(values))):
+            raise ValueError("evidence must have counts (c^2, draws) of integers, ascending")
+        if len(self.key) != 2 or not all(type(word) is int and 0 <= word < 2**32 for word in self.key):
+            raise ValueError("evidence must have a key of two 32-bit words")
+        if type(self.target) is not str:
+            raise ValueError("evidence must have the digest of its target")
+
+    @property
+    def num_samples(self) -> int:
+        """Draws in all."""
+        return sum(number for _, number in self.counts)
+
+
+def digest(law: ParticipationLaw, sigma: float, epsilon: float, delta: float) -> str:
+    """SHA-256 of what draws are about."""
+    described = {"law": law.describe(), "sigma": sigma, "epsilon": epsilon, "delta": delta}
+    return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()
+
+
+def flaws(
+    evidence: MixtureEvidence, law: ParticipationLaw, sigma: float, epsilon: float, delta: float
+) -> list:
+    """Why the draws do not show (epsilon, delta) for this law and noise, a line each; empty if they do."""
+    if evidence.target != digest(law, sigma, epsilon, delta):
+        return ["it is about another law, noise, epsilon or delta"]
+    if evidence.counts[-1][0] > law.most():
+        return [f"a draw has c^2 {evidence.counts[-1][0]}, which is above the law's {law.most()}"]
+    return [] if accepts(evidence.counts, law, sigma, epsilon, delta) else ["the draws do not show delta"]
+
+
+def accepts(counts, law: ParticipationLaw, sigma: float, epsilon: float, delta: float) -> bool:
+    """Whether draws `(c^2, number)` prove `delta(epsilon) <= delta`, failure probability included."""
+    return _Test(law, sigma, epsilon, delta).accepts(counts)
+
+
+class _Test:
+    """Of `mean of delta_{G_{c/sigma}}(epsilon) <= delta_v`, in units of the largest term."""
+
+    def __init__(self, law: ParticipationLaw, sigma: float, epsilon: float, delta: float):
+        self._sigma, self._epsilon, self._budget = sigma, epsilon, Budget.split(delta)
+        self._scale = max(float(gdp_delta(epsilon, math.sqrt(law.most()) / sigma)), 1e-300)
+        self._theta = self._budget.delta_v / (self._scale * (1 + law.draw_error()))
+
+    def accepts(self, counts) -> bool:
+        if self._theta >= 1:
+            return True
+        bets, weights = bounds.default_bets()
+        q = self._budget.failure_probability
+        return bounds.accepts(self._terms(counts), self._theta, q, bets, weights)
+
+    def hopeless(self, counts) -> bool:
+        return bounds.hopeless(self._terms(counts), self._theta)
+
+    def _terms(self, counts) -> np.ndarray:
+        """The histogram of terms, each rounded up, over `bounds.TERM_EDGES`."""
+        values = np.array([value for value, _ in counts], float)
+        deltas = np.atleast_1d(gdp_delta(self._epsilon, np.sqrt(values) / self._sigma))
+        found = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        for one, (_, number) in zip(deltas, counts, strict=True):
+            found += number * bounds.bin_terms([min(1.0, float(one) / self._scale * (1 + 1e-9))])
+        return found
+
+
+def certify_mixture(
+    law: ParticipationLaw,
+    sigma: float,
+    epsilon: float,
+    delta: float,
+    *,
+    num_samples: int = 2**18,
+    key=None,
+    progress: Progress | None = None,
+) -> MixtureEvidence:
+    """Draws of a law that show `delta(epsilon) <= delta` at noise sigma (relative to 2 C).
+
+    Args:
+      law: `SamplerLaw`, `SchemeLaw`, or another.
+      sigma: noise std over twice the clip norm.
+      epsilon, delta: the guarantee, the failure probability of the draws included.
+      num_samples: at most that many, in whole blocks of 4096.
+      key: a JAX key; from the operating system by default. Only tests should fix it.
+      progress: called with ("participations", draws, most draws).
+
+    Raises:
+      ValueError: bad arguments, or draws that do not show it.
+    """
+    _validate.scale("sigma", sigma)
+    _validate.calibration_target("epsilon", epsilon, "delta", delta)
+    blocks = -(-_validate.positive_integer("num_samples", num_samples) // BLOCK)
+    stream = randomness.stream_key(randomness.checked_key(key), _DRAWS)
+    drawn, look = np.zeros(0, np.int64), 1
+    for done in range(1, blocks + 1):
+        drawn = np.concatenate([drawn, _block(law, stream, done - 1)])
+        if progress:
+            progress("participations", len(drawn), blocks * BLOCK)
+        if done < min(look, blocks):
+            continue
+        look = done + max(1, done // 8)  # the rule allows looking at any time
+        counts = _counts(drawn)
+        test = _Test(law, sigma, epsilon, delta)
+        if test.accepts(counts):
+            key_words = tuple(randomness.key_words(stream))
+            return MixtureEvidence(digest(law, sigma, epsilon, delta), key_words, counts)
+        if test.hopeless(counts):
+            break
+    raise ValueError(
+        f"sigma {sigma:g} could not be certified for epsilon {epsilon:g}, delta {delta:g} by {len(drawn)} "
+        "draws"
+    )
+
+
+def calibrate_mixture(
+    law: ParticipationLaw, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
+) -> float:
+    """A sigma that as many draws will certify, most likely, and hardly any more: from draws of its own.
+
+    An estimate, whose errors cost power or noise and never a guarantee.
+    """
+    _validate.calibration_target("epsilon", epsilon, "delta", delta)
+    _validate.positive_integer("num_samples", num_samples)
+    stream = randomness.stream_key(randomness.checked_key(key), _PILOT)
+    blocks = max(1, min(16, num_samples // BLOCK))
+    pilot = np.concatenate([_block(law, stream, block) for block in range(blocks)])
+    pairs = _counts(pilot)
+    values, numbers = np.array(pairs, float).T
+    # As if there were as many draws as there will be.
+    scaled = tuple((value, math.ceil(number * num_samples / len(pilot))) for value, number in pairs)
+
+    def good(log_sigma: float) -> bool:
+        sigma = math.exp(log_sigma)
+        terms = np.atleast_1d(gdp_delta(epsilon, np.sqrt(values) / sigma))
+        deviation = math.sqrt(np.cov(terms, fweights=numbers.astype(int)))
+        # The mean of the draws to come differs from the pilot's by chance: five standard errors are left.
+        left = delta - 5 * deviation * math.sqrt(1 / len(pilot) + 1 / num_samples)
+        return left > 0 and accepts(scaled, law, sigma, epsilon, left)
+
+    low = high = 0.0
+    while not good(high):
+        high += 1.0
+        if high > 50:
+            raise ValueError(f"num_samples must be more than {num_samples} to show delta {delta:g}")
+    while good(low):
+        low -= 1.0
+        if low < -50:
+            return math.exp(low)
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return math.exp(high)
+
+
+def replayed(evidence: MixtureEvidence, law: ParticipationLaw) -> bool:
+    """Whether the stored key draws the stored counts; they are integers, the same on any machine."""
+    stream = randomness.key_from_words(list(evidence.key))
+    blocks, rest = divmod(evidence.num_samples, BLOCK)
+    left = dict(evidence.counts)
+    for block in range(0 if rest else blocks):
+        for value, number in _counts(_block(law, stream, block)):
+            left[value] = left.get(value, 0) - number
+            if left[value] < 0:  # more than are stored: the others need not be drawn
+                return False
+    return not any(left.values())
+
+
+def _block(law: ParticipationLaw, stream, block: int) -> np.ndarray:
+    return np.asarray(law.draw(jax.random.fold_in(stream, block), BLOCK), np.int64)
+
+
+def _counts(drawn: np.ndarray) -> tuple[tuple[int, int], ...]:
+    values, numbers = np.unique(drawn, return_counts=True)
+    return tuple((int(value), int(number)) for value, number in zip(values, numbers, strict=True))

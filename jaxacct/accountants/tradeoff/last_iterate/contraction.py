@@ -1,0 +1,53 @@
+"""When a gradient step is a contraction, and the checks that every bound of arXiv 2403.00278 shares."""
+
+import numpy as np
+
+from jaxacct.common import validate as _validate
+
+
+def contraction_factor(stepsize: float, strong_convexity: float, smoothness: float) -> float:
+    """Lipschitz constant c of `x - eta grad f(x)` for every m-strongly convex, M-smooth f.
+
+    `max(|1 - eta m|, |1 - eta M|)`; it must be below 1 for m > 0 (eta < 2/M) and at most 1 for m = 0
+    (eta <= 2/M).
+
+    Raises:
+      ValueError: for a step size at which no contraction theorem applies.
+    """
+    eta = _validate.scale("stepsize", stepsize)
+    m = _validate.scale_or_zero("strong_convexity", strong_convexity)
+    M = _validate.scale("smoothness", smoothness)
+    if m > M:
+        raise ValueError(f"strong_convexity must be at most smoothness {M:g}, was {m:g}")
+    if m > 0 and not eta * M < 2:
+        raise ValueError(
+            f"stepsize must be below 2/smoothness = {2 / M:g}, was {eta:g}: no contraction theorem applies"
+        )
+    if m == 0 and not eta * M <= 2:
+        raise ValueError(
+            f"stepsize must be at most 2/smoothness = {2 / M:g}, was {eta:g}: no contraction theorem applies"
+        )
+    if m == 0:
+        return 1.0
+    c = max(abs(1 - eta * m), abs(1 - eta * M))
+    # Rounded up, as 1 - c decides where the step hardly contracts; any larger constant is one, too.
+    return min(1.0, c + 2.0**-52) if c else 0.0
+
+
+def check_run(*, noise_std, grad_sensitivity, num_examples, diameter) -> None:
+    """The arguments that all bounds share."""
+    _validate.scale("noise_std", noise_std)
+    _validate.scale_or_zero("grad_sensitivity", grad_sensitivity)
+    _validate.positive_integer("num_examples", num_examples)
+    if diameter is not None:
+        _validate.scale("diameter", diameter)
+
+
+def stepsizes(stepsize, steps: int) -> np.ndarray | None:
+    """A schedule as (steps,) float64, None for one number."""
+    if np.ndim(stepsize) == 0:
+        return None
+    schedule = np.asarray(stepsize, np.float64)
+    if schedule.shape != (steps,):
+        raise ValueError(f"stepsize must be one number or {steps} of them, had shape {schedule.shape}")
+    return schedule

@@ -1,0 +1,82 @@
+"""From Renyi to approximate differential privacy, and the Renyi bounds that shifted interpolation is
+compared to.
+
+Each conversion of `(alpha, rho alpha)`-RDP for all alpha > 1 is minimised over alpha; the least of them is
+valid.
+"""
+
+import math
+
+from scipy import optimize
+
+from jaxacct.common import validate as _validate
+
+METHODS = ("mironov", "bun-steinke", "balle", "asoodeh")
+
+
+def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
+    """Epsilon at delta of a mechanism with `(alpha, rho alpha)`-RDP for every alpha > 1 (rho-zCDP).
+
+    Args:
+      rho: at least 0.
+      delta: in (0, 1).
+      method: "mironov" (arXiv 1702.07476, proposition 3), "bun-steinke" (arXiv 1605.02065, proposition 3.5),
+        "balle" (arXiv 1905.09982, theorem 20), "asoodeh" (arXiv 2008.06529, lemma 1), or the least of all,
+        "best".
+    """
+    rho = _validate.nonnegative_number("rho", rho)
+    delta = _validate.open_probability("delta", delta)
+    _validate.one_of("method", method, (*METHODS, "best"))
+    if rho == 0:
+        return 0.0
+    if method == "best":
+        return min(rdp_to_epsilon(rho, delta, one) for one in METHODS)
+    log = math.log(1 / delta)
+    if method == "mironov":
+        return rho + 2 * math.sqrt(rho * log)
+    if method == "bun-steinke":
+        return rho + math.sqrt(4 * rho * log)
+
+    def balle(a):
+        return rho * a + math.log1p(-1 / a) - math.log(a * delta) / (a - 1)
+
+    def asoodeh(a):
+        x = rho * a * (a - 1)
+        # ln((e^x - 1)/(a delta) + 1), from above: the 1 is kept where it counts.
+        top = x + math.log(-math.expm1(-x)) - math.log(a * delta) if x > 0 else -math.inf
+        return (top + math.log1p(math.exp(-top)) if top > 0 else math.log1p(math.exp(top))) / (a - 1)
+
+    value = balle if method == "balle" else asoodeh
+    # Any alpha is valid: coarse first, then fine around the best.
+    grid = [i / 20 for i in range(-160, 241)]
+    best = min(grid, key=lambda t: value(1 + math.exp(t)))
+    found = optimize.minimize_scalar(
+        lambda t: value(1 + math.exp(t)),
+        bounds=(best - 0.1, best + 0.1),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    return max(0.0, min(float(found.fun), value(1 + math.exp(best))))
+
+
+def ye_shokri_cyclic_rho(
+    *, epochs: int, batches_per_epoch: int, contraction: float, batch_sensitivity: float
+) -> float:
+    """rho of the earlier bound for noisy cyclic gradient descent (Ye and Shokri 2022, theorem 3.3).
+
+    `(S_b^2 / 2) (1 + c^(l-2) (1-c^2) / (1-c^l)^2 (1 - c^(l (E-1))))`, printed for comparison.
+    """
+    c, cycle, E = contraction, batches_per_epoch, epochs
+    _validate.open_probability("contraction", _validate.scale("contraction", c))
+    _validate.scale_or_zero("batch_sensitivity", batch_sensitivity)
+    extra = c ** (cycle - 2) * (1 - c * c) / (1 - c**cycle) ** 2 * (1 - c ** (cycle * (E - 1)))
+    return batch_sensitivity**2 / 2 * (1 + extra)
+
+
+def ye_shokri_full_rho(*, steps: int, contraction: float, slower: float, sensitivity: float) -> float:
+    """rho of the earlier bound of figure 1 (Ye and Shokri 2022, theorem D.6): `S^2 (1+c)/(1-c) (1 -
+    slower^t)`."""
+    _validate.open_probability("contraction", contraction)
+    _validate.probability("slower", slower)
+    _validate.scale_or_zero("sensitivity", sensitivity)
+    return sensitivity**2 * (1 + contraction) / (1 - contraction) * (1 - slower**steps)

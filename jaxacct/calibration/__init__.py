@@ -1,0 +1,1 @@
+"""The smallest noise multiplier that is certified."""

@@ -1,0 +1,127 @@
+"""How fast this machine draws privacy losses, and how much of its memory's speed that takes."""
+
+import resource
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.estimates.shared_draws import sample_privacy_losses
+from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels.memory_traffic import bytes_moved
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals import base as proposals
+from jaxacct.proposals import sampling
+from jaxacct.proposals.families.replicas import replica_proposal
+from jaxacct.schemes import BMinSep
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.strategies import BandedToeplitz
+
+# (iterations, bands and separation, data set size, batch size, noise multiplier, epsilon)
+SETTINGS = ((7200, 256, 14_745_600, 1793, 0.47, 10.0), (1024, 16, 51_200, 200, 1.0, 4.0))
+
+
+def measure(samples: int) -> dict:
+    """Samples per second of plain and two-replica draws in both settings, compile time and peak memory.
+
+    `bytes_per_sample` is counted from the compiled program (`jaxacct.kernels.memory_traffic`),
+    `flops_per_sample` by XLA; `share_of_bandwidth` is the bytes moved a second over what a copy of a large
+    array moves here. It is above 1 where most of the traffic stays in cache.
+    """
+    rows, bandwidth = [], _copy_bandwidth()
+    for n, b, size, batch, sigma, epsilon in SETTINGS:
+        scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
+        mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), sigma)
+        for proposal in (
+            proposals.plain(mechanism, Direction.REMOVE),
+            replica_proposal(mechanism, 2, epsilon),
+        ):
+            rows.append(
+                {"iterations": n, "bands": b, "noise_multiplier": sigma, "proposal": proposal.name}
+                | _time(proposal, samples, bandwidth)
+            )
+        rows.append(
+            {"iterations": n, "bands": b, "noise_multipliers": 30, "proposal": "plain, shared draws"}
+            | _time_shared(mechanism, max(randomness.BLOCK_SIZE, samples // 8))
+        )
+    return {
+        "device": jax.devices()[0].device_kind,
+        "num_devices": jax.device_count(),
+        "jax": jax.__version__,
+        "copy_bytes_per_second": bandwidth,
+        "settings": rows,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_device_memory_mb": _device_memory(),
+    }
+
+
+def _device_memory() -> float | None:
+    stats = jax.local_devices()[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return None if peak is None else peak / 2**20
+
+
+def _copy_bandwidth() -> float:
+    """Bytes read and written a second by `x + 1` on 256 MB, the best of five."""
+    add, x = jax.jit(lambda x: x + 1), jnp.zeros(2**26, jnp.float32)
+    add(x).block_until_ready()
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        add(x).block_until_ready()
+        seconds.append(time.perf_counter() - started)
+    return 2 * x.nbytes / min(seconds)
+
+
+def _time_shared(mechanism: Mechanism, samples: int) -> dict:
+    """30 noise multipliers from the same draws against one, by the same code."""
+
+    def run(count):
+        sigmas = mechanism.noise_multiplier * np.linspace(0.8, 1.2, count)
+        started = time.perf_counter()
+        sample_privacy_losses(key, mechanism.scheme, mechanism.strategy, sigmas, samples)
+        return time.perf_counter() - started
+
+    key = randomness.fresh_key()
+    # The first run of each compiles.
+    one, many = (min([run(count) for _ in range(4)][1:]) for count in (1, 30))
+    return {"samples_per_second": samples / many, "ratio_to_one_noise_multiplier": many / one}
+
+
+def _cost(proposal) -> dict:
+    """Bytes moved by the program of one block, and XLA's count of its flops where it has one, a sample."""
+    mechanism = proposal.mechanism
+    compiled = proposals.draw_blocks.lower(
+        proposal.draw_block,
+        mechanism.scheme,
+        mechanism.strategy,
+        jnp.dtype(jnp.float32),
+        mechanism.noise_multiplier,
+        proposal.tables(),
+        threefry.trees(randomness.block_keys(randomness.fresh_key(), 0, 1)),
+    ).compile()
+    flops = (compiled.cost_analysis() or {}).get("flops")
+    return {
+        "bytes_per_sample": bytes_moved(compiled.as_text() or "") / randomness.BLOCK_SIZE,
+        "flops_per_sample": None if flops is None else flops / randomness.BLOCK_SIZE,
+    }
+
+
+def _time(proposal, samples: int, bandwidth: float) -> dict:
+    stream = randomness.fresh_key()
+    blocks = -(-samples // randomness.BLOCK_SIZE)
+
+    def run(count):
+        started = time.perf_counter()
+        drawn = sum(d.loss.size for d in sampling.draw_in_batches(proposal, stream, 0, count))
+        return drawn, time.perf_counter() - started
+
+    _, first = run(sampling.blocks_at_once(proposal.mechanism))
+    drawn, seconds = min((run(blocks) for _ in range(3)), key=lambda pair: pair[1])
+    cost = _cost(proposal)
+    return cost | {
+        "samples_per_second": drawn / seconds,
+        "share_of_bandwidth": cost["bytes_per_sample"] * drawn / seconds / bandwidth,
+        "compile_seconds": max(0.0, first - seconds * sampling.blocks_at_once(proposal.mechanism) / blocks),
+    }

@@ -1,0 +1,1 @@
+"""Files, records, checks of plain values and progress: what every other folder may use."""

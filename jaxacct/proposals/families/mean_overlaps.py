@@ -1,0 +1,235 @@
+"""The add direction of a user with several examples: what these share in the mean, and not at most.
+
+Where the likelihood of k independent examples is too large to be computed, f is bounded from below by taking
+off the most that a participation could share with all others, `Mechanism.cross_terms`, which is much. In the
+mean they share little: with f_1 the likelihood ratio of one example and m its mean participation under the
+law tilted by log-ratios r_0,
+
+    ln f(r)  >=  k (ln f_1(r_0) + <m, r - r_0>)  -  (k (k - 1) / 2) |C m|^2 / sigma^2
+
+for all r, by the Gibbs variational principle (proofs/shared_examples.md, theorem 8). At one r_0 it is linear
+in r, so `(1 - e^epsilon f)_+` is at most that of a half-space, whose mean is known. At r_0 = r, made anew for
+every draw from that half-space, it is nearly exact (theorem 9).
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import randomness, threefry
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import column_norms, loss_of_scores
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
+from jaxacct.proposals.families.half_space import (
+    Minorant,
+    coordinate_table,
+    draw_in_half_space,
+    halving_sum,
+    log_half_space_mean,
+    loss_and_gradient,
+    proposal_along,
+    search_minorant,
+)
+from jaxacct.proposals.families.plain_bounded import add_is_zero, log_remainder_scale
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.lines import BudgetLine
+from jaxacct.strategies.stationary import circulant_length
+
+# Variants: a half-space with the mean overlaps of every sample, one with the largest overlaps, samples of Q.
+_EVERY, _LARGEST, _PLAIN = (ProposalSpec("mean-overlaps", (variant,)) for variant in range(3))
+_LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
+
+
+def mean_overlap_tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
+    """The bound of theorem 8 at normalised noise scores `noise`, (iterations,) float64, one that is on ln f.
+
+    The constant is lowered by 1e-8 of the size of its parts, which covers float64 rounding; None where it
+    cannot be computed.
+    """
+    assert mechanism.scheme.parts is not None  # of several examples
+    one, number = mechanism.scheme.parts
+    sigma, strategy = mechanism.noise_multiplier, mechanism.strategy
+    halves = strategy.half_square_norms()
+    excess = noise / sigma - halves / sigma**2
+    with jax.enable_x64(True):
+        norms = column_norms(one, strategy) / sigma**2
+        loss, gradient = loss_and_gradient(one, excess, norms)
+        loss, gradient = float(loss), np.asarray(gradient, np.float64)
+    if not (math.isfinite(loss) and np.all(np.isfinite(gradient))):
+        return None
+    mean = np.maximum(gradient, 0.0)
+    square = max(float(mean @ strategy.gram(mean)), 0.0)
+    if square == 0:
+        return None
+    shared = number * (number - 1) / 2 * square / sigma**2
+    parts = (number * loss, -number * (mean @ excess), -number * (mean * halves).sum() / sigma**2, -shared)
+    constant = float(sum(parts) - _LOWERED * (1 + sum(map(abs, parts))))
+    return Minorant(constant, number * mean, number * math.sqrt(square))
+
+
+def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | None:
+    """The half-space with the smallest mean that was found; None where all hold the output of no noise."""
+    sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
+
+    def edge_and_slope(minorant):
+        slope = minorant.norm / sigma
+        return -(epsilon + minorant.constant) / slope, slope
+
+    def log_mean(minorant):
+        return math.inf if minorant is None else log_half_space_mean(*edge_and_slope(minorant))
+
+    def tangent_at(noise):
+        return mean_overlap_tangent(mechanism, noise)
+
+    jensen = tangent_at(np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
+    best = search_minorant(jensen, tangent_at, log_mean, mechanism.strategy.gram)
+    if best is None or epsilon + best.constant <= 0:
+        return None  # no noise at all would be in the half-space
+    table = coordinate_table(*edge_and_slope(best))
+    # Where examples take part for certain, only their starts are not known.
+    if mechanism.scheme.sums.probability == 1:
+        return proposal_along(mechanism, best, *table, _LARGEST)
+    lines = functools.partial(with_the_law_of_means, mechanism)
+    return proposal_along(mechanism, best, *table, _EVERY, _draw, lines)
+
+
+def _draw(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    noise, log_weight = draw_in_half_space(key, scheme, strategy, tables, dtype)
+    return Draws(loss_of_mean_overlaps(scheme, strategy, noise, sigma), log_weight)
+
+
+def loss_of_mean_overlaps(scheme, strategy, noise, sigma):
+    """At most ln P/Q, by theorem 9: (num_samples,) of the dtype of `noise`.
+
+    What examples share is rounded up; for the rest there are lines (proofs/rounding.md, section 7).
+
+    Args:
+      noise: (num_samples, iterations) normalised scores.
+    """
+    return _loss_of_mean_overlaps(scheme, strategy, sigma * noise, sigma)
+
+
+def loss_from_below(scheme, strategy, scores_, sigma):
+    """At most ln P/Q of (num_samples, iterations) scores of a user with several examples.
+
+    By theorem 9, and by what examples share at most where draws have no means.
+    """
+    if has_means(scheme, strategy):
+        return _loss_of_mean_overlaps(scheme, strategy, scores_, sigma)
+    return loss_of_scores(scheme, strategy, scores_, sigma, Direction.ADD)
+
+
+def has_means(scheme, strategy) -> bool:
+    """Whether the mean participations of every draw are computed: else starts alone are unknown, or C is not
+    Toeplitz."""
+    return scheme.sums.probability < 1 and strategy.is_toeplitz
+
+
+def _loss_of_mean_overlaps(scheme, strategy, scores_, sigma):
+    one, number = scheme.parts
+    dtype, n = scores_.dtype, scheme.iterations
+    unit = float(jnp.finfo(dtype).eps) / 2
+    halves = jnp.asarray(strategy.half_square_norms(), dtype)
+    loss, mean = one.loss_and_mean_participation((scores_ - halves) / sigma**2)
+    off = unit * 8 * (rounding.fourier_roundings(circulant_length(n, strategy.bands)) + 8)
+    off *= float(np.abs(strategy.array).sum()) ** 2
+    square = halving_sum(mean * strategy.signal_scores(mean)) + off * halving_sum(mean**2)
+    relative = math.expm1(unit * 12 * (n + one.min_separation + 40))
+    shared = number * (number - 1) / 2 * (1 + 3 * relative) * square / sigma**2 + 1e-30
+    return number * loss - shared - 8 * unit * (jnp.abs(number * loss) + shared)
+
+
+def with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
+    """`lines` of k times the loss of one example, and that means are those of a law which is only near to the
+    one given the outputs."""
+    one, number = mechanism.scheme.parts  # pyrefly: ignore[not-iterable]
+    # At least three times what ln f_1 is off by from any step on: the odds of taking part.
+    odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
+    apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2
+    source = "proofs/rounding.md, section 7"
+    return *lines, BudgetLine("law of mean overlaps", "epsilon", number * apart, source)
+
+
+def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
+    """Draws of Q itself with the losses of theorem 9; `epsilon` below -ln P(x = 0)."""
+    return dataclasses.replace(
+        plain(mechanism, Direction.ADD),
+        spec=_PLAIN,
+        log_scale=log_remainder_scale(mechanism, epsilon),
+        draw_block=_draw_plain,
+        rounding_lines=lambda delta_v: with_the_law_of_means(
+            mechanism, rounding.loss_lines(mechanism, float(delta_v), Direction.ADD)
+        ),
+        below=lambda: plain_from_below(mechanism, Direction.ADD),
+    )
+
+
+def _draw_plain(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    del tables
+    loss = loss_from_below(scheme, strategy, drawn_scores(key, scheme, strategy, sigma, dtype), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def plain_from_below(mechanism: Mechanism, direction: str) -> Proposal:
+    """Draws of the target itself, with losses of several examples that are bounds on the safe side for a
+    bound from below: of examples that share nothing in the add direction, of theorem 9 in the other."""
+    known = plain(mechanism, direction)
+
+    def lines(delta_v):
+        found = rounding.loss_lines(mechanism, float(delta_v), known.direction)
+        return with_the_law_of_means(mechanism, found) if direction == Direction.REMOVE else found
+
+    draw_block = _remove_from_below if direction == Direction.REMOVE else _add_from_below
+    return dataclasses.replace(known, draw_block=draw_block, rounding_lines=lines)
+
+
+def _remove_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    del tables
+    scores = drawn_scores(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
+    loss = loss_from_below(scheme, strategy, scores, sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def _add_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    del tables
+    loss = loss_of_scores(scheme, strategy, drawn_scores(key, scheme, strategy, sigma, dtype), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
+
+
+def drawn_scores(key, scheme, strategy, sigma, dtype, draw_counts=None):
+    """Of outputs with participations or without."""
+    normals_key, counts_key = threefry.split(key)
+    normals = strategy.draw_normals(normals_key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
+    counts = None if draw_counts is None else draw_counts(counts_key, randomness.BLOCK_SIZE).astype(dtype)
+    return strategy.scores_from_normals(normals, scheme.iterations, sigma, counts)
+
+
+def build(setting: Setting, variant: int) -> Proposal:
+    """Return the candidate of a variant; ValueError where there is none."""
+    found = [one for one in candidates(setting, None) if one.spec.parameters == (variant,)]
+    if not found:
+        raise ValueError(f"mean-overlaps:{variant} is not available for this mechanism")
+    return found[0]
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """The one there is where the likelihood of several examples is bounded; none elsewhere.
+
+    Where the output of no noise is in every half-space, draws of Q itself.
+    """
+    del samples_needed  # without a half-space draws of Q itself
+    mechanism, epsilon = setting.mechanism, setting.epsilon
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    if scheme.parts is None or not strategy.is_toeplitz or not scheme.overlap_bound(strategy) > 0:
+        return []
+    if scheme.log_probability_of_none() > -math.inf and add_is_zero(mechanism, epsilon):
+        return []
+    found = mean_overlap_proposal(mechanism, epsilon)
+    if found is not None:
+        return [found]
+    return [plain_proposal(mechanism, epsilon)] if has_means(scheme, strategy) else []

@@ -1,0 +1,225 @@
+"""Replica proposals for the remove direction (proofs/proposals.md): draw m participation vectors that
+attract.
+
+`R_m` has density `Q f^m / Z_m`, `f = P/Q`. It is a mixture: pick `x_1 .. x_m` with probability proportional
+to `prod p(x_i) exp( sum_{i<j} <C x_i, C x_j> / sigma^2 )`, then `y ~ N(C (x_1 + .. + x_m), sigma^2 I)`. A
+draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
+`M_m = Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
+
+Where C is not banded, Z_m and f are bounded from above and a weight has one more factor, at most 1
+(`proposals.overlaps`, proofs/non_banded.md).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxacct.kernels import randomness, threefry
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
+from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.strategies.stationary import adds_windows
+
+
+def _module(mechanism: Mechanism):
+    module = mechanism.scheme.replicas
+    if module is None:
+        raise ValueError(f"scheme must have replicas, {mechanism.scheme.name} has none")
+    return module
+
+
+def most_replicas(mechanism: Mechanism) -> int:
+    """The largest number of replicas that there are tables for; 1 where C is not Toeplitz, or the scheme has
+    none.
+    """
+    if mechanism.scheme.replicas is None or not mechanism.strategy.is_toeplitz:
+        return 1
+    return _module(mechanism).most_replicas(mechanism)
+
+
+def table_samples(mechanism: Mechanism, m: int) -> float:
+    """How many samples are drawn in the time that the tables of m replicas take, about."""
+    return _module(mechanism).table_samples(mechanism, m)
+
+
+def log_normalizer(mechanism: Mechanism, m: int) -> float:
+    """ln Z_m = ln E_Q f^m on the rows of the strategy, float64, or more where C is not banded; inf where it
+    overflows.
+    """
+    return _module(mechanism).log_normalizer(mechanism, m)
+
+
+def log_scale(log_normalizer: float, m: float, epsilon: float) -> float:
+    """ln M_m: the Renyi bound on ln delta(epsilon) of order m > 1, natural logs."""
+    return log_normalizer - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """m replicas of a mechanism for which there are tables; what proposals that draw them have in common.
+
+    Attributes:
+      module: the scheme's, which has the tables.
+      log_normalizer: ln Z_m, finite.
+      relative_error, total_variation: of what is drawn, as `Proposal` has them.
+    """
+
+    mechanism: Mechanism
+    m: int
+    module: Any
+    log_normalizer: float
+    relative_error: float
+    total_variation: float
+
+    def tables(self) -> dict:
+        """What `draw_block` needs: ln Z_m and m in float32, and the arrays of the module."""
+        arrays = self.module.tables(self.mechanism, self.m)
+        known = {"log_z": jnp.float32(self.log_normalizer), "m": jnp.float32(self.m), "arrays": arrays}
+        return known | overlap_arrays(self.mechanism, self.m) if self.mechanism.is_upper_bound else known
+
+
+def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
+    """m of them, at least `least`.
+
+    Raises:
+      ValueError: for a number of replicas that the scheme has no tables for, or whose Z_m overflows.
+    """
+    module = _module(mechanism)
+    if not least <= m <= most_replicas(mechanism):
+        raise ValueError(f"m must be in {least}..{most_replicas(mechanism)} for this scheme, was {m}")
+    log_z = module.log_normalizer(mechanism, m)
+    if not math.isfinite(log_z):
+        raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
+    relative_error, total_variation = module.errors(mechanism, m)
+    if mechanism.is_upper_bound:
+        total_variation += overlap_variation(mechanism, m)
+    return Replicas(mechanism, m, module, log_z, relative_error, total_variation)
+
+
+def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
+    """The proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
+
+    Raises:
+      ValueError: as `checked_replicas`.
+    """
+    drawn = checked_replicas(mechanism, m)
+    log_z = drawn.log_normalizer
+    return Proposal(
+        spec=ProposalSpec("replicas", (m,)),
+        direction=Direction.REMOVE,
+        mechanism=mechanism,
+        log_scale=log_scale(log_z, m, epsilon),
+        draw_block=(_overlapping_drawer if mechanism.is_upper_bound else _drawer)(drawn.module),
+        tables=drawn.tables,
+        relative_error=drawn.relative_error,
+        total_variation=drawn.total_variation,
+        replicas=m,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
+        scale_at=lambda other: log_scale(log_z, m, other),
+        log_normalizer=log_z,
+    )
+
+
+def build(setting: Setting, m: int) -> Proposal:
+    """Return `replica_proposal` for a setting; ValueError as there."""
+    return replica_proposal(setting.mechanism, m, setting.epsilon)
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return the replica proposals worth considering, from m = 2 on; see `around_the_smallest_scale`."""
+    return around_the_smallest_scale(setting.mechanism, 2, functools.partial(build, setting), samples_needed)
+
+
+def around_the_smallest_scale(
+    tabled: Mechanism,
+    first: int,
+    propose: Callable[[int], Proposal],
+    samples_needed: Callable[[Proposal], float] | None,
+) -> list[Proposal]:
+    """Proposals of the orders around the one with the smallest scale.
+
+    Orders are looked at from `first` on while their tables fit and Z_m is finite. The scale is log-convex in
+    m, so the first increase ends the search; so does a proposal for which all samples that it needs are
+    drawn sooner than the tables of one more replica are built.
+
+    Args:
+      tabled: the mechanism whose replicas are drawn.
+      propose: the proposal of an order.
+      samples_needed: of a proposal; None looks at all orders.
+    """
+    found: list[Proposal] = []
+    for m in range(first, most_replicas(tabled) + 1):
+        if found and samples_needed and samples_needed(found[-1]) <= table_samples(tabled, m):
+            break
+        if not math.isfinite(log_normalizer(tabled, m)):
+            break
+        found.append(propose(m))
+        if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
+            break
+    return found
+
+
+@functools.cache  # one function a module, so that nothing compiles twice
+def _drawer(module) -> Callable[..., Draws]:
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        def drawn_by(draw):
+            return lambda counts_key, size: draw(counts_key, scheme, tables["arrays"], size)
+
+        positions = getattr(module, "draw_positions", None)
+        if positions and adds_windows(scheme, strategy, len(tables["arrays"]["hazards"])):
+            draw = functools.partial(draw_block_at, draw_positions=drawn_by(positions))
+        else:
+            draw = functools.partial(draw_block_at, draw_counts=drawn_by(module.draw_counts))
+        loss = draw(key, scheme, strategy, sigma, dtype)
+        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
+
+    return draw_block
+
+
+@functools.cache  # as above
+def _overlapping_drawer(module) -> Callable[..., Draws]:
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        drawn = {}
+
+        def draw_counts(counts_key, size):
+            drawn["counts"] = module.draw_with_one(counts_key, scheme, tables["arrays"], size)
+            return drawn["counts"][0]
+
+        loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts=draw_counts)
+        factor = log_factor(scheme, strategy, tables, *drawn["counts"])
+        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss + factor.astype(dtype))
+
+    return draw_block
+
+
+@functools.cache  # as above
+def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_scores) -> Callable[..., Draws]:
+    """Replicas of `another(scheme)`: of weight `Z_m f / g^m`, g being the likelihood ratio of the other.
+
+    Args:
+      module: of the other scheme.
+      another: the same function each time for the same schemes.
+      loss_of: ln f or a bound on it, of scores.
+    """
+
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        other = another(scheme)
+        normals_key, counts_key = threefry.split(key)
+        n, size = scheme.iterations, randomness.BLOCK_SIZE
+        normals = strategy.draw_normals(normals_key, n, size, dtype)
+        counts = module.draw_counts(counts_key, other, tables["arrays"], size).astype(dtype)
+        drawn = strategy.scores_from_normals(normals, n, sigma, counts)
+        loss = loss_of(scheme, strategy, drawn, sigma)
+        others = loss_of_scores(other, strategy, drawn, sigma)
+        return Draws(loss, tables["log_z"] + loss - tables["m"] * others)
+
+    return draw_block

@@ -1,0 +1,1 @@
+"""A search over schemes and matrices, ranked by estimates."""

@@ -1,0 +1,405 @@
+"""Pictures of plans and mechanisms as matplotlib figures.
+
+Lines differ in dash, marker and weight and not in colour alone, so that they can be told apart in grey and by
+the colour-blind. A notebook shows a figure that a cell ends with; `save` writes one as PNG.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
+from jaxacct.common import validate as _validate
+from jaxacct.core.check import Verdict
+from jaxacct.core.evidence import Mean, Sampled
+from jaxacct.core.plan import Plan
+from jaxacct.estimates.profile import Profile
+from jaxacct.kernels import randomness
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.sampling import sample_privacy_loss
+from jaxacct.recommendation.search import Recommendation
+from jaxacct.report import risk
+from jaxacct.report.figure import DASHES, MARKERS, blank, save, svg
+from jaxacct.statistics import bounds
+from jaxacct.statistics.hockey_stick import DIRECTIONS, LOSS_BIN_WIDTH, loss_bounds
+from jaxacct.strategies import Strategy
+
+DARK, LIGHT = "#1f4e79", "#c55a11"
+_COLOURS = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
+_ORDERS = 5  # in which the draws might have come, of `verification`
+_LOOKS = 60
+
+
+def profile(plan: Plan, bands: Profile | None = None):
+    """delta over epsilon: the certified point, what it says alone, and `bands` of `privacy_profile`."""
+    figure = blank(5.6, 4.0)
+    axes = figure.add_subplot()
+    epsilons = np.linspace(0, 2 * plan.epsilon or 3.0, 201)
+    implied = _delta_from_point(plan.epsilon, plan.delta, epsilons)
+    axes.plot(epsilons, implied, color="0.35", linestyle="--", label="what the certified point alone says")
+    least = plan.delta / 10
+    if bands is not None:
+        low, label = np.maximum(bands.lower, 1e-300), f"bands, {bands.confidence:.4g} confidence in all"
+        middle = np.clip(bands.estimate, low, bands.upper)
+        sides = middle - low, bands.upper - middle
+        axes.errorbar(
+            bands.epsilons, middle, sides, fmt="o", color=DARK, capsize=4, markersize=4, label=label
+        )
+        least = min(least, bands.upper.min() / 10)
+    axes.plot(plan.epsilon, plan.delta, "*", color=LIGHT, markersize=15, label="certified")
+    axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(least, 1.5), title="privacy profile")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def tradeoff(plan: Plan, bands: Profile | None = None):
+    """True against false positive rate of the best test for membership, both axes logarithmic.
+
+    With `bands` of `privacy_profile` also the bound that they give at their confidence.
+    """
+    figure = blank(5.6, 4.0)
+    axes = figure.add_subplot()
+    rates = np.geomspace(1e-5, 1, 300)
+    axes.plot(rates, rates, color="0.6", linestyle=":", label="guessing")
+    bound = risk.true_positive_rate(plan.epsilon, plan.delta, rates)
+    axes.plot(
+        rates, bound, color=LIGHT, linestyle="--", linewidth=2, label="certified: no test is above this"
+    )
+    if bands is not None:
+        most = np.minimum(bound, risk.true_positive_rate(bands.epsilons, bands.upper, rates))
+        axes.plot(
+            rates, most, color=DARK, linewidth=2, label=f"the same with confidence {bands.confidence:.4g}"
+        )
+    axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1.3), title="membership inference")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    return figure
+
+
+def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
+    """Type II against type I error of the best test for membership: the plan's trade-off curve.
+
+    Args:
+      plan: whose (epsilon, delta) alone gives the dashed curve.
+      bands: of `privacy_profile`, for the curve that all of its points give together.
+      curves: others to draw beside them by name, functions of an array of type I errors such as
+        `jaxacct.accountants.tradeoff.Gaussian(1.0)`.
+    """
+    figure = blank(5.2, 5.0)
+    axes = figure.add_subplot()
+    alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
+    axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="guessing: perfect privacy")
+    label = f"({plan.epsilon:g}, {plan.delta:g}), certified: no test is below"
+    certified = EpsilonDelta(plan.epsilon, plan.delta)
+    axes.plot(alphas, certified(alphas), color=LIGHT, linestyle="--", linewidth=2, label=label)
+    if bands is not None:
+        most = risk.true_positive_rate(bands.epsilons, bands.upper, alphas)
+        label = f"whole profile, confidence {bands.confidence:.4g}"
+        axes.plot(alphas, np.maximum(certified(alphas), 1 - most), color=DARK, linewidth=2.4, label=label)
+    for index, (name, curve) in enumerate((curves or {}).items()):
+        style = _style(index + 2)  # the first two are taken
+        axes.plot(alphas, curve(alphas), linewidth=1.5, label=name, **style)
+    axes.set(xlabel="type I error (false alarm)", ylabel="type II error (miss)", xlim=(0, 1), ylim=(0, 1))
+    axes.set_title("errors of a test for membership")
+    axes.set_aspect("equal")
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def losses(plan: Plan):
+    """Histograms of the privacy losses that the evidence holds; None where none were drawn.
+
+    Losses of the direction: ln P/Q for "remove", ln Q/P for "add", so that delta pays for draws beyond
+    epsilon in both. Where they were drawn from a proposal its law is shown, which has more of them.
+    """
+    drawn = {}
+    for each in plan.verdict.directions:
+        if isinstance(each.side, Mean):
+            drawn[each.direction] = dict(each.side.loss_counts)
+    if not drawn:
+        return None
+    figure = blank(5.6, 3.2)
+    axes = figure.add_subplot()
+    for (direction, counts), style, colour in zip(drawn.items(), ("-", "--"), (DARK, LIGHT), strict=False):
+        low, high = min(counts), max(counts)
+        heights = np.array([counts.get(index, 0) for index in range(low, high + 1)], float)
+        middle = np.nan_to_num(loss_bounds(direction)[low : high + 1] - LOSS_BIN_WIDTH / 2)
+        axes.step(
+            direction.sign * middle,
+            heights / heights.sum(),
+            where="mid",
+            linestyle=style,
+            color=colour,
+            label=direction,
+        )
+    axes.axvline(plan.epsilon, color="0.35", linestyle=":", label="epsilon")
+    axes.set(xlabel="privacy loss of a draw, natural log", ylabel="share of draws", title="what was drawn")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def histogram(samples, epsilon: float | None = None):
+    """Privacy losses that were drawn, such as by `sample_privacy_loss`, by name.
+
+    Args:
+      samples: {name: (draws,) losses, natural log}; each name has one outline, all over the same bins.
+      epsilon: marked where given: draws beyond it are what delta pays for.
+
+    Raises:
+      ValueError: where there is nothing to draw, or a loss is not finite.
+    """
+    samples = {name: np.asarray(drawn, np.float64).ravel() for name, drawn in samples.items()}
+    if not samples or not all(drawn.size and np.isfinite(drawn).all() for drawn in samples.values()):
+        raise ValueError("samples must be finite losses by name, at least one a name")
+    figure = blank(5.6, 3.4)
+    axes = figure.add_subplot()
+    edges = np.histogram_bin_edges(np.concatenate(list(samples.values())), bins=60)
+    for index, (name, drawn) in enumerate(samples.items()):
+        heights = np.histogram(drawn, edges)[0] / drawn.size
+        style = _style(index)
+        style["edgecolor"] = style.pop("color")
+        axes.stairs(heights, edges, linewidth=1.8, label=name, **style)
+    if epsilon is not None:
+        axes.axvline(epsilon, color="0.35", linestyle=":", label="epsilon")
+    axes.set(xlabel="privacy loss of a draw, natural log", ylabel="share of draws", title="privacy losses")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def privacy_losses(mechanism: Mechanism, epsilon: float | None = None, num_samples: int = 20_000, key=None):
+    """The `histogram` of plain draws of a mechanism's privacy loss in both directions; no guarantee.
+
+    ln P/Q under P, and ln Q/P under Q: delta pays for draws beyond epsilon in both.
+
+    Args:
+      mechanism: the mechanism.
+      epsilon: marked where given.
+      num_samples: draws a direction.
+      key: a JAX key; from the operating system by default.
+    """
+    key = randomness.checked_key(key)
+    drawn = {
+        direction: direction.sign * sample_privacy_loss(key, mechanism, num_samples, direction)
+        for direction in DIRECTIONS
+    }
+    return histogram(drawn, epsilon)
+
+
+def verification(verdict: Verdict):
+    """How the bet against "too little noise" grows with draws, up to what accepts; None where none was drawn.
+
+    Args:
+      verdict: `plan.verdict`, or what `plan.verify()` returned.
+
+    The draws are independent and stored as a histogram, so every order in which they might have come is as
+    likely as any other: a few of them are shown, drawn with a fixed seed. Where the add direction was
+    certified by concavity its bet is another one and is not shown.
+    """
+    shown = [each for each in verdict.directions if isinstance(each.side, Mean) and each.side.bets]
+    if not shown or not isinstance(verdict.evidence, Sampled):
+        return None
+    figure = blank(5.6, 3.6)
+    axes = figure.add_subplot()
+    random = np.random.default_rng(0)
+    for found, style, colour in zip(shown, ("-", "--"), (DARK, LIGHT), strict=False):
+        for order in range(_ORDERS):
+            drawn, wealth = _bet(found, random)
+            label = f"{found.direction}, in {_ORDERS} orders" if order == 0 else None
+            axes.plot(drawn, wealth, color=colour, linestyle=style, linewidth=1, alpha=0.8, label=label)
+    needed = -math.log(verdict.evidence.share * verdict.claim.target.budget.failure_probability)
+    label = f"accepted: wealth {math.exp(needed):.3g}, one over the chance to err"
+    axes.axhline(needed, color="0.35", linestyle=":", label=label)
+    axes.set(
+        xlabel="draws", ylabel="wealth, natural log", title="verification: a bet against the plan's noise"
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    return figure
+
+
+def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
+    """(draws so far, log of the wealth) in one random order of a direction's draws."""
+    side = found.side
+    places, counts = np.array(side.term_counts, np.int64).T
+    looks = np.unique(np.linspace(0, found.num_samples, _LOOKS + 1).astype(np.int64))
+    left, seen = counts.copy(), np.zeros(len(bounds.TERM_EDGES), np.int64)
+    wealth = [0.0]
+    for more in np.diff(looks):
+        drawn = random.multivariate_hypergeometric(left, more, method="marginals")
+        left -= drawn
+        seen[places] += drawn
+        wealth.append(bounds.log_wealth(seen, found.threshold, side.bets, side.bet_weights))
+    return looks, np.array(wealth)
+
+
+def participation(mechanism: Mechanism, examples: int = 40, key=None):
+    """Who is in which batch: the steps of made examples, drawn by the scheme with a fresh key."""
+    scheme = mechanism.scheme
+    figure = blank(7.0, 3.2)
+    axes = figure.add_subplot()
+    key = randomness.checked_key(key)
+    shown = min(scheme.iterations, 200)
+    drawn = np.asarray(jax.jit(scheme.draw_participation, static_argnums=1)(key, examples))[:, :shown]
+    axes.imshow(drawn > 0, aspect="auto", cmap="Greys", interpolation="nearest")
+    axes.set(xlabel="step", ylabel=scheme.unit, title=f"{scheme.name}: who takes part when")
+    return figure
+
+
+def matrices(mechanism: Mechanism, steps: int = 64):
+    """C, what it is inverted to, and how noise adds up over the steps with it and without."""
+    return strategy_matrices(mechanism.strategy, mechanism.scheme.iterations, steps)
+
+
+def strategy_matrices(strategy: Strategy, iterations: int, steps: int = 64):
+    """The same of a strategy by itself."""
+    n = min(steps, iterations)
+    matrix, inverse = _inverse(strategy, iterations, n)
+    figure = blank(10.0, 3.2)
+    left, middle, right = figure.subplots(1, 3)
+    for axes, shown, title in ((left, matrix, "C"), (middle, inverse, "C inverse")):
+        size = np.abs(shown).max()
+        picture = axes.imshow(shown, cmap="cividis", vmin=-size, vmax=size, interpolation="nearest")
+        axes.set(title=title, xlabel="step", ylabel="step")
+        figure.colorbar(picture, ax=axes, shrink=0.8)
+    steps_done = np.arange(1, n + 1)
+    sums = np.sqrt(np.square(np.cumsum(inverse, axis=0)).sum(axis=1))
+    right.plot(steps_done, np.sqrt(steps_done), color=LIGHT, linestyle="--", label="independent noise")
+    right.plot(steps_done, sums, color=DARK, linewidth=2, label="correlated noise")
+    right.set(xlabel="step", ylabel="standard deviation / sigma", title="noise in the running sum")
+    right.legend(fontsize=8, frameon=False)
+    right.grid(alpha=0.3)
+    return figure
+
+
+def running_sums(mechanism: Mechanism, steps: int = 200, paths: int = 3, key=None):
+    """Sums of all noise so far: drawn paths of independent and of correlated noise, with their spread.
+
+    Left as many unit normals as there are steps, added up; right the same ones through the inverse of C.
+    Both are times the noise multiplier: what parameters are off by, in units of clip norm x learning rate.
+
+    Args:
+      steps: shown, from the first.
+      paths: drawn, at least 1.
+      key: JAX key; from the operating system by default. No noise of a training run is drawn by it.
+    """
+    paths = _validate.positive_integer("paths", paths)
+    steps = min(_validate.positive_integer("steps", steps), mechanism.scheme.iterations)
+    inverse = _inverse(mechanism.strategy, mechanism.scheme.iterations, steps)[1]
+    seed = randomness.key_words(randomness.checked_key(key))
+    normals = np.random.default_rng(seed).standard_normal((steps, paths))
+    figure = blank(9.0, 3.4)
+    done, sigma = np.arange(1, steps + 1), mechanism.noise_multiplier
+    names = "independent noise (DP-SGD)", f"correlated noise ({mechanism.strategy.describe()})"
+    for axes, matrix, name in zip(
+        figure.subplots(1, 2, sharey=True), (np.eye(steps), inverse), names, strict=True
+    ):
+        sums = np.cumsum(matrix, axis=0)
+        spread = 2 * sigma * np.sqrt(np.square(sums).sum(axis=1))
+        axes.fill_between(done, -spread, spread, color="0.87", label="two standard deviations")
+        for index, path in enumerate((sigma * sums @ normals).T):
+            axes.plot(done, path, linewidth=1.2, **_style(index))
+        axes.set(xlabel="step", title=name)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("sum of the noise so far")
+    figure.axes[0].legend(fontsize=8, frameon=False, loc="upper left")
+    return figure
+
+
+def against_epsilon(lines, ylabel: str, log: bool = False):
+    """Error or accuracy against epsilon, a line a mechanism.
+
+    Args:
+      lines: {name: (epsilons, values)} or {name: (epsilons, values, half widths of intervals)}.
+      ylabel: what the values are.
+      log: whether their axis is logarithmic.
+
+    Raises:
+      ValueError: where there is nothing to draw, or lines have other numbers of values than epsilons.
+    """
+    figure = blank(5.6, 3.8)
+    axes = figure.add_subplot()
+    if not lines:
+        raise ValueError("lines must have at least one line, was empty")
+    ticks = sorted({float(epsilon) for epsilons, *_ in lines.values() for epsilon in epsilons})
+    for index, (name, (epsilons, values, *half)) in enumerate(lines.items()):
+        if any(len(part) != len(epsilons) for part in (values, *half)):
+            raise ValueError(f"lines[{name!r}] must have as many values as epsilons")
+        # Side by side, or intervals at the same epsilon would cover each other.
+        shifted = np.asarray(epsilons, float) * (1 + 0.02 * (index - (len(lines) - 1) / 2) * bool(half))
+        style = _style(index)
+        marker = MARKERS[index % len(MARKERS)]
+        axes.errorbar(shifted, values, *half, label=name, marker=marker, markersize=5, capsize=3, **style)
+    axes.set(xscale="log", xlabel="epsilon", ylabel=ylabel, yscale="log" if log else "linear")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def recommendation(found: Recommendation):
+    """The error that ranks against the copies of the parameters that the noise takes, a marker a scheme."""
+    figure = blank(5.6, 3.8)
+    axes = figure.add_subplot()
+    names = list(dict.fromkeys(candidate.scheme.name for candidate in found.candidates))
+    for index, name in enumerate(names):
+        of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]
+        points = [candidate.memory_copies for candidate in of_it], [c.error for c in of_it]
+        axes.plot(*points, MARKERS[index % len(MARKERS)], color=_COLOURS[index], label=name, markersize=6)
+    chosen = found.chosen
+    point = chosen.memory_copies, chosen.error
+    axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")
+    copies = sorted({candidate.memory_copies for candidate in found.candidates})
+    axes.set(xscale="log", yscale="log", xlabel="copies of the parameters kept for the noise (bands)")
+    axes.set(ylabel=f"{found.what_error}, an estimate", title="more bands, less error")
+    axes.set_xticks(copies, map(str, copies))
+    axes.tick_params(axis="x", which="minor", bottom=False)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _style(index: int) -> dict[str, Any]:
+    """What tells the lines of a picture apart: a dash, and a colour besides."""
+    return dict(linestyle=DASHES[index % len(DASHES)], color=_COLOURS[index % len(_COLOURS)])
+
+
+def _inverse(strategy: Strategy, whole: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first n rows and columns of C, of `whole` steps, and of its inverse, float64."""
+    # The scores of a unit output are a row of C; the first rows of a Toeplitz matrix are the same for any n.
+    rows = np.asarray(strategy.output_scores(np.eye(n if strategy.is_toeplitz else whole, dtype=np.float32)))
+    matrix = np.tril(rows.astype(np.float64)[:n, :n])
+    return matrix, np.linalg.inv(matrix)
+
+
+def _delta_from_point(epsilon: float, delta: float, others: np.ndarray) -> np.ndarray:
+    """The bound on delta at `others` that (epsilon, delta) alone gives: the worst pair of laws has it."""
+    # Its losses are epsilon and -epsilon but for delta (Kairouz, Oh and Viswanath, ICML 2015).
+    odds = (1 - delta) / (1 + np.exp(epsilon))
+    gain = np.maximum(0.0, np.exp(epsilon) - np.exp(others)) * odds
+    return delta + gain
+
+
+__all__ = [
+    "against_epsilon",
+    "blank",
+    "histogram",
+    "losses",
+    "matrices",
+    "participation",
+    "profile",
+    "recommendation",
+    "running_sums",
+    "save",
+    "strategy_matrices",
+    "svg",
+    "tradeoff",
+    "tradeoff_curve",
+    "verification",
+]

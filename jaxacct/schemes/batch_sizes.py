@@ -1,0 +1,80 @@
+"""The batch sizes that a plan states: they follow from the scheme and the size of the data set.
+
+A run stops at a batch that is larger than stated (proofs/rounding.md, section 8).
+"""
+
+import math
+from dataclasses import dataclass
+
+import scipy
+
+from jaxacct.common import validate as _validate
+from jaxacct.schemes import Scheme
+
+# Of plans that did not put it aside; and the most that it may be of delta.
+OVERFLOW = 1e-9
+_SHARE_OF_DELTA = 1e-3
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A batch beyond the largest that a plan states.
+
+    Attributes:
+      probability: of one in a run, at most.
+      delta: what that adds to delta.
+    """
+
+    probability: float
+    delta: float
+
+
+def overflow(
+    scheme: Scheme, epsilon: float, delta: float, dataset_size: int | None, cut_to: int | None = None
+) -> Overflow | None:
+    """What is put aside for batches too large, at most a thousandth of `delta`; None where all sizes are cut.
+
+    None without a data set size, too: the plan then states no sizes.
+    """
+    if dataset_size is None or cut_to is not None or scheme.cut_to is not None:
+        return None
+    # Coins of the unit itself may be seen in whether the run stops: under D, and under D' times e^epsilon.
+    times = 1.0 if scheme.others_are_independent else 1 + (math.exp(epsilon) if epsilon < 700 else math.inf)
+    spent = min(OVERFLOW * times, _SHARE_OF_DELTA * delta)
+    return Overflow(spent / times, spent)
+
+
+def batch_sizes(
+    scheme: Scheme, dataset_size: int | None, cut_to: int | None = None, overflow: float = OVERFLOW
+) -> tuple[float | None, int | None]:
+    """(expected batch size over the run, largest batch size); None and None without a data set size.
+
+    Args:
+      cut_to: larger batches are cut to this; by default a size that no step exceeds, but with probability
+        `overflow` at most.
+
+    Raises:
+      ValueError: a data set size that is no positive integer, or not that of the scheme.
+    """
+    if dataset_size is None:
+        return None, None
+    size = _validate.positive_integer("dataset_size", dataset_size)
+    scheme.check_dataset_size(size)
+    cut_to = cut_to if scheme.cut_to is None else scheme.cut_to
+    expected = float(scheme.expected_batch_sizes(size).mean())
+    if cut_to is not None:
+        return expected, _validate.positive_integer("max_batch_size", cut_to)
+    return expected, max_batch_size(size, scheme.largest_rate, scheme.iterations, overflow)
+
+
+def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = OVERFLOW) -> int:
+    """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
+    if not overflow / iterations > 1e-300:
+        return dataset_size
+    chance, low, high = overflow / iterations, -1, dataset_size
+    while high - low > 1:  # the smallest that is exceeded with that probability at most
+        middle = (low + high) // 2
+        # The binomial tail, as SciPy's distributions have it; to load them all takes a third of a second.
+        exceeded = scipy.special.betainc(middle + 1, dataset_size - middle, rate)
+        low, high = (low, middle) if exceeded <= chance else (middle, high)
+    return min(dataset_size, high + 1)

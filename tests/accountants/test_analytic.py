@@ -1,0 +1,116 @@
+"""Analytic fallbacks against dp-accounting and against enumeration-free closed forms."""
+
+import json
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Mechanism,
+    MultiAttribution,
+    NotCertifiedError,
+    Plan,
+    Poisson,
+    calibrate,
+)
+from jaxacct.accountants import analytic, unamplified
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.calibration import calibrate as calibration
+from jaxacct.common.files import to_json
+from jaxacct.core.evidence import Bound
+
+
+def at(scheme, noise_multiplier: float) -> Mechanism:
+    return Mechanism(scheme, BandedToeplitz.identity(), noise_multiplier)
+
+
+@pytest.mark.parametrize("sensitivity", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
+def test_gaussian_delta(epsilon, sensitivity):
+    mu = sensitivity / 2.0
+    exact = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    assert gaussian_delta(epsilon, 2.0, sensitivity) == pytest.approx(exact, rel=1e-9, abs=1e-15)
+
+
+def test_published_gaussian_delta():
+    """Three Gaussians of sigma sqrt(3) at epsilon 1: .126936 (PEERS.md, 3c)."""
+    assert gaussian_delta(1.0, np.sqrt(3), np.sqrt(3)) == pytest.approx(0.126936, abs=1e-6)
+
+
+def test_the_pattern_revealed_bounds_balls_in_bins():
+    mechanism = at(BallsInBins(12, 4), 2.0)
+    revealed = analytic.delta_by("unamplified", mechanism, 1.0)
+    assert revealed == pytest.approx(gaussian_delta(1.0, 2.0, np.sqrt(3)), rel=1e-12)
+    assert analytic.best_accountant(mechanism, 1.0)[0] == "random-allocation"
+    assert analytic.analytic_delta(mechanism, 1.0) < 0.5 * revealed
+
+
+def test_poisson_uses_pld():
+    accountant = PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+    accountant.compose(event, 40)
+    for scheme in (Poisson(40, 0.1), BMinSep(40, 1, 0.1), CyclicPoisson(79, 2, 0.1)):
+        delta = analytic.analytic_delta(at(scheme, 1.0), 1.0)
+        assert delta == pytest.approx(accountant.get_delta(1.0), rel=1e-4)
+        assert delta == pytest.approx(0.0669567, rel=1e-3)  # PEERS.md, 3c
+
+
+def test_unamplified_noise_multiplier_is_on_the_line():
+    for scheme in (BMinSep(100, 10, 0.01), BallsInBins(7, 9)):
+        for epsilon, delta in ((0.1, 1e-9), (8.0, 1e-5), (40.0, 0.3)):
+            sigma = unamplified.noise_multiplier_for(at(scheme, 1.0), epsilon, delta)
+            k = np.sqrt(scheme.max_participations)
+            assert gaussian_delta(epsilon, sigma, k) == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize("accountant", ["analytic", "unamplified", "revealed-pattern", "pld"])
+def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch):
+    """The smallest noise on the grid by that bound, which loads again; one step below it the bound fails."""
+    monkeypatch.setattr(calibration, "verify_claim", None)
+    scheme = Poisson(4, 0.5) if accountant == "pld" else MultiAttribution(20, 2, 0.05, 2)
+    one_band, target = BandedToeplitz.square_root(1), dict(epsilon=2.0, delta=1e-3, grid_ratio=1.3)
+    plan = calibrate(scheme, one_band, accountant=accountant, **target)
+    best = "revealed-pattern" if accountant == "analytic" else accountant
+    assert plan.certified and plan.evidence == Bound(best)
+    assert Plan.from_json(json.loads(to_json(plan.to_json()))) == plan
+    sigma = plan.mechanism.noise_multiplier
+    assert analytic.delta_by(best, at(scheme, sigma / 1.3), 2.0) > 1e-3
+    again = calibrate(scheme, one_band, accountant=accountant, noise_multiplier=sigma, **target)
+    assert again.verdict.bound == plan.verdict.bound
+    with pytest.raises(NotCertifiedError, match=r"gives delta .*, above 0\.001"):
+        calibrate(scheme, one_band, accountant=accountant, noise_multiplier=sigma / 1.3, **target)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(accountant="prv"), "accountant must be one of analytic, unamplified, revealed-pattern, pld"),
+        (dict(accountant="pld"), "accountant pld does not cover multi-attribution"),
+        (
+            dict(accountant="unamplified", max_samples=9),
+            "max_samples must not be given together with account",
+        ),
+        (
+            dict(accountant="unamplified", proposal="plain"),
+            "proposal must not be given together with account",
+        ),
+        (dict(accountant="unamplified", rule="fixed"), "rule must not be given together with account"),
+        (dict(accountant="unamplified", checkpoint_dir="x"), "checkpoint_dir must not be given together"),
+        (
+            dict(accountant="unamplified", dataset_size=9, max_batch_size=5),
+            "max_batch_size must not be given",
+        ),
+    ],
+)
+def test_what_a_named_accountant_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(
+            MultiAttribution(20, 2, 0.05, 2), BandedToeplitz.square_root(1), epsilon=2, delta=1e-3, **options
+        )

@@ -1,0 +1,112 @@
+"""The pattern revealed: against enumeration and on the counterexample graph; sensitivities, called."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, TruncatedBMinSep
+from jaxacct.accountants import RevealedPattern, revealed_pattern, unamplified
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.schemes import BMinSep
+from tests.oracles import enumeration, shared_examples
+
+SETTINGS = [
+    MultiAttribution(7, 3, 0.2, 2),
+    MultiAttribution(7, 3, 0.2, 2, False),
+    MultiAttribution(6, 3, 0.3, 3, False),
+    MultiAttribution(4, 1, 0.3, 2),
+    MultiAttribution(5, 2, 1.0, 3),
+    MultiAttribution(5, 2, 1.0, 2, False),
+    MultiAttribution(3, 5, 0.4, 2),
+    MultiAttribution(8, 3, 0.3, 1),
+]
+
+
+def at(scheme, noise_multiplier: float) -> Mechanism:
+    return Mechanism(scheme, BandedToeplitz.identity(), noise_multiplier)
+
+
+def revealed(scheme, noise_multiplier: float, epsilon: float) -> float:
+    return RevealedPattern().delta(at(scheme, noise_multiplier), epsilon)
+
+
+def sensitivity(scheme) -> float:
+    return unamplified.sensitivity(at(scheme, 1.0))
+
+
+def gaussian(epsilon: float, mu):
+    """Delta of a Gaussian mechanism by the definition."""
+    mu = np.maximum(mu, 1e-12)
+    return stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize("scheme", SETTINGS, ids=str)
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+def test_mean_over_all_patterns(scheme, sigma):
+    """One band, where `|C x|^2` is the sum of squared counts."""
+    law = enumeration.pattern_law(scheme)
+    for epsilon in (0.2, 1.0, 3.0):
+        exact = sum(w * gaussian(epsilon, np.linalg.norm(x) / sigma) for x, w in law.items())
+        found = revealed(scheme, sigma, epsilon)
+        assert found == pytest.approx(exact, rel=1e-6, abs=1e-15)
+        assert found <= gaussian_delta(epsilon, sigma, sensitivity(scheme)) * (1 + 1e-8)
+
+
+@pytest.mark.parametrize(("p", "sigma", "m"), [(1e-3, 0.5, 20_000), (0.01, 0.5, 2000), (0.05, 1.0, 200)])
+def test_it_holds_where_theorem_6_1_fails(p, sigma, m):
+    """On the counterexample graph, both directions, and it is not far off in the first two."""
+    bound = revealed(MultiAttribution(2, 2, p, 2, False), sigma, 1.0)
+    for direction in ("remove", "add"):
+        assert shared_examples.exact_delta(m, p, sigma, 1.0, direction) < bound
+    assert bound < 6 * shared_examples.exact_delta(m, p, sigma, 1.0, "remove")
+
+
+def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
+    scheme = MultiAttribution(300, 2, 0.05, 40)
+    law = revealed_pattern.participation_tail(scheme.timing)
+    assert law.size == 150
+    worst = gaussian_delta(1.0, 300.0, sensitivity(scheme))
+    assert 0 < revealed(scheme, 300.0, 1.0) <= worst
+    fewer = MultiAttribution(300, 2, 0.05, 4)
+    exact = revealed(fewer, 20.0, 1.0)
+    monkeypatch.setattr(revealed_pattern, "_MOST_CELLS", 0)
+    assert exact < revealed(fewer, 20.0, 1.0)
+
+
+@pytest.mark.parametrize(("epsilon", "target"), [(1.0, 2e-6), (8.0, 1e-9), (0.1, 0.5)])
+def test_noise_multiplier_is_on_the_private_side(epsilon, target):
+    scheme = MultiAttribution(100, 10, 0.01, 2)
+    sigma = revealed_pattern.noise_multiplier_for(at(scheme, 1.0), epsilon, target)
+    assert revealed(scheme, sigma, epsilon) <= target
+    if sigma > 2e-3:
+        assert revealed(scheme, 0.999 * sigma, epsilon) > target
+
+
+def test_sensitivities():
+    """Called, not retyped: of cut batches, overlapping columns and a user's examples."""
+    cut = TruncatedBMinSep(1, 1, 0.4, 4, 8)
+    assert sensitivity(cut) == 2.0
+    # The exact pair of one cut step: a Gaussian with shift 2 bounds it, and one with shift 1 does not.
+    from tests.schemes.test_truncated_b_min_sep import pair_delta
+
+    exact = pair_delta(7, 0.4, 4, 0.5, 8.0, "remove")
+    assert gaussian_delta(8.0, 0.5, 1.0) < exact < gaussian_delta(8.0, 0.5, 2.0)
+    whole = TruncatedBMinSep(1, 1, 0.4, 8, 8)
+    assert sensitivity(whole) == 1.0
+    # Two columns of norm 1 with the product rho: |c_1 + c_2|^2 = 2 (1 + rho), and each pair counts twice.
+    c = np.array([0.8, 0.6])
+    columns = enumeration.strategy_matrix(c, 3, 2)
+    rho = float(columns[:, 0] @ columns[:, 1])
+    length = np.linalg.norm(columns.sum(axis=1))
+    assert length**2 == pytest.approx(2 + 2 * rho)
+    bounded = math.sqrt(BMinSep(2, 1, 0.5).squared_sensitivity(rho))
+    assert length <= bounded == pytest.approx(np.sqrt(2 * (1 + 2 * rho)))
+    # Three columns: with the cross terms once the bound would be too small.
+    columns = enumeration.strategy_matrix(np.array([1.0, 1.0, 1.0]) / np.sqrt(3), 12, 10)
+    length = np.linalg.norm(columns.sum(axis=1))
+    cross = columns[:, 0] @ columns[:, 1] + columns[:, 0] @ columns[:, 2]
+    assert np.sqrt(10 * (1 + cross)) < length <= math.sqrt(BMinSep(10, 1, 0.5).squared_sensitivity(cross))
+    assert sensitivity(MultiAttribution(9, 3, 0.1, 4)) == pytest.approx(4 * np.sqrt(3))
+    assert sensitivity(IndependentAttribution(9, 3, 0.1, 4)) == pytest.approx(4 * np.sqrt(3))

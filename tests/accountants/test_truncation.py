@@ -1,0 +1,232 @@
+"""Batches cut to a maximum: the reserve against the exact pair of arXiv 2602.09338, appendix D; the
+trainer."""
+
+import functools
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Dense,
+    Mechanism,
+    Plan,
+    Poisson,
+    calibrate,
+)
+from jaxacct.accountants import truncation
+from jaxacct.accountants.truncation import MOST_SECOND_MOMENT, covers, reserve
+from jaxacct.proposals.families.replicas import most_replicas
+from tests.stored_plans import forged, loaded
+from tests.train.batches.test_sampler import participation
+from train.batches.sampler import Sampler
+
+FALSE_ALARM = 1e-6
+PRODUCTION = BMinSep.from_batch_size(
+    dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+)
+
+
+def pair_given(others, most: int, p: float, steps: int):
+    """[(weight, x, y)] of appendix D's pair given the others' batch sizes, for Poisson sampling."""
+    found = []
+    for sampled in itertools.product((0, 1), repeat=steps):
+        outcomes = [(1.0, (), ())]
+        for taken, r in zip(sampled, others, strict=True):
+            if not taken:
+                parts = [(1 - p, 0, 0)]
+            elif r < most:
+                parts = [(p, 1, 0)]
+            else:
+                parts = [(p * most / (r + 1), 2, -1), (p * (1 - most / (r + 1)), 0, 0)]
+            outcomes = [(w * v, x + (a,), y + (b,)) for w, x, y in outcomes for v, a, b in parts]
+        found += outcomes
+    return found
+
+
+def truncated_deltas(size, most, p, sigma, steps, epsilons, direction) -> np.ndarray:
+    """H of appendix D's pair together with the others' batch sizes, on a grid of outputs."""
+    axis = np.linspace(-2 - 8 * sigma, 3 + 8 * sigma, 4001 if steps == 1 else 401)
+    spacing = (axis[1] - axis[0]) ** steps
+
+    @functools.cache
+    def density(mean):
+        factors = np.exp(-((axis - np.array(mean)[:, None]) ** 2) / 2 / sigma**2)
+        return functools.reduce(np.multiply.outer, factors / np.sqrt(2 * np.pi * sigma**2))
+
+    total, law = np.zeros(len(epsilons)), stats.binom(size - 1, p)
+    for others in itertools.product(range(size), repeat=steps):
+        pair = pair_given(others, most, p, steps)
+        first, second = (
+            sum(w * density(z) for w, z in zip([v for v, *_ in pair], means, strict=True))
+            for means in ([x for _, x, _ in pair], [y for *_, y in pair])
+        )
+        if direction == "add":
+            first, second = second, first
+        divergences = [np.maximum(0, first - math.exp(e) * second).sum() * spacing for e in epsilons]
+        total += np.prod(law.pmf(others)) * np.array(divergences)
+    return total
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    ("size", "most", "p", "sigma", "steps"),
+    [
+        (8, 2, 0.1, 0.7, 1),
+        (8, 3, 0.2, 1.0, 1),
+        (20, 6, 0.1, 0.4, 1),
+        (30, 6, 0.1, 0.3, 1),
+        (6, 2, 0.15, 0.6, 2),
+    ],
+)
+def test_reserve_covers_the_pair_of_appendix_d(size, most, p, sigma, steps, direction):
+    """delta with cuts <= delta without + reserve, and the reserve is not vacuous where cuts are rare."""
+    scheme, epsilons = Poisson(steps, p), (0.1, 0.5, 1.0, 2.0, 4.0)
+    with_cuts, without_cuts = (
+        truncated_deltas(size, largest, p, sigma, steps, epsilons, direction) for largest in (most, size)
+    )
+    for epsilon, exact, without in zip(epsilons, with_cuts, without_cuts, strict=True):
+        cut = reserve(scheme, epsilon, size, most)
+        assert exact <= without + cut + 1e-9
+        assert cut <= steps * stats.binom.sf(most - 1, size - 1, p) * (1 + 1e-6)
+
+
+def test_cuts_do_cost_something():
+    """Where many batches are cut the pair with cuts is less private, so there is something to cover."""
+    exact, without = (truncated_deltas(8, most, 0.2, 0.7, 1, [2.0], "remove")[0] for most in (2, 8))
+    assert exact > 1.05 * without
+
+
+def test_the_production_reserve():
+    """Against exact arithmetic by hand: expected participations times a binomial tail, a tenth of delta."""
+    tail = stats.binom.sf(2047, 14_745_599, PRODUCTION.participation_rate)
+    sampled = 7200 * PRODUCTION.participation_rate * tail
+    cut = reserve(PRODUCTION, 10.0, 14_745_600, 2048)
+    assert sampled < cut < 1.05 * sampled
+    assert 0.05 < cut / 1.301e-8 < 0.2
+
+
+@pytest.mark.parametrize(
+    "scheme", [Poisson(50, 0.1), CyclicPoisson(50, 5, 0.5), BallsInBins(50, 10), BMinSep(50, 5, 0.2)]
+)
+def test_the_reserve_vanishes_where_nothing_can_be_cut(scheme):
+    assert reserve(scheme, 1.0, 100, 100) == 0
+    assert reserve(scheme, 1.0, 1000, 400) < 1e-30
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(14, 5, 0.2), BallsInBins(14, 10), Poisson(14, 0.1)])
+def test_batch_sizes_before_cutting_are_the_binomials_the_reserve_uses(scheme):
+    """Sizes of the first and a late step of 30 examples; chi-square, false alarm 1e-6.
+
+    Examples are independent, so 4000 groups of 30 in one run are as good as 4000 runs.
+    """
+    rates = scheme.participation_probabilities()
+    sizes = participation(scheme, 30 * 4000).reshape(4000, 30, -1).sum(axis=1)
+    for step in (0, 12):
+        law = stats.binom(30, rates[step])
+        top = int(law.isf(5 / 4000))
+        observed = np.bincount(np.minimum(sizes[:, step], top), minlength=top + 1)
+        expected = 4000 * np.append(law.pmf(np.arange(top)), law.sf(top - 1))
+        low = expected < 5
+        keep = np.append(observed[~low], observed[low].sum()), np.append(expected[~low], expected[low].sum())
+        keep = [part[keep[1] > 0] for part in keep]
+        assert stats.chisquare(*keep).pvalue > FALSE_ALARM
+
+
+def test_the_trainer_cuts_uniformly_and_keeps_the_barred_out():
+    """Each of the sampled is left in with the same probability; false alarm 1e-6."""
+    scheme, kept, seen = BMinSep(6, 3, 1.0, warm_start=False), np.zeros(20), 0
+    for run in range(3000):
+        sampler = Sampler(scheme, 20, 8, (run, 2, 2, 2), truncate=True)
+        # p = 1 and a cold start: all 20 are sampled at steps 0 and 3 and barred otherwise, cut or not. That
+        # is no matter of chance, so of most runs the first step is enough.
+        batches = [sampler.next() for _ in range(6 if run < 100 else 1)]
+        sizes = [int(batch.mask.sum()) for batch in batches]
+        assert sizes == [8, 0, 0, 8, 0, 0][: len(sizes)]
+        kept[batches[0].indices[batches[0].mask]] += 1
+        seen += 8
+    assert stats.chisquare(kept).pvalue > FALSE_ALARM
+
+
+def test_a_cut_run_resumes_with_the_same_batches():
+    scheme = Poisson(20, 0.5)
+    whole = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
+    batches = [whole.next() for _ in range(20)]
+    part = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
+    for _ in range(7):
+        part.next()
+    resumed = Sampler.resume(scheme, 100, 45, part.state, truncate=True)
+    for batch in batches[7:]:
+        np.testing.assert_array_equal(resumed.next(), batch)
+
+
+def test_a_plan_with_cuts(tmp_path):
+    scheme = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
+    target = dict(epsilon=2.0, delta=2e-2, dataset_size=3000, key=jax.random.key(3))
+    strategy = BandedToeplitz.square_root(6)  # as in `test_cli`
+    plan = calibrate(scheme, strategy, max_batch_size=74, **target)
+    plain = calibrate(scheme, strategy, **target)
+    cut = reserve(scheme, 2.0, 3000, 74)
+    assert plan.truncation_delta == cut > 1e-3
+    assert plan.target.budget.total + cut <= 2e-2
+    assert plan.max_batch_size == 74 < plain.max_batch_size
+    assert plain.truncation_delta is None
+    assert plan.mechanism.noise_multiplier <= plain.mechanism.noise_multiplier * 1.01**4
+    assert "truncated to random subsets" in plan.statement()
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert Sampler.from_plan(plan).truncate
+    with pytest.raises(ValueError, match="the budget spends"):
+        loaded(forged(plan, truncate_to=73))
+
+
+def test_a_huge_second_moment_is_not_covered():
+    mechanism = Mechanism(BMinSep(1024, 8, 0.02), BandedToeplitz.square_root(8), 0.3)
+    assert not covers(mechanism, 30.0)
+    assert covers(Mechanism(mechanism.scheme, mechanism.strategy, 4.0), 30.0)
+    assert MOST_SECOND_MOMENT > 1
+
+
+@pytest.mark.parametrize(("factor", "is_covered"), [(0.999, True), (1.001, False)])
+def test_covered_up_to_the_second_moment_that_was_allowed_for(factor, is_covered, monkeypatch):
+    mechanism = Mechanism(BMinSep(1024, 8, 0.02), BandedToeplitz.square_root(8), 4.0)
+    monkeypatch.setattr(truncation, "log_normalizer", lambda *_: math.log(factor * MOST_SECOND_MOMENT))
+    assert covers(mechanism, 30.0) is is_covered
+
+
+def test_the_add_direction_of_a_small_epsilon_pays_for_every_batch_that_may_be_cut():
+    """proofs/truncation.md, add: sampled batches alone suffice from e^epsilon P(x = 0) >= 1 on, not below."""
+    scheme, due = Poisson(1, 0.1), stats.binom.sf(1, 7, 0.1)
+    edge = -scheme.log_probability_of_none()
+    assert reserve(scheme, 0.99 * edge, 8, 2) >= due
+    assert reserve(scheme, 1.01 * edge, 8, 2) < due / 4
+
+
+def test_bad_input():
+    scheme = Poisson(20, 0.1)
+    options = dict(epsilon=1.0, delta=1e-3)
+    strategy = BandedToeplitz((1.0,))
+    with pytest.raises(ValueError, match="above the expected batch size 10, was 10"):
+        calibrate(scheme, strategy, dataset_size=100, max_batch_size=10, **options)
+    with pytest.raises(ValueError, match="dataset_size must be given"):
+        calibrate(scheme, strategy, max_batch_size=10, **options)
+    with pytest.raises(ValueError, match="max_batch_size must be larger"):
+        calibrate(scheme, strategy, dataset_size=100, max_batch_size=15, **options)
+    with pytest.raises(ValueError, match="max_batch_size"):
+        calibrate(scheme, strategy, dataset_size=100, max_batch_size=0, **options)
+
+
+def test_without_a_normalizer_tails_are_not_covered():
+    """Replicas of order 2 bound the tail that `reserve` rests on; columns that overlap have none."""
+    overlapping = Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
+    mechanism = Mechanism(Poisson(2, 0.3), overlapping, 0.9)
+    assert most_replicas(mechanism) < 2 and truncation.tail_bound(mechanism.scheme, 8.0) < 1
+    assert not covers(mechanism, 8.0)
+    assert covers(Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 0.9), 8.0)

@@ -1,0 +1,144 @@
+"""`jaxacct tradeoff`: numbers, one-line refusals, pictures."""
+
+import json
+
+import pytest
+
+from jaxacct.cli import commands as cli
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["tradeoff", *words])
+    seen = capsys.readouterr()
+    return left.value.code, seen.out, seen.err
+
+
+GENERAL = ["general", "--dataset-size", "50000", "--num-epochs", "10", "--delta", "1e-5"]
+GENERAL += ["--microbatch-size", "500", "--group-size", "4"]
+CYCLIC = ["last-iterate", "cgd", "--num-examples", "60000", "--stepsize", ".05", "--grad-sensitivity", "10"]
+CYCLIC += ["--smoothness", "32.5", "--strong-convexity", ".002", "--delta", "1e-5", "--epochs", "50"]
+CYCLIC += ["--batch-size", "1500"]
+
+
+def test_convert(capsys):
+    code, out, _ = run(capsys, "convert", "--mu", "1", "--delta", "1e-5", "--epsilon", "1", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["epsilon_at_delta"] == pytest.approx(4.37717810)
+    assert found["delta_at_epsilon"] == pytest.approx(0.12693674) and found["kind"] == "exact"
+    code, out, _ = run(capsys, "convert", "--epsilon", "8", "--delta", "1e-5", "--json")
+    assert json.loads(out)["mu"] == pytest.approx(1.66603060)
+    code, out, _ = run(capsys, "convert", "--mu", ".5", "--group", "3", "--alpha", ".05", "--json")
+    assert json.loads(out)["type_ii_error"] == pytest.approx(0.5575867798)
+
+
+def test_general_evaluates_and_calibrates(capsys):
+    code, out, _ = run(capsys, *GENERAL, "--sigma", "2", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["epsilon"] == pytest.approx(17.71041, abs=1e-4)
+    assert found["adversary"] == "sampling-revealed" and found["adjacency"] == "replace"
+    assert found["group_size"] == 4 and found["kind"] == "exact" and len(found["warnings"]) == 2
+    code, out, _ = run(capsys, *GENERAL, "--epsilon", "17.7104", "--json")
+    assert json.loads(out)["sigma"] == pytest.approx(2.0, rel=1e-4)
+
+
+def test_last_iterate(capsys, tmp_path):
+    picture = tmp_path / "curve.png"
+    code, out, _ = run(capsys, *CYCLIC, "--noise-std", ".01", "--json", "--plot", str(picture))
+    found = json.loads(out)
+    assert code == 0 and found["epsilon"] == pytest.approx(4.339159, rel=1e-6)
+    assert found["theorem"] == "theorem 4.5" and found["adversary"] == "last-iterate"
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    code, out, _ = run(capsys, *CYCLIC, "--epsilon", "4.339159", "--json")
+    assert json.loads(out)["noise_std"] == pytest.approx(0.01, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["nope"], "command must be one of convert, general, last-iterate, show, was 'nope'"),
+        (["general", "--nonsense", "3"], "--nonsense is not an option of general"),
+        (["convert", "--mu", "x"], "--mu"),
+        (["last-iterate"], "--num-examples"),
+        (["convert"], "mu"),
+        (["convert", "--mu", "-1"], "mu"),
+        (["convert", "--mu", "nan", "--delta", ".1"], "mu"),
+        (["convert", "--mu", "1", "--delta", "0"], "delta"),
+        (["convert", "--mu", "1", "--epsilon", "-1"], "epsilon"),
+        (["convert", "--mu", "1", "--group", "0"], "group"),
+        (["convert", "--mu", "1", "--compositions", "0"], "compositions"),
+        (["convert", "--epsilon", "1", "--delta", ".1", "--group", "2"], "mu"),
+        ([*GENERAL], "sigma"),
+        ([*GENERAL, "--sigma", "0"], "sigma"),
+        ([*GENERAL, "--sigma", "2", "--epsilon", "2"], "sigma"),
+        ([*GENERAL, "--sigma", "2", "--num-microbatches", "3"], "divide"),
+        ([*GENERAL, "--sigma", "2", "--sampling", "poisson"], "jaxacct.Poisson"),
+        ([*GENERAL, "--epsilon", "-2"], "epsilon"),
+        ([*CYCLIC], "noise_std"),
+        ([*CYCLIC, "--noise-std", "-1"], "noise_std"),
+        ([*CYCLIC, "--noise-std", "1", "--steps", "5"], "steps"),
+        ([*CYCLIC, "--noise-std", "1", "--diameter", "0"], "diameter"),
+        ([*CYCLIC[:-1], "7", "--noise-std", "1"], "batch_size"),
+        ([*CYCLIC, "--noise-std", "1", "--plot", "/nowhere/x.png"], "plot"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(capsys, words, name):
+    code, out, err = run(capsys, *words)
+    assert code == 2 and out == "" and err.count("\n") == 1 and name in err
+
+
+def test_a_picture_replaces_no_other_file(capsys, tmp_path):
+    mine = tmp_path / "thesis.txt"
+    mine.write_text("words")
+    code, _, err = run(capsys, "convert", "--mu", "1", "--plot", str(mine))
+    assert code == 2 and "plot" in err and mine.read_text() == "words"
+
+
+def test_alone_it_says_what_is_missing(capsys):
+    code, _, err = run(capsys)
+    assert code == 2 and "general" in err
+
+
+def test_plans_are_written(capsys, tmp_path):
+    from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
+
+    path = tmp_path / "plan.json"
+    assert run(capsys, *GENERAL, "--epsilon", "8", "--out", str(path))[0] == 0
+    assert GeneralPlan.load(path).epsilon == 8 and GeneralPlan.load(path).run.clip == "batch"
+    code, _, error = run(capsys, *CYCLIC, "--epsilon", "4", "--out", str(path))
+    assert code == 2 and "a plan of this kind" in error and error.count("\n") == 1
+    path.unlink()
+    words = [*CYCLIC, "--epsilon", "4", "--out", str(path)]
+    words[words.index("--grad-sensitivity") : words.index("--strong-convexity")] = []
+    code, _, error = run(capsys, *words)
+    assert code == 2 and "num_classes and feature_norm, must be given" in error and not path.exists()
+    assert run(capsys, *words, "--num-classes", "10", "--feature-norm", "8")[0] == 0
+    made = LastIteratePlan.load(path)
+    assert (made.steps, made.smoothness) == (2000, pytest.approx(32.502))
+    assert made.grad_sensitivity == pytest.approx(2 * 130**0.5)
+    code, _, error = run(capsys, *CYCLIC, "--noise-std", ".1", "--out", str(path))
+    assert code == 2 and "out must not be given with noise_std" in error
+
+
+def test_plans_by_draws_and_what_they_say(capsys, tmp_path):
+    """A law by draws needs hardly more noise than the exact one; `show` computes it all again."""
+    path = tmp_path / "plan.json"
+    words = ["general", "--dataset-size", "24", "--num-epochs", "2", "--delta", "1e-3", "--group-size", "3"]
+    words += ["--num-microbatches", "2", "--microbatch-size", "3", "--epsilon", "6", "--json"]
+    exact = json.loads(run(capsys, *words)[1])["sigma"]
+    code, out, _ = run(capsys, *words, "--draws", "32768", "--out", str(path))
+    found = json.loads(out)
+    assert code == 0 and exact < found["sigma"] < 1.1 * exact and found["kind"] == "certified"
+    code, out, _ = run(capsys, "show", str(path))
+    assert code == 0 and "Certified by" in out and "sampling-revealed" in out
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sigma": found["sigma"] * 0.99}))
+    for given, said in (
+        (["show", str(path)], "plan must hold"),
+        (["show", str(tmp_path / "none.json")], "cannot be read"),
+        ([*words, "--draws", "0"], "num_samples"),
+        ([*words, "--draws", "9", "--plot", str(tmp_path / "a.png")], "draws must be given with epsilon"),
+    ):
+        code, _, error = run(capsys, *given)
+        assert code == 2 and said in error and error.count("\n") == 1
+    path.write_text("{}")
+    assert "plan must be of jaxacct-general-dpsgd" in run(capsys, "show", str(path))[2]

@@ -1,0 +1,279 @@
+"""The one type: inverse, double conjugate, mixtures, subsampling, groups, Renyi and composition."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld
+
+from jaxacct.accountants.tradeoff import (
+    Best,
+    Composed,
+    EpsilonDelta,
+    Gaussian,
+    GaussianMixture,
+    Identity,
+    Mixture,
+    Subsampled,
+    TradeOff,
+    compose,
+    gdp_delta,
+    gdp_tradeoff,
+    group_tradeoff,
+    prv_compose,
+    subsampled_gaussian_tradeoff,
+    subsampled_gdp_tradeoff,
+)
+
+ALPHAS = np.array([0.0, 1e-6, 0.01, 0.05, 0.3, 0.5, 0.8, 0.95, 1.0])
+
+
+def test_subsampled_gaussian_numbers():
+    curve = Subsampled(Gaussian(2.5), 0.25)
+    expected = [0.85026736, 0.76155876, 0.50282489, 0.02726983]
+    np.testing.assert_allclose(curve([0.01, 0.05, 0.3, 0.8]), expected, atol=6e-9)
+    # At .95 by the definition: alpha = f_p(f(alpha)), on the part where f is the inverse of f_p.
+    value = curve(0.95)
+    assert 0.25 * gdp_tradeoff(value, 2.5) + 0.75 * (1 - value) == pytest.approx(0.95, abs=1e-12)
+    assert value == pytest.approx(4.0990e-4, rel=1e-5)
+    np.testing.assert_allclose([curve.delta(0.0), curve.delta(1.0)], [0.19717511, 0.12876132], atol=6e-9)
+    thin = Subsampled(Gaussian(2 / 3), 0.025)
+    np.testing.assert_allclose([thin.delta(0.01), thin.delta(0.2)], [3.75391495e-3, 3.80747942e-6], rtol=1e-8)
+    found = subsampled_gdp_tradeoff([0.1, 0.4, 0.5, 0.9], 1.0, 0.25)
+    np.testing.assert_allclose(found, [0.8277140771, 0.5042687694, 0.4042687694, 0.0484574535], rtol=1e-8)
+
+
+def test_subsampling_limits():
+    np.testing.assert_allclose(
+        subsampled_gaussian_tradeoff(1.0, 1.3, ALPHAS), gdp_tradeoff(ALPHAS, 1.3), atol=1e-12
+    )
+    for p, mu in ((0.0, 2.0), (0.3, 0.0)):
+        np.testing.assert_allclose(subsampled_gaussian_tradeoff(p, mu, ALPHAS), 1 - ALPHAS, atol=1e-12)
+    assert Subsampled(Gaussian(1.0), 0.0).delta(0.0) == 0
+    assert Subsampled(Gaussian(1.0), 1.0).delta(0.7) == pytest.approx(gdp_delta(0.7, 1.0), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        Gaussian(1.0),
+        Subsampled(Gaussian(2.5), 0.25),
+        EpsilonDelta(1.0, 0.1),
+        GaussianMixture(np.array([0.0, 1.0]), np.array([0.5, 0.5])),
+        GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5])),
+    ],
+)
+def test_duality_and_symmetry(curve):
+    """The closed form of f is the conjugate of its profile; both directions have one profile."""
+    np.testing.assert_allclose(TradeOff.__call__(curve, ALPHAS), curve(ALPHAS), atol=1e-9)
+    inner = np.array([0.02, 0.2, 0.45])
+    np.testing.assert_allclose(curve(curve(inner)), inner, atol=1e-9)
+    level = np.linspace(0, 1, 40001)
+    gains = 1 - curve(level)
+    for epsilon in (0.0, 0.3, 2.0):
+        conjugate = np.max(gains - math.exp(epsilon) * level)
+        assert conjugate == pytest.approx(curve.delta(epsilon), abs=2e-5)
+        swapped = math.exp(float(curve.log_delta(-epsilon)))
+        assert swapped == pytest.approx(1 - math.exp(-epsilon) * (1 - curve.delta(epsilon)), rel=1e-9)
+
+
+class OneSided(TradeOff):
+    """T(N(0,1), p N(mu,1) + (1-p) N(0,1)), which is not symmetric: a test double with its own formulas."""
+
+    def __init__(self, p, mu):
+        self.p, self.mu = p, mu
+
+    def log_delta(self, epsilon):
+        e = np.asarray(epsilon, float)
+        x = np.linspace(-12, 12 + self.mu, 200001)
+        base = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+        mixed = self.p * np.exp(-((x - self.mu) ** 2) / 2) / math.sqrt(2 * math.pi) + (1 - self.p) * base
+        gaps = np.maximum(0.0, mixed - np.exp(e)[..., None] * base)
+        with np.errstate(divide="ignore"):
+            return np.log(np.trapezoid(gaps, x, axis=-1))
+
+    def rdp(self, order):
+        raise AssertionError("not asked for")
+
+    def zcdp(self):
+        raise AssertionError("not asked for")
+
+
+def test_symmetrisation_by_double_conjugate_is_the_subsampling_operator():
+    """C_p(G_mu) = (min{f_p, f_p^-1})**, from the two sides' own integrals."""
+    one, closed = OneSided(0.3, 1.5), Subsampled(Gaussian(1.5), 0.3)
+    both = one.symmetrized()
+    for epsilon in (0.0, 0.2, 0.7):
+        assert both.delta(epsilon) == pytest.approx(closed.delta(epsilon), abs=1e-7)
+    assert one.inverse().delta(0.7) < one.delta(0.7)  # not symmetric, so the test is not empty
+    assert one.inverse().inverse() is one
+
+
+def test_mixture_is_the_average_of_profiles_not_of_tradeoffs():
+    parts = (Gaussian(1.0), Gaussian(2.0))
+    curve, law = Mixture((0.5, 0.5), parts), GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
+    assert curve.delta(1.0) == pytest.approx(0.3183991988, rel=1e-9)
+    for alpha, expected, average in (
+        (0.05, 0.5502549912, 0.5508644729),
+        (0.1, 0.4221788696, 0.4235483621),
+        (0.5, 0.0668072013, 0.0907026929),
+    ):
+        assert law(alpha) == pytest.approx(expected, rel=1e-9) == curve(alpha)
+        mean = sum(0.5 * part(alpha) for part in parts)
+        assert mean == pytest.approx(average, rel=1e-9) and mean > law(alpha)
+
+
+def test_groups():
+    found = group_tradeoff(Gaussian(0.5), 3)(0.05)
+    assert found == pytest.approx(0.5575867798, rel=1e-9) == Gaussian(1.5)(0.05)
+    pure = EpsilonDelta(0.4, 1e-3).group(3)
+    assert pure.delta(1.2) == pytest.approx(1e-3 * math.expm1(1.2) / math.expm1(0.4), rel=1e-9)
+    thin = Subsampled(Gaussian(1.0), 0.2)
+    chain = thin.group(2)
+    # The profile of the group is never below the conjugate of the exact composition of functions.
+    level = np.linspace(0, 1, 20001)
+    for epsilon in (0.0, 0.5, 1.0):
+        assert np.max(1 - chain(level) - math.exp(epsilon) * level) <= chain.delta(epsilon) + 1e-12
+
+
+def test_printed_group_rule_for_approximate_dp_fails():
+    """arXiv 2212.05796 prints (g eps, g e^(g-1) delta): false at epsilon 3 for a pair of chained worst
+    cases."""
+    epsilon, delta, g = 3.0, 1e-4, 2
+    # P_0 -> P_1 -> P_2 on {a, b, c}: P_i grows by e^eps and delta at each step.
+    first = 1e-6
+    second = math.exp(epsilon) * first + delta
+    third = math.exp(epsilon) * second + delta
+    exceeds = third - math.exp(g * epsilon) * first  # H_{e^(g eps)}(P_2, P_0) on the event "a"
+    assert exceeds > g * math.exp(g - 1) * delta
+    assert exceeds == pytest.approx(delta * math.expm1(g * epsilon) / math.expm1(epsilon))
+    # Each step is (eps, delta)-DP in both directions: the other outcomes give what the first takes.
+    for below, above in ((first, second), (second, third)):
+        assert above - math.exp(epsilon) * below <= delta * (1 + 1e-12)
+        assert (1 - below) - math.exp(epsilon) * (1 - above) <= delta
+
+
+def test_renyi():
+    assert Gaussian(2.0).rdp(3.0) == 6 and Gaussian(2.0).zcdp() == 2
+    assert EpsilonDelta(1.0, 0.1).rdp(2.0) == math.inf
+    response = EpsilonDelta(0.7).rdp(2.0)
+    up = 1 / (1 + math.exp(-0.7))
+    assert response == pytest.approx(math.log(up**2 / (1 - up) + (1 - up) ** 2 / up), rel=1e-12)
+    from jaxacct.accountants.tradeoff.curves.curves import rdp_of_profile
+
+    assert rdp_of_profile(Gaussian(1.0), 2.5) == pytest.approx(1.25, rel=1e-5)
+    thin = Subsampled(Gaussian(1.0), 0.1)
+    assert 0 < thin.rdp(2.0) < 1.0
+    # Order 2 at most doubles in closed form: chi^2 of the worse side of the pair is at least p^2 (e - 1).
+    assert thin.rdp(2.0) >= math.log1p(0.01 * math.expm1(1.0)) * (1 - 1e-6)
+    mixed = GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
+    assert mixed.rdp(2.0) == pytest.approx(Mixture((0.5, 0.5), (Gaussian(1.0), Gaussian(2.0))).rdp(2.0))
+    assert mixed.zcdp() == 2
+
+
+def test_composition_of_gaussians_is_closed_and_identity_is_neutral():
+    assert compose([(Gaussian(0.6), 1), (Gaussian(0.8), 1)]) == Gaussian(1.0)
+    assert (Gaussian(0.5) @ Identity()).mu == 0.5 and Gaussian(0.5).power(4).mu == 1.0
+    thin = Subsampled(Gaussian(1.0), 0.2)
+    assert compose([(thin, 1), (Identity(), 3)]) == thin
+    assert compose([(thin, 2)]).compose(thin) == compose([(thin, 3)])
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-8])
+def test_numerical_composition_brackets_the_closed_form(delta):
+    curve = Composed(((Gaussian(0.6), 1), (Gaussian(0.8), 1)))
+    low, high = curve.epsilon_bracket(delta)
+    true = Gaussian(1.0).epsilon(delta)
+    assert low <= true <= high
+    assert high - low < 1e-4
+    assert high == pytest.approx(true, rel=1e-6)
+
+
+def test_numerical_composition_of_pure_mechanisms_is_exact_by_binomials():
+    """10 randomised responses: the losses are 0.1 times a binomial count, in closed form."""
+    count, eps = 10, 0.1
+    up = 1 / (1 + math.exp(-eps))
+    low, high = compose([(EpsilonDelta(eps), count)]).delta_bracket(0.5)
+    exact = sum(
+        math.comb(count, k)
+        * up**k
+        * (1 - up) ** (count - k)
+        * max(0.0, 1 - math.exp(0.5 - eps * (2 * k - count)))
+        for k in range(count + 1)
+    )
+    assert low <= exact <= high and high - low < 1e-6
+
+
+@pytest.mark.parametrize("steps", [1, 100])
+def test_bracket_holds_the_exact_value_of_subsampled_gaussians(steps):
+    curve = Composed(((Subsampled(Gaussian(2 / 3), 0.025), steps),))
+    low, high = curve.epsilon_bracket(1e-5)
+    fine = Composed(curve.parts, 1e-4).epsilon_bracket(1e-5)
+    assert low <= fine[1] and fine[0] <= high and fine[0] >= low - 1e-9 and fine[1] <= high + 1e-9
+    estimate = prv_compose(curve.parts, grid=5e-5, size=1 << 18).epsilon(1e-5)
+    assert fine[0] - 1e-5 <= estimate <= fine[1] + 1e-5
+    if steps == 1:
+        assert curve.parts[0][0].epsilon(1e-5) == pytest.approx(0.165164, abs=1e-6)
+        assert low <= 0.165164 + 1e-6 and high >= 0.165164 - 1e-6
+
+
+def test_composed_mixture_brackets_its_expansion():
+    """(G_1 + G_2)/2 composed three times is a mixture over binomial counts."""
+    part = Mixture((0.5, 0.5), (Gaussian(1.0), Gaussian(2.0)))
+    mus = np.array([math.sqrt(k + 4 * (3 - k)) for k in range(4)])
+    weights = np.array([math.comb(3, k) / 8 for k in range(4)])
+    exact = GaussianMixture(mus, weights)
+    low, high = compose([(part, 3)]).delta_bracket(np.array([0.0, 1.0, 5.0]))
+    assert (low <= exact.delta([0.0, 1.0, 5.0])).all() and (exact.delta([0.0, 1.0, 5.0]) <= high).all()
+    assert (high - low < 1e-3).all()
+
+
+def test_against_dp_accounting_for_sampling_of_one_side():
+    """With the sampled side alone (Poisson, add or remove), dp-accounting's delta is at most ours: C_p
+    dominates."""
+    accountant = pld.PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 20))
+    ours = compose([(Subsampled(Gaussian(1.0), 0.1), 20)])
+    assert ours.delta(1.0) >= accountant.get_delta(1.0) * (1 - 1e-3)
+
+
+def test_best_of_several():
+    best = Best((Gaussian(1.0), EpsilonDelta(2.0, 1e-3)))
+    assert best.delta(2.0) == pytest.approx(1e-3) and best.delta(0.0) == Gaussian(1.0).delta(0.0)
+    assert best.epsilon(1e-3) == pytest.approx(2.0)
+
+
+def test_a_grid_that_is_too_short_is_refused():
+    with pytest.raises(ValueError, match="size x grid"):
+        prv_compose([(Gaussian(1.0), 1)], grid=1e-4, size=1 << 12)
+    with pytest.raises(ValueError, match="size x grid"):
+        prv_compose([(Gaussian(0.1), 4000)], grid=1e-4, size=1 << 16)
+    with pytest.raises(ValueError, match="grid"):
+        Composed(((Subsampled(Gaussian(1.0), 0.1), 2),), 1e-9).delta(1.0)
+
+
+@pytest.mark.slow
+def test_bracket_holds_the_value_of_8000_compositions():
+    """The numbers of table 4: estimates 4.43814, 6.65381, 10.11313 at delta 1e-5."""
+    for steps, printed in ((2000, 4.43814), (4000, 6.65381), (8000, 10.11313)):
+        low, high = compose([(Subsampled(Gaussian(2 / 3), 0.025), steps)]).epsilon_bracket(1e-5)
+        assert low <= printed <= high + 2e-5 and high - low < 3e-3
+
+
+@pytest.mark.parametrize(("count", "mu"), [(1, 1.0), (1000, 0.1), (100_000, 0.005)])
+def test_numerical_composition_around_the_closed_form(count, mu):
+    """`G_mu` composed with itself has mu sqrt(n): both sides hold it down to deltas of 1e-15.
+
+    What the transforms round is of the order of 1e-16 to 1e-12 here, either sign, and is in `slack`.
+    """
+    numerical = Composed(((Gaussian(mu), count),))
+    exact = Gaussian(mu * math.sqrt(count))
+    for delta in (1e-3, 1e-9, 1e-12, 1e-13, 1e-14, 1e-15):
+        epsilon = float(exact.epsilon(delta))
+        low, high = numerical.delta_bracket(epsilon)
+        assert low <= float(exact.delta(epsilon)) <= high
+        assert numerical.epsilon(delta) >= epsilon * (1 - 1e-12)
+    # More than the roundings of the transforms and the truncation, which dp-accounting does twice a part.
+    assert high >= count * 2.0**-53 + 2e-15

@@ -1,0 +1,387 @@
+"""Laws of participation against enumeration, printed claims that fail, and draws of the sampler itself."""
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct.accountants.tradeoff import (
+    Gaussian,
+    GeneralDPSGD,
+    ParticipationPMF,
+    calibrate_sigma,
+    chernoff_tail,
+    compose_pmf,
+    filtered_participation_pmf,
+    gdp_delta,
+    gdp_epsilon,
+    mc_mixture_delta,
+    mixture_delta,
+    mixture_epsilon,
+    mixture_tradeoff,
+    participation_pmf,
+    sample_participation,
+    self_compose_pmf,
+    shuffled_batch_clip_mu,
+)
+
+
+def enumerate_epoch(n, m, s, g):
+    """The law of c^2 of one shuffled epoch, by all places that g records can have."""
+    counts = Counter()
+    for places in itertools.combinations(range(n), g):
+        terms = {place // s for place in places}
+        counts[sum(k * k for k in Counter(term // m for term in terms).values())] += 1
+    total = math.comb(n, g)
+    return {y: Fraction(k, total) for y, k in sorted(counts.items())}
+
+
+def enumerate_rounds(n, m, s, g, rounds):
+    """The law of c^2 of independent rounds, by all places of g records in each."""
+    one = Counter()
+    for places in itertools.combinations(range(n), g):
+        hit = {place // s for place in places if place < m * s}
+        one[len(hit) ** 2] += 1
+    law = {0: Fraction(1)}
+    for _ in range(rounds):
+        after = Counter()
+        for y, p in law.items():
+            for z, k in one.items():
+                after[y + z] += p * Fraction(k, math.comb(n, g))
+        law = dict(after)
+    return dict(sorted(law.items()))
+
+
+def assert_law(pmf, expected):
+    assert list(pmf.squared_sensitivity) == list(expected)
+    np.testing.assert_allclose(pmf.prob, [float(p) for p in expected.values()], rtol=1e-12)
+    assert pmf.truncated_mass == 0
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "s", "g"),
+    [
+        (12, 3, 2, 4),
+        (12, 1, 3, 3),
+        (12, 3, 1, 3),
+        (4, 1, 2, 2),
+        (6, 1, 6, 4),
+        (6, 6, 1, 6),
+        (8, 2, 2, 1),
+        (8, 1, 1, 8),
+    ],
+)
+def test_shuffled_epoch_by_enumeration(n, m, s, g):
+    assert_law(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "s", "g", "epochs"),
+    [
+        (12, 3, 2, 4, 1),
+        (12, 1, 3, 3, 2),
+        (12, 3, 1, 3, 1),
+        (4, 1, 2, 2, 3),
+        (6, 1, 6, 4, 2),
+        (6, 6, 1, 6, 1),
+        (8, 2, 2, 1, 2),
+    ],
+)
+def test_subsampling_by_enumeration(n, m, s, g, epochs):
+    expected = enumerate_rounds(n, m, s, g, epochs * n // (m * s))
+    assert_law(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
+
+
+def test_printed_numbers_of_the_laws():
+    pmf = participation_pmf(12, 3, 2, 1, 4, "shuffling")
+    expected = {2: (1, 55), 4: (2, 165), 5: (24, 55), 8: (16, 55), 9: (8, 165), 10: (32, 165)}
+    assert_law(pmf, {y: Fraction(*p) for y, p in expected.items()})
+    from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import round_hits
+
+    hits = round_hits(12, 3, 2, 4)
+    assert hits == [Fraction(1, 33), Fraction(1, 3), Fraction(17, 33), Fraction(4, 33)]
+    q = 1 - float(round_hits(50000, 1, 500, 4)[0])
+    assert q == pytest.approx(0.0394051544, rel=1e-8) and 100 * q == pytest.approx(3.9405154413, rel=1e-9)
+    assert 100 * (1 - float(round_hits(1000, 1, 10, 5)[0])) == pytest.approx(4.9106294283, rel=1e-6)
+
+
+def test_printed_occupancy_law_fails():
+    """Theorem F.1's q_j counts multisets as equally likely; it overstates privacy (errata)."""
+    n, s, g = 4, 2, 2
+    batches = n // s
+    printed = {
+        j: math.comb(batches, j) * math.comb(g - 1, j - 1) / math.comb(batches - 1 + g, g) for j in (1, 2)
+    }
+    assert printed == pytest.approx({1: 2 / 3, 2: 1 / 3})
+    assert enumerate_epoch(n, 1, s, g) == {1: Fraction(1, 3), 2: Fraction(2, 3)}
+    # At N = 1000, s = 100, g = 4, sigma 2: delta(1) is .10233, the printed law says .08642.
+    wrong = {j: math.comb(10, j) * math.comb(3, j - 1) / math.comb(13, 4) for j in range(1, 5)}
+    law = ParticipationPMF(np.array(list(wrong)), np.array(list(wrong.values())))
+    assert mixture_delta(1.0, law, 2.0) == pytest.approx(0.08642, abs=1e-5)
+    true = mixture_delta(1.0, participation_pmf(1000, 1, 100, 1, 4, "shuffling"), 2.0)
+    assert true == pytest.approx(0.1023300451, rel=1e-8)
+
+
+def test_printed_hoeffding_tails_fail():
+    """Theorem E.1 claims P(c^2 > (1 + 1/sqrt(2E)) E) <= e^-E; it is 0.198 at E = 10 (errata)."""
+    pmf = participation_pmf(1000, 100, 1, 10, 1, "subsampling")
+    cut = (1 + 1 / math.sqrt(20)) * 10
+    assert pmf.tail(cut) == pytest.approx(0.1981788874, rel=1e-8) and pmf.tail(cut) > math.exp(-10)
+    assert pmf.head((1 - 1 / math.sqrt(20)) * 10) == pytest.approx(0.20605, abs=1e-5)
+    assert pmf.tail(25) == pytest.approx(4.09988e-6, rel=1e-5)
+    assert chernoff_tail(100, 0.1, 25) >= pmf.tail(25)
+    big = participation_pmf(50000, 500, 1, 50, 1, "subsampling")
+    assert big.tail((1 + 1 / 10) * 50) == pytest.approx(0.21447, abs=1e-5)
+    printed = gdp_epsilon(1e-5, math.sqrt((1 + 0.1) * 50) / 2)
+    assert printed == pytest.approx(22.0268, abs=1e-3)
+    true = mixture_epsilon(1e-5, big, 2.0)
+    assert true == pytest.approx(22.4524, abs=1e-3) and true > printed
+    assert mixture_epsilon(1e-8, big, 2.0) == pytest.approx(28.602, abs=1e-3)
+
+
+def test_mixture_numbers():
+    pmf = participation_pmf(1000, 1, 100, 1, 4, "shuffling")
+    np.testing.assert_allclose(pmf.prob, [0.000947, 0.061760, 0.430257, 0.507037], atol=6e-7)
+    assert pmf.mean == pytest.approx(3.4433833375, rel=1e-9)
+    assert mixture_tradeoff(0.1, pmf, 2.0) == pytest.approx(0.6389498589, rel=1e-9)
+    alphas = np.linspace(0, 1, 21)
+    assert (mixture_tradeoff(alphas, pmf, 2.0) >= Gaussian(1.0)(alphas) - 1e-12).all()
+    five = participation_pmf(1000, 1, 100, 5, 4, "shuffling")
+    assert five.mean == pytest.approx(17.2169166873, rel=1e-10)
+    assert mixture_delta(1.0, five, 2.0) == pytest.approx(0.5347233856, rel=1e-9)
+    assert mixture_tradeoff(0.1, five, 2.0) == pytest.approx(0.2148382892, rel=1e-8)
+    cap = Gaussian(math.sqrt(20) / 2)
+    assert cap.delta(1.0) == pytest.approx(0.5890996662, rel=1e-9)
+    assert cap(0.1) == pytest.approx(0.1699111529, rel=1e-9)
+
+
+def test_zero_atom():
+    law = ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
+    np.testing.assert_allclose(
+        mixture_tradeoff([0.1, 0.2, 0.5, 0.9], law, 1.0),
+        [0.7185395861, 0.6085375387, 0.3085375387, 0.0163826432],
+        rtol=1e-8,
+    )
+    assert mixture_tradeoff(0.0, law, 1.0) == 1 and mixture_tradeoff(1.0, law, 1.0) == 0
+    assert mixture_delta(0.5, law, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("m", "s", "sampling", "one", "ten"),
+    [
+        (1, 500, "shuffling", 4.36343, 17.71041),
+        (500, 1, "shuffling", 4.80945, 18.34597),
+        (1, 500, "subsampling", 5.93181, 19.38137),
+        (500, 1, "subsampling", 6.46938, 20.24673),
+    ],
+)
+def test_groups_of_four(m, s, sampling, one, ten):
+    for epochs, expected in ((1, one), (10, ten)):
+        run = GeneralDPSGD(50000, m, s, epochs, sampling, 4)
+        assert run.epsilon(1e-5, 2.0) == pytest.approx(expected, abs=1e-4)
+        assert run.epsilon(1e-5, 2.0) <= run.worst_case(2.0).epsilon(1e-5)
+        if m > 1:
+            assert run.pmf().mean == pytest.approx(epochs * 4.1197623960, rel=1e-9)
+
+
+def test_headline_numbers():
+    for epochs, group, mu, epsilon in (
+        (50, 1, 3.5355339059, 20.675508),
+        (50, 4, 7.0710678119, 54.376639),
+        (10, 1, 5**0.5 / 2**0.5, 7.511276),
+    ):
+        assert shuffled_batch_clip_mu(epochs, group, 2.0) == pytest.approx(mu, rel=1e-9)
+        assert gdp_epsilon(1e-5, mu) == pytest.approx(epsilon, rel=1e-6)
+    assert gdp_epsilon(1e-5, 4 * 3.5355339059) == pytest.approx(159.441486, rel=1e-6)
+    assert gdp_epsilon(1e-5, 1.0) == pytest.approx(4.37718, abs=1e-4)
+    assert gdp_epsilon(1e-5, 2.0) == pytest.approx(9.99726, abs=1e-4)
+    assert gdp_epsilon(1e-5, math.sqrt(10)) == pytest.approx(17.85659, abs=1e-4)
+    assert gdp_epsilon(1e-5, 2 * math.sqrt(10)) == pytest.approx(46.21121, abs=1e-4)
+    sizes = dict(dataset_size=1000, num_microbatches=1, microbatch_size=100, num_epochs=50)
+    assert calibrate_sigma(8.0, 1e-5, **sizes) == pytest.approx(4.24426047, rel=1e-8)
+    assert calibrate_sigma(1.0, 1e-5, **sizes) == pytest.approx(26.379549, rel=1e-7)
+
+
+def test_calibrated_sigma_meets_its_target_and_little_less_does_not():
+    sizes = dict(dataset_size=1000, num_microbatches=4, microbatch_size=5, num_epochs=3)
+    for sampling in ("shuffling", "subsampling"):
+        sigma = calibrate_sigma(2.0, 1e-6, **sizes, group_size=3, sampling=sampling)
+        pmf = participation_pmf(*sizes.values(), 3, sampling)
+        assert mixture_delta(2.0, pmf, sigma) <= 1e-6 < mixture_delta(2.0, pmf, sigma * (1 - 1e-9))
+
+
+def test_means_in_closed_form():
+    for sampling in ("shuffling", "subsampling"):
+        for n, m, g in ((60, 5, 3), (60, 60, 4), (60, 1, 2)):
+            pmf = participation_pmf(n, m, 1, 2, g, sampling)
+            assert pmf.mean == pytest.approx(2 * (g + g * (g - 1) * (m - 1) / (n - 1)), rel=1e-11)
+
+
+def test_epochs_convolve():
+    one = participation_pmf(12, 3, 2, 1, 4, "shuffling")
+    np.testing.assert_allclose(
+        self_compose_pmf(one, 3).prob, compose_pmf(compose_pmf(one, one), one).prob, rtol=1e-12
+    )
+    assert self_compose_pmf(one, 1) is one
+
+
+def test_order_in_everything():
+    def epsilon(**change):
+        fields = dict(n=60, m=3, s=2, epochs=2, group=2, sampling="shuffling", sigma=2.0) | change
+        run = GeneralDPSGD(*[fields[name] for name in ("n", "m", "s", "epochs", "sampling", "group")])
+        return run.epsilon(1e-6, fields["sigma"])
+
+    base = epsilon()
+    assert epsilon(epochs=3) > base and epsilon(group=3) > base and epsilon(sigma=1.0) > base
+    assert epsilon(sampling="subsampling") > base and epsilon(sigma=1e6) < 1e-4 < epsilon(sigma=1e-2)
+
+
+def test_truncated_mass_is_delta():
+    law = ParticipationPMF(np.array([1]), np.array([1 - 1e-6]), 1e-6)
+    assert mixture_delta(50.0, law, 1.0) == pytest.approx(1e-6, rel=1e-6)
+    with pytest.raises(ValueError, match="truncated mass"):
+        mixture_epsilon(1e-7, law, 1.0)
+    long = participation_pmf(2000, 20, 1, 40, 3, "subsampling")
+    assert 0 < long.truncated_mass < 1e-20 and abs(long.prob.sum() - 1) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "s", "g", "sampling"),
+    [(12, 3, 2, 4, "shuffling"), (12, 3, 2, 4, "subsampling")],
+)
+def test_draws_follow_the_law(key, n, m, s, g, sampling):
+    """A chi-square test at false alarm 1e-6; the printed law of the m = 1 case would fail it."""
+    pmf = participation_pmf(n, m, s, 1, g, sampling)
+    drawn = np.asarray(sample_participation(key, n, m, s, 1, g, sampling, 20000))
+    assert set(np.unique(drawn)) <= set(pmf.squared_sensitivity.tolist())
+    expected = pmf.prob * len(drawn)
+    observed = np.array([(drawn == y).sum() for y in pmf.squared_sensitivity])
+    rare = expected < 5
+    if rare.any():
+        expected = np.append(expected[~rare], expected[rare].sum())
+        observed = np.append(observed[~rare], observed[rare].sum())
+        if expected[-1] < 5:
+            expected = np.append(expected[:-2], expected[-2:].sum())
+            observed = np.append(observed[:-2], observed[-2:].sum())
+    assert stats.chisquare(observed, expected * (observed.sum() / expected.sum())).pvalue > 1e-6
+
+
+def test_monte_carlo_twin(key):
+    args = (1000, 1, 100, 5, 4, "shuffling")
+    true = mixture_delta(1.0, participation_pmf(*args), 2.0)
+    found = mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
+    assert abs(found.estimate - true) < 4 * found.standard_error + 1e-12
+    estimate, upper = found
+    assert estimate < upper < true + 0.01 and upper > true and found.terms.adversary == "sampling-revealed"
+
+
+def test_large_data_sets_are_drawn_without_memory(key):
+    drawn = sample_participation(key, 2_000_000_000, 1, 1000, 1, 3, "shuffling", 100)
+    assert (np.asarray(drawn) == 3).all() or (np.asarray(drawn) >= 2).all()
+    assert jax.device_get(drawn).dtype == np.int32
+
+
+GOOD = dict(
+    dataset_size=12, num_microbatches=3, microbatch_size=2, num_epochs=1, group_size=2, sampling="shuffling"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"dataset_size": 13}, "divide"),
+        ({"dataset_size": 0}, "dataset_size"),
+        ({"num_microbatches": 0}, "num_microbatches"),
+        ({"microbatch_size": -1}, "microbatch_size"),
+        ({"num_epochs": 1.5}, "num_epochs"),
+        ({"group_size": 13}, "group_size"),
+        ({"group_size": True}, "group_size"),
+        ({"sampling": "random"}, "sampling"),
+    ],
+)
+def test_bad_sizes(change, word):
+    with pytest.raises(ValueError, match=word) as caught:
+        participation_pmf(**GOOD | change)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_bad_input():
+    with pytest.raises(NotImplementedError, match=r"jaxacct\.Poisson"):
+        participation_pmf(**GOOD | {"sampling": "poisson"})
+    pmf = participation_pmf(**GOOD)
+    for sigma in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="sigma"):
+            mixture_delta(1.0, pmf, sigma)
+    with pytest.raises(ValueError, match="sum to 1"):
+        ParticipationPMF(np.array([1, 2]), np.array([0.5, 0.4]))
+    with pytest.raises(ValueError, match="at least 0"):
+        ParticipationPMF(np.array([1, 2]), np.array([1.5, -0.5]))
+    with pytest.raises(ValueError, match="ascending"):
+        ParticipationPMF(np.array([2, 1]), np.array([0.5, 0.5]))
+    with pytest.raises(ValueError, match="pmf"):
+        mixture_delta(1.0, None, 1.0)
+
+
+def thinned(law, m, least):
+    """A law of {(hit terms of each round): probability}, every term of every round kept by a coin."""
+    found = Counter()
+    for hits, p in law.items():
+        for kept in itertools.product(*[itertools.product((0, 1), repeat=m) for _ in hits]):
+            counts = [
+                sum(coins[:k]) if sum(coins) >= least else 0 for coins, k in zip(kept, hits, strict=True)
+            ]
+            found[sum(k * k for k in counts)] += p * Fraction(1, 2 ** (m * len(hits)))
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "s", "g", "least"), [(4, 1, 2, 2, 1), (8, 2, 2, 3, 1), (8, 2, 2, 3, 2), (6, 3, 1, 3, 2)]
+)
+def test_filtered_laws_by_enumeration(n, m, s, g, least):
+    """All places of the group and all coins, one epoch shuffled and one of independent rounds."""
+    rounds, shuffled, one = n // (m * s), Counter(), Counter()
+    for places in itertools.combinations(range(n), g):
+        per_round = Counter(term // m for term in {place // s for place in places})
+        shuffled[tuple(per_round[b] for b in range(rounds))] += Fraction(1, math.comb(n, g))
+        one[(len({place // s for place in places if place < m * s}),)] += Fraction(1, math.comb(n, g))
+    sizes = (n, m, s, 1, g)
+    found = filtered_participation_pmf(*sizes, "shuffling", least_kept=least)
+    assert_law(found, thinned(shuffled, m, least))
+    law = {0: Fraction(1)}
+    for _ in range(rounds):
+        after = Counter()
+        for y, p in law.items():
+            for z, q in thinned(one, m, least).items():
+                after[y + z] += p * q
+        law = dict(sorted(after.items()))
+    assert_law(filtered_participation_pmf(*sizes, "subsampling", least_kept=least), law)
+    # Fewer terms count than without coins, and fewer still where rounds are skipped.
+    assert found.mean < participation_pmf(*sizes, "shuffling").mean
+
+
+def test_half_of_mu_is_no_bound_for_filtered_batches():
+    """G_{c / (2 sigma)}, the heuristic of appendix D, promises less than one record costs at small delta."""
+    pmf, sigma = filtered_participation_pmf(1000, 1, 100, 4, 1, "shuffling"), 1.0
+    assert pmf.squared_sensitivity.tolist() == [0, 1, 2, 3, 4] and pmf.mean == 2
+    np.testing.assert_allclose(pmf.prob, stats.binom.pmf(np.arange(5), 4, 0.5), rtol=1e-12)
+    full, half = 2 / sigma, 1 / sigma
+    assert gdp_delta(4.0, half) < mixture_delta(4.0, pmf, sigma) < gdp_delta(4.0, full)
+    for bad in (0, 2):
+        with pytest.raises(ValueError, match="least_kept"):
+            filtered_participation_pmf(12, 1, 3, 1, 1, "shuffling", least_kept=bad)
+    with pytest.raises(NotImplementedError, match="poisson"):
+        filtered_participation_pmf(12, 1, 3, 1, 1, "poisson")
+
+
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+@pytest.mark.parametrize(
+    ("n", "m", "s", "g"), [(6, 2, 1, 2), (6, 1, 2, 2), (8, 2, 2, 3), (6, 3, 1, 2), (4, 1, 1, 3)]
+)
+def test_the_largest_is_the_largest_of_the_law(n, m, s, g, sampling):
+    run = GeneralDPSGD(n, m, s, 2, sampling, g)
+    assert run.most() == max(run.pmf().squared_sensitivity)

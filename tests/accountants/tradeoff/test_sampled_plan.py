@@ -1,0 +1,232 @@
+"""Plans by draws of a participation law: against the exact law, wrong laws that fail, and forged draws."""
+
+import dataclasses
+import json
+from collections import Counter
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxacct import BallsInBins, Poisson, TruncatedBMinSep
+from jaxacct.accountants.tradeoff import (
+    GeneralDPSGD,
+    ParticipationPMF,
+    gdp_delta,
+    mixture_delta,
+    mixture_epsilon,
+)
+from jaxacct.accountants.tradeoff.generalized_dpsgd import mixture_certificate as certificate
+from jaxacct.accountants.tradeoff.generalized_dpsgd.laws import ParticipationLaw, SamplerLaw, SchemeLaw
+from jaxacct.accountants.tradeoff.generalized_dpsgd.mixture_certificate import (
+    BLOCK,
+    accepts,
+    certify_mixture,
+    digest,
+    flaws,
+    replayed,
+)
+from jaxacct.accountants.tradeoff.plan import PLANS, SampledGeneralPlan
+
+SIZES = dict(dataset_size=24, num_microbatches=2, microbatch_size=3, num_epochs=2, sampling="shuffling")
+SIZES |= dict(group_size=3)
+LAW = SamplerLaw(GeneralDPSGD(**SIZES))
+KEY = jax.random.key(7)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return SampledGeneralPlan.calibrate(6.0, 1e-3, num_samples=8 * BLOCK, key=KEY, **SIZES)
+
+
+def test_a_plan_costs_hardly_more_noise_than_the_exact_law(plan):
+    """The promise holds by the exact law, whose epsilon is a few per cent below."""
+    exact = mixture_epsilon(1e-3, LAW.run.pmf(), plan.sigma)
+    assert plan.certified and 0.9 * 6 < exact < 6 and plan.replay()
+    assert "Certified by" in plan.statement() and "sees which records" in plan.statement()
+    assert plan.terms.kind == "certified" and plan.terms.adversary == "sampling-revealed"
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param((11, 36, 37, 38, 39, 56, 58, 72, 83, 84, 88, 99), id="worst"),
+        pytest.param(range(100), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_plan_is_hardly_ever_refused(seeds):
+    """Draws differ from the pilot's by chance, for which the noise leaves room: one in 25 was refused.
+
+    The worst of a hundred seeds are those that one standard error of room, and not five, would not do for.
+    """
+    for seed in seeds:
+        SampledGeneralPlan.calibrate(6.0, 1e-3, num_samples=2 * BLOCK, key=jax.random.key(seed), **SIZES)
+
+
+def test_draws_follow_the_law():
+    """Counts of a block against the exact law, chi-square at false alarm 1e-6; c^2 is never above `most`."""
+    from scipy import stats
+
+    pmf, drawn = LAW.run.pmf(), LAW.draw(KEY, BLOCK)
+    assert drawn.max() <= LAW.most() and set(drawn) <= set(pmf.squared_sensitivity)
+    seen = np.array([(drawn == y).sum() for y in pmf.squared_sensitivity])
+    likely = pmf.prob * BLOCK > 5
+    observed = np.append(seen[likely], seen[~likely].sum())
+    expected = np.append(pmf.prob[likely], pmf.prob[~likely].sum()) * BLOCK
+    kept = expected > 0
+    assert (
+        stats.chisquare(observed[kept], expected[kept] * (observed[kept].sum() / expected[kept].sum())).pvalue
+        > 1e-6
+    )
+
+
+def binomial(n, p):
+    from scipy import stats
+
+    return ParticipationPMF(np.arange(n + 1), stats.binom.pmf(np.arange(n + 1), n, p))
+
+
+@pytest.mark.parametrize("clip", ["batch", "individual"])
+def test_schemes_give_laws_for_groups(clip):
+    """Poisson batches and two records: a round is hit with 1 - (1-p)^2, or counts 0, 1, 2 squared."""
+    law = SchemeLaw(Poisson(12, 0.25), 2, clip)
+    drawn = law.draw(KEY, BLOCK)
+    mean = {"batch": 1 - 0.75**2, "individual": 2 * 0.25 * 0.75 + 4 * 0.25**2}[clip]
+    second = {"batch": mean, "individual": 2 * 0.25 * 0.75 + 16 * 0.25**2}[clip]
+    error = 4.9 * np.sqrt(12 * (second - mean**2) / BLOCK)
+    assert abs(drawn.mean() - 12 * mean) < error and drawn.max() <= law.most()
+    if clip == "batch":
+        sigma, epsilon = 4.0, 1.0
+        exact = mixture_delta(epsilon, binomial(12, mean), sigma)
+        evidence = certify_mixture(law, sigma, epsilon, 1.1 * exact, num_samples=16 * BLOCK, key=KEY)
+        assert evidence.num_samples < 16 * BLOCK and not flaws(evidence, law, sigma, epsilon, 1.1 * exact)
+        with pytest.raises(ValueError, match="could not be certified"):
+            certify_mixture(law, sigma, epsilon, 0.99 * exact, num_samples=16 * BLOCK, key=KEY)
+
+
+def test_what_is_no_law_is_refused():
+    assert SchemeLaw(BallsInBins(12, 3), 2, "batch").most() == 8
+    for change, word in (
+        ({"scheme": TruncatedBMinSep.from_batch_size(dataset_size=100, batch_size=10, iterations=12,
+                                                     min_separation=2, max_batch_size=20)}, "never cut"),
+        ({"scheme": "poisson"}, "scheme"),
+        ({"group_size": 0}, "group_size"),
+        ({"clip": "mixed"}, "clip"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=word):
+            SchemeLaw(**dict(scheme=Poisson(12, 0.25), group_size=2, clip="batch") | change)
+    for change, word in (
+        ({"sigma": 0.0}, "sigma"),
+        ({"delta": 1.0}, "delta"),
+        ({"num_samples": 0}, "num_samples"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            certify_mixture(**dict(law=LAW, sigma=1.0, epsilon=1.0, delta=0.1) | change)
+
+
+def test_wrong_acceptance_is_as_rare_as_it_says():
+    """A law whose delta is at the limit is accepted about never: by 2000 runs of draws with q = 0.01."""
+    values, chance, q = (1, 16), (0.95, 0.05), 0.01
+    epsilon, sigma = 1.0, 2.0
+    exact = mixture_delta(epsilon, ParticipationPMF(np.array(values), np.array(chance)), sigma)
+
+    class Two(SamplerLaw):
+        def most(self):
+            return 16
+
+    law, rng, accepted = Two(LAW.run), np.random.default_rng(0), 0
+    budget = certificate.Budget(1.0 - 1e-9, float(exact), q)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificate.Budget, "split", lambda delta: budget)
+        for high, times in Counter(rng.binomial(2000, chance[1], size=2000).tolist()).items():
+            accepted += times * certificate.accepts(((1, 2000 - high), (16, high)), law, sigma, epsilon, 0.5)
+        # A hundredth less noise than that is told apart by more draws.
+        assert certificate.accepts(((1, 97_000), (16, 3_000)), law, sigma, epsilon, 0.5)
+    # 2000 q = 20 on the average at most; above 48 with probability 1e-6 at most.
+    assert accepted <= 48
+
+
+def test_forged_and_relabelled_draws_are_refused(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    assert SampledGeneralPlan.load(tmp_path / "plan.json") == plan and SampledGeneralPlan in PLANS.values()
+    stored = json.loads((tmp_path / "plan.json").read_text())
+    counts = stored["evidence"]["counts"]
+    for name, value in (
+        ("sigma", plan.sigma * 0.999),
+        ("epsilon", 5.99),
+        ("delta", 9e-4),
+        ("num_epochs", 3),
+        ("sampling", "subsampling"),
+        ("evidence", None),
+        ("evidence", stored["evidence"] | {"target": "0" * 64}),
+        ("evidence", stored["evidence"] | {"counts": [*counts, [100, 1]]}),
+        ("evidence", stored["evidence"] | {"counts": counts[::-1]}),
+        ("evidence", stored["evidence"] | {"counts": [[counts[0][0], 1]]}),
+        ("evidence", stored["evidence"] | {"key": [1]}),
+        ("evidence", stored["evidence"] | {"note": 1}),
+    ):
+        with pytest.raises(ValueError) as caught:
+            SampledGeneralPlan.from_json(stored | {name: value})
+        assert "\n" not in str(caught.value)
+    # Less noise, relabelled with counts that would be enough: only drawing shows it.
+    sigma = plan.sigma / 1.2
+    target = digest(LAW, sigma, plan.epsilon, plan.delta)
+    forged = dataclasses.replace(plan.draws, target=target, counts=((2, 256 * BLOCK),))
+    cheat = dataclasses.replace(plan, sigma=sigma, evidence=forged)
+    assert cheat.certified and not cheat.replay() and not replayed(forged, LAW)
+    # More or fewer than the key draws, by whole blocks or not.
+    assert replayed(plan.draws, LAW)
+    value, number = plan.draws.counts[0]
+    for other in (number + BLOCK, number + 1, number - 1):
+        changed = ((value, other), *plan.draws.counts[1:])
+        assert not replayed(dataclasses.replace(plan.draws, counts=changed), LAW)
+    with pytest.raises(ValueError, match="could not be certified"):
+        cheat.verify(num_samples=4 * BLOCK, key=jax.random.key(8))
+
+
+def test_fit_trains_under_it_and_draws_anew(plan, tmp_path):
+    from train.loop import fit
+
+    data, seen = np.ones((24, 2), np.float32), []
+
+    def train(covered, **options):
+        loss = lambda w, row: ((w - row) ** 2).sum()  # noqa: E731
+        options |= dict(clip="mixed", progress=lambda what, done, of: seen.append(what))
+        return fit(covered, np.zeros(2, np.float32), loss, data, optax.sgd(0.1), **options)
+
+    assert train(plan, out=tmp_path / "run").steps == plan.rounds == 8
+    assert seen.index("participations") < seen.index("training")
+    seen.clear()
+    assert train(plan, out=tmp_path / "new", verify=False).steps == 8 and "participations" not in seen
+
+
+class Skewed(ParticipationLaw):
+    """A law of one value, of which draws may be up to `off` likelier than they are drawn."""
+
+    kind, group_size = "skewed", 1
+
+    def __init__(self, off):
+        self.off = off
+
+    def draw(self, key, num_samples):
+        return np.ones(num_samples, np.int64)
+
+    def most(self):
+        return 4
+
+    def draw_error(self):
+        return self.off
+
+    def describe(self):
+        return {"kind": self.kind, "off": self.off}
+
+
+def test_errors_of_the_draws_lower_the_threshold():
+    """Deltas that are 30 % below the target on the average prove it, unless draws may be off by 50 %."""
+    sigma, epsilon = 1.0, 0.5
+    delta = 1.3 * float(gdp_delta(epsilon, 1 / sigma))
+    counts = ((1, 2**18),)
+    assert accepts(counts, Skewed(0.0), sigma, epsilon, delta)
+    assert accepts(counts, Skewed(0.2), sigma, epsilon, delta)
+    assert not accepts(counts, Skewed(0.5), sigma, epsilon, delta)

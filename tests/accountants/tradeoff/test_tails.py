@@ -1,0 +1,89 @@
+"""Bounds from tails: numbers, order, and which conditions they need."""
+
+import numpy as np
+import pytest
+
+from jaxacct.accountants.tradeoff import (
+    Gaussian,
+    GeneralDPSGD,
+    chernoff_tail,
+    individual_subsampling_tail,
+    shuffled_batch_head,
+    tail_lower_tradeoff,
+    tail_upper_tradeoff,
+)
+
+ALPHAS = np.linspace(0, 1, 101)
+
+
+def test_numbers():
+    upper = tail_upper_tradeoff([0.0, 0.05, 0.2, 0.3, 0.5, 1.0], 1.0, 0.1)
+    np.testing.assert_allclose(
+        upper, [1, 0.7664400795, 0.4933712550, 0.3843687764, 0.1948146843, 0], rtol=1e-8, atol=1e-15
+    )
+    lower = tail_lower_tradeoff([0.0, 0.05, 0.2, 0.5, 0.96], 1.0, 0.05)
+    np.testing.assert_allclose(
+        lower, [0.95, 0.6904889772, 0.3870791723, 0.1301544453, 0], rtol=1e-8, atol=1e-15
+    )
+    assert tail_lower_tradeoff(0.05, 1.0, 0.05, symmetrize=False) == pytest.approx(0.6108563083, rel=1e-8)
+    assert tail_upper_tradeoff(1.0, 1.0, 0.1, symmetrize=False) == pytest.approx(
+        0.1
+    )  # so not a trade-off function
+    for f in (tail_upper_tradeoff, tail_lower_tradeoff):
+        assert f(f(0.3, 1.0, 0.08), 1.0, 0.08) == pytest.approx(0.3, abs=1e-9)
+    assert tail_lower_tradeoff(0.4, 1.0, 1.0) == 0
+
+
+def test_individual_subsampling_lemma_is_sound_and_loose():
+    cut, mass = individual_subsampling_tail(50000, 500, 1, 4)
+    assert cut == pytest.approx(7.7419403461, rel=1e-9) and mass == pytest.approx(0.0183156389, rel=1e-8)
+    assert tail_lower_tradeoff(0.05, cut / 2, mass) == pytest.approx(0.0085973819, rel=1e-7)
+    pmf = GeneralDPSGD(50000, 500, 1, 1, "subsampling", 4).pmf()
+    assert pmf.tail(cut**2) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("m", "s", "sampling"), [(1, 10, "subsampling"), (10, 1, "subsampling"), (2, 5, "shuffling")]
+)
+def test_exact_curve_lies_between_its_tail_bounds(m, s, sampling):
+    run, sigma = GeneralDPSGD(1000, m, s, 3, sampling, 3), 2.0
+    pmf, curve = run.pmf(), run.curve(2.0)
+    exact = curve(ALPHAS)
+    for share in (0.3, 0.9, 1.0):
+        cut = float(np.quantile(pmf.squared_sensitivity, share))
+        low = tail_lower_tradeoff(ALPHAS, np.sqrt(cut) / sigma, min(1.0, pmf.tail(cut)))
+        assert (low <= exact + 1e-9).all()
+        head = pmf.head(cut)
+        if head < 1:
+            high = tail_upper_tradeoff(ALPHAS, np.sqrt(max(cut, 1.0)) / sigma, pmf.head(max(cut, 1.0)))
+            assert (high >= exact - 1e-9).all()
+
+
+def test_shuffled_batch_head():
+    cut, mass = shuffled_batch_head(100, 3)
+    assert cut == 3**0.5 and mass == pytest.approx(9 / 88)
+    pmf = GeneralDPSGD(1000, 1, 10, 1, "shuffling", 3).pmf()
+    assert pmf.head(3) <= mass
+    with pytest.raises(ValueError, match="num_batches"):
+        shuffled_batch_head(12, 3)
+
+
+def test_bad_input():
+    for call, word in (
+        (lambda: tail_lower_tradeoff(0.1, 1.0, 1.5), "tail_mass"),
+        (lambda: tail_upper_tradeoff(0.1, 1.0, 1.0), "head_mass"),
+        (lambda: tail_upper_tradeoff(0.1, 0.0, 0.1), "mu"),
+        (lambda: tail_lower_tradeoff(-0.1, 1.0, 0.1), "alpha"),
+        (lambda: individual_subsampling_tail(10, 6, 1, 4), "dataset_size"),
+        (lambda: individual_subsampling_tail(100, 6, 1, 4, 0.0), "gamma"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            call()
+
+
+def test_chernoff_bounds_the_binomial_tail():
+    from scipy import stats
+
+    for trials, p, cut in ((100, 0.1, 12.2), (1000, 0.01, 30), (10, 0.5, 10)):
+        assert stats.binom.sf(cut, trials, p) <= chernoff_tail(trials, p, cut) <= 1
+    assert Gaussian(1.0).symmetric

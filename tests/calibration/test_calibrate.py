@@ -1,0 +1,265 @@
+"""Calibration end to end, and plans."""
+
+import dataclasses
+import json
+import math
+
+import dp_accounting as dp
+import jax
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    Mechanism,
+    NotCertifiedError,
+    Plan,
+    Poisson,
+    calibrate,
+    estimate_delta,
+    sample_privacy_loss,
+)
+from jaxacct.accountants import analytic, unamplified
+from jaxacct.calibration import calibrate as calibration
+from jaxacct.calibration.calibrate import _smallest_where, analytic_exponent
+from jaxacct.core.claim import Target
+from jaxacct.schemes.batch_sizes import max_batch_size
+from jaxacct.verification.profile import profile
+from tests.stored_plans import histograms, loaded, with_histograms
+
+SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
+STRATEGY = BandedToeplitz.square_root(6)
+TARGET = dict(epsilon=2.0, delta=2e-2)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(3))
+
+
+@pytest.mark.parametrize(
+    ("share", "draws"), [(0.95, 30_000), pytest.param(0.97, 400_000, marks=pytest.mark.slow)]
+)
+def test_the_plan_is_certified_and_near_the_truth(plan, share, draws):
+    assert plan.certified
+    assert plan.verdict.certified
+    assert "is (2, 0.02)-differentially private" in plan.statement()
+    sigma = plan.mechanism.noise_multiplier
+    assert sigma == pytest.approx(1.01 ** round(np.log(sigma) / np.log(1.01)), rel=1e-12)
+    assert sigma < unamplified.noise_multiplier_for(Mechanism(SMALL, STRATEGY, 1.0), 2.0, 2e-2) / 5
+    # A little less noise is not private: an interval at 99.9999 % clears delta.
+    less = Mechanism(SMALL, STRATEGY, share * sigma)
+    found = estimate_delta(less, 2.0, num_samples=draws, key=jax.random.key(1), confidence=1 - 1e-6)
+    assert found.low > 2e-2
+    at = estimate_delta(
+        plan.mechanism, 2.0, num_samples=draws // 4, key=jax.random.key(1), confidence=1 - 1e-6
+    )
+    assert at.low < 2e-2
+
+
+def test_batch_sizes(plan):
+    assert plan.expected_batch_size == pytest.approx(50, rel=1e-12)
+    assert plan.max_batch_size == max_batch_size(3000, 50 / 3000, 60)
+    assert 80 < plan.max_batch_size < 120
+
+
+def test_save_load_and_verify_again(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    loaded = Plan.load(path)
+    assert loaded == plan
+    again = loaded.verify(max_samples=2_000_000)
+    assert again.certified
+    assert again.evidence.remove.key != plan.evidence.remove.key
+
+
+@pytest.fixture(scope="module")
+def plain_plan():
+    return calibrate(
+        SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain", noise_multiplier=0.55
+    )
+
+
+@pytest.mark.parametrize("draws", [60_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_profile_is_an_estimate_of_the_curve(draws, plain_plan):
+    """A plain plan's histogram against a fresh estimate, a bin's width of epsilon apart at most."""
+    plan = plain_plan
+    losses = {
+        direction: np.asarray(sample_privacy_loss(jax.random.key(2), plan.mechanism, draws, direction), float)
+        for direction in ("remove", "add")
+    }
+
+    def fresh(epsilon):
+        excess = {"remove": losses["remove"] - epsilon, "add": -losses["add"] - epsilon}
+        return max(np.maximum(0, -np.expm1(-e)).mean() for e in excess.values())
+
+    for epsilon in (0.5, 1.0, 2.0):
+        upper, lower = fresh(epsilon - 1 / 32), fresh(epsilon)
+        value = float(profile(plan.verdict, np.array([epsilon]))[0])
+        noise = 6 * np.sqrt(value / plan.evidence.remove.num_samples) + 6 * np.sqrt(value / draws)
+        assert lower - noise <= value <= upper + noise
+    curve = profile(plan.verdict, np.linspace(0, 3, 31))
+    assert np.all(np.diff(curve) <= 0)
+
+
+def test_one_noise_multiplier(plan):
+    good = calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
+    assert good.certified
+    assert good.mechanism.noise_multiplier == 2.0
+    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.4 could not be certified .* remove"):
+        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.4, key=jax.random.key(1))
+
+
+def test_low_rate_poisson_falls_back_to_pld():
+    """b = 1: the PLD accountant is exact, so nothing smaller than its value may be released."""
+    scheme = Poisson(30, 0.05)
+    plan = calibrate(scheme, BandedToeplitz((1.0,)), epsilon=0.3, delta=1e-3, key=jax.random.key(3))
+    assert plan.certified
+    event = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(plan.mechanism.noise_multiplier))
+    accountant = PLDAccountant().compose(event, 30)
+    # PLD is an upper bound to a relative 1e-3 here, and a certified sigma may exploit no more than that.
+    assert accountant.get_delta(0.3) < 1e-3 * 1.01
+
+
+@pytest.mark.parametrize("start", [-300, 0, 36, 37, 38, 500])
+def test_the_smallest_integer_where_something_holds(start):
+    asked = []
+    assert _smallest_where(lambda i: asked.append(i) or i >= 37, start, 1000) == 37
+    assert len(asked) <= 2 * math.log2(abs(start - 37) + 2) + 3
+    assert _smallest_where(lambda i: False, start, 1000) is None
+
+
+def test_a_search_ends_where_any_noise_is_private():
+    """An example that hardly ever takes part: delta is larger than the probability that it does at all."""
+    plan = calibrate(BMinSep(60, 6, 1e-7), STRATEGY, epsilon=1.0, delta=1e-3)
+    assert plan.certified
+    assert plan.mechanism.noise_multiplier == pytest.approx(calibration.LEAST_SEARCHED, rel=0.02)
+
+
+def test_the_analytic_search_ends_at_the_boundary():
+    """Whatever the coarse grid of losses said first: here, one step too much noise."""
+    mechanism = Mechanism(Poisson(300, 0.01), BandedToeplitz.identity(), 1.0)
+    epsilon, delta = 0.2, 1e-5
+    exponent = analytic_exponent(mechanism, Target.at(epsilon, delta), 1.01)
+    at, below = (
+        analytic.analytic_delta(dataclasses.replace(mechanism, noise_multiplier=1.01**e), epsilon)
+        for e in (exponent, exponent - 1)
+    )
+    assert at <= delta < below
+
+
+@pytest.mark.slow
+def test_certified_noise_beats_the_revealed_phase():
+    """Random phase hides what the usual cyclic analysis reveals: never more noise than that analysis."""
+    scheme = CyclicPoisson(64, 8, 0.3)
+    strategy = BandedToeplitz.square_root(8)
+    exponent = analytic_exponent(Mechanism(scheme, strategy, 1.0), Target.at(4.0, 1e-3), 1.01)
+    plan = calibrate(scheme, strategy, epsilon=4.0, delta=1e-3, key=jax.random.key(3))
+    assert plan.mechanism.noise_multiplier <= 1.01**exponent * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("scheme", "bands"), [(BallsInBins(10, 4), 4), (BMinSep(10, 4, 0.25, False), 2)])
+def test_other_schemes(scheme, bands):
+    plan = calibrate(
+        scheme, BandedToeplitz.square_root(bands), epsilon=3.0, delta=1e-2, key=jax.random.key(2)
+    )
+    assert plan.certified
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_composition_needs_more_noise(plan):
+    other, sigma = dp.GaussianDpEvent(2.0), plan.mechanism.noise_multiplier
+    options = dict(**TARGET, key=jax.random.key(4), compose_with=other)
+    with pytest.raises(NotCertifiedError):
+        calibrate(SMALL, STRATEGY, **options, noise_multiplier=sigma, max_samples=20_000)
+    both = calibrate(SMALL, STRATEGY, **options, noise_multiplier=2 * sigma)
+    assert both.certified
+    assert "composed with" in both.statement()
+    assert Plan.from_json(json.loads(json.dumps(both.to_json()))) == both
+    with pytest.raises(ValueError, match="compose_with must leave room"):
+        calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=other)
+
+
+def test_resumes_from_a_folder(tmp_path):
+    few = TARGET | dict(max_samples=60_000)  # a candidate at the edge is given up on sooner
+    first = calibrate(SMALL, STRATEGY, **few, checkpoint_dir=tmp_path)
+    calls = []
+    again = calibrate(
+        SMALL,
+        STRATEGY,
+        **few,
+        checkpoint_dir=tmp_path,
+        progress=lambda what, done, expected: calls.append(what),
+    )
+    assert again.mechanism == first.mechanism
+    # The same evidence, from the same keys, with no search and hardly a draw.
+    assert again.evidence == first.evidence
+    assert not [c for c in calls if c.startswith("search")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be a finite number above 0, was 0.0"),
+        ({"epsilon": float("inf")}, "epsilon must be"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), was 0.0"),
+        ({"delta": 1.0}, r"delta must be in \(0, 1\)"),
+        ({"grid_ratio": 1.0}, "grid_ratio must be above 1"),
+        ({"max_samples": 0}, "max_samples must be an integer of at least 1"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be a finite number above 0"),
+        (
+            {"noise_multiplier": 2.0, "proposal": "plain", "max_samples": 10},
+            "max_samples must be at least",
+        ),
+        ({"rule": "x"}, "rule must be one of"),
+        ({"failure_fraction": 1.0}, "failure_fraction"),
+        ({"dataset_size": 0}, "dataset_size must be"),
+    ],
+)
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        calibrate(SMALL, STRATEGY, **(TARGET | change))
+    assert "\n" not in str(caught.value)
+
+
+def with_claim(text, **change):
+    data = json.loads(text)
+    data["claim"] |= change
+    return data
+
+
+def test_a_damaged_plan_is_refused(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    text = path.read_text()
+    cases = {
+        text[: len(text) // 2]: "not valid JSON",
+        "[]": "must hold a JSON object",
+        json.dumps({"schema": "other"}): "plan must have the schema",
+        json.dumps(json.loads(text) | {"schema_version": 99}): "must be of schema version 1, was of 99",
+        json.dumps({k: v for k, v in json.loads(text).items() if k != "evidence"}): "evidence",
+        json.dumps(with_claim(text, noise_multiplier=-1)): "noise_multiplier must be",
+        json.dumps(with_claim(text, noise_multiplier=0.1)): "digest does not match",
+        json.dumps(json.loads(text) | {"evidence": None}): "evidence",
+    }
+    for content, message in cases.items():
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message) as caught:
+            Plan.load(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="cannot be read"):
+        Plan.load(tmp_path / "absent.json")
+
+
+def test_forged_evidence_is_refused(plain_plan):
+    terms, losses = histograms(plain_plan, "remove")
+    smallest, largest = np.flatnonzero(terms)[[0, -1]]
+    terms[smallest] += terms[largest]
+    terms[largest] = 0
+    with pytest.raises(ValueError, match="remove: the terms are not those that the losses have"):
+        loaded(with_histograms(plain_plan, "remove", (terms, losses)))

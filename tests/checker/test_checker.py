@@ -1,0 +1,435 @@
+"""The second implementation against enumeration, closed forms and our plans; and what it refuses.
+
+Statistical tests fix their seeds; tolerances are 6 standard errors (false alarm below 1e-8 each) and would
+notice a mean that is off by a few per cent.
+"""
+
+import ast
+import itertools
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+import jaxacct
+from jaxacct import checker
+from jaxacct.cli.commands import main
+from jaxacct.statistics.bounds import Budget
+
+SOURCE = Path(checker.__file__)
+SIGMA = 0.8
+SQUARE_ROOT = np.array([1, 0.5, 0.375]) / np.linalg.norm([1, 0.5, 0.375])
+
+
+def renewal(steps: int, separation: int, p: float, warm: bool) -> dict:
+    scheme = {"name": "b-min-sep", "iterations": steps, "min_separation": separation}
+    return scheme | {"sampling_probability": p, "warm_start": warm}
+
+
+# (plan's scheme, bands, whether C is n x n): cold and warm, n no multiple of b, n < b, p = 1, b = 1.
+SETTINGS = [
+    ({"name": "poisson", "iterations": 5, "sampling_probability": 0.3}, 1, False),
+    (renewal(7, 3, 0.4, False), 3, True),
+    (renewal(7, 3, 0.4, True), 3, False),
+    (renewal(8, 2, 0.7, True), 2, True),
+    (renewal(5, 4, 1.0, True), 3, True),
+    (renewal(4, 6, 0.5, False), 3, False),
+    ({"name": "cyclic-poisson", "iterations": 7, "cycle_length": 3, "sampling_probability": 0.6}, 3, True),
+    ({"name": "cyclic-poisson", "iterations": 3, "cycle_length": 5, "sampling_probability": 0.6}, 3, False),
+    ({"name": "balls-in-bins", "iterations": 8, "cycle_length": 3}, 3, False),
+    ({"name": "balls-in-bins", "iterations": 3, "cycle_length": 5}, 2, True),
+]
+IDS = [f"{scheme['name']}-{i}" for i, (scheme, *_) in enumerate(SETTINGS)]
+
+
+def strategy_json(bands: int, finite: bool, steps: int) -> dict:
+    c = SQUARE_ROOT[:bands] / np.linalg.norm(SQUARE_ROOT[:bands])
+    return {"coefficients": c.tolist()} | ({"kind": "finite-toeplitz", "iterations": steps} if finite else {})
+
+
+def patterns(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
+    """All participation vectors (steps, number) and their probabilities, by the definition of the scheme."""
+    n, p, name = scheme["iterations"], scheme.get("sampling_probability", 1.0), scheme["name"]
+    b = scheme.get("min_separation", scheme.get("cycle_length", 1))
+    starts = [(0, 1.0)]  # (steps until the first eligible one, probability)
+    if scheme.get("warm_start"):
+        starts = [(s, (p if s else 1.0) / (1 + (b - 1) * p)) for s in range(b)]
+    found = {}
+    for x in itertools.product((0, 1), repeat=n):
+        total = 0.0
+        for phase in range(b) if "cycle_length" in scheme else ():
+            chances = [(p if t % b == phase else 0.0) for t in range(n)]
+            total += math.prod(c if joins else 1 - c for c, joins in zip(chances, x, strict=True)) / b
+        for wait, weight in starts if "cycle_length" not in scheme else ():
+            for joins in x:
+                weight *= (0.0 if joins else 1.0) if wait else (p if joins else 1 - p)
+                wait = b - 1 if joins else max(wait - 1, 0)
+            total += weight
+        found[x] = total
+    assert math.isclose(sum(found.values()), 1.0, rel_tol=1e-12), name
+    return np.array(list(found)).T, np.array(list(found.values()))
+
+
+def matrix(strategy: dict, steps: int) -> np.ndarray:
+    """C, one column after the other."""
+    c = strategy["coefficients"]
+    full = np.zeros((steps + len(c) - 1, steps))
+    for t in range(steps):
+        full[t : t + len(c), t] = c
+    return full[:steps] if "kind" in strategy else full
+
+
+def oracle(setting, sigma=SIGMA):
+    """(law, columns, C, all C x, probabilities, ln f of outputs by enumeration)."""
+    scheme, bands, finite = setting
+    strategy = strategy_json(bands, finite, scheme["iterations"])
+    law = checker.law_of(scheme)
+    columns, c = checker.columns_of(strategy, law), matrix(strategy, scheme["iterations"])
+    x, probabilities = patterns(scheme)
+    means = c @ x
+
+    def loss(y):
+        exponents = means.T @ y / sigma**2 - (means**2).sum(0)[:, None] / (2 * sigma**2)
+        return np.log(probabilities @ np.exp(exponents))
+
+    return law, columns, c, x, probabilities, loss
+
+
+def test_it_imports_nothing_of_ours_and_is_short():
+    tree = ast.parse(SOURCE.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        names |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+        names |= {node.module} if isinstance(node, ast.ImportFrom) and not node.level else set()
+        assert not (isinstance(node, ast.ImportFrom) and node.level)
+        assert not (isinstance(node, ast.Name) and node.id in ("__import__", "eval", "exec"))
+    assert {name.split(".")[0] for name in names} <= {"numpy", "scipy"} | sys.stdlib_module_names
+    assert "importlib" not in names
+    assert len(SOURCE.read_text().splitlines()) <= 700
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
+def test_likelihoods_rates_and_normalizers_against_enumeration(setting):
+    law, columns, c, x, probabilities, loss = oracle(setting)
+    rng = np.random.default_rng(1)
+    np.testing.assert_allclose(columns.apply(np.eye(law.steps)), c, atol=1e-12)
+    y = 2 * rng.standard_normal((len(c), 50))
+    np.testing.assert_allclose(law.log_ratio(columns.log_ratios(y, SIGMA)), loss(y), atol=1e-10)
+    r = rng.standard_normal(law.steps)
+    tilted = probabilities * np.exp(r @ x)
+    log_f, rates = law.tilted(r)
+    assert math.isclose(log_f, math.log(tilted.sum()), abs_tol=1e-12)
+    np.testing.assert_allclose(rates, x @ tilted / tilted.sum(), atol=1e-12)
+    none = checker.Mechanism(law, columns, SIGMA, 1.0).log_none
+    assert math.isclose(math.exp(none), probabilities[0], abs_tol=1e-12)
+    shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
+    pairs = law.pairs(law, columns.gram, 1 / SIGMA**2)
+    assert math.isclose(pairs.log_z, math.log(probabilities @ shared @ probabilities), rel_tol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "setting", [SETTINGS[i] for i in (0, 2, 3, 6, 8)], ids=[IDS[i] for i in (0, 2, 3, 6, 8)]
+)
+def test_draws_follow_the_enumerated_law(setting):
+    """Chi-square of single and paired draws, pooled below 8 expected, false alarm 1e-6 each."""
+    law, columns, c, x, probabilities, _ = oracle(setting)
+    rng, number, code = np.random.default_rng(2), 40_000, 2 ** np.arange(law.steps)[::-1]
+    shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
+    joint = probabilities[:, None] * probabilities * shared
+    single = code @ law.draw(rng, number).astype(int)
+    first, second = np.tensordot(
+        code, law.pairs(law, columns.gram, SIGMA**-2).draw(rng, number).astype(int), (0, 1)
+    )
+    for drawn, expected in (
+        (single, probabilities * number),
+        (first * x.shape[1] + second, (joint / joint.sum()).ravel() * number),
+    ):
+        counts = np.bincount(drawn, minlength=expected.size)
+        assert not counts[expected == 0].any()
+        common = expected >= 8
+        seen = np.append(counts[common], counts[~common].sum())
+        wanted = np.append(expected[common], max(expected[~common].sum(), 1e-9))
+        assert stats.chi2.sf(((seen - wanted) ** 2 / wanted)[wanted > 1].sum(), (wanted > 1).sum() - 1) > 1e-6
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
+def test_every_proposal_has_the_divergence_of_the_enumerated_pair(setting):
+    law, columns, c, x, probabilities, loss = oracle(setting)
+    epsilon, rng, number = 0.7, np.random.default_rng(3), 12_000
+    mechanism = checker.Mechanism(law, columns, SIGMA, epsilon)
+    at_x = rng.choice(x.shape[1], 4 * number, p=probabilities)
+    noise = SIGMA * rng.standard_normal((len(c), 4 * number))
+    true = {
+        "remove": -np.expm1(np.minimum(epsilon - loss((c @ x)[:, at_x] + noise), 0.0)),
+        "add": -np.expm1(np.minimum(epsilon + loss(noise), 0.0)),
+    }
+    for name, proposals in (("remove", mechanism.remove()), ("add", mechanism.add())):
+        if name == "add" and epsilon + mechanism.log_none >= 0:
+            assert not true[name].any()
+            continue
+        for proposal in itertools.islice(proposals, 2):
+            terms = proposal.terms(rng, number)
+            assert terms.min() >= 0 and terms.max() <= 1 + 1e-9
+            scale = math.exp(proposal.log_scale)
+            error = math.hypot(
+                scale * terms.std() / math.sqrt(number), true[name].std() / math.sqrt(4 * number)
+            )
+            assert abs(scale * terms.mean() - true[name].mean()) < 6 * error, proposal.name
+
+
+def test_pairs_in_a_tournament_have_the_same_divergence():
+    """Four replicas where pairs attract little, so that their terms are seldom near their bound."""
+    law, columns, *_ = oracle(SETTINGS[2], 3.0)
+    mechanism, rng = checker.Mechanism(law, columns, 3.0, 0.1), np.random.default_rng(4)
+    found = {}
+    for proposal in itertools.islice(mechanism.remove(), 3):
+        terms, scale = proposal.terms(rng, 60_000), math.exp(proposal.log_scale)
+        assert terms.max() <= 1 + 1e-9
+        found[proposal.name] = scale * terms.mean(), scale * terms.std() / math.sqrt(terms.size)
+    plain, error = found["plain"]
+    assert set(found) == {"plain", "replicas:2", "pairs:4,0"}
+    for mean, own in found.values():
+        assert abs(mean - plain) < 6 * math.hypot(own, error) and own < 0.1 * plain
+
+
+def test_analytic_bounds_against_closed_forms_and_quadrature():
+    for n, sigma, epsilon, delta in (
+        (1, 1.0, 3.0, 1e-3),
+        (1000, 40.0, 5.0, 1e-9),
+        (20_000, 100.0, 11.5, 1e-13),
+    ):
+        exact = checker.gaussian_delta(epsilon, math.sqrt(n) / sigma)
+        bound = checker.poisson_delta(n, 1 - 1e-13, sigma, epsilon, delta)
+        assert exact * (1 - 1e-6) <= bound <= exact * 1.002
+    p, sigma, epsilon = 0.2, 0.7, 1.5
+
+    def excess(y, sign):
+        absent = stats.norm.pdf(y, 0, sigma)
+        present = (1 - p) * absent + p * stats.norm.pdf(y, 1, sigma)
+        first, second = (present, absent) if sign > 0 else (absent, present)
+        return max(first - math.exp(epsilon) * second, 0.0)
+
+    options = {"limit": 500, "points": [0, 1, 2]}
+    exact = max(integrate.quad(excess, -8, 9, args=(sign,), **options)[0] for sign in (1, -1))
+    assert exact * (1 - 1e-7) <= checker.poisson_delta(1, p, sigma, epsilon, 1e-3) <= exact * 1.002
+
+
+# --- Claims without evidence of ours: what is certified is decided by the divergence alone ---
+
+
+def claim_json(scheme, strategy, sigma, epsilon, delta) -> dict:
+    """A plan that stores no verdict which the checker would recompute (the fixed-sample rule)."""
+    budget = Budget.split(delta)
+    derived = dict.fromkeys(("scale", "threshold", "relative_error", "total_variation", "certified"), 0.0)
+    side = {"kind": "mean", "term_counts": [], "bets": [], "bet_weights": []}
+    notes = derived | {"proposal": "plain", "outcome": "undecided"}
+    return {
+        "schema": "jaxacct-plan", "schema_version": 1,
+        "claim": {
+            "adjacency": "zero-out", "compose_with": None, "truncate_to": None, "dataset_size": None,
+            "scheme": scheme, "strategy": strategy, "noise_multiplier": sigma, "epsilon": epsilon,
+            "delta": delta, "budget": {"delta": delta, "delta_v": budget.delta_v,
+                                       "failure_probability": budget.failure_probability},
+        },
+        "evidence": {"kind": "sampled", "rule": "fixed", "share": 1.0, "remove": side, "add": side},
+        "notes": {"overflow_delta": None, "max_batch_size": None, "verdict": {"remove": notes, "add": notes}},
+    }  # fmt: skip
+
+
+def with_claim(plan: dict, **change) -> dict:
+    """The plan with other fields in its claim."""
+    return plan | {"claim": plan["claim"] | change}
+
+
+@pytest.mark.parametrize("p, epsilon, delta", [(0.02, 1.0, 1e-3), (0.02, 0.3, 3e-3), (0.5, 8.0, 1e-5)])
+def test_noise_just_too_small_is_refused_and_slightly_more_certified(p, epsilon, delta):
+    """Poisson sampling, whose divergence is known; both directions are drawn where epsilon is small."""
+    scheme = {"name": "poisson", "iterations": 12, "sampling_probability": p}
+    low, high = 0.3, 20.0
+    while high / low > 1.0001:
+        middle = math.sqrt(low * high)
+        enough = checker.poisson_delta(12, p, middle, epsilon, delta) <= delta
+        low, high = (low, middle) if enough else (middle, high)
+    for factor, verdict in ((0.96, "not certified"), (1.05, "certified")):
+        plan = claim_json(scheme, {"coefficients": [1.0]}, factor * high, epsilon, delta)
+        found = checker.check(plan, np.random.default_rng(5))
+        assert found["verdict"] == verdict, (factor, found)
+        assert verdict == "certified" or "refuted" in (found["remove"]["verdict"], found["add"]["verdict"])
+
+
+def test_what_is_not_covered_is_never_certified(tmp_path, capsys):
+    plan = claim_json(SETTINGS[2][0], strategy_json(3, False, 7), 2.0, 1.0, 0.05)
+    path = tmp_path / "plan.json"
+    claim = plan["claim"]
+    cases = [
+        (plan | {"schema_version": 99}, 3),
+        (with_claim(plan, adjacency="replace-one"), 3),
+        (with_claim(plan, compose_with={}), 3),
+        (with_claim(plan, truncate_to=9), 3),
+        (with_claim(plan, scheme=claim["scheme"] | {"name": "shuffle"}), 3),
+        (with_claim(plan, strategy={"kind": "dense"}), 3),
+        (with_claim(plan, scheme=claim["scheme"] | {"min_separation": 2}), 3),
+        (
+            plan
+            | {"evidence": {"kind": "accountant", "accountant": "random-allocation"}}
+            | {"notes": plan["notes"] | {"verdict": {"delta": 0.01}}},
+            3,
+        ),
+        (plan | {"evidence": {"kind": "trust"}}, 3),
+        (claim_json(claim["scheme"], claim["strategy"], 0.2, 1.0, 1e-12), 3),
+        (with_claim(plan, noise_multiplier=float("nan")), 2),
+        (with_claim(plan, noise_multiplier="2"), 2),
+        (with_claim(plan, epsilon=-1.0), 2),
+        (with_claim(plan, strategy={"coefficients": [1.0, 0.5]}), 2),
+        (with_claim(plan, strategy={"coefficients": []}), 2),
+        (with_claim(plan, scheme=claim["scheme"] | {"sampling_probability": 1.5}), 2),
+        (with_claim(plan, scheme=3), 2),
+        (plan | {"evidence": {}}, 2),
+        (plan | {"notes": {}}, 2),
+    ]
+    for change, code in cases:
+        path.write_text(json.dumps(change))
+        assert checker.main([str(path)]) == code, change
+        out, err = capsys.readouterr()
+        said = out if code == 3 else err
+        assert said.count("\n") == 1 and ("not covered by the checker: " in said) == (code == 3)
+        assert checker.main([str(path), "--json"]) == code
+        assert json.loads(capsys.readouterr().out)["verdict"] != "certified"
+    for text in ("", "{", "[" * 100_000, "[]", "\x00"):
+        path.write_text(text)
+        assert checker.main([str(path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert checker.main([str(tmp_path / "none.json")]) == 2
+    path.write_text(json.dumps(plan))
+    assert checker.main([str(path)]) == 0
+
+
+# --- Plans of ours ---
+
+
+def saved(path, scheme, strategy, epsilon, delta, sigma, **options) -> Path:
+    options = options or {"max_samples": 400_000}
+    plan = jaxacct.calibrate(
+        scheme, strategy, epsilon=epsilon, delta=delta, noise_multiplier=sigma, **options
+    )
+    plan.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan_path(tmp_path_factory, request):
+    """A plan with samples in both directions."""
+    path = tmp_path_factory.mktemp("checker") / "plan.json"
+    scheme, strategy = jaxacct.BMinSep(12, 3, 0.3), jaxacct.BandedToeplitz.square_root(3)
+    return saved(path, scheme, strategy, 1.0, 0.01, 2.4, dataset_size=1000, max_samples=400_000)
+
+
+def test_it_runs_alone_and_as_a_command(plan_path, tmp_path, capsys):
+    copy = shutil.copy(SOURCE, tmp_path / "alone.py")
+    command = [sys.executable, "-I", str(copy), str(plan_path), "--json"]
+    alone = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert alone.returncode == 0 and json.loads(alone.stdout)["verdict"] == "certified", alone
+    for options in ([], ["--json"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["check", str(plan_path), *options])
+        assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("certified: (1, 0.01)") and json.loads(printed.splitlines()[-1])
+
+
+def test_a_report_says_whether_both_implementations_agree(plan_path, tmp_path, capsys, monkeypatch):
+    found = {"verdict": "not certified", "differences": ["remove: scale 1 stored, 2 found"]}
+    for second, code, said in (
+        ({"verdict": "certified"}, 0, "both implementations agree"),
+        (found, 1, "remove: scale 1 stored, 2 found"),
+        (
+            {"verdict": "not covered", "reason": "not covered by the checker: x"},
+            0,
+            "not covered by the checker: x",
+        ),
+    ):
+        monkeypatch.setattr(checker, "check_file", lambda path, second=second: (0, second))
+        with pytest.raises(SystemExit) as stop:
+            main(
+                ["report", str(plan_path), "--out", str(tmp_path / "r.html"), "--check", "--force", "--json"]
+            )
+        assert stop.value.code == code and said in (tmp_path / "r.html").read_text()
+        assert json.loads(capsys.readouterr().out)["check"] == second
+
+
+def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
+    """Every change makes the stored evidence, or the claim itself, false."""
+    plan = json.loads(plan_path.read_text())
+    honest = checker.check(plan, np.random.default_rng(6))
+    assert honest["verdict"] == "certified"
+    assert {honest[name]["stored"] for name in ("remove", "add")} == {"recomputed"}
+    side, notes = plan["evidence"]["remove"], plan["notes"]
+
+    def with_side(**fields):
+        return plan | {"evidence": plan["evidence"] | {"remove": side | fields}}
+
+    def with_notes(**fields):
+        verdict = notes["verdict"] | {"remove": notes["verdict"]["remove"] | fields}
+        return plan | {"notes": notes | {"verdict": verdict}}
+
+    said = notes["verdict"]["remove"]
+    changed = [
+        with_claim(plan, noise_multiplier=0.8 * plan["claim"]["noise_multiplier"]),
+        with_claim(plan, epsilon=0.5),
+        plan | {"notes": notes | {"overflow_delta": 0.0}},
+        plan | {"notes": notes | {"overflow_delta": 0.009}},
+        plan | {"notes": notes | {"max_batch_size": notes["max_batch_size"] - 40}},
+        with_notes(scale=said["scale"] / 2),
+        with_notes(threshold=said["threshold"] * 1.5),
+        with_side(term_counts=[[0, 100]]),
+        with_side(bet_weights=[5 * weight for weight in side["bet_weights"]]),
+        with_side(bets=[2.0 for _ in side["bets"]]),
+        plan | {"evidence": plan["evidence"] | {"share": 1e-200}},
+        with_notes(certified=False),
+        plan
+        | {"evidence": plan["evidence"] | {"remove": {"kind": "weight-bound", "proposal": side["proposal"]}}}
+        | {"notes": with_notes(outcome="exactly-zero")["notes"]},
+    ]
+    for i, edited in enumerate(changed):
+        found = checker.check(edited, np.random.default_rng(7))
+        assert found["verdict"] == "not certified" and (found["differences"] or i < 2), i
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(changed[-1]))
+    assert checker.main([str(path)]) == 1
+    assert "\ndiffers remove: " in capsys.readouterr().out
+
+
+def _accountant(name):
+    return {"accountant": name}
+
+
+OURS = [
+    (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, None, {}),
+    (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, None, _accountant("pld")),
+    (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, None, _accountant("unamplified")),
+    (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, 2.4, {}),
+    (jaxacct.BMinSep(40, 3, 0.05), (3, 2, 1), 1.0, 1e-4, None, {}),
+    (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, 1.5, {}),
+    (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, None, _accountant("pld")),
+    (jaxacct.BallsInBins(10, 4), (3, 2, 1), 1.0, 0.01, 2.4, {}),
+    (jaxacct.BallsInBins(100, 10), (3, 2, 1), 2.0, 1e-3, None, {}),
+]
+
+
+@pytest.mark.parametrize(
+    "scheme, coefficients, epsilon, delta, sigma, options",
+    [pytest.param(*row, marks=() if i in (1, 2, 6) else pytest.mark.slow) for i, row in enumerate(OURS)],
+)
+def test_our_plans_are_certified_again_and_no_number_differs(
+    tmp_path, scheme, coefficients, epsilon, delta, sigma, options
+):
+    strategy = jaxacct.BandedToeplitz(coefficients)
+    path = saved(tmp_path / "plan.json", scheme, strategy, epsilon, delta, sigma, **options)
+    code, found = checker.check_file(path)
+    assert code == 0 and found["differences"] == [], found

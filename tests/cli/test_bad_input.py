@@ -1,0 +1,401 @@
+"""Bad input, hundreds of cases: one line that names the argument, exit 2 or ValueError, nothing written."""
+
+import functools
+import json
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import jaxacct
+from jaxacct.cli import commands as cli
+from jaxacct.kernels import randomness
+from jaxacct.verification import shards
+
+PROBLEM = {
+    "--scheme": "b-min-sep",
+    "--iterations": "60",
+    "--dataset-size": "3000",
+    "--batch-size": "50",
+    "--bands": "6",
+    "--strategy": "square-root",
+}
+CALIBRATE = {**PROBLEM, "--epsilon": "2", "--delta": "1e-2"}
+ESTIMATE = {**PROBLEM, "--epsilon": "2", "--noise-multiplier": "1"}
+STRATEGY = {"--iterations": "60", "--bands": "4"}
+PROBABILITY = {"--iterations": "60", "--strategy": "square-root"}
+
+NO_INTEGER = ("0", "-3", "1.5", "x", "nan", "", "1e-3", "15e-1", "1k5", "1" + 25 * "0")
+NOT_POSITIVE = ("0", "-1", "nan", "inf", "x", "")
+NO_PROBABILITY = ("0", "1", "-0.1", "2", "nan", "inf", "x")
+BAD_SIGMA = (*NOT_POSITIVE, "1e300", "1e-300")
+BAD_VALUES = [
+    (command, base, flag, value)
+    for command, base, flags in (
+        (
+            "calibrate",
+            CALIBRATE,
+            {
+                "--iterations": NO_INTEGER,
+                "--dataset-size": (*NO_INTEGER, "100000000000000000000", "40"),
+                "--bands": (*NO_INTEGER, "61"),
+                "--min-separation": (*NO_INTEGER, "5", "61"),
+                "--batch-size": (*NOT_POSITIVE, "3001", "1e300"),
+                "--epsilon": (*NOT_POSITIVE, "1e300", "101"),
+                "--delta": (*NO_PROBABILITY, "1e-400"),
+                "--noise-multiplier": BAD_SIGMA,
+                "--max-samples": NO_INTEGER,
+                "--max-batch-size": NO_INTEGER,
+                "--rule": ("sometimes", ""),
+                "--scheme": ("poison", ""),
+                "--strategy": ("optimall", "/no/such/file", ".", ""),
+                "--out": ("/no/such/folder/plan.json", ".", "/proc/plan.json", 300 * "x"),
+                "--truncate-to": ("50",),
+                "--examples-per-user": ("2",),
+            },
+        ),
+        (
+            "estimate",
+            ESTIMATE,
+            {
+                "--iterations": NO_INTEGER,
+                "--epsilon": ("-1", "nan", "inf", "x"),
+                "--delta": ("1e-2",),  # and epsilon
+                "--noise-multiplier": BAD_SIGMA,
+                "--samples": NO_INTEGER,
+                "--confidence": NO_PROBABILITY,
+                "--batch-size": NOT_POSITIVE,
+            },
+        ),
+        (
+            "estimate",
+            {k: v for k, v in ESTIMATE.items() if k != "--epsilon"} | {"--delta": "1e-3"},
+            {"--delta": NO_PROBABILITY},
+        ),
+        (
+            "calibrate",
+            {**PROBABILITY, "--scheme": "poisson", "--epsilon": "2", "--delta": "1e-2"},
+            {"--sampling-probability": ("0", "-0.1", "1.5", "nan", "inf", "x", "1e-300")},
+        ),
+        (
+            "strategy",
+            STRATEGY,
+            {
+                "--iterations": NO_INTEGER,
+                "--bands": NO_INTEGER,
+                "--min-separation": (*NO_INTEGER, "3"),
+                "--noise-multiplier": NOT_POSITIVE,
+                "--strategy": ("nope", "/no/such/file"),
+                "--out": ("/no/such/folder/c", "."),
+            },
+        ),
+        ("bench", {}, {"--samples": NO_INTEGER}),
+        ("run-key", {}, {"--out": ("/no/such/folder/key", ".")}),
+    )
+    for flag, values in flags.items()
+    for value in values
+]
+
+P = ["--sampling-probability", "0.1"]
+SIZES = ["--dataset-size", "3000", "--batch-size", "50"]
+TARGET = ["--epsilon", "2", "--delta", "1e-2"]
+LINES = [
+    # (arguments, a word of the line)
+    ([], "command must be one of"),
+    (["calibrat"], "did you mean calibrate?"),
+    (["calibrate"], "--iterations"),
+    (["calibrate", "--iteration", "5"], "did you mean --iterations?"),
+    (["calibrate", "--iterations"], "--iterations"),
+    (["calibrate", "--epochs", "5"], "did you mean --iterations, which are steps: epochs times"),
+    (["calibrate", "--steps", "5"], "did you mean --iterations?"),
+    (["calibrate", "--sigma=5"], "did you mean --noise-multiplier?"),
+    (["calibrate", "--eps", "5"], "did you mean --epsilon?"),
+    (["verify", "--steps", "5"], "--steps is not an option of verify"),
+    (["calibrate", "--scheme", "bminsep"], "'bminsep' (did you mean b-min-sep?)"),
+    (["calibrate", "--scheme", "dp-sgd"], "'dp-sgd' (did you mean poisson, with --bands 1?)"),
+    (["calibrate", "--iterations", "60", *TARGET, *P, "--strategy", "sqrt"], "did you mean square-root?"),
+    (["calibrate", "--iterations", "1.0005k", *TARGET, *P], "iterations"),
+    (["calibrate", "--iterations", "9e99", *TARGET, *P], "iterations must be at most"),
+    (["calibrate", "--iterations", "60", *SIZES], "--epsilon"),
+    (["calibrate", "--iterations", "60", *TARGET], "dataset_size and batch_size"),
+    (["calibrate", "--iterations", "60", *TARGET, *SIZES[:2]], "dataset_size and batch_size"),
+    (["calibrate", "--iterations", "60", *TARGET, *SIZES[2:]], "dataset_size and batch_size"),
+    (["calibrate", "--iterations", "60", *TARGET, *SIZES, "extra"], "extra"),
+    (["calibrate", "--iterations", "60", *TARGET, *SIZES, "--json", "3"], "3"),
+    (["calibrate", "--iterations", "60", *TARGET, *SIZES, "--force"], "force must not be given"),
+    # Ignored in silence before.
+    (["calibrate", "--iterations", "60", *TARGET, *SIZES, *P], "batch_size must not be given"),
+    (["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "balls-in-bins"], "sampling_probability"),
+    (
+        ["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "poisson", "--min-separation", "2"],
+        "min_separation does not apply to poisson",
+    ),
+    (
+        [
+            *["calibrate", "--iterations", "60", *TARGET, *SIZES],
+            *["--scheme", "balls-in-bins", "--min-separation", "60"],
+        ],
+        "min_separation must not be given together with dataset_size",
+    ),
+    (
+        ["calibrate", "--iterations", "60", *TARGET, *SIZES[2:], "--scheme", "balls-in-bins"],
+        "dataset_size and batch_size must be given together",
+    ),
+    (["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "poisson", "--cold-start"], "cold_start"),
+    (
+        ["calibrate", "--iterations", "60", *TARGET, *P, "--strategy", "coefficients.txt", "--bands", "2"],
+        "bands must not be given with the coefficients",
+    ),
+    (
+        ["strategy", "--iterations", "60", "--strategy", "coefficients.txt", "--bands", "2"],
+        "bands must not be given with the coefficients",
+    ),
+    (["strategy", "--iterations", "60"], "bands must be given"),
+    (
+        ["strategy", "--iterations", "60", "--strategy", "bisr", "--bands", "2", "--min-separation", "2"],
+        "min_separation must not be given together with strategy bisr",
+    ),
+    (["strategy", *"--iterations 60 --strategy bisr --bands 2 --out c".split()], "out must not be given"),
+    (["estimate", "--iterations", "60", *P, "--noise-multiplier", "1"], "epsilon or delta must be given"),
+    (
+        ["estimate", "--iterations", "60", *P, *SIZES[:2], "--noise-multiplier", "1", "--epsilon", "1"],
+        "dataset_size must not be given together with sampling_probability",
+    ),
+    (
+        ["calibrate", "--iterations", "60", *TARGET, *P, "--max-batch-size", "90"],
+        "dataset_size must be given with max_batch_size",
+    ),
+    (
+        ["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "multi-attribution"],
+        "examples_per_user must be given",
+    ),
+    (
+        ["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "truncated-b-min-sep"],
+        "truncate_to must be given",
+    ),
+    # Files.
+    (["show"], "Missing from jaxacct show"),
+    (["show", "/no/such/plan.json"], "cannot be read"),
+    (["show", "."], "cannot be read"),
+    (["show", "text.json"], "not valid JSON"),
+    (["show", "deep.json"], "not valid JSON"),
+    (["show", "list.json"], "must hold a JSON object"),
+    (["show", "empty.json"], "not valid JSON"),
+    (["show", "other.json"], "schema"),
+    (["verify", "/no/such/plan.json"], "cannot be read"),
+    (["verify", "deep.json"], "not valid JSON"),
+    (["verify", "other.json", "--max-samples", "0"], "max_samples must be"),
+    (["verify", "other.json", "--max-samples", "-5"], "max_samples must be"),
+    (["verify", "other.json", "--rule", "never"], "rule"),
+    (["verify", "other.json", "--out", "part.json"], "out must not be given without shard"),
+    (["verify", "other.json", "--run-key", "key"], "run_key must not be given without shard"),
+    (["verify", "other.json", "--samples", "100"], "samples must not be given without shard"),
+    (["verify", "other.json", "--force"], "force must not be given without shard"),
+    (["verify", "other.json", "--shard", "0/2"], "shard needs run_key, samples and out"),
+    *[
+        (
+            ["verify", "other.json", "--shard", shard, *"--run-key k --samples 9 --out p".split()],
+            "shard must be",
+        )
+        for shard in ("2/2", "x", "1", "-1/2", "0/0", "1/2/3", "")
+    ],
+    (
+        ["verify", "other.json", *"--shard 0/2 --run-key k --samples 0 --out p".split()],
+        "samples must be",
+    ),
+    (
+        ["verify", "other.json", *"--shard 0/2 --run-key k --samples 9 --out p --rule fixed".split()],
+        "rule must not be given together with shard",
+    ),
+    (
+        ["verify", "other.json", *"--shard 0/2 --run-key k --samples 9 --out p --json".split()],
+        "json must not be given together with shard",
+    ),
+    (["verify", "other.json", *"--shard 0/2 --run-key k --samples 9 --out text.json".split()], "out must be"),
+    (["merge", "/no/such/plan.json"], "parts must not be empty"),
+    (["merge", "other.json", "/no/such/part.json"], "cannot be read"),
+    (["merge", "other.json", "deep.json"], "not valid JSON"),
+    (["merge", "other.json", "other.json"], "schema"),
+    (["merge", "other.json", "other.json", "--out", "text.json"], "out must be new or a plan"),
+    (["run-key"], "--out"),
+    (["run-key", "--out", "other.json"], "out must be a new file"),
+    (["run-key", "--out", "empty.json"], "out must be a new file"),
+    (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "text.json"], "out must be new or a plan"),
+    (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "link.json"], "out must be new or a plan"),
+    (["strategy", *"--iterations 60 --bands 2 --out text.json".split()], "out must be new or a file of"),
+    (["bench", "--seconds", "3"], "--seconds is not an option of bench"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "text.json").write_text("not ours\n")
+    (folder / "deep.json").write_text(100_000 * '{"a":')
+    (folder / "list.json").write_text("[1, 2]")
+    (folder / "empty.json").write_text("")
+    (folder / "other.json").write_text(json.dumps({"schema": "another"}))
+    (folder / "coefficients.txt").write_text("1\n0.5\n")
+    (folder / "link.json").symlink_to("text.json")
+    return folder
+
+
+def contents(folder):
+    return {path.name: (path.is_symlink(), path.read_bytes()) for path in sorted(folder.iterdir())}
+
+
+def refused(arguments, folder, monkeypatch, capsys):
+    """The line on standard error."""
+    monkeypatch.chdir(folder)
+    before, started = contents(folder), time.thread_time()
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert time.thread_time() - started < 10
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("jaxacct: ") and captured.err.count("\n") == 1, captured.err
+    assert contents(folder) == before
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("command", "base", "flag", "value"), BAD_VALUES, ids=[f"{c} {f} {v[:9]}" for c, _, f, v in BAD_VALUES]
+)
+def test_a_bad_value_is_named(command, base, flag, value, folder, monkeypatch, capsys):
+    arguments = [word for pair in (base | {flag: value}).items() for word in pair]
+    line = refused([command, *arguments], folder, monkeypatch, capsys)
+    names = {flag, flag[2:].replace("-", "_")}
+    if flag in ("--bands", "--dataset-size", "--batch-size", "--min-separation"):
+        names |= {"batch_size", "bands"}  # they are refused together
+    assert any(name in line for name in names), line
+
+
+@pytest.mark.parametrize(("arguments", "words"), LINES, ids=[" ".join(a)[-60:] for a, _ in LINES])
+def test_a_bad_line(arguments, words, folder, monkeypatch, capsys):
+    assert words in refused(arguments, folder, monkeypatch, capsys)
+
+
+SCHEME, STRATEGY_MATRIX = jaxacct.BMinSep(8, 3, 0.2), jaxacct.BandedToeplitz.square_root(2)
+MECHANISM = jaxacct.Mechanism(SCHEME, STRATEGY_MATRIX, 1.0)
+NO_NUMBER = (0, -1.0, float("nan"), float("inf"), "1", None, [1.0], True, 10**400)
+NO_COUNT = (0, -1, 1.5, "3", None, [3], True, float("nan"))
+NO_CHANCE = (0, 1, -0.1, float("nan"), "0.1", None, [0.1])
+NO_MECHANISM = (None, "mechanism", 1.0, SCHEME, [MECHANISM])
+CALLS = [
+    (call, name, value)
+    for name, values, call in (
+        (
+            "scheme",
+            (None, "poisson", STRATEGY_MATRIX, [SCHEME]),
+            lambda v: jaxacct.Mechanism(v, STRATEGY_MATRIX, 1),
+        ),
+        ("strategy", (None, "bisr", SCHEME, [1.0, 0.5]), lambda v: jaxacct.Mechanism(SCHEME, v, 1.0)),
+        (
+            "noise_multiplier",
+            (*NO_NUMBER, 1e300, 1e-300),
+            lambda v: jaxacct.Mechanism(SCHEME, STRATEGY_MATRIX, v),
+        ),
+        ("mechanism", NO_MECHANISM, lambda v: jaxacct.estimate_delta(v, 1.0)),
+        ("mechanism", NO_MECHANISM, lambda v: jaxacct.estimate_epsilon(v, 1e-3)),
+        ("mechanism", NO_MECHANISM, lambda v: jaxacct.privacy_profile(v, [1.0])),
+        ("mechanism", NO_MECHANISM, lambda v: jaxacct.verify(v, 1.0, 1e-3)),
+        ("mechanism", NO_MECHANISM, lambda v: jaxacct.privacy_loss(v, np.zeros(8))),
+        ("mechanism", NO_MECHANISM, lambda v: jaxacct.sample_privacy_loss(jax.random.key(0), v, 5)),
+        ("epsilon", NO_NUMBER[1:], lambda v: jaxacct.estimate_delta(MECHANISM, v)),
+        ("num_samples", NO_COUNT, lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, num_samples=v)),
+        ("confidence", NO_CHANCE, lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, confidence=v)),
+        ("key", (1, "key", [1, 2], np.zeros(3)), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, key=v)),
+        ("proposal", ("nope", 3), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, proposal=v)),
+        ("compose_with", ("gaussian", 1.0), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, compose_with=v)),
+        ("delta", NO_CHANCE, lambda v: jaxacct.estimate_epsilon(MECHANISM, v)),
+        ("num_samples", NO_COUNT, lambda v: jaxacct.estimate_epsilon(MECHANISM, 1e-3, num_samples=v)),
+        ("confidence", NO_CHANCE, lambda v: jaxacct.estimate_epsilon(MECHANISM, 1e-3, confidence=v)),
+        (
+            "epsilons",
+            ([], [1.0, 1.0], [-1.0], [np.nan], [[1.0]], None, ["a"]),
+            lambda v: jaxacct.privacy_profile(MECHANISM, v),
+        ),
+        (
+            "noise_multipliers",
+            ([], [0.0], [np.inf], 1.0, "1", None, [1e300]),
+            lambda v: jaxacct.delta_curve(SCHEME, STRATEGY_MATRIX, v, 1.0),
+        ),
+        (
+            "confidence",
+            NO_CHANCE,
+            lambda v: jaxacct.delta_curve(SCHEME, STRATEGY_MATRIX, [1.0], 1.0, confidence=v),
+        ),
+        (
+            "scheme",
+            (None, "poisson", STRATEGY_MATRIX),
+            lambda v: jaxacct.calibrate(v, STRATEGY_MATRIX, epsilon=1.0, delta=1e-3),
+        ),
+        (
+            "strategy",
+            (None, "bisr", SCHEME, [1.0, 0.5]),
+            lambda v: jaxacct.calibrate(SCHEME, v, epsilon=1.0, delta=1e-3),
+        ),
+        ("epsilon", NO_NUMBER, lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, epsilon=v, delta=1e-3)),
+        ("delta", NO_CHANCE, lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, epsilon=1.0, delta=v)),
+        ("max_samples", NO_COUNT[:4], lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, max_samples=v)),
+        ("epsilon", NO_NUMBER[1:], lambda v: jaxacct.verify(MECHANISM, v, 1e-3)),
+        ("advantage", NO_CHANCE, lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, advantage=v)),
+        ("delta", NO_CHANCE, lambda v: jaxacct.verify(MECHANISM, 1.0, v)),
+        ("rule", (None, "never", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, rule=v)),
+        (
+            "outputs",
+            ("x", np.zeros(7), np.zeros((2, 2, 8)), None),
+            lambda v: jaxacct.privacy_loss(MECHANISM, v),
+        ),
+        (
+            "direction",
+            ("sideways", None),
+            lambda v: jaxacct.sample_privacy_loss(randomness.fresh_key(), MECHANISM, 5, v),
+        ),
+        ("iterations", (*NO_COUNT, 10**20), lambda v: jaxacct.Poisson(v, 0.1)),
+        (
+            "sampling_probability",
+            (0, 1.5, -1, float("nan"), "x", None, 1e-300),
+            lambda v: jaxacct.Poisson(5, v),
+        ),
+        ("min_separation", NO_COUNT, lambda v: jaxacct.BMinSep(5, v, 0.1)),
+        ("warm_start", (1, None, "yes"), lambda v: jaxacct.BMinSep(5, 2, 0.1, v)),
+        ("cycle_length", NO_COUNT, lambda v: jaxacct.BallsInBins(5, v)),
+        ("examples_per_user", NO_COUNT, lambda v: jaxacct.MultiAttribution(5, 2, 0.1, v)),
+        (
+            "dataset_size",
+            (*NO_COUNT, 10**20),
+            lambda v: jaxacct.Poisson.from_batch_size(dataset_size=v, batch_size=1, iterations=5),
+        ),
+        (
+            "batch_size",
+            (*NO_NUMBER[:7], 11),
+            lambda v: jaxacct.Poisson.from_batch_size(dataset_size=10, batch_size=v, iterations=5),
+        ),
+        ("bands", NO_COUNT, jaxacct.BandedToeplitz.square_root),
+        ("coefficients", ((), (0.0,), (1.0, -0.5), (float("nan"),), "ab", None, 3), jaxacct.BandedToeplitz),
+        ("delta", NO_CHANCE, jaxacct.Budget.split),
+        ("plan", ("/no/such/plan", "/", ""), jaxacct.Plan.load),
+        ("plan", ({}, [], "x", None, {"schema": "jaxacct-plan"}), jaxacct.Plan.from_json),
+        ("part", ("/no/such/part",), shards.Part.load),
+        ("shard", ("", "1", "2/2", "x/y"), shards.parse_shard),
+        ("parts", ([],), functools.partial(shards.merge, None)),
+    )
+    for value in values
+]
+
+
+@pytest.mark.parametrize(("call", "name", "value"), CALLS, ids=[f"{n} {str(v)[:20]}" for _, n, v in CALLS])
+def test_a_bad_argument_is_named(call, name, value):
+    started = time.thread_time()
+    with pytest.raises(ValueError) as caught:
+        call(value)
+    message = str(caught.value)
+    assert name in message and "\n" not in message
+    assert time.thread_time() - started < 10
+
+
+def test_the_table_is_long():
+    assert len(BAD_VALUES) + len(LINES) >= 200 and len(CALLS) >= 200

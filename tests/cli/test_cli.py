@@ -1,0 +1,272 @@
+"""The command line: outputs, exit codes, one line for bad input, no file left half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxacct import Plan
+from jaxacct.cli import bench
+from jaxacct.cli import commands as cli
+from jaxacct.statistics.lines import KINDS
+
+COMMON = [
+    "--scheme",
+    "b-min-sep",
+    "--dataset-size",
+    "3000",
+    "--batch-size",
+    "50",
+    "--iterations",
+    "60",
+]
+# With COMMON the mechanism of `test_calibrate`, whose programs are compiled anyway.
+BANDS = ["--bands", "6", "--min-separation", "6", "--strategy", "square-root"]
+TARGET = ["--epsilon", "2", "--delta", "2e-2"]
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(a) for a in arguments])
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def plan_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--out", path) == 0
+    return path
+
+
+def test_show_prints_every_line_of_the_error_budget(plan_path):
+    plan = Plan.load(plan_path)
+    shown = cli.describe(plan, verbose=True).splitlines()
+    booked = [item for each in plan.verdict.directions for item in each.items if item.amount > 0]
+    assert {line.kind for line in booked} == set(KINDS)
+    for line in booked:
+        assert any(f"{line.amount:.2g} " in text and text.endswith(f": {line.name}") for text in shown)
+    short = cli.describe(plan)
+    assert not any(line.name in short for line in booked) and "scale" not in short and "replicas" not in short
+    assert short.count(" certified: ") == 2 and f"{plan.evidence.remove.num_samples:,} samples" in short
+
+
+def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
+    assert run("show", plan_path) == 0
+    shown = capsys.readouterr().out
+    assert "is (2, 0.02)-differentially private" in shown
+    assert "noise multiplier" in shown
+    assert "delta_v" in shown
+    assert run("verify", plan_path, "--json") == 0
+    out = capsys.readouterr()
+    assert json.loads(out.out)["certified"] is True
+    assert not [line for line in out.err.splitlines() if " so far" not in line]  # of a slow machine
+
+
+def test_json_is_one_object_and_nothing_else(capsys):
+    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.6", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["claim"]["noise_multiplier"] == 0.6
+    command = [
+        "estimate",
+        *COMMON,
+        *BANDS,
+        "--noise-multiplier",
+        "0.6",  # near that of the plan, so that the same laws are drawn from
+    ]
+    assert run(*command, "--epsilon", "2", "--samples", "2000", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "estimate"
+    assert found["low"] <= found["value"] <= found["high"]
+    assert run(*command, "--delta", "1e-2", "--samples", "2000", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["quantity"] == "epsilon"
+    assert run("strategy", "--iterations", "100", "--bands", "4", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["coefficients"]) == 4
+
+
+def test_an_estimate_says_so(capsys):
+    assert (
+        run(
+            "estimate",
+            *COMMON,
+            *BANDS,
+            "--noise-multiplier",
+            "0.6",
+            "--epsilon",
+            "2",
+            "--samples",
+            "500",
+        )
+        == 0
+    )
+    assert "estimate, not a guarantee" in capsys.readouterr().out
+
+
+def test_strategy_file_round_trip(tmp_path, capsys):
+    path = tmp_path / "c.txt"
+    assert run("strategy", "--iterations", "100", "--bands", "4", "--out", path) == 0
+    command = ["strategy", "--iterations", "100", "--json"]
+    capsys.readouterr()
+    assert run(*command, "--bands", "4") == 0
+    direct = json.loads(capsys.readouterr().out)
+    assert run(*command, "--strategy", path) == 0
+    assert json.loads(capsys.readouterr().out) == direct
+
+
+def test_not_certified_exits_1_and_says_why(capsys):
+    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.3") == 1
+    message = capsys.readouterr().err
+    assert "could not be certified" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["calibrate", *COMMON, *BANDS, "--epsilon", "0", "--delta", "1e-5"], "epsilon must be"),
+        (
+            ["calibrate", *COMMON, *BANDS, "--epsilon", "1", "--delta", "2"],
+            "delta must be in (0, 1)",
+        ),
+        (
+            ["calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "-1"],
+            "noise_multiplier must be",
+        ),
+        (
+            ["calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "nan"],
+            "noise_multiplier must be",
+        ),
+        (
+            ["calibrate", *COMMON, "--bands", "7", "--min-separation", "6", *TARGET],
+            "bands must be at most",
+        ),
+        (
+            ["calibrate", *COMMON, "--bands", "6", "--min-separation", "61", *TARGET],
+            "batch_size must be at most",
+        ),
+        (
+            ["calibrate", *COMMON, *BANDS, *TARGET, "--max-samples", "10", "--proposal", "plain"],
+            "max_samples",
+        ),
+        (["calibrate", *COMMON, *BANDS[:-1], "nope", *TARGET], "strategy must be"),
+        (["calibrate", *COMMON, *BANDS, *TARGET, "--out", "/no/such/folder/x.json"], "out must be"),
+        (
+            ["calibrate", "--iterations", "0", *BANDS, *TARGET, "--sampling-probability", "0.1"],
+            "iterations must be",
+        ),
+        (["calibrate", "--iterations", "10", *BANDS, *TARGET], "dataset_size and batch_size"),
+        (
+            ["estimate", *COMMON, *BANDS, "--noise-multiplier", "1"],
+            "epsilon or delta must be given",
+        ),
+        (["show", "/no/such/plan.json"], "plan /no/such/plan.json cannot be read"),
+        (["strategy", "--iterations", "10", "--bands", "0"], "bands must be"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("coefficients", ["", "1\n-0.5\n", "1\nx\n", "nan\n"])
+def test_bad_coefficients(coefficients, tmp_path, capsys):
+    path = tmp_path / "c.txt"
+    path.write_text(coefficients)
+    assert run("calibrate", *COMMON, *BANDS[2:-1], path, *TARGET) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "settings", [((60, 6, 3000, 50, 1.0, 2.0),), pytest.param(bench.SETTINGS, marks=pytest.mark.slow)]
+)
+def test_bench_reports_rates(settings, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "SETTINGS", settings)  # a small one in CI
+    if len(settings) == 1:
+        monkeypatch.setattr(bench, "_copy_bandwidth", lambda: 1e10)
+    assert run("bench", "--samples", "256", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["settings"]) == 3 * len(settings)
+    for row in found["settings"]:
+        if row["proposal"] != "plain, shared draws":
+            # A sample of n steps is read and written several times, not hundreds of times.
+            assert 10 < row["bytes_per_sample"] / (4 * row["iterations"]) < 100
+    assert all(row["samples_per_second"] > 0 for row in found["settings"])
+    # The memory promised on a CPU; nothing larger was run in this process.
+    assert found["peak_memory_mb"] < 4096
+
+
+@pytest.mark.parametrize("steps", ["50k", "5e4", "50000", "50_000", "0.05M"])
+def test_numbers_as_people_write_them(steps, monkeypatch):
+    """As a word of its own and after an equals sign; a number of decimals may be written so too."""
+    seen = []
+    monkeypatch.setattr(cli.jaxacct, "recommend", lambda **given: seen.append(given) or 1 / 0)
+    common = ["--batch-size", "0.2k", "--iterations=1e3", "--epsilon", "8", "--delta", "1e-5"]
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["recommend", "--dataset-size", steps, *common])
+    ((given),) = seen
+    assert (given["dataset_size"], given["batch_size"], given["iterations"]) == (50_000, 200.0, 1000)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize("arguments", [["--help"], ["strategy", "--iterations", "9", "--bands", "2"]])
+def test_nobody_reads_on(arguments):
+    """As with `| head`: no traceback and no line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jaxacct.cli.commands", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=os.environ, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.UNREAD, b"")
+
+
+def test_a_plan_is_written_whoever_reads_of_it(tmp_path, monkeypatch):
+    """`jaxacct calibrate --out plan.json | head` was seen to lose the plan."""
+
+    def unread(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "_print", unread)
+    problem = ["--iterations", "9", "--sampling-probability", "0.1", "--epsilon", "2", "--delta", "1e-3"]
+    with pytest.raises(BrokenPipeError):
+        cli._run(["calibrate", *problem, "--accountant", "unamplified", "--out", str(tmp_path / "plan.json")])
+    assert Plan.load(tmp_path / "plan.json").certified
+
+
+def test_unknown_option_exits_2():
+    assert run("calibrate", "--nonsense") == 2
+
+
+def test_interrupt_and_resume(tmp_path, capsys):
+    """Ctrl-C, then the same command goes on: a real process and a real signal."""
+    folder, out = tmp_path / "check", tmp_path / "plan.json"
+    command = [sys.executable, "-m", "jaxacct.cli.commands", "calibrate", *COMMON, *BANDS]
+    command += [
+        "--epsilon",
+        "2",
+        "--delta",
+        "5e-4",  # thirty thousand draws in each direction
+        "--proposal",
+        "plain",
+        "--noise-multiplier",
+        "1.9",
+    ]
+    command += ["--checkpoint-dir", str(folder), "--out", str(out), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("remove-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    # A signal that lands in the callback of a weak reference is lost: Python's affair, and rare.
+    assert process.returncode in (0, 130), err
+    assert out.exists() != (process.returncode == 130)
+    assert run(*command[3:]) == 0
+    assert json.loads(capsys.readouterr().out)["claim"]["noise_multiplier"] == 1.9
+    assert out.exists()

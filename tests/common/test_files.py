@@ -1,0 +1,174 @@
+"""Files: written whole, through links, beside devices, with their modes; never over what is not ours."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxacct.cli import commands as cli
+from jaxacct.common import files, progress
+from jaxacct.common.files import check_target, create_secret, write_atomically
+from jaxacct.verification import shards
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_link_is_written_through_and_stays_one(tmp_path):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "plan.json", tmp_path / "link.json"
+    link.symlink_to("folder/plan.json")
+    for text in ("first", "second"):  # to nothing yet, and to a file
+        write_atomically(link, text)
+        assert link.is_symlink() and target.read_text() == text
+    assert not target.is_symlink() and sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link.json"]
+
+
+def test_a_device_stays_a_device(tmp_path):
+    """A pipe in place of /dev/null, which a test had better not lose."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    write_atomically("/dev/null", "text")
+    check_target("/dev/null", None, "")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_standard_output_is_written_to_where_it_is(tmp_path):
+    """Redirected to a file: after what was printed before, the file neither cut nor replaced."""
+    out = tmp_path / "out.txt"
+    code = "from jaxacct.common.files import write_atomically as w; print('a'); "
+    code += "w('/dev/stdout', 'b\\n'); print('c')"
+    with open(out, "w") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert out.read_text() == "a\nb\nc\n"
+
+
+def test_modes(tmp_path):
+    old, new, secret = tmp_path / "old", tmp_path / "new", tmp_path / "secret"
+    old.write_text("x")
+    os.chmod(old, 0o640)
+    umask = os.umask(0o027)
+    try:
+        write_atomically(old, "y")
+        write_atomically(new, "y")
+        write_atomically(secret, "y", secret=True)
+    finally:
+        os.umask(umask)
+    assert [mode(path) for path in (old, new, secret)] == [0o640, 0o640, 0o600]
+
+
+def test_a_run_key_is_never_replaced(tmp_path):
+    path = tmp_path / "key.json"
+    shards.write_run_key(path)
+    before = path.read_text()
+    assert mode(path) == 0o600
+    with pytest.raises(ValueError, match="out must be a new file"):
+        shards.write_run_key(path)
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    with pytest.raises(ValueError, match="out must be a new file"):
+        create_secret(link, "text")
+    assert path.read_text() == before and not (tmp_path / "nowhere").exists()
+
+
+def test_only_files_of_the_same_kind_are_replaced_unless_forced(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    coefficients, other, empty = (tmp_path / name for name in ("c", "other", "empty"))
+    coefficients.write_text("1\n0.5\n")
+    other.write_text("a thesis")
+    empty.write_text("")
+
+    def strategy(*more):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["strategy", "--iterations", "9", "--bands", "3", *more])
+        return caught.value.code
+
+    assert strategy("--out", "other") == 2
+    assert other.read_text() == "a thesis"
+    for path in (coefficients, empty):
+        assert strategy("--out", path.name) == 0
+        assert len(path.read_text().split()) == 3
+    assert strategy("--out", "other", "--force") == 0
+    assert other.read_text() == coefficients.read_text()
+    plan, part = tmp_path / "plan", tmp_path / "part"
+    plan.write_text(json.dumps({"schema": "jaxacct-plan"}))
+    part.write_text(json.dumps({"schema": shards.SCHEMA}))
+    assert files.holds_schema(plan, "jaxacct-plan") and not files.holds_schema(part, "jaxacct-plan")
+
+
+def test_the_target_is_tried_before_the_work(tmp_path, monkeypatch):
+    """And leaves no trace. The root user may write anywhere, so the refusal is made."""
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    check_target(tmp_path / "new", None, "")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(files.tempfile, "mkstemp", full)
+    with pytest.raises(ValueError, match="cannot be written: No space left on device"):
+        check_target(tmp_path / "new", None, "")
+
+
+def test_a_plain_line_without_a_terminal(monkeypatch, capsys):
+    """Said even while nothing calls; nothing is said of what is quick, and nothing after the end."""
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.05)
+    with progress.watch() as report:
+        assert report is not None
+        report("remove", 0, 100)
+        report("remove", 50, 100)
+        deadline = time.monotonic() + 30
+        said = ""
+        while said.count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+            said += capsys.readouterr().err
+    lines = said.splitlines()
+    assert all(line.startswith("jaxacct: remove, 50 samples") and " so far" in line for line in lines)
+    capsys.readouterr()
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 10.0)
+    with progress.watch():
+        pass
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_python_m_jaxacct(arguments):
+    done = subprocess.run([sys.executable, "-m", "jaxacct", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith(("jaxacct 0", "usage: jaxacct"))
+    assert done.stderr == ""
+
+
+def test_ctrl_c_while_importing(tmp_path):
+    """A module that stands for any of those imported, interrupted: one line and 130."""
+    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from jaxacct.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "jaxacct: interrupted\n"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_has_no_name_for_is_no_json_here(number, tmp_path):
+    (tmp_path / "plan.json").write_text(f'{{"epsilon": {number}}}')
+    with pytest.raises(ValueError, match="not valid JSON"):
+        files.read_json(tmp_path / "plan.json", "plan")
+
+
+def test_one_folder_has_one_owner(tmp_path):
+    """Two would write over each other's checkpoints; afterwards it is free again."""
+    first = files.Checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="is in use by another process"):
+        files.Checkpoint(tmp_path)
+    first.close()
+    files.Checkpoint(tmp_path).close()

@@ -1,0 +1,292 @@
+"""What scales, tangents and factors are raised or lowered by, recomputed; see test_allowances.py."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, Poisson, TruncatedBMinSep
+from jaxacct.common.files import Checkpoint
+from jaxacct.core import verify as verifying
+from jaxacct.core.verify import Run, Stop
+from jaxacct.proposals.base import Draws, plain
+from jaxacct.proposals.families import (
+    composed,
+    composed_half_space,
+    cuts,
+    half_space,
+    mean_cuts,
+    mean_overlaps,
+    overlaps,
+    plain_bounded,
+)
+from jaxacct.proposals.threshold import budget_lines
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.composed import Composed
+from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.strategies.stationary import circulant_length
+from tests.core.test_allowances import U, gaussian_profile
+from tests.core.test_budget_lines import compare
+from tests.core.test_guards import BUDGET, a_line, of
+from tests.oracles import budget_families as families
+from tests.oracles import enumeration
+
+SMALL = Mechanism(BMinSep(5, 2, 0.2), BandedToeplitz((2.0, 1.0)), 1.1)
+CUT = Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), BandedToeplitz.square_root(3), 2.5)
+
+
+# --- Add direction ---
+
+
+def test_tangents_touch_from_below_by_an_allowance():
+    """1e-8 of 1 and of the parts, at the point of contact itself."""
+    scheme, sigma = SMALL.scheme, SMALL.noise_multiplier
+    none = math.exp(scheme.log_probability_of_none())
+    dense = enumeration.strategy_matrix(SMALL.strategy.array, 6, 5)
+    for seed in range(3):
+        noise = np.random.default_rng(seed).normal(size=5) + 0.5
+        minorant = half_space.tangent(SMALL, noise)
+        assert minorant is not None
+        y = sigma * dense @ np.linalg.solve(dense.T @ dense, noise)  # an output with these scores
+        f = math.exp(enumeration.log_ratio(scheme, SMALL.strategy.array, sigma, y[None])[0])
+        below = math.log(f - none) - (minorant.constant + minorant.weights @ noise / sigma)
+        assert 0.9e-8 <= below <= 1e-6
+        one = Mechanism(IndependentAttribution(5, 2, 0.2, 3), SMALL.strategy, sigma)
+        bound = mean_overlaps.mean_overlap_tangent(one, noise)
+        assert bound is not None
+        shared = 3 * (bound.norm / 3) ** 2 / sigma**2  # three pairs
+        at = bound.constant + bound.weights @ noise / sigma
+        assert 0.9e-8 <= 3 * math.log(f) - shared - at <= 1e-6
+
+
+def test_the_least_exponent_and_the_remainder_are_rounded_the_safe_way():
+    none = SMALL.scheme.log_probability_of_none()
+    for epsilon in (0.1, -none - 1e-3, -none - 1e-6):
+        lowered = epsilon + none - plain_bounded.least_exponent(SMALL, epsilon)
+        assert 0.5e-12 * (1 - none) <= lowered <= 2e-12 * (1 - none)
+    epsilon = -none - 1e-3
+    exact = math.log(-math.expm1(epsilon + none))
+    assert 0.5e-9 * (1 - none) < plain_bounded.log_remainder_scale(SMALL, epsilon) - exact < 2e-9 * (1 - none)
+    certain = dataclasses.replace(SMALL, scheme=BMinSep(5, 2, 1.0))
+    assert plain_bounded.log_remainder_scale(certain, 1.0) == 0.0
+
+
+def test_terms_of_a_composed_table_are_raised(monkeypatch):
+    """1e-9 in the log of a height, at an exponent lowered by 1e-12, where a cell is highest."""
+    seen = []
+    honest = composed_half_space.place_cells
+    monkeypatch.setattr(
+        composed_half_space, "place_cells", lambda *parts: seen.append(parts) or honest(*parts)
+    )
+    whole, minorant = Composed(gaussian_profile(), 1e-4), half_space.jensen(SMALL)
+    composed_half_space.composed_table(SMALL, 0.8, whole, minorant)
+    ((upper, width, log_peak),) = seen
+    slope, none = minorant.norm / SMALL.noise_multiplier, SMALL.scheme.log_probability_of_none()
+    exponent = np.logaddexp(0.8 + none, 0.8 + minorant.constant + slope * (upper - width))
+    exact = stats.norm.logpdf(np.clip(0.0, upper - width, upper)) + np.log(whole.profile(exponent))
+    assert (log_peak - exact >= 0.9e-9).all() and (log_peak - exact <= 1e-7).all()
+
+
+def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
+    """Terms reach down to a loss of epsilon less the end of the profile; the margin is off epsilon."""
+    whole, mechanism = (
+        Composed(gaussian_profile(), 1e-4),
+        Mechanism(Poisson(40, 0.05), SMALL.strategy.identity(), 1.5),
+    )
+    found = composed.composed_replicas(mechanism, 2, 1.0, whole)
+    log_z = mechanism.scheme.replicas.log_normalizer(mechanism, 2)
+    expected = families.loss_items(mechanism, 1e-4, "remove", 2)
+    margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
+    expected |= families.weight_items(mechanism, 1e-4, 2, log_z, whole.end + margin)
+    without = families.weight_items(mechanism, 1e-4, 2, log_z)
+    assert expected["float32 weights"][1] != without["float32 weights"][1] or whole.end < 4
+    expected["end of the composed profile"] = "delta", whole.left_out
+    relative, variation = mechanism.scheme.replicas.errors(mechanism, 2)
+    compare(budget_lines(found, 1e-4), expected, [("relative", relative), ("total variation", variation)])
+    assert found.lowest == whole.end > 0
+    far = dataclasses.replace(found, lowest=500.0)
+    weights = families.weight_items(mechanism, 1e-4, 2, log_z, 500.0 + margin)["float32 weights"][1]
+    assert next(x for x in budget_lines(far, 1e-4) if x.name == "float32 weights").amount == pytest.approx(
+        weights, rel=1e-9, abs=0)  # fmt: skip
+
+
+def test_a_line_books_what_its_terms_leave_out(monkeypatch):
+    whole = Composed(gaussian_profile(), 1e-4)
+    line = dataclasses.replace(a_line(), composed_terms=whole.concave_terms(-4.0))
+    assert line.left_out == line.composed_terms.left_out > 0
+    assert line.bound(0.1, 0.4) == math.exp(line.log_bound(0.1, 0.4)) + line.left_out
+    alone = a_line()
+    assert alone.left_out == 0 and alone.bound(0.1, 0.4) == math.exp(alone.log_bound(0.1, 0.4))
+
+
+# --- Remove direction ---
+
+
+def test_scales_of_a_busier_example_are_raised():
+    """Both the ratio and what is left of f lowered by 1e-9 of themselves."""
+    log_z, m, none, busier_none, log_ratio, epsilon = 0.7, 3, 0.9, 0.5, 1.2, 0.4
+    from jaxacct.proposals.families.busier import _log_scale
+
+    found = _log_scale(log_z, m, log_ratio, none, busier_none, epsilon)
+    ratio = math.exp(log_ratio)
+    left = busier_none + ratio * (math.exp(epsilon) - none)
+    exact = log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(left)
+    assert 2.5e-9 < found - exact < 1e-8
+
+
+def test_what_overlapping_columns_lift_is_rounded_up():
+    """16 roundings of what is lifted, and no factor above 1."""
+    zeros = jnp.zeros((1, 64), jnp.float32)
+    arrays = {"lift": jnp.float32(1.0), "precision": jnp.float32(1.0)}
+    strategy = BandedToeplitz.square_root(4)
+    for lift in (3.0, 1e4):
+        parts = zeros, zeros, jnp.asarray([lift], jnp.float32)
+        found = float(overlaps.log_factor(BMinSep(64, 2, 0.5), strategy, arrays, *parts)[0])
+        assert 14 * U <= 1 + found / lift <= 18 * U
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
+    """What tilted cuts add up to, with the allowance for float64; the tables' own part is set to 0."""
+    independent = CUT.scheme.independent_cuts
+    chances, uncut = np.array(independent.chances), independent.uncut
+    for module in (cuts, mean_cuts):
+        monkeypatch.setattr(module.replicas, "log_normalizer", lambda labelled: 0.0)
+    found = cuts.cut_proposal(CUT, direction, 1.0)
+    tilt = float(found.tables()["log_tilt"]) and -math.log1p(-uncut.sampling_probability)
+    exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
+    assert exact <= found.log_normalizer <= exact * (1 + 3e-12)
+    assert tilt == 0 or found.log_normalizer > exact * (1 + 0.5e-12)
+    mean = uncut.participation_probabilities().astype(np.float32).astype(float)
+    shared, variance = CUT.strategy.gram(mean), CUT.noise_multiplier**2
+    if direction == "remove":  # v is the mean once where a step is cut, and nothing elsewhere
+        of_cut, of_all = mean * (shared / 2 + 0.5) / variance, 0.0
+    else:  # once everywhere, twice at cuts
+        of_cut = mean * (1.5 * shared + 3 * 0.5) / variance
+        of_all = float(mean @ (shared / 2 + 0.5)) / variance
+    exact = math.fsum(np.log1p(chances * np.expm1(of_cut))) + of_all
+    raised = mean_cuts.mean_cut_proposal(CUT, direction, 1.0).log_normalizer - exact
+    assert 0.9e-9 * (1 + exact) <= raised <= 1.2e-9 * (1 + exact)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_factor_of_a_mean_allows_for_its_sums_and_its_transforms(direction):
+    n, strategy = 64, BandedToeplitz((1.0, 0.5))
+    rng = np.random.default_rng(3)
+    mean, cut = rng.uniform(0, 0.5, n).astype(np.float32).astype(float), rng.integers(0, 2, (4, n))
+    counts, shared = rng.integers(0, 3, (4, n)).astype(float), np.full(n, 200.0)
+    once, more = (0, 1) if direction == "remove" else (1, 1)
+    moved, margin = mean * (once + more * cut), 0.125
+    tables = {"mean": mean, "shared": shared, "margin": margin}
+    tables = {name: jnp.asarray(part, jnp.float32) for name, part in tables.items()}
+    parts = [jnp.asarray(part, jnp.float32) for part in (cut, counts, moved)]
+    found = np.asarray(mean_cuts.log_factor(strategy, tables, *parts, direction), float)
+    seen = np.array([strategy.gram(row) for row in moved])
+    own = once**2 / 2 + (once * more + more**2 / 2) * cut
+    at_most = ((once + more) * counts * shared + mean * shared * own).sum(axis=1)
+    exact = ((counts + moved / 2) * seen).sum(axis=1) - at_most
+    length = np.linalg.norm(counts, axis=1) + np.linalg.norm(moved, axis=1) / 2
+    allowed = 26 * 2 * U * at_most, 1.01 * margin * length
+    assert np.abs(found - exact - sum(allowed)).max() < 0.2 * min(part.min() for part in allowed)
+    tau = 4 * math.log2(circulant_length(n, 2)) + 6
+    length, c = 3.0, strategy.array
+    of_transforms = mean_cuts._of_transforms(strategy, n, length)
+    assert of_transforms == pytest.approx((4 * tau + 40) * U * c.sum() ** 2 * length * 1.01, rel=1e-9, abs=0)
+
+
+def test_losses_of_mean_overlaps_are_lowered():
+    """What examples share is raised by what means and transforms are off, all of it by eight roundings."""
+    scheme, strategy, sigma = IndependentAttribution(64, 4, 0.3, 5), BandedToeplitz.square_root(4), 0.5
+    noise = np.random.default_rng(1).normal(size=(4, 64)) * 0.3 + 0.5
+    rows = jnp.asarray(noise, jnp.float32)
+    found = np.asarray(mean_overlaps.loss_of_mean_overlaps(scheme, strategy, rows, sigma), float)
+    one, number = scheme.parts
+    loss, mean = one.loss_and_mean_participation((sigma * rows - jnp.float32(0.5)) / sigma**2)
+    loss, mean = np.asarray(loss, float), np.asarray(mean, float)
+    tau = 4 * math.log2(circulant_length(64, 4)) + 6
+    off = 8 * U * (tau + 8) * strategy.array.sum() ** 2 * (mean**2).sum(axis=1)
+    square = np.array([row @ strategy.gram(row) for row in mean])
+    pairs = number * (number - 1) / 2 / sigma**2
+    relative = 3 * 12 * U * (64 + 4 + 40)
+    allowed = pairs * off, pairs * relative * square, 8 * U * (np.abs(number * loss) + pairs * square)
+    lowered = number * loss - pairs * square - found
+    assert (np.abs(lowered - sum(allowed)) < 0.6 * min(part.min() for part in allowed)).all()
+
+
+# --- Tests of a mean ---
+
+
+def test_wealth_is_rounded_down():
+    """2^-40 of 1 and of the sum of absolute logs of every bet."""
+    counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    counts[[0, 700, 4000, -1]] = 900_000, 40, 5, 2
+    bet, theta = 0.3, 1e-4
+    for weight in (1.0, 0.25):
+        found = bounds.log_wealth(counts, theta, [bet], [weight])
+        held = counts > 0
+        logs = np.log1p(
+            np.longdouble(bet) * (theta - bounds.TERM_EDGES[held].astype(np.longdouble)) / (1 - theta)
+        )
+        exact, size = logs @ counts[held] + math.log(weight), np.abs(logs) @ counts[held]
+        assert 0.9 * 2.0**-40 * (1 + size) <= exact - found <= 1.1 * 2.0**-40 * (1 + size)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_no_weight_or_term_that_is_no_number_is_averaged(bad, direction):
+    sign = 1 if direction == "remove" else -1
+    losses, weights = np.full(8, 3.0 * sign), np.zeros(8)
+    weights[3] = bad
+    with pytest.raises(NonFiniteLossError, match="nothing was certified"):
+        hockey_stick.weighted_terms(Draws(losses, weights), direction, 1.0)
+    with pytest.raises(NonFiniteLossError, match="nothing was certified"):
+        hockey_stick.weighted_terms(Draws(losses, 0 * weights[:1]), direction, 1.0, lambda t: np.abs(t) * bad)
+    if math.isnan(bad):  # not even where the term is 0
+        with pytest.raises(NonFiniteLossError, match="nothing was certified"):
+            hockey_stick.weighted_terms(Draws(-losses, weights), direction, 1.0)
+    losses[3] = bad
+    for loss in (losses, -losses):
+        with pytest.raises(NonFiniteLossError, match="not finite"):
+            hockey_stick.bin_losses(loss)
+
+
+def test_the_open_bins_of_losses_are_taken_for_the_worst():
+    ends = hockey_stick.loss_bounds("remove"), hockey_stick.loss_bounds("add")
+    assert ends[0][-1] == math.inf and ends[1][0] == -math.inf
+    width = hockey_stick.LOSS_BIN_WIDTH
+    for loss in (-70.0, -3.01, 0.0, 3.01, 70.0):
+        (at,) = np.flatnonzero(hockey_stick.bin_losses(np.array([loss])))
+        assert ends[0][at] >= loss >= ends[1][at]
+        assert abs(loss) > 64 or (ends[0][at] <= loss + width and ends[1][at] >= loss - width)
+
+
+def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
+    """Nor of another law; the sibling of the same test of lines."""
+    begun, job = Run(of(plain(a_line().near.mechanism, "remove"))), "0123456789abcdef"
+    margin, key = begun.of.margin, jax.random.key(0)
+    law = begun.of.proposal.drawn_law | {"margin": margin}
+    state = {
+        "bets": [0.5],
+        "weights": [1.0],
+        "blocks": 10**6,
+        "terms": [[0, 128 * 10**6]],
+        "losses": [[0, 128 * 10**6]],
+    }
+    for name, value in [
+        ("margin", margin * 1.001),
+        ("margin", margin / 2),
+        ("log_scale", 1.0),
+        ("proposal", "x"),
+    ]:
+        with Checkpoint(tmp_path) as checkpoint:
+            checkpoint.save(f"remove-{job}", state | {"law": law | {name: value}})
+            with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
+                verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
+    with Checkpoint(tmp_path) as checkpoint:
+        checkpoint.save(f"remove-{job}", state | {"law": law})
+        found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
+    assert found.num_samples == 128 * 10**6

@@ -1,0 +1,331 @@
+"""Every budget item of every family against the proofs, recomputed by `tests/oracles/budget*`.
+
+Allowances are far above measured errors, so that a term which is left out of one is not seen by draws.
+Nothing is drawn here, and nothing is compiled.
+"""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    FiniteToeplitz,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    Toeplitz,
+    TruncatedBMinSep,
+)
+from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.likelihood import rounding
+from jaxacct.proposals.families.from_below import from_below
+from jaxacct.proposals.threshold import budget_lines
+from jaxacct.schemes import independent_attribution
+from jaxacct.strategies import Dense
+from jaxacct.strategies.stationary import adds_windows
+from tests.oracles import budget_families as families
+from tests.proposals_by_name import proposal_by_name
+
+DELTA_V = 1e-5
+ROOT, IDENTITY = BandedToeplitz.square_root, BandedToeplitz.identity()
+OVERLAPPING = Toeplitz((0.8, 0.5, 0.33))
+SETTINGS = {
+    "one band": Mechanism(Poisson(200, 0.01), IDENTITY, 1.0),
+    "one step": Mechanism(Poisson(1, 0.5), IDENTITY, 1.0),
+    "transforms": Mechanism(BMinSep(300, 4, 0.02), ROOT(4), 1.2),
+    "seldom": Mechanism(BMinSep(400, 4, 0.002), ROOT(4), 1.0),
+    "cold": Mechanism(BMinSep(50, 4, 0.4, False), ROOT(3), 0.7),
+    "low noise": Mechanism(BMinSep(2000, 4, 0.02), ROOT(4), 0.05),
+    "windows": Mechanism(BMinSep(7200, 8, 2e-5), BandedToeplitz((2.0, 1.0, 0.5)), 1.0),
+    "phases": Mechanism(CyclicPoisson(96, 4, 0.1), ROOT(4), 1.0),
+    "certain": Mechanism(BMinSep(60, 4, 1.0), ROOT(4), 2.0),
+    "certain phases": Mechanism(BallsInBins(40, 4), ROOT(3), 2.0),
+    "counts": Mechanism(MultiAttribution(60, 4, 0.02, 3), ROOT(4), 2.0),
+    "two examples": Mechanism(IndependentAttribution(60, 4, 0.02, 2), ROOT(4), 2.0),
+    "three examples, long blocks": Mechanism(IndependentAttribution(300, 32, 0.01, 3), ROOT(8), 2.0),
+    "certain examples": Mechanism(IndependentAttribution(40, 3, 1.0, 2), ROOT(3), 4.0),
+    "cut": Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), ROOT(3), 2.5),
+    "overlapping": Mechanism(Poisson(40, 0.05), OVERLAPPING, 2.0),
+    "overlapping, dense": Mechanism(Poisson(6, 0.05), Dense(np.eye(6) + 0.2 * np.eye(6, k=-1)), 2.0),
+    "rows of the run": Mechanism(BMinSep(40, 4, 0.05), FiniteToeplitz((1.0, 0.5, 0.2), 40), 1.5),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("name", SETTINGS)
+
+
+def compare(lines, expected: dict, settled=()):
+    """Every (name, kind) once, and amounts as expected; the law of the draws in `settled`."""
+    found = {(line.name, line.kind): line.amount for line in lines}
+    assert len(found) == len(lines)
+    wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
+    wanted |= {("law of the draws", kind): amount for kind, amount in settled}
+    assert set(found) == set(wanted)
+    for key, amount in wanted.items():
+        assert found[key] == pytest.approx(amount, rel=1e-6, abs=0), key
+    assert all(line.source.startswith("proofs/") for line in lines)
+
+
+@EACH
+def test_items_of_losses(name):
+    """Both directions, one replica and more, laws that are moved, few and many rare outputs allowed."""
+    mechanism = SETTINGS[name]
+    for direction, m, push, delta_v in [
+        ("remove", 1, 0.0, DELTA_V),
+        ("remove", 3, 0.0, DELTA_V),
+        ("remove", 2, 0.0, 1e-12),
+        ("add", 1, 0.0, DELTA_V),
+        ("add", 1, 7.5, 1e-12),
+    ]:
+        expected = families.loss_items(mechanism, delta_v, direction, m, push)
+        compare(rounding.loss_lines(mechanism, delta_v, direction, m, push), expected)
+    for lowest in (0.0, 30.0, 1e4):
+        line = rounding.weight_line(mechanism, DELTA_V, 3, -4.5, lowest)
+        compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
+
+
+@pytest.mark.parametrize("name", ["cut", "seldom"])
+def test_how_many_participations_count(name):
+    """At rare outputs of many sizes, so that every factor of their probability decides somewhere."""
+    for delta_v in np.geomspace(1e-14, 1e-2, 13):
+        for direction in ("remove", "add"):
+            lines = rounding.loss_lines(SETTINGS[name], float(delta_v), direction)
+            compare(lines, families.loss_items(SETTINGS[name], float(delta_v), direction))
+
+
+def test_every_branch_is_among_the_settings():
+    """Each of these would otherwise be compared nowhere."""
+    laws = {name: families.law_of(m, DELTA_V, "remove", 1, 0.0, 2.0**-20) for name, m in SETTINGS.items()}
+    fewer = {name for name, m in SETTINGS.items() if laws[name].count < families.most(m.scheme)}
+    assert {"one band", "transforms", "phases", "counts", "two examples", "cut"} <= fewer
+    assert {"overlapping", "certain", "low noise"}.isdisjoint(fewer - {"low noise"})
+    assert {name for name in SETTINGS if laws[name].above} >= {"transforms", "counts", "phases"}
+    assert adds_windows(SETTINGS["windows"].scheme, SETTINGS["windows"].strategy, 3)
+    shares = {line.amount for line in rounding.loss_lines(SETTINGS["low noise"], DELTA_V, "remove")
+              if line.kind == "relative"}  # fmt: skip
+    assert shares and max(shares) < 2.0**-20, "vectors beyond the count are off by more than 1 somewhere"
+
+
+@pytest.fixture
+def forget():
+    """Lines are kept by mechanism, which does not say how many tables fit."""
+    caches = [rounding._loss_lines, rounding.power_lines]
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def bounded(monkeypatch, forget):
+    """As if the tables of the likelihood of more than one example did not fit."""
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    return Mechanism(IndependentAttribution(60, 4, 0.02, 3), ROOT(4), 2.5)
+
+
+def test_items_of_bounded_likelihoods(bounded):
+    assert bounded.scheme.sums.times == 3
+    for direction, m in (("remove", 1), ("remove", 2), ("add", 1)):
+        expected = families.loss_items(bounded, DELTA_V, direction, m)
+        compare(rounding.loss_lines(bounded, DELTA_V, direction, m), expected)
+    compare(rounding.power_lines(bounded, DELTA_V, 5, 3.0), families.power_items(bounded, DELTA_V, 5, 3.0))
+
+
+@pytest.mark.parametrize("examples", [3, 4])
+def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
+    """As if the tables of two examples did fit, and of more did not."""
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(4, 2, True))
+    mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
+    assert mechanism.scheme.bounds_by_pairs and mechanism.scheme.sums.times == examples
+    plain = proposal_by_name(mechanism, 1.0, "remove", "pairs:1,1")
+    expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V, "remove"), 1)
+    compare(budget_lines(plain, DELTA_V), expected, law(plain))
+    assert plain.relative_error == mechanism.scheme.draw_error() > 0
+    for m in (6, 8):
+        found = proposal_by_name(mechanism, 1.0, "remove", f"pairs:{m},1")
+        expected = families.pair_items(mechanism, DELTA_V, m, found.log_normalizer)
+        expected = families.by_pairs(mechanism, DELTA_V, expected, -(-m // examples))
+        compare(budget_lines(found, DELTA_V), expected, law(found))
+
+
+def law(proposal) -> list[tuple[str, float]]:
+    return [("relative", proposal.relative_error), ("total variation", proposal.total_variation)]
+
+
+@functools.cache
+def proposal(setting: str, epsilon: float, direction: str, name: str):
+    return proposal_by_name(SETTINGS[setting], epsilon, direction, name)
+
+
+@pytest.mark.parametrize("setting", ["one band", "transforms", "phases", "counts", "overlapping", "windows"])
+def test_items_of_replicas(setting):
+    mechanism = SETTINGS[setting]
+    plain = proposal(setting, 1.0, "remove", "plain")
+    expected = families.loss_items(mechanism, DELTA_V, "remove")
+    compare(budget_lines(plain, DELTA_V), expected, [("relative", mechanism.scheme.draw_error()),
+                                                     ("total variation", 0.0)])  # fmt: skip
+    for m in (2, 3) if setting not in ("counts",) else (2,):
+        drawn = proposal(setting, 1.0, "remove", f"replicas:{m}")
+        log_z = mechanism.scheme.replicas.log_normalizer(mechanism, m)
+        expected = families.loss_items(mechanism, DELTA_V, "remove", m)
+        expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
+        relative, variation = mechanism.scheme.replicas.errors(mechanism, m)
+        if mechanism.is_upper_bound:  # which of the participations are one replica's: ties of 31 bits
+            variation += m**3 * mechanism.scheme.max_participations * 2.0**-31
+        compare(
+            budget_lines(drawn, DELTA_V), expected, [("relative", relative), ("total variation", variation)]
+        )
+
+
+def largest_coordinate(tables) -> float:
+    return float(np.abs(np.asarray(tables["upper"], float)).max() + tables["width"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "epsilon"), [("one band", 1.0), ("transforms", 4.0), ("rows of the run", 0.9)]
+)
+def test_items_of_half_spaces(setting, epsilon):
+    """The law that replaces a coordinate moves scores by that and by the old one, below 12 but for 2^-105."""
+    mechanism, found = SETTINGS[setting], proposal(setting, epsilon, "add", "half-space")
+    tables = found.tables()
+    push, weights = largest_coordinate(tables) + 12, np.asarray(tables["weights"], float)
+    assert found.push == pytest.approx(push, rel=1e-6)
+    compare(
+        budget_lines(found, DELTA_V), families.half_space_items(mechanism, DELTA_V, push, weights), law(found)
+    )
+    assert found.relative_error >= 2.0**-20  # cells are off by that: words of 32 bits, float32 places
+
+
+@pytest.mark.parametrize("m", [3, 4, 5])
+def test_items_of_powers(m):
+    setting = "two examples"
+    found = proposal(setting, 1.0, "remove", f"example-replicas:{m}")
+    one, k = SETTINGS[setting].scheme.parts
+    alone = Mechanism(one, SETTINGS[setting].strategy, SETTINGS[setting].noise_multiplier)
+    expected = families.power_items(SETTINGS[setting], DELTA_V, m, one.replicas.log_normalizer(alone, m))
+    settled = zip(("relative", "total variation"), one.replicas.errors(alone, m), strict=True)
+    compare(budget_lines(found, DELTA_V), expected, settled)
+    assert found.replicas == -(-m // k)
+
+
+@pytest.mark.parametrize("p", [0.001, 0.01])
+@pytest.mark.parametrize("sigma", [0.4, 0.6, 1.0, 2.0])
+def test_items_of_two_losses(sigma, p):
+    """Where Z_2 is large and where it is not, which decides how many participations count in either loss."""
+    mechanism = Mechanism(IndependentAttribution(300, 4, p, 3), ROOT(4), sigma)
+    for delta_v in (1e-4, 1e-9):
+        compare(
+            rounding.power_lines(mechanism, delta_v, 4, 2.0), families.power_items(mechanism, delta_v, 4, 2.0)
+        )
+    one = Mechanism(BMinSep(300, 4, p), ROOT(4), sigma)
+    for times in (2, 8):
+        busier, log_ratio = one.scheme.more_often(times)
+        of_none = busier.log_probability_of_none() - one.scheme.log_probability_of_none()
+        found = rounding.busier_lines(
+            one, Mechanism(busier, one.strategy, sigma), DELTA_V, 3, 2.0, min(log_ratio, of_none) - 1e-9
+        )
+        compare(found, families.busier_items(one, DELTA_V, 3, times, 2.0))
+
+
+def test_items_of_few_participations_of_another_example():
+    """They are added by a transform, however few; others as windows."""
+    mechanism, times, m = SETTINGS["windows"], 3, 3
+    busier, log_ratio = mechanism.scheme.more_often(times)
+    of_none = busier.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
+    another = Mechanism(busier, mechanism.strategy, mechanism.noise_multiplier)
+    lines = rounding.busier_lines(mechanism, another, DELTA_V, m, 2.0, min(log_ratio, of_none) - 1e-9)
+    compare(lines, families.busier_items(mechanism, DELTA_V, m, times, 2.0))
+
+
+@pytest.mark.parametrize("setting", ["overlapping", "two examples", "transforms"])
+def test_items_of_a_coordinate_that_overlaps(setting):
+    """What is moved along `C^T C m` comes back longer where columns or examples share rows."""
+    mechanism = SETTINGS[setting]
+    weights = np.linspace(0, 1, mechanism.scheme.iterations)
+    relative_norm = np.linalg.norm(weights) / math.sqrt(weights @ mechanism.strategy.gram(weights))
+    lines = rounding.coordinate_lines(mechanism, DELTA_V, 3.0, float(relative_norm))
+    compare(lines, families.half_space_items(mechanism, DELTA_V, 3.0, weights))
+
+
+def test_items_of_bounds_from_below(bounded):
+    """The law of means is that of the loss, and of the weight where that has the loss of all examples."""
+    powers = proposal_by_name(bounded, 1.0, "remove", "example-replicas:5")
+    expected = families.power_items(bounded, DELTA_V, 5, powers.log_normalizer)
+    means = families.means_item(bounded, expected)
+    found = {(line.name, line.kind): line.amount for line in powers.below().rounding_lines(DELTA_V)}
+    wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
+    wanted |= {("law of mean overlaps", "epsilon"): means}
+    wanted |= {("law of mean overlaps", "relative"): math.expm1(means)}
+    assert found == {key: pytest.approx(amount, rel=1e-6, abs=0) for key, amount in wanted.items()}
+    for direction in ("remove", "add"):
+        plain = from_below(proposal_by_name(bounded, 1.0, direction, "plain"))
+        expected = families.loss_items(bounded, DELTA_V, direction)
+        if direction == "remove":
+            expected["law of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
+        compare(budget_lines(plain, DELTA_V), expected, law(plain))
+
+
+def test_items_of_a_mean_that_is_no_participation_vector():
+    """Longer than any: its scores may be off by anything. As long as one, and shorter."""
+    mechanism = SETTINGS["cut"]
+    for v in (np.full(120, 0.01), np.full(120, 0.2), np.full(120, 2.0)):
+        gram = float(v @ mechanism.strategy.gram(v))
+        mean = float(v.sum()), math.sqrt(max(gram, float(v @ v)))
+        lines = rounding.cut_lines(mechanism, DELTA_V, "remove", 2, 7.0, 1e-12, mean)
+        expected = families.cut_items(mechanism, DELTA_V, "remove", 7.0, v)
+        expected["more examples eligible than allowed for"] = "delta", 1e-12
+        compare(lines, expected)
+    assert expected["float32 weights"][1] == math.inf
+
+
+@pytest.mark.parametrize("setting", ["two examples", "transforms"])
+def test_items_of_pairs(setting):
+    mechanism, m = SETTINGS[setting], 6
+    found = proposal(setting, 1.0, "remove", f"pairs:{m},0")
+    one, k = mechanism.scheme.parts or (mechanism.scheme, 1)
+    alone = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(m - 1))
+    log_z = m / 2 * one.replicas.log_normalizer(alone, 2)
+    if k > 1:
+        expected = families.pair_items(mechanism, DELTA_V, m, log_z)
+    else:
+        expected = families.loss_items(mechanism, DELTA_V, "remove", m)
+        expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
+    relative, variation = one.replicas.errors(alone, 2)
+    variation = m / 2 * (variation + 2 * one.max_participations * 4 * 2.0**-31)
+    compare(budget_lines(found, DELTA_V), expected,
+            [("relative", (1 + relative) ** (m / 2) - 1), ("total variation", variation)])  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "times"), [(2, 4), (3, 16)])
+def test_items_of_a_busier_example(m, times):
+    mechanism = Mechanism(BMinSep(60, 2, 0.001), BandedToeplitz((2.0, 1.0)), 1.0)
+    busier = Mechanism(mechanism.scheme.more_often(times)[0], mechanism.strategy, 1.0)
+    found = proposal_by_name(mechanism, 0.3, "remove", f"inflated-replicas:{m},{times}")
+    log_z = busier.scheme.replicas.log_normalizer(busier, m)
+    expected = families.busier_items(mechanism, DELTA_V, m, times, log_z)
+    settled = zip(("relative", "total variation"), busier.scheme.replicas.errors(busier, m), strict=True)
+    compare(budget_lines(found, DELTA_V), expected, settled)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("name", ["truncated",
+                                  "truncated-mean"])  # fmt: skip
+def test_items_of_cut_batches(name, direction):
+    mechanism = SETTINGS["cut"]
+    found, uncut = proposal("cut", 8.0, direction, name), mechanism.scheme.independent_cuts.uncut
+    if "mean" in name:
+        v = (1 if direction == "remove" else 2) * uncut.participation_probabilities()
+        expected = families.cut_items(mechanism, DELTA_V, direction, abs(found.log_normalizer), v)
+    else:  # ln Z, the tilt of every cut that there may be, and the floor of the other likelihood
+        tilt = 0.0 if direction == "add" else float(found.tables()["log_tilt"])
+        assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)
+        parts = abs(found.log_normalizer) + tilt * uncut.iterations - uncut.log_probability_of_none()
+        expected = families.cut_items(mechanism, DELTA_V, direction, parts)
+    variation = (7 * uncut.iterations + 2 * uncut.min_separation) * 2.0**-32
+    compare(budget_lines(found, DELTA_V), expected, [("relative", 0.0), ("total variation", variation)])

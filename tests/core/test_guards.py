@@ -1,0 +1,851 @@
+"""Safety margins as they are applied, orchestration, and NaN at every stage: deterministic, with stubs.
+
+Each test is for a small plausible mistake that acceptance rates are too coarse to see.
+"""
+
+import ast
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
+from jaxacct.accountants import analytic, truncation
+from jaxacct.calibration import calibrate as calibration
+from jaxacct.cli import commands as cli
+from jaxacct.common.files import read_json, to_json
+from jaxacct.common.records import differences, read
+from jaxacct.core import check as checking
+from jaxacct.core import shares
+from jaxacct.core import verify as verifying
+from jaxacct.core.check import check, check_direction
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound, Line, NotRun, Sampled, WeightBound
+from jaxacct.core.line import bound_from_counts, draw_line
+from jaxacct.core.verify import Run, Stop, verify_claim
+from jaxacct.kernels import randomness
+from jaxacct.likelihood import rounding
+from jaxacct.proposals import sampling
+from jaxacct.proposals import threshold as thresholds
+from jaxacct.proposals.base import Draws, plain
+from jaxacct.proposals.candidates import candidates
+from jaxacct.proposals.families import extrapolation
+from jaxacct.proposals.threshold import Resolved, threshold
+from jaxacct.schemes.batch_sizes import max_batch_size
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.composed import Composed, TabulatedProfile
+from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
+from jaxacct.strategies import Toeplitz
+from jaxacct.verification.replay import replay
+from tests.benchmarks import mutants
+from tests.proposals_by_name import proposal_by_name
+from tests.stored_plans import claim_with, forged, with_side
+
+MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
+BUDGET = Budget.split(1e-2)
+NAN = math.nan
+
+
+CLAIM = Claim(MECHANISM, Target(1.0, 1e-2, BUDGET), None, None)
+
+
+def of(proposal=None, theta=None) -> Resolved:
+    """A proposal of the claim, with another threshold where one is given."""
+    found = checking.resolve_proposal(CLAIM, proposal or plain(MECHANISM, "remove"))
+    return found if theta is None else dataclasses.replace(found, threshold=theta)
+
+
+def is_settled(stop, terms, blocks, theta, bets, weights, limit=100) -> bool:
+    level = stop.share * BUDGET.failure_probability
+    return verifying._is_settled(of(theta=theta), stop, level, terms, blocks, limit, bets, weights)
+
+
+def counts(**at) -> np.ndarray:
+    """A histogram of terms from {"_5": 3}: three terms in bin 5."""
+    found = np.zeros(len(bounds.TERM_EDGES), np.int64)
+    for place, number in at.items():
+        found[int(place[1:])] = number
+    return found
+
+
+# -- What is applied, and in which direction ---
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_margin_is_taken_from_epsilon(direction):
+    losses = np.linspace(-2, 2, 128)
+    draws = Draws(losses, np.zeros_like(losses))
+    found = of(plain(MECHANISM, direction)).terms(draws, 0.3)
+    excess = 0.7 - losses if direction == "remove" else 0.7 + losses
+    assert np.allclose(found, np.maximum(0, -np.expm1(excess)), rtol=1e-12, atol=0)
+    assert (found >= of(plain(MECHANISM, direction)).terms(draws, 0.0)).all()
+
+
+def test_weights_are_raised_by_what_they_are_off():
+    """Those of two replicas are `Z e^-L`: a loss that is off by a margin makes them off by as much."""
+    proposal, margin = proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2"), 0.3
+    draws = Draws(np.linspace(1.0, 3.0, 128), np.full(128, -20.0))
+    found = of(proposal).terms(draws, margin)
+    raised = np.exp(margin - 20.0 - proposal.log_scale) * -np.expm1(1.0 - margin - draws.loss)
+    assert np.allclose(found, raised, rtol=1e-12, atol=0) and 0 < found.max() < 1
+
+
+def test_thresholds_are_lowered_by_how_far_the_drawn_law_is_off():
+    exact = plain(MECHANISM, "remove")
+    off = dataclasses.replace(exact, total_variation=1e-3)
+    assert threshold(off, 0.01) == pytest.approx(threshold(exact, 0.01) - 1e-3, rel=1e-9)
+
+
+def test_nothing_is_drawn_only_where_no_mean_could_be_above():
+    """Terms are at most 1: with a threshold a little below that they are drawn."""
+    for above, certified in ((0.05, False), (-0.05, True)):
+        scaled = dataclasses.replace(plain(MECHANISM, "remove"), log_scale=math.log(BUDGET.delta_v) + above)
+        assert of(scaled).needs_samples is not certified
+
+
+def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
+    other = dataclasses.replace(MECHANISM)
+    assert dataclasses.replace(CLAIM, mechanism=other).digest == CLAIM.digest
+    object.__setattr__(other, "adjacency", "replace-one")  # which there is not yet
+    assert dataclasses.replace(CLAIM, mechanism=other).digest != CLAIM.digest
+    with pytest.raises(ValueError, match="budget must spend at most delta"):
+        Target(1.0, 0.99e-2, BUDGET)
+
+
+def test_no_stream_serves_twice(monkeypatch):
+    """Searches aside: verification, pilots and the line of one run draw from keys that all differ."""
+    used = []
+
+    def nothing(proposal, stream, first, number, dtype=None):
+        used.append(tuple(randomness.key_words(stream)))
+        zeros = np.full(128 * number, -50.0 if proposal.direction == "remove" else 50.0)
+        yield Draws(zeros, np.zeros_like(zeros))
+
+    monkeypatch.setattr(sampling, "draw_in_batches", nothing)
+    monkeypatch.setattr(rounding, "loss_margin", lambda *arguments, **options: 0.0)
+    monkeypatch.setattr(
+        extrapolation, "cheaper_extrapolation", lambda *arguments: used.append(words(arguments[-1]))
+    )
+    monkeypatch.setattr(
+        extrapolation, "count_terms", lambda line, stream, *rest: used.append(words(stream)) or stop()
+    )
+    monkeypatch.setattr("jaxacct.core.line.count_terms", extrapolation.count_terms)
+
+    def words(key):
+        return tuple(randomness.key_words(key))
+
+    def stop():
+        raise KeyboardInterrupt
+
+    key = jax.random.key(1)
+    claim = claim_with(CLAIM, delta=1e-3, budget=Budget.split(1e-3))
+    verdict = verify_claim(claim, Stop(), "plain", key=key)
+    assert verdict.certified
+    assert verifying.choose_run(claim, Direction.ADD, key, Stop()).line is None
+    with pytest.raises(KeyboardInterrupt):
+        verifying.draw(Run(of(plain(MECHANISM, "add")), a_line()), BUDGET, Stop(), "job", key)
+    # A direction asks for its stream again and again; so each key once in the order of first use.
+    assert len(dict.fromkeys(used)) == 6
+    assert {verdict.evidence.remove.key, verdict.evidence.add.key} < set(used)
+
+
+def test_the_fixed_rule_does_not_peek():
+    """However clear the counts are, before the last block there is no verdict; then there is."""
+    fixed, clear = Stop("fixed"), counts(_0=10**9)
+    for blocks in (1, 16, 99):
+        assert not is_settled(fixed, clear, blocks, 0.01, (), ())
+    assert is_settled(fixed, clear, 100, 0.01, (), ())
+    assert is_settled(Stop(), clear, 16, 0.01, (0.5,), (1.0,))
+
+
+def test_only_plain_draws_where_what_is_composed_hides_nothing():
+    composed = Composed(TabulatedProfile(np.array([-1.0, 1.0]), np.array([1.0, 1.0])), BUDGET.delta_v)
+    for direction in ("remove", "add"):
+        found = candidates(MECHANISM, 1.0, direction, BUDGET, composed=composed)
+        assert [c.proposal.name for c in found] == ["plain"]
+        assert len(candidates(MECHANISM, 1.0, direction, BUDGET)) > 1
+    assert proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2").replicas == 2
+    for direction, name in (("remove", "replicas:2"), ("add", "half-space")):
+        with pytest.raises(ValueError, match=r"does not cover the .* direction with a composed mechanism"):
+            proposal_by_name(MECHANISM, 1.0, direction, name, composed=composed)
+
+
+def a_line() -> extrapolation.Extrapolation:
+    return extrapolation.at_distances(Mechanism(Poisson(30, 0.1), BandedToeplitz((1.0,)), 1.0), 0.5, 1.0, 2.0)
+
+
+def test_both_confidence_bounds_of_a_line_share_q():
+    line, near, far = a_line(), counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
+    found = bound_from_counts(line, 1e-6, near, far)
+    upper, lower = bounds.upper_confidence_bound(near, 5e-7), bounds.lower_confidence_bound(far, 5e-7)
+    assert found == line.bound(upper, lower) == math.exp(line.log_bound(upper, lower))
+    assert found < math.exp(line.log_bound(bounds.upper_confidence_bound(near, 5e-8), lower))
+
+
+def test_a_line_is_drawn_at_its_share_of_q(monkeypatch):
+    stretch = counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
+    monkeypatch.setattr("jaxacct.core.line.count_terms", lambda *arguments: stretch)
+    line, seen = a_line(), []
+    at_once = bound_from_counts(line, 1e-6, *stretch)
+    for share in (1.0, 1e-3):
+        draw_line(line, at_once * (1 + 1e-9), share * 1e-6, jax.random.key(0), 2_000_000, keep=seen.append)
+    assert len(seen) > 2  # one stretch for the first
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_line_is_judged_by_delta_v_and_not_by_delta(above, monkeypatch):
+    line, target = a_line(), CLAIM.target
+    bound = math.nextafter(target.budget.delta_v, 1) if above else target.budget.delta_v
+    assert bound < target.delta
+    monkeypatch.setattr("jaxacct.core.line.bound_from_counts", lambda *arguments: bound)
+    claim = dataclasses.replace(CLAIM, mechanism=line.near.mechanism)
+    claim = claim_with(claim, epsilon=0.5)
+    margin = extrapolation.margin_of_line(line)
+    block = ((0, 9088), (5000, 1024)), ((5100, 10112),)
+    side = Line(line.near_distance, line.far_distance, margin, (1, 2), *block)
+    evidence = Sampled(claim.digest, "anytime", 1.0, NotRun(), side)
+    assert check_direction(claim, Direction.ADD, side, evidence).certified is not above
+
+
+def test_what_a_line_does_not_see_is_taken_for_the_worst(monkeypatch):
+    """More at the nearer event, less at the farther one: both raise the bound at 0."""
+    line = a_line()
+
+    def bound(unseen, near, far):
+        monkeypatch.setattr(type(line), "unseen", unseen)
+        return line.log_bound(near, far)
+
+    assert bound(0.01, 0.1, 0.4) == bound(0.0, 0.1 + 0.01, 0.4 - 0.01)
+    assert bound(0.0, 0.11, 0.4) > bound(0.0, 0.1, 0.4) < bound(0.0, 0.1, 0.39)
+
+
+def test_a_margin_raises_near_terms_and_lowers_far_ones(monkeypatch):
+    losses = np.linspace(-1.0, -0.2, 128)
+    monkeypatch.setattr(
+        sampling, "draw_in_batches", lambda *arguments: iter([Draws(losses, np.zeros_like(losses))])
+    )
+
+    def means(margin):
+        seen = extrapolation.count_terms(a_line(), jax.random.key(0), margin, 0, 1)
+        return [bounds.mean_upper(part) for part in seen]
+
+    (near, far), (near_margin, far_margin) = means(0.0), means(0.2)
+    assert near == far
+    assert far_margin < far < near_margin
+
+
+def test_cross_terms_begin_where_columns_overlap():
+    """Bands b + 1 at separation b share c_0 c_b; bands b share nothing."""
+    for bands in (2, 3, 5):
+        strategy = Toeplitz(tuple(BandedToeplitz.square_root(bands).coefficients))
+        c = np.array(strategy.coefficients)
+        assert not strategy.cross_terms(40, bands).any()
+        shared = float(strategy.cross_terms(40, bands - 1))
+        assert shared >= c[0] * c[-1] > 0.01
+
+
+def test_overflow_is_for_the_whole_run():
+    for size, rate, steps in ((1000, 0.05, 1), (1000, 0.05, 5000), (60_000, 0.001, 7200)):
+        most = max_batch_size(size, rate, steps)
+        assert steps * stats.binom.sf(most, size, rate) <= 1e-9
+        assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
+
+
+def test_the_largest_batch_is_that_of_the_binomial_law():
+    """Against SciPy's quantile, from one example to a hundred million, certain and rare."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        size, rate = int(10 ** rng.uniform(0, 8)), float(min(1.0, 10 ** rng.uniform(-7, 0.1)))
+        steps = int(10 ** rng.uniform(0, 5))
+        expected = min(size, stats.binom.isf(1e-9 / steps, size, rate) + 1)
+        assert max_batch_size(size, rate, steps) == expected, (size, rate, steps)
+
+
+# -- Who decides what is released ---
+
+
+def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=100):
+    """(exponent, share) of what was verified, and what `calibrate` released: (exponent, evidence).
+
+    Args:
+      verdict: exponent -> whether it is certified.
+    """
+    asked = []
+
+    def exponent_of(mechanism):
+        return round(math.log(mechanism.noise_multiplier) / math.log(1.01))
+
+    def stub(claim, stop, **options):
+        asked.append((exponent_of(claim.mechanism), stop.share))
+        # What is tried first is given up where it takes long; the last resort is not.
+        assert stop.patience == (500 if asked[-1][0] < 12 else math.inf)
+        sides = WeightBound(plain(MECHANISM, "remove").spec), NotRun()
+        flaws = () if verdict(asked[-1][0]) else ("no",)
+        evidence = Sampled(claim.digest, stop.rule, stop.share, *sides)
+        return checking.Verdict(claim, evidence, flaws, None, None, None)
+
+    monkeypatch.setattr(calibration, "verify_claim", stub)
+    monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: fallback)
+    monkeypatch.setattr(calibration._Search, "smallest_exponent", lambda *arguments: (10, 1000))
+    monkeypatch.setattr(calibration._Search, "covered", covered)
+    found = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
+    return asked, (exponent_of(found.mechanism), found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "asked", "released"),
+    [
+        ({10, 11, 12, 15}, [10], 10),
+        ({11, 12, 15}, [10, 11], 11),
+        ({12, 15}, [10, 11, 15, 12], 12),
+        ({15}, [10, 11, 15, 12], 15),
+        ({12}, [10, 11, 15], 100),
+    ],
+)
+def test_the_smallest_two_come_first_then_a_ladder_that_ends_at_a_rejection(
+    accepted, asked, released, monkeypatch
+):
+    """Every rung below a rejected one would be one more chance for a wrong acceptance."""
+    seen, (exponent, evidence) = ladder(monkeypatch, accepted.__contains__)
+    assert ([at for at, _ in seen], exponent) == (asked, released)
+    assert isinstance(evidence, Bound if released == 100 else Sampled)
+
+
+@pytest.mark.parametrize("private", [(), (15,), (12, 15), (11, 12, 15), (11,), (12,)])
+def test_all_that_is_verified_spends_the_failure_probability_once(private, monkeypatch):
+    """The probability, exactly, that what is released is not private, every test wrong as often as it may be.
+
+    Private candidates are accepted or not as suits the attack; the others with the probability given to them.
+    """
+    q, bad, most = 0.25, [at for at in (10, 11, 12, 15) if at not in private], 0.0
+    for given in itertools.product([False, True], repeat=len(private)):
+        failure = 0.0
+        for wrong in itertools.product([False, True], repeat=len(bad)):
+            answers = dict(zip((*private, *bad), (*given, *wrong), strict=True))
+            asked, (released, _) = ladder(monkeypatch, answers.__getitem__)
+            spent = {at: share * q for at, share in asked if at in bad}
+            path = math.prod(p if answers[at] else 1 - p for at, p in spent.items())
+            failure += (released in bad) * path / 2 ** (len(bad) - len(spent))  # verdicts not asked for
+        most = max(most, failure)
+    assert 0.9 * q <= most <= q
+
+
+def test_the_shares_of_all_attempts_are_one_failure_probability():
+    """As the binary numbers they are; the ladder, which ends at a rejection, spends its share once."""
+    first = shares.FIRST_SHARES
+    assert (
+        sum(map(Fraction, (*first, shares.LADDER_SHARE))) <= 1 < sum(map(Fraction, first)) + Fraction(1, 10)
+    )
+
+
+def test_giving_up_accepts_nothing_that_would_not_have_been(monkeypatch):
+    """Coins of exactly the forbidden mean and below: with patience, what is accepted is so at the same draw.
+
+    A rule that looked ahead, or began its bets anew, would accept what the patient one had not.
+    """
+    rng, theta, bets = np.random.default_rng(3), 0.05, bounds.default_bets()
+    ended = []
+    for mean in (0.05, 0.04, 0.03, 0.02) * 4:
+        hits = np.cumsum(rng.binomial(128, mean, 100))
+        ends = []
+        for patience in (math.inf, 3000.0):
+            stop = Stop(patience=patience)
+            seen = [(n, counts(_0=n * 128 - hits[n - 1], _5120=hits[n - 1])) for n in range(1, 101)]
+            n, terms = next(pair for pair in seen if is_settled(stop, pair[1], pair[0], theta, *bets))
+            accepted = checking.accepts(terms, theta, "anytime", BUDGET.failure_probability, *bets)
+            ends.append((accepted, n))
+            if not accepted and n < 100 and not bounds.hopeless(terms, theta):
+                assert patience == 3000 and 13 <= n < 100
+        ended.append(ends)
+    for whole, hasty in ended:
+        assert hasty == whole if hasty[0] else hasty[1] <= whole[1]
+    assert {hasty[0] for _, hasty in ended} == {True, False}
+    assert any(hasty[1] < whole[1] for whole, hasty in ended)
+
+
+def test_a_verification_is_given_up_for_what_it_predicts_and_not_before_an_eighth():
+    """At a mean of 0.95 theta some 290,000 terms are needed, at 0.5 theta 1,900."""
+    bets = bounds.default_bets()
+    for share, patience, blocks, ends in (
+        (0.95, 20_000, 11, False),
+        (0.95, 20_000, 13, True),
+        (0.95, math.inf, 13, False),
+        (0.5, 20_000, 13, False),
+        (1.01, 20_000, 13, True),
+    ):
+        n = 128 * blocks
+        hits = round(0.05 * share * n)
+        seen = counts(_0=n - hits, _5120=hits)
+        certified = checking.accepts(seen, 0.05, "anytime", BUDGET.failure_probability, *bets)
+        assert is_settled(Stop(patience=patience), seen, blocks, 0.05, *bets) is (ends or certified)
+        assert not is_settled(Stop("fixed", patience=patience), seen, blocks, 0.05, *bets)
+    for wrong in (0, math.nan):
+        with pytest.raises(ValueError, match="patience must be above 0, was"):
+            Stop(patience=wrong)
+
+
+@pytest.mark.parametrize("rule", ["anytime", "fixed"])
+def test_a_part_of_the_failure_probability_asks_for_more(rule):
+    """1,500 terms of 0 against a threshold of 1e-2: e^-11 or so, at q = 1e-4 and at a millionth of it."""
+    nothing, bets = counts(_0=1500), bounds.default_bets()
+    for share in (1.0, 1e-6):
+        level = share * BUDGET.failure_probability
+        assert checking.accepts(nothing, 0.01, rule, level, *bets) is (share == 1)
+        if rule == "anytime":
+            assert is_settled(Stop(share=share), nothing, 12, 0.01, *bets) is (share == 1)
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], was 0"):
+        Stop(share=0)
+
+
+def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
+    asked, (exponent, _) = ladder(
+        monkeypatch,
+        lambda exponent: True,
+        covered=lambda self, mechanism: mechanism.noise_multiplier > 1.01**11.5,
+    )
+    assert ([at for at, _ in asked], exponent) == ([15, 12], 12)
+
+
+def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
+    asked, (exponent, _) = ladder(monkeypatch, lambda exponent: exponent != 10, fallback=12)
+    assert ([at for at, _ in asked], exponent) == ([10, 11], 11)
+
+
+@pytest.mark.parametrize("misled", [-9, 0, 9])
+@pytest.mark.parametrize("estimate", [None, 1e-9, 0.75, 1e9])
+def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misled, estimate, monkeypatch):
+    """What a glance says only chooses where to look, and an estimate where to glance: the answer is of looks
+    alone, and few of them.
+    """
+    looked = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        exponent = round(math.log(noise) / math.log(1.01))
+        looked.append(exponent) if not glance else None
+        return 1.0 if exponent >= truth + glance * misled else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    search = calibration._Search(*[None] * 6)
+    for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
+        looked.clear()
+        assert search.smallest_exponent(fallback, 1.01, 1000, estimate) == (truth, 1000)
+        assert len(looked) <= 12
+
+
+def test_a_good_estimate_saves_glances(monkeypatch):
+    glanced = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        glanced.append(noise) if glance else None
+        return 1.0 if noise > 0.7 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    spent = []
+    for estimate in (None, 0.68):
+        glanced.clear()
+        search = calibration._Search(*[None] * 6)  # pyright: ignore[reportArgumentType]
+        assert search.smallest_exponent(100, 1.01, 1000, estimate) == (-35, 1000)
+        spent.append(len(glanced))
+    assert spent[1] <= 3 < 6 <= spent[0]
+    with pytest.raises(ValueError, match="estimate must be a finite number above 0, was 0"):
+        calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, estimate=0)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_looks_begin_where_glances_together_say(seen, monkeypatch):
+    """From divergences that fall by a third with every step, in pilots of a hundred hits at the edge."""
+    looked = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        exponent = round(math.log(noise) / math.log(1.01))
+        looked.append(exponent) if not glance else None
+        self.laws[noise, "remove"] = "plain", 0.01
+        hits = round(100 * 0.4 * math.exp(-0.35 * (exponent + 30))) if seen and -40 < exponent < 20 else 0
+        self.seen[noise, "remove"] = 80, counts(_0=max(0, 10_000 - hits), _5120=hits)
+        return 1.0 if exponent >= -30 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    monkeypatch.setattr(calibration._Search, "cost_by_trend", lambda self, noise: None)
+    search = calibration._Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)  # pyright: ignore[reportArgumentType]
+    assert search.smallest_exponent(100, 1.01, 10_000) == (-30, 10_000)
+    assert (looked == [-30, -31]) is seen
+
+
+@pytest.mark.parametrize(("term", "looks"), [(0.0, 0), (1e-2, 1)])
+def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something(term, looks, monkeypatch):
+    """To be sure of seeing nothing took a third of a search at delta 1e-6."""
+    asked, counts = [], bounds.bin_terms(np.full(2048, term))
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        asked.append((noise, glance))
+        self.seen[noise, "remove"] = 16, counts
+        return 1e5 if noise >= 1 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: 1e4)
+    monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
+    search = calibration._Search(*[None] * 6)
+    assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
+    assert [glance for noise, glance in asked if noise == 1.01**30] == [True, False][: 1 + looks]
+
+
+@pytest.mark.parametrize(
+    ("fewest", "most", "limit"),
+    [(9.0, None, 100_000), (1000.5, None, 384_192), (1e6, None, 500_000), (9.0, 7000, 7000)],
+)
+def test_the_limit_on_samples_is_what_an_easy_target_needs(fewest, most, limit, monkeypatch):
+    """Half a million draws of README's run take five seconds and save a fifteenth of a grid step.
+
+    A limit that is given is kept.
+    """
+    looked = []
+
+    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+        looked.append(limit) if not glance else None
+        return 1.0 if noise >= 1 else math.inf
+
+    monkeypatch.setattr(calibration._Search, "cost", cost)
+    monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: fewest)
+    search = calibration._Search(*[None] * 6)
+    monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
+    assert search.smallest_exponent(30, 1.01, most, 1.1) == (0, limit)
+    assert set(looked) == {limit}
+
+
+def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
+    """A look has the draws of the glance and new ones, none twice, and none are drawn where all are seen."""
+    asked, proposal = [], plain(MECHANISM, "remove")
+
+    def draws(chosen, stream, first, number):
+        asked.append((first, first + number))
+        return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
+
+    monkeypatch.setattr(sampling, "draw_in_batches", draws)
+    search = calibration._Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)
+    pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
+    assert pilot(glance=True).sum() == 16 * 128
+    assert pilot().sum() == pilot(glance=True).sum() == pilot().sum() == 48 * 128
+    assert asked == [(0, 16), (16, 32), (32, 48)]
+
+
+def test_a_budget_above_delta_is_refused():
+    with pytest.raises(ValueError, match="budget must spend at most delta"):
+        verify(MECHANISM, 1.0, 1e-4, budget=Budget.split(1e-3))
+
+
+def test_a_checkpoint_is_of_one_job_only():
+    import dp_accounting as dp
+
+    others = [
+        dict(claim=claim_with(CLAIM, noise_multiplier=1.6)),
+        dict(claim=claim_with(CLAIM, epsilon=1.1)),
+        dict(claim=claim_with(CLAIM, budget=Budget.split(1e-3))),
+        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(3.0))),
+        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(4.0))),
+        dict(claim=claim_with(CLAIM, dataset_size=1000)),
+        dict(stop=Stop("fixed", 1000)),
+        dict(proposal="plain"),
+        dict(stop=Stop("anytime", 1001)),
+        dict(stop=Stop("anytime", 1000, 0.9)),
+    ]
+    base = dict(claim=CLAIM, stop=Stop("anytime", 1000), proposal=None)
+    jobs = [verifying._job_digest(**base), *(verifying._job_digest(**base | change) for change in others)]
+    assert len(set(jobs)) == len(jobs)
+
+
+# -- Forged in memory ---
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "loss_margin", lambda *arguments, **options: 1e-6)
+        verdict = verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
+        assert verdict.certified and verdict.remove.num_samples
+        yield Plan(verdict.claim, verdict.evidence)
+
+
+def test_certified_believes_counts_alone(drawn):
+    assert drawn.certified
+    number = drawn.evidence.remove.num_samples
+    worse = with_side(drawn, "remove", term_counts=((5120, number),))
+    assert not worse.certified and worse.statement().startswith("NOT CERTIFIED")
+    for change in ({"epsilon": 1.4}, {"delta": 0.02}, {"noise_multiplier": 1.4}, {"dataset_size": 50}):
+        assert not dataclasses.replace(drawn, claim=claim_with(drawn.claim, **change)).certified, change
+    for evidence in (Bound("unamplified"), Bound("pld"), None, NotRun()):
+        assert not dataclasses.replace(drawn, evidence=evidence).certified, evidence
+
+
+def test_a_certified_direction_does_not_carry_the_other(drawn):
+    """One direction certified, the other rejected, not run, or of another kind."""
+    remove, add = drawn.evidence.remove, drawn.evidence.add
+    rejected = dataclasses.replace(add, term_counts=((5120, add.num_samples),))
+    for sides in ((remove, rejected), (remove, NotRun()), (NotRun(), add), (add, remove)):
+        evidence = dataclasses.replace(drawn.evidence, remove=sides[0], add=sides[1])
+        assert not check(drawn.claim, evidence).certified
+    bound = WeightBound(plain(MECHANISM, "add").spec)
+    found = check(drawn.claim, dataclasses.replace(drawn.evidence, add=bound))
+    assert found.flaws == ("add: the bound on terms of plain is not below delta_v",)
+
+
+def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, monkeypatch):
+    from train import loop
+
+    other = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, claim="0" * 64))
+    with pytest.raises(ValueError, match="plan must be certified"):
+        loop._check(other, np.zeros((5, 1)), 1, None)
+    asked = []
+
+    def rejects(self, **options):
+        asked.append(options)
+        number = self.evidence.remove.num_samples
+        return with_side(self, "remove", term_counts=((5120, number),), loss_counts=((3000, number),)).verdict
+
+    monkeypatch.setattr(Plan, "verify", rejects)
+    with pytest.raises(ValueError, match="could not be verified with fresh randomness: remove: "):
+        loop._verify_anew(drawn, None)
+    assert "key" not in asked[0]
+
+
+def test_replay_draws_the_stored_key(drawn):
+    assert [(seen.moved, seen.accepted) for seen in replay(drawn)] == [(0, True), (0, True)]
+    number = drawn.evidence.remove.num_samples
+    lucky = with_side(drawn, "remove", term_counts=((0, number),), loss_counts=((2047, number),))
+    assert lucky.certified  # nothing that can be computed is wrong
+    assert replay(lucky)[0].moved > 0
+    with pytest.raises(ValueError, match="no samples to draw again"):
+        replay(ANALYTIC)
+
+
+ANALYTIC = Plan(
+    Claim(dataclasses.replace(MECHANISM, noise_multiplier=12.0), Target.at(1.0, 1e-3), None, None),
+    Bound("unamplified"),
+)
+
+
+def replayed(plan: Plan, path, capsys, *options) -> tuple[int, str]:
+    """Exit code and output of `jaxacct verify --replay` for the plan, as it is stored."""
+    plan.save(path)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["verify", str(path), "--replay", *options])
+    return stop.value.code, capsys.readouterr().out
+
+
+def test_the_command_replays(drawn, tmp_path, capsys):
+    """Accepted as it was drawn; edited counts are seen, on this machine and on what claims to be another."""
+    path = tmp_path / "plan.json"
+    code, said = replayed(drawn, path, capsys)
+    assert code == 0 and said.endswith("replayed\n") and said.count(" 0 in another bin") == 2
+    another = dataclasses.replace(drawn.provenance, device="another")
+    code, said = replayed(dataclasses.replace(drawn, provenance=another), path, capsys, "--json")
+    assert code == 0 and json.loads(said)["same_device"] is False
+    evidence = drawn.evidence
+
+    def with_losses(losses, **fields) -> Plan:
+        edited = with_side(drawn, "remove", loss_counts=tuple(sorted(losses.items())))
+        return dataclasses.replace(edited, **fields)
+
+    losses = dict(evidence.remove.loss_counts)
+    place = max(losses, key=losses.__getitem__)
+    one = losses | {place: losses[place] - 1, 2047: losses.get(2047, 0) + 1}
+    code, said = replayed(with_losses(one), path, capsys)
+    assert code == 1 and "1 in another bin" in said and "NOT replayed" in said
+    code, said = replayed(with_losses(one, provenance=another), path, capsys)
+    assert code == 0 and "drawn on another, replayed on" in said
+    all_else = {1024: evidence.remove.num_samples}
+    code, said = replayed(with_losses(all_else, provenance=another), path, capsys)
+    assert code == 1 and "NOT replayed" in said
+
+
+def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
+    """By its accountant alone; what only a draw could use is refused, and so is an edited bound."""
+    plan = ANALYTIC
+    plan.save(tmp_path / "plan.json")
+
+    def verified(*options):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["verify", str(tmp_path / "plan.json"), *options])
+        return stop.value.code, capsys.readouterr()
+
+    code, said = verified()
+    bound = f"accountant unamplified: delta(1) <= {plan.verdict.bound!r}"
+    assert code == 0 and said.out == f"{'evidence':<22}{bound}\nverified\n"
+    code, said = verified("--json")
+    assert json.loads(said.out)["accountant"] == "unamplified"
+    for option in (["--max-samples", "9"], ["--rule", "fixed"], ["--proposal", "plain"]):
+        code, said = verified(*option)
+        assert code == 2 and "must not be given for an analytic plan" in said.err
+    code, said = verified("--replay")
+    assert code == 2 and "there are no samples to draw again" in said.err
+    data = plan.to_json()
+    data["claim"]["noise_multiplier"] = 1.0
+    (tmp_path / "plan.json").write_text(to_json(data))
+    code, said = verified()
+    assert code == 2 and "plan digest does not match" in said.err and said.err.count("\n") == 1
+
+
+def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
+    """End to end on a drawn plan: it trains; a forged histogram, which no recomputation sees, is refused
+    unless the caller says that it need not be verified."""
+    import optax
+
+    from train.loop import fit
+
+    by_any_proposal = Plan.verify  # here by the one that is compiled already
+    monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
+    sized = claim_with(drawn.claim, dataset_size=40)
+    honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
+    for direction in ("remove", "add"):  # a margin depends on delta_v, a little
+        margin = 1.001 * getattr(drawn.evidence, direction).margin
+        honest = with_side(honest, direction, margin=margin)
+    asked = []
+
+    def train(plan, **options):
+        data = {"x": np.ones((40, 1), np.float32)}
+        options |= dict(progress=lambda what, done, of: asked.append(what))
+        return fit(
+            plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), **options
+        )
+
+    assert train(honest).steps == 24
+    assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
+    # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
+    lucky = dict(term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
+    little = forged(honest, noise_multiplier=0.7)
+    for direction in ("remove", "add"):
+        margin = checking.resolve(little.claim, Direction(direction), plain(MECHANISM, direction).spec).margin
+        little = with_side(little, direction, margin=margin, **lucky)
+    assert little.certified
+    asked.clear()
+    with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
+        train(little)
+    assert "training" not in asked
+    assert train(little, verify=False, steps=2).steps == 2
+
+
+# -- NaN ---
+
+
+def draws(loss=0.5, log_weight=0.0) -> Draws:
+    return Draws(np.array([0.1, loss]), np.array([0.0, log_weight]))
+
+
+STAGES = {
+    "epsilon of verify": lambda: verify(MECHANISM, NAN, 1e-2),
+    "delta of verify": lambda: verify(MECHANISM, 1.0, NAN, budget=BUDGET),
+    "samples of verify": lambda: verify(MECHANISM, 1.0, 1e-2, max_samples=NAN),
+    "noise": lambda: Mechanism(MECHANISM.scheme, MECHANISM.strategy, NAN),
+    "claim": lambda: claim_with(CLAIM, epsilon=NAN),
+    "budget": lambda: Budget(1e-2, NAN, 1e-4),
+    "budget q": lambda: Budget(1e-2, 1e-3, NAN),
+    "bins": lambda: bounds.bin_terms([0.1, NAN]),
+    "loss bins": lambda: hockey_stick.bin_losses(np.array([0.1, NAN])),
+    "loss": lambda: hockey_stick.weighted_terms(draws(loss=NAN), "remove", 1.0),
+    "weight": lambda: hockey_stick.weighted_terms(draws(log_weight=NAN), "remove", 1.0),
+    "weight of a zero": lambda: hockey_stick.weighted_terms(draws(-9.0, NAN), "remove", 1.0),
+    "epsilon of terms": lambda: hockey_stick.weighted_terms(draws(), "remove", NAN),
+    "profile": lambda: hockey_stick.weighted_terms(draws(), "remove", 1.0, lambda t: t * NAN),
+    "margin of terms": lambda: of().terms(draws(), NAN),
+    "scale": lambda: threshold(plain_with(log_scale=NAN), 1e-2),
+    "relative error": lambda: threshold(plain_with(relative_error=NAN), 1e-2),
+    "total variation": lambda: threshold(plain_with(total_variation=NAN), 1e-2),
+    "no samples": lambda: of(plain_with(log_scale=NAN)),
+    "margin": lambda: hockey_stick.finite_margin(NAN),
+    "theta": lambda: checking.accepts(
+        counts(_0=10**6), NAN, "anytime", BUDGET.failure_probability, (0.5,), (1.0,)
+    ),
+    "theta, fixed": lambda: checking.accepts(
+        counts(_0=10**6), NAN, "fixed", BUDGET.failure_probability, (), ()
+    ),
+    "bets": lambda: checking.accepts(
+        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (NAN,), (1.0,)
+    ),
+    "weights of bets": lambda: checking.accepts(
+        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (0.5,), (NAN,)
+    ),
+    "pilot": lambda: bounds.default_bets(NAN, counts(_0=10)),
+    "prediction": lambda: bounds.predicted_samples(NAN, counts(_0=10), 1e-3),
+    "upper bound": lambda: bounds.upper_confidence_bound(counts(_0=10), NAN),
+    "lower bound": lambda: bounds.lower_confidence_bound(counts(_9=10), NAN),
+    "divergence": lambda: bounds.kl(NAN, 0.5),
+    "distances": lambda: extrapolation.at_distances(a_line().near.mechanism, 0.5, NAN, 2.0),
+    "epsilon of a line": lambda: extrapolation.at_distances(a_line().near.mechanism, NAN, 1.0, 2.0),
+    "q of a line": lambda: bound_from_counts(a_line(), NAN, counts(_5=9), counts(_9=9)),
+    "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
+    "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
+    "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),
+    "record": lambda: read(float, NAN, "x"),
+    "writing": lambda: to_json({"x": NAN}),
+}
+
+
+def plain_with(**fields):
+    return dataclasses.replace(plain(MECHANISM, "remove"), **fields)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_nan_is_refused_at(stage):
+    with pytest.raises((ValueError, NonFiniteLossError)) as caught:
+        STAGES[stage]()
+    assert "\n" not in str(caught.value)
+
+
+def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
+    line = a_line()
+    assert not line.log_bound(NAN, 0.5) <= 0.0 or math.exp(line.log_bound(NAN, 0.5)) > 0.1
+    assert differences(NAN, NAN) and differences({"x": 1.0}, {"x": NAN})
+    (tmp_path / "plan.json").write_text('{"epsilon": NaN}')
+    with pytest.raises(ValueError, match="NaN is not a number that JSON has"):
+        read_json(tmp_path / "plan.json", "plan")
+    assert not with_side(drawn, "remove", margin=NAN).certified
+    with pytest.raises(ValueError, match="share must be in"):
+        Stop(share=NAN)
+    found = of()
+    monkeypatch.setattr(thresholds, "total", lambda *arguments: NAN)
+    monkeypatch.setattr("jaxacct.proposals.families.extrapolation.total", lambda *arguments: NAN)
+    with pytest.raises(NonFiniteLossError, match="margin"):
+        found.margin  # noqa: B018
+    with pytest.raises(NonFiniteLossError, match="margin"):
+        extrapolation.margin_of_line(line)
+
+
+def test_every_mutant_can_be_planted():
+    """The slow command `python -m tests.benchmarks.mutants` would otherwise rot as the code changes."""
+    assert not mutants.misplaced()
+
+
+def test_a_fresh_key_has_64_bits():
+    """Two words of their own: with as few as 32 bits two runs of 65,536 would have one key."""
+    words = [word for _ in range(4) for word in randomness.key_words(randomness.fresh_key())]
+    assert len(set(words)) == 8
+
+
+def test_no_name_of_the_mutants_means_two_things():
+    """A second test file under a name that there was ran the mutants of the first against it, twice."""
+    body = ast.parse(Path(mutants.__file__).read_text()).body
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
+def test_a_search_ends_a_pilot_where_it_is_clear_and_not_before():
+    """Counts of (terms of 0, terms of 1) at theta 1e-3."""
+
+    def ends(zeros, ones):
+        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
+        counts[0], counts[-1] = zeros, ones
+        return calibration._seen_enough(counts, 1e-3, 500_000)
+
+    assert not ends(0, 0)
+    assert ends(4990, 30) and ends(2000, 10)  # enough seen; far above
+    assert ends(5100, 0) and not ends(4800, 0) and not ends(5100, 1)  # far below
+    assert ends(10_000, 9) and not ends(9000, 9)
+    assert not ends(4000, 10)

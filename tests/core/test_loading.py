@@ -1,0 +1,423 @@
+"""Every refusal of calibration and verification is made again where a plan is loaded.
+
+What a file holds beside its claim is what was drawn; a forger names the forged claim in it and writes the
+digest too (`tests/stored_plans.py`), so that only what is forged can give a forgery away.
+"""
+
+import dataclasses
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    IndependentAttribution,
+    Mechanism,
+    Plan,
+    Toeplitz,
+    TruncatedBMinSep,
+)
+from jaxacct.accountants import truncation
+from jaxacct.core.check import check_direction
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Line, NotRun, Sampled
+from jaxacct.core.verify import run_again
+from jaxacct.kernels import randomness
+from jaxacct.proposals import sampling
+from jaxacct.proposals.base import Draws
+from jaxacct.proposals.candidates import proposals_at
+from jaxacct.proposals.families import extrapolation
+from jaxacct.proposals.families.extrapolation import at_distances
+from jaxacct.schemes.batch_sizes import overflow
+from jaxacct.statistics.composed import Composed
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.lines import total
+from jaxacct.strategies import Dense
+from jaxacct.verification.replay import Replayed, replay
+from tests.core.test_allowances import gaussian_profile
+from tests.proposals_by_name import family_candidates, proposal_by_name
+from tests.stored_plans import (
+    KINDS,
+    analytic,
+    as_json,
+    changed,
+    claim_with,
+    forged,
+    histograms,
+    loaded,
+    sampled_directions,
+    whole,
+    with_histograms,
+    with_side,
+)
+
+DRAWN = [kind for kind in KINDS if kind != "analytic"]
+EACH = pytest.mark.parametrize("kind", DRAWN)
+
+
+def is_line(plan: Plan, direction: str) -> bool:
+    return isinstance(getattr(plan.evidence, direction), Line)
+
+
+@EACH
+def test_what_is_put_together_again_loads(kind):
+    """Otherwise what follows would show nothing."""
+    plan = whole(kind)
+    assert plan.is_sampled and sampled_directions(plan)
+    for direction in sampled_directions(plan):
+        again = with_histograms(plan, direction, histograms(plan, direction))
+        assert again == plan and loaded(again) == plan
+    assert forged(plan) == plan
+
+
+def hopeless(plan, direction):
+    """As many samples, all with the largest term; as many losses in the one bin that has it."""
+    first, second = histograms(plan, direction)
+    number = int(first.sum())
+    for part in (first, second):
+        part[:] = 0
+    first[-1] = number
+    if is_line(plan, direction):
+        second[0] = number
+    else:
+        second[-1 if direction == "remove" else 0] = number
+    return [first, second]
+
+
+@EACH
+def test_a_rejected_direction_is_not_loaded(kind):
+    """Whichever it is, and whatever the other one says."""
+    plan = whole(kind)
+    for direction in sampled_directions(plan):
+        rejected = with_histograms(plan, direction, hopeless(plan, direction))
+        assert not rejected.certified and rejected.verdict.directions
+        with pytest.raises(ValueError, match=f"{direction}: (mean-not-below-threshold|undecided)"):
+            loaded(rejected)
+    for direction in ("remove", "add"):
+        evidence = dataclasses.replace(plan.evidence, **{direction: NotRun()})
+        with pytest.raises(ValueError, match=f"{direction}: not-run"):
+            loaded(dataclasses.replace(plan, evidence=evidence))
+
+
+@EACH
+@pytest.mark.parametrize("share", [0.0, 0.99])
+def test_no_margin_below_the_one_that_is_needed_is_loaded(kind, share):
+    """Of mean tests and of lines; a larger one makes terms larger."""
+    plan = whole(kind)
+    for direction in sampled_directions(plan):
+        needed = total(getattr(plan.verdict, direction).items, "epsilon")
+        assert 0 < needed <= getattr(plan.evidence, direction).margin
+        with pytest.raises(ValueError, match="the margin for rounding is"):
+            loaded(with_side(plan, direction, margin=share * needed))
+
+
+DERIVED = ("scale", "log_scale", "threshold", "items", "lines", "estimate", "outcome", "accepted", "verdict")
+DERIVED += ("reason", "num_samples", "replicas", "total_variation", "relative_error", "delta", "bound")
+OF_CLAIM = ("overflow_delta", "truncation_delta", "max_batch_size", "expected_batch_size", "delta_v")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_read_that_follows_from_the_claim(kind):
+    """A file has no place for scales, thresholds, budget items, verdicts or batch sizes."""
+    plan = whole(kind)
+    data = as_json(plan)
+    evidence = data["evidence"]
+    sides = [("evidence", name) for name in ("remove", "add") if name in evidence]
+    for at, names in [(("evidence",), DERIVED), *((side, DERIVED) for side in sides), (("claim",), OF_CLAIM)]:
+        for name in names:
+            if (at, name) == (("claim",), "delta"):
+                continue
+            with pytest.raises(ValueError, match="unknown field"):
+                Plan.from_json(changed(data, (*at, name), 0.5))
+    drawn = {"proposal", "margin", "key", "term_counts", "loss_counts", "bets", "bet_weights"}
+    drawn |= {"near_distance", "far_distance", "near_counts", "far_counts", "kind"}
+    for _, name in sides:
+        assert set(evidence[name]) <= drawn
+    assert set(evidence) <= {"kind", "claim", "rule", "share", "remove", "add", "accountant"}
+
+
+@EACH
+def test_draws_come_in_whole_blocks(kind):
+    """One sample less in both histograms, as small a term as there is."""
+    plan = whole(kind)
+    for direction in sampled_directions(plan):
+        first, second = histograms(plan, direction)
+        first[np.flatnonzero(first)[0]] -= 1
+        where = np.flatnonzero(second)
+        second[where[-1 if direction == "add" and not is_line(plan, direction) else 0]] -= 1
+        assert first.sum() == second.sum()
+        assert first.sum() % randomness.BLOCK_SIZE == randomness.BLOCK_SIZE - 1
+        with pytest.raises(ValueError, match="whole block"):
+            loaded(with_histograms(plan, direction, [first, second]))
+        nothing = [np.zeros_like(part) for part in (first, second)]
+        with pytest.raises(ValueError, match="whole block"):
+            loaded(with_histograms(plan, direction, nothing))
+        more = histograms(plan, direction)
+        more[1][np.flatnonzero(more[1])[0]] += randomness.BLOCK_SIZE
+        with pytest.raises(ValueError, match=r"the same samples|equally many"):
+            loaded(with_histograms(plan, direction, more))
+
+
+@EACH
+def test_bets_that_no_verification_makes(kind):
+    """Weights beyond 1 would turn any samples into evidence; a rule has bets or none."""
+    plan = whole(kind)
+    for direction in sampled_directions(plan):
+        if is_line(plan, direction):
+            continue
+        for bets, weights in (
+            ((0.5,), (2.0,)),
+            ((1.5,), (1.0,)),
+            ((-0.1,), (1.0,)),
+            ((0.5, 0.6), (1.0,)),
+            ((0.5,), (-1.0,)),
+        ):
+            assert not with_side(plan, direction, bets=bets, bet_weights=weights).certified
+        other_rule = {"anytime": "fixed", "fixed": "anytime"}[plan.evidence.rule]
+        for rule in (other_rule, "guess", plan.evidence.rule.upper()):
+            evidence = dataclasses.replace(plan.evidence, rule=rule)
+            assert not dataclasses.replace(plan, evidence=evidence).certified
+        # A rule that has none, where counts alone would do.
+        plenty = histograms(plan, direction)
+        plenty[0][:], plenty[1][:] = 0, 0
+        plenty[0][0] = plenty[1][0 if direction == "remove" else -1] = 2**30
+        found = with_histograms(plan, direction, plenty)
+        # A composed profile has a floor: terms of 0 are then not those of any loss.
+        assert plan.compose_with is not None or getattr(found.verdict, direction).certified
+        bets = {"anytime": (), "fixed": (0.5,)}[plan.evidence.rule]
+        wrong = with_side(found, direction, bets=bets, bet_weights=bets and (1.0,))
+        assert any("bets must be given for the anytime rule alone" in flaw for flaw in wrong.flaws)
+
+
+# --- Truncated batches, composition, sizes ---
+
+TRUNCATED = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 12.0)
+
+
+def cut(mechanism, epsilon, delta=1e-3) -> Plan:
+    return analytic(mechanism, epsilon, delta, dataset_size=500, truncate_to=60)
+
+
+def test_truncated_batches_are_covered_for_the_plan_s_own_noise():
+    """A bound of an accountant that holds, at a noise whose tails the reserve does not cover."""
+    assert loaded(cut(TRUNCATED, 60.0)).certified
+    quiet = dataclasses.replace(TRUNCATED, noise_multiplier=0.3)
+    assert loaded(analytic(quiet, 150.0, 1e-3, dataset_size=500)).certified
+    assert not truncation.covers(quiet, 150.0)
+    with pytest.raises(ValueError, match="does not cover this noise multiplier"):
+        loaded(cut(quiet, 150.0))
+
+
+def test_truncated_batches_need_a_data_set_and_no_composition():
+    """Either holds alone."""
+    event = dp.GaussianDpEvent(20.0)
+    both = analytic(TRUNCATED, 2.0, 1e-3, compose_with=event)
+    assert loaded(both).certified and loaded(cut(TRUNCATED, 2.0)).certified
+    data = as_json(cut(TRUNCATED, 2.0))
+    composed = as_json(both)["claim"]["compose_with"]
+    assert composed is not None
+    with pytest.raises(ValueError, match="must not be given together with compose_with"):
+        Plan.from_json(changed(data, ("claim", "compose_with"), composed))
+    with pytest.raises(ValueError, match="dataset_size must be given with max_batch_size"):
+        Plan.from_json(changed(data, ("claim", "dataset_size"), None))
+
+
+def test_what_is_spent_on_sizes_is_not_spent_again():
+    """A budget of all of delta leaves nothing for batches that are truncated, or too large."""
+    all_of_it = Budget.split(1e-3)
+    stopping = analytic(TRUNCATED, 2.0, 1e-3, dataset_size=500)
+    for plan in (cut(TRUNCATED, 2.0), stopping):
+        assert loaded(plan).certified and 0 < plan.claim.reserved < 1e-5
+        spent = dataclasses.replace(plan, claim=claim_with(plan.claim, budget=all_of_it))
+        with pytest.raises(ValueError, match="the budget spends"):
+            loaded(spent)
+    alone = analytic(TRUNCATED, 2.0, 1e-3)
+    assert loaded(alone) == alone and alone.target.budget == all_of_it
+    drawn = whole("replicas")
+    assert drawn.claim.reserved > 0
+    with pytest.raises(ValueError, match="the budget spends"):
+        loaded(forged(drawn, budget=Budget.split(drawn.delta)))
+
+
+def test_what_is_spent_on_sizes_is_taken_off_what_a_bound_may_be():
+    """A bound that all of delta would allow, and what is left of it does not."""
+    bound = analytic(TRUNCATED, 2.0, 1e-3).verdict.bound
+    assert bound is not None and loaded(analytic(TRUNCATED, 2.0, bound * (1 + 1e-6))).certified
+    less = bound * (1 - 3e-10)  # nearer than what two machines' functions may differ by, and still too small
+    with pytest.raises(ValueError, match="above"):
+        loaded(analytic(TRUNCATED, 2.0, less))
+    delta = bound * (1 + 5e-4)  # of which batches too large may take a thousandth
+    stops = overflow(TRUNCATED.scheme, 2.0, delta, 500)
+    assert stops is not None and stops.delta > delta - bound
+    with pytest.raises(ValueError, match="above"):
+        loaded(analytic(TRUNCATED, 2.0, delta, dataset_size=500))
+    assert loaded(analytic(TRUNCATED, 2.0, 2 * delta, dataset_size=500)).certified
+    reserve = truncation.reserve(TRUNCATED.scheme, 0.6, 500, 60)
+    bound = cut(TRUNCATED, 0.6).verdict.bound
+    assert bound is not None and reserve < bound < 1e7 * reserve
+    for factor, holds in ((0.9, False), (1.1, True)):
+        assert cut(TRUNCATED, 0.6, bound + factor * reserve).certified is holds
+
+
+@EACH
+def test_nothing_is_replayed_that_does_not_add_up(kind, nothing_drawn):
+    plan = whole(kind)
+    direction = sampled_directions(plan)[0]
+    with pytest.raises(ValueError, match="does not add up"):
+        replay(with_histograms(plan, direction, hopeless(plan, direction)))
+    assert not nothing_drawn
+
+
+def test_lines_are_of_the_anytime_rule_and_of_what_theorem_4_covers():
+    """One Gaussian Q and losses that are exact; both bounds hold at any stopping time."""
+    plan = whole("extrapolated")
+    claim, evidence = plan.claim, plan.evidence
+    assert check_direction(claim, Direction.ADD, evidence.add, evidence).certified
+    fixed = dataclasses.replace(evidence, rule="fixed")
+    for direction, of in ((Direction.ADD, fixed), (Direction.REMOVE, evidence)):
+        with pytest.raises(ValueError, match="a line is for the add direction and the anytime rule"):
+            check_direction(claim, direction, evidence.add, of)
+    for what in NOT_EXACT.keys() - {"examples"}:  # two overlap as their likelihood says, exactly
+        mechanism = NOT_EXACT[what][0]
+        with pytest.raises(ValueError, match="does not cover this scheme and strategy"):
+            at_distances(mechanism, 0.02, 1.0, 2.0)
+
+
+def test_a_line_is_through_what_the_claim_composes():
+    """Checked and drawn again: the same counts prove less where another mechanism is composed in."""
+    mechanism = whole("extrapolated").mechanism
+    alone = Claim(mechanism, Target.at(1.0, 1e-3), None, None)
+    composed = claim_with(alone, compose_with=dp.GaussianDpEvent(4.0))
+    found = []
+    for claim in (alone, composed):
+        line = at_distances(mechanism, 1.0, 1.0, 2.0, claim.target.composition)
+        block = ((0, 9088), (3500, 1152)), ((0, 4000), (5100, 6240))
+        side = Line(1.0, 2.0, extrapolation.margin_of_line(line), (1, 2), *block)
+        evidence = Sampled(claim.digest, "anytime", 1.0, NotRun(), side)
+        found.append(check_direction(claim, Direction.ADD, side, evidence))
+        again = run_again(claim, Direction.ADD, side)
+        assert again is not None and again.line is not None
+        assert again.line.log_scale == line.log_scale and again.line.left_out == line.left_out
+        assert (again.line.composed_terms is None) is (claim is alone)
+    assert found[1].estimate > 1.1 * found[0].estimate
+    assert total(found[1].items, "delta") > total(found[0].items, "delta")
+
+
+@pytest.fixture
+def nothing_drawn(monkeypatch) -> list:
+    """Losses far on the private side in place of draws; the proposals that were to be drawn from."""
+    asked = []
+
+    def draws(proposal, stream, first, number, dtype=None):
+        del stream, first, dtype
+        asked.append(proposal)
+        losses = np.full(128 * number, -60.0 if proposal.direction == "remove" else 60.0)
+        yield Draws(losses, np.full_like(losses, -60.0))
+
+    monkeypatch.setattr(sampling, "draw_in_batches", draws)
+    return asked
+
+
+@EACH
+def test_a_plan_verifies_its_own_claim(kind, nothing_drawn):
+    """Composition and budget included, by the proposals of its own evidence, with fresh keys."""
+    plan = whole(kind)
+    fresh = plan.verify(max_samples=30_000, rule=plan.evidence.rule)
+    assert fresh.claim == plan.claim and fresh.evidence.claim == plan.claim.digest
+    assert fresh.evidence.rule == plan.evidence.rule and fresh.evidence.share == 1.0
+    assert len(fresh.directions) == 2
+    for new, old in zip(fresh.directions, plan.verdict.directions, strict=True):
+        assert new.certified or isinstance(new.side, Line)
+        assert (new.proposal, new.items, new.threshold) == (old.proposal, old.items, old.threshold)
+        if old.num_samples:
+            assert nothing_drawn and new.side.key != old.side.key
+
+
+@pytest.mark.parametrize(("moved", "close"), [(0, True), (50, True), (51, False), (949, False)])
+def test_a_replay_is_close_where_a_twentieth_has_moved(moved, close):
+    assert Replayed("remove", 1000, moved, True).close is close
+
+
+# --- What is offered and what is read by its name ---
+
+CUT_NAMES = ["truncated", "truncated-mean"]
+# By mechanism: names that a file may give. Columns or examples overlap, or batches are cut.
+NOT_EXACT = {
+    "columns": (
+        Mechanism(BMinSep(6, 2, 0.01), Toeplitz((0.8, 0.5, 0.33)), 1.0),
+        {"remove": ["plain", "replicas:2"], "add": ["plain", "plain-bounded"]},
+    ),
+    "columns of no Toeplitz matrix": (
+        Mechanism(BMinSep(6, 2, 0.01), Dense(np.eye(6) + 0.3 * np.eye(6, k=-2)), 1.0),
+        {"remove": ["plain"], "add": ["plain", "plain-bounded"]},
+    ),
+    "examples": (
+        Mechanism(IndependentAttribution(6, 2, 0.01, 2), BandedToeplitz((2.0, 1.0)), 1.0),
+        {
+            "remove": ["plain", "example-replicas:3", "pairs:4,0"],
+            "add": ["plain", "plain-bounded"],
+        },
+    ),
+    "cut batches": (
+        Mechanism(TruncatedBMinSep(6, 2, 0.01, 2, 10), BandedToeplitz((2.0, 1.0)), 1.0),
+        {side: ["plain", *CUT_NAMES] for side in ("remove", "add")},
+    ),
+}
+NAMES = [
+    "plain",
+    "plain-bounded",
+    "replicas:2",
+    "example-replicas:3",
+    "inflated-replicas:2,4",
+    "pairs:4,0",
+    "pairs:4,1",
+    "pairs:1,1",
+    "mean-overlaps:0",
+    "mean-overlaps:1",
+    "mean-overlaps:2",
+    *CUT_NAMES,
+]
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("what", NOT_EXACT)
+def test_a_file_names_no_proposal_that_is_not_for_its_mechanism(what, direction):
+    """Neither offered nor read: proofs for exact likelihoods and disjoint columns do not cover these."""
+    mechanism, allowed = NOT_EXACT[what]
+    epsilon = 0.02
+    for name in NAMES:
+        if name in allowed[direction]:
+            assert proposal_by_name(mechanism, epsilon, direction, name).name == name
+        else:
+            with pytest.raises(ValueError, match=r"\S"):
+                proposal_by_name(mechanism, epsilon, direction, name)
+    offered = {proposal.name for proposal in proposals_at(mechanism, epsilon, direction)}
+    assert not offered & (set(NAMES) - set(allowed[direction]))
+    assert all(proposal_by_name(mechanism, epsilon, direction, name).name == name for name in offered)
+
+
+def test_cut_batches_have_no_proposals_of_a_gaussian_q():
+    """Composed or not: f has no floor and no tangents."""
+    whole_profile = Composed(gaussian_profile(), 1e-4)
+    mechanism = Mechanism(TruncatedBMinSep(6, 2, 0.1, 4, 10), BandedToeplitz((2.0, 1.0)), 1.5)
+    uncut, epsilon = dataclasses.replace(mechanism, scheme=mechanism.scheme.uncut), 0.5
+    for composed in (None, whole_profile):
+        other = "half-space" if composed is None else "composed-half-space"
+        for family in ("plain-bounded", other):
+            options = {"direction": "add", "composed": composed}
+            assert family_candidates(family, mechanism, epsilon, **options) == []
+            assert family_candidates(family, uncut, epsilon, **options) != []
+            with pytest.raises(ValueError, match=r"side information|not available"):
+                proposal_by_name(mechanism, epsilon, "add", family, composed=composed)
+
+
+@pytest.mark.parametrize("strategy", [mechanism.strategy for mechanism, _ in list(NOT_EXACT.values())[:2]])
+def test_cuts_are_known_to_the_likelihood_of_disjoint_columns_alone(strategy):
+    with pytest.raises(ValueError, match="must be banded Toeplitz for truncated-b-min-sep"):
+        Mechanism(TruncatedBMinSep(6, 2, 0.3, 2, 6), strategy, 1.5)
+    # The same scheme where nothing is cut: still Q is a mixture.
+    with pytest.raises(ValueError, match="must be banded Toeplitz for truncated-b-min-sep"):
+        Mechanism(TruncatedBMinSep(6, 2, 0.3, 6, 6), strategy, 1.5)

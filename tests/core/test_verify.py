@@ -1,0 +1,330 @@
+"""The whole verifier: soundness just above the line, power below it, resume, evidence."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.common.files import Checkpoint
+from jaxacct.core.check import Outcome, check, check_direction, resolve_proposal
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import NotRun, Sampled
+from jaxacct.core.verify import Run, Stop, draw, next_check, verify_claim
+from jaxacct.proposals.candidates import candidates
+from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
+from tests.oracles import tuples
+from tests.schemes.test_sampling import pld_delta
+from tests.stored_plans import as_json, with_side
+
+pytestmark = pytest.mark.optimized  # many draws from few programs
+
+FALSE_ALARM = 1e-6
+IDENTITY = BandedToeplitz((1.0,))
+EPSILON = 0.5
+
+
+def gaussian_with(delta: float) -> Mechanism:
+    """One step, always taking part: a Gaussian mechanism with exactly this delta at EPSILON."""
+    sigma = optimize.brentq(lambda s: gaussian_delta(EPSILON, s, 1.0) - delta, 0.2, 20)
+    return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
+
+
+@functools.cache
+def offered(mechanism, epsilon, direction, budget) -> list:
+    """The same for every run."""
+    return [c.proposal for c in candidates(mechanism, epsilon, direction, budget)]
+
+
+def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anytime", max_samples=20_000):
+    """Whether one run accepts this direction, whatever it says of the other; not plain is the default."""
+    found = offered(mechanism, epsilon, direction, budget)
+    chosen = next(p for p in found if p.name == "plain") if plain else found[0]
+    assert (chosen.name == "plain") == plain
+    claim, stop = Claim(mechanism, Target(epsilon, budget.delta, budget), None, None), Stop(rule, max_samples)
+    side = draw(Run(resolve_proposal(claim, chosen)), budget, stop, "test", jax.random.key(run))
+    evidence = Sampled(claim.digest, rule, 1.0, NotRun(), NotRun())
+    return check_direction(claim, Direction(direction), side, evidence).certified
+
+
+def loose_budget(delta_v=0.1, q=0.05) -> Budget:
+    """A budget whose failures are frequent enough to count."""
+    return Budget(delta_v + q * (1 - delta_v), delta_v, q)
+
+
+@pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 30_000), ("fixed", 4096)])
+def test_false_acceptances_stay_within_q(rule, max_samples):
+    """At delta_v exactly, acceptances of a direction are Binomial(runs, <= q); false alarm 1e-6.
+
+    The test is sharp: a verifier that forgot the budget and accepted when the mean is below the threshold
+    would accept about half of the runs, ten times the bound.
+    """
+    budget, runs = loose_budget(), 64
+    mechanism = gaussian_with(budget.delta_v)
+    options = dict(plain=True, rule=rule, max_samples=max_samples)
+    accepted = sum(accepts(mechanism, EPSILON, "remove", budget, run, **options) for run in range(runs))
+    limit = stats.binom.isf(FALSE_ALARM, runs, budget.failure_probability)
+    assert accepted <= limit < runs / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 30_000), ("fixed", 8192)])
+def test_false_acceptances_at_length(rule, max_samples, plain, direction):
+    """As `test_false_acceptances_of_bounded_proposals`, 1500 runs of every kind; false alarm 1e-6 each."""
+    sigma, p, q, runs = 1.0, 0.3, 0.05, 1500
+    mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
+    delta_v = tuples.one_step_delta(sigma, p, epsilon, direction) * (1 - 1e-6)
+    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    options = dict(plain=plain, rule=rule, max_samples=max_samples)
+    wrong = sum(accepts(mechanism, epsilon, direction, budget, run, **options) for run in range(runs))
+    assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
+
+
+@pytest.mark.parametrize("rule", ["anytime", "fixed"])
+def test_accepts_below_the_line(rule):
+    """At 70 % of delta_v: the rate of acceptance is far from q."""
+    budget = loose_budget()
+    mechanism = gaussian_with(0.7 * budget.delta_v)
+    evidence = [
+        verify(
+            mechanism,
+            EPSILON,
+            budget.delta,
+            budget=budget,
+            key=jax.random.key(run),
+            rule=rule,
+            max_samples=20_000,
+        )
+        for run in range(10)
+    ]
+    assert sum(e.certified for e in evidence) >= 9
+    for seen in evidence:
+        for direction in seen.directions:
+            if direction.num_samples:
+                exact = gaussian_delta(EPSILON, mechanism.noise_multiplier, 1.0)
+                error = math.sqrt(exact / direction.num_samples)
+                assert abs(direction.estimate - exact) < 6 * error + 0.006 * exact
+
+
+def test_far_above_the_line_is_hopeless_early():
+    budget = Budget.split(1e-2)
+    evidence = verify(gaussian_with(0.3), EPSILON, 1e-2, key=jax.random.key(1), max_samples=10**7)
+    assert not evidence.certified
+    assert evidence.num_samples < 100_000
+    assert evidence.remove.outcome == Outcome.MEAN_ABOVE
+    assert evidence.add.outcome == Outcome.NOT_RUN
+    assert budget.delta_v + budget.failure_probability * (1 - budget.delta_v) == pytest.approx(1e-2)
+
+
+def test_undecided_is_rejected():
+    evidence = verify(gaussian_with(0.01), EPSILON, 0.0101, key=jax.random.key(1), max_samples=5000)
+    assert not evidence.remove.certified
+    assert evidence.remove.outcome == Outcome.UNDECIDED
+
+
+def test_evidence_supports_its_verdict_and_tampering_shows():
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.5)
+    assert verify(mechanism, 2.0, 1e-2, key=jax.random.key(3)).certified
+    plain = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3), proposal="plain")
+    drawn = plain.evidence.remove
+    assert plain.certified and drawn.num_samples > 0
+    top = drawn.term_counts[-1][0]
+    worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
+    zeros = dict(drawn.term_counts).get(0, 0)
+    last = (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse))
+    moved = dataclasses.replace(drawn, term_counts=((0, zeros // 2), *worse, last))
+    fewer = dataclasses.replace(drawn, term_counts=drawn.term_counts[:-1])
+    for forged in (moved, fewer):
+        assert not check(plain.claim, dataclasses.replace(plain.evidence, remove=forged)).certified
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_resumes_where_it_was(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    options = dict(proposal="plain", max_samples=60_000)
+    calls = []
+
+    def stop_at_third(what, done, expected):
+        calls.append(done)
+        if len(calls) == 3:
+            raise Interrupted
+
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
+        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
+    resumed_at = []
+    with Checkpoint(tmp_path) as checkpoint:
+        resumed = verify(
+            mechanism,
+            2.0,
+            1e-3,
+            checkpoint=checkpoint,
+            progress=lambda what, done, expected: resumed_at.append(done),
+            **options,
+        )
+        stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
+    assert resumed_at[0] > calls[-1]
+    from jaxacct.kernels.randomness import key_from_words
+
+    whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
+    assert resumed.evidence == whole.evidence
+
+
+def test_another_job_does_not_share_a_checkpoint(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    with Checkpoint(tmp_path) as checkpoint:
+        one = verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, proposal="plain")
+        two = verify(mechanism, 2.1, 1e-3, checkpoint=checkpoint, proposal="plain")
+    assert one.evidence.remove.key != two.evidence.remove.key
+
+
+def test_draws_of_another_law_are_not_gone_on_from(tmp_path):
+    """Draws of a law of scale 1 and theirs of a scale of 1e-3 have terms in other units (`_kept`)."""
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+
+    def again(checkpoint):
+        return verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+
+    with Checkpoint(tmp_path) as checkpoint:
+        before = again(checkpoint)
+        path = next(tmp_path.glob("remove-*.json"))
+        kept = json.loads(path.read_text())
+        assert again(checkpoint).evidence == before.evidence
+        for name, other in (("proposal", "replicas:2"), ("log_scale", 1e-3), ("margin", 0.0)):
+            path.write_text(json.dumps(kept | {"law": kept["law"] | {name: other}}))
+            with pytest.raises(ValueError, match=f"must be another one: .* the proposal.{name} is"):
+                again(checkpoint)
+        path.write_text(json.dumps({key: part for key, part in kept.items() if key != "law"}))
+        with pytest.raises(ValueError, match="the proposal is None where"):
+            again(checkpoint)
+
+
+def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    with Checkpoint(tmp_path) as checkpoint:
+        with pytest.raises(ValueError, match="in use by another process"):
+            Checkpoint(tmp_path)
+        verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        for path in tmp_path.glob("remove-*.json"):
+            path.write_text(path.read_text()[:-5])
+        with pytest.raises(ValueError, match="not valid JSON"):
+            verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+    Checkpoint(tmp_path).close()
+
+
+def test_checks_are_a_function_of_the_blocks_alone():
+    blocks, seen = 0, []
+    while blocks < 10_000:
+        blocks = next_check(blocks)
+        seen.append(blocks)
+    assert seen[:4] == [16, 32, 48, 64]
+    assert len(seen) < 120
+
+
+def test_overwhelming_noise_needs_no_draw():
+    """A Renyi bound below delta_v certifies alone, however small: no overflow on the way."""
+    for sigma in (30.0, 1e4):
+        mechanism = Mechanism(BMinSep(200, 20, 0.05), BandedToeplitz.square_root(8), sigma)
+        evidence = verify(mechanism, 30.0, 1e-3)
+        assert evidence.certified
+        assert evidence.num_samples == 0
+
+
+def test_fresh_randomness_by_default():
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    one, two = (verify(mechanism, 2.0, 1e-2, proposal="plain") for _ in range(2))
+    assert one.evidence.remove.key != two.evidence.remove.key
+
+
+def test_a_non_finite_loss_stops_the_run(monkeypatch):
+    from jaxacct.proposals import base as proposals
+
+    def broken(self, *args):
+        draws = original(self, *args)
+        draws.loss[5] = np.nan
+        return draws
+
+    original = proposals.Proposal.draw
+    monkeypatch.setattr(proposals.Proposal, "draw", broken)
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    with pytest.raises(NonFiniteLossError, match="privacy losses are not finite"):
+        verify(mechanism, 2.0, 1e-2, proposal="plain")
+
+
+def test_bad_arguments():
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    with pytest.raises(ValueError, match="rule must be one of anytime, fixed, was 'hope'"):
+        verify(mechanism, 2.0, 1e-2, rule="hope")
+    with pytest.raises(ValueError, match=r"proposal must be one of .*plain"):
+        verify(mechanism, 2.0, 1e-2, proposal="magic")
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_false_acceptances_of_bounded_proposals(direction):
+    """The default, bounded-weight path on a mechanism just above the line; false alarm 1e-6.
+
+    One step of Poisson sampling, whose delta is known by quadrature; `delta_v` is a millionth below it. The
+    same verifier accepts every time when the line is a tenth higher, so the test is not passed by refusing.
+    """
+    sigma, p, q, runs = 1.0, 0.3, 0.05, 64
+    mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
+    exact = tuples.one_step_delta(sigma, p, epsilon, direction)
+
+    def accepted(delta_v, run):
+        budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+        return accepts(mechanism, epsilon, direction, budget, run)
+
+    wrong = sum(accepted(exact * (1 - 1e-6), run) for run in range(runs))
+    assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
+    assert all(accepted(exact * 1.1, run) for run in range(5))
+
+
+def test_extrapolated_verdicts_are_stored_and_rechecked(tmp_path):
+    """Many participations: the add direction is certified by concavity, resumes, survives a round trip."""
+    mechanism, epsilon, delta = Mechanism(Poisson(300, 0.02), IDENTITY, 1.0), 2.5, 1e-5
+    checkpoint = Checkpoint(tmp_path)
+    verdict = verify(mechanism, epsilon, delta, checkpoint=checkpoint, key=jax.random.key(3))
+    checkpoint.close()
+    again = verify(mechanism, epsilon, delta, checkpoint=Checkpoint(tmp_path))
+    assert again.evidence == verdict.evidence
+    assert verdict.certified
+    assert verdict.add.outcome == Outcome.LINE_BELOW
+    offered = candidates(mechanism, epsilon, "add", verdict.claim.target.budget)
+    plain = next(one.predicted_samples for one in offered if one.proposal.name == "plain")
+    assert verdict.add.num_samples < plain / 10
+    assert pld_delta(1.0, 0.02, 300, epsilon, "add") < verdict.add.estimate
+    assert verdict.add.estimate <= verdict.claim.target.budget.delta_v
+    plan = Plan(verdict.claim, verdict.evidence)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").evidence == verdict.evidence
+    assert plan.verify(key=jax.random.key(4)).add.outcome == Outcome.LINE_BELOW  # by the same distances
+    (first, number), *others = verdict.evidence.add.near_counts
+    more = with_side(plan, "add", near_counts=((first, number + 1), *others))
+    with pytest.raises(ValueError, match="equally many whole blocks"):
+        Plan.from_json(as_json(more))
+
+
+def test_a_share_of_q_is_part_of_the_evidence():
+    """What is certified with all of q and not with the share it had is not certified: the rest is spent."""
+    budget = Budget(0.1 + 1e-3, 0.1, 1e-3)
+    claim = Claim(gaussian_with(0.07), Target(EPSILON, budget.delta, budget), None, None)
+    verdict = verify_claim(claim, Stop(max_samples=20_000), "plain", key=jax.random.key(1))
+    assert verdict.certified
+    found = [
+        check(claim, dataclasses.replace(verdict.evidence, share=share)).certified
+        for share in (1.0, 1e-30, 1e-200)
+    ]
+    assert found[0] and not found[-1]
+    for share in (0.0, -1.0, 1.5, math.nan):
+        flaws = check(claim, dataclasses.replace(verdict.evidence, share=share)).flaws
+        assert "share must be in (0, 1]" in flaws[0]

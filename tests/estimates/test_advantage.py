@@ -1,0 +1,107 @@
+"""An advantage as the target: the total variation, certified, against the best test there is."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, BMinSep, Plan, Poisson, calibrate, verify
+from jaxacct.core import text
+from jaxacct.kernels.randomness import key_from_words
+from jaxacct.report import risk
+from jaxacct.report.html import report
+from tests.oracles.enumeration import pattern_law
+from tests.stored_plans import as_json
+
+ADVANTAGE = 0.3
+SCHEME = BMinSep.from_batch_size(dataset_size=80, batch_size=10, iterations=12, min_separation=8)
+DRAWS = 200_000
+# Of a difference of two means of DRAWS numbers in [0, 1], with probability 1e-6 (Hoeffding).
+ERROR = math.sqrt(math.log(1e6) / DRAWS)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    key = key_from_words([7, 11])
+    return calibrate(SCHEME, BandedToeplitz.square_root(2), advantage=ADVANTAGE, dataset_size=80, key=key)
+
+
+def best_test(plan: Plan, noise_multiplier: float) -> float:
+    """True minus false positive rate of "the likelihood ratio is above 1", on fresh outputs of each kind."""
+    n, c = SCHEME.iterations, plan.mechanism.strategy.array
+    full = np.array([[c[i - j] if 0 <= i - j < len(c) else 0.0 for j in range(n)] for i in range(n)])
+    law = pattern_law(SCHEME)
+    signals = np.array(list(law), float) @ full.T
+    weights = np.array(list(law.values()))
+    random = np.random.default_rng(3)
+
+    def positive(means) -> float:
+        outputs = means + noise_multiplier * random.standard_normal((DRAWS, n))
+        logs = (outputs @ signals.T - (signals**2).sum(axis=1) / 2) / noise_multiplier**2
+        return float((np.exp(logs) @ weights > 1).mean())
+
+    members = signals[random.choice(len(weights), DRAWS, p=weights / weights.sum())]
+    return positive(members) - positive(0.0)
+
+
+def test_no_test_gains_more_and_one_would_with_less_noise(plan):
+    sigma = plan.mechanism.noise_multiplier
+    assert 0.93 * ADVANTAGE - ERROR < best_test(plan, sigma) < ADVANTAGE + ERROR
+    assert best_test(plan, 0.8 * sigma) > ADVANTAGE + 2 * ERROR
+    low = dataclasses.replace(plan.mechanism, noise_multiplier=0.8 * sigma)
+    assert not verify(low, 0.0, ADVANTAGE, max_samples=50_000, key=key_from_words([1, 2])).certified
+
+
+def test_both_directions_are_one_number(plan):
+    """At epsilon 0 the divergences are the same, whatever law the evidence of each was drawn by."""
+    found = best_test(plan, plan.mechanism.noise_multiplier)
+    for side in plan.verdict.directions:
+        assert side.estimate == pytest.approx(found, abs=3 * ERROR)
+
+
+def test_the_plan_says_it_and_is_read_back(plan):
+    data = as_json(plan)
+    assert Plan.from_json(data) == plan and plan.certified
+    assert (plan.epsilon, plan.delta) == (0.0, ADVANTAGE)
+    assert "true positive rate more than 0.3 above its false positive rate" in plan.statement()
+    assert risk.advantage(plan.epsilon, plan.delta) == ADVANTAGE
+    for change in ({"delta": 0.25}, {"epsilon": -0.1}, {"epsilon": 0.1}):
+        with pytest.raises(ValueError, match=r"plan|epsilon|budget"):
+            Plan.from_json(data | {"claim": data["claim"] | change})
+    assert "more than 0.3 above" in report(plan)  # and its pictures can be made
+    spent = math.fsum(delta for _, delta in text.budget_items(plan))
+    assert spent <= ADVANTAGE
+
+
+@pytest.mark.parametrize("advantage", [1e-3, 0.1, 0.5, 0.95])
+def test_a_gaussian_has_its_closed_form(advantage):
+    """One step of everybody: 2 Phi(mu / 2) - 1, and the noise is 1 / mu, up to the grid."""
+    least = 0.5 / stats.norm.ppf((1 + advantage) / 2)
+    made = calibrate(
+        Poisson(1, 1.0), BandedToeplitz.identity(), advantage=advantage, accountant="unamplified"
+    )
+    assert (
+        least <= made.mechanism.noise_multiplier * (1 + 1e-9) <= 1.0103 * least / (1 - 0.01 * advantage) ** 2
+    )
+    assert made.verdict.bound == pytest.approx(
+        2 * stats.norm.cdf(0.5 / made.mechanism.noise_multiplier) - 1, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (dict(), "epsilon and delta must be given, or advantage"),
+        (dict(epsilon=1.0), "epsilon and delta must be given, or advantage"),
+        (dict(epsilon=0.0, delta=0.1), "epsilon must be a finite number above 0"),
+        (dict(advantage=0.1, delta=0.1), "advantage must not be given together"),
+        (dict(advantage=0.0), "advantage must be in"),
+        (dict(advantage=1.0), "advantage must be in"),
+        (dict(advantage=math.nan), "advantage must be in"),
+    ],
+)
+def test_targets_that_are_none(target, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(SCHEME, BandedToeplitz.square_root(2), **target)

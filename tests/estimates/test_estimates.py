@@ -1,0 +1,320 @@
+"""Intervals of estimates hold the truth as often as they say, from delta 1e-3 to 1e-12.
+
+The truth is dp-accounting's for Poisson sampling. Runs in which an interval at confidence c misses are
+Binomial(runs, <= 1 - c); tests fail beyond its quantile of `FALSE_ALARM`.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from jaxacct import (
+    BallsInBins,
+    BandedInverse,
+    BandedToeplitz,
+    BMinSep,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    delta_curve,
+    estimate_delta,
+    estimate_epsilon,
+    privacy_profile,
+)
+from jaxacct.accountants import unamplified
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.estimates import estimate
+from jaxacct.estimates.estimate import proven_epsilon
+from jaxacct.estimates.line import line_bounds
+from jaxacct.proposals.base import ProposalSpec, plain
+from tests.oracles import enumeration
+from tests.oracles.add_direction import exact_two_steps
+from tests.oracles.enumeration import strategy_matrix
+from tests.schemes.test_sampling import _pld
+
+FALSE_ALARM = 1e-6
+N, P, SIGMA = 20, 0.01, 1.0
+MECHANISM = Mechanism(Poisson(N, P), BandedToeplitz.identity(), SIGMA)
+DELTAS = (1e-3, 1e-5, 1e-7, 1e-9, 1e-12)
+# Of dp-accounting's epsilons, which are within 1e-4 of those on a grid five times as fine.
+PLD_ERROR = 2e-3
+
+
+def few(runs, miss):
+    return stats.binom.isf(FALSE_ALARM, runs, miss)
+
+
+@functools.lru_cache
+def pld_epsilon(delta):
+    return _pld(SIGMA, P, N).get_epsilon_for_delta(delta)
+
+
+def cover(delta, runs, num_samples, confidence=0.95):
+    """Misses of `estimate_epsilon` at delta and of `estimate_delta` at its epsilon, and mean widths."""
+    epsilon, misses, widths = pld_epsilon(delta), np.zeros(2), []
+    options: dict[str, Any] = dict(num_samples=num_samples, confidence=confidence)
+    for run in range(runs):
+        found = estimate_epsilon(MECHANISM, delta, key=jax.random.key(run), **options)
+        assert found.low <= found.value <= found.high
+        misses[0] += not found.low - PLD_ERROR <= epsilon <= found.high + PLD_ERROR
+        widths.append(found.high - found.low)
+        seen = estimate_delta(MECHANISM, epsilon, key=jax.random.key(run), **options)
+        misses[1] += not seen.low * 0.98 <= delta <= seen.high * 1.02
+    return misses, np.mean(widths)
+
+
+def test_epsilon_and_delta_are_covered():
+    """12 runs: the first version missed in two of three at 1e-9."""
+    misses, _ = cover(1e-9, 12, 1024)
+    assert np.all(misses <= few(12, 0.05)), misses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", DELTAS)
+def test_epsilon_and_delta_are_covered_in_300_runs(delta):
+    misses, width = cover(delta, 300, 8192)
+    assert np.all(misses <= few(300, 0.05)), misses
+    assert width < 0.4 * pld_epsilon(delta)
+
+
+def cover_profile(runs, num_samples, confidence):
+    grid = np.array([pld_epsilon(delta) for delta in DELTAS])
+    misses = 0
+    for run in range(runs):
+        found = privacy_profile(
+            MECHANISM, grid, num_samples=num_samples, confidence=confidence, key=jax.random.key(run)
+        )
+        truth = np.array(DELTAS)
+        misses += bool(np.any((truth < found.lower * 0.98) | (truth * 0.98 > found.upper)))
+    return misses
+
+
+def test_the_profile_is_covered():
+    assert cover_profile(10, 512, 0.9) <= few(10, 0.1)
+
+
+@pytest.mark.slow
+def test_the_profile_is_covered_in_300_runs():
+    assert cover_profile(300, 2048, 0.95) <= few(300, 0.05)
+
+
+def sigmas_of(deltas, epsilon=1.0):
+    """Noise multipliers of one Gaussian at which delta(epsilon) is each of `deltas`."""
+
+    def solve(delta):
+        return optimize.brentq(lambda s: math.log(gaussian_delta(epsilon, s, 1.0) / delta), 0.1, 20)
+
+    return np.array([solve(delta) for delta in deltas])
+
+
+@pytest.mark.parametrize(
+    ("runs", "deltas"), [(30, (0.1, 1e-3)), pytest.param(300, (0.1, *DELTAS), marks=pytest.mark.slow)]
+)
+def test_the_curve_is_covered(runs, deltas):
+    """One participation for certain: a Gaussian. Each point is an interval of its own."""
+    deltas = np.array(deltas)
+    sigmas, misses = sigmas_of(deltas), np.zeros(len(deltas))
+    for run in range(runs):
+        curve = delta_curve(
+            Poisson(1, 1.0),
+            BandedToeplitz.identity(),
+            sigmas,
+            1.0,
+            num_samples=512,
+            confidence=0.999,
+            key=jax.random.key(run),
+        )
+        misses += (deltas < curve.low) | (curve.high < deltas)
+    assert np.all(misses <= few(runs, 0.001)), misses
+
+
+def delta_of_two_steps(scheme, coefficients, sigma: float, epsilon: float, direction: str) -> float:
+    """Exact delta of two steps: a sum over a grid in the plane that the means `C x` span."""
+    law = enumeration.pattern_law(scheme)
+    dense = enumeration.strategy_matrix(coefficients, 1 + len(coefficients), 2)
+    means = np.array(list(law), float) @ np.linalg.qr(dense)[1].T  # lengths and angles are the same there
+    axis = np.linspace(-9, 13, 1101) * sigma
+    x, y = axis[:, None], axis[None, :]
+    p, q = (
+        sum(
+            weight * np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * sigma**2))
+            for weight, (a, b) in zip(law.values(), side, strict=True)
+        )
+        for side in (means, np.zeros_like(means))
+    )
+    p, q = (p, q) if direction == "remove" else (q, p)
+    cell = (axis[1] - axis[0]) ** 2 / (2 * math.pi * sigma**2)
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scheme", "bands"),
+    [
+        (BMinSep(2, 2, 0.4), 2),
+        (Poisson(2, 0.2), 1),
+        (BMinSep(2, 1, 0.999, False), 1),
+        (MultiAttribution(2, 2, 0.3, 2), 2),
+        (BallsInBins(2, 2), 2),
+    ],
+    ids=str,
+)
+def test_the_curve_is_covered_where_batches_are_sampled(scheme, bands):
+    """300 runs at three noise multipliers and confidence 0.99; false alarm 1e-6 each.
+
+    An interval that misses in 5 % of all runs would be noticed, as would a truth that is 20 % off.
+    """
+    strategy, sigmas, epsilon = BandedToeplitz.square_root(bands), np.array([0.7, 1.0, 1.6]), 0.5
+    truth = np.array(
+        [
+            max(
+                delta_of_two_steps(scheme, strategy.coefficients, sigma, epsilon, side)
+                for side in ("remove", "add")
+            )
+            for sigma in sigmas
+        ]
+    )
+    misses, off = np.zeros(3), np.zeros(3)
+    for run in range(300):
+        options = dict(num_samples=2048, confidence=0.99, key=jax.random.key(run))
+        curve = delta_curve(scheme, strategy, sigmas, epsilon, **options)
+        misses += (truth < curve.low) | (curve.high < truth)
+        off += curve.value / truth - 1
+    assert np.all(misses <= few(300, 0.01)), misses
+    # The larger of two means is a little above the larger truth.
+    assert np.all(np.abs(off / 300) < 0.2), off / 300
+
+
+def test_intervals_grow_with_confidence(key):
+    """From the same draws: strictly, as those of `delta_curve` did the opposite."""
+    intervals = []
+    for confidence in (0.2, 0.95, 1 - 1e-12):
+        options: dict[str, Any] = dict(confidence=confidence, num_samples=512, key=key)
+        curve = delta_curve(Poisson(1, 1.0), BandedToeplitz.identity(), [1.0, 2.0], 1.0, **options)
+        delta, epsilon = (
+            estimate_delta(MECHANISM, 0.5, **options),
+            estimate_epsilon(MECHANISM, 1e-5, **options),
+        )
+        bands = privacy_profile(MECHANISM, [0.1, 0.5], **options)
+        low = [*curve.low, delta.low, epsilon.low, *bands.lower]
+        high = [*curve.high, delta.high, epsilon.high, *bands.upper]
+        intervals.append((low, high))
+    lows, highs = np.array(intervals).transpose(1, 0, 2)
+    assert np.all(np.diff(lows, axis=0) <= 0) and np.all(np.diff(highs, axis=0) >= 0)
+    assert np.all(highs[-1] - lows[-1] > highs[0] - lows[0])
+
+
+def test_epsilon_falls_as_delta_grows(key):
+    found = [estimate_epsilon(MECHANISM, delta, num_samples=1024, key=key) for delta in (1e-12, 1e-7, 0.5)]
+    assert np.all(np.diff([f.value for f in found]) < 0)
+    assert found[-1].value == found[-1].low == found[-1].high == 0
+
+
+def test_what_no_draw_resolves_is_what_holds_without_a_draw(key):
+    """128 plain draws at 1e-9: the pattern revealed. Of bounds nothing is known from below."""
+    mechanism = Mechanism(BMinSep(4, 2, 0.3), BandedInverse.bisr(iterations=4, bands=2), 1.0)
+    found = estimate_epsilon(mechanism, 1e-9, num_samples=128, key=key)
+    rows = strategy_matrix(mechanism.strategy.array, 4, 4)
+    length = max(
+        np.linalg.norm(rows[:, [first, later]].sum(axis=1)) for first, later in [(0, 2), (0, 3), (1, 3)]
+    )
+    assert found.value == found.high == proven_epsilon(mechanism, "remove", 1e-9)
+    assert 0.999e-9 < gaussian_delta(found.high, 1.0, length) <= 1e-9
+    assert found.low == 0
+
+
+def test_infinity_where_nothing_holds(monkeypatch):
+    """With noise as small as none that a mechanism takes, and where the formula is not a number."""
+    assert 1e17 < unamplified.epsilon_at(dataclasses.replace(MECHANISM, noise_multiplier=1e-9), 1e-9) < 1e21
+    for said in (1.0, math.nan):
+        monkeypatch.setattr(unamplified, "gaussian_delta", lambda *arguments, said=said: said)
+        assert unamplified.epsilon_at(MECHANISM, 1e-9) == math.inf
+
+
+def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
+    """With little noise a scale is beyond e^709: no traceback, and the law that resolves delta is taken."""
+    low = dataclasses.replace(plain(MECHANISM, "remove"), spec=ProposalSpec("low", ()), log_scale=-1.0)
+    high = dataclasses.replace(low, spec=ProposalSpec("high", ()), log_scale=5e4, total_variation=1e-300)
+    for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
+        found = [high, dataclasses.replace(low, total_variation=total_variation)]
+        monkeypatch.setattr(estimate, "proposals_at", lambda *_, found=found: found)
+        assert estimate._law_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
+
+
+def test_bounds_by_the_line_hold_as_often_as_they_say():
+    """Two steps by quadrature, q = 0.2: runs that miss are Binomial(20, <= 0.2), false alarm 1e-6."""
+    mechanism, epsilons = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 1.0), np.array([0.2, 0.4])
+    exact = [exact_two_steps(mechanism, epsilon) for epsilon in epsilons]
+    misses, without = np.zeros(2), 0
+    for run in range(20):
+        found = line_bounds(mechanism, epsilons, 2048, 0.2, jax.random.key(run))
+        misses += found < exact
+        without += bool((found == 1).all())
+    assert np.all(misses <= few(20, 0.2)), misses
+    assert without == 0
+
+
+# Many participations: plain draws of the add direction see nothing.
+MANY = Mechanism(Poisson(N, 0.3), BandedToeplitz.identity(), 1.5)
+
+
+def no_lines(monkeypatch):
+    for module in ("estimate", "line", "profile"):
+        monkeypatch.setattr(f"jaxacct.estimates.{module}.supports", lambda mechanism: False)
+
+
+def test_bands_are_not_left_where_draws_that_see_nothing_leave_them(monkeypatch):
+    """The truth is dp-accounting's; bands fail with 1e-6."""
+    epsilon = _pld(MANY.noise_multiplier, 0.3, N).get_epsilon_for_delta(1e-5)
+    options: dict[str, Any] = dict(num_samples=16_000, confidence=1 - FALSE_ALARM, key=jax.random.key(3))
+    bands = privacy_profile(MANY, [epsilon], **options)
+    assert bands.lower[0] * 0.98 <= 1e-5 <= bands.upper[0] * 1.02 < 1.5e-5
+    assert "extrapolated" in bands.proposals["add"]
+    no_lines(monkeypatch)
+    assert privacy_profile(MANY, [epsilon], **options).upper[0] > 50e-5
+
+
+def test_an_unresolved_end_is_tried_by_the_line(monkeypatch):
+    """Near the other direction's upper end first, with half of the risk for all that are tried."""
+    asked = []
+
+    def bounds_of(mechanism, points, num_samples, q, key):
+        asked.append((points, q))
+        return np.where(points > points[1], 1e-6, 1.0)
+
+    monkeypatch.setattr(estimate, "line_bounds", bounds_of)
+    ends = iter([(0.5, 1.0), (0.0, math.inf)])
+    monkeypatch.setattr(estimate.interval, "crossing", lambda *_: next(ends))
+    monkeypatch.setattr(estimate, "proven_epsilon", lambda *_: 7.0)
+    found = estimate_epsilon(MANY, 1e-5, num_samples=128, confidence=0.92, key=jax.random.key(0))
+    ((points, q),) = asked
+    assert points[0] == 1 and found.high == points[2] < 1.3 and found.low == 0.5
+    assert q * len(points) == pytest.approx(0.02)
+
+
+@pytest.mark.slow
+def test_delta_where_no_half_space_helps(monkeypatch):
+    """n = 1000, epsilon 0.85: noise of size 0 is in the event. Four times as wide without the line."""
+    mechanism = Mechanism(Poisson(1000, 0.005), BandedToeplitz.identity(), 1.0)
+    options: dict[str, Any] = dict(num_samples=100_000, key=jax.random.key(0))
+    found = estimate_delta(mechanism, 0.85, **options)
+    assert 0.9e-5 < found.low <= found.value <= found.high < 1.6e-5
+    no_lines(monkeypatch)
+    assert estimate_delta(mechanism, 0.85, **options).high > 4e-5
+
+
+def test_the_risk_is_shared_between_draws_and_line(monkeypatch):
+    """Attack: each with all of the risk would be wrong twice as often."""
+    asked = []
+    monkeypatch.setattr(estimate, "line_bounds", lambda m, e, n, q, *_: asked.append(q) or np.array([1.0]))
+    monkeypatch.setattr(estimate, "sees_nothing", lambda *_: True)
+    bands = estimate.interval.bands
+    monkeypatch.setattr(estimate.interval, "bands", lambda *a: asked.append(a[3]) or bands(*a))
+    estimate_delta(MANY, 1.0, num_samples=256, confidence=0.92, key=jax.random.key(0))
+    assert asked == pytest.approx([0.04, 0.02, 0.02])

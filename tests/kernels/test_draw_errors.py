@@ -1,0 +1,429 @@
+"""Laws that integer draws really have, computed from their thresholds, against what is declared of them.
+
+The words of the generator are replaced by chosen ones or counted over, so that nothing here is random.
+"""
+
+import itertools
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    FiniteToeplitz,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    TruncatedBMinSep,
+)
+from jaxacct.kernels import randomness
+from jaxacct.kernels.bars import rank
+from jaxacct.proposals import base
+from jaxacct.proposals.families import half_space, replicas
+from jaxacct.proposals.threshold import budget_lines
+from jaxacct.schemes.replicas import cyclic_many
+from jaxacct.strategies.stationary import circulant_length
+from tests.oracles import enumeration, tuples
+
+KEY = jax.random.key(0)
+
+
+def with_words(monkeypatch, words):
+    """Every draw gets these 64-bit words: their upper halves first, or alone where 32 bits are asked for."""
+    words = np.asarray(words, np.uint64)
+    high, low = (words >> np.uint64(32)).astype(np.uint32), words.astype(np.uint32)
+
+    def bits_32(key, shape):
+        given = np.stack([high, low]) if shape[0] == 2 and len(shape) > 1 else high
+        return jnp.asarray(given.reshape(shape))
+
+    monkeypatch.setattr(randomness, "bits_32", bits_32)
+
+
+@pytest.mark.parametrize("p", [0.3, 1 / 3, 0.999, 2.0**-10, 2.0**-26, 1e-9, 1 - 1e-9, 2.0**-48])
+def test_a_coin_falls_as_often_as_it_says(p, monkeypatch):
+    """The first word that fails is p 2^bits to half a step, with 64 bits for a rare side."""
+    bits = randomness.coin_bits(p)
+    assert bits == (32 if 2.0**-10 <= p <= 1 - 2.0**-10 else 64)
+    first = round(Fraction(p) * 2**bits)
+    around = np.array([first - 1, first], np.uint64) << np.uint64(64 - bits)
+    with_words(monkeypatch, around)
+    assert randomness.bernoulli(KEY, p, (2,)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("p", [0.3, 1 / 3, 0.999, 1.1 * 2.0**-10, 1e-4, 1e-9, 1 - 1e-9])
+def test_the_error_of_coins_against_their_law(p):
+    """Every outcome of 40 throws, exactly; and the declared error is no more than 50 times too large."""
+    bits, n = randomness.coin_bits(p), 40
+    drawn, meant = Fraction(round(Fraction(p) * 2**bits), 2**bits), Fraction(p)
+    worst = max(abs((drawn / meant) ** k * ((1 - drawn) / (1 - meant)) ** (n - k) - 1) for k in range(n + 1))
+    declared = randomness.bernoulli_error(p, n)
+    assert worst <= declared < 1e-3
+    assert declared > 0
+
+
+def last_words(reached, number: int) -> list[int]:
+    """For each of 1 .. number the first 64-bit word at which `reached(words) >= k` is false, by bisection."""
+    low, high = [0] * number, [2**64 - 1] * number
+    for _ in range(64):
+        middle = [(one + other) // 2 for one, other in zip(low, high, strict=True)]
+        for k, got in enumerate(reached(middle)):
+            low[k], high[k] = (middle[k], high[k]) if got >= k + 1 else (low[k], middle[k])
+    return high
+
+
+@pytest.mark.parametrize("p", [0.3, 1e-3])
+def test_waits_against_every_participation_vector(p, monkeypatch):
+    """Where waits of 64-bit words change, and so the law of all vectors at n = 6, b = 2."""
+    scheme = BMinSep(6, 2, p, warm_start=False)
+    n, u = scheme.iterations, 2.0**-24
+
+    def waits(words):
+        with_words(monkeypatch, np.repeat(np.array(words, np.uint64), scheme.max_participations))
+        return scheme.draw_positions(KEY, n)[:, 0].tolist()
+
+    at_least = [Fraction(1), *(Fraction(word, 2**64) for word in last_words(waits, n))]
+    meant = [Fraction(1 - Fraction(p)) ** k for k in range(n + 1)]
+    for k in range(n):
+        drawn, exact = at_least[k] - at_least[k + 1], meant[k] - meant[k + 1]
+        assert abs(drawn / exact - 1) <= 10 * u * (2 * k + 1) * 1.001
+    for vector, exact in enumeration.pattern_law(scheme).items():
+        drawn, place = Fraction(1), 0
+        for step in np.flatnonzero(vector):
+            drawn *= at_least[step - place] - at_least[step - place + 1]
+            place = int(step) + scheme.min_separation
+        drawn *= at_least[max(0, n - place)]
+        assert abs(float(drawn) / exact - 1) <= scheme.draw_error() < 1e-4
+
+
+def cells(thresholds) -> np.ndarray:
+    """(.., number) probabilities of the indices that 32 random bits give."""
+    edges = np.asarray(thresholds, np.float64) / 2.0**32
+    ends = np.concatenate([np.zeros((*edges.shape[:-1], 1)), edges, np.ones((*edges.shape[:-1], 1))], -1)
+    return np.diff(ends)
+
+
+@pytest.mark.parametrize(("p", "sigma", "m"), [(0.3, 0.7, 2), (1e-4, 0.4, 3), (1.0, 1.0, 2), (0.01, 3.0, 5)])
+def test_poisson_replicas_draw_what_they_declare(p, sigma, m):
+    """The law of one step's count from the table, against all m-tuples; steps are independent."""
+    mechanism = Mechanism(Poisson(20, p), BandedToeplitz((1.0,)), sigma)
+    proposal = replicas.replica_proposal(mechanism, m, 1.0)
+    tail = np.asarray(proposal.tables()["arrays"]["tail"], np.float64) / 2.0**32
+    drawn = -np.diff(np.concatenate([[1.0], tail, [0.0]]))
+    _, law = tuples.count_law(Poisson(1, p), (1.0,), sigma, m)
+    exact = np.array([law.get((k,), 0.0) for k in range(m + 1)])
+    distance = 20 * np.abs(drawn - exact).sum() / 2
+    assert 0 < distance <= proposal.total_variation + 1e-14 < 1e-6
+
+
+@pytest.mark.parametrize("m", [2, 3])
+def test_balls_in_bins_replicas_draw_what_they_declare(m):
+    scheme, strategy = BallsInBins(5, 3), BandedToeplitz.square_root(3)
+    mechanism = Mechanism(scheme, strategy, 0.7)
+    proposal = replicas.replica_proposal(mechanism, m, 1.0)
+    tables = [cells(part) for part in proposal.tables()["arrays"]]
+    drawn: dict[tuple[int, ...], float] = {}
+    for phases in itertools.product(range(3), repeat=m):
+        chance = math.prod(float(part[phases[: k + 1]]) for k, part in enumerate(tables))
+        counts = tuple(sum(i % 3 == phase for phase in phases) for i in range(5))
+        drawn[counts] = drawn.get(counts, 0.0) + chance
+    _, law = tuples.count_law(scheme, strategy.coefficients, 0.7, m)
+    assert sum(drawn.values()) == pytest.approx(1.0, abs=1e-12)
+    distance = sum(abs(drawn.get(x, 0.0) - law.get(x, 0.0)) for x in drawn | law) / 2
+    assert 0 < distance <= proposal.total_variation < 1e-6
+
+
+@pytest.mark.parametrize("m", [2, 3, 7])
+def test_a_weight_is_off_by_what_its_loss_is_times_the_replicas_less_one(m, monkeypatch):
+    """Draws with given losses, and the same a little higher: weights fall by `weight_error`."""
+    mechanism = Mechanism(Poisson(20, 0.01), BandedToeplitz((1.0,)), 1.0)
+    proposal = replicas.replica_proposal(mechanism, m, 1.0)
+    assert proposal.replicas == m
+    losses = jnp.linspace(-1.0, 3.0, 8)
+    found = []
+    for off in (0.0, 0.25):
+        monkeypatch.setattr(replicas, "draw_block_at", lambda *a, off=off, **k: losses + off)
+        draws = proposal.draw_block(
+            KEY, mechanism.scheme, mechanism.strategy, 1.0, proposal.tables(), np.float32
+        )
+        found.append(np.asarray(draws.log_weight, np.float64))
+    np.testing.assert_allclose(found[0] - found[1], proposal.weight_error(0.25), rtol=1e-5)
+    np.testing.assert_allclose(found[0], proposal.log_normalizer + (1 - m) * np.asarray(losses), rtol=1e-5)
+    assert base.plain(mechanism, "remove").weight_error(0.25) == 0
+    line = next(line for line in budget_lines(proposal, 1e-5) if line.name == "float32 weights")
+    # Three roundings of ln Z and of (m - 1) L, L at its largest.
+    assert line.amount > 3 * 2.0**-24 * proposal.log_normalizer
+
+
+@pytest.mark.parametrize(("n", "bands"), [(3, 2), (5, 4), (16, 9)])
+def test_no_score_wraps_around(n, bands, x64):
+    """Each white number alone through the transform: together the covariance of `C^T z`, far lags too."""
+    strategy = BandedToeplitz.square_root(bands)
+    length = circulant_length(n, bands)
+    assert length % 2 == 0
+    assert length >= n + bands - 1
+    half = length // 2 + 1
+    one, none = np.eye(half), np.zeros((half, half))
+    scores = jax.jit(lambda pair: strategy.scores_from_normals(pair, n, 1.0))
+    rows = [scores(pair) for pair in ((one, none), (none, one))]
+    rows = np.concatenate([np.asarray(part) for part in rows])
+    dense = enumeration.strategy_matrix(strategy.coefficients, n + bands - 1, n)
+    np.testing.assert_allclose(rows.T @ rows, dense.T @ dense, atol=1e-12)
+    signal = np.asarray(strategy.scores_from_normals((none[:1], none[:1]), n, 1.0, np.eye(n)[-1:]))
+    np.testing.assert_allclose(signal[0], dense.T @ dense[:, -1], atol=1e-12)
+
+
+def test_the_slack_of_the_half_space_lowers_scores(monkeypatch):
+    """L grows with every score, and the term falls with it: an error of the coordinate has to lower them."""
+    monkeypatch.setattr(half_space, "loss_of_scores", lambda scheme, strategy, scores, *rest: scores.min(1))
+    monkeypatch.setattr(
+        BandedToeplitz, "noise_scores", lambda self, key, n, size, dtype: jnp.ones((size, n), dtype)
+    )
+    mechanism = Mechanism(BMinSep(3, 2, 0.1), BandedToeplitz.square_root(2), 1.0)
+    minorant = half_space.tangent(mechanism, np.full(3, 0.1))
+    assert minorant is not None
+    proposal = half_space.half_space_proposal(mechanism, 0.1, minorant)
+    given = proposal.tables()
+    assert given["rounding"] >= (math.log2(3) + 6) * 2.0**-24
+
+    @jax.jit
+    def least_scores(slack):
+        tables = given | {"rounding": slack}
+        return proposal.draw_block(KEY, mechanism.scheme, mechanism.strategy, 1.0, tables, np.float32).loss
+
+    losses = [np.asarray(least_scores(np.float32(slack))) for slack in (0.0, 0.01, 0.1)]
+    assert (losses[0] > losses[1]).all()
+    assert (losses[1] > losses[2]).all()
+
+
+CUT = TruncatedBMinSep(6, 2, 0.2, dataset_size=40, max_batch_size=9)
+
+
+def sizes_and_counts():
+    sizes = CUT.draw_batch_sizes(KEY, 64)
+    return [sizes, *(CUT.draw_counts(KEY, 64, side, sizes) for side in ("remove", "add"))]
+
+
+def test_cut_batches_can_be_drawn_under_x64():
+    """Traced only: the carry of the scan over steps once changed its type."""
+    with jax.enable_x64(True):
+        shapes = [(part.shape, part.dtype) for part in jax.eval_shape(sizes_and_counts)]
+    assert shapes == [((64, 6), np.int32), ((64, 6), np.float32), ((64, 6), np.float32)]
+
+
+@pytest.mark.slow
+def test_batch_sizes_and_counts_under_x64_are_those_without():
+    single = [np.asarray(part) for part in sizes_and_counts()]
+    with jax.enable_x64(True):
+        double = [np.asarray(part) for part in sizes_and_counts()]
+        mechanism = Mechanism(CUT, BandedToeplitz.square_root(2), 1.0)
+        losses = base.plain(mechanism, "remove").draw(KEY, 0, 1, jnp.float64).loss
+    for one, other in zip(single, double, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.isfinite(losses).all()
+
+
+# -- Exact laws of replicas whose tables are looked up step by step --
+
+
+def sums_of(vectors: dict) -> dict:
+    """The law of sums over replicas, from that of ((counts of one, ..) a step, ..)."""
+    found: dict[tuple[int, ...], float] = {}
+    for joined, chance in vectors.items():
+        counts = tuple(map(sum, joined))
+        found[counts] = found.get(counts, 0.0) + chance
+    return found
+
+
+def law_of_b_min_sep(scheme, arrays, m: int) -> dict:
+    """What `draw_positions` draws: waits and thinning give each step the hazards of its state, in float32."""
+    b, n = scheme.min_separation, scheme.iterations
+    free = ((0, False),) * m
+    begun = {free: 1.0}
+    if arrays["starts"] is not None:
+        begun = {}
+        for bars in itertools.product(range(b), repeat=m):
+            state = tuple(sorted((bar, bar > 0) for bar in bars))
+            chance = math.prod(float(cells(t)[bars[: k + 1]]) for k, t in enumerate(arrays["starts"]))
+            begun[state] = begun.get(state, 0.0) + chance
+    now = {(state, ()): chance for state, chance in begun.items()}
+    for step in range(n):
+        after: dict = {}
+        for (state, past), chance in now.items():
+            for j, probability in hazards_of(arrays, state, step, b).items():
+                if probability > 0:
+                    joined = sorted(state)
+                    joined = [(b, False)] * j + joined[j:]
+                    moved = tuple(sorted((max(0, bar - 1), was and bar > 1) for bar, was in joined))
+                    key = moved, (*past, (j,))
+                    after[key] = after.get(key, 0.0) + chance * probability
+        now = after
+    return law_of_the_past(now)
+
+
+def law_of_the_past(now: dict) -> dict:
+    """{what was drawn: probability} of {(state, what was drawn): probability}."""
+    found: dict = {}
+    for (_, past), chance in now.items():
+        found[past] = found.get(past, 0.0) + chance
+    return found
+
+
+def hazards_of(arrays, state, step: int, b: int) -> dict:
+    """{j: probability that j replicas take part}, the state as (bar, whether virtual) of each."""
+    bars = sorted(state)
+    number_free = sum(bar == 0 for bar, _ in bars)
+    if not number_free:
+        return {0: 1.0}
+    codes = sorted(bar + (b - 1) * was for bar, was in bars[1:])
+    chances = {}
+    for j in range(1, number_free + 1):
+        number = int(rank(np.array(codes[j - 1 :], np.int64)))
+        kind = "virtual_hazards" if max(codes, default=0) >= b else "hazards"
+        chances[j] = float(np.asarray(arrays[kind][j - 1])[step, number])
+    everything = sum(chances.values())
+    # Thinning can only lower: the rate of candidates has to be at least the hazard.
+    rate = float(np.asarray(arrays["rate"])[int(rank(np.array(codes, np.int64)))])
+    assert everything <= -math.expm1(-rate)
+    return {0: max(0.0, 1 - everything)} | chances
+
+
+def law_of_cyclic(scheme, arrays, m: int) -> dict:
+    b, n, found = scheme.min_separation, scheme.iterations, {}
+    first, second, rounds = (
+        cells(arrays["first"]),
+        cells(arrays["second"]),
+        np.asarray(arrays["rounds"]),
+    )
+    take, begin = (np.asarray(arrays[name], np.float64) for name in ("take", "first_take"))
+    ends = np.asarray(arrays["end"])
+    for one, two in itertools.product(range(b), repeat=2):
+        early, late = min(one, two), max(one, two)
+        sites = int(rounds[early] + rounds[late])
+        for values in itertools.product((0, 1), repeat=sites):
+            chance = first[one] * second[one, two]
+            counts = [0] * n
+            for k, value in enumerate(values):
+                left = sites - 1 - k
+                edge = 0 if k % 2 else 1
+                at = late - early, ends[one, two], left
+                high = begin[at] if k == 0 else take[*at, edge, values[k - 1]]
+                chance *= high if value else 1 - high
+                counts[(late if k % 2 else early) + b * (k // 2)] += value
+            key = tuple((count,) for count in counts)
+            found[key] = found.get(key, 0.0) + chance
+    return found
+
+
+_TAKE = jax.jit(cyclic_many._take_probabilities, static_argnums=0)
+
+
+def law_of_many_cyclic(scheme, arrays, m: int) -> dict:
+    """Of every tuple of phases, and then of every way through their chain."""
+    b, n, found = scheme.min_separation, scheme.iterations, {}
+    drawn = np.array(list(itertools.product(range(b), repeat=m))).T
+    chances = np.prod([cells(part)[tuple(drawn[: k + 1])] for k, part in enumerate(arrays["starts"])], axis=0)
+    phases, sites = np.sort(drawn, axis=0), np.arange(m * scheme.max_participations)
+    positions = phases[sites % m] + b * (sites // m)[:, None]
+    take = np.asarray(_TAKE(scheme, arrays, phases, positions), np.float64)
+    for which, chance in enumerate(chances):
+        steps = [step for step in positions[:, which] if step < n]
+        for values in itertools.product((0, 1), repeat=len(steps)):
+            counts, last, probability = [0] * n, 0, chance
+            for site, (step, value) in enumerate(zip(steps, values, strict=True)):
+                high = take[site, last, which]
+                probability *= high if value else 1 - high
+                counts[step] += value
+                last = ((last << 1) | value) & (2 ** (m - 1) - 1)
+            key = tuple((count,) for count in counts)
+            found[key] = found.get(key, 0.0) + probability
+    return found
+
+
+def law_of_multi_attribution(scheme, arrays, m: int) -> dict:
+    b, k = scheme.min_separation, scheme.examples_per_user
+    begun = {((0, 0), (0, 0)): 1.0}
+    if arrays["starts"] is not None:
+        one, two = (cells(part) for part in arrays["starts"])
+        begun = {((i, 0), (j, 0)): one[i] * two[i, j] for i in range(b) for j in range(b)}
+    now = {(state, ()): chance for state, chance in begun.items()}
+    for step in range(scheme.iterations):
+        after: dict = {}
+        together = cells(arrays["together"][step]).reshape(k + 1, k + 1)
+        alone = None if arrays["alone"] is None else cells(arrays["alone"][step])
+        for (state, past), chance in now.items():
+            (bar, _), (other, _) = state
+            if bar and other:
+                ways = {(0, 0): 1.0}
+            elif not bar and not other:
+                ways = {(i, j): together[i, j] for i in range(k + 1) for j in range(k + 1)}
+            else:
+                barred, history = max(state)
+                law = alone[barred - 1, history]
+                ways = {(j, 0) if bar == 0 else (0, j): law[j] for j in range(k + 1)}
+            for joined, probability in ways.items():
+                moved = tuple(
+                    (max(0, (b if count else was) - 1), count if count else past_count)
+                    for count, (was, past_count) in zip(joined, state, strict=True)
+                )
+                key = moved, (*past, joined)
+                after[key] = after.get(key, 0.0) + chance * probability
+        now = after
+    return law_of_the_past(now)
+
+
+LAWS = [
+    (BMinSep(5, 3, 0.3), 2, law_of_b_min_sep, "hazards"),
+    (BMinSep(5, 3, 0.3, False), 3, law_of_b_min_sep, "hazards"),
+    (BMinSep(4, 3, 0.05), 3, law_of_b_min_sep, "virtual_hazards"),
+    (BMinSep(5, 2, 0.02), 2, law_of_b_min_sep, "starts"),
+    (CyclicPoisson(5, 3, 0.3), 2, law_of_cyclic, "take"),
+    (CyclicPoisson(5, 2, 0.01), 2, law_of_cyclic, "second"),
+    (CyclicPoisson(5, 3, 0.3), 3, law_of_many_cyclic, "pulls"),
+    (CyclicPoisson(4, 2, 0.05), 3, law_of_many_cyclic, "starts"),
+    (MultiAttribution(4, 3, 0.2, 2), 2, law_of_multi_attribution, "together"),
+    (MultiAttribution(4, 2, 0.01, 2, False), 2, law_of_multi_attribution, "alone"),
+]
+
+
+def excess(drawn: dict, exact: dict, relative: float) -> float:
+    """The distance that is left where densities may be off by a relative error."""
+    vectors = drawn | exact
+    apart = ((drawn.get(x, 0.0), exact.get(x, 0.0)) for x in vectors)
+    return math.fsum(max(0.0, abs(one - other) - relative * other) for one, other in apart) / 2
+
+
+@pytest.mark.parametrize("rows", ["extended", "n"])
+@pytest.mark.parametrize(("scheme", "m", "law", "table"), LAWS, ids=[f"{each[0]}-{each[1]}" for each in LAWS])
+def test_replicas_draw_what_their_tables_say_within_what_they_declare(scheme, m, law, table, rows):
+    """Every sequence of draws, in float64, from the float32 tables; a table that is off is noticed."""
+    strategy, sigma = BandedToeplitz.square_root(scheme.min_separation), 0.7
+    if rows == "n":
+        strategy = FiniteToeplitz(strategy.coefficients, scheme.iterations)
+    module = scheme.replicas
+    mechanism = Mechanism(scheme, strategy, sigma)
+    relative, variation = module.errors(mechanism, m)
+    arrays = module.tables(mechanism, m)
+    rows = strategy.rows(scheme.iterations)
+    _, exact = tuples.count_law(scheme, strategy.coefficients, sigma, m, rows)
+    drawn = sums_of(law(scheme, arrays, m))
+    assert sum(drawn.values()) == pytest.approx(1.0, abs=1e-6)
+    assert excess(drawn, exact, relative) <= variation + 1e-14
+    assert relative + variation < 1e-3
+    worse = sums_of(law(scheme, arrays | {table: off(arrays[table])}, m))
+    assert excess(worse, exact, relative) > 10 * (variation + 1e-14)
+
+
+def off(table):
+    """The table, or the first of several, 1 % lower."""
+    if isinstance(table, list):
+        return [off(table[0]), *table[1:]]
+    low = np.asarray(table)
+    return (low * 0.99).astype(low.dtype)

@@ -1,0 +1,217 @@
+"""The shape of the code: arrows go one way, nobody asks a scheme or strategy for its type, proofs resolve."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxacct.schemes import SCHEMES
+from jaxacct.strategies import STRATEGIES
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "jaxacct").rglob("*.py")) + sorted((ROOT / "train").rglob("*.py"))
+
+# From the ground up; a room may use those before it. Rooms that are not named must not close a circle either.
+ORDER = (
+    "common kernels statistics strategies schemes mechanisms likelihood proposals accountants "
+    "core verification estimates calibration recommendation report cli"
+).split()
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees():
+    """Of every file once, and forgotten afterwards."""
+    yield
+    parsed.cache_clear()
+
+
+def room(path: Path) -> str:
+    """The folder below `jaxacct`, or the module that lies there itself."""
+    inside = path.relative_to(ROOT / "jaxacct")
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def imported(tree) -> set[str]:
+    """Rooms that a module of `jaxacct` imports, at its top or inside its functions."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "jaxacct":
+            names |= {f"jaxacct.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("jaxacct.")}
+
+
+def graph() -> dict[str, set[str]]:
+    rooms: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "jaxacct").rglob("*.py")):
+        if room(path) != "__init__":
+            rooms.setdefault(room(path), set()).update(imported(parsed(path)))
+    return {name: (found & set(rooms)) - {name} for name, found in rooms.items()}
+
+
+def test_no_arrow_goes_up():
+    rooms = graph()
+    assert set(ORDER) <= set(rooms)
+    for name, used in rooms.items():
+        upwards = [
+            other for other in used if {name, other} <= set(ORDER) and ORDER.index(other) > ORDER.index(name)
+        ]
+        assert not upwards, f"{name} imports {upwards}, which come after it"
+    done: set[str] = set()
+    while len(done) < len(rooms):
+        free = {name for name, used in rooms.items() if used <= done} - done
+        assert free, f"these import each other in a circle: {sorted(set(rooms) - done)}"
+        done |= free
+
+
+def test_the_package_does_not_know_the_trainer():
+    for path in (ROOT / "jaxacct").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) train\b", text, re.MULTILINE), path
+
+
+TYPES = {kind.__name__ for kind in (*SCHEMES.values(), *STRATEGIES.values())} | {
+    "Scheme",
+    "Strategy",
+    "Stationary",
+}
+ASKED = {"scheme", "strategy"}
+
+
+def type_tests(tree) -> int:
+    """How often a scheme or strategy is asked for its type: `isinstance`, `issubclass`, `type`, `match`."""
+    count = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id not in ("isinstance", "issubclass", "type"):
+                continue
+            arguments = [inner for argument in node.args for inner in ast.walk(argument)]
+            names = {n.id for n in arguments if isinstance(n, ast.Name)}
+            names |= {n.attr for n in arguments if isinstance(n, ast.Attribute)}
+            if node.func.id != "type" and names & TYPES:
+                count += 1
+            elif node.func.id == "type" and len(node.args) == 1 and names & ASKED:
+                count += 1
+        elif isinstance(node, ast.MatchClass) and getattr(node.cls, "id", None) in TYPES:
+            count += 1
+    return count
+
+
+def test_nothing_asks_for_the_type_of_a_scheme_or_strategy():
+    for path in SOURCES:
+        where = str(path.relative_to(ROOT))
+        if not where.startswith(("jaxacct/schemes/", "jaxacct/strategies/")):
+            found = type_tests(parsed(path))
+            assert not found, f"{where}: ask a method of the scheme instead"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "isinstance(scheme, BMinSep)",
+        "isinstance(m.strategy, (Dense, int))",
+        "isinstance(x, BMinSep | MultiAttribution)",
+        "type(scheme) is kind",
+        "match scheme:\n    case BMinSep(): pass",
+    ],
+)
+def test_a_type_test_is_seen(code):
+    assert type_tests(ast.parse(code)) == 1
+
+
+def test_no_public_name_hides_a_module():
+    """What a folder re-exports is never the module of that name by chance."""
+    for init in [*(ROOT / "jaxacct").rglob("__init__.py"), ROOT / "train" / "__init__.py"]:
+        modules = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+        names = set()
+        for node in ast.walk(parsed(init)):
+            if isinstance(node, ast.ImportFrom):
+                names |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+        assert not names & modules, f"{init.relative_to(ROOT)} hides {names & modules}"
+
+
+NAMES_OF_DIRECTIONS = {"remove", "add"}
+
+
+def direction_strings(tree) -> int:
+    """How often something is compared with the name of a direction, or looked up by it."""
+    count = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [inner for side in (node.left, *node.comparators) for inner in ast.walk(side)]
+        elif isinstance(node, ast.MatchValue):
+            sides = [node.value]
+        elif isinstance(node, ast.Subscript):
+            sides = [node.slice]
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "index"
+        ):
+            sides = list(ast.walk(node.func.value))
+        else:
+            continue
+        constants = {side.value for side in sides if isinstance(side, ast.Constant)}
+        count += bool(constants & NAMES_OF_DIRECTIONS)
+    return count
+
+
+def test_directions_are_members_and_not_strings():
+    """`Direction` says what a direction is; a misspelt string would pass for the other."""
+    for path in SOURCES:
+        where = str(path.relative_to(ROOT))
+        if where != "jaxacct/statistics/hockey_stick.py":
+            found = direction_strings(parsed(path))
+            assert not found, (
+                f"{where}: ask for a member of jaxacct.statistics.hockey_stick.Direction instead"
+            )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'direction == "remove"',
+        '"add" != direction',
+        'direction in ("remove", "add")',
+        '("remove", "add").index(direction)',
+        'verdicts["add"]',
+        'match direction:\n    case "add": pass',
+    ],
+)
+def test_a_direction_string_is_seen(code):
+    assert direction_strings(ast.parse(code)) == 1
+
+
+def references():
+    """(file, page, section or theorem or None) of every reference to a page of proofs."""
+    texts = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), ROOT / "README.md"]
+    texts += sorted((ROOT / "jaxacct").rglob("*.md"))
+    pattern = re.compile(r"proofs/(\w+\.md)\)?(?:[,:]?\s+(sections?|theorems?|lemmas?)\s+([\d.]+))?")
+    for path in texts:
+        for page, kind, number in pattern.findall(re.sub(r"\s+#?\s*", " ", path.read_text(encoding="utf-8"))):
+            yield path.relative_to(ROOT), page, kind.rstrip("s"), number.rstrip(".")
+
+
+def test_every_reference_to_a_proof_resolves():
+    found = list(references())
+    assert len(found) > 20
+    for path, page, kind, number in found:
+        full = ROOT / "jaxacct" / "proofs" / page
+        assert full.exists(), f"{path}: there is no {page}"
+        text = full.read_text(encoding="utf-8")
+        if kind == "section":
+            assert re.search(rf"^#+ {re.escape(number)}[. ]", text, re.MULTILINE), f"{path}: {page} {number}"
+        elif kind:
+            assert re.search(rf"{kind} {re.escape(number)}\b", text, re.IGNORECASE), (
+                f"{path}: {page} {kind} {number}"
+            )

@@ -1,0 +1,157 @@
+"""Every notebook runs from top to bottom, and ships with the outputs of a run without errors."""
+
+import base64
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import nbformat
+import pytest
+
+import jaxacct
+from jaxacct.report import plots as plot
+from train import loop
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+BADGE = "https://colab.research.google.com/github/jaxacct/jaxacct/blob/main/notebooks"
+by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+# Values of the cell tagged "parameters" that make a short run; notebooks share what is compiled for them.
+_SMALL = dict(
+    dataset_size=500, batch_size=50, iterations=12, min_separation=3, bands=3, epsilon=2.0, delta=1e-2
+)
+SHORT = {
+    "1-why-correlated-noise": dict(steps=12, bands=3, dimensions=4),
+    "2-who-is-in-the-batch": dict(steps=12, separation=3, cycle=4, draws=512, examples=40, compared=()),
+    "3-first-certificate": _SMALL,
+    "4-how-many-bands": {name: value for name, value in _SMALL.items() if name != "bands"}
+    | dict(epsilons=(2.0,), certified_bands=(3,), memory_copies=2),
+    "5-train-on-digits": dict(iterations=12, bands=3, batch_size=50, seeds=(0,), evaluate_every=12)
+    | dict(epsilon=2.0, delta=1e-2),
+    "6-reading-the-evidence": _SMALL | dict(profile_draws=512),
+    "7-trade-off-functions": dict(simulated=100, records=100, epochs=1),
+    "8-individual-accounting": dict(steps=2, filtered_steps=4),
+    "9-fine-tuning-with-lora": dict(length=15, width=8, layers=1, heads=2, pretraining_steps=0, steps=3)
+    | dict(batch_size=8, delta=1e-2, rank=2, most_pieces=100, test_pieces=64),
+}
+
+
+def cells(path: Path, kind: str = "code") -> list:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    """`jaxacct.calibrate`, asked once for what several notebooks want; by a formula for those that train."""
+    found, real = {}, jaxacct.calibrate
+
+    def calibrate(scheme, strategy, **options):
+        size = options.setdefault("dataset_size", _SMALL["dataset_size"])
+        if strategy.bands == 1 or size != _SMALL["dataset_size"]:
+            options["accountant"] = "unamplified"
+        wanted = (scheme, strategy, *sorted(options.items()))
+        if wanted not in found:
+            found[wanted] = real(scheme, strategy, **options)
+        return found[wanted]
+
+    return calibrate
+
+
+def no_steps(step, state, ready, *_):
+    """All of a run but its steps, whose program is traced and never compiled."""
+    for _ in ready:
+        pass
+    return state
+
+
+@by_name
+def test_every_cell_runs_with_small_numbers(path, monkeypatch, tmp_path, calibrated):
+    """In this process, where `train` stands for `jaxacct.train`; nothing is shown, nothing trained."""
+    monkeypatch.setattr(jaxacct, "calibrate", calibrated)
+    monkeypatch.setattr(loop, "_run", no_steps)
+    monkeypatch.setattr(plot, "svg", lambda figure: "<svg></svg>")  # drawing takes a second a page
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plt, "show", lambda: None)
+    matplotlib.use("agg")
+    small, names = SHORT[path.stem], {"__name__": "notebook"}
+    try:
+        for number, cell in enumerate(cells(path)):
+            source = re.sub(r"\bjaxacct\.train\b", "train", cell.source)
+            exec(compile(source, f"{path.name} code cell {number}", "exec"), names)
+            if "parameters" in cell.metadata.get("tags", ()):
+                assert small.keys() <= names.keys(), "the table above names what the notebook does not have"
+                names |= small
+    finally:
+        plt.close("all")
+
+
+@pytest.mark.slow
+@by_name
+def test_runs_as_it_is(path, as_installed, monkeypatch, tmp_path):
+    """In a kernel, from another folder and with the names of an installation."""
+    from tests.benchmarks.notebooks import execute
+
+    monkeypatch.setenv("PYTHONPATH", str(as_installed))
+    execute(path, as_installed, tmp_path)
+
+
+@by_name
+def test_what_ships_was_run_and_tells_nothing_of_the_machine(path):
+    """Outputs in every part, no error or warning, no path of a home or of a temporary folder, no key."""
+    code = cells(path)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [out for cell in code for out in cell.outputs]
+    assert len(outputs) >= 4 and {out.output_type for out in outputs} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }
+    texts = [out.text for out in outputs if out.output_type == "stream"]
+    shown = [data for out in outputs if "data" in out for data in out.data.items()]
+    texts += [text for kind, text in shown if kind.startswith("text/")]
+    assert not re.search(
+        r"/(tmp|home|work|root|Users|usr)/|Traceback|Warning|0x[0-9a-f]{8}", "\n".join(texts)
+    )
+    assert len(" ".join(texts)) < 20_000
+    pictures = [base64.b64decode(data) for kind, data in shown if kind == "image/png"]
+    assert pictures and all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert path.stat().st_size < 150_000
+
+
+@by_name
+def test_a_newcomer_can_start(path):
+    """Badge, install cell, parameters, words explained, something to try, links that lead somewhere."""
+    words = [cell.source for cell in cells(path, "markdown")]
+    assert words[0].startswith("[![Open in Colab]") and f"({BADGE}/{path.name})" in words[0]
+    code = cells(path)
+    assert "pip" in code[0].source and code[0].source == cells(NOTEBOOKS[0])[0].source
+    assert sum("parameters" in cell.metadata.get("tags", ()) for cell in code) == 1
+    assert "## Try this" in words[-1] and words[-1].count("\n* ") >= 2
+    text = "\n".join(words)
+    for word in ("DP-SGD", "BandMF", "bands", "ero-out adjacency"):
+        if word in text.replace(f"**{word}**", "", 1) or word in "".join(cell.source for cell in code):
+            assert f"**{word}**" in text or f"**Z{word}**" in text, f"{word} is used and not defined"
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert link.startswith("https://") or (FOLDER / link).exists(), link
+
+
+def test_the_install_cell_asks_for_the_checkout_or_the_name(monkeypatch, tmp_path):
+    """What it would install: the folder above where that is a checkout, or the package by its name."""
+    asked = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: asked.append(command[-1]))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    source = cells(NOTEBOOKS[0])[0].source
+    for folder in (FOLDER, tmp_path):
+        monkeypatch.chdir(folder)
+        exec(source, {})
+    assert asked == [f"{FOLDER.parent}[notebooks]", "jaxacct[notebooks]"]
+    assert sys.executable in source or "sys.executable" in source
+
+
+def test_the_set_is_whole():
+    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    assert list(SHORT) == [path.stem for path in NOTEBOOKS]
+    assert all(f"notebooks/{path.name}" in readme for path in NOTEBOOKS)

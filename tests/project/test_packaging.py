@@ -1,0 +1,82 @@
+"""What an installation holds, and what it does not; tests/README.md says how the wheel itself is built."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jaxacct
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+OPTIONAL = ("flax", "optax", "orbax", "grain", "sklearn", "PIL", "pyarrow")  # come with jaxacct[train]
+
+
+def run(*arguments, folder, cwd):
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment, cwd=cwd
+    )
+
+
+def test_training_is_installed_under_the_package(as_installed, tmp_path):
+    """`import train` would take a common name from everyone who installs jaxacct."""
+    done = run("-m", "jaxacct.train.batches.attribution", "--help", folder=as_installed, cwd=tmp_path)
+    assert "python -m jaxacct.train.batches.attribution" in done.stdout, done.stderr
+    done = run("-c", "import train", folder=as_installed, cwd=tmp_path)
+    assert "ModuleNotFoundError" in done.stderr
+    packages = PROJECT["tool"]["setuptools"]
+    assert packages["package-dir"]["jaxacct.train"] == "train"
+    assert {name.split(".")[0] for name in packages["packages"]} == {"jaxacct"}
+
+
+def test_every_package_is_listed():
+    """The list is written out, as `train` lives outside of `jaxacct`; a new folder must join it."""
+    folders = {path.parent.relative_to(ROOT) for path in ROOT.glob("jaxacct/**/*.py")}
+    names = {".".join(folder.parts) for folder in folders}
+    names |= {
+        ".".join(("jaxacct", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("train/**/*.py")
+    }
+    assert names <= set(PROJECT["tool"]["setuptools"]["packages"])
+    for name in PROJECT["tool"]["setuptools"]["packages"]:
+        folder = ROOT / name.removeprefix("jaxacct." if name.startswith("jaxacct.train") else "").replace(
+            ".", "/"
+        )
+        assert folder.is_dir(), name
+
+
+def test_training_imports_itself_relatively():
+    for path in (ROOT / "train").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) train\b", path.read_text(encoding="utf-8"), re.M), path
+
+
+def test_accounting_needs_nothing_of_training():
+    """`pip install jaxacct` brings no training library, so the accountant may import none."""
+    imports = re.compile(rf"^\s*(from|import) ({'|'.join(OPTIONAL)})\b", re.M)
+    for path in (ROOT / "jaxacct").rglob("*.py"):
+        assert not imports.search(path.read_text(encoding="utf-8")), path
+
+
+def test_the_version_is_written_once():
+    assert "version" in PROJECT["project"]["dynamic"] and "version" not in PROJECT["project"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxacct.__version__"}
+    changelog = (ROOT / "jaxacct" / "guides" / "changelog.md").read_text(encoding="utf-8")
+    assert f"## {jaxacct.__version__}" in changelog
+
+
+def test_the_lowest_versions_are_the_declared_ones():
+    """`.ci/lowest.txt` pins exactly the lower bounds of what is installed for use, training and tests."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = {}
+    for requirement in [*PROJECT["project"]["dependencies"], *extras["train"], *extras["test"]]:
+        name, bound = re.match(r"([a-z\-]+)(?:\[[^\]]*\])?(?:>=([\d.]+))?", requirement).groups()
+        if bound:
+            declared[name] = bound
+    pinned = dict(
+        line.split("==") for line in (ROOT / ".ci" / "lowest.txt").read_text().splitlines() if "==" in line
+    )
+    assert set(declared) <= set(pinned)
+    for name, bound in declared.items():
+        assert pinned[name] == bound or pinned[name].startswith(f"{bound}."), name

@@ -1,0 +1,149 @@
+"""What starting costs: modules that a command does not need are not loaded; compiled programs are kept."""
+
+import ast
+import json
+import os
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.signal
+
+import jaxacct
+from jaxacct.cli import interrupted as _interrupted
+from jaxacct.common.compilation_cache import keep_compiled_programs
+from tests.train.plans import plan_of
+
+HEAVY = ("jax", "numpy", "scipy", "dp_accounting", "orbax", "flax", "optax", "grain", "tyro", "rich")
+
+
+def loaded_by(program: str, *arguments) -> set[str]:
+    """Modules in a fresh interpreter at the end of `program`."""
+    ending = "\nimport json, sys\nprint('\\n' + json.dumps(list(sys.modules)))"
+    command = [sys.executable, "-c", program + ending, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert not loaded_by("import jaxacct").intersection(HEAVY)
+
+
+def test_help_loads_the_command_line_only():
+    program = "from jaxacct.cli import commands as cli\ntry:\n cli.main(['--help'])\nexcept SystemExit: pass"
+    assert not loaded_by(program).intersection({*HEAVY} - {"tyro", "rich"})
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
+def test_commands_ask_for_one_thread_of_blas_before_numpy_is_there(given, found):
+    program = """if True:
+        import os, sys
+        from jaxacct import __main__
+        from jaxacct.cli import commands as cli
+        cli.main = lambda: print("numpy" in sys.modules, os.environ["OPENBLAS_NUM_THREADS"])
+        __main__.main()
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    command, root = [sys.executable, "-c", program], Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=environment)
+    assert done.stdout.split() == ["False", found]
+
+
+def test_who_has_closed_the_output_is_told_by_the_code_all_the_same(monkeypatch):
+    """`jaxacct calibrate ... >&-`, as services run it: Python has None for what is closed."""
+    command = f"{shlex.quote(sys.executable)} -m jaxacct --version >&- 2>&-"
+    assert subprocess.run(command, shell=True, cwd=Path(__file__).parents[2]).returncode == 0
+    codes: list[int] = []
+    monkeypatch.setattr(_interrupted.os, "_exit", codes.append)
+    monkeypatch.setattr(_interrupted.sys, "stderr", None)
+    _interrupted.leave("interrupted")
+    monkeypatch.undo()
+    assert codes == [130]
+
+
+def test_showing_a_plan_and_choosing_one_load_no_statistics(tmp_path):
+    """Half of `jaxacct show` was imports of what it never called, and a sixth of README's job."""
+    scheme = jaxacct.BMinSep(12, 3, 0.1)
+    mechanism = jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), 50.0)
+    plan = plan_of(mechanism, 100, 20.0)
+    plan.save(tmp_path / "plan.json")
+    program = (
+        "import sys\nfrom jaxacct import recommend, Mechanism\nfrom jaxacct.cli import commands as cli\n"
+        "from jaxacct.accountants import analytic\n"
+        "try:\n cli.main(['show', sys.argv[1]])\nexcept SystemExit: pass\n"
+        "best = recommend(dataset_size=80, batch_size=10, iterations=12, epsilon=4.0, delta=1e-2).chosen\n"
+        "assert best.strategy.bands > 1\n"
+        "analytic.bound_by(None, Mechanism(best.scheme, best.strategy, 1.0), 4.0)"
+    )
+    loaded = loaded_by(program, tmp_path / "plan.json")
+    assert "jaxacct.core.plan" in loaded
+    unneeded = {"scipy.stats", "scipy.signal", "dp_accounting", "orbax", "flax", "optax", "grain"}
+    assert not loaded & unneeded
+    assert "jax.experimental.pallas" not in loaded
+
+
+def test_public_names_are_in_one_agreement():
+    """`__all__`, the imports that type checkers see and the table that loads them: the same names."""
+    tree = ast.parse(Path(jaxacct.__file__).read_text(encoding="utf-8"))
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = {
+        alias.name: node.module
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imports == jaxacct._MODULE_OF
+    assert sorted(imports) == sorted(jaxacct.__all__)
+    for name in jaxacct.__all__:
+        assert getattr(jaxacct, name) is getattr(sys.modules[imports[name]], name)
+    assert set(jaxacct.__all__) <= set(dir(jaxacct))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        jaxacct.nothing  # noqa: B018
+
+
+def test_compiled_programs_go_to_a_private_folder(tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path), "HOME": str(tmp_path)}
+    folder = keep_compiled_programs(environment)
+    assert folder is not None and folder.is_dir()
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == str(folder)
+    if os.name == "posix":
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("chosen", [{"JAX_COMPILATION_CACHE_DIR": "mine"}, {"JAXACCT_NO_CACHE": "1"}])
+def test_a_cache_chosen_or_refused_stays_so(chosen, tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path)} | chosen
+    assert keep_compiled_programs(environment) is None
+    assert environment == {"XDG_CACHE_HOME": str(tmp_path)} | chosen
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the folder is chosen by XDG on Linux")
+def test_no_folder_no_cache(tmp_path):
+    """A read-only home is no reason to fail; a file in the way stands for one."""
+    (tmp_path / "cache").write_text("")
+    assert keep_compiled_programs({"XDG_CACHE_HOME": str(tmp_path / "cache")}) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users are told apart on POSIX")
+def test_a_folder_of_another_user_is_not_run_from(tmp_path, monkeypatch):
+    """The attack: programs that another user put there would run as ours."""
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert keep_compiled_programs(environment) is None
+    assert "JAX_COMPILATION_CACHE_DIR" not in environment
+
+
+@pytest.mark.parametrize(("n", "bands"), [(1, 1), (9, 1), (3, 5), (200, 17), (64, 64)])
+def test_prefix_sums_without_scipy_signal(n, bands):
+    """Against the filter that it stands in for; dyadic rounding of at most n terms."""
+    strategy = jaxacct.BandedToeplitz.square_root(bands)
+    sums = scipy.signal.lfilter([1.0], strategy.array, np.ones(n))
+    expected = np.dot(n - np.arange(n), sums**2) / n
+    found = jaxacct.prefix_sum_error(strategy, iterations=n, noise_multiplier=1.0)
+    assert found == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,172 @@
+"""Replicas of a busier example: its bound by enumeration, its draws and what is booked for two losses."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.proposals.candidates import choose_candidate
+from jaxacct.proposals.families import busier, pairs
+from jaxacct.proposals.families.replicas import replica_proposal
+from jaxacct.proposals.threshold import budget_lines
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.lines import total
+from jaxacct.strategies.stationary import adds_windows
+from tests.oracles import enumeration
+from tests.proposals_by_name import family_candidates, proposal_by_name
+from tests.rounding_errors import _losses, _normals, _probe
+
+
+def more_often(scheme, times):
+    found = scheme.more_often(times)
+    assert found is not None
+    return found
+
+
+SMALL = Mechanism(BMinSep(6, 2, 0.01), BandedToeplitz((2.0, 1.0)), 1.0)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(("n", "b"), [(1, 1), (2, 4), (5, 1), (6, 2), (7, 3)])
+@pytest.mark.parametrize(("p", "times"), [(0.01, 2), (0.01, 20), (0.1, 5)])
+def test_the_least_ratio_of_all_participation_vectors(n, b, warm, p, times):
+    scheme = BMinSep(n, b, p, warm)
+    more, log_ratio = more_often(scheme, times)
+    assert more.sampling_probability == times * p and (more.iterations, more.warm_start) == (n, warm)
+    law, other = enumeration.pattern_law(scheme), enumeration.pattern_law(more)
+    least = min(math.log(other[x] / law[x]) for x in law if any(x))
+    assert log_ratio <= least
+    # Exact where a vector passes up every other chance.
+    assert b > 1 or log_ratio == pytest.approx(least, abs=1e-9)
+    assert scheme.more_often(math.floor(0.5 / p) + 1) is None and Poisson(5, 0.01).more_often(2) is None
+
+
+def exact_scale(mechanism, m, times, epsilon) -> float:
+    """The largest weighted term that the minorant `g >= P0' + c (f - P0)` allows, on a grid of f."""
+    proposal = busier.busier_proposal(mechanism, m, times, epsilon)
+    scheme = mechanism.scheme
+    more, log_ratio = more_often(scheme, times)
+    none, busier_none = (math.exp(one.log_probability_of_none()) for one in (scheme, more))
+    alpha = math.exp(epsilon)
+    f = alpha + np.geomspace(1e-4, 1e4, 4000)
+    g = busier_none + math.exp(log_ratio) * (f - none)
+    return float(np.max(math.exp(proposal.log_normalizer) * (f - alpha) / g**m))
+
+
+@pytest.mark.parametrize(("m", "times", "epsilon"), [(2, 2, 0.1), (4, 8, 0.02), (5, 8, 1.0), (3, 20, 3.0)])
+def test_the_scale_is_the_largest_term_that_the_minorant_allows(m, times, epsilon):
+    proposal = busier.busier_proposal(SMALL, m, times, epsilon)
+    largest = exact_scale(SMALL, m, times, epsilon)
+    assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
+    assert proposal.scale_at is not None
+    assert proposal.scale_at(epsilon) == proposal.log_scale > proposal.scale_at(epsilon + 0.1)
+
+
+def test_losses_of_both_keep_the_minorant_and_the_lower_bound(x64):
+    """Wherever outputs are: `g >= P0' + c (f - P0)`, and g >= r f, which the booked outputs rest on."""
+    generator = np.random.default_rng(2)
+    scores = generator.normal(size=(4000, 6)) * generator.choice([0.5, 3.0, 10.0], size=(4000, 1))
+    more, log_ratio = more_often(SMALL.scheme, 8)
+    f, g = (
+        np.exp(np.asarray(loss_of_scores(one, SMALL.strategy, scores, 1.0))) for one in (SMALL.scheme, more)
+    )
+    none, busier_none = (math.exp(one.log_probability_of_none()) for one in (SMALL.scheme, more))
+    assert (g >= (busier_none + math.exp(log_ratio) * (f - none)) * (1 - 1e-12)).all()
+    assert (g >= min(math.exp(log_ratio), busier_none / none) * f * (1 - 1e-12)).all()
+    assert (g < (busier_none + 1.3 * math.exp(log_ratio) * (f - none))).any()  # a larger c would be wrong
+
+
+def test_few_samples_where_participation_is_rare(key):
+    """A tenth of the scale; no term above 1; the same divergence as ordinary replicas find (1e-6)."""
+    epsilon, budget = 0.3, Budget.split(1e-5)
+    chosen, predicted = choose_candidate(SMALL, epsilon, "remove", budget)
+    assert chosen.name == "inflated-replicas:3,8" and predicted[chosen.name] < 60_000
+    ordinary = replica_proposal(SMALL, 3, epsilon)
+    assert chosen.log_scale < ordinary.log_scale - math.log(10)
+    assert min(count for name, count in predicted.items() if "inflated" not in name) > predicted[chosen.name]
+    intervals = []
+    for proposal in (chosen, ordinary):
+        draws = proposal.draw(key, 0, 160)
+        scale = math.exp(proposal.log_scale)
+        terms = hockey_stick.weighted_terms(draws, "remove", epsilon) / scale
+        assert terms.max() <= 1 + 1e-5
+        low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), 5e-7)
+        intervals.append((scale * low, scale * high))
+    (low, high), (other_low, other_high) = intervals
+    assert low <= other_high and other_low <= high and high - low < (other_high - other_low) / 2
+    again = proposal_by_name(SMALL, epsilon, "remove", chosen.name)
+    assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale)
+
+
+def test_what_is_booked_covers_both_losses(key):
+    """Float32 against float64 of the same normals and counts: L, and `L - m L'` of the weights."""
+    m, times = 4, 8
+    proposal = busier.busier_proposal(SMALL, m, times, 0.3)
+    lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
+    margin = total(tuple(lines.values()), "epsilon")
+    weight = math.log1p(lines["float32 weights, with the loss of a busier example"].amount)
+    more, _ = more_often(SMALL.scheme, times)
+    normals = _normals(key, SMALL.strategy, more.iterations)
+    (counts, _), _ = _probe(key, None, more, m)
+
+    def both(dtype):
+        drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
+        losses = (_losses(one, SMALL.strategy, dtype(1), *drawn, None, None) for one in (SMALL.scheme, more))
+        return list(map(np.asarray, losses))
+
+    loss, other = both(np.float32)
+    with jax.enable_x64(True):
+        exact, exact_other = both(np.float64)
+    assert 0 < np.max(np.abs(loss - exact)) < margin
+    assert np.max(np.abs((loss - m * other) - (exact - m * exact_other))) < weight
+    # Each of m times L' is off by about as much as L.
+    assert weight > m * margin
+    # Rarer participation in the target law than in the drawn one: the ratio is paid for.
+    cheap, dear = (
+        rounding.busier_lines(
+            SMALL, Mechanism(more, SMALL.strategy, 1.0), 1e-5, m, proposal.log_normalizer, r
+        )
+        for r in (0.0, -20.0)
+    )
+    assert total(cheap, "relative") < total(dear, "relative")
+
+
+def test_few_participations_are_booked_as_they_are_added():
+    """By a transform in draws of another example; others add so few as windows, which round less."""
+    long = Mechanism(BMinSep(7200, 8, 2e-5), BandedToeplitz((2.0, 1.0, 0.5)), 1.0)
+    assert adds_windows(long.scheme, long.strategy, 4)
+    more, ratio = more_often(long.scheme, 3)
+    size = rounding._sizes_of_busier(long, Mechanism(more, long.strategy, 1.0), 1e-6, 4, ratio, 2.0**-20)
+    windows = dataclasses.replace(size, transformed=False)
+    errors = [rounding._score_error(long, "remove", 4, one, 1.0, 1) for one in (windows, size)]
+    assert errors[0] < 0.9 * errors[1]
+    with pytest.raises(ValueError, match="participations must be more for replicas in pairs"):
+        pairs.pair_proposal(long, 4, 1.0)
+
+
+def test_vectors_that_count_are_ruled_out_under_the_target_law():
+    """`P'(> k) / r`, not P'(> k): with a smaller r more participations count."""
+    scheme = BMinSep(60, 2, 0.001)
+    mechanism = Mechanism(scheme, BandedToeplitz((2.0, 1.0)), 1.0)
+    busy = Mechanism(more_often(scheme, 8)[0], mechanism.strategy, 1.0)
+    counts = [rounding._sizes_of_busier(mechanism, busy, 1e-5, 4, r, 2.0**-20).count for r in (0.0, -40.0)]
+    assert 1 < counts[0] < counts[1] < scheme.max_participations
+    allowed = math.log(1e-3 * 1e-5) + math.log(2.0**-20) - 40.0
+    assert rounding.log_count_tail(busy.scheme, counts[1] + 1) <= allowed
+
+
+def test_names_and_numbers_that_there_are_not():
+    with pytest.raises(ValueError, match=r"m must be in 2\.\.8"):
+        busier.busier_proposal(SMALL, 9, 2, 1.0)
+    with pytest.raises(ValueError, match="known at 2 times its probability, was poisson"):
+        busier.busier_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
+    for name in ("inflated-replicas:2,1", "inflated-replicas:2,33"):
+        with pytest.raises(ValueError, match=r"times must be in 2\.\.32"):
+            proposal_by_name(SMALL, 1.0, "remove", name)
+    frequent = Mechanism(BMinSep(6, 2, 0.3), BandedToeplitz((2.0, 1.0)), 1.0)
+    assert family_candidates("inflated-replicas", frequent, 1.0) == []

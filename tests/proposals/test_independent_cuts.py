@@ -1,0 +1,360 @@
+"""Cuts drawn independently: the pair that dominates, the law of two replicas, the bound on their terms."""
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BandedToeplitz,
+    Budget,
+    FiniteToeplitz,
+    Mechanism,
+    TruncatedBMinSep,
+    calibrate,
+    estimate_delta,
+)
+from jaxacct.estimates.estimate import best_proposal
+from jaxacct.proposals.candidates import candidates
+from jaxacct.proposals.families.cuts import cut_proposal
+from jaxacct.proposals.families.replicas import log_scale
+from jaxacct.proposals.threshold import budget_lines
+from jaxacct.schemes.independent_cuts import IndependentCuts
+from jaxacct.schemes.replicas import cuts as replicas
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.lines import total
+from tests.oracles import enumeration
+from tests.proposals_by_name import proposal_by_name
+from tests.schemes.test_schemes import chi_square_p_value
+from tests.schemes.test_truncated_b_min_sep import count_law, plane_delta
+
+FALSE_ALARM = 1e-6
+NAME = "truncated"
+# Warm and cold, n < b, one band, everyone sampled; a maximum at the mean and above.
+SMALL = [
+    (TruncatedBMinSep(5, 2, 0.3, 4, 12), 2),
+    (TruncatedBMinSep(5, 3, 0.4, 5, 10, False), 3),
+    (TruncatedBMinSep(4, 1, 0.3, 3, 9), 1),
+    (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
+]
+IDS = [f"n{s.iterations}-b{s.min_separation}" for s, _ in SMALL]
+
+
+def mechanism_of(scheme, bands, sigma=0.9):
+    return Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+
+
+def law_given(scheme, cut, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
+    """Theorem 2 word for word: the law of x (2, 1) or y (-1, 0) given which steps are cut."""
+    law: dict[tuple[int, ...], float] = {}
+    for pattern, weight in enumeration.pattern_law(scheme.uncut).items():
+        counts = tuple(x * (when_cut if c else when_whole) for x, c in zip(pattern, cut, strict=True))
+        law[counts] = law.get(counts, 0.0) + weight
+    return law
+
+
+def all_cuts(chances):
+    """(which steps are cut, its probability) for every set of steps."""
+    for cut in itertools.product((0, 1), repeat=len(chances)):
+        yield cut, float(np.prod([c if k else 1 - c for k, c in zip(cut, chances, strict=True)]))
+
+
+def law_of_sizes(scheme) -> dict[tuple[int, ...], float]:
+    """The law of the others' batch sizes, example by example."""
+    sizes = {(0,) * scheme.iterations: 1.0}
+    for _ in range(scheme.dataset_size - 1):
+        more: dict[tuple[int, ...], float] = {}
+        for (r, one), (x, other) in itertools.product(
+            sizes.items(), enumeration.pattern_law(scheme.uncut).items()
+        ):
+            added = tuple(np.add(r, x).tolist())
+            more[added] = more.get(added, 0.0) + one * other
+        sizes = more
+    return sizes
+
+
+def two_steps(scheme, cuts, strategy, sigma, epsilon, direction):
+    """(what of the pair of appendix D, its bound with independent cuts): exact divergences of two steps."""
+    dense = enumeration.strategy_matrix(strategy.coefficients, 2, 2)
+
+    def delta(p_law, q_law):
+        pair = (p_law, q_law) if direction == "remove" else (q_law, p_law)
+        first, second = ({tuple(dense @ x): w for x, w in law.items()} for law in pair)
+        return plane_delta(first, second, sigma, epsilon)
+
+    exact = sum(
+        w * delta(count_law(scheme, r, 2, 1), count_law(scheme, r, -1, 0))
+        for r, w in law_of_sizes(scheme).items()
+    )
+    bound = cuts.beyond + sum(
+        w * delta(law_given(scheme, cut, 2, 1), law_given(scheme, cut, -1, 0))
+        for cut, w in all_cuts(cuts.chances)
+    )
+    return exact, bound
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        TruncatedBMinSep(2, 2, 0.3, 2, 6),
+        TruncatedBMinSep(2, 1, 0.2, 2, 5),
+        TruncatedBMinSep(2, 2, 0.3, 2, 5, False),
+    ],
+)
+def test_independent_cuts_dominate_the_pair_of_appendix_d(scheme, direction):
+    """All others' batch sizes, exactly; and the bound is no formality: with rarer cuts it would be broken."""
+    strategy, (sigma, epsilon) = BandedToeplitz.square_root(min(2, scheme.min_separation)), (0.8, 0.5)
+    cuts = scheme.independent_cuts
+    exact, bound = two_steps(scheme, cuts, strategy, sigma, epsilon, direction)
+    assert 0 < exact <= bound + 1e-7
+    assert bound < 5 * exact  # of batches of two; a few per cent of large ones
+    rarer = dataclasses.replace(cuts, chances=tuple(0.2 * c for c in cuts.chances))
+    assert two_steps(scheme, rarer, strategy, sigma, epsilon, direction)[1] < exact
+
+
+def test_the_chance_of_a_cut_is_the_largest_that_the_past_allows():
+    """At so many eligible as are booked for it holds, with one more it would not; no fewer would do."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=51_200, batch_size=80, iterations=1000, min_separation=64, max_batch_size=80
+    )
+    cuts, p = scheme.independent_cuts, scheme.sampling_probability
+    allowed = 2.0**-50 / 1000
+    most = next(
+        k
+        for k in range(46_000, 51_200)
+        if stats.binom.sf(k, 51_199, scheme.uncut.eligible_probability) <= allowed
+    )
+    exceeded = 1000 * stats.binom.sf(most, 51_199, scheme.uncut.eligible_probability)
+    assert cuts.beyond == pytest.approx(exceeded, rel=1e-6, abs=0)
+    assert 0 < cuts.beyond <= 2.0**-50
+    assert set(cuts.chances) == {cuts.chances[0]}
+    assert stats.binom.sf(79, most, p) <= cuts.chances[0] < stats.binom.sf(79, most + 1, p)
+    # A tenth more than the batches that are cut.
+    assert stats.binom.sf(79, 51_199, scheme.participation_rate) < cuts.chances[0] < 0.57
+    # From a cold start everyone is eligible at first.
+    cold = IndependentCuts.of(dataclasses.replace(scheme.uncut, warm_start=False), 120, 51_200).chances
+    assert cold[0] >= stats.binom.sf(119, 51_199, p) and cold[0] > 2 * cold[100]
+    assert set(IndependentCuts.of(scheme.uncut, 51_200, 51_200).chances) == {0.0}
+
+
+@pytest.mark.parametrize(("scheme", "bands"), SMALL[::3], ids=IDS[::3])
+def test_likelihoods_against_enumeration(scheme, bands, x64):
+    mechanism, rng, n = mechanism_of(scheme, bands), np.random.default_rng(1), scheme.iterations
+    dense = enumeration.strategy_matrix(BandedToeplitz.square_root(bands).array, n, n)
+    norms, variance = (dense**2).sum(axis=0), mechanism.noise_multiplier**2
+    outputs, cut = rng.normal(size=(6, n)) * 1.5, rng.random((6, n)) < 0.5
+    cut[0], cut[1] = False, True
+    ratios = (outputs @ dense - norms / 2) / variance
+    found = jax.jit(scheme.independent_cuts.log_likelihoods)(ratios, norms / 2 / variance, cut)
+    for k, (y, steps) in enumerate(zip(outputs, cut, strict=True)):
+        for ours, counts in zip(found, ((2, 1), (-1, 0)), strict=True):
+            law = law_given(scheme, steps, *counts)
+            means = np.array(list(law), float) @ dense.T
+            exponents = (means @ y - (means**2).sum(axis=1) / 2) / variance
+            exact = np.log(np.array(list(law.values())) @ np.exp(exponents))
+            assert float(ours[k]) == pytest.approx(exact, rel=1e-9, abs=1e-12)
+
+
+def law_of_replicas(labelled, tilted) -> tuple[dict[tuple[int, ...], float], float]:
+    """({cuts and counts of both replicas, one after the other: probability}, ln of their mean weight)."""
+    mechanism, (one, two) = labelled.mechanism, labelled.counts
+    n = mechanism.scheme.iterations
+    dense = enumeration.strategy_matrix(mechanism.strategy.array, mechanism.strategy.rows(n), n)
+    law: dict[tuple[int, ...], float] = {}
+    patterns = enumeration.pattern_law(mechanism.scheme)
+    for cut, chance in all_cuts(tilted):
+        count = np.where(cut, two, one)
+        for (x, p_x), (z, p_z) in itertools.product(patterns.items(), repeat=2):
+            attracted = np.exp((dense @ (x * count)) @ (dense @ (z * count)) / mechanism.noise_multiplier**2)
+            key = (*cut, *(np.add(x, z) * count).tolist())
+            law[key] = law.get(key, 0.0) + chance * p_x * p_z * float(attracted)
+    total_weight = sum(law.values())
+    return {key: w / total_weight for key, w in law.items()}, math.log(total_weight)
+
+
+@pytest.mark.parametrize("counts", [(1, 2), (0, 1)])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL[:3], ids=IDS[:3])
+def test_the_law_of_two_replicas(scheme, bands, counts, key):
+    """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
+    uncut = mechanism_of(scheme.uncut, bands, 1.2)
+    chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
+    labelled = replicas.Labelled(uncut, chances, counts)
+    law, log_z = law_of_replicas(labelled, chances)
+    assert replicas.log_normalizer(labelled) == pytest.approx(log_z, rel=1e-10)
+    cut_off = dataclasses.replace(
+        uncut, strategy=FiniteToeplitz(BandedToeplitz.square_root(bands).coefficients, scheme.iterations)
+    )
+    shorter = labelled._replace(mechanism=cut_off)
+    assert replicas.log_normalizer(shorter) == pytest.approx(law_of_replicas(shorter, chances)[1], rel=1e-10)
+    draw = jax.jit(replicas.draw, static_argnums=(1, 3))
+    cut, drawn = draw(key, scheme.uncut, replicas.tables(labelled), 40_000)
+    both = np.concatenate([np.asarray(cut).astype(int), np.rint(np.asarray(drawn)).astype(int)], axis=1)
+    assert chi_square_p_value(both, law) > FALSE_ALARM
+
+
+def densities(scheme, dense, sigma, outputs, cut):
+    """(f_P, f_Q) at each of the outputs, given the cuts."""
+    found = []
+    for counts in ((2, 1), (-1, 0)):
+        law = law_given(scheme, cut, *counts)
+        means = np.array(list(law), float) @ dense.T
+        exponents = (outputs @ means.T - (means**2).sum(axis=1) / 2) / sigma**2
+        found.append(np.exp(exponents) @ np.array(list(law.values())))
+    return found
+
+
+def largest_term(mechanism, epsilon, direction, seed=0):
+    """(largest term over the scale, the same where the floor under the other likelihood is taken for 1).
+
+    Over all cuts, at outputs far and near and climbing from the best of them.
+    """
+    scheme, sigma, rng = mechanism.scheme, mechanism.noise_multiplier, np.random.default_rng(seed)
+    n, p, proposal = (
+        scheme.iterations,
+        scheme.sampling_probability,
+        cut_proposal(mechanism, direction, epsilon),
+    )
+    dense = enumeration.strategy_matrix(mechanism.strategy.array, n + mechanism.strategy.bands - 1, n)
+    alpha, none = math.exp(epsilon), math.exp(scheme.uncut.log_probability_of_none())
+    scale, worst, without = math.exp(proposal.log_scale), 0.0, 0.0
+    tilt = float(proposal.tables()["log_tilt"])
+    careless = math.exp(log_scale(proposal.log_normalizer, 2, epsilon))
+    for cut in itertools.product((0, 1), repeat=n):
+
+        def term(y, cut=cut):
+            f_p, f_q = densities(scheme, dense, sigma, y, cut)
+            if direction == "add":
+                return math.exp(proposal.log_normalizer) * np.maximum(f_q - alpha * f_p, 0) / f_q**2
+            weight = math.exp(proposal.log_normalizer - tilt * sum(cut)) / f_p
+            return weight * np.maximum(1 - alpha * f_q / f_p, 0)
+
+        y = rng.normal(size=(3000, len(dense))) * rng.choice([0.5, 2.0, 8.0], size=(3000, 1))
+        y += rng.choice([-3.0, 0.0, 3.0], size=(3000, 1))
+        for step in (1.0, 0.3, 0.1, 0.03):
+            best = y[np.argmax(term(y))]
+            y = best + step * rng.normal(size=(1500, len(dense)))
+            y[0] = best
+        found = float(term(y).max())
+        worst = max(worst, found / scale)
+        # What a term would be without the lowering: in the remove direction the tilt belongs to it.
+        without = max(without, found * math.exp(tilt * sum(cut)) / careless)
+    assert none > 0 and 0 < p < 1
+    return worst, without
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(
+    ("scheme", "bands"), [(TruncatedBMinSep(3, 2, 0.4, 4, 10), 2), (TruncatedBMinSep(3, 1, 0.4, 4, 10), 1)]
+)
+def test_no_term_exceeds_the_scale(scheme, bands, direction):
+    """The search for a counterexample comes near 1 and not above; without the floors it finds one."""
+    worst, without = 0.0, 0.0
+    for epsilon, sigma in ((0.3, 1.0), (1.5, 0.5)):
+        found = largest_term(mechanism_of(scheme, bands, sigma), epsilon, direction)
+        worst, without = max(worst, found[0]), max(without, found[1])
+    assert 0.8 < worst <= 1 + 1e-9
+    assert without > 1.2
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_mean_is_the_divergence_with_independent_cuts(direction, key):
+    """Two steps, two bands: the interval of the mean holds the exact divergence; false alarm 1e-6."""
+    mechanism, epsilon = mechanism_of(TruncatedBMinSep(2, 2, 0.4, 4, 10), 2, 1.0), 0.7
+    exact = exact_divergence(mechanism, epsilon, direction)
+    proposal = proposal_by_name(mechanism, epsilon, direction, NAME)
+    draws, scale = proposal.draw(key, 0, 64), math.exp(proposal.log_scale)
+    terms = hockey_stick.weighted_terms(draws, direction, epsilon) / scale
+    assert 0 <= terms.min() and terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), FALSE_ALARM)
+    assert scale * low <= exact <= scale * high and high - low < 0.05
+    assert proposal.of_a_bound and proposal.scale_at is not None
+    assert proposal.scale_at(epsilon) == proposal.log_scale
+
+
+def exact_divergence(mechanism, epsilon, direction) -> float:
+    """Of two steps with independent cuts, in the plane that the columns of C span."""
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    dense = enumeration.strategy_matrix(strategy.array, 1 + strategy.bands, 2)
+    _, triangle = np.linalg.qr(dense)
+
+    def delta(cut):
+        laws = [law_given(scheme, cut, 2, 1), law_given(scheme, cut, -1, 0)]
+        planes = [{tuple(triangle @ x): w for x, w in law.items()} for law in laws]
+        first, second = planes if direction == "remove" else planes[::-1]
+        return plane_delta(first, second, mechanism.noise_multiplier, epsilon)
+
+    return sum(w * delta(cut) for cut, w in all_cuts(scheme.independent_cuts.chances))
+
+
+def test_what_is_booked(key):
+    """Float32 against float64 of the same draws stays within; a part of the eligible is booked as delta."""
+    scheme = TruncatedBMinSep(12, 3, 0.1, 60, 600)
+    mechanism, log_likelihoods = (
+        mechanism_of(scheme, 3, 0.8),
+        jax.jit(scheme.independent_cuts.log_likelihoods),
+    )
+    for direction in ("remove", "add"):
+        proposal = cut_proposal(mechanism, direction, 2.0)
+        lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
+        margin, weight = total(tuple(lines.values()), "epsilon"), lines["float32 weights"].amount
+        assert lines["more examples eligible than allowed for"].amount == scheme.independent_cuts.beyond > 0
+        assert lines["more examples eligible than allowed for"].kind == "delta"
+        n = scheme.iterations
+        generator = np.random.default_rng(4)
+        scores = generator.normal(size=(4000, n)) * 0.8 + generator.choice([-2.0, 0.0, 2.0, 4.0], (4000, n))
+        cut, single = generator.random((4000, n)) < 0.5, np.float32(0.64)
+        small = log_likelihoods(
+            (scores.astype(np.float32) - np.float32(0.5)) / single, np.float32(0.5) / single, cut
+        )
+        with jax.enable_x64(True):
+            exact = log_likelihoods(
+                jnp.asarray((scores - 0.5) / 0.64), jnp.asarray(0.5 / 0.64), jnp.asarray(cut)
+            )
+            exact = list(map(np.asarray, exact))
+        errors = [np.abs(np.asarray(a, float) - b).max() for a, b in zip(small, exact, strict=True)]
+        assert 0 < sum(errors) < margin and max(errors) < math.log1p(weight)
+
+
+def test_few_samples(tmp_path):
+    """A maximum at the mean batch, delta 1e-6: certified in both directions by a few thousand draws."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=600, batch_size=6, iterations=24, min_separation=4, max_batch_size=6
+    )
+    strategy = BandedToeplitz.square_root(3)
+    plan = calibrate(scheme, strategy, epsilon=8.0, delta=1e-6, dataset_size=600, noise_multiplier=1.4)
+    assert plan.certified and plan.is_sampled
+    for seen in plan.verdict.directions:
+        assert seen.proposal.startswith("truncated") and seen.num_samples < 50_000
+    plan.save(tmp_path / "plan.json")
+    assert type(plan).load(tmp_path / "plan.json") == plan
+    found = estimate_delta(plan.mechanism, 8.0, num_samples=1000, key=jax.random.key(1))
+    assert (
+        found.low == 0
+        and found.high < 1e-5
+        and all(name.startswith("truncated") for name in found.proposals.values())
+    )
+    plain = [c.predicted_samples for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-6))]
+    assert max(plain) > 1000 * min(plain)
+    # Where plain draws of the pair itself are few, they are taken.
+    assert [c.proposal.name for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-2))] == [
+        "plain"
+    ]
+    loud = dataclasses.replace(plan.mechanism, noise_multiplier=0.5)
+    assert best_proposal(loud, 1.0, "remove", None, None).name == "plain"
+    assert best_proposal(loud, 1.0, "remove", NAME, None).name == NAME
+
+
+def test_where_there_is_none():
+    uncut = mechanism_of(SMALL[0][0].uncut, 2)
+    with pytest.raises(ValueError, match="scheme must cut batches itself, was b-min-sep"):
+        cut_proposal(uncut, "remove", 1.0)
+    loud = mechanism_of(SMALL[0][0], 2, 0.01)
+    with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
+        cut_proposal(loud, "remove", 1.0)
+    assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]

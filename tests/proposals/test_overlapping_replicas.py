@@ -1,0 +1,327 @@
+"""Replicas where columns overlap: every identity of the proof by enumeration, drawn laws, and an attack."""
+
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BallsInBins,
+    BMinSep,
+    BufferedToeplitz,
+    CyclicPoisson,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    Toeplitz,
+)
+from jaxacct.core.verify import verify
+from jaxacct.proposals import registry
+from jaxacct.proposals.base import plain
+from jaxacct.proposals.families import overlaps
+from jaxacct.proposals.families.replicas import _module, log_normalizer, most_replicas, replica_proposal
+from jaxacct.schemes.replicas import aged
+from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
+from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
+from jaxacct.schemes.replicas.base import log_lift
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.verification.profile import profile as stored_profile
+from tests.kernels.test_draw_errors import cells
+from tests.oracles import enumeration
+from tests.proposals.test_proposals import draw
+from tests.schemes.test_schemes import chi_square_p_value
+
+FALSE_ALARM = 1e-6
+TAIL = (1.0, 0.6, 0.4, 0.3, 0.2, 0.1)
+SETTINGS = [
+    (BMinSep(6, 2, 0.3), TAIL),
+    (BMinSep(5, 2, 0.3, False), TAIL[:5]),
+    (BMinSep(5, 2, 1.0, False), TAIL[:4]),
+    (Poisson(4, 0.3), TAIL[:3]),
+    (CyclicPoisson(6, 2, 0.5), TAIL),
+    (BallsInBins(7, 3), TAIL),
+    (MultiAttribution(4, 2, 0.3, 2), TAIL[:3]),
+]
+SIGMA = 0.8
+
+
+def tuples_of(scheme, column, m: int):
+    """All that the proof speaks of, by enumeration over m-tuples of participation vectors.
+
+    Returns (counts of all, counts of the first, probabilities under the drawn law, ln Z-bar, ln factor, C).
+    """
+    n, b = scheme.iterations, scheme.min_separation
+    strategy = Toeplitz(column)
+    c = enumeration.strategy_matrix(strategy.array, n + strategy.bands - 1, n)
+    gram = c.T @ c / SIGMA**2
+    apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    near, far = np.where(apart < b, gram, 0.0), np.where(apart >= b, gram, 0.0)
+    law = enumeration.pattern_law(scheme)
+    x, p = np.array(list(law), float), np.array(list(law.values()))
+    lift = m * scheme.examples_per_unit * float(strategy.cross_terms(n, b)) / SIGMA**2
+    which = np.array(list(itertools.product(range(len(x)), repeat=m)))
+    together, first = x[which].sum(axis=1), x[which[:, 0]]
+    pulls = x @ near @ x.T
+    lifted = lift * together.sum(axis=1)
+    if b_min_sep_replicas._by_age(Mechanism(scheme, strategy, SIGMA), m) and scheme.name == "b-min-sep":
+        lifted = np.array([lifts_by_age(x[i], x[j], gram[0], b) for i, j in which])
+    log_weight = np.log(p)[which].sum(axis=1) + lifted
+    for i, j in itertools.combinations(range(m), 2):
+        log_weight += pulls[which[:, i], which[:, j]]
+    log_z = float(np.logaddexp.reduce(log_weight))
+    shared = (np.einsum("ti,ij,tj->t", v, far, v) / 2 for v in (together, first))
+    factor = next(shared) - next(shared) - lifted
+    return together, first, np.exp(log_weight - log_z), log_z, factor, c
+
+
+def lifts_by_age(one, two, shared, b: int) -> float:
+    """At least what all pairs b steps apart or more share, as the page books it: by the ages up to 2 b."""
+    n, oldest = len(one), min(len(one), 2 * b)
+    at_most = [max(shared[d:], default=0.0) for d in range(4 * n)]
+    total = 0.0
+    for t in range(n):
+        joining = one[t] + two[t]
+        for x in (one, two):
+            before = np.flatnonzero(x[:t])
+            if joining and before.size:
+                age = min(t - before[-1], oldest)
+                earlier = sum(at_most[age + k * b] for k in range(1, n + 1))
+                total += joining * (earlier + (at_most[age] if age >= b else 0.0))
+    return float(total)
+
+
+@pytest.fixture(autouse=True)
+def ages_up_to_two_separations(monkeypatch):
+    """So that some are older than what is told apart."""
+    monkeypatch.setattr(aged, "_LONG_AGE", 1)
+    yield
+    b_min_sep_replicas.log_normalizer.cache_clear()
+    b_min_sep_replicas.tables.cache_clear()
+    aged._backward.cache_clear()
+    aged.tables.cache_clear()
+
+
+def orders(scheme, column) -> list[int]:
+    mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
+    return [m for m in (2, 3) if m <= most_replicas(mechanism)]
+
+
+@pytest.mark.parametrize(("scheme", "column"), SETTINGS, ids=str)
+def test_the_density_and_the_weights_of_the_proof(scheme, column):
+    """`Z dR/dQ >= f+^m`, no factor above 1, and the factors' mean given an output is `f / f+` exactly."""
+    strategy = Toeplitz(column)
+    for m in orders(scheme, column):
+        together, _, chance, log_z, factor, c = tuples_of(scheme, column, m)
+        assert log_normalizer(Mechanism(scheme, strategy, SIGMA), m) == pytest.approx(log_z, rel=1e-8)
+        assert factor.max() <= 1e-9
+        outputs = np.random.default_rng(0).normal(size=(30, len(c))) * 1.5 + 0.3
+        means = together @ c.T
+        ratios = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2) * chance
+        law = enumeration.pattern_law(scheme)
+        x, own = np.array(list(law), float), np.square(c).sum(axis=0) / 2
+        # Counts of one step are one number j: j s - j^2 / 2 of its norm.
+        above = np.exp(((outputs @ c) @ x.T - (x**2) @ own) / SIGMA**2) @ np.array(list(law.values()))
+        exact = np.exp(enumeration.log_ratio(scheme, strategy.array, SIGMA, outputs))
+        assert (ratios.sum(axis=1) * math.exp(log_z) >= above**m * (1 - 1e-9)).all()
+        weighted = (ratios @ np.exp(factor)) * math.exp(log_z)
+        np.testing.assert_allclose(weighted, exact * above ** (m - 1), rtol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), Poisson(4, 0.4)], ids=str)
+def test_a_smaller_lift_would_be_wrong(scheme):
+    """A participation shares rows with the other replicas' too: kappa in place of m kappa is too little."""
+    column = (1.0, 0.9, 0.8, 0.7)
+    together, first, _, _, factor, c = tuples_of(scheme, column, 2)
+    kappa = float(Toeplitz(column).cross_terms(scheme.iterations, scheme.min_separation)) / SIGMA**2
+    lift = scheme.examples_per_unit * kappa * together.sum(axis=1)
+    far = np.where(
+        np.abs(np.subtract.outer(range(len(c[0])), range(len(c[0])))) >= scheme.min_separation, c.T @ c, 0
+    )
+    shared = np.einsum("ti,ij,tj->t", together, far, together) / 2 / SIGMA**2
+    assert (shared <= 2 * lift + 1e-9).all() and (shared - lift).max() > 0.1
+    assert factor.max() <= 1e-9 and first.shape == together.shape
+
+
+# Two by their ages and three of cyclic Poisson; the others are programs of their own.
+_FAST = {(0, 2), (4, 3)}
+DRAWN = [
+    pytest.param(*setting, m, marks=() if (i, m) in _FAST else pytest.mark.slow)
+    for i, setting in enumerate(SETTINGS)
+    for m in orders(*setting)
+]
+
+
+@pytest.mark.parametrize(("scheme", "column", "m"), DRAWN, ids=str)
+def test_drawn_counts_of_all_and_of_one(scheme, column, m, key):
+    """Chi-square over all pairs of vectors; another pairing of the same draws has pairs that cannot be."""
+    mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
+    together, first, chance, *_ = tuples_of(scheme, column, m)
+    law: dict[tuple[int, ...], float] = {}
+    for pair, weight in zip(np.hstack([together, first]).astype(int).tolist(), chance, strict=True):
+        law[tuple(pair)] = law.get(tuple(pair), 0.0) + weight
+    module = _module(mechanism)
+    draw_with_one = jax.jit(module.draw_with_one, static_argnums=(1, 3))
+    drawn = np.hstack(draw_with_one(key, scheme, module.tables(mechanism, m), 40_000)[:2])
+    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    n = scheme.iterations
+    mixed = np.hstack([drawn[:, :n], np.roll(drawn[:, n:], 1, axis=0)])
+    assert len(law) == 1 or not {tuple(pair) for pair in mixed.astype(int).tolist()} <= set(law)
+
+
+@pytest.mark.parametrize("scheme", [MultiAttribution(200, 16, 0.3, 2)], ids=str)
+def test_the_factor_is_computed_from_above(scheme):
+    n, strategy = scheme.iterations, BufferedToeplitz((0.95, 0.6), (0.3, 0.2), scheme.iterations)
+    mechanism = Mechanism(scheme, strategy, SIGMA)
+    generator = np.random.default_rng(1)
+    alone, other = (generator.random((200, n)) < 0.1 for _ in range(2))
+    together, alone = (alone + 1.0 * other).astype(np.float32), alone.astype(np.float32)
+    arrays = overlaps.overlap_arrays(mechanism, 2)
+    factor = jax.jit(overlaps.log_factor, static_argnums=(0, 1))
+    found = np.asarray(factor(scheme, strategy, arrays, together, alone, together.sum(1)), float)
+    apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    far = np.where(apart >= scheme.min_separation, strategy.column_products(n)[apart], 0.0) / SIGMA**2
+    shared = [np.einsum("ti,ij,tj->t", v.astype(float), far, v) / 2 for v in (together, alone)]
+    kappa = float(strategy.cross_terms(n, scheme.min_separation))
+    exact = shared[0] - shared[1] - 2 * scheme.examples_per_unit * kappa / SIGMA**2 * together.sum(axis=1)
+    assert (found >= np.minimum(exact, 0.0)).all()
+    assert (found <= np.minimum(exact, 0.0) + 2e-4 * together.sum(axis=1) + 1e-6).all()
+
+
+@pytest.mark.slow
+def test_the_same_divergence_as_plain_draws_with_bounded_terms(key):
+    """Both have the mean `E_P (1 - alpha / f+)_+`; false alarm 1e-6 in all."""
+    mechanism, epsilon, found = Mechanism(BMinSep(6, 2, 0.3), Toeplitz(TAIL), 2.5), 0.3, []
+    for proposal in (plain(mechanism, "remove"), replica_proposal(mechanism, 2, epsilon)):
+        terms = hockey_stick.weighted_terms(draw(proposal, 100, key), "remove", epsilon)
+        scale = math.exp(proposal.log_scale)
+        assert terms.max() <= scale * (1 + 1e-5)
+        counts = bounds.bin_terms(np.minimum(terms / scale, 1))
+        found.append([scale * end for end in bounds.mean_interval(counts, FALSE_ALARM / 2)])
+    (low, high), (low_of_replicas, high_of_replicas) = found
+    assert low_of_replicas <= high and low <= high_of_replicas < 1.2 * high
+
+
+def test_no_verdict_below_the_truth(monkeypatch, key):
+    """One phase: a Gaussian of known delta. Without the lift less than that would be certified."""
+    scheme, strategy, sigma, epsilon = BallsInBins(4, 1), Toeplitz(TAIL), 4.0, 0.5
+    mechanism = Mechanism(scheme, strategy, sigma)
+    mu = np.linalg.norm(enumeration.strategy_matrix(strategy.array, 9, 4).sum(axis=1)) / sigma
+    exact = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+
+    def accepted(delta):
+        registry.build.cache_clear()
+        balls_in_bins_replicas.log_normalizer.cache_clear()
+        balls_in_bins_replicas.tables.cache_clear()
+        found = verify(mechanism, epsilon, delta, proposal="replicas:2", max_samples=40_000, key=key)
+        # Losses alone have no curve: without their factor weights would give more than the delta certified.
+        assert np.isnan(stored_profile(found, np.array([epsilon]))).all()
+        return found.remove.certified
+
+    assert not accepted(0.95 * exact)
+    with monkeypatch.context() as patch:
+        for module in (balls_in_bins_replicas, overlaps):
+            patch.setattr(module, "log_lift", lambda mechanism, m: 0.0)
+        assert accepted(0.95 * exact)
+    assert not accepted(0.95 * exact)
+
+
+# --- Two replicas by their ages ---
+
+
+def law_by_age(scheme, arrays) -> dict:
+    """{(vectors of both): (probability, lifts)} of what `draw_with_one` draws, in float64 from its tables."""
+    b, size = scheme.min_separation, len(arrays["stays"])
+    none = size - b
+    after = np.asarray(aged._after(np.arange(size), none))
+    tables = {
+        name: np.asarray(arrays[name], np.float64)
+        for name in ("alone", "together", "stays", "ahead", "lifts")
+    }
+    one, two = (cells(part) for part in arrays["starts"])
+    now = {((none + i, none + j), ((), ())): (one[i] * two[i, j], 0.0) for i in range(b) for j in range(b)}
+    for step in range(scheme.iterations):
+        ahead, later = tables["ahead"][step], {}
+        for ((c, d), past), (chance, lifts) in now.items():
+            weights = {
+                (1, 1): tables["together"][c, d] * ahead[0, 0],
+                (1, 0): tables["alone"][c, d] * ahead[0, after[d]],
+                (0, 1): tables["alone"][d, c] * ahead[after[c], 0],
+                (0, 0): tables["stays"][c, d] * ahead[after[c], after[d]],
+            }
+            for joins, weight in weights.items():
+                if weight > 0:
+                    codes = tuple(
+                        0 if join else int(after[code]) for join, code in zip(joins, (c, d), strict=True)
+                    )
+                    key = codes, tuple((*x, join) for x, join in zip(past, joins, strict=True))
+                    before = later.get(key, (0.0, 0.0))[0]
+                    paid = lifts + sum(joins) * tables["lifts"][c, d]
+                    later[key] = before + chance * weight / sum(weights.values()), paid
+        now = later
+    found: dict = {}
+    for (_, past), (chance, lifts) in now.items():
+        found[past] = found.get(past, (0.0, 0.0))[0] + chance, lifts
+    return found
+
+
+@pytest.mark.parametrize(
+    "scheme", [BMinSep(5, 2, 0.3), BMinSep(6, 3, 0.1, False), BMinSep(4, 2, 0.01)], ids=str
+)
+def test_ages_draw_what_they_declare(scheme):
+    """Every pair of vectors within the declared errors, lifts from below; a table 1 % off is noticed."""
+    strategy = Toeplitz(TAIL)
+    mechanism = Mechanism(scheme, strategy, SIGMA)
+    module = _module(mechanism)
+    relative, variation = module.errors(mechanism, 2)
+    assert 0 < relative < 1e-3 and 0 < variation < 1e-6
+    together, first, chance, *_ = tuples_of(scheme, TAIL, 2)
+    exact = {
+        (tuple(x), tuple(s - x)): p
+        for s, x, p in zip(together.astype(int), first.astype(int), chance, strict=True)
+    }
+    arrays = module.tables(mechanism, 2)
+    after = aged._codes(mechanism).after
+    np.testing.assert_array_equal(
+        aged._after(np.arange(len(after)), len(after) - scheme.min_separation), after
+    )
+
+    def excess(arrays):
+        drawn = law_by_age(scheme, arrays)
+        apart = ((drawn.get(pair, (0.0,))[0], exact.get(pair, 0.0)) for pair in drawn | exact)
+        return sum(max(0.0, abs(one - other) - relative * other) for one, other in apart) / 2
+
+    assert excess(arrays) <= variation + 1e-14
+    for name in ("alone", "together"):
+        assert excess(arrays | {name: 0.99 * arrays[name]}) > 10 * variation
+    gram = strategy.column_products(scheme.iterations) / SIGMA**2
+    lift = float(overlaps.overlap_arrays(mechanism, 2)["lift"])
+    for (one, two), (_, lifts) in law_by_age(scheme, arrays).items():
+        booked = lifts_by_age(np.array(one), np.array(two), gram, scheme.min_separation)
+        assert booked * (1 - 1e-4) - 1e-9 <= lift * lifts <= booked * (1 + 1e-6) + 1e-9
+
+
+def test_ages_make_the_scale_smaller():
+    scheme = BMinSep.from_batch_size(dataset_size=1000, batch_size=20, iterations=120, min_separation=16)
+    strategy = BufferedToeplitz.optimal(iterations=120, buffers=2, min_separation=16, participations=8)
+    mechanism = Mechanism(scheme, strategy, 0.8)
+    lifted, _ = b_min_sep_replicas._backward(mechanism, 2, False)
+    assert 0 < log_normalizer(mechanism, 2) < lifted / 2
+    assert aged.longest_age(Mechanism(BMinSep(7200, 256, 0.01), Toeplitz((1.0, *[0.01] * 300)), 1.0)) == 0
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), BMinSep(9, 3, 0.2)], ids=str)
+def test_lifts_are_added_up_from_below(scheme):
+    """The density may be divided by no more than was earned: tables, and sums of them, are rounded down.
+
+    A draw adds at most as many as there are participations of two, each addition right to 2^-24.
+    """
+    mechanism = Mechanism(scheme, Toeplitz(TAIL), SIGMA)
+    codes, *_ = aged._factors(mechanism)
+    exact = (codes.far[:, None] + codes.far) / log_lift(mechanism, 2)
+    lifts = np.asarray(aged.tables(mechanism)["lifts"], np.float64)
+    most_rounded = (1 + 2.0**-24) ** (2 * scheme.max_participations)
+    assert exact.max() > 0.1 and np.all(lifts * most_rounded <= exact)
+    np.testing.assert_allclose(lifts, exact, rtol=1e-5)

@@ -1,0 +1,192 @@
+"""Sensitivity of overlapping columns against every pattern there is, and matrices optimised for it."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedInverse,
+    BMinSep,
+    BufferedToeplitz,
+    CyclicPoisson,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    Toeplitz,
+    prefix_sum_error,
+)
+from jaxacct.accountants import unamplified
+from jaxacct.cli.commands import main
+from jaxacct.strategies import Dense, Workload, by_name, overlaps, strategy_from_json
+from jaxacct.strategies.banded_inverse import _log_error
+from tests.oracles import enumeration
+
+N = 10
+
+
+def patterns(n: int, separation: int, participations: int):
+    for k in range(1, participations + 1):
+        for steps in itertools.combinations(range(n), k):
+            if np.all(np.diff(steps) >= separation):
+                yield np.isin(np.arange(n), steps).astype(float)
+
+
+def worst(first: np.ndarray, n: int, separation: int, participations: int) -> float:
+    matrix = enumeration.strategy_matrix(first, n, n)
+    return max(float(np.square(matrix @ x).sum()) for x in patterns(n, separation, participations))
+
+
+def evenly_spaced(first: np.ndarray, n: int, separation: int, participations: int) -> float:
+    x = np.zeros(n)
+    x[: participations * separation : separation] = 1
+    return float(np.square(enumeration.strategy_matrix(first, n, n) @ x).sum())
+
+
+FALLING = [
+    BandedInverse.bisr(iterations=N, bands=3),
+    Toeplitz(tuple(0.8 ** np.arange(N))),
+    Toeplitz((1.0, 1.0, 1.0, 0.2)),
+    BandedInverse((1.0, -1.0), N),
+    BufferedToeplitz((0.9, 0.3), (0.6, 0.4), N),
+]
+RISING = [
+    Toeplitz((1.0, 0.0, 0.1, 0.9)),
+    Toeplitz((0.3, 0.0, 0.0, 0.0, 1.0)),
+    *(Toeplitz(tuple(np.random.default_rng(seed).random(N))) for seed in range(3)),
+]
+
+
+@pytest.mark.parametrize("strategy", FALLING + RISING)
+def test_sensitivity_against_every_pattern(strategy):
+    """Met exactly by columns that fall; never passed by others, nor more than with the largest overlap."""
+    for separation, k in itertools.product((1, 2, 3, 4, N), (1, 2, 3)):
+        bound = strategy.squared_sensitivity(N, separation, k)
+        exact = worst(strategy.array, N, separation, k)
+        if strategy in FALLING:
+            assert exact <= bound <= exact * (1 + 1e-12)
+        assert exact <= bound
+        most = min(k, -(-N // separation))
+        cross = float(strategy.cross_terms(N, separation))
+        assert bound <= most * (1 + 2 * cross) * (1 + 1e-12)
+        if separation == N or k == 1:
+            assert bound == pytest.approx(1, rel=1e-12)
+
+
+def test_even_spacing_is_no_bound_where_columns_rise():
+    """What would win if theorem 2 of arXiv 2405.13763 were used without its condition."""
+    strategy = RISING[0]
+    true = worst(strategy.array, N, 2, 2)
+    assert evenly_spaced(strategy.array, N, 2, 2) < 0.8 * true
+    assert true <= strategy.squared_sensitivity(N, 2, 2)
+
+
+def test_what_takes_too_long_falls_back(monkeypatch):
+    strategy = BandedInverse.bisr(iterations=12, bands=4)
+    counted = strategy.squared_sensitivity(12, 3, 3)
+    overlaps.squared_sensitivity.cache_clear()
+    monkeypatch.setattr(overlaps, "_MOST_PRODUCTS", 0)
+    fallback = strategy.squared_sensitivity(12, 3, 3)
+    overlaps.squared_sensitivity.cache_clear()
+    assert counted < fallback == 3 * (1 + 2 * float(strategy.cross_terms(12, 3)))
+
+
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_against_the_published_formula(k):
+    """BISR of 8 bands, n = 128, by jax-privacy in float64 (design/PEERS.md, 3g): its first entry is 1."""
+    published = {1: 1.8754578, 4: 7.6844778, 16: 53.5836843}[k]
+    strategy = BandedInverse.bisr(iterations=128, bands=8)
+    squared = strategy.squared_sensitivity(128, 128 // k, k) / strategy.array[0] ** 2
+    assert squared == pytest.approx(published, rel=1e-7)
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(N, 3, 1.0, False), MultiAttribution(N, 3, 1.0, 2, False)])
+def test_the_revealed_pattern_rests_on_it(scheme):
+    strategy = FALLING[1]
+    found = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0))
+    per_step = scheme.examples_per_unit
+    assert found == pytest.approx(per_step * math.sqrt(worst(strategy.array, N, 3, 4)), rel=1e-12)
+    dense = Dense(enumeration.strategy_matrix(strategy.array, N, N))
+    assert found <= unamplified.sensitivity(Mechanism(scheme, dense, 1.0))
+
+
+def loss(strategy, n: int, separation: int, k: int) -> float:
+    error = prefix_sum_error(strategy, iterations=n, noise_multiplier=1.0)
+    return error * strategy.squared_sensitivity(n, separation, k)
+
+
+# n = 128, 8 bands of the inverse: the numbers to beat of issue 13, and ours before.
+@pytest.mark.parametrize(
+    ("k", "elsewhere", "before"), [(1, 6.131, 6.043), (4, 28.61, 34.88), (16, 209.6, 420.5)]
+)
+def test_optimal_for_the_participations(k, elsewhere, before):
+    found = BandedInverse.optimal(iterations=128, bands=8, min_separation=128 // k, participations=k)
+    plain = BandedInverse.bisr(iterations=128, bands=8)
+    at = loss(found, 128, 128 // k, k)
+    assert at <= elsewhere and at < before and at < 0.93 * loss(plain, 128, 128 // k, k)
+    assert len(found.inverse) == 8
+    stored = json.loads(json.dumps(found.to_json()))
+    assert set(stored) == {"kind", "inverse", "iterations"} and strategy_from_json(stored) == found
+
+
+def test_optimal_at_many_steps():
+    """The search from BISR left the numbers that there are at 1000 steps, and BISR came back: 43.75."""
+    found = BandedInverse.optimal(iterations=1000, bands=8)
+    assert prefix_sum_error(found, iterations=1000, noise_multiplier=1.0) == pytest.approx(12.625, rel=1e-4)
+
+
+def test_small_optimum_against_a_grid():
+    """Two bands, one number to find: no value on a fine grid is better, by enumeration of patterns."""
+    found = BandedInverse.optimal(iterations=8, bands=2, min_separation=2, participations=3)
+
+    def exact(strategy):
+        return prefix_sum_error(strategy, iterations=8, noise_multiplier=1.0) * worst(strategy.array, 8, 2, 3)
+
+    least = min(exact(BandedInverse((1.0, -h), 8)) for h in np.linspace(0, 1, 101))
+    assert exact(found) <= least * (1 + 1e-9)
+
+
+def test_gradient_against_differences():
+    n, point = 12, np.array([1.0, -0.4, 0.1, -0.2])
+    at = (Workload().error_of(n, 4), n, 3, 3)
+    _, gradient = _log_error(point, *at)
+    for k in range(3):
+        step = 1e-6 * np.eye(4)[k + 1]
+        slope = (_log_error(point + step, *at)[0] - _log_error(point - step, *at)[0]) / 2e-6
+        assert gradient[k] == pytest.approx(slope, rel=1e-6)
+
+
+def test_by_name_for_the_most_participations():
+    cyclic = by_name("optimal-inverse", 3, CyclicPoisson(12, 3, 0.1))
+    assert cyclic == by_name("optimal-inverse", 3, BallsInBins(12, 3))
+    assert cyclic == BandedInverse.optimal(iterations=12, bands=3, min_separation=3, participations=4)
+    assert by_name("optimal-inverse", 3, Poisson(12, 0.05)) == BandedInverse((1.0,), 12)
+
+
+def test_command_line(capsys):
+    """One participation unless a separation is given."""
+    for extra, separation, k in ([[], 12, 1], [["--min-separation", "3"], 3, 4]):
+        command = "strategy --iterations 12 --bands 3 --strategy optimal-inverse --json".split()
+        with pytest.raises(SystemExit) as stop:
+            main([*command, *extra])
+        assert stop.value.code == 0
+        wanted = BandedInverse.optimal(iterations=12, bands=3, min_separation=separation, participations=k)
+        assert json.loads(capsys.readouterr().out)["coefficients"] == wanted.array.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"participations": 2}, "min_separation must be given for 2 participations"),
+        ({"participations": 4, "min_separation": 3}, "participations must be at most 3, was 4"),
+        ({"participations": 0}, "participations must be"),
+        ({"min_separation": 1.5}, "min_separation must be"),
+        ({"bands": 0}, "bands must be"),
+    ],
+)
+def test_bad_schedule(change, message):
+    with pytest.raises(ValueError, match=message):
+        BandedInverse.optimal(**{"iterations": 8, "bands": 2} | change)

@@ -1,0 +1,287 @@
+"""Replicas drawn in pairs: the weights of the proof by enumeration, what draws compute, and attacks."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    CyclicPoisson,
+    FiniteToeplitz,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Toeplitz,
+    TruncatedBMinSep,
+)
+from jaxacct.core.verify import verify
+from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.proposals import candidates as offers
+from jaxacct.proposals import registry
+from jaxacct.proposals.candidates import candidates, choose_candidate
+from jaxacct.proposals.families import pairs
+from jaxacct.proposals.families.replicas import checked_replicas
+from jaxacct.proposals.threshold import budget_lines
+from jaxacct.schemes import independent_attribution
+from jaxacct.statistics import bounds, hockey_stick
+from tests.conformance.test_schemes import IDENTITY, divergences
+from tests.draws import draws_of
+from tests.oracles import enumeration
+from tests.proposals_by_name import family_candidates, proposal_by_name
+
+SIGMA = 1.1
+STRATEGY = BandedToeplitz((2.0, 1.0))
+SMALL = [
+    BMinSep(3, 2, 0.3),
+    BMinSep(4, 2, 0.4, False),
+    CyclicPoisson(4, 2, 0.5),
+    BallsInBins(5, 2),
+    MultiAttribution(2, 2, 0.3, 2),
+    IndependentAttribution(2, 2, 0.3, 2),
+    IndependentAttribution(2, 2, 0.3, 3),
+]
+
+
+def every_tuple(scheme, m: int, attraction: float | None = None, cut: bool = False):
+    """Over all m-tuples: (vectors, ln of the drawn law, ln Z, X as (m, m, tuples), ln of the factor, C).
+
+    Args:
+      attraction: in place of m - 1 in the drawn law.
+      cut: whether C has n rows.
+    """
+    one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+    law = enumeration.pattern_law(one)
+    x, p = np.array(list(law), float), np.array(list(law.values()))
+    n, times = one.iterations, m - 1 if attraction is None else attraction
+    c = enumeration.strategy_matrix(STRATEGY.array, n if cut else n + STRATEGY.bands - 1, n)
+    gram = x @ c.T @ c @ x.T / SIGMA**2
+    which = np.array(list(itertools.product(range(len(x)), repeat=m)))
+    shared = np.array([[gram[which[:, i], which[:, j]] for j in range(m)] for i in range(m)])
+    meet, own = pairs.rounds(m, number)
+    log_law = np.log(p)[which].sum(axis=1) + times * sum(shared[2 * i, 2 * i + 1] for i in range(m // 2))
+    log_z = m / 2 * math.log(np.exp(times * gram) @ p @ p)
+    total = np.einsum("ij,ijt->t", np.triu(np.ones((m, m)), 1), shared)
+    aligned = times * np.einsum("lij,ijt->lt", meet, shared)
+    apart = np.einsum("lij,ijt->lt", own, shared)
+    factor = total - np.log(np.exp(aligned).mean(axis=0)) + np.log(np.exp(-apart).mean(axis=0))
+    return x[which], log_law - log_z, log_z, shared, factor, c
+
+
+@pytest.mark.parametrize("m", [4, 6, 8, 12])
+def test_everybody_meets_everybody_once(m):
+    for number in (1, 2, 3):
+        meet, own = pairs.rounds(m, number)
+        assert (meet.sum(axis=0) == np.triu(np.ones((m, m)), 1)).all()
+        both = meet | meet.swapaxes(1, 2)
+        assert (both.sum(axis=2) == 1).all()  # one opponent a round
+        assert both[0, np.arange(0, m, 2), np.arange(1, m, 2)].all()
+        assert (own.sum(axis=(1, 2)) == math.comb(number, 2)).all()
+
+
+@pytest.mark.parametrize("scheme", SMALL, ids=str)
+def test_the_density_and_the_weights_of_the_proof(scheme):
+    """The law is one, no factor is above 1, and weights make the target's density of every output."""
+    m = 4
+    x, log_law, log_z, _, factor, c = every_tuple(scheme, m)
+    one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+    proposal = pairs.pair_proposal(Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
+    assert np.exp(log_law).sum() == pytest.approx(1, rel=1e-9)
+    assert proposal.log_normalizer == pytest.approx(log_z, rel=1e-9)
+    assert factor.max() <= 1e-12
+    outputs = np.random.default_rng(0).normal(size=(20, len(c))) * 1.5 + 0.3
+    means = x.sum(axis=1) @ c.T
+    # Vectors in the order of players: the law of the pairs of round 0, as it is drawn.
+    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_law)
+    alone = np.exp(enumeration.log_ratio(one, STRATEGY.array, SIGMA, outputs))
+    exact = np.exp(enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs))
+    weighted = math.exp(log_z) * alone ** (number - m) * (densities @ np.exp(factor))
+    np.testing.assert_allclose(weighted, exact, rtol=1e-9)
+
+
+def test_less_attraction_would_be_wrong():
+    """With pairs that attract m - 2 times as much factors exceed 1; clipped, they lose of what P has."""
+    scheme, m = SMALL[0], 4
+    x, log_law, log_z, _, factor, c = every_tuple(scheme, m, attraction=m - 2)
+    assert factor.max() > 0.1
+    outputs = np.random.default_rng(0).normal(size=(20, len(c))) + 1.0
+    means = x.sum(axis=1) @ c.T
+    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_law)
+    exact = np.exp(enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs))
+    clipped = math.exp(log_z) * exact ** (1 - m) * (densities @ np.exp(np.minimum(factor, 0)))
+    assert (clipped < 0.99 * exact).any() and (clipped <= exact * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(("scheme", "cut"), [(SMALL[0], True), (SMALL[4], False), (SMALL[6], False)])
+def test_what_draws_compute_of_their_vectors(scheme, cut):
+    """Shared rows and the factor in float32 against float64: never below, and hardly above."""
+    m = 4
+    x, _, _, shared, factor, _ = every_tuple(scheme, m, cut=cut)
+    some = np.random.default_rng(1).permutation(len(x))[:200]
+    one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+    strategy = FiniteToeplitz(STRATEGY.coefficients, one.iterations) if cut else STRATEGY
+    attractions = jnp.asarray(pairs.log_attractions(Mechanism(one, strategy, SIGMA)), jnp.float32)
+    vectors = x[some].swapaxes(0, 1).astype(np.float32)
+
+    @jax.jit
+    def computed(vectors):
+        rows = pairs.shared_rows(vectors, attractions, one.max_participations)
+        return rows, pairs.log_factor(rows, number, one.max_participations)
+
+    rows, found = computed(vectors)
+    off = ~np.eye(m, dtype=bool)
+    np.testing.assert_allclose(np.asarray(rows)[off], shared[..., some][off], rtol=1e-5, atol=1e-6)
+    assert (np.asarray(found) >= np.minimum(factor[some], 0)).all() and np.asarray(found).max() <= 0
+    np.testing.assert_allclose(found, factor[some], atol=1e-3)
+
+
+def test_positions_are_the_same_draws_as_vectors(key):
+    """Both ways to draw, from the same key: the same sums, and what their vectors share but for rounding."""
+    mechanism, m = Mechanism(BMinSep(6, 2, 0.4), STRATEGY, SIGMA), 6
+    proposal, scheme = pairs.pair_proposal(mechanism, m, 1.0), mechanism.scheme
+    module, tables = scheme.replicas, proposal.tables()
+    (sums, shared), (same, shared_too) = (
+        jax.jit(lambda key, draw=draw: draw(module, key, scheme, tables, m, 128))(key)
+        for draw in (pairs._draw_positions, pairs._draw_vectors)
+    )
+    off = ~np.eye(m, dtype=bool)
+    np.testing.assert_array_equal(sums, same)
+    np.testing.assert_allclose(shared[off], shared_too[off], rtol=1e-6, atol=1e-7)
+    assert np.asarray(sums).max() > 2 and np.asarray(shared)[off].max() > 1
+
+
+def test_no_verdict_below_the_truth(monkeypatch, key):
+    """Pairs that attract each other once, and not m - 1 times, would certify less than the truth."""
+    mechanism, epsilon = Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
+
+    monkeypatch.setattr(pairs, "NUMBERS", (4,))
+    monkeypatch.setattr(pairs, "_times", lambda proposal: 1e-9)
+    monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
+
+    def accepted(delta):
+        registry.build.cache_clear()
+        found = verify(mechanism, epsilon, delta, proposal="pairs:4,0", max_samples=40_000, key=key)
+        assert found.remove.proposal == "pairs:4,0"
+        return found.remove.certified
+
+    assert accepted(1.1 * exact) and not accepted(0.9 * exact)
+    with monkeypatch.context() as patch:
+        patch.setattr(pairs, "_sharper", lambda one, m: one)
+        assert accepted(0.9 * exact)
+    assert not accepted(0.9 * exact)
+
+
+def test_a_users_draws_have_the_exact_divergence(key):
+    """Two examples of one user: weights, scale and terms together, in an interval around the truth (1e-6)."""
+    mechanism, epsilon, m = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0), 0.5, 6
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(mechanism.scheme, 2.0, epsilon)
+    proposal = pairs.pair_proposal(mechanism, m, epsilon)
+    f = np.exp(epsilon + np.geomspace(1e-4, 5, 4000))
+    largest = math.exp(proposal.log_normalizer) * np.max(f ** (1 - m / 2) * (1 - math.exp(epsilon) / f))
+    scale = math.exp(proposal.log_scale)
+    assert largest <= scale <= largest * (1 + 1e-3)
+    terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
+    assert terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
+    assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
+
+
+@pytest.mark.parametrize(
+    "scheme", [IndependentAttribution(3, 2, 0.3, 4), IndependentAttribution(4, 2, 0.4, 3)], ids=str
+)
+def test_the_likelihood_by_pairs_is_above_that_of_all_tuples(scheme):
+    """And below that of examples that share nothing; pairs that share half as much again are not above."""
+    n = scheme.iterations
+    c = enumeration.strategy_matrix(STRATEGY.array, n + 1, n)
+    rng = np.random.default_rng(0)
+    outputs = SIGMA * rng.normal(size=(300, n + 1)) + c.sum(axis=1) * rng.choice([0, 1, 2], size=(300, 1))
+    ratios = np.float32((outputs @ c - 0.5) / SIGMA**2)
+    norms = (STRATEGY.column_products(2) / SIGMA**2).astype(np.float32)
+    run = jax.jit(scheme.log_likelihood_ratios_by_pairs)
+    above, too_low, apart = (np.asarray(run(ratios, norms * shared)) for shared in (1, 1.5, 0))
+    exact = enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs)
+    margin = 1e-5 * (1 + np.abs(exact))
+    assert (above >= exact - margin).all() and (above <= apart + margin).all()
+    assert (too_low < exact - margin).any() and (apart - above).max() > 0.1
+
+
+def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch):
+    """Three examples of one user, in an interval around the truth and 5 % more (1e-6)."""
+    scheme, epsilon = IndependentAttribution(2, 2, 0.3, 3), 0.5
+    mechanism = Mechanism(scheme, IDENTITY, 2.5)
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(scheme, 2.5, epsilon)
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(2, 2, True))
+    proposal = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,1")
+    scale = math.exp(proposal.log_scale)
+    terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
+    assert terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
+    assert scale * low <= 1.05 * exact and exact <= scale * high and high < 1.5 * low
+    before = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,0")  # of stored plans
+    assert before.log_scale == proposal.log_scale
+    booked = [
+        sum(line.amount for line in budget_lines(p, 1e-5) if line.kind == "epsilon")
+        for p in (before, proposal)
+    ]
+    assert booked[0] < booked[1] < 3 * booked[0]
+
+
+def production(scheme, sigma: float) -> Mechanism:
+    return Mechanism(scheme, BandedToeplitz.square_root(16), sigma)
+
+
+def test_few_samples_where_tables_of_more_replicas_do_not_fit():
+    """A user's four examples, 64 steps apart (10 million plain draws), and one example at a small epsilon."""
+    p = 1 / (250 - 63)
+    for scheme, sigma, epsilon in (
+        (IndependentAttribution(1000, 64, p, 4), 5.0, 4.0),
+        (BMinSep(1000, 64, p), 3.0, 1.0),
+    ):
+        mechanism = production(scheme, sigma)
+        chosen, predicted = choose_candidate(mechanism, epsilon, "remove", Budget.split(1e-5))
+        assert (
+            chosen.name.split(",")[0].startswith("pairs:")
+            and predicted[chosen.name] < 10_000 < 1e7 < predicted["plain"]
+        )
+        again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
+        assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
+        assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)
+        # Half as many pairs are drawn, each off by as much as two replicas are.
+        drawn = checked_replicas(pairs._sharper(pairs._one(mechanism)[0], chosen.spec.parameters[0]), 2)
+        number = chosen.spec.parameters[0] / 2
+        assert chosen.total_variation > number * drawn.total_variation
+        assert chosen.relative_error >= number * drawn.relative_error > 0
+        # A user's own vectors have a law of their own given the outputs, and what is rare of it is booked.
+        own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
+        assert len(own) == (scheme.parts is not None)
+    assert len({p.name for p in family_candidates("pairs", mechanism, 1.0)}) > 2
+
+
+def test_none_where_other_replicas_are_cheap_or_float32_cannot_tell():
+    p = 1 / (250 - 63)
+    quiet = production(BMinSep(1000, 64, p), 1.0)
+    names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}
+    assert "replicas:2" in names and not any(name.startswith("pairs") for name in names)
+    assert family_candidates("pairs", production(BMinSep(1000, 64, p), 0.5), 1.0) == []
+
+
+def test_numbers_and_schemes_that_there_are_not():
+    mechanism = Mechanism(SMALL[6], STRATEGY, SIGMA)
+    for m in (2, 5, 50):
+        with pytest.raises(ValueError, match=rf"m must be one of \(4, .*48\) above 3, was {m}"):
+            pairs.pair_proposal(mechanism, m, 1.0)
+    with pytest.raises(ValueError, match="scheme must have replicas, truncated-b-min-sep has none"):
+        pairs.pair_proposal(Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA), 4, 1.0)
+    with pytest.raises(ValueError, match="columns that do not overlap"):
+        pairs.pair_proposal(Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 4, 1.0)
+    assert family_candidates("pairs", Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 1.0) == []

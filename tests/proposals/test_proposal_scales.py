@@ -1,0 +1,84 @@
+"""The largest weighted term is at most the scale: Z and likelihood ratios by enumeration, outputs by search.
+
+Warm starts too, of which a weight may have more than of a cold one.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+)
+from jaxacct.proposals.base import ProposalSpec
+from tests.oracles import enumeration, tuples
+from tests.proposals_by_name import proposal_by_name
+
+STRATEGY = BandedToeplitz((2.0, 1.0))
+C = STRATEGY.array
+WARM, COLD = BMinSep(4, 2, 0.3), BMinSep(4, 2, 0.3, False)
+RARE = BMinSep(4, 2, 0.02)
+# (scheme, name of a proposal, epsilon, how near to the scale a term comes).
+FAMILIES = [
+    (WARM, "replicas:2", 0.7, 1 - 1e-6),
+    (WARM, "replicas:3", 1.5, 1 - 1e-6),
+    (COLD, "replicas:2", 0.7, 1 - 1e-6),
+    (CyclicPoisson(4, 2, 0.5), "replicas:2", 0.7, 1 - 1e-6),
+    (MultiAttribution(3, 2, 0.3, 2), "replicas:2", 0.7, 1 - 1e-6),
+    (RARE, "inflated-replicas:2,4", 0.1, 0.9),
+    (RARE, "inflated-replicas:3,8", 0.5, 0.6),
+    (BMinSep(4, 2, 0.02, False), "inflated-replicas:3,8", 0.5, 0.9),
+    (WARM, "pairs:4,0", 0.7, 1 - 1e-6),
+    (IndependentAttribution(3, 2, 0.3, 2), "example-replicas:3", 0.7, 0.5),
+    (IndependentAttribution(3, 2, 0.3, 2), "example-replicas:5", 1.5, 0.4),
+    (IndependentAttribution(3, 2, 0.3, 2), "pairs:4,0", 0.7, 0.5),
+]
+
+
+def log_weight(mechanism, name: str):
+    """Of outputs: ln of the weight that a draw has at most."""
+    scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
+    one, number = scheme.parts or (scheme, 1)
+    spec = ProposalSpec.parse(name)
+    m, pairs = spec.parameters[0], spec.family == "pairs"
+    other = one
+    if spec.family == "inflated-replicas":
+        other = scheme.more_often(spec.parameters[1])[0]
+    if pairs:
+        log_z = m / 2 * math.log(tuples.count_law(one, C, sigma / math.sqrt(m - 1), 2)[0])
+    else:
+        log_z = math.log(tuples.count_law(other, C, sigma, m)[0])
+
+    def of_outputs(y):
+        own, others = (enumeration.log_ratio(law, C, sigma, y) for law in (scheme, other))
+        # In pairs a user's own vectors share nothing with each other at best.
+        return log_z + (number * others if pairs and number > 1 else own) - m * others
+
+    return of_outputs
+
+
+@pytest.mark.parametrize(("scheme", "name", "epsilon", "near"), FAMILIES)
+def test_no_weighted_term_exceeds_the_scale(scheme, name, epsilon, near):
+    mechanism = Mechanism(scheme, STRATEGY, 1.2)
+    log_scale = proposal_by_name(mechanism, epsilon, "remove", name).log_scale
+    weight, rng = log_weight(mechanism, name), np.random.default_rng(4)
+
+    def terms(y):
+        loss = enumeration.log_ratio(scheme, C, 1.2, y)
+        positive = loss > epsilon
+        parts = np.where(positive, np.log(-np.expm1(np.where(positive, epsilon - loss, -1.0))), -math.inf)
+        return weight(y) + parts - log_scale
+
+    y = rng.normal(size=(3000, scheme.iterations + 1)) * rng.choice([1.0, 2.0, 5.0], size=(3000, 1)) + 1
+    for step in (0.5, 0.2, 0.1, 0.03, 0.01, 0.003, 1e-3):
+        found = terms(y)
+        best = y[np.argsort(found)[-40:]]
+        moved = best[rng.integers(40, size=400)] + step * rng.normal(size=(400, y.shape[1]))
+        y = np.concatenate([best, moved])
+    assert math.log(near) <= terms(y).max() <= 1e-9

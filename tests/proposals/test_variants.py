@@ -1,0 +1,136 @@
+"""End-to-end soundness of the variants on mechanisms of exactly known delta, and what is refused."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    Mechanism,
+    MultiAttribution,
+    NotCertifiedError,
+    Plan,
+    Toeplitz,
+    TruncatedBMinSep,
+    calibrate,
+    sample_privacy_loss,
+    verify,
+)
+from jaxacct.proposals.candidates import candidates
+from tests.oracles import enumeration
+from tests.schemes.test_truncated_b_min_sep import mixture_delta, pair_delta
+from tests.train.plans import plan as some_plan
+
+FALSE_ALARM = 1e-6
+EPSILON = 0.7
+
+
+def multi_attribution_delta(sigma: float) -> float:
+    """n = 1 and three examples: counts are Binomial(3, 0.3)."""
+    law = {float(j): stats.binom.pmf(j, 3, 0.3) for j in range(4)}
+    return mixture_delta(law, {0.0: 1.0}, sigma, EPSILON)
+
+
+def overlapping_delta(sigma: float) -> float:
+    """n = 2 with both columns overlapping, on the extended horizon, by integration over the two scores."""
+    scheme, coefficients = BMinSep(2, 1, 0.5), np.array([0.8, 0.6])
+    gram = enumeration.strategy_matrix(coefficients, 3, 2)
+    gram = gram.T @ gram
+    root = np.linalg.cholesky(gram)
+    grid = np.linspace(-9, 9, 801)
+    z = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
+    density = stats.norm.pdf(z).prod(axis=-1)
+    scores = sigma * z @ root.T
+    ratio = sum(
+        w * np.exp((scores @ x - x @ gram @ x / 2) / sigma**2)
+        for x, w in ((np.array(x, float), w) for x, w in enumeration.pattern_law(scheme).items())
+    )
+    gain = density * np.maximum(0.0, ratio - np.exp(EPSILON))
+    return float(integrate.trapezoid(integrate.trapezoid(gain, grid), grid))
+
+
+VARIANTS = {
+    "multi-attribution": (MultiAttribution(1, 1, 0.3, 3), BandedToeplitz.identity(), multi_attribution_delta),
+    "truncated": (
+        TruncatedBMinSep(1, 1, 0.4, 4, 8),
+        BandedToeplitz.identity(),
+        lambda sigma: pair_delta(7, 0.4, 4, sigma, EPSILON, "remove"),
+    ),
+    "not banded": (BMinSep(2, 1, 0.5), Toeplitz((0.8, 0.6)), overlapping_delta),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_false_acceptances_stay_within_q(name):
+    """Just above the line, acceptances are Binomial(runs, <= q); false alarm 1e-6, and below it they come."""
+    scheme, strategy, exact = VARIANTS[name]
+    mechanism = Mechanism(scheme, strategy, 1.2)
+    delta_v, q, runs = 0.9999 * exact(1.2), 0.05, 64
+    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    options = dict(budget=budget, max_samples=8192)
+
+    def accepted(mechanism, run):
+        seen = verify(mechanism, EPSILON, budget.delta, key=jax.random.key(run), **options)
+        return seen.remove.certified
+
+    limit = stats.binom.isf(FALSE_ALARM, runs, q)
+    assert sum(accepted(mechanism, run) for run in range(runs)) <= limit < runs / 4
+    quieter = Mechanism(scheme, strategy, 2.4)
+    assert all(accepted(quieter, run) for run in range(5))
+
+
+def test_other_adjacencies_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="adjacency must be"):
+        calibrate(
+            BMinSep(9, 3, 0.1), BandedToeplitz.identity(), epsilon=1.0, delta=0.1, adjacency="replace-one"
+        )
+    stored = some_plan(dataset_size=50).to_json()
+    assert Plan.from_json(stored).mechanism.scheme.iterations == 12
+    stored["claim"]["adjacency"] = "replace-one"
+    with pytest.raises(ValueError, match="adjacency must be one of zero-out, was 'replace-one'"):
+        Plan.from_json(stored)
+
+
+def test_one_example_a_user_is_b_min_sep(key):
+    """k_u = 1: the same losses from the same key, proposals of the same scales; k_u = 3: larger ones."""
+    strategy = BandedToeplitz.square_root(3)
+    schemes = BMinSep(30, 6, 0.02), *(MultiAttribution(30, 6, 0.02, k) for k in (1, 3))
+    plain, users, more = (Mechanism(scheme, strategy, 1.3) for scheme in schemes)
+    for direction in ("remove", "add"):
+        losses = [sample_privacy_loss(key, mechanism, 1000, direction) for mechanism in (plain, users)]
+        np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
+        found = [
+            {c.proposal.name: c.proposal.log_scale for c in candidates(m, 1.0, direction, Budget.split(1e-3))}
+            for m in (plain, users, more)
+        ]
+        assert found[0] == pytest.approx(found[1], rel=1e-6)
+        shared = set(found[0]) & set(found[2]) - {"plain"}
+        assert all(found[2][name] > found[0][name] for name in shared)
+        assert shared or direction == "add"
+
+
+@pytest.mark.slow
+def test_composition_and_profile_of_variants(key):
+    """A composed event costs noise; profiles of both directions fall and hold the certified point."""
+    import dp_accounting as dp
+
+    from jaxacct import privacy_profile
+
+    strategy, scheme = BandedToeplitz.square_root(3), MultiAttribution(30, 6, 0.02, 2)
+    options = dict(epsilon=2.0, delta=1e-2, key=key)
+    other = dp.GaussianDpEvent(3.0)
+    alone = calibrate(scheme, strategy, **options)
+    sigma = alone.mechanism.noise_multiplier
+    with pytest.raises(NotCertifiedError):
+        calibrate(scheme, strategy, **options, compose_with=other, noise_multiplier=sigma)
+    assert calibrate(scheme, strategy, **options, compose_with=other, noise_multiplier=2 * sigma).certified
+    profile = privacy_profile(alone.mechanism, [0.5, 1.0, 2.0], num_samples=20_000, key=key)
+    assert np.all(np.diff(profile.estimate) <= 0)
+    assert profile.lower[-1] <= 1e-2
+    for low, high in itertools.pairwise(profile.upper):
+        assert high <= low

@@ -1,0 +1,229 @@
+"""Pictures show what was computed, are told apart without colour, and replace no other file."""
+
+import builtins
+import functools
+import html
+import math
+
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, Mechanism, Poisson, recommend
+from jaxacct.accountants.tradeoff import EpsilonDelta, Gaussian
+from jaxacct.cli.commands import main
+from jaxacct.common import progress
+from jaxacct.core.text import budget_items
+from jaxacct.estimates.profile import Profile
+from jaxacct.report import plots as plot
+from jaxacct.report.figure import check_plot, is_ours
+from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
+from tests.stored_plans import KINDS, whole
+
+MECHANISM = Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0)
+# The Gaussian mechanism of mu = 1, whose curve is known.
+EPSILONS = np.linspace(0, 6, 400)
+PROFILE = Profile(EPSILONS, *[np.array([Gaussian(1.0).delta(e) for e in EPSILONS])] * 3, {}, 0.99, 1, {})
+
+
+@functools.cache
+def drawn():
+    """A plan with bets in its evidence."""
+    plans = map(whole, KINDS)
+    return next(plan for plan in plans if plan.is_sampled and plan.evidence.remove.bets)
+
+
+def lines_of(figure, place=0):
+    return {line.get_label(): line for line in figure.axes[place].lines}
+
+
+def styles(lines) -> list:
+    """What tells lines apart in grey."""
+    return [(line._unscaled_dash_pattern[1], line.get_marker(), line.get_linewidth() // 1) for line in lines]
+
+
+def test_the_trade_off_curve_of_a_gaussian_is_its_own():
+    figure = plot.tradeoff_curve(drawn(), PROFILE, {"mu = 1": Gaussian(1.0), "mu = 2": Gaussian(2.0)})
+    lines = lines_of(figure)
+    whole_profile = next(line for name, line in lines.items() if name.startswith("whole profile"))
+    alphas, found = whole_profile.get_data()
+    exact = np.maximum(EpsilonDelta(drawn().epsilon, drawn().delta)(alphas), Gaussian(1.0)(alphas))
+    np.testing.assert_allclose(found, exact, atol=2e-3)
+    shown = styles(lines.values())
+    assert len(set(map(str, shown))) == len(shown)
+
+
+def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
+    """The orders differ and meet again: all draws were seen, and their wealth accepted."""
+    plan = drawn()
+    figure = plot.verification(plan.verdict)
+    paths = [line.get_data() for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
+    needed = -math.log(plan.target.budget.failure_probability)
+    wealths = np.array([wealth for draws, wealth in paths if draws[-1] == plan.evidence.remove.num_samples])
+    assert len(wealths) and np.ptp(wealths[:5, -1]) < 1e-9 and wealths[0, -1] >= needed
+    assert np.all(wealths[:, 0] == 0) and np.ptp(wealths[:5, 20]) > 0
+    assert plot.verification(whole("analytic").verdict) is None
+
+
+def test_delta_pays_for_losses_beyond_epsilon_in_both_directions(key):
+    """One Gaussian of mean 1 and deviation 1: both losses are N(1/2, 1), the mirrored ones too."""
+    once = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 1.0)
+    figure = plot.privacy_losses(once, 1.0, num_samples=4096, key=key)
+    for outline in figure.axes[0].patches:
+        heights, edges, _ = outline.get_data()
+        mean = heights @ (edges[1:] + edges[:-1]) / 2
+        # Five standard errors, and half a bin.
+        assert abs(mean - 0.5) < 5 / 64 + np.diff(edges)[0] / 2
+    direction = lines_of(plot.losses(drawn()))
+    for name, sign in (("remove", 1), ("add", -1)):
+        counts = dict(getattr(getattr(drawn().evidence, name), "loss_counts", ()))
+        if counts:
+            mean = sum(loss_bounds(name)[i] * n for i, n in counts.items()) / sum(counts.values())
+            at, heights = direction[name].get_data()
+            assert at @ heights == pytest.approx(sign * mean, abs=LOSS_BIN_WIDTH)
+
+
+def test_running_sums_are_as_wide_as_the_law_says(key):
+    """Independent noise: sigma sqrt(t), and a path leaves four deviations with probability below 1e-4."""
+    strategy = BandedToeplitz.square_root(3)
+    figure = plot.running_sums(Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0), paths=2, key=key)
+    for axes in figure.axes:
+        edges = axes.collections[0].get_paths()[0].vertices
+        np.testing.assert_allclose(edges[:, 1].max(), 2 * 2.0 * math.sqrt(12), rtol=1e-6)
+        assert all(np.abs(line.get_ydata()).max() < 4 * 2.0 * math.sqrt(12) for line in axes.lines)
+    # One band: both sides are the same noise.
+    left, right = ([line.get_ydata() for line in axes.lines] for axes in figure.axes)
+    np.testing.assert_allclose(left, right, rtol=1e-5)
+    shown = plot.strategy_matrices(strategy, 12, steps=6).axes[1].images[0].get_array()
+    np.testing.assert_allclose(np.linalg.inv(shown)[:3, 0], strategy.coefficients, rtol=1e-5)
+
+
+def test_histograms_hold_every_draw_and_refuse_what_is_no_number():
+    figure = plot.histogram({"with": [0.0, 1.0, 1.0], "without": [-1.0, 0.5]}, epsilon=0.7)
+    heights = [patch.get_data().values for patch in figure.axes[0].patches]
+    assert [part.sum() for part in heights] == pytest.approx([1, 1])
+    assert len({str(patch.get_linestyle()) for patch in figure.axes[0].patches}) == 2
+    for bad in ({}, {"a": []}, {"a": [math.inf]}):
+        with pytest.raises(ValueError, match="samples must be finite losses by name"):
+            plot.histogram(bad)
+
+
+def test_accuracy_against_epsilon_has_a_line_a_mechanism():
+    lines = {"DP-SGD": ([1, 4], [0.5, 0.9], [0.1, 0.05]), "BandMF": ([1, 4], [0.6, 0.95])}
+    axes = plot.against_epsilon(lines, "accuracy").axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["DP-SGD", "BandMF"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "4"]
+    with pytest.raises(ValueError, match="as many values as epsilons"):
+        plot.against_epsilon({"a": ([1, 2], [1])}, "error")
+    with pytest.raises(ValueError, match="at least one line"):
+        plot.against_epsilon({}, "error")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return recommend(dataset_size=100, batch_size=10, iterations=12, epsilon=2.0, delta=1e-3, memory_copies=2)
+
+
+def test_the_chosen_candidate_is_marked(found):
+    lines = lines_of(plot.recommendation(found))
+    assert lines["chosen"].get_data()[1] == [found.chosen.prefix_sum_error]
+    drawn = sum(len(line.get_xdata()) for name, line in lines.items() if name != "chosen")
+    assert drawn == len(found.candidates)
+
+
+def test_a_picture_replaces_a_picture_of_ours_and_nothing_else(tmp_path):
+    ours, other = tmp_path / "ours.png", tmp_path / "photo.png"
+    plot.save(plot.blank(1, 1), ours)
+    other.write_bytes(b"\x89PNG\r\n\x1a\n my holidays")
+    check_plot(ours)
+    assert is_ours(ours) and not is_ours(other)
+    with pytest.raises(
+        ValueError, match=r"plot must be new or a picture by jaxacct, .*photo\.png' is another file$"
+    ):
+        check_plot(other)
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as stop:
+        main([*words])
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_commands_draw_what_they_found(capsys, tmp_path):
+    plan, picture = tmp_path / "plan.json", tmp_path / "picture.png"
+    drawn().save(plan)
+    numbers = "--dataset-size 100 --batch-size 10 --iterations 12 --epsilon 2 --delta 1e-3".split()
+    for words in (
+        ["show", str(plan)],
+        ["strategy", "--iterations", "12", "--bands", "3"],
+        ["recommend", *numbers, "--memory-copies", "2"],
+        ["calibrate", *numbers, "--bands", "1", "--accountant", "unamplified"],
+        [
+            "estimate",
+            *numbers[:6],
+            "--bands",
+            "1",
+            "--noise-multiplier",
+            "1",
+            "--epsilon",
+            "2",
+            "--samples",
+            "256",
+        ],
+    ):
+        code, out, err = run(capsys, *words, "--plot", str(picture))
+        assert code == 0 and out and not err and is_ours(picture)
+        picture.unlink()
+    analytic = tmp_path / "analytic.json"
+    whole("analytic").save(analytic)
+    for words, match in (
+        (["show", str(plan), "--plot", str(plan)], "plot must be new or a picture by jaxacct"),
+        (["calibrate", *numbers, "--out", "a.png", "--plot", "a.png"], "plot must be another file than out"),
+        (["verify", str(analytic), "--plot", str(picture)], "plot must not be given for an analytic plan"),
+        (
+            ["verify", str(plan), "--replay", "--plot", str(picture)],
+            "plot must not be given together with replay",
+        ),
+    ):
+        code, out, err = run(capsys, *words)
+        assert code == 2 and not out and match in err and err.count("\n") == 1 and not picture.exists()
+
+
+def test_without_matplotlib_it_is_refused_in_one_line_before_the_work(capsys, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest, **options):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    picture = tmp_path / "a.png"
+    code, out, err = run(capsys, "strategy", "--iterations", "12", "--bands", "3", "--plot", str(picture))
+    assert (code, out, err) == (2, "", "jaxacct: plot needs matplotlib, which is not installed\n")
+    assert not picture.exists()
+
+
+def test_a_notebook_shows_figures_and_plans():
+    """A figure as a PNG, without pyplot; a plan as its statement and a table, whatever is in its numbers."""
+    assert plot.blank(1, 1)._repr_png_().startswith(b"\x89PNG")
+    for kind in KINDS:
+        plan = whole(kind)
+        shown = plan._repr_html_()
+        assert plan.statement() in html.unescape(shown)
+        assert all(f"delta: {name}" in html.unescape(shown) for name, _ in budget_items(plan))
+        assert shown.count("<tr>") == shown.count("</tr>") and "<script" not in shown
+
+
+def test_progress_in_a_notebook_without_widgets_is_a_line_that_goes(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    with progress.watch() as tell:
+        tell("remove", 0, 100.0)
+        tell("remove", 50, 100.0)
+    out, err = capsys.readouterr()
+    *_, said, wiped, end = err.split("\r")
+    assert not out and "remove, 50 samples" in said and set(wiped) == {" "} and not end
+    with progress.watch():
+        pass
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,324 @@
+"""The reviewer's page, the risk numbers on it and its pictures."""
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson
+from jaxacct.accountants import truncation
+from jaxacct.accountants.dice_plan import DicePlan
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from jaxacct.cli.commands import main
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound
+from jaxacct.core.text import budget_items
+from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.report import plots as plot
+from jaxacct.report import risk
+from jaxacct.report.html import ASSUMPTIONS, ERRATA, FIRST_LINE, _errata, _risk, _rounded_up, measure, report
+from jaxacct.statistics.composed import TabulatedProfile
+from tests.stored_plans import KINDS, whole
+
+VOID = {"meta", "br", "path", "use", "line"}
+
+
+class Page(HTMLParser):
+    """Refuses tags that do not close, and all that a page could load or run."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        assert tag not in ("script", "iframe", "link", "img", "object", "form")
+        for name, value in attrs:
+            assert not name.startswith("on")
+            assert name not in ("src", "href", "xlink:href") or value.startswith("#"), (tag, name, value)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+WHOLE_PICTURES = "test_every_kind_of_plan_has_a_page[plain]"
+
+
+@pytest.fixture(autouse=True)
+def pictures(request, monkeypatch):
+    """All pictures are drawn; ticks and where words stand, half of the time, on one page alone."""
+
+    def without_ticks(figure, svg=plot.svg):
+        figure.set_layout_engine("none")
+        for axes in figure.axes:
+            axes.set(xticks=[], yticks=[])
+            axes.minorticks_off()
+        return svg(figure)
+
+    if request.node.name != WHOLE_PICTURES:
+        monkeypatch.setattr(plot, "svg", without_ticks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_plan_has_a_page(kind):
+    """Statement, every budget line and the commands are on it; nothing is loaded, nothing runs."""
+    plan = whole(kind)
+    page = Page(report(plan, "<b>&.json"))
+    words = " ".join(page.words.split())
+    assert " ".join(plan.statement().split()) in words
+    assert all(name in words for name, _ in budget_items(plan))
+    assert "jaxacct verify <b>&.json" in words
+
+
+def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
+    mechanism = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 0.3)
+    plan = Plan(Claim(mechanism, Target.at(1.0, 1e-3), None, None), Bound("unamplified"))
+    assert not plan.certified
+    text = report(plan)
+    assert text.index("NOT CERTIFIED") < text.index("The mechanism")
+    assert (
+        "refused" in text and "at most" not in Page(text).words.split("How to check")[0].split("What an")[1]
+    )
+
+
+def test_a_page_without_matplotlib_has_no_pictures(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    text = report(whole("zero_add"))
+    assert "<svg" not in text and "matplotlib was not installed" in Page(text).words
+
+
+def test_the_tests_it_names_exist():
+    for _, _, named in ASSUMPTIONS:
+        path, function = named.split("::")
+        assert f"def {function}(" in (Path(__file__).parents[2] / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("shift", [0.3, 1.0, 3.0])
+def test_the_risk_of_a_gaussian_is_that_of_its_best_test(shift):
+    """Its trade-off function is known: from the whole profile exactly, from one point a bound above it."""
+    rates = np.array([0.0, 1e-4, 0.01, 0.3, 0.9, 1.0])
+    exact = stats.norm.cdf(stats.norm.ppf(rates) + shift)
+    # Its best tests have thresholds from below -3 to above 3: epsilons up to 3 shift + shift^2 / 2.
+    epsilons = np.linspace(0, 4.5 * shift + shift**2 / 2, 4000)
+    deltas = np.array([gaussian_delta(float(e), 1 / shift, 1.0) for e in epsilons])
+    found = risk.true_positive_rate(epsilons, deltas, rates)
+    np.testing.assert_allclose(found[1:], exact[1:], rtol=2e-4)
+    assert found[0] <= deltas[-1] + 1e-12
+    assert risk.advantage(epsilons, deltas) == pytest.approx(2 * stats.norm.cdf(shift / 2) - 1, rel=1e-6)
+    for epsilon, delta in zip(epsilons[::500], deltas[::500], strict=True):
+        assert np.all(risk.true_positive_rate(epsilon, delta, rates) >= exact - 1e-12)
+        assert risk.advantage(epsilon, delta) >= 2 * stats.norm.cdf(shift / 2) - 1 - 1e-12
+
+
+def test_no_test_on_the_worst_pair_does_better_than_the_bound():
+    """The pair with losses epsilon, -epsilon and infinity: every set of its outcomes, as a test."""
+    epsilon, delta = 1.2, 0.05
+    high, low = (
+        (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon)),
+        (1 - delta) / (1 + math.exp(epsilon)),
+    )
+    p, q = np.array([delta, high, low, 0.0]), np.array([0.0, low, high, delta])
+    best = 0.0
+    for chosen in range(16):
+        mask = np.array([chosen >> k & 1 for k in range(4)], bool)
+        rate, power = q[mask].sum(), p[mask].sum()
+        assert power <= risk.true_positive_rate(epsilon, delta, min(rate, 1.0)) + 1e-12
+        best = max(best, power - rate)
+    assert best == pytest.approx(risk.advantage(epsilon, delta), rel=1e-12)
+    # The picture's curve through the point is the profile of that pair.
+    others = np.linspace(0, 2, 9)
+    exact = [np.maximum(0, p - math.exp(e) * q).sum() for e in others]
+    np.testing.assert_allclose(plot._delta_from_point(epsilon, delta, others), exact, rtol=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 5.0, 800.0, math.inf])
+def test_extreme_points(epsilon):
+    rates = np.array([0.0, 0.5, 1.0])
+    found = risk.true_positive_rate(epsilon, 1e-5, rates)
+    assert np.all((found >= rates) & (found <= 1)) and found[2] == 1
+    assert found[0] == pytest.approx(1e-5)
+    assert 1e-5 <= risk.advantage(epsilon, 1e-5) <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((math.nan, 0.1, 0.5), "epsilons must be in"),
+        ((-1.0, 0.1, 0.5), "epsilons must be in"),
+        ((1.0, math.nan, 0.5), "deltas must be in"),
+        ((1.0, 1.1, 0.5), "deltas must be in"),
+        ((1.0, 0.1, math.nan), "false_positive_rate must be in"),
+        ((1.0, 0.1, 1.5), "false_positive_rate must be in"),
+        (([1.0, 2.0], 0.1, 0.5), "equally many"),
+        (([], [], 0.5), "equally many"),
+    ],
+)
+def test_bad_numbers_are_refused(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        risk.true_positive_rate(*arguments)
+    if "false_positive" not in match:
+        with pytest.raises(ValueError, match=match):
+            risk.advantage(*arguments[:2])
+
+
+def test_the_command(tmp_path, capsys):
+    plan, out = tmp_path / "plan.json", tmp_path / "report.html"
+    whole(KINDS[0]).save(plan)
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(plan), "--out", str(out)])
+    assert stop.value.code == 0 and "differentially private" in capsys.readouterr().out
+    assert out.read_text().startswith(FIRST_LINE)
+    other = tmp_path / "notes.html"
+    other.write_text("mine")
+    for target, code in ((other, 2), (out, 0)):
+        with pytest.raises(SystemExit) as stop:
+            main(["report", str(plan), "--out", str(target)])
+        assert stop.value.code == code
+    assert other.read_text() == "mine" and "is another file" in capsys.readouterr().err
+
+
+def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key):
+    """One Gaussian step, whose best test is known: above it, and below what the certified point says."""
+    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
+    plan = Plan(Claim(mechanism, Target.at(1.0, 0.13), None, None), Bound("unamplified"))
+    assert plan.certified
+    bands = measure(plan, 4000, key)
+    rates = np.array([0.01, 0.1, 0.5])
+    exact = stats.norm.cdf(stats.norm.ppf(rates) + 0.5)
+    assert np.all(risk.true_positive_rate(bands.epsilons, bands.upper, rates) >= exact)
+    text = Page(report(plan, bands=bands)).words
+    assert "with confidence 0.999" in text and "4,000 fresh draws" in text
+    assert "estimate" not in Page(report(plan)).words.split("What an attacker can do")[1].split("Pictures")[0]
+
+
+def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
+    """Two Gaussians together are one: of mu 1/2 and 1/3, with the first one drawn."""
+    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
+    asked = []
+
+    def other(event):
+        asked.append(event)
+        t = np.linspace(-8, 8, 3201)
+        values = stats.norm.cdf(1 / 6 - 3 * t) - np.exp(t) * stats.norm.cdf(-1 / 6 - 3 * t)
+        return TabulatedProfile(t, np.minimum.accumulate(np.clip(values, 0.0, 1.0)))
+
+    monkeypatch.setattr("jaxacct.estimates.estimate.event_profile", other)
+    grid, together = np.array([0.0, 0.5, 1.0]), math.hypot(1 / 2, 1 / 3)
+    bands = privacy_profile(mechanism, grid, num_samples=4000, compose_with="another", key=key)
+    exact = [gaussian_delta(float(e), 1.0, together) for e in grid]
+    assert asked == ["another"] and bands.proposals["remove"].startswith("composed-replicas")
+    for side in bands.directions.values():
+        assert np.all(side[2] >= exact) and not side[0].any()
+        np.testing.assert_allclose(side[1], exact, atol=0.02)
+    assert exact[0] - gaussian_delta(0.0, 2.0, 1.0) > 0.03  # without the other one it would be seen
+    monkeypatch.setattr("jaxacct.report.html.privacy_profile", lambda *_, **options: options["compose_with"])
+    assert measure(whole("composed"), 10) == whole("composed").compose_with
+
+
+def test_bands_of_a_plan_with_cuts_are_raised_by_what_cuts_may_add(monkeypatch):
+    plan = whole("cut")
+    seen = {}
+
+    def drawn(mechanism, grid, **options):
+        seen.update(options)
+        bands = np.stack([np.full(grid.size, v) for v in (0.01, 0.02, 0.03)])
+        return Profile(grid, *bands, {"remove": bands, "add": bands}, 0.999, 10, {})
+
+    monkeypatch.setattr("jaxacct.report.html.privacy_profile", drawn)
+    found = measure(plan, 10)
+    added = [
+        truncation.reserve(plan.mechanism.scheme, e, plan.dataset_size, plan.max_batch_size)
+        for e in map(float, found.epsilons)
+    ]
+    assert min(added) > 0 and max(added) == added[0]
+    np.testing.assert_allclose(found.upper, 0.03 + np.array(added), rtol=1e-12)
+    np.testing.assert_allclose(found.directions["add"][2], found.upper)
+    assert not found.lower.any() and seen["compose_with"] is None
+    monkeypatch.setattr(truncation, "covers", lambda *_: False)
+    assert np.all(measure(plan, 10).upper == 1)
+
+
+def test_reconstruction_is_bounded_and_would_not_be_with_less_noise():
+    """One Gaussian step, one of 20 gradients at right angles: naming the likeliest one."""
+    m, sigma, draws = 20, 0.5, 20_000
+    mu = 1 / sigma
+    epsilons = np.linspace(0, 4.5 * mu + mu**2 / 2, 100)
+    outputs = sigma * np.random.default_rng(1).standard_normal((draws, m))
+    outputs[:, 0] += 1.0
+    right = (outputs.argmax(axis=1) == 0).mean()
+    error = math.sqrt(math.log(1e6) / (2 * draws))
+
+    def bound(noise):
+        deltas = np.array([gaussian_delta(float(e), noise, 1.0) for e in epsilons])
+        return float(risk.reconstruction(epsilons, deltas, 1 / m))
+
+    assert right < bound(sigma) + error and right > bound(1.35 * sigma) + error
+    assert risk.reconstruction(1.0, 0.01, [0.0, 1.0]).tolist() == pytest.approx([0.01, 1.0])
+    with pytest.raises(ValueError, match="baseline must be in"):
+        risk.reconstruction(1.0, 0.1, 1.5)
+    assert "reconstruction of what is guessed with probability 0.01" in _risk(whole("plain"), None)
+
+
+def test_errata_on_the_page_are_in_print_and_about_the_plan():
+    text = (Path(plot.__file__).parents[1] / "proofs/errata.md").read_text(encoding="utf-8")
+    assert all(f"\n## {heading}\n" in text for heading, _, _ in ERRATA)
+    users, plain = _errata(whole("users")), _errata(whole("zero_add"))
+    assert "theorem 6.1" in users and "theorem 6.1" not in plain
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        GeneralPlan(1440, 1, 36, 1, "shuffling", 1, sigma=1.0, epsilon=50.0, delta=1e-5),
+        DicePlan.calibrate(
+            8.0, 1e-5, dataset_size=60, batch_size=6, iterations=5, clip_norm=1.0, error_clip_norm=0.5
+        ),
+    ],
+    ids=["trade-off", "dice"],
+)
+def test_show_reads_plans_of_other_kinds_and_report_names_the_command(other, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    other.save(path)
+    for arguments, code in ((["show", path], 0), (["report", path, "--out", tmp_path / "r.html"], 2)):
+        with pytest.raises(SystemExit) as stop:
+            main([str(a) for a in arguments])
+        assert stop.value.code == code
+    said = capsys.readouterr()
+    assert other.statement() in said.out
+    assert f"`jaxacct show {path}`" in said.err and said.err.count("\n") == 1
+    path.write_text(json.dumps(other.to_json() | {"epsilon": other.epsilon / 100}))
+    with pytest.raises(SystemExit) as stop:
+        main(["show", str(path)])
+    assert stop.value.code == 2 and "must hold" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bound", [0.03014, 0.0301, 0.99949, 0.9999, 1.0, 1.0001e-5, 9.999e-4])
+def test_no_bound_is_rounded_down(bound):
+    assert bound <= float(_rounded_up(bound)) <= min(1.0, bound * 1.02)
+
+
+def test_pictures_of_a_mechanism(key):
+    scheme = BMinSep(12, 3, 0.3)
+    square_root, steps = BandedToeplitz.square_root(3), np.tri(12) - np.tri(12, k=-3)
+    strategies = square_root, Dense(steps / np.sqrt(3))
+    assert "<svg" in plot.svg(plot.participation(Mechanism(scheme, square_root, 1.0), key=key))
+    for strategy, bands in zip(strategies, (square_root.coefficients, [3**-0.5] * 3), strict=True):
+        figure = plot.matrices(Mechanism(scheme, strategy, 1.0), steps=8)
+        assert "correlated noise" in plot.svg(figure)
+        shown = figure.axes[0].images[0].get_array()
+        np.testing.assert_allclose(shown[:3, 0], bands, rtol=1e-6)
+        assert shown.shape == (8, 8) and not np.triu(shown, 1).any()

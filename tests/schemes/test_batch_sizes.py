@@ -1,0 +1,70 @@
+"""Batches too large for a run: their probability against the exact one, and what plans put aside for them."""
+
+import dataclasses
+import math
+
+import pytest
+import scipy
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    TruncatedBMinSep,
+    calibrate,
+)
+from jaxacct.core import text
+from jaxacct.schemes.batch_sizes import OVERFLOW, batch_sizes, max_batch_size, overflow
+from tests.stored_plans import as_json, claim_with
+
+TARGET = dict(epsilon=1.0, delta=1e-3, dataset_size=500, accountant="analytic")
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-30])
+@pytest.mark.parametrize("epsilon", [0.5, 8.0, 700.0])
+@pytest.mark.parametrize("scheme", [Poisson(50, 0.02), MultiAttribution(50, 3, 0.02, 2)], ids=str)
+def test_what_is_put_aside_covers_the_exact_probability(scheme, epsilon, delta):
+    """A thousandth of delta at most, however small it is; seen from both data sets where coins are seen."""
+    booked = overflow(scheme, epsilon, delta, 10_000)
+    assert booked is not None and booked.delta <= 1e-3 * delta and booked.probability <= OVERFLOW
+    most = batch_sizes(scheme, 10_000, None, booked.probability)[1]
+    exact = 0.0 if most == 10_000 else 50 * scipy.stats.binom.sf(most, 10_000, 0.02)
+    times = 1.0 if scheme.others_are_independent else 1 + math.exp(epsilon)
+    assert exact * times <= booked.delta * (1 + 1e-9)
+    # One less would not do, as the size leaves room for the example itself.
+    if most < 10_000:
+        assert 50 * scipy.stats.binom.sf(most - 2, 10_000, 0.02) > booked.probability
+
+
+def test_nothing_where_sizes_are_cut_or_not_stated():
+    assert overflow(Poisson(50, 0.02), 1.0, 1e-3, None) is None
+    assert overflow(Poisson(50, 0.02), 1.0, 1e-3, 500, cut_to=30) is None
+    assert overflow(TruncatedBMinSep(6, 2, 0.2, dataset_size=40, max_batch_size=9), 1.0, 1e-3, 40) is None
+    assert max_batch_size(500, 0.02, 50, 0.0) == 500
+
+
+def test_plans_reserve_delta_for_it():
+    """In the plan's budget and bound; the reserve is computed from the claim, so no file can leave it out."""
+    plan = calibrate(BMinSep(8, 2, 0.05), BandedToeplitz.square_root(2), **TARGET)
+    assert plan.overflow_delta == pytest.approx(1e-9)
+    assert plan.verdict.bound <= plan.target.budget.delta <= 1e-3 - plan.overflow_delta
+    assert dict(text.budget_items(plan))["runs stopped by a batch too large"] == plan.overflow_delta
+    whole = claim_with(plan.claim, budget=Budget.split(1e-3))
+    assert "the budget spends" in dataclasses.replace(plan, claim=whole).flaws[0]
+
+
+def test_no_reserve_without_sizes():
+    plan = calibrate(BMinSep(8, 2, 0.05), BandedToeplitz.square_root(2), **TARGET | {"dataset_size": None})
+    assert plan.overflow_delta is None and plan.max_batch_size is None
+    assert Plan.from_json(as_json(plan)).certified
+
+
+def test_a_bound_that_leaves_no_room_for_it_is_no_plan():
+    """The analytic bound may not reach into the reserve for stopped runs."""
+    plan = calibrate(BMinSep(8, 2, 0.05), BandedToeplitz.square_root(2), **TARGET)
+    delta = plan.verdict.bound * (1 + 1e-10)
+    tight = claim_with(plan.claim, delta=delta, budget=Budget.split(delta))
+    assert not dataclasses.replace(plan, claim=tight).certified

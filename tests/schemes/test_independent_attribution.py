@@ -1,0 +1,254 @@
+"""Users with several independently drawn examples: everything against enumeration over all tuples of
+vectors."""
+
+import math
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    FiniteToeplitz,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Plan,
+    Toeplitz,
+    calibrate,
+    privacy_loss,
+)
+from jaxacct.kernels import interacting_recurrence
+from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.proposals.families.powers import power_proposal
+from jaxacct.proposals.sampling import direction_key, draw_in_batches
+from jaxacct.schemes import independent_attribution
+from jaxacct.statistics.hockey_stick import weighted_terms
+from tests.likelihood.test_privacy_loss import outputs_of
+from tests.oracles import enumeration, tuples
+from tests.oracles.settings import few_in_ci
+from tests.proposals.test_proposals import ends
+from tests.proposals_by_name import family_candidates
+from tests.schemes.test_schemes import chi_square_p_value
+from tests.strategies.test_non_banded import both_losses
+
+FALSE_ALARM = 1e-6
+
+# (scheme, bands): cold and warm, n < b, n not a multiple of b, b = 1, p = 1, one to four examples.
+SETTINGS = [
+    (IndependentAttribution(8, 3, 0.3, 2, False), 3),
+    (IndependentAttribution(8, 3, 0.3, 2), 3),
+    (IndependentAttribution(7, 4, 0.2, 2), 2),
+    (IndependentAttribution(7, 3, 1.0, 2), 2),
+    (IndependentAttribution(7, 3, 1.0, 2, False), 3),
+    (IndependentAttribution(3, 5, 0.4, 2), 4),
+    (IndependentAttribution(3, 5, 0.4, 2, False), 5),
+    (IndependentAttribution(4, 1, 0.3, 2), 1),
+    (IndependentAttribution(1, 2, 0.5, 2), 2),
+    (IndependentAttribution(6, 3, 0.3, 3), 3),
+    (IndependentAttribution(5, 2, 0.3, 4, False), 2),
+    (IndependentAttribution(8, 3, 0.3, 1), 3),
+]
+# Each is a program of its own: the third has what the second has, the seventh what the first and sixth have.
+FAST = set(range(12)) - {2, 6}
+
+
+@pytest.fixture
+def bounded(monkeypatch):
+    """No likelihood of more than one example fits."""
+    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+
+
+@pytest.mark.parametrize(("scheme", "bands"), few_in_ci(FAST, SETTINGS))
+def test_the_loss_is_that_of_all_tuples(scheme, bands, x64):
+    """On the n x n matrix, from tiny to huge noise."""
+    strategy = BandedToeplitz.square_root(bands)
+    for sigma in (0.05, 0.6, 100.0):
+        outputs = outputs_of(scheme, sigma, np.random.default_rng(1), batch=12)
+        ours = np.asarray(privacy_loss(Mechanism(scheme, strategy, sigma), outputs))
+        exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+        np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
+
+
+BOUNDED = [
+    pytest.param(*setting, finite, marks=() if i in ({1} if finite else FAST) else pytest.mark.slow)
+    for finite in (False, True)
+    for i, setting in enumerate(SETTINGS)
+]
+
+
+@pytest.mark.parametrize(("scheme", "bands", "finite"), BOUNDED)
+def test_both_sides_are_bounded_where_the_tables_do_not_fit(scheme, bands, finite, x64, bounded):
+    """On the rows of which scores are `C^T y`; with one example the bounds are exact."""
+    strategy, sigma = BandedToeplitz.square_root(bands), 0.6
+    if finite:
+        bands = min(bands, scheme.iterations)
+        strategy = FiniteToeplitz(strategy.coefficients[:bands], scheme.iterations)
+    rows = strategy.rows(scheme.iterations)
+    outputs = np.random.default_rng(2).normal(size=(30, rows)) * 1.2 + 0.2
+    exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+    dense = enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations)
+    above, below = map(np.asarray, both_losses(scheme, strategy, outputs @ dense, sigma))
+    assert (above >= exact - 1e-12).all()
+    assert (below <= exact + 1e-12).all()
+    several = scheme.examples_per_user > 1
+    assert Mechanism(scheme, strategy, sigma).is_upper_bound == several
+    assert (above - below).max() > 1e-3 if several else np.abs(above - below).max() < 1e-12
+
+
+@pytest.mark.parametrize("bands", [1, 3, 4])
+def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
+    """`kappa` per participation covers what two vectors share, worst over all pairs; and it is attained."""
+    scheme, strategy = IndependentAttribution(9, 4, 0.5, 2), BandedToeplitz.square_root(bands)
+    dense = enumeration.strategy_matrix(strategy.coefficients, 9 + bands - 1, 9)
+    patterns = np.array(list(enumeration.pattern_law(scheme.one)), float)
+    shared = (patterns @ dense.T) @ (patterns @ dense.T).T
+    number = patterns.sum(axis=1)
+    each = number[:, None] + number
+    ratio = (shared / np.maximum(each, 1)).max()
+    assert ratio <= scheme.overlap_bound(strategy) <= 1.6 * ratio
+
+
+@pytest.mark.parametrize(("scheme", "bands"), few_in_ci(FAST, SETTINGS[:11]))
+def test_drawn_counts_and_their_laws(scheme, bands, key):
+    law = enumeration.pattern_law(scheme)
+    drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 20_000))(key))
+    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    # At p = 1 from a cold start there is nothing to draw, and nothing that can be off.
+    assert 0 <= scheme.draw_error() < 1e-3 and (scheme.draw_error() > 0 or len(law) == 1)
+    some = sum(w * (np.array(x) > 0) for x, w in law.items())
+    np.testing.assert_allclose(scheme.participation_probabilities(), some, atol=1e-12)
+    none = law.get((0,) * scheme.iterations, 0.0)
+    assert math.exp(scheme.log_probability_of_none()) == pytest.approx(none, rel=1e-10, abs=1e-300)
+    dense = enumeration.strategy_matrix(
+        BandedToeplitz.square_root(bands).coefficients, scheme.iterations + bands - 1, scheme.iterations
+    )
+    largest = max(np.square(dense @ np.array(x)).sum() for x in law)
+    assert largest <= scheme.squared_sensitivity(0.0) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "bounded"])
+@pytest.mark.parametrize(
+    ("scheme", "quick"),
+    [
+        (IndependentAttribution(2, 2, 0.3, 2), True),
+        pytest.param(IndependentAttribution(2, 2, 0.3, 2), False, marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(2, 2, 0.3, 2, False), False, marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(2, 1, 0.2, 2), False, marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(2, 2, 0.3, 3), False, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
+    """No term above 1, and the mean is the exact delta of two steps (or above it where f is bounded).
+
+    Quick: of the smallest order at one epsilon and of the largest at the other.
+    """
+    if not exact:
+        monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    bands, sigma = min(2, scheme.min_separation), 0.9
+    strategy = BandedToeplitz((2.0, 1.0)[:bands])
+    mechanism = Mechanism(scheme, strategy, sigma)
+    width = -math.log(FALSE_ALARM)
+    for epsilon, direction in ((0.1, "remove"), (1.5, "remove"), (0.1, "add")):
+        truth = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
+        families = ("example-replicas",) if direction == "remove" else ("plain-bounded", "half-space")
+        found = [one for family in families for one in family_candidates(family, mechanism, epsilon)]
+        assert found or direction == "add"
+        if quick and direction == "remove":
+            found = found[:1] if epsilon < 1 else found[-1:]
+        for proposal in ends(found):
+            if proposal.log_scale == -math.inf:
+                assert truth < 1e-9
+                continue
+            stream = direction_key(key, direction)
+            parts = list(draw_in_batches(proposal, stream, 0, 60))
+            draws = type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            terms = weighted_terms(draws, direction, epsilon) / math.exp(proposal.log_scale)
+            assert terms.max() < 1 + 2e-5
+            error = math.sqrt(2 * terms.var() * width / terms.size) + width / terms.size
+            mean, slack = terms.mean(), 2e-3 * truth / math.exp(proposal.log_scale)
+            assert mean > truth / math.exp(proposal.log_scale) - error - slack
+            if exact:
+                assert mean < truth / math.exp(proposal.log_scale) + error + slack
+
+
+@pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_what_rounding_leaves_out_is_kept_in_one_state_or_in_all(warm, monkeypatch):
+    """Both ways in float32 against float64, 600 steps of three examples; nothing kept is off by far more."""
+    scheme, rng = IndependentAttribution(600, 3, 0.02, 3, warm), np.random.default_rng(4)
+    ratios = rng.normal(size=(600, 16)).astype(np.float32) / 4
+    shared = np.float32([0.3, 0.2, 0.1])
+
+    def loss(dtype):
+        anew = jax.jit(lambda *arrays: scheme._time_first(*arrays))
+        return np.asarray(anew(jax.numpy.asarray(ratios, dtype), jax.numpy.asarray(shared, dtype)))
+
+    found = []
+    for every in (False, True):
+        monkeypatch.setattr(interacting_recurrence, "compensates_all", lambda block, every=every: every)
+        found.append(loss(np.float32))
+    monkeypatch.setattr(interacting_recurrence, "two_sum", lambda a, b: (a + b, 0 * b))
+    found.append(loss(np.float32))
+    monkeypatch.undo()
+    with jax.enable_x64(True):
+        exact = loss(np.float64)
+    one, every, none = (float(np.abs(each - exact).max()) for each in found)
+    unit = 2.0**-24 * 3 * 600 * 0.02
+    assert every < 4 * unit and one < 12 * unit
+    assert none > 2 * one
+
+
+def test_special_cases(x64):
+    """One example is b-min-sep; a separation of 1 is multi-attribution."""
+    rng, strategy = np.random.default_rng(5), BandedToeplitz.square_root(4)
+    outputs = rng.normal(size=(6, 23))
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    identity = BandedToeplitz.identity()
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="examples_per_user must be an integer of at least 1, was 0"):
+        IndependentAttribution(5, 2, 0.1, 0)
+    with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
+        Mechanism(IndependentAttribution(5, 2, 0.1, 2), Toeplitz((0.8, 0.5, 0.2)), 1.0)
+    with pytest.raises(ValueError, match=r"m must be in 3\.\."):
+        power_proposal(
+            Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0), 2, 1.0
+        )
+    with pytest.raises(ValueError, match="norms must be"):
+        IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratio(jax.numpy.zeros(5))
+
+
+def test_which_likelihoods_are_exact():
+    assert IndependentAttribution(7200, 256, 1e-4, 2).is_exact
+    assert IndependentAttribution(1000, 16, 1e-3, 4).is_exact
+    assert not IndependentAttribution(1000, 64, 1e-3, 4).is_exact
+    assert numbers_kept(16, 2, warm=True) == 16 * 31
+
+
+def test_a_plan_of_users_is_proven_like_all_others():
+    """End to end: certified, loaded again; nothing in its lines or its statement is measured."""
+    scheme, strategy = IndependentAttribution(4, 2, 0.1, 2), BandedToeplitz.square_root(2)
+    target = dict(epsilon=1.0, delta=0.02, noise_multiplier=1.2, key=jax.random.key(3))
+    plan = Plan.from_json(calibrate(scheme, strategy, **target).to_json())
+    assert plan.certified and plan.evidence.remove.num_samples > 0
+    assert "not proven" not in plan.statement()
+    assert all("proofs/" in line.source for line in plan.verdict.remove.items)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 40])
+def test_errors_of_independent_draws_multiply(number):
+    """k examples, each drawn with a density that is up to 1 + e of the stated one: (1 + e)^k together."""
+    scheme = IndependentAttribution(6, 2, 0.3, number)
+    one = Fraction(scheme.one.draw_error())
+    exact = (1 + one) ** number - 1
+    assert 0 < float(one) and exact * (1 - Fraction(1, 2**40)) <= Fraction(scheme.draw_error())
+    assert scheme.draw_error() == pytest.approx(float(exact), rel=1e-12)

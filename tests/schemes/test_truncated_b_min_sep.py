@@ -1,0 +1,676 @@
+"""Truncated b-min-sep: likelihoods and laws against enumeration, the peer, exact deltas; a run end to end."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax_privacy import batch_selection
+from jax_privacy.experimental.monte_carlo import sample_generation
+from scipy import integrate, stats
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Mechanism,
+    NotCertifiedError,
+    Plan,
+    TruncatedBMinSep,
+    calibrate,
+    estimate_delta,
+    privacy_loss,
+    privacy_profile,
+)
+from jaxacct.accountants.analytic import analytic_delta
+from jaxacct.cli.commands import main
+from jaxacct.kernels import threefry
+from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
+from jaxacct.likelihood.rounding import loss_margin
+from jaxacct.proposals.base import plain
+from jaxacct.schemes.cut_likelihoods import log_likelihoods
+from jaxacct.schemes.truncated_b_min_sep import _words
+from tests.draws import draws_of
+from tests.oracles import enumeration
+from tests.rounding_errors import measured_error
+from tests.schemes.test_schemes import chi_square_p_value
+from train.batches.sampler import Sampler
+
+FALSE_ALARM = 1e-6
+
+# (scheme, bands): cold and warm, n < b, n not a multiple of b, b = 1, p = 1, mean at the maximum.
+SMALL = [
+    (TruncatedBMinSep(7, 3, 0.3, 3, 12), 3),
+    (TruncatedBMinSep(6, 2, 0.4, 5, 10, False), 2),
+    (TruncatedBMinSep(6, 1, 0.3, 3, 9), 1),
+    (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
+    (TruncatedBMinSep(5, 2, 1.0, 6, 11), 2),
+    (TruncatedBMinSep(1, 1, 0.5, 2, 4), 1),
+]
+IDS = [f"{s}-{b}" for s, b in SMALL]
+
+
+def count_law(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
+    """Corollary D.2 word for word, given batch sizes: the law of x (2, 1) or y (-1, 0)."""
+    law: dict[tuple[int, ...], float] = {}
+    for pattern, weight in enumeration.pattern_law(scheme.uncut).items():
+        cut = [i for i, x in enumerate(pattern) if x and batch_sizes[i] >= scheme.max_batch_size]
+        for kept in itertools.product((0, 1), repeat=len(cut)):
+            counts, chance = [when_whole * x for x in pattern], weight
+            for step, stays in zip(cut, kept, strict=True):
+                keep = scheme.max_batch_size / (batch_sizes[step] + 1)
+                counts[step], chance = when_cut * stays, chance * (keep if stays else 1 - keep)
+            law[tuple(counts)] = law.get(tuple(counts), 0.0) + chance
+    return law
+
+
+def exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes) -> tuple[float, float]:
+    """(ln P/R, ln Q/R) of one sample by summing over all counts, R the centred Gaussian."""
+
+    def log_density(law):
+        means = np.array(list(law), float) @ dense.T
+        exponents = (means @ outputs - (means**2).sum(axis=1) / 2) / sigma**2
+        return float(np.log((np.array(list(law.values())) * np.exp(exponents)).sum()))
+
+    laws = count_law(scheme, batch_sizes, 2, 1), count_law(scheme, batch_sizes, -1, 0)
+    return log_density(laws[0]), log_density(laws[1])
+
+
+def exact_loss(scheme, coefficients, sigma, outputs, batch_sizes) -> float:
+    dense = enumeration.strategy_matrix(coefficients, len(outputs), scheme.iterations)
+    log_p, log_q = exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes)
+    return log_p - log_q
+
+
+@pytest.mark.parametrize("sigma", [0.5, 3.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_losses_against_enumeration(scheme, bands, sigma, x64):
+    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(3)
+    mechanism = Mechanism(scheme, strategy, sigma)
+    n = scheme.iterations
+    sizes = rng.integers(0, 2 * scheme.max_batch_size, (12, n)).astype(np.int32)
+    sizes[0], sizes[1] = 0, scheme.max_batch_size  # none cut, all cut
+    outputs = rng.normal(size=(12, n)) * (1 + sigma)
+    exact = [
+        exact_loss(scheme, strategy.coefficients, sigma, y, r) for y, r in zip(outputs, sizes, strict=True)
+    ]
+    np.testing.assert_allclose(privacy_loss(mechanism, outputs, sizes), exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("p", [0.2, 1.0])
+@pytest.mark.parametrize("b", [1, 2, 3, 4])
+def test_both_likelihoods_against_enumeration(b, p, warm, x64):
+    """P/R and Q/R each, so that no error cancels in their ratio; n = 8 and n = 3, below b = 4."""
+    rng, sigma = np.random.default_rng(b), 0.7
+    for n in (8, 3) if b == 4 else (8,):
+        # From a cold start p = 1 puts everyone into the first batch: nothing can be cut.
+        everyone = p == 1 and not (warm and b > 1)
+        scheme = TruncatedBMinSep(n, b, p, 10, 10 if everyone else 15, warm)
+        dense = enumeration.strategy_matrix(rng.random(b) + 0.1, n, n)
+        norms = (dense**2).sum(axis=0)
+        sizes = rng.integers(0, 20, (6, n)).astype(np.int32)
+        sizes[0], sizes[1] = 0, 19
+        log_likelihoods = jax.jit(scheme.log_likelihoods)
+        for y, r in zip(rng.normal(size=(6, n)), sizes, strict=True):
+            ratios, half = (y @ dense - norms / 2) / sigma**2, norms / (2 * sigma**2)
+            ours = log_likelihoods(ratios, half, r)
+            if scheme.can_cut:
+                exact = exact_log_likelihoods(scheme, dense, sigma, y, r)
+                np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
+            if (r < 10).all() or not scheme.can_cut:
+                assert ours[1] == 0
+
+
+@pytest.mark.parametrize(
+    "scheme", [TruncatedBMinSep(7, 3, 0.3, 3, 12), TruncatedBMinSep(3, 4, 0.5, 5, 9, False)]
+)
+def test_both_likelihoods_in_linear_scale(scheme, monkeypatch):
+    """Float32 against enumeration wherever finite, and no other sample is: logarithms are asked for the rest.
+
+    At sigma 0.2 there is room for some samples, at 0.1 for few: those of which no batch is cut.
+    """
+    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._LEAST_STEPS", 0)
+    rng, n = np.random.default_rng(5), scheme.iterations
+    dense = enumeration.strategy_matrix(rng.random(3) + 0.1, n, n)
+    norms, sizes = (dense**2).sum(axis=0), rng.integers(0, 9, (24, n)).astype(np.int32)
+    outputs = rng.normal(size=(24, n)) * 1.5
+
+    @jax.jit
+    def found(ratios, halves):
+        def nowhere(ratios):
+            return (jnp.full(len(outputs), -777.0),) * 2
+
+        return log_likelihoods(scheme.uncut, ratios, halves, sizes.T, scheme._chances, nowhere)
+
+    shares = []
+    for sigma in (3.0, 0.5, 0.2, 0.1):
+        ratios = ((outputs @ dense - norms / 2) / sigma**2).astype(np.float32)
+        halves = (norms / (2 * sigma**2)).astype(np.float32)[:, None]
+        ours = np.stack(found(ratios.T, halves), axis=1)
+        made = (ours != -777).all(axis=1)
+        assert (made == (ours != -777).any(axis=1)).all() and np.isfinite(ours).all()
+        shares.append(made.mean())
+        exact = np.array(
+            [
+                exact_log_likelihoods(scheme, dense, sigma, y, r)
+                for y, r in zip(outputs[made], sizes[made], strict=True)
+            ]
+        )
+        np.testing.assert_allclose(ours[made], exact.reshape(-1, 2), rtol=1e-5, atol=1e-5)
+    assert shares[0] == shares[1] == 1 and 0 < shares[2] < 1 and shares[3] < 0.2
+
+
+def test_linear_scale_is_logarithms_where_there_is_no_room(key, monkeypatch):
+    """The pair with independent cuts too, of which nobody is left out; sigma 1 and 0.15, samples mixed."""
+    scheme = TruncatedBMinSep(12, 3, 0.3, 3, 12)
+    sigma = np.repeat([1.0, 0.15], 8)[:, None].astype(np.float32)
+    cut = jax.random.bernoulli(key, 0.5, (16, 12))
+    ratios = (1.5 * jax.random.normal(key, (16, 12)) * sigma - 0.5) / sigma**2
+
+    def both(ratios):
+        # A half for each sample is none that a mechanism has, but the largest serves all.
+        return scheme.independent_cuts.log_likelihoods(ratios, jnp.float32(0.5), cut)
+
+    in_logs = jax.jit(both)(ratios)
+    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._LEAST_STEPS", 0)
+    again = jax.jit(lambda ratios: both(ratios))(ratios)
+    np.testing.assert_allclose(again, in_logs, rtol=1e-5, atol=1e-5)
+    missing = ~np.isfinite(again)
+    assert not missing.any() and (np.asarray(again)[:, :8] != np.asarray(in_logs)[:, :8]).any()
+
+
+@pytest.mark.parametrize(("n", "b", "bands"), [(64, 2, 2), (64, 8, 2), (30, 40, 1)])
+@pytest.mark.parametrize("warm", [True, False])
+def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
+    """At most two bands, where the peer's last columns are right (`test_the_peers_last_columns`)."""
+    scheme = TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
+    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(b)
+    outputs, sizes = rng.normal(size=(5, n)), rng.integers(40, 80, (5, n)).astype(np.int32)
+    peer = batch_selection.BMinSepSampling(
+        sampling_prob=0.05, iterations=n, min_sep=b, warm_start=warm, truncated_batch_size=60
+    )
+    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
+    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_the_peers_last_columns_with_cuts(x64):
+    """On three or more bands enumeration sides with us, not with jax-privacy 2.0.0."""
+    scheme, strategy = TruncatedBMinSep(6, 4, 0.3, 5, 20), BandedToeplitz.square_root(4)
+    rng = np.random.default_rng(4)
+    outputs, sizes = rng.normal(size=(5, 6)), rng.integers(0, 12, (5, 6)).astype(np.int32)
+    peer = batch_selection.BMinSepSampling(sampling_prob=0.3, iterations=6, min_sep=4, truncated_batch_size=5)
+    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
+    exact = [
+        exact_loss(scheme, strategy.coefficients, 0.8, y, r) for y, r in zip(outputs, sizes, strict=True)
+    ]
+    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
+    np.testing.assert_allclose(ours, exact, rtol=1e-11)
+    assert np.abs(np.asarray(theirs) - exact).max() > 1e-3
+
+
+@pytest.mark.parametrize(("window", "p"), [((3, 9), 0.97), ((60_000, 70_001), 0.003), ((500, 40_000), 0.5)])
+def test_drawn_binomials(window, p, key):
+    """One to four digits, lowest values of each or of all; chi-square against SciPy, false alarm 1e-6."""
+    arrays = binomial_tables((window,), (p,)).arrays
+    draw = jax.jit(
+        lambda key, trials: binomial_of_words(_words(key, len(arrays.levels), trials.shape), trials, arrays)
+    )
+    trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
+    drawn, tie = map(np.asarray, draw(key, jnp.asarray(trials, jnp.int32)))
+    assert tie.mean() < 1e-3
+    for most, seen in zip(trials[::50_000], np.split(drawn, 3), strict=True):
+        edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
+        expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
+        counts = np.bincount(np.searchsorted(edges, seen), minlength=len(expected))
+        enough = expected > 0
+        assert counts[~enough].sum() == 0
+        if enough.sum() > 1:
+            assert stats.chisquare(counts[enough], 50_000 * expected[enough]).pvalue > FALSE_ALARM / 3
+
+
+def table_laws(arrays, at: int):
+    """(number of trials, {value: probability}) of every table, added up in integers from its cells."""
+    unit = 1
+    for place, level in reversed(list(enumerate(arrays.levels))):
+        digits, size = level.cells.shape[1:]
+        capacity = 2**62 // size
+        for digit in range(digits):
+            lowest = int(level.lowest[at, min(digit, level.lowest.shape[1] - 1)])
+            law: dict[int, int] = {}
+            for cell in range(size):
+                packed, low = (int(part[at, digit, cell]) for part in (level.cells, level.low))
+                limit = (packed // size << 30) + low
+                for value, weight in ((cell, limit), (packed % size, capacity - limit)):
+                    law[lowest + value] = law.get(lowest + value, 0) + weight
+            yield digit * unit + (int(arrays.first[at]) if place == 0 else 0), law
+        unit *= digits
+
+
+@pytest.mark.parametrize("p", [0.07, 0.5, 0.25, 0.999])
+def test_tables_have_the_exact_law(p):
+    """The law of every table, added up from its cells, is the binomial's to the stated error.
+
+    p = 1/2 and 1/4 make cells that hold exactly their capacity; the digits' trials add up to the window's.
+    """
+    windows = (0, 5), (300, 1000)
+    arrays, relative, variation = binomial_tables(windows, (p / 2, p))
+    most = [0, 0]
+    for at, chance in enumerate((p / 2, p)):
+        trials: dict[int, list[int]] = {}
+        for count, law in table_laws(arrays, at):
+            assert sum(law.values()) == 2**62
+            values = np.array(list(law))
+            exact = stats.binom.pmf(values, count, chance)
+            drawn = np.array([float(weight) for weight in law.values()]) / 2.0**62
+            assert np.all(np.abs(drawn - exact) <= exact * (relative + 1e-11) + variation)
+            trials.setdefault(len(trials), []).append(count)
+            most[at] = max(most[at], count)
+    assert most[0] <= 2 * 1024 and most[1] >= 300
+
+
+def test_windows_are_left_with_the_probability_that_is_booked():
+    """Of the production case, whose first sizes have a window each; and what plans hold is booked still."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256, max_batch_size=2048
+    )
+    others, rate = scheme.dataset_size - 1, scheme.participation_rate
+    left = [(scheme._pool_window, 1 - 255 * rate, 7200)]
+    left += [(window, 1 - t * rate, 1) for t, window in enumerate(scheme._first_windows)]
+    outside = sum(
+        times * (stats.binom.cdf(low - 1, others, chance) + stats.binom.sf(high, others, chance))
+        for (low, high), chance, times in left
+    )
+    assert outside < 2.0**-64
+    assert scheme.batch_size_error() == pytest.approx((1.1662790801179347e-08, 1.8998572246659018e-12))
+    cold = TruncatedBMinSep(51, 8, 0.4, 17_000, 40_055, False)
+    assert cold.batch_size_error() == pytest.approx(
+        (1.5654677555491871e-10, 2.5490677277306695e-14), rel=1e-9, abs=0
+    )
+
+
+@pytest.mark.parametrize("kind", ["even", "dyadic", "geometric", "rough"])
+def test_alias_tables_are_exact(kind):
+    """Added up in integers, the cells give back every weight; dyadic ones fill cells exactly."""
+    rng = np.random.default_rng(7)
+    for cells in (2, 8, 64):
+        widths = rng.integers(1, cells + 1, 12)
+        weights = np.zeros((len(widths), cells), np.int64)
+        for row, width in zip(weights, widths, strict=True):
+            law = {
+                "even": np.ones(width),
+                "dyadic": 2.0 ** -rng.integers(0, 6, width),
+                "geometric": 0.3 ** np.arange(width),
+                "rough": rng.random(width) ** 20,
+            }[kind]
+            row[:width] = np.floor(law / law.sum() * 2**61).astype(np.int64)
+            row[np.argmax(law)] += 2**62 - int(row.sum())
+        capacity = 2**62 // cells
+        for row, limits, alias in zip(weights, *alias_tables(weights), strict=True):
+            law_back = [0] * cells
+            for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
+                assert 0 <= limit <= capacity
+                law_back[cell] += limit
+                law_back[other] += capacity - limit
+            assert law_back == row.tolist()
+
+
+def test_a_tie_is_told_and_settled_by_the_low_words():
+    """One cell whose threshold is 5 2^30 + 7: words of 5 hang on the 30 bits below, no other word does."""
+    level = Level(np.array([[[5 << 1 | 1, 0]]], np.uint32), np.array([[[7, 0]]], np.uint32), np.array([[0]]))
+    arrays = Arrays(np.array([0]), (level,))
+    words = np.array([4, 5, 5, 5, 6], np.uint32)
+    low = np.array([2**32 - 1, 6 << 2, 7 << 2, 0, 0], np.uint32)
+
+    @jax.jit
+    def both(words, low):
+        none = jnp.zeros(5, jnp.int32)
+        return binomial_of_words([words], none, arrays, 0, [low]), binomial_of_words([words], none, arrays)
+
+    (drawn, tie), (without, _) = both(words, low)
+    assert drawn.tolist() == [0, 0, 1, 0, 1] and tie.tolist() == [False, True, True, True, False]
+    assert without.tolist() == [0, 1, 1, 1, 1]
+
+
+def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
+    """With ties in one of 16 draws, two blocks side by side are as if all were drawn with the low words."""
+    scheme = TruncatedBMinSep(7, 3, 0.3, 220, 700)
+
+    @jax.jit
+    def drawn(keys, tied_below):
+        def binomial(words, pool, arrays, at=0, low_words=None):
+            which = words[0]
+            if low_words is not None:
+                which = jnp.where(words[0] >> 28 == 0, low_words[0], words[0])
+            return pool // 4 + (which & 15).astype(jnp.int32), words[0] >> 28 < tied_below
+
+        monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep.binomial_of_words", binomial)
+        return jax.vmap(lambda key: scheme.draw_batch_sizes(key, 9))(keys)
+
+    some, always, never = (drawn(jax.random.split(key), below) for below in (1, 16, 0))
+    np.testing.assert_array_equal(some, always)
+    assert (np.asarray(never) != always).any()
+
+
+def test_words_are_those_of_jax(key):
+    keys, places = jax.random.split(key, 3), np.array([[4, 0], [1, 1]])
+
+    @jax.jit
+    def found(keys):
+        return threefry.bits_32_of(keys, 5), [
+            (
+                threefry.bits_32(key, (5,)),
+                threefry.bits_32_at_once(key, (5,)),
+                threefry.bits_32_at(key, 5, jnp.asarray(places)),
+            )
+            for key in keys
+        ]
+
+    of_all, of_each = found(keys)
+    for row, (words, at_once, at) in zip(of_all, of_each, strict=True):
+        np.testing.assert_array_equal(row, words)
+        np.testing.assert_array_equal(at_once, words)
+        np.testing.assert_array_equal(at, np.asarray(words)[places])
+
+
+def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
+    """(runs, iterations): sizes of the others' batches, by sampling every example, step by step."""
+    rng = np.random.default_rng(seed)
+    others, b, p = scheme.dataset_size - 1, scheme.min_separation, scheme.sampling_probability
+    barred = np.zeros((runs, others), int)
+    if scheme.warm_start and b > 1:
+        busy = rng.random((runs, others)) < (b - 1) * p / (1 + (b - 1) * p)
+        barred = np.where(busy, rng.integers(1, b, (runs, others)), 0)
+    sizes = []
+    for _ in range(scheme.iterations):
+        joins = (barred == 0) & (rng.random((runs, others)) < p)
+        sizes.append(joins.sum(axis=1))
+        barred = np.where(joins, b - 1, np.maximum(barred - 1, 0))
+    return np.stack(sizes, axis=1)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        TruncatedBMinSep(4, 2, 0.4, 3, 5),
+        TruncatedBMinSep(3, 3, 0.5, 3, 5, False),
+        TruncatedBMinSep(2, 4, 0.5, 2, 5),  # no step after the first b - 1
+        TruncatedBMinSep(4, 3, 1.0, 2, 5),
+        TruncatedBMinSep(2, 1, 0.3, 2, 5),
+    ],
+    ids=str,
+)
+def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
+    """Two samples of whole runs: chi-square of homogeneity, false alarm 1e-6."""
+    ours = np.asarray(jax.jit(scheme.draw_batch_sizes, static_argnums=1)(key, 60_000))
+    naive = batch_size_runs(scheme, 60_000, 1)
+    # Each run as one number, of at most five others a step.
+    _, code = np.unique(np.concatenate([ours, naive]) @ 6 ** np.arange(ours.shape[1]), return_inverse=True)
+    table = np.stack([np.bincount(part, minlength=code.max() + 1) for part in np.split(code.reshape(-1), 2)])
+    table = table[:, table.sum(axis=0) > 20]
+    assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_batch_sizes_of_the_production_case(warm, key):
+    """Mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all.
+
+    The others are independent, so that is the law of every single batch size, from a cold start too.
+    """
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=14_745_600,
+        batch_size=1793,
+        iterations=300,
+        min_separation=256,
+        max_batch_size=2048,
+        warm_start=warm,
+    )
+    sizes = np.asarray(jax.jit(scheme.draw_batch_sizes, static_argnums=1)(key, 2048)).astype(float)
+    law = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
+    z = stats.norm.isf(FALSE_ALARM / 1200)
+    assert (np.abs(sizes.mean(axis=0) - law.mean()) / law.std()).max() < z / np.sqrt(2048)
+    spread = sizes.var(axis=0, ddof=1) * 2047 / law.var()
+    low, high = stats.chi2.ppf(FALSE_ALARM / 1200, 2047), stats.chi2.isf(FALSE_ALARM / 1200, 2047)
+    assert low < spread.min() <= spread.max() < high
+
+
+@pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_counts_given_batch_sizes(scheme, _bands, direction, key):
+    """Chi-square against corollary D.2, false alarm 1e-6."""
+    most = scheme.max_batch_size
+    sizes = np.arange(scheme.iterations) % 3 * 2 + most - 2  # some below the maximum, some above
+    tiled = np.tile(sizes.astype(np.int32), (40_000, 1))
+    draw_counts = jax.jit(scheme.draw_counts, static_argnums=(1, 2))
+    drawn = draw_counts(key, 40_000, direction, tiled)
+    law = count_law(scheme, sizes, *((2, 1) if direction == "remove" else (-1, 0)))
+    assert chi_square_p_value(np.asarray(drawn).astype(int), law) > FALSE_ALARM
+
+
+def mixture_delta(p_law, q_law, sigma, epsilon) -> float:
+    """H_{e^epsilon} of two mixtures {mean: weight} in one dimension, by integration."""
+
+    def density(law, y):
+        return sum(w * stats.norm.pdf(y, mean, sigma) for mean, w in law.items())
+
+    def gain(y):
+        return np.maximum(0.0, density(p_law, y) - np.exp(epsilon) * density(q_law, y))
+
+    # Kinks and all: the rule converges like 1 / points^2, to 1e-7 here.
+    points = np.linspace(-8 * sigma - 4, 8 * sigma + 4, 20_001)
+    return float(integrate.trapezoid(gain(points), points))
+
+
+def pair_delta(others, p, most, sigma, epsilon, direction) -> float:
+    """Exact delta of the dominating pair at n = 1, the batch size seen."""
+    total = 0.0
+    for r in range(others + 1):
+        keep = most / (r + 1)
+        p_law, q_law = {1: p, 0: 1 - p}, {0: 1.0}
+        if r >= most:
+            p_law, q_law = {2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep}
+        pair = (p_law, q_law) if direction == "remove" else (q_law, p_law)
+        total += stats.binom.pmf(r, others, p) * mixture_delta(*pair, sigma, epsilon)
+    return total
+
+
+def real_law(gradient, others, p, most) -> dict[float, float]:
+    """Law of the cut gradient sum at n = 1: a sensitive example and others' gradients, all scalars."""
+    law: dict[float, float] = {}
+    everyone = [gradient, *others]
+    for joins in itertools.product((0, 1), repeat=len(everyone)):
+        batch = [g for g, join in zip(everyone, joins, strict=True) if join]
+        chance = np.prod([p if join else 1 - p for join in joins])
+        subsets = list(itertools.combinations(batch, min(most, len(batch))))
+        for subset in subsets:
+            law[sum(subset)] = law.get(sum(subset), 0.0) + chance / len(subsets)
+    return law
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("p", "most", "epsilon"), [(0.25, 1, 0.3), (0.5, 2, 1.0), (0.6, 3, 0.5)])
+def test_the_pair_dominates_the_real_mechanism(p, most, epsilon, direction):
+    """One step, three others, all their gradients: the real delta never exceeds the pair's."""
+    bound, worst = pair_delta(3, p, most, 0.8, epsilon, direction), 0.0
+    for others in itertools.product((-1.0, 0.5, 1.0), repeat=3):
+        with_it, without = (real_law(g, others, p, most) for g in (1.0, 0.0))
+        pair = (with_it, without) if direction == "remove" else (without, with_it)
+        worst = max(worst, mixture_delta(*pair, 0.8, epsilon))
+    assert 0 < worst <= bound + 1e-6
+
+
+def plane_delta(p_law, q_law, sigma, epsilon) -> float:
+    """H_{e^epsilon} of two mixtures {mean: weight} in the plane, by integration."""
+    points = np.arange(-5 * sigma - 4, 5 * sigma + 4, 0.05)
+
+    def density(law):
+        means, weights = np.array(list(law)), np.array(list(law.values()))
+        first, second = (stats.norm.pdf(points, mean[:, None], sigma) for mean in means.T)
+        return (weights[:, None] * first).T @ second
+
+    return float(np.maximum(0.0, density(p_law) - np.exp(epsilon) * density(q_law)).sum() * 0.05**2)
+
+
+def cut_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
+    """Law of the cut gradient sums of all steps; `gradients[k][i]` of example k at step i."""
+    patterns, law = enumeration.pattern_law(scheme.uncut), {}
+    for sampled in itertools.product(patterns.items(), repeat=len(gradients)):
+        chance = np.prod([weight for _, weight in sampled])
+        per_step = []
+        for i in range(scheme.iterations):
+            batch = [g[i] for g, (x, _) in zip(gradients, sampled, strict=True) if x[i]]
+            cuts = list(itertools.combinations(batch, min(scheme.max_batch_size, len(batch))))
+            per_step.append([(sum(cut), 1 / len(cuts)) for cut in cuts])
+        for choice in itertools.product(*per_step):
+            sums = tuple(float(total) for total, _ in choice)
+            law[sums] = law.get(sums, 0.0) + chance * np.prod([weight for _, weight in choice])
+    return law
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_pair_dominates_two_correlated_steps(warm, direction):
+    """Two steps, two bands, two others, gradients of +-1 a step; D' has the example zeroed or absent."""
+    scheme, sigma, epsilon = TruncatedBMinSep(2, 2, 0.5 if warm else 0.33, 1, 3, warm), 0.8, 0.4
+    dense = enumeration.strategy_matrix(BandedToeplitz.square_root(2).coefficients, 2, 2)
+
+    def delta(with_it, without):
+        pair = (with_it, without) if direction == "remove" else (without, with_it)
+        first, second = ({tuple(dense @ x): w for x, w in law.items()} for law in pair)
+        return plane_delta(first, second, sigma, epsilon)
+
+    patterns, sizes = enumeration.pattern_law(scheme.uncut), {}
+    for (x, one), (y, other) in itertools.product(patterns.items(), repeat=2):
+        total = tuple(np.add(x, y).tolist())
+        sizes[total] = sizes.get(total, 0.0) + one * other
+    bound = sum(w * delta(count_law(scheme, r, 2, 1), count_law(scheme, r, -1, 0)) for r, w in sizes.items())
+    worst, signs = 0.0, list(itertools.product((-1.0, 1.0), repeat=2))
+    for others in itertools.combinations_with_replacement(signs, 2):
+        zeroed, absent = cut_sums(scheme, [(0.0, 0.0), *others]), cut_sums(scheme, others)
+        # The first gradient is 1 without loss, by symmetry.
+        for gradient in ((1.0, 1.0), (1.0, -1.0)):
+            with_it = cut_sums(scheme, [gradient, *others])
+            worst = max(worst, delta(with_it, zeroed), delta(with_it, absent))
+    assert 0 < worst <= bound + 1e-5
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_plain_draws_give_the_exact_delta(direction, key):
+    """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
+    scheme = TruncatedBMinSep(1, 1, 0.4, 4, 8)
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.7)
+    exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
+    draws = draws_of(plain(mechanism, direction), key, 1500)
+    sign = 1 if direction == "remove" else -1
+    terms = np.maximum(0.0, -np.expm1(0.8 - sign * draws.loss))
+    error = terms.std() / np.sqrt(terms.size)
+    assert abs(terms.mean() - exact) < stats.norm.isf(FALSE_ALARM / 2) * error
+    assert plain(mechanism, direction).total_variation < 1e-15
+    # Checkpoints of draws that were made of other words are refused (`run._kept`).
+    assert plain(mechanism, direction).drawn_law == {"proposal": "plain", "log_scale": 0.0, "words": 2}
+
+
+def test_without_cuts_it_is_b_min_sep(key, x64):
+    cut, whole = TruncatedBMinSep(20, 4, 0.1, 50, 50), BMinSep(20, 4, 0.1)
+    strategy, rng = BandedToeplitz.square_root(3), np.random.default_rng(0)
+    outputs, sizes = rng.normal(size=(9, 20)), rng.integers(0, 50, (9, 20))
+    ours = privacy_loss(Mechanism(cut, strategy, 0.8), outputs, sizes)
+    np.testing.assert_array_equal(ours, privacy_loss(Mechanism(whole, strategy, 0.8), outputs))
+    assert analytic_delta(Mechanism(cut, strategy, 2.0), 1.0) == analytic_delta(
+        Mechanism(whole, strategy, 2.0), 1.0
+    )
+    np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
+    unbounded = dataclasses.replace(cut, max_batch_size=2**40)  # more than an array of sizes can hold
+    draw_counts = jax.jit(unbounded.draw_counts, static_argnums=(1, 2))
+    counts = draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))
+    assert set(np.unique(counts)) <= {0, 1} and counts.any()
+    assert not draw_counts(key, len(sizes), "add", jnp.asarray(sizes, jnp.int32)).any()
+
+
+@pytest.mark.slow
+def test_rarely_cut_it_nears_b_min_sep(key):
+    """Far above the mean batch the estimates agree; each interval is wrong with probability 1e-6 at most."""
+    sizes = dict(dataset_size=2000, batch_size=40, iterations=60, min_separation=6)
+    cut = TruncatedBMinSep.from_batch_size(**sizes, max_batch_size=90)
+    options = dict(num_samples=40_000, key=key, confidence=1 - FALSE_ALARM, proposal="plain")
+    mechanisms = [
+        Mechanism(s, BandedToeplitz.square_root(4), 0.8) for s in (cut, BMinSep.from_batch_size(**sizes))
+    ]
+    first, second = (estimate_delta(m, 1.0, **options) for m in mechanisms)
+    assert first.low < second.high and second.low < first.high
+
+
+def test_float32_losses_are_within_the_margin(key):
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=100_000, batch_size=100, iterations=500, min_separation=32, max_batch_size=105
+    )
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(16), 0.6)
+    assert measured_error(key, mechanism) < loss_margin(mechanism, 2.0) / 2
+
+
+def test_from_calibration_to_batches(tmp_path, capsys, key):
+    """A maximum at the mean batch: certified, stored, profiled, and the trainer cuts to it."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=600, batch_size=30, iterations=24, min_separation=4, max_batch_size=30
+    )
+    strategy = BandedToeplitz.square_root(3)
+    target = dict(epsilon=4.0, delta=1e-2, key=key)
+    plan = calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=1.1)
+    assert plan.is_sampled and plan.certified
+    # Cuts cost something: noise that is enough without them is not enough.
+    assert calibrate(scheme.uncut, strategy, **target, noise_multiplier=0.7).certified
+    with pytest.raises(NotCertifiedError):
+        calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=0.7)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.mechanism == plan.mechanism and again.max_batch_size == 30
+    assert "cut to uniformly random subsets" in again.statement()
+    assert plan.expected_batch_size is not None and 25 < plan.expected_batch_size < 30
+    profile = privacy_profile(plan.mechanism, [4.0], num_samples=4000, key=key)
+    assert profile.upper[0] < 0.05
+    sampler = Sampler.from_plan(again)
+    sizes = [int(sampler.next().mask.sum()) for _ in range(24)]
+    assert max(sizes) == 30
+    arguments = "estimate --iterations 24 --scheme truncated-b-min-sep --truncate-to 30 --dataset-size 600"
+    arguments += " --batch-size 30 --bands 3 --min-separation 4 --epsilon 4 --noise-multiplier 1 --json"
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments.split(), "--samples", "2000"])
+    assert stop.value.code == 0
+    assert 0 < json.loads(capsys.readouterr().out)["value"] < 1
+
+
+def test_bad_input(capsys):
+    with pytest.raises(
+        ValueError, match="max_batch_size must be at least the largest expected batch size 50"
+    ):
+        TruncatedBMinSep(5, 1, 0.5, 49, 100)
+    with pytest.raises(ValueError, match="max_batch_size must be an integer"):
+        TruncatedBMinSep(5, 1, 0.5, 0, 100)
+    with pytest.raises(ValueError, match="dataset_size must be below"):
+        TruncatedBMinSep(5, 1, 1e-9, 100, 2**31)
+    scheme, identity = TruncatedBMinSep(5, 1, 0.1, 20, 100), BandedToeplitz.identity()
+    with pytest.raises(ValueError, match="batch_sizes must be given"):
+        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5))
+    with pytest.raises(ValueError, match=r"batch_sizes must have the shape \(5,\)"):
+        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.zeros(4))
+    for size in (2.0**40, 2**31, -1, 1.5, np.nan, 1j):
+        with pytest.raises(ValueError, match="batch_sizes must be whole numbers from 0 to 2147483647, had"):
+            privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.array([0, 1, 2, 3, size]))
+    with pytest.raises(ValueError, match="batch_sizes must be given"):
+        privacy_loss(Mechanism(scheme.uncut, identity, 1.0), np.zeros(5), np.zeros(5))
+    with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, was 99"):
+        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=99)
+    with pytest.raises(ValueError, match="max_batch_size must not be given"):
+        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=100, max_batch_size=20)
+    with pytest.raises(ValueError, match="must be the scheme's"):
+        Sampler(scheme, 100, 21)
+    arguments = (
+        "calibrate --iterations 9 --dataset-size 9 --batch-size 2 --epsilon 1 --delta .1 --truncate-to 3"
+    )
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.split())
+    assert stop.value.code == 2
+    assert "truncate_to does not apply to b-min-sep" in capsys.readouterr().err

@@ -1,0 +1,332 @@
+"""The n x n mechanism against enumeration and quadrature (proofs/finite_horizon.md)."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    CyclicPoisson,
+    Dense,
+    FiniteToeplitz,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    TruncatedBMinSep,
+    calibrate,
+    estimate_delta,
+    privacy_loss,
+    verify,
+)
+from jaxacct.kernels import randomness
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.proposals.candidates import candidates
+from jaxacct.proposals.families import extrapolation, half_space
+from jaxacct.proposals.families.replicas import log_normalizer, most_replicas
+from jaxacct.proposals.threshold import budget_lines
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.hockey_stick import DIRECTIONS
+from jaxacct.statistics.lines import total
+from jaxacct.strategies import ending
+from tests.oracles import enumeration, settings, tuples
+from tests.oracles.add_direction import exact_two_steps, width
+from tests.proposals_by_name import family_candidates
+from tests.rounding_errors import measured_error
+from tests.stored_plans import claim_with, loaded
+
+FALSE_ALARM = 1e-6
+SMALL = [(scheme, bands) for scheme, bands in settings.SMALL if 1 < bands <= scheme.iterations]
+SMALL += [
+    (CyclicPoisson(9, 5, 0.6), 5),
+    (CyclicPoisson(6, 5, 0.6), 5),
+    (BallsInBins(9, 5), 5),
+    (BMinSep(6, 5, 0.3), 4),
+]
+SEVERAL = IndependentAttribution(5, 3, 0.3, 2), 3
+IDS = [f"{scheme}-{bands}" for scheme, bands in SMALL]
+
+
+def square_root(bands: int, n: int) -> FiniteToeplitz:
+    return FiniteToeplitz(BandedToeplitz.square_root(bands).coefficients, n)
+
+
+def mechanism_of(scheme, bands, sigma) -> Mechanism:
+    return Mechanism(scheme, square_root(bands, scheme.iterations), sigma)
+
+
+def coefficients_of(mechanism) -> tuple[float, ...]:
+    assert isinstance(mechanism.strategy, FiniteToeplitz)
+    return mechanism.strategy.coefficients
+
+
+# --- The law of the losses ---
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands"), [SMALL[0], SMALL[2], SMALL[4], (MultiAttribution(7, 3, 0.2, 2), 3), SEVERAL]
+)
+def test_the_loss_of_drawn_scores_is_that_of_the_n_outputs(scheme, bands, x64):
+    """From normals and participations to L, against enumeration of `C x + sigma z` on n rows."""
+    n, sigma, generator = scheme.iterations, 0.8, np.random.default_rng(0)
+    strategy = square_root(bands, n)
+    noise = generator.standard_normal((40, n))
+    x = generator.choice(np.array(list(enumeration.pattern_law(scheme)), float), 40)
+
+    @jax.jit
+    def losses(noise, x):
+        return loss_of_scores(scheme, strategy, strategy.scores_from_normals((noise,), n, sigma, x), sigma)
+
+    outputs = sigma * noise + x @ enumeration.strategy_matrix(strategy.array, n, n).T
+    exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
+    np.testing.assert_allclose(losses(noise, x), exact, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_given_batch_sizes_is_that_of_the_n_outputs(x64):
+    """Counts as under P, 2 included, and as under Q; `privacy_loss` is tested by enumeration."""
+    scheme, sigma, generator = TruncatedBMinSep(7, 3, 0.3, 4, 9), 0.8, np.random.default_rng(0)
+    strategy, noise = square_root(3, 7), generator.standard_normal((40, 7))
+    sizes = generator.integers(0, 8, (40, 7)).astype(np.int32)
+
+    @jax.jit
+    def losses(noise, x, sizes):
+        scores = strategy.scores_from_normals((noise,), 7, sigma, x)
+        return loss_of_scores(scheme, strategy, scores, sigma, batch_sizes=sizes)
+
+    for x in (np.tile([0, 2.0, 0, 0, 1, 0, 0], (40, 1)), np.tile([0, -1.0, 0, 0, 0, -1, 0], (40, 1))):
+        outputs = sigma * noise + x @ enumeration.strategy_matrix(strategy.array, 7, 7).T
+        exact = privacy_loss(Mechanism(scheme, strategy, sigma), outputs, sizes)
+        np.testing.assert_allclose(losses(noise, x, sizes), exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 20.0])
+@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
+def test_normalizer_against_all_tuples(scheme, bands, sigma):
+    mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
+    whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    patterns = len(enumeration.pattern_law(scheme))
+    for m in (2, 3, 4):
+        if m <= most_replicas(mechanism) and patterns**m <= 100_000:
+            exact, _ = tuples.count_law(scheme, coefficients_of(mechanism), sigma, m, n)
+            ours = log_normalizer(mechanism, m)
+            assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
+            assert ours < log_normalizer(whole, m)
+
+
+# --- The add direction ---
+
+
+@pytest.mark.parametrize(("scheme", "bands"), settings.few_in_ci({1, 2, 3, 4, 5, 7}, [*SMALL[::2], SEVERAL]))
+def test_tangents_are_minorants(scheme, bands):
+    sigma = 0.7
+    mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
+    log_none, generator = scheme.log_probability_of_none(), np.random.default_rng(1)
+    points = [mechanism.strategy.half_square_norms() / sigma, np.zeros(n), generator.normal(-1, 1.5, n)]
+    found = [half_space.tangent(mechanism, point) for point in points]
+    assert found[0] is not None
+    dense = enumeration.strategy_matrix(coefficients_of(mechanism), n, n)
+    for scale in (0.5, 1.0, 3.0, 10.0):
+        outputs = sigma * scale * generator.standard_normal((300, n))
+        loss = enumeration.log_ratio(scheme, coefficients_of(mechanism), sigma, outputs)
+        with np.errstate(divide="ignore"):
+            above_none = loss + np.log(-np.expm1(np.minimum(log_none - loss, 0.0)))
+        resolved = np.isfinite(above_none) & (loss - log_none > 1e-6)
+        for minorant in filter(None, found):
+            line = minorant.constant + outputs @ dense @ minorant.weights / sigma**2
+            assert np.all((line <= above_none + 1e-9 * (1 + np.abs(loss)))[resolved])
+            assert minorant.norm == pytest.approx(np.linalg.norm(dense @ minorant.weights))
+
+
+TWO_STEPS = Mechanism(BMinSep(2, 2, 0.4), FiniteToeplitz((0.8, 0.6), 2), 0.8)
+
+
+def test_shifted_laws_against_quadrature():
+    mu = TWO_STEPS.scheme.participation_probabilities()
+    signal = TWO_STEPS.strategy.gram(mu)
+    along = signal / math.sqrt(mu @ signal)
+    line = extrapolation.at_distances(TWO_STEPS, 0.35, 0.7, 1.9)
+    for law, distance in ((line.near, 0.7), (line.far, 1.9)):
+        exact = exact_two_steps(TWO_STEPS, 0.35, distance * along) * math.exp(-line.log_scale)
+        terms = line.terms(law.draw(jax.random.key(3), 0, 100), 0.0)
+        assert abs(terms.mean() - exact) <= width(exact, terms.size) + 1e-5
+
+
+# --- Every proposal, both directions ---
+
+
+def two_step_interval(mechanism, proposal, epsilon):
+    """A rigorous interval for the divergence, by draws of the proposal; no term above 1."""
+    draws = proposal.draw(randomness.key_from_words([3, 4]), 0, 64)
+    terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
+    assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
+    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM / 20)
+    slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
+    return math.exp(proposal.log_scale) * np.array([low * (1 - slack), high * (1 + slack)])
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_proposals_have_the_exact_divergence(direction):
+    """And the extended horizon's is told apart: the tests would notice rows that are not there."""
+    scheme, coefficients, sigma = TWO_STEPS.scheme, coefficients_of(TWO_STEPS), 0.8
+    epsilon = {"remove": 1.0, "add": 0.5}[direction]
+    exact = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction, 2)
+    extended = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction)
+    found = [c.proposal for c in candidates(TWO_STEPS, epsilon, direction, Budget.split(1e-6))]
+    found = [p for p in found if p.name in ("plain", "replicas:2", "half-space")]
+    assert len(found) == 2
+    for proposal in found:
+        low, high = two_step_interval(TWO_STEPS, proposal, epsilon)
+        assert low <= exact <= high < extended
+
+
+@pytest.mark.parametrize(("direction", "epsilon", "sigma"), [("remove", 1.5, 0.9), ("add", 0.3, 2.0)])
+def test_proposals_for_several_examples_have_the_exact_divergence(direction, epsilon, sigma):
+    mechanism = Mechanism(IndependentAttribution(2, 2, 0.3, 2), FiniteToeplitz((2.0, 1.0), 2), sigma)
+    exact = tuples.two_step_delta(mechanism.scheme, coefficients_of(mechanism), sigma, epsilon, direction, 2)
+    family = {"remove": "example-replicas", "add": "half-space"}[direction]
+    proposal = family_candidates(family, mechanism, epsilon)[-1]
+    assert proposal.name == {"remove": "example-replicas:4", "add": "half-space"}[direction]
+    low, high = two_step_interval(mechanism, proposal, epsilon)
+    assert low <= exact <= high
+
+
+def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
+    """Two steps, by quadrature: the n rows have the delta and are certified, the extended horizon has not."""
+    scheme, coefficients, sigma = TWO_STEPS.scheme, coefficients_of(TWO_STEPS), 0.8
+    whole = BandedToeplitz(coefficients)
+
+    def delta(rows):
+        both = [tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in DIRECTIONS]
+        return max(both)
+
+    assert 0.85 * 0.05 <= delta(2) <= 0.95 * 0.05 < 0.05 < delta(3)
+    key = jax.random.key(5)
+    plan = calibrate(
+        scheme, whole, epsilon=1.0, delta=0.05, noise_multiplier=sigma, key=key, proposal="plain"
+    )
+    assert plan.mechanism == TWO_STEPS
+    stored = json.loads(json.dumps(plan.to_json()))
+    assert Plan.from_json(stored).certified
+    # The evidence belongs to the n rows, and is refused for the extended mechanism.
+    with pytest.raises(ValueError, match="for another mechanism"):
+        loaded(dataclasses.replace(plan, claim=claim_with(plan.claim, strategy=whole)))
+    with pytest.raises(ValueError, match="digest does not match"):
+        edited = stored["claim"] | {"strategy": {"coefficients": list(coefficients)}}
+        Plan.from_json(stored | {"claim": edited})
+    extended = Mechanism(scheme, whole, sigma)
+    assert claim_with(plan.claim, strategy=whole).digest != plan.claim.digest
+    seen = verify(extended, 1.0, 0.05, max_samples=200_000, key=jax.random.key(6), proposal="plain")
+    assert not seen.certified
+
+
+@pytest.mark.slow
+def test_a_dense_matrix_says_the_same():
+    """Another way to the same mechanism: plain draws of a matrix product, in place of transforms."""
+    scheme, strategy = BallsInBins(8, 8), square_root(8, 8)
+    dense = Dense(enumeration.strategy_matrix(strategy.array, 8, 8))
+    ours, theirs = (
+        estimate_delta(Mechanism(scheme, c, 0.6), 1.0, num_samples=20_000, key=jax.random.key(seed))
+        for seed, c in enumerate((strategy, dense))
+    )
+    assert ours.low <= theirs.high and theirs.low <= ours.high
+    whole = Mechanism(scheme, BandedToeplitz(strategy.coefficients), 0.6)
+    assert estimate_delta(whole, 1.0, num_samples=20_000, key=jax.random.key(2)).low > ours.high
+
+
+# --- Rounding ---
+
+
+@pytest.mark.parametrize("sigma", [0.05, 1.0, 100.0])
+@pytest.mark.parametrize(
+    ("scheme", "bands", "orders"),
+    [
+        (BallsInBins(256, 64), 64, [2]),
+        pytest.param(BMinSep(16, 4, 0.1), 4, [1, 2], marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(60, 8, 0.03, 2), 8, [1, 2], marks=pytest.mark.slow),
+        pytest.param(TruncatedBMinSep(60, 8, 0.03, 12, 100), 8, [1], marks=pytest.mark.slow),
+    ],
+)
+def test_errors_stay_well_below_the_margin(scheme, bands, orders, sigma):
+    mechanism = mechanism_of(scheme, bands, sigma)
+    for replicas in orders:
+        error = measured_error(jax.random.key(99), mechanism, replicas)
+        assert 0 < error < rounding.loss_margin(mechanism, 1.0, replicas) / 2
+    whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    assert rounding.loss_margin(mechanism, 1.0, 2) < 1.5 * rounding.loss_margin(whole, 1.0, 2)
+
+
+# --- Where it is used ---
+
+
+def test_the_rule():
+    few, many = BandedToeplitz.square_root(4), BandedToeplitz.square_root(64)
+    for scheme in (BMinSep(60, 4, 0.1), BallsInBins(60, 4), IndependentAttribution(60, 4, 0.1, 2)):
+        assert ending(few, scheme) == FiniteToeplitz(few.coefficients, 60)
+    assert ending(few, BMinSep(61, 4, 0.1)) is few  # more than 20 steps for each band but the first
+    assert ending(many, BMinSep(63, 64, 0.1)) is many  # no column would be whole
+    # Tables of two replicas would need a hundred gigabytes.
+    large = CyclicPoisson(60_000, 4096, 0.1)
+    assert ending(BandedToeplitz.square_root(4096), large).rows(60_000) == 60_000 + 4095
+    assert ending(BandedToeplitz.identity(), Poisson(3, 0.1)) == BandedToeplitz.identity()
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="coefficients must be at most iterations 2 numbers, were 3"):
+        FiniteToeplitz((1.0, 0.5, 0.2), 2)
+    with pytest.raises(ValueError, match="iterations must be"):
+        FiniteToeplitz((1.0,), 0)
+    with pytest.raises(ValueError, match="strategy must have the scheme's 5 iterations, had 4"):
+        Mechanism(BMinSep(5, 2, 0.1), square_root(2, 4), 1.0)
+
+
+def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
+    """The attack: a first coefficient of 1e-5, so that the last column is almost nothing and m lies on it."""
+    n, sigma = 64, 0.15
+    strategy = FiniteToeplitz((1e-5, *BandedToeplitz.square_root(n - 1).coefficients), n)
+    mechanism = Mechanism(BallsInBins(n, n), strategy, sigma)
+    epsilon = math.log(n) + 2e-5 / sigma
+    (proposal,) = family_candidates("half-space", mechanism, epsilon)
+    tables, minorant = proposal.tables(), half_space.best_minorant(mechanism, epsilon)
+    assert minorant is not None and np.linalg.norm(minorant.weights) > 1e3 * minorant.norm
+    normals = jax.jit(lambda key: strategy.draw_normals(key, n, 512, np.float32))(jax.random.key(3))
+    t = np.float32(tables["upper"][np.arange(512) % 400])
+
+    @jax.jit
+    def of_moved(normals, t):
+        scores = strategy.scores_from_normals(normals, n, 1.0)
+        moved = scores + (t - half_space.halving_sum(tables["weights"] * scores))[:, None] * tables["along"]
+        return loss_of_scores(mechanism.scheme, strategy, np.float32(sigma) * moved, sigma, "add")
+
+    single = of_moved(normals, t)
+    with jax.enable_x64(True):
+        scores_of = jax.jit(lambda *normals: strategy.scores_from_normals(normals, n, 1.0))
+        exact = scores_of(np.asarray(normals[0], float))
+        weights = minorant.weights / minorant.norm
+        along = strategy.gram(minorant.weights) / minorant.norm
+        moved = np.asarray(exact) + (t - np.asarray(exact) @ weights)[:, None] * along
+        exact = jax.jit(lambda each: loss_of_scores(mechanism.scheme, strategy, each, sigma, "add"))(
+            sigma * moved
+        )
+    error = np.abs(np.asarray(single, float) - np.asarray(exact)).max()
+    lines = budget_lines(proposal, 1e-6)
+    again = sum(line.amount for line in lines if line.name == "rounding of the coordinate")
+    assert total(lines, "epsilon") - again < error < total(lines, "epsilon")
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_a_matrix_of_another_size_is_refused(n):
+    """C has n rows: with fewer or more than the run's the release would be another one."""
+    strategy = FiniteToeplitz((1.0, 0.5), n)
+    with pytest.raises(ValueError, match=f"strategy must have the scheme's 4 iterations, had {n}"):
+        strategy.check(BMinSep(4, 2, 0.3))
+    with pytest.raises(ValueError, match="strategy must have the scheme's 4 iterations"):
+        Mechanism(BMinSep(4, 2, 0.3), strategy, 1.0)

@@ -1,0 +1,357 @@
+"""Strategy matrices that are not banded: bounds against enumeration, exact deltas, limits, training."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from jaxacct import (
+    BallsInBins,
+    BandedInverse,
+    BandedToeplitz,
+    BMinSep,
+    BufferedToeplitz,
+    CyclicPoisson,
+    Dense,
+    Mechanism,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    Toeplitz,
+    TruncatedBMinSep,
+    calibrate,
+    estimate_delta,
+    prefix_sum_error,
+    privacy_loss,
+    privacy_profile,
+    sample_privacy_loss,
+)
+from jaxacct.accountants.analytic import analytic_delta
+from jaxacct.cli.commands import main
+from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.rounding import loss_margin
+from jaxacct.proposals.candidates import candidates
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.hockey_stick import DIRECTIONS
+from jaxacct.strategies import strategy_from_json
+from jaxacct.verification.profile import profile as stored_profile
+from tests.oracles import enumeration
+from tests.rounding_errors import measured_error
+from tests.stored_plans import as_json, forged
+from train.noise import recursion as noise
+
+FALSE_ALARM = 1e-6
+
+
+def dense_matrix(strategy, n: int) -> np.ndarray:
+    if isinstance(strategy, Dense):
+        return strategy.matrix
+    return enumeration.strategy_matrix(strategy.array, n, n)
+
+
+def some_dense(n: int, seed: int = 0) -> Dense:
+    return Dense(np.tril(np.random.default_rng(seed).random((n, n))) + np.eye(n))
+
+
+def long_tail(n: int) -> Toeplitz:
+    return Toeplitz(tuple(0.7 ** np.arange(n) + 0.05))
+
+
+SETTINGS = [
+    (BMinSep(8, 3, 0.3), long_tail(8)),
+    (BMinSep(7, 2, 0.4, False), BandedInverse.bisr(iterations=7, bands=3)),
+    (BMinSep(6, 1, 0.3), BandedInverse.optimal(iterations=6, bands=2)),
+    (Poisson(6, 0.2), Toeplitz((1.0, 0.5, 0.2))),
+    (CyclicPoisson(8, 3, 0.5), some_dense(8)),
+    (BallsInBins(7, 3), BufferedToeplitz((0.8, 0.3), (0.4, 0.2), 7)),
+    (BMinSep(7, 3, 0.3), some_dense(7, 1)),
+    (MultiAttribution(5, 2, 0.3, 2), long_tail(5)),
+    (BMinSep(4, 2, 1.0, False), some_dense(4, 2)),
+    (BMinSep(3, 5, 0.5), long_tail(3)),
+]
+
+
+def exact_log_ratio(scheme, matrix, sigma, outputs) -> np.ndarray:
+    """ln P/Q of (batch, rows) outputs by summing over all x, `matrix` (rows, n)."""
+    law = enumeration.pattern_law(scheme)
+    means = np.array(list(law), float) @ matrix.T
+    exponents = (outputs @ means.T - (means**2).sum(axis=1) / 2) / sigma**2
+    return np.log(np.exp(exponents) @ np.array(list(law.values())))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def both_losses(scheme, strategy, scores, sigma):
+    """The bounds from above and from below."""
+    return [loss_of_scores(scheme, strategy, scores, sigma, direction) for direction in DIRECTIONS]
+
+
+@pytest.mark.parametrize("sigma", [0.5, 2.0])
+@pytest.mark.parametrize(("scheme", "strategy"), SETTINGS, ids=str)
+def test_bounds_against_enumeration(scheme, strategy, sigma, x64):
+    """f- <= f <= f+ on the horizon of the accountant, and `privacy_loss` >= L on the n rows of the run."""
+    n, rng = scheme.iterations, np.random.default_rng(1)
+    mechanism = Mechanism(scheme, strategy, sigma)
+    rows = n if isinstance(strategy, Dense) else n + strategy.bands - 1
+    matrix = (
+        strategy.matrix
+        if isinstance(strategy, Dense)
+        else enumeration.strategy_matrix(strategy.array, rows, n)
+    )
+    outputs = rng.normal(size=(40, rows)) * (1 + sigma)
+    exact = exact_log_ratio(scheme, matrix, sigma, outputs)
+    high, low = map(np.asarray, both_losses(scheme, strategy, outputs @ matrix, sigma))
+    assert np.all(high >= exact - 1e-9) and np.all(low <= exact + 1e-9)
+    if scheme.iterations > scheme.min_separation:
+        assert (high - exact).max() > 1e-4  # the cross terms are there
+    square = dense_matrix(strategy, n)
+    exact = exact_log_ratio(scheme, square, sigma, outputs[:, :n])
+    assert np.all(np.asarray(privacy_loss(mechanism, outputs[:, :n])) >= exact - 1e-9)
+
+
+@pytest.mark.parametrize("strategy_of", [long_tail, some_dense])
+@pytest.mark.parametrize("r", [1, 2, 3])
+def test_cross_terms_cover_every_pattern(r, strategy_of):
+    strategy = strategy_of(8)
+    kappa = np.broadcast_to(strategy.cross_terms(8, r), 8)
+    matrix = (
+        strategy.matrix if isinstance(strategy, Dense) else enumeration.strategy_matrix(strategy.array, 15, 8)
+    )
+    gram, tightest = matrix.T @ matrix, np.inf
+    for x in itertools.product((0, 1), repeat=8):
+        steps = np.flatnonzero(x)
+        if np.all(np.diff(steps) >= r):
+            for place, i in enumerate(steps):
+                shared = gram[i, steps[place + 1 :]].sum()
+                assert shared <= kappa[i] + 1e-12
+                if i == 0:
+                    tightest = min(tightest, kappa[0] - shared)
+    if isinstance(strategy, Toeplitz):
+        assert tightest < 1e-6  # a decreasing autocorrelation is met exactly
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("strategy", [Toeplitz((0.8, 0.6)), Dense(np.array([[1.0, 0.0], [0.9, 0.6]]))])
+def test_exact_deltas_are_bounded(strategy, direction, key):
+    """n = 2, r = 1: the estimate's interval is above the exact delta, by integration; false alarm 1e-6."""
+    sigma, epsilon = 0.9, 0.7
+    scheme = BMinSep(2, 1, 0.5)
+    matrix = dense_matrix(strategy, 2)
+    law = enumeration.pattern_law(scheme)
+    means, weights = np.array(list(law), float) @ matrix.T, np.array(list(law.values()))
+
+    grid = np.linspace(-8, 11, 701)
+    y = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
+    p = sum(
+        w * stats.norm.pdf((y - m) / sigma).prod(axis=-1) / sigma**2
+        for w, m in zip(weights, means, strict=True)
+    )
+    q = stats.norm.pdf(y / sigma).prod(axis=-1) / sigma**2
+    pair = (p, q) if direction == "remove" else (q, p)
+    gain = np.maximum(0.0, pair[0] - np.exp(epsilon) * pair[1])
+    exact = integrate.trapezoid(integrate.trapezoid(gain, grid), grid)
+    mechanism = Mechanism(scheme, strategy, sigma)
+    found = estimate_delta(mechanism, epsilon, num_samples=60_000, key=key, confidence=1 - FALSE_ALARM)
+    assert found.high > exact - 1e-5
+    assert found.directions[direction] < 6 * exact + 0.02  # a bound, not just anything
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(9, 3, 0.3), BMinSep(2, 5, 0.4, False)])
+def test_banded_is_exact(scheme, x64):
+    """With no more bands than the separation the bound is the likelihood ratio, whatever the class."""
+    banded = BandedToeplitz.square_root(2)
+    rng = np.random.default_rng(0)
+    outputs = rng.normal(size=(6, scheme.iterations))
+    wanted = privacy_loss(Mechanism(scheme, banded, 0.7), outputs)
+    same = Mechanism(scheme, Toeplitz(banded.coefficients), 0.7)
+    assert not same.is_upper_bound
+    np.testing.assert_array_equal(privacy_loss(same, outputs), wanted)
+    full = enumeration.strategy_matrix(banded.coefficients, scheme.iterations, scheme.iterations)
+    dense = Mechanism(scheme, Dense(full), 0.7)
+    np.testing.assert_allclose(privacy_loss(dense, outputs), wanted, rtol=1e-9)
+
+
+def test_slack_vanishes():
+    """Exponentially in r where the inverse is banded, by enumeration; only slowly for a long tail."""
+    fast, slow = BandedInverse((1.0, -0.5), 12), long_tail(12)
+
+    def slack(strategy, r):
+        scheme = BMinSep(12, r, 0.4)
+        matrix = enumeration.strategy_matrix(strategy.array, 12 + strategy.bands - 1, 12)
+        outputs = np.random.default_rng(0).normal(size=(200, len(matrix))) * 2
+        exact = exact_log_ratio(scheme, matrix, 1.0, outputs)
+        high = jax.jit(loss_of_scores, static_argnums=(0, 1))(scheme, strategy, outputs @ matrix, 1.0)
+        return float(np.max(np.asarray(high) - exact))
+
+    with jax.enable_x64(True):
+        gaps = [slack(fast, r) for r in (1, 3, 5, 7)]
+        assert all(b < a / 3 for a, b in itertools.pairwise(gaps))
+        assert slack(slow, 7) > 5 * gaps[-1]
+    # Column entries 2^-t: the autocorrelation is 2^-d, so kappa = q + q^2 + .. with q = 2^-r.
+    for r in (1, 3, 5, 7):
+        q, kappa = 0.5**r, float(fast.cross_terms(12, r))
+        assert q * (1 - 1e-2) < kappa < q / (1 - q) * (1 + 1e-6)
+
+
+def test_bisr_and_the_optimum():
+    """BISR is the inverse of the square root at full length; the optimum is no worse, and a local minimum."""
+    n = 40
+    full = BandedInverse.bisr(iterations=n, bands=n)
+    np.testing.assert_allclose(
+        full.array[:n] / full.array[0],
+        BandedToeplitz.square_root(n).array / BandedToeplitz.square_root(n).array[0],
+    )
+    for bands in (2, 4, 9):
+        best, start = (
+            make(iterations=n, bands=bands) for make in (BandedInverse.optimal, BandedInverse.bisr)
+        )
+        error = prefix_sum_error(best, iterations=n, noise_multiplier=1.0)
+        assert error < prefix_sum_error(start, iterations=n, noise_multiplier=1.0)
+        for k, change in itertools.product(range(1, bands), (-1e-3, 1e-3)):
+            moved = np.array(best.inverse)
+            moved[k] = min(0.0, moved[k] + change * moved[0])
+            other = BandedInverse(tuple(moved), n)
+            assert prefix_sum_error(other, iterations=n, noise_multiplier=1.0) > error * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    "strategy", [long_tail(12), BandedInverse.bisr(iterations=12, bands=3), some_dense(12)]
+)
+def test_prefix_sum_error_against_the_dense_inverse(strategy):
+    matrix = dense_matrix(strategy, 12)
+    exact = np.square(np.tril(np.ones((12, 12))) @ np.linalg.inv(matrix)).sum() / 12 * 4
+    np.testing.assert_allclose(prefix_sum_error(strategy, iterations=12, noise_multiplier=2.0), exact)
+
+
+def test_dense_scores_have_the_law_of_the_outputs(key):
+    """Mean and covariance of C^T (C x + sigma z); every entry to 1e-6 in all."""
+    strategy, num = some_dense(5), 200_000
+    x = jnp.tile(jnp.array([1.0, 0, 0, 1, 0]), (num, 1))
+
+    def scores(key):
+        return strategy.scores_from_normals(strategy.draw_normals(key, 5, num, jnp.float32), 5, 0.7, x)
+
+    drawn = np.asarray(jax.jit(scores)(key))
+    gram = strategy.matrix.T @ strategy.matrix
+    z = stats.norm.isf(FALSE_ALARM / 60)
+    assert np.all(
+        np.abs(drawn.mean(axis=0) - gram @ [1, 0, 0, 1, 0]) < z * 0.7 * np.sqrt(np.diag(gram) / num)
+    )
+    spread = np.sqrt((np.outer(np.diag(gram), np.diag(gram)) + gram**2) / num) * 0.49
+    assert np.all(np.abs(np.cov(drawn.T) - 0.49 * gram) < z * spread)
+
+
+@pytest.mark.slow
+def test_toeplitz_as_dense_gives_the_same_estimates(key):
+    """Another path through the scores; the rows past n make the Toeplitz one a little larger."""
+    scheme, strategy = BMinSep(24, 4, 0.1), Toeplitz(tuple(0.5 ** np.arange(12)))
+    options = dict(num_samples=60_000, key=key, confidence=1 - FALSE_ALARM)
+    first = estimate_delta(Mechanism(scheme, strategy, 0.8), 1.0, **options)
+    dense = Dense(dense_matrix(strategy, 24))
+    second = estimate_delta(Mechanism(scheme, dense, 0.8), 1.0, **options)
+    assert second.value < first.high and first.value < 1.3 * second.high
+    assert first.low == second.low == 0  # of bounds nothing is known from below
+
+
+def test_float32_losses_are_within_the_margin(key):
+    for strategy, replicas in ((BandedInverse.bisr(iterations=120, bands=8), 2), (some_dense(60), 1)):
+        n = strategy.iterations if isinstance(strategy, BandedInverse) else 60
+        mechanism = Mechanism(
+            BMinSep.from_batch_size(dataset_size=10_000, batch_size=50, iterations=n, min_separation=32),
+            strategy,
+            0.7,
+        )
+        assert measured_error(key, mechanism, replicas) < loss_margin(mechanism, 2.0, replicas) / 2
+
+
+def test_the_fallback_covers_overlaps():
+    """With the pattern revealed the norm is that of all columns together."""
+    scheme, strategy = BMinSep(9, 3, 1.0, False), long_tail(9)
+    matrix = enumeration.strategy_matrix(strategy.array, 17, 9)
+    x = np.zeros(9)
+    x[::3] = 1
+    cross = float(Mechanism(scheme, strategy, 1.0).cross_terms)
+    exact = np.linalg.norm(matrix @ x)
+    bound = np.sqrt(3 * (1 + 2 * cross))
+    assert exact <= bound < 1.5 * exact
+    assert analytic_delta(Mechanism(scheme, strategy, 2.0), 1.0) > analytic_delta(
+        Mechanism(scheme, BandedToeplitz.identity(), 2.0), 1.0
+    )
+
+
+def test_certified_and_stored(tmp_path, capsys):
+    """Calibrated, said to be an upper bound, and read back."""
+    scheme = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=12)
+    strategy = BandedInverse.bisr(iterations=60, bands=3)
+    key = jax.random.key(5)
+    plan = calibrate(
+        scheme, strategy, epsilon=2.0, delta=1e-3, dataset_size=3000, noise_multiplier=0.8, key=key
+    )
+    assert plan.certified and plan.is_sampled and "upper bound" in plan.statement()
+    # Losses alone do not determine the weights of these draws.
+    assert plan.verdict.remove.proposal == "replicas:2"
+    assert np.isnan(stored_profile(plan.verdict, np.array([1.0, 2.0]))).all()
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.mechanism == plan.mechanism
+    with pytest.raises(SystemExit) as stop:
+        main(["show", str(tmp_path / "plan.json")])
+    assert stop.value.code == 0 and "upper bound" in capsys.readouterr().out
+    names = {
+        direction: {c.proposal.name for c in candidates(plan.mechanism, 2.0, direction, Budget.split(1e-3))}
+        for direction in ("remove", "add")
+    }
+    assert {"plain", "replicas:2"} <= names["remove"]
+    small = Mechanism(BMinSep(8, 3, 0.3), long_tail(8), 2.0)
+    profile = privacy_profile(small, [0.1, 0.2], num_samples=4000, key=jax.random.key(2))
+    assert not profile.lower.any() and np.all(profile.upper > 0)
+    for kind in (long_tail(60), some_dense(60)):
+        other = forged(plan, mechanism=Mechanism(scheme, kind, 3.0))
+        stored = as_json(other)["claim"]["strategy"]
+        assert strategy_from_json(stored) == kind
+
+
+@pytest.mark.parametrize(
+    "strategy", [BandedInverse.bisr(iterations=20, bands=4), Toeplitz(tuple(0.6 ** np.arange(20)))]
+)
+def test_streamed_noise_is_the_inverse_times_white_noise(strategy):
+    params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
+    levels = 2.0**19
+    state = noise.init(strategy, params, np.arange(8, dtype=np.uint32))
+    step = jax.jit(lambda state: noise.draw(strategy, levels, state, params))
+    white = [noise.standard_normals(state.key, t, 7)[:3] for t in range(20)]
+    drawn = []
+    for _ in range(20):
+        w, state = step(state)
+        drawn.append(np.asarray(w["a"]) / levels)
+    exact = np.linalg.solve(enumeration.strategy_matrix(strategy.array, 20, 20), np.array(white, float))
+    np.testing.assert_allclose(np.array(drawn), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_bad_input():
+    scheme = BMinSep(8, 3, 0.3)
+    with pytest.raises(ValueError, match="without negative entries"):
+        BandedInverse((1.0, 0.5), 8)
+    with pytest.raises(ValueError, match="finite entries of at least 0"):
+        Dense(np.array([[1.0, 0.0], [-0.1, 1.0]]))
+    with pytest.raises(ValueError, match="lower triangular"):
+        Dense(np.ones((3, 3)))
+    with pytest.raises(ValueError, match="must be square"):
+        Dense(np.ones((3, 2)))
+    with pytest.raises(ValueError, match="min_separation must be an integer"):
+        BMinSep(8, 0, 0.3)
+    with pytest.raises(ValueError, match="8 iterations, had 9"):
+        Mechanism(scheme, BandedInverse.bisr(iterations=9, bands=2), 1.0)
+    with pytest.raises(ValueError, match="8 rows, had 9"):
+        Mechanism(scheme, some_dense(9), 1.0)
+    with pytest.raises(ValueError, match="bands must be at most"):
+        Mechanism(scheme, BandedToeplitz.square_root(4), 1.0)
+    with pytest.raises(ValueError, match="banded Toeplitz for truncated"):
+        Mechanism(TruncatedBMinSep(8, 3, 0.1, 20, 50), long_tail(8), 1.0)
+    with pytest.raises(ValueError, match="must be Toeplitz to train with"):
+        noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32))
+    small = Mechanism(BMinSep(2, 1, 0.5), Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
+    assert sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)

@@ -1,0 +1,110 @@
+"""An empirical audit: the trainer, attacked with the likelihood ratio, obeys the certified epsilon.
+
+The independent audit of `train.audit` on a model that is nothing but coordinates, with correlated noise and a
+plan whose epsilon is tight: participation is independent between examples and noise between coordinates, so
+one `fit` gives thousands of independent trials of the released sequence with the canary and without. The
+bound is wrong with probability 1e-6.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import train.audit.command
+import train.loop
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, calibrate
+from jaxacct.core.plan import Plan
+from jaxacct.schemes.batch_sizes import max_batch_size
+from tests.stored_plans import with_derived
+from train.audit.bounds import epsilon_lower_bound
+from train.batches.sampler import Sampler
+
+pytestmark = pytest.mark.optimized  # many draws from few programs
+
+FALSE_ALARM = 1e-6
+# Fixed, as only tests may: what the audit sees is then the same at every run.
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+CLIP = 0.5
+EPSILON, DELTA = 1.0, 0.1
+SIGMA = 1.42  # `calibrate` finds 1.40 with replicas, whose programs take as long to compile as all the rest
+SCHEME = BMinSep(8, 4, 0.8, warm_start=False)
+STRATEGY = BandedToeplitz.square_root(4)
+
+
+def certified_plan(dataset_size: int) -> Plan:
+    certain = dict(noise_multiplier=SIGMA, proposal="plain", key=jax.random.key(5))
+    return calibrate(SCHEME, STRATEGY, epsilon=EPSILON, delta=DELTA, dataset_size=dataset_size, **certain)
+
+
+def audit(plan: Plan, trials: int) -> float:
+    """The lower bound of as many canaries as there are examples, each in a coordinate beside one without."""
+    params, data = {"model": jnp.zeros(2 * trials)}, np.zeros(trials, np.float32)
+    # Only a coordinate's own gradient entry is not zero, so microbatches of a few rows suffice.
+    options = dict(canaries=trials, clip_norm=CLIP, microbatch_size=16, keys=KEYS, kinds=("independent",))
+    found = train.audit.command.audit(params, nothing, data, plan, confidence=1 - FALSE_ALARM, **options)
+    return found[0].lower
+
+
+def nothing(params, example):
+    return 0.0 * params["model"][0] * example
+
+
+def halve_the_noise(monkeypatch):
+    real = train.loop.privatize
+
+    def broken(mechanism, **options):
+        halved = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 2)
+        return real(halved, **options)
+
+    monkeypatch.setattr(train.loop, "privatize", broken)
+
+
+def ignore_the_separation(monkeypatch):
+    real = Sampler.from_plan
+
+    def broken(plan, key=None, graph=None, state=None):
+        scheme = BMinSep(SCHEME.iterations, 1, SCHEME.sampling_probability, False)
+        return Sampler(scheme, plan.dataset_size, plan.dataset_size, key)
+
+    assert real is not broken
+    monkeypatch.setattr(train.loop.Sampler, "from_plan", broken)
+
+
+def widened(plan: Plan) -> Plan:
+    """The same plan with room for the batches of a sampler that ignores the separation."""
+    largest = max_batch_size(plan.dataset_size, SCHEME.sampling_probability, SCHEME.iterations)
+    return with_derived(plan, max_batch_size=largest)
+
+
+@pytest.mark.parametrize(("trials", "seen"), [(4000, 0.2), pytest.param(40_000, 0.6, marks=pytest.mark.slow)])
+def test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not(trials, seen, monkeypatch):
+    plan = certified_plan(trials)
+    honest = audit(plan, trials)
+    # `seen` shows that the audit has power; the rest is what so many trials leave unknown.
+    assert seen < honest <= EPSILON
+    with monkeypatch.context() as patch:
+        halve_the_noise(patch)
+        assert audit(plan, trials) > EPSILON
+    with monkeypatch.context() as patch:
+        ignore_the_separation(patch)
+        # `fit` would refuse the room that the broken sampler needs.
+        patch.setattr(Plan, "certified", True)
+        assert audit(widened(plan), trials) > EPSILON
+
+
+def test_the_lower_bound_is_one():
+    """On a Gaussian shift whose epsilon is known, it stays below it and comes near; both events count."""
+    generator = np.random.default_rng(0)
+    present, absent = generator.normal(1.5, 1, 20_000), generator.normal(0, 1, 20_000)
+    from scipy.optimize import brentq
+
+    def delta(epsilon):
+        return stats.norm.cdf(0.75 - epsilon / 1.5) - np.exp(epsilon) * stats.norm.cdf(-0.75 - epsilon / 1.5)
+
+    exact = brentq(lambda e: delta(e) - DELTA, 0.1, 20)
+    assert 0.5 * exact < epsilon_lower_bound(present, absent, DELTA, 1 - FALSE_ALARM)[0] < exact
+    # Low scores of 0.3 against 0.01: what is rare with the canary tells as much as what is rare without.
+    low = generator.random((2, 20_000)) < [[0.01], [0.3]]
+    assert 2 < epsilon_lower_bound(*(1.0 - low), 0.0, 1 - FALSE_ALARM)[0] < np.log(30)

@@ -1,0 +1,291 @@
+"""Checks of the independent audit: p-values of honest runs, and mistakes planted into the trainer."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy
+
+import train.loop
+import train.step
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
+from tests.train.plans import plan
+from train.audit.canaries import SILENT, Observed, Setting
+from train.audit.checks import FALSE_ALARM, examine
+from train.audit.command import audit
+from train.batches.sampler import Sampler
+from train.batches.sources import as_rows
+from train.clipping.grid import GridSum
+from train.loss import as_loss
+from train.noise import recursion as noise
+from train.optimizers import Privatizer
+
+pytestmark = pytest.mark.optimized  # as test_audit.py
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+ROWS, STEPS, CLIP = 400, 40, 0.5
+PLAN = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separation=3, bands=3, sigma=0.8)
+SCHEME = PLAN.mechanism.scheme
+OFTEN = dataclasses.replace(SCHEME, sampling_probability=1.25 * SCHEME.sampling_probability)
+POISSON = BMinSep(STEPS, 1, SCHEME.participation_rate)
+
+
+def refuted() -> set[str]:
+    """What the audit of the trainer as it is refutes, by name."""
+    params, data = {"a": jnp.zeros(500), "b": jnp.zeros(300)}, np.zeros(ROWS, np.float32)
+
+    def nothing(params, example):
+        return 0.0 * params["a"][0] * example
+
+    options = dict(clip_norm=CLIP, microbatch_size=16, keys=KEYS, kinds=("independent",), progress=False)
+    (finding,) = audit(params, nothing, data, PLAN, **options)
+    assert len(finding.checks) == 13 and finding.canaries == ROWS
+    names = {check.name for check in finding.checks if check.refuted}
+    assert finding.contradicts == bool(names)
+    assert all((name in finding.statement()) == (name in names) for name in names)
+    return names
+
+
+def other_updates(change):
+    """Plant a `Privatizer` whose noise after one step is that of `change(state)`."""
+
+    class Broken(Privatizer):
+        def update(self, updates, state, params=None, **_):
+            released, _ = Privatizer.update(self, updates, change(state))
+            _, after = Privatizer.update(self, updates, state)
+            return released, after
+
+    def plant(patch):
+        real = train.loop.privatize
+
+        def broken(mechanism, **options):
+            made = real(mechanism, **options)
+            return Broken(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
+
+        patch.setattr(train.loop, "privatize", broken)
+
+    return plant
+
+
+def other_mechanism(change):
+    """Plant a trainer that adds the noise of another mechanism."""
+
+    def plant(patch):
+        real = train.loop.privatize
+        patch.setattr(train.loop, "privatize", lambda mechanism, **named: real(change(mechanism), **named))
+
+    return plant
+
+
+def other_batches(scheme):
+    """Plant a sampler of another scheme."""
+
+    def plant(patch):
+        def broken(plan, key=None, graph=None, state=None):
+            return Sampler(scheme, ROWS, plan.max_batch_size, key)
+
+        patch.setattr(train.loop.Sampler, "from_plan", broken)
+
+    return plant
+
+
+def divided_by_the_batch_size(noise_too):
+    """Plant means over the real batch, before or after noise is added."""
+
+    def plant(patch):
+        real = train.step.advance
+
+        def broken(private, optimizer, state, found, mask, *more):
+            factor = private.expected_batch_size / jnp.maximum(1, mask.sum())
+            if not noise_too:
+                with jax.enable_x64(True):
+
+                    def scaled(high, low):
+                        total = jnp.round((high.astype(jnp.float64) * 2.0**16 + low) * factor)
+                        high = jnp.floor(total / 2.0**16)
+                        return high.astype(jnp.int32), (total - high * 2.0**16).astype(jnp.int32)
+
+                    both = jax.tree.map(scaled, found.total.high, found.total.low)
+                high, low = (jax.tree.map(lambda pair, i=i: pair[i], both, is_leaf=is_pair) for i in (0, 1))
+                found = found._replace(total=GridSum(high, low, found.total.grid))
+                return real(private, optimizer, state, found, mask, *more)
+
+            class Scaled:
+                def __getattr__(self, name):
+                    return getattr(private, name)
+
+                def update(self, *given, **named):
+                    released, after = private.update(*given, **named)
+                    return jax.tree.map(lambda leaf: leaf * factor.astype(jnp.float32), released), after
+
+            return real(Scaled(), optimizer, state, found, mask, *more)
+
+        patch.setattr(train.step, "advance", broken)
+
+    return plant
+
+
+def is_pair(value) -> bool:
+    return isinstance(value, tuple)
+
+
+def white(mechanism):
+    return Mechanism(mechanism.scheme, BandedToeplitz.identity(), mechanism.noise_multiplier)
+
+
+def more_correlated(mechanism):
+    return Mechanism(BMinSep(STEPS, 4, 0.2), BandedToeplitz.square_root(4), mechanism.noise_multiplier)
+
+
+def less(mechanism):
+    return Mechanism(mechanism.scheme, mechanism.strategy, 0.96 * mechanism.noise_multiplier)
+
+
+def twice_the_clip_norm(patch):
+    """Plant gradients clipped at twice the clip norm beside the noise of one."""
+    real = train.loop.privatize
+
+    def broken(mechanism, *, clip_norm, **options):
+        half = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 2)
+        return real(half, clip_norm=2 * clip_norm, **options)
+
+    patch.setattr(train.loop, "privatize", broken)
+
+
+def always_the_first(state):
+    return state._replace(step=jnp.zeros_like(state.step))
+
+
+def every_second(state):
+    return state._replace(step=state.step - state.step % 2)
+
+
+PAIRS, DISTANCES = "noise: correlation of two steps", "noise: correlation at each distance of steps"
+MISTAKES = {
+    "reused at every step": (other_updates(always_the_first), {PAIRS, DISTANCES}),
+    "reused at every second step": (other_updates(every_second), {PAIRS, DISTANCES}),
+    "white": (other_mechanism(white), {PAIRS, DISTANCES}),
+    "another C": (other_mechanism(more_correlated), {DISTANCES}),
+    "4 % less noise": (other_mechanism(less), {"noise: variance"}),
+    "clip norm": (twice_the_clip_norm, {"canary: amplitude", "canary: amplitude at each step"}),
+    "another probability": (other_batches(OFTEN), {"batches: participations in all"}),
+    "no separation": (other_batches(POISSON), {"batches: separation of participations"}),
+    "sum divided": (divided_by_the_batch_size(False), {"canary: amplitude against batch size"}),
+    "release divided": (divided_by_the_batch_size(True), {"noise: variance at each step"}),
+}
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES], ids=str)
+def test_planted_mistakes_are_refuted_by_the_check_for_them_and_honest_runs_are_not(mistake, monkeypatch):
+    if mistake is None:
+        assert refuted() == set()
+        return
+    plant, expected = MISTAKES[mistake]
+    plant(monkeypatch)
+    assert expected <= refuted()
+
+
+def honest(generator, steps=24, canaries=150, examples=400):
+    """A run by NumPy alone, with its mechanism and C: batches of a cold start, canaries first, noise."""
+    scheme = BMinSep(steps, 3, 0.2, warm_start=False)
+    last, joined = np.full(examples, -3), np.zeros((examples, steps), bool)
+    for step in range(steps):
+        joined[:, step] = (step - last >= 3) & (generator.random(examples) < 0.2)
+        last[joined[:, step]] = step
+    mechanism = Mechanism(scheme, BandedToeplitz((0.8, 0.6)), 1.3)
+    matrix = scipy.linalg.toeplitz([0.8, 0.6, *[0.0] * (steps - 2)], np.zeros(steps))
+    seen = 1.3 * generator.normal(size=(2 * canaries, steps))
+    seen[::2] += joined[:canaries] @ matrix.T
+    batches = [np.flatnonzero(column) for column in joined.T]
+    return mechanism, Observed(seen, batches, 0.0), matrix
+
+
+def p_values(mechanism, observed) -> dict[str, float]:
+    checks = examine(mechanism, observed, len(observed.outputs) // 2, 400, 1.0)
+    assert sum(check.level for check in checks) == pytest.approx(FALSE_ALARM)
+    return {check.name: check.p_value for check in checks}
+
+
+def test_p_values_of_honest_runs_are_no_smaller_than_they_say():
+    """300 runs: p <= 0.05 in at most the 13 numbers that a rate of 0.05 exceeds with probability 1e-6.
+
+    Those that are exact are that small at least as often as a rate of 0.02 falls short of with 1e-6.
+    """
+    generator = np.random.default_rng(0)
+    found = [p_values(*honest(generator)[:2]) for _ in range(300)]
+    small = {name: sum(each[name] <= 0.05 for each in found) for name in found[0]}
+    assert max(small.values()) <= scipy.stats.binom.isf(FALSE_ALARM / 13, 300, 0.05), small
+    tight = [name for name in small if name.startswith(("noise: var", "noise: corr", "canary"))]
+    assert len(tight) == 9
+    least = scipy.stats.binom.ppf(FALSE_ALARM, 300, 0.02)
+    assert min(small[name] for name in tight) >= max(1, least), small
+
+
+def altered(name, generator) -> tuple[Mechanism, Observed]:
+    """A run that breaks what a check tests."""
+    mechanism, observed, matrix = honest(generator)
+    seen, batches = observed.outputs.copy(), list(observed.batches)
+    silent, steps = seen[1::2], seen.shape[1]
+    joined = np.array([[canary in batch for batch in batches] for canary in range(len(silent))])
+    match name:
+        case "noise: variance":
+            silent *= 1.1
+        case "noise: variance at each step":
+            silent[:, 7] *= 1.6
+        case "noise: normal distribution":
+            silent[:] = 1.3 * np.sign(silent)
+        case "noise: correlation of two steps":
+            silent[:, 20] = -silent[:, 3]
+        case "noise: correlation at each distance of steps":
+            silent[:, 5:] += 0.2 * silent[:, :-5]
+        case "noise: correlation of two coordinates":
+            silent[100] = 3 * silent[17]
+        case "noise: correlation at each distance of coordinates":
+            silent[1:] += 0.2 * silent[:-1]
+        case "canary: amplitude":
+            seen[::2] += 0.6 * joined @ matrix.T
+        case "canary: amplitude at each step":
+            seen[::2] += (joined * (np.arange(steps) == 11) * 3) @ matrix.T
+        case "canary: amplitude against batch size":
+            sizes = np.array([len(batch) for batch in batches])
+            seen[::2] -= (joined * (sizes - sizes.mean()) * 0.1) @ matrix.T
+        case "batches: size at each step":
+            batches[-1] = np.arange(150)
+        case "batches: participations in all":
+            batches[::2] = [batch[: len(batch) * 3 // 4] for batch in batches[::2]]
+        case "batches: separation of participations":
+            batches[5] = np.append(batches[5], batches[4][:1])
+    return mechanism, Observed(seen, batches, 0.0)
+
+
+def test_each_check_refutes_what_it_is_for():
+    """And rounding as large as the change hides those changes that it could explain."""
+    generator = np.random.default_rng(1)
+    for name in p_values(*honest(generator)[:2]):
+        mechanism, observed = altered(name, generator)
+        assert p_values(mechanism, observed)[name] < FALSE_ALARM / 13, name
+        if not name.startswith("batches"):
+            hidden = dataclasses.replace(observed, rounding=5.0)
+            assert p_values(mechanism, hidden)[name] > 0.1, name
+
+
+@pytest.mark.parametrize(
+    "strategy", [None, BandedInverse.bisr(iterations=STEPS, bands=3)], ids=["C", "inverse"]
+)
+def test_the_bound_on_rounding_holds(strategy):
+    """Outputs of silent coordinates against the noise's own normals in float64."""
+    made = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, sigma=0.8, strategy=strategy)
+    params = {"a": jnp.zeros(500), "b": jnp.zeros(300)}
+    options = dict(keys=KEYS, verify=False, microbatch_size=16)
+    rows = as_rows(np.zeros(ROWS, np.float32))
+    setting = Setting(
+        made, as_loss(lambda params, row: 0.0 * params["a"][0] * row), params, rows, CLIP, options
+    )
+    silent = np.full(ROWS, SILENT, np.int32)
+    observed = setting.observed(silent, np.arange(800), optax.set_to_zero())
+    exact = np.stack([noise.standard_normals(KEYS[1], step, 800) for step in range(STEPS)], axis=1)
+    worst = np.abs(observed.outputs - 0.8 * exact).max()
+    assert 0.02 * observed.rounding < worst < observed.rounding < 1e-4

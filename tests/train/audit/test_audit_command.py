@@ -1,0 +1,280 @@
+"""Audits of a user's model: faults that are planted are found, nothing else is, and the command says so."""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy
+
+import train.loop
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
+from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
+from tests.stored_plans import with_derived
+from tests.train.plans import plan, plan_of
+from train.audit import canaries, command
+from train.audit.canaries import outputs
+from train.audit.command import KINDS, Finding, audit, named, picture
+from train.batches import sampler
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+ROWS, CLIP = 1200, 0.5
+# Full batches, so that an analytic bound certifies at once what is nearly tight. At five other keys the
+# bounds were 1.43 to 2.7 with a quarter of the noise and 3.2 to 4.5 without clipping.
+PLAN = plan("poisson", dataset_size=ROWS, iterations=4, rate=1.0, sigma=6.0, epsilon=1.4)
+
+
+def given():
+    """A linear model with many coordinates, and data that pulls at all of them."""
+    generator = np.random.default_rng(0)
+    data = {"x": generator.normal(size=(ROWS, 3)).astype(np.float32), "y": np.ones(ROWS, np.float32)}
+    return dict(model={"w": jnp.zeros((3, 700)), "b": jnp.zeros(())}, loss=loss, dataset=data)
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"].mean(axis=1) + params["b"] - example["y"]) ** 2
+
+
+def less_noise(real):
+    def broken(mechanism, **options):
+        quarter = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 4)
+        return real(quarter, **options)
+
+    return broken
+
+
+def no_clipping(real):
+    """Gradients up to ten clip norms pass, with the noise of one."""
+
+    def broken(mechanism, clip_norm, **options):
+        tenth = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 10)
+        return real(tenth, clip_norm=10 * clip_norm, **options)
+
+    return broken
+
+
+CLIPPING = pytest.param(no_clipping, id="clipping")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(None, id="honest"), pytest.param(less_noise, id="noise"), CLIPPING]
+)
+def test_both_audits_find_planted_faults_and_nothing_else(fault, monkeypatch):
+    if fault:
+        monkeypatch.setattr(train.loop, "privatize", fault(train.loop.privatize))
+    kinds = KINDS if fault is not no_clipping else KINDS[1:]
+    found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP, kinds=kinds)
+    assert [each.kind for each in found] == list(kinds)
+    for each in found:
+        assert each.contradicts == (fault is not None), each.statement()
+        assert each.lower >= 0
+        assert ("CONTRADICTED" in each.statement()) == each.contradicts
+        shown = json.dumps(each.to_json())
+        assert "private" not in shown and "scores" not in shown and "present" not in shown
+        assert "private" not in repr(each)
+        assert len(each.private_scores) == len(each.private_present)
+    assert [each.canaries for each in found] == [1050, 800][-len(kinds) :]
+
+
+def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monkeypatch):
+    """Out means silent, the pair of the guarantee, and not replaced; half are in, others with other keys."""
+    seen = []
+
+    def observed(setting, canary_of, coordinates, optimizer):
+        seen.append((canary_of, coordinates))
+        return canaries.Observed(np.zeros((len(coordinates), 4)), [np.arange(ROWS)] * 4, 0.0)
+
+    monkeypatch.setattr(canaries.Setting, "observed", observed)
+
+    def scored(mechanism, outputs):
+        assert mechanism.noise_multiplier == PLAN.mechanism.noise_multiplier / 3
+        return outputs.sum(axis=1)
+
+    monkeypatch.setattr(command, "privacy_loss", scored)
+    one, other = (audit(**given(), plan=PLAN, kinds=("one-run",))[0] for _ in range(2))
+    canary_of, coordinates = seen[0]
+    assert (canary_of[800:] == canaries.REAL).all() and len(set(coordinates)) == 800
+    np.testing.assert_array_equal(
+        canary_of[:800], np.where(one.private_present, coordinates, canaries.SILENT)
+    )
+    assert 280 < one.private_present.sum() < 520  # fails with probability 1e-16
+    assert (one.private_present != other.private_present).any()
+    audit(**given(), plan=PLAN, kinds=("independent",), canaries=500)
+    canary_of, coordinates = seen[-1]
+    assert (canary_of[500:] == canaries.SILENT).all() and len(set(coordinates)) == 1000
+    np.testing.assert_array_equal(canary_of[:500], coordinates[::2])
+
+
+@pytest.mark.slow
+def test_the_command_on_digits(tmp_path, capsys):
+    """As it comes, in some fifteen seconds."""
+    plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
+    code, out, _ = run(capsys, "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json")
+    assert code == 0 and "independent audit, 1440 canaries" in out and "one-run audit, 960" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [None, less_noise, no_clipping], ids=["honest", "noise", "clipping"])
+def test_a_network_is_audited(fault, monkeypatch):
+    """The small CNN on digits; `test_audit.py` has correlated noise, `test_audit_bounds.py` no network."""
+    covered = plan("poisson", dataset_size=1440, iterations=4, rate=0.9, sigma=4.0, epsilon=2.2)
+    if fault:
+        monkeypatch.setattr(train.loop, "privatize", fault(train.loop.privatize))
+    independent, one_run = audit(**command.digits(), plan=covered, keys=KEYS)
+    assert independent.contradicts == (fault is not None), independent.statement()
+    assert one_run.contradicts == (fault is not None), one_run.statement()
+    assert one_run.lower > 0.2
+
+
+def jittered(params, example, key):
+    """`loss` of an example that is another one whenever it is read: by its number and step."""
+    return loss(params, {"x": example["x"] + jax.random.normal(key, (3,)), "y": example["y"]})
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(normalize):
+    """Without noise to speak of: what the examples gave is known, also when, where and with which key."""
+    covered = plan("poisson", dataset_size=40, iterations=3, rate=0.5, sigma=1e-3)
+    data = {"x": np.ones((40, 3), np.float32), "y": np.arange(40, dtype=np.float32)}
+    params = {"b": jnp.zeros(()), "w": jnp.zeros((3, 2))}
+    functional, params = train.loop.functional(train.loop.Wanted(params, jittered, data, loss_key=3))
+    rows, options = (
+        train.loop.as_rows(data),
+        dict(keys=KEYS, progress=False, normalize=normalize, microbatch_size=8),
+    )
+    setting = canaries.Setting(covered, functional, params, rows, CLIP, options)
+    canary_of = np.full(40, canaries.REAL, np.int32)
+    canary_of[:3] = 4, canaries.SILENT, 2
+    members = sampler.Sampler.from_plan(covered, KEYS[0])
+    there = np.array([[np.isin([0, 2], (batch := members.next()).indices[batch.mask])] for _ in range(3)])
+    assert there.any() and not there.all()
+    # The optimizer moves, so that the gradients of later steps are others.
+    found = setting.observed(canary_of, np.arange(7), optax.sgd(0.5, momentum=0.9))
+    seen = found.outputs
+    np.testing.assert_array_equal([[np.isin([0, 2], batch)] for batch in found.batches], there)
+    expected = np.zeros((7, 3))
+    expected[[4, 2]] = there[:, 0].T
+    np.testing.assert_allclose(seen, expected, atol=1e-2)  # sigma 1e-3, ten standard deviations
+    if not normalize:
+        np.testing.assert_array_equal(canaries.quiet(setting, 6), np.arange(1, 7))  # the bias is pulled most
+
+
+def test_what_is_released_becomes_outputs_by_the_matrix():
+    """`C u` against dense matrices, one of them by its inverse."""
+    scheme, released = BMinSep(6, 3, 0.3), np.random.default_rng(0).normal(size=(5, 6))
+    matrix = scipy.linalg.toeplitz([*BandedToeplitz.square_root(3).array, 0, 0, 0], np.zeros(6))
+    found = outputs(Mechanism(scheme, BandedToeplitz.square_root(3), 1.0), released)
+    np.testing.assert_allclose(found, released @ matrix.T)
+    inverse = BandedInverse.bisr(iterations=6, bands=3)
+    coefficients, of_inverse = inverse.noise_recursion()
+    assert of_inverse
+    matrix = np.linalg.inv(
+        scipy.linalg.toeplitz(np.pad(coefficients, (0, 6 - len(coefficients))), np.zeros(6))
+    )
+    np.testing.assert_allclose(outputs(Mechanism(scheme, inverse, 1.0), released), released @ matrix.T)
+
+
+REFUSED = [
+    (dict(canaries=1201), "canaries must be at most 1050 with 1200 examples and 2101 coordinates, two a"),
+    (dict(canaries=1), "canaries must be at least 2"),
+    (dict(canaries=0), "canaries must be"),
+    (dict(confidence=1.0), "confidence must be"),
+    (dict(kinds=()), "kinds must be some of independent, one-run, was none"),
+    (dict(kinds=("both",)), "kinds must be"),
+    (dict(clip_norm=-1.0), "clip_norm must be"),
+    (dict(plan="plan.json"), "plan must be a jaxacct.Plan"),
+    (
+        dict(plan=plan_of(PLAN.mechanism, ROWS, 1.4, delta=0.01), kinds=("one-run",)),
+        "smaller delta than 0.01 for a one",
+    ),
+    (dict(plan=with_derived(PLAN, truncation_delta=1e-6)), "plan must not cut batches"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        audit(**given() | {"plan": PLAN} | options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_audit_does_not_see_is_refused():
+    """Batches that are cut: those left out depend on who else is there."""
+    assert TruncatedBMinSep.side_information is not None
+    empty = {"model": {"w": jnp.zeros(1)}, "loss": loss, "dataset": given()["dataset"]}
+    with pytest.raises(ValueError, match="canaries must be at least 2, there is room for 0 with 1200"):
+        audit(**empty, plan=PLAN)
+
+
+MODULE = """
+def mine():
+    return {"model": 1, "loss": 2, "dataset": 3, "clip_norm": 0.5}
+def bad():
+    return {"model": 1}
+"""
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(word) for word in words])
+    seen = capsys.readouterr()
+    return ended.value.code, seen.out, seen.err
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_model_of_tests.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    PLAN.save(tmp_path / "plan.json")
+    mine = ["--plan", tmp_path / "plan.json", "--model", "my_model_of_tests:mine"]
+    mine += ["--out", tmp_path / "audit.json", "--plot", tmp_path / "audit.png"]
+    scores, there, asked = np.arange(4.0), np.array([True, False, True, False]), []
+    found = Finding("one-run", 0.5, 1.0, 1e-5, 0.95, 4, {"accuracy of guesses": (0.6, 1)}, {}, scores, there)
+
+    def canned(**options):
+        asked.append(options)
+        if not options["kinds"]:
+            raise ValueError("kinds must be some of these")
+        return [dataclasses.replace(found, lower=lower) for lower in lowers]
+
+    monkeypatch.setattr(command, "audit", canned)
+    lowers = [0.5]
+    code, out, _ = run(capsys, *mine, "--no-independent")
+    assert code == 0 and "one-run audit, 4 canaries" in out and "proves nothing" in out
+    assert "costs its epsilon again" in out and asked[0]["plan"] == PLAN
+    given = {"model": 1, "loss": 2, "dataset": 3, "clip_norm": 0.5, "kinds": ["one-run"], "confidence": 0.95}
+    assert given.items() <= asked[0].items() and asked[0].get("keys") is None
+    stored = json.loads((tmp_path / "audit.json").read_text())
+    assert stored["findings"] == [json.loads(json.dumps(found.to_json()))]
+    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
+    lowers = [0.5, 1.5]
+    code, out, _ = run(capsys, *mine, "--json-output", "--clip-norm", "2")
+    assert code == 1 and [each["contradicts"] for each in json.loads(out)["findings"]] == [False, True]
+    assert asked[1]["clip_norm"] == 2 and asked[1]["kinds"] == list(KINDS)
+    (tmp_path / "other.txt").write_text("mine")
+    for words, said in (
+        (["--model", "my_model_of_tests"], "model must be module:function"),
+        (["--model", "no_such_module:f"], "no_such_module:f cannot be imported"),
+        (["--model", "my_model_of_tests:bad"], "must return a dictionary of model, loss and dataset"),
+        (["--out", tmp_path / "other.txt"], "out"),
+        (["--plot", tmp_path / "no/such/audit.png"], "plot must be in a folder that exists"),
+        (["--plot", tmp_path / "audit.json"], "plot"),
+        (["--plan", tmp_path / "other.txt"], "plan"),
+        (["--no-one-run", "--no-independent"], "kinds must be some of"),
+    ):
+        code, _, error = run(capsys, *mine, *words)
+        assert code == 2 and said in error and error.count("\n") == 1, (words, error)
+
+
+def test_a_picture_of_any_findings():
+    """Also where no score is finite and nothing was found."""
+    scores = np.array([np.nan, np.inf, 0.0, 1.0])
+    there = np.array([True, False, True, False])
+    found = Finding("one-run", 0.0, 1.0, 1e-5, 0.95, 4, {}, {}, scores, there)
+    assert len(picture([found, dataclasses.replace(found, lower=2.0)]).axes) == 3
+    assert sys.modules["train.audit.command"].named is named

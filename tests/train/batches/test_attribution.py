@@ -1,0 +1,498 @@
+"""Users and examples: the graph, algorithm 3 against its text, bounded contributions, batch sizes."""
+
+import collections
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
+from jaxacct.cli import commands as cli
+from jaxacct.core.evidence import Bound
+from tests.oracles import enumeration, shared_examples
+from tests.schemes.test_schemes import chi_square_p_value
+from tests.stored_plans import whole
+from tests.train.plans import plan_of
+from train.batches import attribution
+from train.batches.attribution import Attribution, AttributionPool, bound_contributions, from_edges
+from train.batches.sampler import Sampler
+from train.loop import fit
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+FALSE_ALARM = 1e-6
+
+
+def papers(num_examples=60, num_authors=40, seed=0) -> Attribution:
+    """A graph like co-authorship: one to three authors a paper, a few authors with many."""
+    generator = np.random.default_rng(seed)
+    popularity = generator.pareto(1.5, num_authors) + 0.1
+    users, rows = [], []
+    for row in range(num_examples):
+        authors = generator.choice(
+            num_authors, generator.integers(1, 4), replace=False, p=popularity / popularity.sum()
+        )
+        users += authors.tolist()
+        rows += [row] * len(authors)
+    return from_edges(users, rows, dataset_size=num_examples)
+
+
+def albums(num_examples=120, num_users=50, seed=5) -> Attribution:
+    """Every example has one owner; some users have many."""
+    generator = np.random.default_rng(seed)
+    owners = np.floor(num_users * generator.random(num_examples) ** 2).astype(int)
+    return from_edges(owners, np.arange(num_examples), dataset_size=num_examples)
+
+
+def user_sets(graph: Attribution) -> list[set[int]]:
+    return [
+        set(graph.users[graph.first_user[e] : graph.first_user[e + 1]].tolist())
+        for e in range(graph.num_examples)
+    ]
+
+
+def batches(scheme, graph, key) -> list[set[int]]:
+    """Of algorithm 3, on any graph: its law holds where its guarantee does not."""
+    generator = np.random.default_rng(key)
+    pool = AttributionPool(scheme, graph, generator)
+    return [set(pool.draw(step, generator).tolist()) for step in range(scheme.iterations)]
+
+
+COPIES = 50
+
+
+def side_by_side(graph) -> Attribution:
+    """50 copies that have no user in common: example e of copy c is c * num_examples + e."""
+    number, per_example = graph.num_examples, np.diff(graph.first_user)
+    owners = [graph.users + copy * graph.num_users for copy in range(COPIES)]
+    rows = [np.repeat(np.arange(number), per_example) + copy * number for copy in range(COPIES)]
+    union = from_edges(np.concatenate(owners), np.concatenate(rows), dataset_size=COPIES * number)
+    assert union.num_users == COPIES * len(np.unique(graph.users))  # none of users without an example
+    return union
+
+
+def runs_of_copies(scheme, graph, runs: int, key):
+    """Yields (run, step, copy, example) as algorithm 3 draws on 50 copies of a graph side by side.
+
+    Copies have no user in common and examples are sampled independently: each copy is a run by itself.
+    """
+    union = side_by_side(graph)
+    for run in range(runs):
+        generator = np.random.default_rng((run, *key))
+        pool = AttributionPool(scheme, union, generator)
+        for step in range(scheme.iterations):
+            copy, example = np.divmod(pool.draw(step, generator), graph.num_examples)
+            yield run, step, copy, example
+
+
+def naive_law(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
+    """Law of the membership vector (steps x examples) by algorithm 3 word for word, over all coins.
+
+    Phantoms are written out as examples of one user each.
+    """
+    b, p = scheme.min_separation, scheme.sampling_probability
+    sets = user_sets(graph)
+    real = len(sets)
+    for user, missing in enumerate(attribution.phantoms(graph, scheme.examples_per_user)):
+        sets += [{user}] * int(missing)
+    steps = burn_in + scheme.iterations
+    law = collections.defaultdict(float)
+    subsets = list(itertools.product((0, 1), repeat=len(sets)))
+    for coins in itertools.product(subsets, repeat=steps):
+        batches_ = []
+        for i in range(steps):
+            excluded = set()
+            for j in range(max(0, i - b + 1), i):
+                owners = set().union(*(sets[e] for e in range(len(sets)) if coins[j][e]), set())
+                excluded |= {e for e in range(len(sets)) if sets[e] & owners}
+            batches_.append([int(coins[i][e] and e not in excluded) for e in range(real)])
+        heads = sum(map(sum, coins))
+        law[tuple(itertools.chain(*batches_[burn_in:]))] += p**heads * (1 - p) ** (len(sets) * steps - heads)
+    return dict(law)
+
+
+# A shared paper between two authors of two; one author of one paper with a phantom.
+TINY = from_edges([0, 0, 1], [0, 1, 1], dataset_size=2)
+ONE = from_edges([7], [0], dataset_size=1)
+
+
+@pytest.mark.parametrize(
+    ("graph", "scheme", "burn_in"),
+    [
+        (TINY, MultiAttribution(3, 2, 0.4, 2, False), 0),
+        (TINY, MultiAttribution(2, 2, 0.3, 2, True), 1),
+        (ONE, MultiAttribution(4, 3, 0.4, 1, True), 2),
+        (ONE, MultiAttribution(3, 2, 0.4, 2, True), 1),
+        (TINY, MultiAttribution(2, 1, 0.4, 2, True), 0),
+    ],
+)
+def test_the_sampler_is_algorithm_3(graph, scheme, burn_in):
+    """The law of whole runs against all coins written out; two chi-squares, false alarm 1e-6 together.
+
+    Samples of a fixed size would hardly show on copies side by side: so there are runs of the graph alone.
+    """
+    law = naive_law(graph, scheme, burn_in)
+    alone = []
+    for seed in range(600):
+        drawn = batches(scheme, graph, (seed, 1, 2, 3))
+        alone.append([int(e in batch) for batch in drawn for e in range(graph.num_examples)])
+    assert chi_square_p_value(np.array(alone), law) > FALSE_ALARM / 2
+    many = np.zeros((120, COPIES, scheme.iterations, graph.num_examples), int)
+    for run, step, copy, example in runs_of_copies(scheme, graph, len(many), (1, 2, 3)):
+        many[run, copy, step, example] = 1
+    assert chi_square_p_value(many.reshape(120 * COPIES, -1), law) > FALSE_ALARM / 2
+
+
+@pytest.mark.parametrize(("k_u", "b", "p"), [(3, 5, 0.05), (4, 2, 0.3), (2, 9, 0.03), (6, 1, 0.2)])
+def test_no_user_takes_part_twice_within_the_separation(k_u, b, p):
+    """Every batch of long runs on a co-authorship-like graph."""
+    graph = bound_contributions(papers(), k_u, seed=b)
+    sets, scheme = user_sets(graph), MultiAttribution(300, b, p, k_u)
+    drawn = batches(scheme, graph, (b, k_u, 0, 9))
+    assert sum(map(len, drawn)) > 0
+    last = {}
+    for step, batch in enumerate(drawn):
+        users = set().union(*(sets[e] for e in batch), set())
+        for user in users:
+            assert step - last.get(user, -b) >= b
+            assert sum(user in sets[e] for e in batch) <= k_u
+            last[user] = step
+
+
+def test_a_users_counts_have_no_larger_mean_than_accounted():
+    """Theorem 6.1's first step, for every user and step; Hoeffding and Bonferroni, false alarm 1e-6."""
+    graph, runs = bound_contributions(papers(30, 20), 2), 3000
+    scheme = MultiAttribution(8, 3, 0.2, 2)
+    mean_joined = np.zeros((8, graph.num_users))
+    sets = user_sets(graph)
+    for _, step, _, examples in runs_of_copies(scheme, graph, runs // COPIES, (5, 5, 5)):
+        for example in examples:
+            mean_joined[step, list(sets[example])] += 1 / runs
+    counts = np.arange(1, 3)
+    accounted = scheme.participation_probabilities() * (scheme.count_weights() @ counts)
+    slack = 2 * np.sqrt(np.log(mean_joined.size / FALSE_ALARM) / (2 * runs))
+    assert (mean_joined <= accounted[:, None] + slack).all()
+    assert mean_joined.max() > accounted.max() / 3  # it has something to say
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_expected_batch_sizes(warm):
+    """Exact against 4,000 runs, at every step, by their standard error; false alarm 1e-6."""
+    graph = bound_contributions(papers(40, 30), 3)
+    scheme = MultiAttribution(10, 4, 0.04, 3, warm)
+    runs = 4000
+    sizes = np.zeros(10)
+    squares = np.zeros(10)
+    for _, step, copy, _ in runs_of_copies(scheme, graph, runs // COPIES, (8, 8, 8)):
+        found = np.bincount(copy, minlength=COPIES)
+        sizes[step] += found.sum()
+        squares[step] += (found**2).sum()
+    exact = attribution.expected_batch_sizes(graph, scheme)
+    error = np.sqrt((squares / runs - (sizes / runs) ** 2) / runs)
+    assert np.all(np.abs(sizes / runs - exact) < stats.norm.isf(FALSE_ALARM / 20) * error)
+    if warm:
+        assert np.ptp(exact) == 0
+    else:
+        assert exact[0] > exact[-1]
+
+
+def test_neighborhoods_against_sets(monkeypatch):
+    monkeypatch.setattr(attribution, "_PAIRS_AT_ONCE", 50)  # many chunks
+    graph = papers(80, 30, seed=3)
+    sets = user_sets(graph)
+    exact = [sum(bool(a & b) for b in sets) for a in sets]
+    np.testing.assert_array_equal(attribution.neighborhood_sizes(graph), exact)
+
+
+@pytest.mark.parametrize("duplicates", [False, True])
+@pytest.mark.parametrize("k_u", [1, 2, 5])
+def test_bounded_contributions(k_u, duplicates):
+    graph = papers(100, 30, seed=1)
+    bounded = bound_contributions(graph, k_u, duplicates=duplicates)
+    assert bounded.examples_of_users().max() == k_u
+    sets, before = user_sets(bounded), user_sets(graph)
+    for row, owners in zip(bounded.rows, sets, strict=True):
+        assert owners == before[row]
+    numbers = bounded.examples_of_users()
+    # Nothing that was left out (or, with duplicates, nothing at all) would still fit.
+    left = set(range(100)) if duplicates else set(range(100)) - set(bounded.rows.tolist())
+    for row in left:
+        assert any(numbers[user] == k_u for user in before[row])
+    if not duplicates:
+        assert len(set(bounded.rows.tolist())) == bounded.num_examples
+    small = bound_contributions(graph, k_u, max_neighborhood=k_u, duplicates=duplicates)
+    assert attribution.neighborhood_sizes(small).max() <= k_u
+
+
+def test_find_sampling_probability():
+    graph = bound_contributions(papers(200, 150), 3)
+    p = attribution.find_sampling_probability(graph, batch_size=2.0, min_separation=4, examples_per_user=3)
+    scheme = MultiAttribution(5, 4, p, 3)
+    np.testing.assert_allclose(attribution.expected_batch_sizes(graph, scheme), 2.0, rtol=1e-9)
+    fewer = attribution.expected_batch_sizes(graph, MultiAttribution(5, 4, p * 0.99, 3))
+    assert fewer.max() < 2.0
+    with pytest.raises(ValueError, match=r"batch_size must be at most .* was 150"):
+        attribution.find_sampling_probability(graph, batch_size=150, min_separation=4, examples_per_user=3)
+
+
+def test_one_user_an_example_is_what_the_scheme_says():
+    """`from_batch_size` and the graph agree where every example has a user of its own, with phantoms."""
+    graph = from_edges(np.arange(500), np.arange(500), dataset_size=500)
+    sizes = dict(batch_size=7.0, min_separation=3, examples_per_user=2)
+    p = attribution.find_sampling_probability(graph, **sizes)
+    scheme = MultiAttribution.from_batch_size(dataset_size=500, iterations=9, **sizes)
+    np.testing.assert_allclose(p, scheme.sampling_probability, rtol=1e-9)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_files(tmp_path, suffix):
+    import pyarrow
+    from pyarrow import csv, parquet
+
+    table = pyarrow.table({"user": ["ann", "bob", "ann", "cy", "ann"], "row": [0, 0, 1, 2, 1]})
+    path = tmp_path / f"edges.{suffix}"
+    (csv.write_csv if suffix == "csv" else parquet.write_table)(table, path)
+    graph = from_edges(*attribution.read_edges(path), dataset_size=3)
+    assert sorted(map(len, user_sets(graph))) == [1, 1, 2]
+    assert sorted(graph.examples_of_users()) == [1, 1, 2]
+    graph.save(tmp_path / "graph.npz")
+    again = Attribution.load(tmp_path / "graph.npz")
+    for name in Attribution.__dataclass_fields__:
+        np.testing.assert_array_equal(getattr(again, name), getattr(graph, name))
+
+
+@pytest.mark.parametrize("edges", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_a_million_edges(edges):
+    """Built whole, users as large integers; each example keeps exactly the users it was given."""
+    generator, size = np.random.default_rng(0), edges // 5
+    users, rows = generator.integers(0, 10**12, edges), generator.integers(0, size, edges)
+    rows[:size] = np.arange(size)
+    graph = from_edges(users, rows, dataset_size=size)
+    assert len(graph.users) == len(np.unique(users * size + rows))  # below 2^63
+    assert graph.num_users == len(np.unique(users))
+
+
+def test_bad_input(tmp_path, capsys):
+    with pytest.raises(ValueError, match="row 1 has none"):
+        from_edges([0, 1], [0, 2], dataset_size=3)
+    with pytest.raises(ValueError, match=r"rows must be in 0..2, one was 3"):
+        from_edges([0, 1], [0, 3], dataset_size=3)
+    with pytest.raises(ValueError, match="rows must be integers"):
+        from_edges([0, 1], [0.0, 1.0], dataset_size=2)
+    with pytest.raises(ValueError, match="examples_per_user must be an integer"):
+        bound_contributions(papers(), 0)
+    with pytest.raises(ValueError, match="examples_per_user must be at least"):
+        Sampler(MultiAttribution(5, 2, 0.1, 1), 120, 120, graph=albums())
+    with pytest.raises(ValueError, match="graph must be given"):
+        Sampler(MultiAttribution(5, 2, 0.1, 1), 60, 60)
+    (tmp_path / "edges.csv").write_text("who,what\n1,2\n")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "3", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "1", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main(arguments)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "graph.npz").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(ValueError, match="not a file that"):
+        Attribution.load(tmp_path / "graph.npz")
+
+
+FORGED = {
+    "hidden user": dict(users=np.zeros(5, np.int32)),
+    "hidden examples": dict(first_example=np.array([0, 1, 2, 5])),
+    "uncounted user": dict(first_user=np.array([0, 1, 2, 3, 4, 6]), users=np.array([0, 0, 1, 1, 2, 7])),
+    "negative user": dict(users=np.array([0, 0, 1, 1, -1])),
+    "fraction": dict(users=np.array([0, 0, 1, 1, 2.0])),
+    "no owner": dict(first_user=np.array([0, 1, 2, 3, 4, 4])),
+    "first not 0": dict(first_user=np.array([1, 1, 2, 3, 4, 5])),
+    "back and forth": dict(first_user=np.array([0, 3, 1, 3, 4, 5])),
+    "a user twice": dict(first_user=np.array([0, 2, 3, 4, 5, 6]), users=np.array([0, 0, 0, 1, 1, 2])),
+    "no such row": dict(rows=np.array([0, 1, 2, 3, 5])),
+    "negative row": dict(rows=np.array([0, 1, 2, 3, -1])),
+    "a row with two owners": dict(rows=np.array([0, 1, 1, 3, 4])),
+    "examples of nobody": dict(examples=np.array([9, 9, 9, 9, 9])),
+    "two dimensions": dict(users=np.array([[0, 0, 1, 1, 2]])),
+    "another type": dict(first_user=np.array([0, 1, 2, 3, 4, 5], np.uint64)),
+    "size fraction": dict(dataset_size=np.array(5.7)),
+    "size list": dict(dataset_size=np.array([5])),
+    "size bool": dict(dataset_size=np.array(True)),
+    "nothing": {name: np.zeros(0, int) for name in ("rows", "users", "first_user", "examples")},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_graph_whose_sides_differ_is_refused(forged, tmp_path):
+    """One side says who bars whom, the other who has how many: an edge of one alone is not accounted for."""
+    graph = from_edges([0, 0, 1, 1, 2], [0, 1, 2, 3, 4], dataset_size=5)
+    fields = {name: getattr(graph, name) for name in Attribution.__dataclass_fields__} | FORGED[forged]
+    np.savez(tmp_path / "graph.npz", **fields)
+    with pytest.raises(ValueError) as caught:
+        Attribution.load(tmp_path / "graph.npz")
+    assert "graph" in str(caught.value) and "\n" not in str(caught.value)
+    for scheme in (MultiAttribution(5, 2, 0.1, 2), IndependentAttribution(5, 2, 0.1, 2)):
+        with pytest.raises(ValueError, match="graph"):
+            Sampler(scheme, 5, 5, graph=Attribution(**fields))
+
+
+def write_edges(graph: Attribution, path) -> None:
+    lines = ["user,row"]
+    for row, owners in enumerate(user_sets(graph)):
+        lines += [f"u{user},{row}" for user in sorted(owners)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_independent_draws_on_a_shared_graph():
+    """Two examples with a user in common: the law of both vectors is the product; false alarm 1e-6."""
+    scheme = IndependentAttribution(4, 3, 0.4, 2)
+    law = enumeration.pattern_law(scheme.one)
+    pairs = {x + y: v * w for x, v in law.items() for y, w in law.items()}
+    for graph, number in ((TINY, 400), (side_by_side(TINY), 80)):  # 400 and 4,000 pairs
+        size = graph.num_examples
+        runs = np.zeros((number, size, 4), int)
+        for run in range(number):
+            sampler = Sampler(scheme, size, size, (run, 1, 2, 3), graph=graph)
+            for step in range(4):
+                batch = sampler.next()
+                runs[run, batch.indices[batch.mask], step] = 1
+        assert chi_square_p_value(runs.reshape(-1, 8), pairs) > FALSE_ALARM / 2
+
+
+def test_independent_draws_keep_to_the_bound():
+    shared = bound_contributions(papers(), 2)
+    Sampler(IndependentAttribution(5, 2, 0.1, 2), shared.num_examples, shared.num_examples, graph=shared)
+    with pytest.raises(ValueError, match="examples_per_user must be at least 2, the most examples of a user"):
+        Sampler(IndependentAttribution(5, 2, 0.1, 1), shared.num_examples, 60, graph=shared)
+    with pytest.raises(ValueError, match="graph must be given"):
+        Sampler(IndependentAttribution(5, 2, 0.1, 1), 60, 60)
+    with pytest.raises(ValueError, match="graph must have the 60 examples of the plan"):
+        Sampler(IndependentAttribution(5, 2, 0.1, 2), 60, 60, graph=shared)
+
+
+def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
+    """By the command, by the sampler and by `fit`, old plans included: one line that names the way out."""
+    shared = bound_contributions(papers(), 2)
+    message = r"graph must give every example one owner .* independent-attribution, or .* revealed-pattern"
+    scheme = MultiAttribution(5, 2, 0.1, 2)
+    with pytest.raises(ValueError, match=message) as caught:
+        Sampler(scheme, shared.num_examples, shared.num_examples, graph=shared)
+    assert "\n" not in str(caught.value)
+    drawn = whole("users")  # by Monte Carlo, of the pair that hides the coins
+    owners, rows = shared_examples.edges(499)
+    graph = from_edges(owners, rows, dataset_size=500)
+    for begin in (lambda: Sampler.from_plan(drawn, graph=graph), lambda: fit_on(drawn, graph)):
+        with pytest.raises(ValueError, match=message):
+            begin()
+    write_edges(papers(), tmp_path / "edges.csv")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "60", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "1", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main(arguments)
+    assert stop.value.code == 2
+    assert "independent-attribution" in capsys.readouterr().err
+    assert not (tmp_path / "graph.npz").exists()
+    with pytest.raises(SystemExit) as stop:
+        attribution.main([*arguments, "--scheme", "independent-attribution"])
+    assert stop.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    kept = Attribution.load(tmp_path / "graph.npz").num_examples
+    scheme = IndependentAttribution(9, 2, found["sampling_probability"], 2)
+    np.testing.assert_allclose(scheme.expected_batch_sizes(kept), 1.0, rtol=1e-12)
+
+
+def fit_on(plan, graph):
+    import optax
+
+    data = {"x": np.zeros((graph.dataset_size, 1), np.float32)}
+    return fit(
+        plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), graph=graph
+    )
+
+
+@pytest.mark.parametrize("separation", [1, 3])
+def test_where_nobody_bars_others_sharing_is_no_matter(separation):
+    """b = 1, or one example a user: the dominating pair holds on every graph, and k_u = 2 with b = 3 bars."""
+    k_u = 2 if separation == 1 else 1
+    shared = bound_contributions(papers(), k_u)
+    scheme = MultiAttribution(5, separation, 0.1, k_u)
+    Sampler(scheme, shared.num_examples, 60, graph=shared).next()
+    assert "whoever shares them" in scheme.unit_in_words
+    assert "each with no other user" in MultiAttribution(5, 3, 0.1, 2).unit_in_words
+    with pytest.raises(ValueError, match="graph must give every example one owner"):
+        Sampler(MultiAttribution(5, 3, 0.1, 2), shared.num_examples, 60, graph=shared)
+
+
+def test_the_command_says_how_to_go_on(tmp_path, capsys):
+    """What it prints for a shared graph is a command line that makes a plan which trains on that graph."""
+    write_edges(papers(), tmp_path / "edges.csv")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "60", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "0.8", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main([*arguments, "--accountant", "revealed-pattern"])
+    assert stop.value.code == 0
+    line = json.loads(capsys.readouterr().out)["next"]
+    values = {"iterations": "12", "bands": "2", "epsilon": "2", "delta": "1e-3"}
+    for name, value in values.items():
+        line = line.replace(f"--{name} ...", f"--{name} {value}")
+    words = line.replace("plan.json", str(tmp_path / "plan.json")).split()
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words[1:], "--strategy", "square-root"])
+    assert stop.value.code == 0
+    plan, graph = Plan.load(tmp_path / "plan.json"), Attribution.load(tmp_path / "graph.npz")
+    assert plan.evidence == Bound("revealed-pattern")
+    sampler = Sampler.from_plan(plan, (1, 2, 3, 4), graph)
+    drawn = [sampler.next() for _ in range(12)]
+    again = Sampler.from_plan(plan, None, graph, sampler.state)
+    assert again.state == sampler.state and any(batch.mask.any() for batch in drawn)
+
+
+def loose_plan(scheme, dataset_size: int) -> Plan:
+    """Noise 1 at an epsilon so large that an analytic bound certifies it."""
+    return plan_of(Mechanism(scheme, BandedToeplitz.square_root(3), 1.0), dataset_size)
+
+
+def test_a_run_from_edges_to_a_model(tmp_path, capsys):
+    """The command prepares the graph, and `fit` trains on its examples, every batch by the rule."""
+    write_edges(albums(), tmp_path / "edges.csv")
+    arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "120", "--examples-per-user", "2"]
+    arguments += ["--batch-size", "2.5", "--min-separation", "3", "--out", str(tmp_path / "graph.npz")]
+    with pytest.raises(SystemExit) as stop:
+        attribution.main(arguments)
+    assert stop.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    graph = Attribution.load(tmp_path / "graph.npz")
+    scheme = MultiAttribution(12, 3, found["sampling_probability"], 2)
+    plan = loose_plan(scheme, graph.num_examples)
+    assert "user with up to 2 examples" in plan.statement()
+    data = {"x": np.random.default_rng(0).normal(size=(120, 3)).astype(np.float32)}
+
+    def loss(params, example):
+        return ((params - example["x"]) ** 2).sum()
+
+    import optax
+
+    options = dict(clip_norm=1.0, graph=graph, checkpoint_every=4)
+    result = fit(plan, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), out=tmp_path / "run", **options)
+    assert np.isfinite(result.params).all()
+    with pytest.raises(ValueError, match="graph must be given"):
+        few = {"x": data["x"][: graph.num_examples]}
+        fit(plan, np.zeros(3, np.float32), loss, few, optax.sgd(0.1), clip_norm=1.0)
+    shared = bound_contributions(papers(120), 2)
+    number = shared.num_examples
+    theirs = options | {"graph": shared}
+    revealed = loose_plan(scheme, number)  # a bound with all coins revealed holds there
+    assert "user with up to 2 examples, whoever shares them" in revealed.statement()
+    result = fit(revealed, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
+    assert np.isfinite(result.params).all()
+    scheme = IndependentAttribution(12, 3, 0.02, 2)
+    new = loose_plan(scheme, number)
+    result = fit(new, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
+    assert np.isfinite(result.params).all()
+    fewer = dataclasses.replace(scheme, examples_per_user=1)
+    new = loose_plan(fewer, number)
+    with pytest.raises(ValueError, match="examples_per_user must be at least 2"):
+        fit(new, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
+    with pytest.raises(ValueError, match="graph's 120 rows"):
+        fit(plan, np.zeros(3, np.float32), loss, {"x": data["x"][:50]}, optax.sgd(0.1), **options)

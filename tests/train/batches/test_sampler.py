@@ -1,0 +1,146 @@
+"""Real batches: the law of every example against enumeration, separation, batch sizes, resuming, speed."""
+
+import collections
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
+from tests.oracles import enumeration
+from tests.oracles.settings import SMALL
+from tests.schemes.test_schemes import chi_square_p_value
+from train.batches.sampler import BatchOverflowError, Sampler
+
+FALSE_ALARM = 1e-6
+KEY = (1, 2, 3, 4)
+
+
+def participation(scheme, size: int, key=KEY, most=None) -> np.ndarray:
+    """(size, iterations): who was in which batch of one run."""
+    sampler = Sampler(scheme, size, most or size, key)
+    drawn = np.zeros((size, scheme.iterations), np.int64)
+    for step in range(scheme.iterations):
+        batch = sampler.next()
+        members = batch.indices[batch.mask]
+        assert len(set(members.tolist())) == len(members)
+        assert not batch.indices[~batch.mask].any()
+        drawn[members, step] += 1
+    return drawn
+
+
+ALONE = [s for s, _ in SMALL if not isinstance(s, MultiAttribution)]
+
+
+@pytest.mark.parametrize("scheme", ALONE, ids=str)
+def test_each_example_follows_the_accounted_law(scheme):
+    """Examples are independent, so one run of many is a sample; false alarm 1e-6."""
+    drawn = participation(scheme, 40_000)
+    assert chi_square_p_value(drawn, enumeration.pattern_law(scheme)) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4)])
+def test_examples_are_independent(scheme):
+    """Pairs of examples: the law of both vectors is the product, where they are alone and among a hundred.
+
+    8,000 pairs in 160 runs of 50, as examples that follow each other are drawn; alone 800 tell batches of a
+    fixed size, which a hundred examples would hide. False alarm 1e-6 together.
+    """
+    law = enumeration.pattern_law(scheme)
+    pairs = {x + y: v * w for x, v in law.items() for y, w in law.items()}
+    alone = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(800)])
+    assert chi_square_p_value(alone, pairs) > FALSE_ALARM / 2
+    width = 2 * scheme.iterations
+    many = [participation(scheme, 100, (run, 5, 6, 7)).reshape(50, width) for run in range(160)]
+    assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
+
+
+@pytest.mark.parametrize(
+    ("b", "p", "warm"), [(5, 0.1, True), (5, 0.9, False), (40, 0.3, True), (7, 1.0, True)]
+)
+def test_separation_is_never_violated(b, p, warm):
+    drawn = participation(BMinSep(200, b, p, warm), 500)
+    for steps in map(np.flatnonzero, drawn):
+        assert np.all(np.diff(steps) >= b)
+
+
+def test_batch_sizes_are_stationary_under_a_warm_start():
+    """Every step's size is Binomial(size, rate); Bonferroni over 300 steps, false alarm 1e-6 in all."""
+    scheme, size = BMinSep(300, 20, 0.05), 20_000
+    sizes = participation(scheme, size).sum(axis=0)
+    law = stats.binom(size, scheme.participation_rate)
+    tails = np.minimum(law.cdf(sizes), law.sf(sizes - 1))
+    assert tails.min() > FALSE_ALARM / 2 / 300
+    cold = participation(BMinSep(300, 20, 0.05, warm_start=False), size).sum(axis=0)
+    assert law.sf(cold[0] - 1) < FALSE_ALARM
+
+
+def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
+    sampler = Sampler(Poisson(5, 0.5), 100, 20, KEY)
+    with pytest.raises(BatchOverflowError, match="raise max_batch_size"):
+        sampler.next()
+
+
+def test_no_more_steps_than_the_scheme_has():
+    sampler = Sampler(Poisson(1, 0.5), 10, 10, KEY)
+    sampler.next()
+    with pytest.raises(ValueError, match="1 steps"):
+        sampler.next()
+
+
+@pytest.mark.parametrize(
+    "scheme", [Poisson(30, 0.1), BallsInBins(30, 4), CyclicPoisson(30, 4, 0.3), BMinSep(30, 4, 0.3)]
+)
+def test_a_resumed_sampler_goes_on_with_the_same_batches(scheme):
+    whole = Sampler(scheme, 300, 300, KEY)
+    batches = [whole.next() for _ in range(30)]
+    for stop in (0, 1, 17, 30):
+        part = Sampler(scheme, 300, 300, KEY)
+        for _ in range(stop):
+            part.next()
+        resumed = Sampler.resume(scheme, 300, 300, part.state)
+        for batch in batches[stop:]:
+            np.testing.assert_array_equal(resumed.next(), batch)
+        assert resumed.state == whole.state
+
+
+def test_a_sampler_that_replays_differently_is_refused():
+    part = Sampler(Poisson(5, 0.5), 10, 10, KEY)
+    part.next()
+    with pytest.raises(ValueError, match="does not replay"):
+        Sampler.resume(Poisson(5, 0.4), 10, 10, part.state)
+
+
+def test_fresh_keys_differ_and_batches_with_them():
+    drawn = {tuple(sorted(Sampler(Poisson(1, 0.5), 64, 64).next().indices.tolist())) for _ in range(3)}
+    keys = {Sampler(Poisson(1, 0.5), 64, 64).state.key for _ in range(3)}
+    assert len(keys) == 3
+    assert len(drawn) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("dataset_size", 0), ("dataset_size", 2.5), ("max_batch_size", -1)]
+)
+def test_bad_sizes(name, value):
+    sizes = {"dataset_size": 10, "max_batch_size": 10} | {name: value}
+    with pytest.raises(ValueError, match=name):
+        Sampler(Poisson(5, 0.1), **sizes)
+
+
+def test_tiny_data_sets():
+    assert participation(BMinSep(9, 4, 1.0, False), 1).tolist() == [[1, 0, 0, 0, 1, 0, 0, 0, 1]]
+    counts = collections.Counter(
+        participation(BallsInBins(4, 4), 1, (run, 0, 0, 0)).argmax() for run in range(400)
+    )
+    assert stats.chisquare([counts[i] for i in range(4)]).pvalue > FALSE_ALARM
+
+
+def test_production_size_stays_small():
+    """14,745,600 examples, b = 256: 4 bytes an example (speed: tests/benchmarks)."""
+    scheme = BMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+    )
+    sampler = Sampler(scheme, 14_745_600, 2300, KEY)
+    sizes = [int(sampler.next().mask.sum()) for _ in range(300)]
+    assert abs(np.mean(sizes) - 1793) < stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(1793 / 300)
+    assert sampler._pool.pool.nbytes < 60e6

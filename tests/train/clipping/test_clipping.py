@@ -1,0 +1,364 @@
+"""Per-example clipping: sensitivity, masks, microbatches, odd gradients, bad losses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from train.clipping.ghost import ghost_gradient_sum
+from train.clipping.grid import Grid
+from train.clipping.per_example import (
+    clip_to_grid,
+    clipped_gradient_sum,
+    default_microbatch_size,
+    global_norm,
+)
+
+SIZES = {"w": (3, 4), "b": (4,)}
+GRID = Grid(1.0, 20)
+
+
+def generator_of(key) -> np.random.Generator:
+    """Of NumPy: draws and single rows need no programs of their own."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+
+def random_params(key):
+    generator = generator_of(key)
+    return {name: np.float32(generator.normal(size=shape)) for name, shape in SIZES.items()}
+
+
+def loss(params, example):
+    """A small network with a tanh layer; the scale of an example scales its gradient."""
+    hidden = jnp.tanh(example["x"] @ params["w"] + params["b"])
+    return example["scale"] * jnp.sum(hidden * example["y"])
+
+
+value_of, gradient_of = jax.jit(loss), jax.jit(jax.grad(loss))
+
+
+@functools.cache
+def summed(clip_norm: float = 1.0, **options):
+    """The program of a sum on a grid of 20 bits, and of the same in float32; traced once for all tests."""
+
+    def both(params, batch, mask):
+        found = clipped_gradient_sum(loss, params, batch, mask, grid=Grid(clip_norm, 20), **options)
+        return found, found.total.scaled(1.0)
+
+    return jax.jit(both)
+
+
+def random_batch(key, size, scale=1.0):
+    generator = generator_of(key).spawn(1)[0]
+    return {
+        "x": np.float32(generator.normal(size=(size, 3))),
+        "y": np.float32(generator.normal(size=(size, 4))),
+        "scale": np.full(size, scale, np.float32),
+    }
+
+
+def float64_norm(tree) -> float:
+    return float(np.sqrt(sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(tree))))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 50.0])
+def test_against_a_plain_loop(clip_norm, normalize, key):
+    params, batch = random_params(key), random_batch(key, 7)
+    mask = np.arange(7) < 5
+    found, total = summed(clip_norm, normalize=normalize)(params, batch, mask)
+    expected = jax.tree.map(lambda p: np.zeros(p.shape), params)
+    for i in range(5):
+        g = gradient_of(params, jax.tree.map(lambda a: a[i], batch))  # noqa: B023
+        norm = float64_norm(g)
+        scale = clip_norm / (norm + 0.01) if normalize else min(1.0, clip_norm / norm)
+        expected = jax.tree.map(lambda e, v: e + scale * np.asarray(v, np.float64), expected, g)  # noqa: B023
+        assert found.norms[i] == pytest.approx(norm, rel=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(total), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=3e-5, atol=6e-6 * clip_norm)
+    assert found.clipped_fraction == pytest.approx(np.mean(np.asarray(found.norms[:5]) > clip_norm))
+    first = jax.tree.map(lambda a: a[0], batch)
+    assert found.losses[0] == pytest.approx(float(value_of(params, first)), rel=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed < 4 else pytest.mark.slow) for seed in range(12)]
+)
+def test_sensitivity(seed, normalize):
+    """Zero-out one example of random models and adversarial scales: the sum moves by at most the clip norm.
+
+    Scales run from subnormal to overflowing gradients; the move is measured in float64 from sums of one
+    other example, so that rounding of the sum itself does not hide a violation.
+    """
+    key = jax.random.key(seed)
+    clip_norm = float(10.0 ** generator_of(key).uniform(-3, 3))
+    params, batch = random_params(key), random_batch(key, 2)
+    for scale in (0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e25, 1e37, np.inf, np.nan):
+        batch = batch | {"scale": np.float32([scale, 1e-6])}
+        with_it, without = (
+            summed(clip_norm, normalize=normalize)(params, batch, mask)[1]
+            for mask in (np.array([True, True]), np.array([False, True]))
+        )
+        moved = jax.tree.map(
+            lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), with_it, without
+        )
+        assert float64_norm(moved) <= clip_norm
+        if scale == 1e4:
+            assert float64_norm(moved) > clip_norm * (0.95 if normalize and clip_norm > 1 else 0.01)
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 8, 100])
+def test_microbatches_change_nothing(micro, key):
+    params, batch = random_params(key), random_batch(key, 8)
+    mask = np.array([True, False] * 4)
+    whole, _ = summed()(params, batch, mask)
+    parts, _ = summed(microbatch_size=micro)(params, batch, mask)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2)  # gradients differ in their last bits by batch
+
+
+def test_padding_and_poison_contribute_exactly_zero(key):
+    params, batch = random_params(key), random_batch(key, 4)
+    mask = np.array([True, True, False, False])
+    clean, _ = summed()(params, batch, mask)
+    batch = jax.tree.map(np.copy, batch)  # JAX may read the first one later, where it lies
+    batch["x"][2], batch["x"][3] = np.nan, np.inf
+    padded, _ = summed()(params, batch, mask)
+    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(padded), strict=True):
+        np.testing.assert_array_equal(a, b)
+    batch = jax.tree.map(np.copy, batch)
+    batch["x"][1] = np.nan
+    poisoned, _ = summed()(params, batch, mask)
+    alone, _ = summed()(params, batch, np.array([True, False, False, False]))
+    for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(alone.total), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.isinf(poisoned.norms[1])
+
+
+@pytest.mark.parametrize("sum_of", [clipped_gradient_sum, ghost_gradient_sum])
+@pytest.mark.parametrize("micro", [2, 4])
+def test_one_infinity_spoils_no_other_row(sum_of, micro):
+    """Not of a grouped convolution either, whose rows XLA computes at once with zeros between them.
+
+    Outside of loops it multiplies by these zeros, and all rows are lost: 32 clip norms for one example.
+    """
+
+    def convolved(kernel, example):
+        # Twice the kernel: that is no use which `ghost` would take apart.
+        found = jax.lax.conv_general_dilated(
+            example["x"][None], 2 * kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=2,
+        )  # fmt: skip
+        return example["scale"] * jnp.sum(jnp.sin(found))
+
+    generator = np.random.default_rng(0)
+    kernel = jnp.asarray(generator.normal(size=(3, 2, 4)), jnp.float32)
+    batch = {"x": np.float32(generator.normal(size=(4, 5, 4))), "scale": np.float32([1, np.inf, 1, 1])}
+    found = jax.jit(functools.partial(sum_of, convolved, grid=GRID, microbatch_size=micro))
+    poisoned = found(kernel, batch, np.ones(4, bool))
+    without = found(kernel, batch, np.array([True, False, True, True]))
+    np.testing.assert_array_equal(np.isinf(poisoned.norms), [False, True, False, False])
+    for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(without.total), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.any(poisoned.total.units())
+
+
+def test_an_empty_batch_is_zero(key):
+    found, _ = summed()(random_params(key), random_batch(key, 4), np.zeros(4, bool))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
+
+
+def test_memory_follows_the_microbatch(key):
+    """Temporary memory of the compiled sum: 64 examples at a time against 4."""
+    params = {"w": jnp.zeros((256, 256))}
+    batch, mask = {"x": jnp.zeros((64, 256))}, jnp.ones(64, bool)
+
+    def temporary(micro):
+        def total(params, batch, mask):
+            return clipped_gradient_sum(
+                lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p["w"])),
+                params,
+                batch,
+                mask,
+                grid=GRID,
+                microbatch_size=micro,
+            ).total
+
+        return jax.jit(total).lower(params, batch, mask).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(4) < temporary(64) / 4
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), "1"])
+def test_bad_clip_norm(value):
+    with pytest.raises(ValueError, match="clip_norm"):
+        Grid(value, 20)
+
+
+def test_a_bare_clip_norm_is_refused(key):
+    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, was float"):
+        clipped_gradient_sum(loss, random_params(key), random_batch(key, 2), jnp.ones(2, bool), grid=1.0)
+
+
+def test_a_loss_that_is_not_per_example_is_refused(key):
+    params, batch, mask = random_params(key), random_batch(key, 4), jnp.ones(4, bool)
+
+    def vector(params, example):
+        return example["x"] @ params["w"]
+
+    def batched(params, batch):
+        return jax.vmap(loss, (None, 0))(params, batch).mean()
+
+    with pytest.raises(ValueError, match="one number for one example"):
+        clipped_gradient_sum(vector, params, batch, mask, grid=GRID)
+    with pytest.raises(ValueError, match="loss must"):
+        clipped_gradient_sum(batched, params, batch, mask, grid=GRID)
+    with pytest.raises(ValueError, match="rows like mask"):
+        clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), grid=GRID)
+
+
+def exact_norm(counts) -> int:
+    """Squared norm in grid units, in Python integers."""
+    return sum(int(n) ** 2 for leaf in jax.tree.leaves(counts) for n in np.ravel(leaf))
+
+
+@functools.cache
+def clipper(bits: int, jitted: bool, normalize: bool):
+    one = functools.partial(clip_to_grid, grid=Grid(1.0, bits), normalize=normalize)
+    return jax.jit(jax.vmap(one)) if jitted else jax.vmap(one)
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("entries", [1, 7])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_every_power_of_two_is_clipped(dtype, entries, jitted):
+    """Gradients with an entry above 8.5e37 once counted as norm 0 and passed unclipped (2^126, 2^127 here).
+
+    From the smallest subnormal to the largest float, alone and seven times: never beyond the clip norm, and
+    above it within one part in a thousand of it.
+    """
+    info = jnp.finfo(dtype)
+    smallest = int(np.log2(float(info.smallest_subnormal)))
+    powers = np.ldexp(1.0, np.arange(smallest, info.maxexp))
+    # Of one shape, whatever the kind, so that all are clipped by the same programs.
+    powers = np.append(powers, np.full(300 - powers.size, float(info.max)))
+    gradients = {"a": np.where(np.arange(7) < entries, powers[:, None], 0.0).astype(dtype)}
+    for normalize in (False, True):
+        kept, counts, norms = clipper(20, jitted, normalize)(gradients)
+        squares = np.array([exact_norm(row) for row in np.asarray(counts["a"])], dtype=float)
+        assert (squares <= 2.0**40).all()
+        assert np.asarray(kept).all()
+        long = powers >= 1.0
+        assert (squares[long] >= (0.998 * 2.0**40 if not normalize else 0.97 * 2.0**40)).all()
+        finite = np.asarray(norms)[np.isfinite(norms)]
+        np.testing.assert_allclose(
+            finite, (powers * np.sqrt(entries))[: len(finite)], rtol=1e-6, atol=np.sqrt(entries) * 2.0**-126
+        )
+
+
+def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
+    """Whatever the norm is thought to be, what is summed is checked: a norm of half or NaN gives zero."""
+
+    @jax.jit
+    def clipped(wrong):
+        monkeypatch.setattr("train.clipping.per_example.global_norm", lambda tree: wrong * global_norm(tree))
+        return clip_to_grid({"a": jnp.full(5, 3.0)}, GRID)
+
+    assert clipped(1.0)[0]
+    for wrong in (0.5, 0.999, np.nan):
+        kept, counts, _ = clipped(wrong)
+        assert not kept
+        assert exact_norm(counts) == 0
+
+
+def test_no_sum_exceeds_the_clip_norm_at_batch_4096():
+    """Sums of float32 moved by 1 + 3.7e-5 clip norms here: above the 1e-5 that was left for rounding.
+
+    The canary's part of an integer sum is its own integers, whatever the others are.
+    """
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(4096, 64)).astype(np.float32) + 3
+    rows[0] = 7.0
+
+    def linear(params, example):
+        return params @ example
+
+    of_all = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=GRID, microbatch_size=512))
+    mask = np.ones(4096, bool)
+    others = mask.copy()  # another array: JAX reads the first one later, where it lies
+    others[0] = False
+    with_it, without = (of_all(np.zeros(64, np.float32), rows, each).total for each in (mask, others))
+    a, b = with_it.units(), without.units()
+    assert 0.999 * 2**40 < exact_norm([a - b]) <= 2**40
+    assert np.abs(a).max() > 2**28  # the sum itself is long
+
+
+def test_sums_are_exact_in_any_order():
+    """As many as the low part takes at once, full of largest entries: no carry is lost, up or down."""
+    grid = Grid(1.0, 20)
+
+    def linear(params, example):
+        return params @ example
+
+    rows = np.ones((5000, 1), np.float32)
+    rows[3500:] = -1
+    of_all = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=grid))
+    for order in (np.arange(5000), np.random.default_rng(0).permutation(5000)):
+        total = of_all(np.zeros(1, np.float32), rows[order], np.ones(5000, bool)).total
+        each = 2**20 - 1  # the slack takes the last unit
+        assert total.units()[0] == 2000 * each
+
+
+def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(key):
+    """Mutant 18: a NaN loss with a finite gradient."""
+
+    @jax.custom_jvp
+    def odd(x):
+        return x
+
+    odd.defjvp(lambda primals, tangents: (primals[0] * jnp.nan, tangents[0]))
+    sum_of = jax.jit(functools.partial(clipped_gradient_sum, lambda p, e: odd(p @ e), grid=GRID))
+    found = sum_of(np.ones(2, np.float32), np.ones((3, 2), np.float32), np.ones(3, bool))
+    assert not np.any(found.total.units())
+
+
+def test_global_norm_does_not_overflow():
+    assert global_norm({"a": jnp.array([3e30, 4e30])}) == pytest.approx(5e30)
+    assert global_norm({"a": jnp.array([1.7e38, 1e-40])}) == pytest.approx(1.7e38)
+    assert global_norm({"a": jnp.zeros(3)}) == 0
+
+
+def test_no_work_for_padding_and_the_same_bits(key):
+    """Also where real examples are not the first ones; nothing is called after the last microbatch."""
+    params, batch, called = random_params(key), random_batch(key, 11), []
+
+    def counted(params, example):
+        jax.debug.callback(lambda: called.append(1))  # once a microbatch
+        return loss(params, example)
+
+    def summed(skip_padding):
+        found = functools.partial(
+            clipped_gradient_sum, grid=GRID, microbatch_size=4, skip_padding=skip_padding
+        )
+        return jax.jit(lambda mask: found(counted, params, batch, mask))
+
+    skipping, constant = summed(True), summed(False)
+    for real in ([], [0, 1, 2], [0, 1, 2, 3, 4], [1, 7, 10], range(11)):
+        called.clear()
+        mask = np.isin(np.arange(11), list(real))
+        skipped = jax.block_until_ready(skipping(mask))
+        jax.effects_barrier()
+        assert len(called) == (max(real) // 4 + 1 if len(real) else 0)
+        whole = jax.block_until_ready(constant(mask))
+        jax.effects_barrier()
+        assert len(called) == 3 + (max(real) // 4 + 1 if len(real) else 0)
+        jax.tree.map(np.testing.assert_array_equal, skipped, whole)
+
+
+def test_microbatches_are_as_large_as_caches_hold():
+    entries = 1, 6_090, 120_704, 669_706, 10**8
+    sizes = [default_microbatch_size({"w": jax.ShapeDtypeStruct((n,), np.float32)}) for n in entries]
+    assert sizes == [32, 32, 8, 2, 1]

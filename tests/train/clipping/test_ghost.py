@@ -1,0 +1,513 @@
+"""Clipped sums without the gradients of examples: equal to gradients on every kind of layer, and attacked.
+
+Attacks are on `sum_t left_t right_t^T`, whose factors the examples are: anything can be planted there.
+"""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.train.modules import made
+from tests.train.test_loop import flat, run
+from train.clipping import ghost
+from train.clipping.ghost import budget, default_microbatch_size, ghost_gradient_sum
+from train.clipping.grid import Grid
+from train.clipping.groups import Groups, partition
+from train.clipping.per_example import clip_to_grid, clipped_gradient_sum
+from train.individual import IndividualAccounting
+from train.step import nnx_loss
+
+POSITIONS, CHANNELS, WORDS = 4, 6, 9
+SIZE, MICRO = 6, 3
+
+
+class Everything(nnx.Module):
+    """One of each layer, on two small images and four words."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        c = CHANNELS
+        self.words = nnx.Embed(WORDS, c, rngs=rngs)
+        self.places = nnx.Embed(POSITIONS, c, rngs=rngs)
+        self.parities = nnx.Embed(2, c, rngs=rngs)
+        self.strided = nnx.Conv(2, 4, (3, 3), strides=2, rngs=rngs)
+        self.grouped = nnx.Conv(4, c, (2, 3), feature_group_count=2, kernel_dilation=2, rngs=rngs)
+        self.layer_norm, self.rms_norm = nnx.LayerNorm(c, rngs=rngs), nnx.RMSNorm(c, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, c, decode=False, rngs=rngs)
+        self.low_rank = nnx.LoRALinear(c, c, lora_rank=2, rngs=rngs)
+        self.low_rank.lora.lora_b[...] = jax.random.normal(rngs.params(), (2, c))
+        self.product = nnx.Einsum("thk,hkn->thn", (2, c // 2, 5), None, rngs=rngs)
+        self.half = nnx.Linear(c, c, dtype=jnp.bfloat16, rngs=rngs)
+        self.twice = nnx.Linear(c, c, use_bias=False, rngs=rngs)
+        self.again = nnx.Linear(c, c, use_bias=False, rngs=rngs)
+        self.turned = nnx.Param(jax.random.normal(rngs.params(), (3, c)))
+        self.stacked = nnx.Param(jax.random.normal(rngs.params(), (2, c)))
+        self.last = nnx.Linear(c, 3, rngs=rngs)
+        self.idle = nnx.Param(jnp.ones(2))
+
+    def __call__(self, words, image):
+        x = self.words(words) + self.places(jnp.arange(POSITIONS)) + self.parities(words % 2)
+        seen = self.grouped(jnp.tanh(self.strided(image)))
+        x = x + seen.reshape(-1, CHANNELS).mean(axis=0)
+        x = x + self.attention(self.layer_norm(x))
+        x = self.low_rank(self.rms_norm(x)) + self.half(x).astype(x.dtype)
+        x = x + self.product(x.reshape(POSITIONS, 2, -1)).sum((1, 2))[:, None]
+        x = self.twice(jnp.tanh(self.twice(x)))
+        x = nnx.remat(lambda layer, y: layer(y))(self.again, x)
+        x, _ = jax.lax.scan(lambda y, scale: (jnp.tanh(y * scale), None), x, self.stacked[...])
+        pooled = x.mean(axis=0)
+        return self.last(pooled) + self.turned[...] @ pooled + self.words.attend(x).mean()
+
+
+# How the parameters that have an equation to themselves are used; the others have gradients written down.
+TAPPED = {
+    "places.embedding": "Lookup",
+    "parities.embedding": "Lookup",
+    "strided.kernel": "Convolution",
+    "grouped.kernel": "Convolution",
+    "attention.query.kernel": "Product",
+    "attention.key.kernel": "Product",
+    "attention.value.kernel": "Product",
+    "attention.out.kernel": "Product",
+    "low_rank.kernel": "Product",
+    "low_rank.lora.lora_a": "Product",
+    "low_rank.lora.lora_b": "Product",
+    "product.kernel": "Product",
+    "half.kernel": "Product",
+    "last.kernel": "Product",
+    "turned": "Product",
+}
+
+
+def of_everything(model, example):
+    """The scale of an example scales its gradient; its words and images decide the rest."""
+    found = model(example["words"], example["image"])
+    return example["scale"] * jnp.sum(jnp.sin(found) * found), {"first": found[0]}
+
+
+def examples():
+    generator = np.random.default_rng(0)
+    return {
+        "words": generator.integers(0, WORDS, (SIZE, POSITIONS)).astype(np.int32),
+        "image": generator.normal(size=(SIZE, 5, 7, 2)).astype(np.float32),
+        "scale": np.float32([1e-3, 3.0, 0.1, np.inf, 1e4, 1.0]),
+    }
+
+
+def name(path) -> str:
+    return ".".join(str(getattr(part, "key", "")) for part in path).rstrip(".")
+
+
+@pytest.mark.parametrize("by", ["layer", pytest.param(None, marks=pytest.mark.slow)])
+def test_every_kind_of_layer(by):
+    """Against gradients of JAX, added up by NumPy in float64: to rounding of float32, or of bfloat16."""
+    loss, params = nnx_loss(made(lambda: Everything(nnx.Rngs(0))), of_everything, (nnx.Param, nnx.LoRAParam))
+    batch, mask, grid = examples(), np.arange(SIZE) < SIZE - 1, Grid(2.0, 22)
+    program = ghost._program(loss, params, batch)
+    paths = [name(path) for path, _ in jax.tree.leaves_with_path(params)]
+    assert {paths[tap.leaf]: type(tap.equation).__name__ for tap in program.taps} == TAPPED
+    groups = Groups.one(len(paths)) if by is None else partition(params, by, grid.clip_norm)[0]
+    options = dict(grid=grid, microbatch_size=MICRO, has_aux=True, groups=groups)
+    found = jax.jit(functools.partial(ghost_gradient_sum, loss, **options))(params, batch, mask)
+    # One at a time: outside of loops XLA multiplies an infinity in one row by zeros between the rows, and all
+    # rows' gradients of a grouped kernel are NaN (tests/train/clipping/test_clipping.py).
+    of_one = functools.partial(jax.value_and_grad(loss, has_aux=True), params)
+    (losses, aux), gradients = jax.jit(lambda batch: jax.lax.map(of_one, batch))(batch)
+    kept = np.isfinite(losses) & mask
+    gradients = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[kept], gradients)
+    squares = np.array([
+        sum(np.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) for leaf in part)
+        for part in groups.split(jax.tree.leaves(gradients))
+    ])  # fmt: skip
+    target = budget(grid, sum(leaf.size for leaf in jax.tree.leaves(params)), SIZE, 1000).target * grid.unit
+    targets = target / np.sqrt(len(squares))
+    weights = np.minimum(1, targets / np.sqrt(np.maximum(squares, 1e-300)))
+    clipped = (weights < 1).any(axis=0)
+    assert 0 < clipped.sum() < clipped.size
+    norms = np.sqrt(squares.sum(axis=0))
+    np.testing.assert_allclose(found.norms[kept], norms, rtol=2**-7)  # four roundings to bfloat16
+    assert np.isinf(found.norms[3]) and found.norms[5] == found.losses[5] == 0
+    np.testing.assert_allclose(found.losses[kept], losses[kept], rtol=2**-7)
+    np.testing.assert_allclose(found.aux["first"][kept], aux["first"][kept], rtol=2**-7, atol=1e-5)
+    assert found.clipped_fraction == pytest.approx((clipped.sum() + 1) / 5)
+    ours = jax.tree.leaves(jax.jit(lambda total: total.scaled(1.0))(found.total))
+    for path, at, a, b in zip(paths, groups.of, ours, jax.tree.leaves(gradients), strict=True):
+        expected = np.tensordot(weights[at], b, 1)
+        rough = 2e-2 if path.startswith("half") else 2e-3
+        np.testing.assert_allclose(
+            a, expected, rtol=rough, atol=rough * abs(expected).max() + 1e-5, err_msg=path
+        )
+
+
+HEIGHT, WIDTH = 5, 8
+GRID = Grid(1.0, 8)
+
+
+def bilinear(params, example):
+    """Its gradient is `sum_t left_t right_t^T`."""
+    return jnp.sum((example["left"] @ params) * example["right"])
+
+
+@functools.cache
+def summed(micro: int = 2, grid: Grid = GRID):
+    """The program, compiled when first used."""
+    options = dict(grid=grid, microbatch_size=micro)
+    return jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), **options))
+
+
+def integers(batch, mask, micro: int = 2) -> np.ndarray:
+    """The total, exactly."""
+    return summed(micro)(batch, np.asarray(mask)).total.units()
+
+
+def moved(batch, mask, at: int, order=None, micro: int = 2) -> int:
+    """Square in grid units of what example `at` changes, where the others go to other rows as well."""
+    mask, order = np.array(mask), np.arange(len(mask)) if order is None else np.asarray(order)
+    without = mask.copy()
+    without[at] = False
+    neighbour = {name: rows[order] for name, rows in batch.items()}
+    change = integers(batch, mask) - integers(neighbour, without[order], micro)
+    return int((change**2).sum())
+
+
+def rank_one(left, right, scale=1.0):
+    """(positions, ...) factors of one example with one position."""
+    factors = {"left": np.zeros((POSITIONS, HEIGHT)), "right": np.zeros((POSITIONS, WIDTH))}
+    factors["left"][0], factors["right"][0] = left, np.asarray(right) * scale
+    return factors
+
+
+def stacked(*rows):
+    return {name: np.stack([row[name] for row in rows]).astype(np.float32) for name in ("left", "right")}
+
+
+def on_the_edge():
+    """One whose entries are all rounded down by a hair, and one that lifts each a little and one by far."""
+    other = rank_one(np.ones(HEIGHT), np.full(WIDTH, 0.4999 * GRID.unit))
+    canary = rank_one(np.eye(HEIGHT)[0], np.eye(WIDTH)[0], 1e3)
+    canary["left"][1], canary["right"][1] = np.ones(HEIGHT), np.full(WIDTH, 1e3 * 0.01 * GRID.unit)
+    return stacked(other, canary, rank_one(0, 0), rank_one(0, 0))
+
+
+def cancelling(remainder: float, size: float, seed: int = 0):
+    """Three positions that cancel, and one that is left."""
+    generator = np.random.default_rng(seed)
+    left = np.float32(generator.integers(1, 1000, HEIGHT))
+    example = rank_one(left, np.float32(generator.normal(size=WIDTH)), size)
+    example["left"][1:3], example["right"][1:3] = [2 * left, -3 * left], example["right"][0]
+    example["left"][3], example["right"][3] = np.eye(HEIGHT)[1], np.eye(WIDTH)[1] * remainder
+    return example
+
+
+def test_no_neighbour_is_further_than_the_clip_norm():
+    """Rounding of the total, cancellation, over- and underflow; others that move to other rows."""
+    generator = np.random.default_rng(0)
+    batches = [on_the_edge()]
+    for size in (1e-42, 1e-20, 1e-3, 1.0, 1e20, 1e38):
+        rows = [
+            {name: generator.normal(size=(POSITIONS, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+            for _ in range(3)
+        ]
+        rows[0]["right"] *= size
+        batches.append(stacked(*rows, cancelling(100.0, min(1e12, 1e3 * size))))
+    batches += [stacked(*(cancelling(100.0, 1e12, 4 * i + j) for j in range(4))) for i in range(2)]
+    worst = 0
+    for batch in batches:
+        for at in range(4):
+            for order, micro in ((None, 2), (generator.permutation(4), 3)):
+                change = moved(batch, np.ones(4, bool), at, order, micro)
+                assert change <= 4**GRID.bits
+                worst = max(worst, change)
+    assert worst > 0.9 * 4**GRID.bits
+
+
+@pytest.mark.parametrize("mistake", ["rounding", "cancellation"])
+def test_the_same_attacks_win_where_they_are_not_paid_for(mistake, monkeypatch):
+    """Rounding that the target leaves no room for; norms that are believed where nearly all cancels."""
+    if mistake == "rounding":
+        monkeypatch.setattr(ghost, "budget", lambda grid, *_: ghost.Budget(2.0**grid.bits, 0.0, 0.0))
+        batches = [on_the_edge()]
+    else:
+        monkeypatch.setattr(ghost, "_SHARE", 0.0)
+        monkeypatch.setattr(ghost, "budget", lambda grid, *_: ghost.Budget(0.9 * 2.0**grid.bits, 0.0, 0.0))
+        rows = ((rank_one(0, 0), cancelling(100.0, 1e12, seed)) for seed in range(8))
+        batches = [stacked(*both, *both) for both in rows]
+    summed.cache_clear()
+    try:
+        assert max(moved(batch, np.ones(4, bool), 1) for batch in batches) > 4**GRID.bits
+    finally:
+        summed.cache_clear()
+
+
+@pytest.mark.parametrize("positions", [POSITIONS, 1])
+def test_norms_and_totals_are_exact_whatever_products_are_asked_for(positions):
+    """With both from 8 bits, numbers that are rounded down for the norm and up for the total win."""
+    grid = Grid(1.0, 20)
+    right = np.linspace(1, 2, 13)[:4, None, None] * np.full((1, positions, WIDTH), 1e3)
+    batch = {"left": np.ones((4, positions, HEIGHT), np.float32), "right": right.astype(np.float32)}
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        program = jax.jit(
+            functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=grid)
+        )
+        for at in range(4):
+            change = program(batch, np.arange(4) == at).total.units()
+            assert 0.99 * 4**grid.bits < (change**2).sum() <= 4**grid.bits
+
+
+def changes_of_a_sum_of_64(grid: Grid) -> np.ndarray:
+    """(rounds,) by how many grid units one of 64 moves the one entry that all of them are in."""
+    generator = np.random.default_rng(4)
+    batch = {name: np.zeros((64, 1, n), np.float32) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+    loss, params = bilinear, jnp.zeros((HEIGHT, WIDTH))
+    program = jax.jit(functools.partial(ghost_gradient_sum, loss, params, grid=grid, microbatch_size=64))
+    found = []
+    for _ in range(30):
+        batch["left"][:, 0, 0] = 10.0 ** generator.uniform(-30, 30, 64)
+        batch["right"][:, 0, 0] = generator.uniform(0.5, 0.99, 64) / batch["left"][:, 0, 0]
+        batch["right"][0, 0, 0] *= 3
+        sums = [program(batch, np.arange(64) >= first).total for first in (0, 1)]
+        found.append(np.subtract(*(int(s.units()[0, 0]) for s in sums)))
+    return np.array(found)
+
+
+def test_float32_sums_are_paid_for(monkeypatch):
+    """Of 64 gradients along one entry, at 2^23 units a clip norm: rounded by 32 units each time.
+
+    Where that is not taken off what gradients are scaled to, the clip norm is passed, be it by little.
+    """
+    grid = Grid(1.0, 23)
+    changes = changes_of_a_sum_of_64(grid)
+    assert 0.998 * 2**23 < changes.min() and changes.max() <= 2**23
+    unpaid = budget(grid, HEIGHT * WIDTH, 64, 65)
+    monkeypatch.setattr(ghost, "budget", lambda *_: unpaid)
+    assert changes_of_a_sum_of_64(grid).max() > 2**23
+
+
+def test_float32_sums_neither_overflow_nor_vanish():
+    """Factors of 1e-37 and 1e37 beside each other, and one that is zero: as in float64."""
+    generator = np.random.default_rng(5)
+    batch = {name: generator.normal(size=(4, 1, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+    for name, by in (("left", [1e-37, 1e37, 0, 1]), ("right", [1e37, 1e-37, 1e38, 1])):
+        batch[name] = (batch[name] * np.reshape(by, (4, 1, 1))).astype(np.float32)
+    program = jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID))
+    found = program(batch, np.ones(4, bool))
+    exact = np.einsum("bk,bn->bkn", *(np.float64(rows[:, 0]) for rows in batch.values()))
+    exact /= np.maximum(1, np.linalg.norm(exact, axis=(1, 2), keepdims=True))
+    np.testing.assert_allclose(found.total.scaled(1.0), exact.sum(axis=0), atol=0.1)
+    assert np.any(found.total.units())
+
+
+def test_padding_and_poison_are_exactly_nothing():
+    """Infinities beside zeros too: 0 x inf is no number."""
+    generator = np.random.default_rng(1)
+    batch = {name: generator.normal(size=(4, POSITIONS, n)).astype(np.float32)
+             for name, n in (("left", HEIGHT), ("right", WIDTH))}  # fmt: skip
+    alone = integers(batch, [True, True, False, False])
+    assert np.any(alone)
+    batch["left"][2, 1] = np.nan
+    batch["left"][3], batch["right"][3] = 0.0, 0.0
+    batch["left"][3, 0, 0] = np.inf
+    np.testing.assert_array_equal(integers(batch, [True, True, False, False]), alone)
+    np.testing.assert_array_equal(integers(batch, [True, True, True, True]), alone)
+    found = summed()(batch, np.ones(4, bool))
+    assert np.isinf(found.norms[2:]).all() and np.isfinite(found.norms[:2]).all()
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(summed()(batch, np.zeros(4, bool))))
+
+
+def test_what_is_read_twice_is_in_memory():
+    """Norms and totals, all that is float64, get what the loss gives out of a loop, not computed again."""
+
+    def loss(params, example):
+        return jnp.sum(jnp.tanh(example @ params))
+
+    program = jax.make_jaxpr(functools.partial(ghost_gradient_sum, loss, grid=GRID, microbatch_size=2))
+    outer = program(jnp.ones((3, 2)), jnp.ones((4, 3)), np.ones(4, bool)).jaxpr
+    (body,) = (eqn.params["jaxpr"].jaxpr for eqn in outer.eqns if eqn.primitive.name == "scan")
+    fresh, wide = set(), 0
+    for eqn in body.eqns:
+        reads = "tanh" in str(eqn) or any(not hasattr(v, "val") and v in fresh for v in eqn.invars)
+        wide += any(var.aval.dtype == np.float64 for var in eqn.outvars)
+        if reads and eqn.primitive.name != "while":
+            assert all(var.aval.dtype != np.float64 for var in eqn.outvars), eqn
+            fresh.update(eqn.outvars)
+    assert fresh and wide > 5
+    args = {"left": np.ones((4, 4, HEIGHT), np.float32), "right": np.ones((4, 4, WIDTH), np.float32)}
+    constant = functools.partial(
+        ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), mask=np.ones(4, bool)
+    )
+    for compiled in (summed().lower(args, np.ones(4, bool)), jax.jit(functools.partial(
+        constant, grid=GRID, microbatch_size=2)).lower(args)):  # fmt: skip
+        # Over microbatches, and in each: XLA sees through neither, be the mask known to it or not.
+        assert compiled.compile().as_text().count(" while(") >= 2
+
+
+def test_nor_is_it_computed_again_without_jit(monkeypatch):
+    """The number of turns is known there; a loop of which it were a constant is one that XLA takes away."""
+    loops, real = [], ghost._in_memory
+
+    def in_memory(arrays, once):
+        loops.append([eqn.primitive.name for eqn in jax.make_jaxpr(lambda a: real(a, once))(arrays).eqns])
+        return real(arrays, once)
+
+    monkeypatch.setattr(ghost, "_in_memory", in_memory)
+    batch = {"left": np.ones((2, POSITIONS, HEIGHT)), "right": np.ones((2, POSITIONS, WIDTH))}
+    options = dict(grid=GRID, microbatch_size=1)
+    ghost_gradient_sum(bilinear, jnp.zeros((HEIGHT, WIDTH)), batch, np.ones(2, bool), **options)
+    assert loops and all("while" in names and "scan" not in names for names in loops)
+
+
+def test_budget():
+    """All that moves a total fits into the clip norm, and what does not is refused in a line."""
+    for bits, parameters, batch, depth in (
+        (20, 10**6, 4096, 10**4),
+        (16, 10**5, 2**20, 10**6),
+        (23, 1, 1, 1),
+    ):
+        found = budget(Grid(1.0, bits), parameters, batch, depth)
+        # Sums of |weights x factors| are at most batch x target / 2^-12; each of the two is off by gamma.
+        errors = 2 * batch * found.target * 2.0**12 * depth * 2.0**-53
+        assert found.rounding == np.sqrt(parameters)
+        assert errors <= found.summation
+        assert 2.0**bits * (1 - 1e-11) <= found.target + found.rounding + found.summation < 2.0**bits
+        # Each of eight devices rounds its total to 1/64 unit, for each of two neighbours by half of that.
+        spread = budget(Grid(1.0, bits), parameters, batch, depth, devices=8)
+        assert spread.rounding == np.sqrt(parameters) * (1 + 8 / 64)
+        assert 2.0**bits * (1 - 1e-11) <= spread.target + spread.rounding + spread.summation < 2.0**bits
+    for bits, parameters, batch, depth in ((8, 2**14 + 1, 1, 1), (20, 10, 2**24, 2**40)):
+        with pytest.raises(ValueError, match=r"^clipping must be 'per_example' here: of a clip norm of "):
+            budget(Grid(1.0, bits), parameters, batch, depth)
+    with pytest.raises(
+        ValueError, match="clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was 1e-101"
+    ):
+        budget(Grid(1e-101, 20), 1, 1, 1)
+
+
+def test_what_the_budget_is_told(monkeypatch):
+    """3 microbatches of 2 rows with 4 positions each: 8 products to an entry, and 3 sums.
+
+    In float32 only with one position, and where that is cheap.
+    """
+    told = []
+    monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
+    batch = {"left": np.ones((5, POSITIONS, HEIGHT)), "right": np.ones((5, POSITIONS, WIDTH))}
+    run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID)
+    jax.eval_shape(functools.partial(run, microbatch_size=2), batch, np.ones(5, bool))
+    alone = {name: rows[:, :1] for name, rows in batch.items()}
+    jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
+    monkeypatch.setattr(ghost, "_MOST_SPENT", 1e-9)
+    jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
+    monkeypatch.undo()
+    monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
+    mesh = jax.make_mesh((1,), ("data",))
+    jax.eval_shape(functools.partial(run, microbatch_size=2, mesh=mesh), alone, np.ones(5, bool))
+    of_one = GRID, HEIGHT * WIDTH, 5, 2 + 3
+    of_four = GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3
+    assert told == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
+
+
+def test_the_default_microbatch():
+    dense = jnp.zeros((512, 512))
+    batch = {"left": np.zeros((2, 1, 512), np.float32), "right": np.zeros((2, 1, 512), np.float32)}
+    assert default_microbatch_size(bilinear, dense, batch) == 128  # two vectors each
+    many = {"left": np.zeros((2, 128, 512), np.float32), "right": np.zeros((2, 128, 512), np.float32)}
+    assert default_microbatch_size(bilinear, dense, many) == 4  # a gradient each
+
+
+@pytest.mark.parametrize("options", [dict(normalize=True), dict(skip_padding=True)])
+def test_options(options):
+    """Of `clipped_gradient_sum` on the same rows: equal but for what gradients are scaled to."""
+    generator = np.random.default_rng(2)
+    batch = {name: generator.normal(size=(4, POSITIONS, n)).astype(np.float32)
+             for name, n in (("left", HEIGHT), ("right", WIDTH))}  # fmt: skip
+    mask, given = np.array([True, True, False, False]), dict(grid=Grid(5.0, 23), microbatch_size=1)
+    sums = (jax.jit(functools.partial(sum_of, bilinear, jnp.zeros((HEIGHT, WIDTH)), **given, **options))
+            for sum_of in (ghost_gradient_sum, clipped_gradient_sum))  # fmt: skip
+    ours, theirs = (found(batch, mask) for found in sums)
+    assert 0 < ours.clipped_fraction == theirs.clipped_fraction
+    np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-6)
+    np.testing.assert_allclose(ours.total.scaled(1.0), theirs.total.scaled(1.0), rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path, shared_programs):
+    ours, theirs = (run(clipping=name, out=tmp_path / name, steps=4) for name in ("ghost", "per_example"))
+    # Gradients are scaled to a little less; the noise is the same.
+    np.testing.assert_allclose(flat(ours.params), flat(theirs.params), atol=1e-3)
+    assert np.any(flat(ours.params) != flat(theirs.params))
+    with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'; its noise must not"):
+        run(out=tmp_path / "ghost", steps=4)
+    path = tmp_path / "per_example" / "run.json"
+    stored = json.loads(path.read_text())
+    assert stored.pop("clipping") == "per_example"
+    path.write_text(json.dumps(stored))  # as it was before there was a choice
+    with pytest.raises(ValueError, match="another clipping: 'per_example', now 'ghost'; its noise must not"):
+        run(clipping="ghost", out=path.parent, steps=4)
+    np.testing.assert_array_equal(flat(run(out=path.parent, steps=4).params), flat(theirs.params))
+    with pytest.raises(ValueError, match="clipping must be 'per_example' or 'ghost', was 'fast'"):
+        run(clipping="fast")
+    with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which counts"):
+        run(clipping="ghost", individual=IndividualAccounting())
+
+
+def test_bad_input():
+    batch, mask = {"left": np.zeros((2, 4, 5)), "right": np.zeros((2, 4, 8))}, np.ones(2, bool)
+    run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((5, 8)), batch, mask)
+    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, was float"):
+        run(grid=1.0)
+    with pytest.raises(ValueError, match="microbatch_size must be"):
+        run(grid=GRID, microbatch_size=0)
+    with pytest.raises(ValueError, match="loss must return one number"):
+        ghost_gradient_sum(lambda p, e: e["left"] @ p, jnp.zeros((5, 8)), batch, mask, grid=GRID)
+
+
+def of_spectrum(params, example):
+    """A real matrix times complex numbers."""
+    return jnp.sum(jnp.abs(jnp.fft.rfft(example) @ params))
+
+
+def of_filtered(params, example):
+    """A real kernel on complex numbers."""
+    image = jnp.fft.fft(example)[None]
+    found = jax.lax.conv_general_dilated(
+        image, params + 0j, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    return jnp.sum(jnp.abs(found))
+
+
+@pytest.mark.parametrize(("loss", "shape"), [(of_spectrum, (5, 3)), (of_filtered, (2, 8, 3))])
+def test_complex_numbers_have_no_fast_path(loss, shape):
+    """Imaginary parts were dropped: sums off by 38 %; an overflowing example made zero of a whole batch."""
+    generator = np.random.default_rng(6)
+    params = jnp.asarray(generator.normal(size=shape), jnp.float32)
+    batch, mask = generator.normal(size=(4, 3, 8)).astype(np.float32), np.ones(4, bool)
+    assert not ghost._program(loss, params, batch).taps
+    ours, theirs = (
+        jax.jit(functools.partial(sum_of, loss, grid=Grid(1.0, 20)))
+        for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
+    )
+    found, expected = (sum_of(params, batch, mask) for sum_of in (ours, theirs))
+    np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-6)
+    np.testing.assert_allclose(found.total.scaled(1.0), expected.total.scaled(1.0), atol=1e-4)
+    batch[2] = 3e38
+    with_it, without = (ours(params, batch, each) for each in (mask, np.arange(4) != 2))
+    assert np.isinf(with_it.norms[2])
+    np.testing.assert_array_equal(with_it.total.units(), without.total.units())
+
+
+def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
+    batch, mask = np.ones((2, 3), np.float32), np.ones(2, bool)
+    for sum_of in (ghost_gradient_sum, clipped_gradient_sum):
+        with pytest.raises(
+            ValueError, match="params must be arrays of real floating-point numbers, had complex64"
+        ):
+            sum_of(lambda p, e: jnp.abs(e @ p), jnp.ones(3, jnp.complex64), batch, mask, grid=GRID)
+        with pytest.raises(
+            ValueError, match="loss must return a real floating-point number, returned complex64"
+        ):
+            sum_of(lambda p, e: e @ p + 0j, jnp.ones(3), batch, mask, grid=GRID)
+    for refuse in (ghost._plain, functools.partial(clip_to_grid, grid=GRID)):
+        with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, had complex64"):
+            refuse(jnp.ones(3, jnp.complex64))

@@ -1,0 +1,277 @@
+"""Every primitive that a loss may use, under vmap: no row moves another, whatever it holds.
+
+A batch has a row of NaN, infinities, huge numbers or zeros in place of one of its rows; the others must come
+out with the same bits, and with those they have in a batch of copies of themselves.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import primitives
+
+from train.clipping import rows_apart as _rows_apart
+
+ROWS = 4
+W = np.linspace(0.5, 1.5, 16, dtype=np.float32).reshape(4, 4)  # the same for all rows
+
+
+def by_element(x):
+    """`x` is (4, 4) float32."""
+    n, unit = x.astype(jnp.int32), 0.9 * jnp.tanh(x)
+    flags, z = x > 1, lax.complex(x, W)
+    unary = (
+        "abs acosh asinh atan atan2 bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erfc exp exp2 expm1 "
+        "floor is_finite lgamma log log1p logistic neg round rsqrt sign sin sinh sqrt square tan tanh"
+    )
+    found = [getattr(lax, name)(x) for name in unary.split() if name != "atan2"]
+    found += [getattr(lax, name)(unit) for name in ("acos", "asin", "atanh", "erf_inv")]
+    for name in "add atan2 div max min mul nextafter pow rem sub".split():
+        function = getattr(lax, name)
+        found += [function(x, W), function(jnp.asarray(W), x), function(x, x.T)]
+    found += [getattr(lax, name)(x, x.T) for name in "eq ge gt le lt ne".split()]
+    found += [
+        primitives.eq_to_p.bind(x, x.T),
+        primitives.le_to_p.bind(x, x.T),
+        primitives.lt_to_p.bind(x, x.T),
+    ]
+    found += [lax.clz(n), lax.population_count(n), n & 3, n | 3, n ^ 3, ~n]
+    found += [n << 2, n >> 2, lax.shift_right_logical(n, 2), lax.integer_pow(x, 3), lax.stop_gradient(x)]
+    found += [lax.clamp(0.0, x, 1.0), lax.clamp(x[0, 0], x, x[0, 1]), lax.conj(z), lax.real(z), lax.imag(z)]
+    found += [
+        lax.select(flags, x, x.T),
+        lax.select_n(flags[0, 0], x, x.T),
+        lax.convert_element_type(x, "int8"),
+    ]
+    found += [lax.reduce_precision(x, 5, 10), primitives.stop_gradient_p.bind(x)]
+    found += [primitives.add_jaxvals_p.bind(x, x.T)]
+    return found
+
+
+def special(x):
+    x = jnp.minimum(x[0, :2], 1e6)  # a series of 1e38 has as many terms
+    found = [lax.igamma(x, x), lax.igammac(x, x), lax.igamma_grad_a(x, x)]
+    return [*found, lax.zeta(x, x), lax.polygamma(x, x)]
+
+
+def along_axes(x):
+    n = x.astype(jnp.int32)
+    found = [getattr(lax, name)(x, 0) for name in "cumlogsumexp cummax cummin cumprod cumsum".split()]
+    found += [getattr(lax, name)(x, 1, jnp.int32) for name in ("argmax", "argmin")]
+    found += [getattr(jnp, name)(x, 1) for name in ("max", "min", "prod", "sum")]
+    found += [jnp.all(x > 0, 0), jnp.any(x > 0, 0), lax.reduce(n, 0, lax.bitwise_xor, (0,))]
+    found += [*lax.sort((x, x.T), num_keys=1), lax.sort(n, dimension=0), *lax.top_k(x, 2)]
+    summed = jax.vmap(lambda y: lax.psum(y, "own"), axis_name="own")(x)
+    return [*found, summed, jnp.zeros(4) + lax.iota(jnp.float32, 4)]
+
+
+def rearranged(x):
+    found = [lax.bitcast_convert_type(x, jnp.int32), jnp.broadcast_to(x, (2, 4, 4)), jnp.concatenate([x, W])]
+    found += [lax.pad(x, x[0, 0], ((1, -1, 1), (0, 2, 0))), x.reshape(2, 8), x[::-1], x[1:3, ::2], x[None, 0]]
+    found += [
+        *jnp.split(x, 2),
+        x.T,
+        jnp.stack([x, x]),
+        jnp.tile(x, (2, 1)),
+        *jnp.unstack(x),
+        x[:1].squeeze(0),
+    ]
+    with_names = checkpoint_name(x, "x"), jax.device_put(x), jnp.array(x, copy=True)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    found += [*with_names, lax.with_sharding_constraint(x, here), *lax.optimization_barrier((x, x.T))]
+    if hasattr(primitives, "empty2_p"):
+        found.append(primitives.empty2_p.bind(dtype=x.dtype, memory_space=jax.memory.Space.Device))
+    return found
+
+
+def at_places(x):
+    """Places that come from the row: absurd in the bad one."""
+    at, rows = x[0].astype(jnp.int32), x[:, :1].astype(jnp.int32)
+    modes = ("clip", "drop", "fill", "promise_in_bounds")
+    found = [
+        source.at[at].get(mode=mode) for mode in modes if mode != "drop" for source in (x, jnp.asarray(W))
+    ]
+    found += [lax.dynamic_slice(source, (at[0], at[1]), (2, 2)) for source in (x, jnp.asarray(W))]
+    found += [lax.dynamic_update_slice(x, x[:2], (at[0], 0)), lax.dynamic_update_slice(x, x[:2], (1, at[0]))]
+    for mode in modes:
+        target = x.at[at]
+        found += [getattr(target, how)(x, mode=mode) for how in ("set", "add", "max", "min", "multiply")]
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    found += [
+        lax.scatter_sub(x, rows, x, numbers),
+        jnp.zeros((4, 4)).at[at].add(W),
+        x.at[at, at].apply(jnp.sin),
+    ]
+    return [*found, jnp.take_along_axis(x, rows, 1)]
+
+
+def contracted(x):
+    """Gradients with respect to what is the same for all rows, too: both operands are batched then."""
+    image, kernel = x[None, :, :, None], jnp.asarray(np.tile(W, (2, 2, 1, 1)))
+
+    def convolved(kernel, image, **options):
+        numbers, options = ("NHWC", "HWIO", "NHWC"), {"padding": "SAME"} | options
+        return lax.conv_general_dilated(image, kernel, (1, 1), dimension_numbers=numbers, **options)
+
+    def backward(function, *args):
+        return jax.grad(lambda *args: jnp.sum(jnp.sin(function(*args))), (0, 1))(*args)
+
+    deep, shallow = image * W[0], kernel[:, :, :1]
+    found = [x @ W, W @ x, x @ x, jnp.einsum("ij,ij->i", x, W), *backward(jnp.matmul, jnp.asarray(W), x)]
+    found += backward(convolved, shallow, image)
+    for groups, filters in ((4, shallow), (2, kernel[:, :, :2])):
+        grouped = functools.partial(convolved, feature_group_count=groups)
+        found += [
+            grouped(filters, deep),
+            grouped(filters * x[0, 0], deep),
+            backward(grouped, filters, deep)[1],
+        ]
+    transposed = functools.partial(convolved, lhs_dilation=(2, 2), padding=((1, 1), (1, 1)))
+    found += backward(transposed, shallow, image)
+    return [*found, convolved(deep[0, :2, :2, None], image)]
+
+
+def windows(x):
+    def pooled(start, how, padding="SAME"):
+        return lambda x: lax.reduce_window(x, start, how, (2, 2), (1, 1), padding)
+
+    most, least, mean = (
+        pooled(*each) for each in ((-jnp.inf, lax.max), (jnp.inf, lax.min), (0.0, lax.add, "VALID"))
+    )
+    found = [function(x) for function in (most, least, mean, pooled(0.0, lambda a, b: a + 2 * b))]
+    gradients = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (most, mean)]
+    tangents = [jax.jvp(most, (x,), (x.T,))[1]]
+    return found + gradients + tangents
+
+
+def transformed(x):
+    return [jnp.fft.fft(x), jnp.fft.rfft2(x), jnp.fft.irfft(jnp.fft.rfft(x)), jnp.fft.ifftn(x + 0j)]
+
+
+def solved(x):
+    symmetric, lower = x @ x.T + jnp.eye(4), jnp.tril(jnp.asarray(W)) + jnp.eye(4)
+    la = lax.linalg
+    found = [
+        jnp.linalg.cholesky(symmetric),
+        *jnp.linalg.qr(x),
+        *jnp.linalg.svd(x),
+        *jnp.linalg.eigh(symmetric),
+    ]
+    found += [*la.lu(x), la.householder_product(x, x[0])]
+    found += [la.tridiagonal_solve(x[0], x[1], x[2], x), jnp.linalg.solve(x, x), jnp.linalg.det(x)]
+    for matrix, right in ((x, x), (lower, x), (x, jnp.asarray(W))):
+        found += [jax.scipy.linalg.solve_triangular(matrix, right, lower=True)]
+    return [*found, *la.tridiagonal(symmetric)]
+
+
+def unsymmetric(x):
+    la = lax.linalg
+    return [*la.eig(x), *la.hessenberg(x), *la.schur(x)]
+
+
+def drawn(x):
+    key = jax.random.key(x[0, 0].astype(jnp.int32), impl="threefry2x32")
+    folded = jax.random.fold_in(jax.random.clone(key), x[0, 1].astype(jnp.int32))
+    words = jax.random.key_data(folded)
+    again = jax.random.wrap_key_data(words, impl="threefry2x32")
+    bits = primitives.threefry2x32_p.bind(words[0], words[1], words[:1], words[1:])
+    found = [jax.random.normal(each, (3,)) for each in (folded, *jax.random.split(again, 2))]
+    return [*found, jax.random.gamma(folded, jnp.abs(x[0, 2])), jax.random.permutation(folded, x), *bits]
+
+
+@jax.custom_jvp
+def by_jvp(x):
+    return jnp.sin(x)
+
+
+@jax.custom_vjp
+def by_vjp(x):
+    return jnp.cos(x)
+
+
+by_jvp.defjvp(lambda primals, tangents: (jnp.sin(*primals), 2 * tangents[0]))
+by_vjp.defvjp(lambda x: (jnp.cos(x), x), lambda x, g: (g * x,))
+
+
+def of_programs(x):
+    def steps(state):
+        return (state[0] < state[1]) & (state[0] < 9)
+
+    found = [
+        lax.while_loop(steps, lambda state: (state[0] + 1, state[1], state[2] * x), (0.0, x[0, 0], x))[2]
+    ]
+    found += [
+        lax.cond(x[0, 0] > 1, jnp.sin, jnp.cos, x),
+        lax.switch(x[0, 1].astype(int), [jnp.sin, jnp.cos], x),
+    ]
+    found += [lax.scan(lambda y, row: (y + row, y * row), x[0], x), jax.checkpoint(jnp.sin)(x)]
+    found += [by_jvp(x), by_vjp(x), jax.grad(lambda x: by_jvp(x).sum() + by_vjp(x).sum())(x)]
+    found += [lax.reduce(x, 0.0, lambda a, b: a + 2 * b, (0,)), jax.jit(jnp.exp)(x)]
+    found += [lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)]
+    looped = jax.checkpoint(lambda w: lax.scan(lambda y, row: (jnp.sin(y * jnp.sin(w)) + row, y), x[0], x))
+    found += [jax.grad(lambda w: looped(w)[0].sum())(x[0])]
+    jax.debug.callback(lambda _: None, x)
+    jax.debug.print("", ordered=False)
+    return found
+
+
+GROUPS = [
+    *(by_element, special, along_axes, rearranged, at_places, contracted),
+    *(windows, transformed, solved, unsymmetric, drawn, of_programs),
+]
+
+
+def used(jaxpr) -> set:
+    equations = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    found = {eqn.primitive for eqn in equations}
+    inside = (inner for eqn in equations for inner in _rows_apart.programs_in(eqn.params))
+    return found.union(*map(used, inside))
+
+
+def moved(function) -> str | None:
+    """Which row moved another one, and by what; None where none did."""
+    run = jax.jit(jax.vmap(function))
+    batch = np.random.default_rng(0).uniform(0.5, 3, (ROWS, 4, 4)).astype(np.float32)
+
+    def bits(batch):
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.device_get(run(batch)))]
+
+    honest = bits(batch)
+    for row in (0, 2):
+        alone = bits(np.broadcast_to(batch[row], batch.shape))
+        for i, (a, b) in enumerate(zip(alone, honest, strict=True)):
+            if a[row].tobytes() != b[row].tobytes():
+                return f"result {i}: row {row} is another among copies of itself"
+    for bad in (np.nan, np.inf, -np.inf, 3e38, -3e38, 0.0, 1e9):
+        for at in (0, 2):
+            given = batch.copy()
+            given[at] = bad
+            others = [row for row in range(ROWS) if row != at]
+            for i, (a, b) in enumerate(zip(bits(given), honest, strict=True)):
+                if a[others].tobytes() != b[others].tobytes():
+                    return f"result {i}: {bad} in row {at} moved others"
+    return None
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
+def test_no_row_moves_another(group):
+    assert moved(group) is None
+
+
+def test_a_loop_that_ends_for_all_rows_at_once_is_seen():
+    """`betainc` iterates until every row has converged: the last bits of a row depend on the others."""
+    assert "among copies of itself" in moved(lambda x: lax.betainc(x, x, jnp.tanh(x)))
+    traced = jax.make_jaxpr(lax.betainc)(0.5, 0.5, 0.5)
+    assert _rows_apart.why_not(traced.jaxpr).startswith("regularized_incomplete_beta is not one of")
+
+
+def test_every_primitive_let_through_is_run():
+    found = set().union(*(used(jax.make_jaxpr(group)(W).jaxpr) for group in GROUPS))
+    apart, running = _rows_apart._tables()
+    # That one is run by test_loop.py::test_eight_devices_give_the_numbers_of_one.
+    assert {each.name for each in (apart | running) - found} == {"reshard"}
+    assert all(_rows_apart.why_not(jax.make_jaxpr(group)(W).jaxpr) is None for group in GROUPS)

@@ -1,0 +1,199 @@
+"""Noise keys of runs, folders that lost their checkpoints, and what a folder shows to others."""
+
+import json
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from tests.train import test_dice_plan
+from tests.train.plans import plan
+from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, loss, run
+from train import load_model, save_model
+from train.batch_clipping import make_round, private_round_update
+from train.batches.sampler import Sampler
+from train.dice import DiceStep, dice_sgd
+from train.optimizers import privatize
+from train.step import make_step
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+MECHANISM = plan(dataset_size=ROWS).mechanism
+ROUNDS = dict(dataset_size=12, num_microbatches=1, microbatch_size=4, num_epochs=2, group_size=1)
+ROUNDS = GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, sampling="shuffling", **ROUNDS)
+
+
+def steps(key=None) -> dict:
+    """One of each kind of step and transformation that draws noise: `init(params) -> state`."""
+    private = privatize(MECHANISM, clip_norm=1.0, expected_batch_size=4.0, key=key)
+    fed_back = dict(clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2)
+    return {
+        "private": private,
+        "step": make_step(loss, private, optax.sgd(0.1)),
+        "round": make_round(ROUNDS, loss, optax.sgd(0.1), clip_norm=1.0, key=key),
+        "dice step": DiceStep(test_dice_plan.PLAN, loss, optax.sgd(0.1), key=key),
+        "dice": dice_sgd(0.1, **fed_back, key=key),
+    }
+
+
+def key_in(state) -> np.ndarray:
+    (found,) = (np.asarray(leaf) for leaf in jax.tree.leaves(state) if leaf.dtype == np.uint32)
+    assert found.shape == (8,)
+    return found
+
+
+@pytest.mark.parametrize("name", steps())
+def test_two_runs_of_one_object_have_two_keys(name):
+    """As in a sweep in a loop of one's own: with one key the difference of two runs has no noise."""
+    made = steps()[name]
+    keys = [key_in(made.init(PARAMS)) for _ in range(3)]
+    assert len({key.tobytes() for key in keys}) == 3
+    assert (key_in(steps(KEYS[1])[name].init(PARAMS)) == KEYS[1]).all()
+
+
+@pytest.mark.parametrize("name", steps())
+def test_no_key_is_a_constant_of_a_program(name):
+    """Drawn while JAX traces, all runs that the program begins would have it."""
+    made = steps()[name]
+    many = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), PARAMS)
+    begin = (
+        lambda: jax.jit(made.init)(PARAMS),
+        lambda: jax.jit(lambda: made.init(PARAMS))(),
+        lambda: jax.vmap(made.init)(many),
+        lambda: jax.lax.map(made.init, many),
+    )
+    for each in begin:
+        with pytest.raises(ValueError, match=r"init must be called outside of jax\.jit") as refused:
+            each()
+        assert "\n" not in str(refused.value)
+    given = steps(KEYS[1])[name]
+    assert (key_in(jax.jit(given.init)(PARAMS)) == KEYS[1]).all()
+
+
+def test_a_round_by_itself_needs_a_key_inside_of_a_program():
+    one = lambda params: private_round_update(None, params, np.ones((1, 2, 1)), lambda p, r: p, 1.0, 1.0)[0]  # noqa: E731
+    with pytest.raises(ValueError, match="init must be called outside"):
+        jax.jit(one)(np.zeros(3, np.float32))
+    assert (one(np.zeros(3, np.float32)) != one(np.zeros(3, np.float32))).all()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    run(out=folder, keys=None, evaluate=lambda params: {"size": 0.0}, checkpoint_every=4)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+REMOVED = {
+    "checkpoints": ["checkpoints"],
+    "all secrets": ["checkpoints", "secret.json", "private"],
+    "all but the model": [
+        "checkpoints",
+        "secret.json",
+        "private",
+        "run.json",
+        "result.json",
+        "metrics.jsonl",
+    ],
+    "all but the result": ["checkpoints", "secret.json", "private", "run.json", "model", "metrics.jsonl"],
+    "all but evaluations": ["checkpoints", "result.json", "model"],
+}
+
+
+@pytest.mark.parametrize("removed", REMOVED)
+def test_what_was_shown_is_not_trained_again_without_its_checkpoints(removed, finished, tmp_path):
+    """Else the same batches, or the same data under a plan for one run, would be shown with fresh noise."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    for name in REMOVED[removed]:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = content(folder)
+    for elastic in (False, True):
+        with pytest.raises(
+            ValueError, match=r"has shown step \d+ of a run and has no checkpoints"
+        ) as refused:
+            run(out=folder, elastic=elastic)
+        assert "\n" not in str(refused.value)
+    assert before == content(folder)
+
+
+def test_a_run_that_has_shown_nothing_begins_again(tmp_path):
+    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
+        run(out=tmp_path, checkpoint_every=4)
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert run(out=tmp_path, checkpoint_every=4).steps == 12
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        PARAMS,
+        {"a": [jnp.float32(2), np.float32([[3, 2]])], "b": {"c": jnp.ones(4, jnp.bfloat16)}},
+        jnp.arange(5.0),
+    ],
+)
+def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path, capfd):
+    """The same bytes at another time in another folder: no times, no paths, no names drawn at random."""
+    for name in ("one", "another/place"):
+        (tmp_path / name).mkdir(parents=True)
+        save_model(tmp_path / name, jax.tree.map(lambda leaf: leaf + 1, model))
+        save_model(tmp_path / name, model)  # in place of the one before
+    one, other = (content(tmp_path / name / "model") for name in ("one", "another/place"))
+    assert one == other and one
+    assert not any(re.search(rb"timestamp_nsecs|[0-9]{16}", text) for text in one.values())
+    loaded = load_model(tmp_path / "one", jax.tree.map(jnp.zeros_like, model))
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(model), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float))
+    assert capfd.readouterr() == ("", "")
+    with ocp.StandardCheckpointer() as checkpointer:  # as earlier releases wrote it
+        plain = {"params": model} if isinstance(model, jax.Array) else model
+        checkpointer.save(tmp_path / "one/model", plain, force=True)
+    jax.tree.map(np.testing.assert_array_equal, load_model(tmp_path / "one", model), model)
+
+
+def test_what_is_published_of_a_run_has_no_times(finished):
+    published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
+    assert not any(
+        re.search(rb"timestamp_nsecs|[0-9]{16}\b(?![.])", text)
+        for name, text in published.items()
+        if not name.endswith("/0")
+    )
+
+
+def test_others_see_nothing_of_the_private_log(finished):
+    """Neither its size nor its times: it is in a folder they may not enter; what is published is open."""
+    assert not list(finished.glob("*private_metrics*"))
+    assert stat.S_IMODE((finished / "private").stat().st_mode) == 0o700
+    assert len((finished / "private/metrics.jsonl").read_text().splitlines()) == 12
+    mask = os.umask(0)
+    os.umask(mask)
+    for name in ("result.json", "metrics.jsonl", "run.json"):
+        assert stat.S_IMODE((finished / name).stat().st_mode) == 0o666 & ~mask
+    for path in [finished / "model", *(finished / "model").rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~mask
+
+
+def test_the_log_of_an_earlier_release_moves_into_the_private_folder(tmp_path):
+    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
+        run(out=tmp_path, checkpoint_every=4)
+    os.replace(tmp_path / "private/metrics.jsonl", tmp_path / "private_metrics.jsonl")
+    (tmp_path / "private").rmdir()
+    run(out=tmp_path, checkpoint_every=4)
+    lines = (tmp_path / "private/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
+    assert not (tmp_path / "private_metrics.jsonl").exists()

@@ -1,0 +1,468 @@
+"""Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
+
+import ctypes
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import optax
+import pytest
+from scipy import linalg, signal, stats
+
+from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson, prefix_sum_error
+from jaxacct.kernels.randomness import fresh_key, key_words
+from train.batches import sampler
+from train.clipping.grid import Grid, GridSum, RoundedSum
+from train.noise import keystream, normals
+from train.noise import recursion as noise
+from train.optimizers import linear_decay, privatize
+from train.step import make_step
+
+FALSE_ALARM = 1e-6
+KEY = np.arange(8, dtype=np.uint32)
+PARAMS = {"a": jnp.zeros((2, 3)), "b": [jnp.zeros(4), jnp.zeros(())]}
+LEVELS = 2.0**19
+
+
+def flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def run(strategy, steps, params=PARAMS, key=KEY):
+    """(steps, parameters) of streamed integers `W` and of the `z` they were made from."""
+    state = noise.init(strategy, params, key)
+    step = jax.jit(lambda state: noise.draw(strategy, LEVELS, state, params))
+    w, z = [], []
+    for t in range(steps):
+        z.append(np.asarray(noise.standard_normals(state.key, t, flat(params).size)))
+        drawn, state = step(state)
+        w.append(flat(drawn))
+    return np.stack(w), np.stack(z)
+
+
+@pytest.mark.parametrize(
+    "bands", [1, 5, 100, *(pytest.param(b, marks=pytest.mark.slow) for b in (2, 16, 64))]
+)
+def test_against_the_dense_inverse(bands):
+    strategy = BandedToeplitz.square_root(bands)
+    w, z = run(strategy, 64)
+    assert w.dtype == np.int32
+    column = np.zeros(64)
+    column[: min(bands, 64)] = strategy.array[:64]
+    dense = linalg.toeplitz(column, np.zeros(64))
+    # Each rounding of half a unit passes through the same filter.
+    atol = np.abs(np.linalg.inv(dense)).sum(axis=1).max() * strategy.array[0] * 0.5
+    np.testing.assert_allclose(w, LEVELS * linalg.solve_triangular(dense, z, lower=True), atol=1.01 * atol)
+
+
+def test_covariance_of_prefix_sums():
+    """Mean squared prefix-sum error over 20,000 coordinates against theory; normal tail, false alarm 1e-6."""
+    strategy, n = BandedToeplitz.optimal(iterations=24, bands=6, min_separation=6, participations=1), 24
+    w, _ = run(strategy, n, {"a": jnp.zeros(20_000)})
+    sums = np.cumsum(w / LEVELS, axis=0)
+    column = np.zeros(n)
+    column[: strategy.bands] = strategy.array
+    root = np.tril(np.ones((n, n))) @ np.linalg.inv(linalg.toeplitz(column, np.zeros(n)))
+    covariance = root @ root.T
+    empirical = sums @ sums.T / sums.shape[1]
+    deviation = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / sums.shape[1])
+    worst = np.abs((empirical - covariance) / deviation).max()
+    assert worst < stats.norm.isf(FALSE_ALARM / 2 / n**2)
+    theory = prefix_sum_error(strategy, iterations=n, noise_multiplier=1.0)
+    assert np.diag(empirical).mean() == pytest.approx(theory, rel=0.05)
+
+
+def test_normals_are_normal_and_fresh_at_every_step():
+    drawn = [normals.normals_of(KEY, t, 100_000) for t in range(2)]
+    for parts in drawn:
+        assert stats.kstest(np.concatenate(parts)[:100_000], "norm").pvalue > FALSE_ALARM
+        # The eight of a block, and pairs by their squares, 12,500 times.
+        eight = np.concatenate([np.reshape(part, (-1, 4)) for part in parts], axis=1).T
+        for power in (1, 2):
+            off = np.corrcoef(eight**power)[np.triu_indices(8, 1)]
+            assert np.abs(off).max() < stats.norm.isf(FALSE_ALARM / 224) / np.sqrt(eight.shape[1])
+    again = np.corrcoef(drawn[0].first, drawn[1].first)[0, 1]
+    assert abs(again) < stats.norm.isf(FALSE_ALARM) / np.sqrt(drawn[0].first.size)
+
+
+def test_chacha_against_rfc_8439():
+    """The block of section 2.3.2, with 20 rounds."""
+    key = np.frombuffer(bytes(range(32)), "<u4")
+    block = jax.jit(lambda: normals.chacha(key, (1, 0x09000000, 0x4A000000, 0), rounds=20))()
+    expected = (
+        "e4e7f110 15593bd1 1fdd0f50 c47120a3 c7f4d1c7 0368c033 9aaa2204 4e6cd4c3 "
+        "466482d2 09aa9f07 05d7c214 a2028bd9 d19c12b5 b94e16de e883d0cb 4e3c50a2"
+    )
+    assert [f"{int(word):08x}" for word in block[:, 0]] == expected.split()
+
+
+def test_elementary_functions_against_numpy(x64):
+    """Float64 to a few units in the last place, at the ends too."""
+    x = np.concatenate([2.0 ** -np.linspace(0, 97, 20_001), 1 - np.logspace(-16, -1, 500)])
+    np.testing.assert_allclose(jax.jit(normals._log)(x), np.log(x), rtol=1e-15, atol=1e-15)
+    eighths = np.arange(8, dtype=np.uint64) << 61
+    angles = np.r_[np.arange(20_001, dtype=np.uint64) * (2**64 // 20_001), eighths, eighths - 1, eighths + 1]
+    sine, cosine = jax.jit(normals._sine_cosine)(angles)
+    turns = angles.astype(np.float64) * 2.0**-64
+    np.testing.assert_allclose(sine, np.sin(2 * np.pi * turns), atol=2e-15)
+    np.testing.assert_allclose(cosine, np.cos(2 * np.pi * turns), atol=2e-15)
+
+
+box_muller = jax.jit(normals._box_muller)
+
+
+def words_of(blocks: int) -> np.ndarray:
+    """(16, blocks) uint32 of step 7."""
+    return np.asarray(jax.jit(lambda: normals.chacha(KEY, (jnp.arange(blocks), 7, 0, 0)))())
+
+
+def pairs_of(words) -> np.ndarray:
+    """Complex numbers."""
+    real, imaginary = box_muller(*words)
+    return np.asarray(real) + 1j * np.asarray(imaginary)
+
+
+def test_pairs_of_words(x64):
+    """Box-Muller by mpmath: 96 bits of radius, 53 of angle, the last 21 of which are the radius's last."""
+    words = np.random.default_rng(0).integers(0, 2**64, (2, 40), dtype=np.uint64)
+    words[0, :8] >>= np.arange(57, 65, dtype=np.uint64).clip(0, 63)  # far tails
+    words[:, 8:12] = [[0, 0, 2**64 - 1, 2**64 - 1], [0, 2**64 - 1, 0, 2**64 - 1]]
+    drawn = pairs_of(words)
+    for x, y, pair in zip(*words.tolist(), drawn, strict=True):
+        own, shared = y % 2**11, y // 2**11 % 2**21
+        uniform = (mpmath.mpf(x) * 2**32 + own * 2**21 + shared + 0.5) / 2**96
+        expected = mpmath.sqrt(-2 * mpmath.log(uniform)) * mpmath.expjpi(mpmath.mpf(y >> 11) / 2**52)
+        allowed = 2e-8 if x > 2**64 - 2**12 else 4e-15 * (1 + 1 / abs(pair))
+        assert abs(complex(expected) - pair) < allowed
+    assert np.abs(drawn).max() == pytest.approx(normals.LARGEST, rel=1e-14)  # of the smallest words
+
+
+def test_openssl_gives_the_same_normals():
+    """Words of the library against those of the program, drawn at once or not, whole blocks or not."""
+    if keystream._library() is None:
+        pytest.skip("no libcrypto here")
+    words = keystream.words(KEY, 7, 80)
+    assert words is not None
+    np.testing.assert_array_equal(words.view(np.uint32).reshape(10, 16).T, words_of(10))
+    for size in (13, 40_000):
+        inside = np.concatenate(normals.normals_of(KEY, 7, size))
+        np.testing.assert_allclose(inside, normals.drawn_on_the_host(KEY, 7, size).numbers, rtol=1e-12)
+        # Rounded there: the nearest whole numbers, at the largest deviation that is allowed as well.
+        for deviation in (LEVELS / 3, (2**31 - 2) / normals.LARGEST):
+            rounded = np.asarray(normals.drawn_on_the_host(KEY, 7, size, deviation).numbers)
+            assert rounded.dtype == np.int32
+            assert np.abs(rounded - deviation * inside).max() < 0.5 + 1e-5
+    with pytest.raises(ValueError, match="deviation must be above 0 and below"):
+        normals.drawn_on_the_host(KEY, 7, 13, 2.0**31 / normals.LARGEST)
+
+
+def test_whole_numbers_that_were_rounded_for_other_noise_are_refused():
+    """Were they added, noise would be too small, or, with bands, not what was accounted for."""
+    state = noise.init(BandedToeplitz.identity(), PARAMS, KEY)
+    given = noise.Fresh(state.step, state.key, normals.InARow(jnp.arange(11, dtype=jnp.int32), LEVELS))
+    drawn, _ = noise.draw(BandedToeplitz.identity(), LEVELS, state, PARAMS, given)
+    np.testing.assert_array_equal(flat(drawn), np.arange(11))
+    sums = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 40)
+    for strategy, levels in (
+        (BandedToeplitz.identity(), 2 * LEVELS),
+        (BandedToeplitz((1.0, 0.4)), LEVELS),
+        (sums, LEVELS),
+    ):
+        state = noise.init(strategy, PARAMS, KEY)
+        with pytest.raises(ValueError, match="fresh must be normals, or rounded for"):
+            noise.draw(strategy, levels, state, PARAMS, given)
+
+
+@pytest.mark.parametrize(
+    "fails", ["EVP_CIPHER_CTX_new", "EVP_EncryptInit_ex", "EVP_EncryptUpdate", "what it writes"]
+)
+def test_a_library_that_computes_something_else_is_not_used(fails, monkeypatch):
+    """Words left as memory had them would be noise that somebody may know."""
+
+    class Library:
+        def __getattr__(self, name):
+            def function(*arguments):
+                if name == "EVP_EncryptUpdate":
+                    arguments[2]._obj.value = arguments[4]
+                    ctypes.memset(arguments[1], 0, arguments[4])
+                return 0 if name == fails else 1
+
+            return function
+
+    assert not keystream._is_right(Library())
+    if fails != "what it writes":
+        assert keystream._words(Library(), KEY, (0, 0, 0, 0), 8) is None
+    monkeypatch.setattr(keystream, "_library", lambda: None)
+    assert keystream.words(KEY, 0, 8) is None
+    without = normals.drawn_on_the_host(KEY, 7, 13)
+    np.testing.assert_array_equal(without.first, normals.normals_of(KEY, 7, 13).first)
+
+
+@pytest.mark.parametrize("to", [64, -64])
+def test_a_library_that_is_wrong_about_many_blocks_is_not_used(to):
+    """The block of the RFC is right, and of many one is a copy of the first: two parameters' noise."""
+    right = keystream._library()
+    if right is None:
+        pytest.skip("no libcrypto here")
+
+    class Library:
+        def __getattr__(self, name):
+            function = getattr(right, name)
+
+            def update(context, place, written, zeros, length):
+                done = function(context, place, written, zeros, length)
+                if length > 64:
+                    ctypes.memmove(place + to % length, place, 64)
+                return done
+
+            return update if name == "EVP_EncryptUpdate" else function
+
+    assert keystream._is_right(right)
+    assert not keystream._is_right(Library())
+
+
+def test_no_cell_of_the_grid_is_empty(x64):
+    """For whole numbers (a, b) within radius 10.2, words whose pair of normals is rounded to them.
+
+    A radius or an angle that left some out would tell that a sum cannot be what it is.
+    """
+    generator, levels, words = np.random.default_rng(3), 2.0**20, []
+    radii, turns = generator.uniform(0, 10.19, 300), generator.uniform(0, 1, 300)
+    cells = np.round(levels * radii * np.exp(2j * np.pi * turns))
+    for cell in map(complex, cells):
+        with mpmath.workdps(40):
+            place = mpmath.mpc(cell) / levels
+            radius = int(mpmath.exp(-(abs(place) ** 2) / 2) * 2**96)
+            angle = int(mpmath.arg(place) / (2 * mpmath.pi) * 2**53) % 2**53
+        own, shared = radius % 2**32 >> 21, radius % 2**21
+        first = (angle - shared + 2**20) // 2**21 % 2**32  # so that the angle is next to this one
+        words.append((min(radius >> 32, 2**64 - 1), first << 32 | shared << 11 | own))
+    x, y = np.array(words, np.uint64).T
+    drawn = pairs_of([x, y])
+    np.testing.assert_array_equal(np.round(levels * drawn), cells)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9])
+def test_any_number_of_normals(size):
+    """All of them others."""
+    drawn = noise.standard_normals(KEY, 3, size)
+    assert drawn.shape == (size,)
+    assert drawn.dtype == np.float64
+    assert len(np.unique(drawn)) == size
+
+
+def test_where_a_pair_goes_is_the_same_on_every_device(monkeypatch):
+    """However many blocks are drawn at once; 40,000 normals are 5,000 blocks."""
+    by_one = normals.normals_of(KEY, 7, 40_000)
+    monkeypatch.setitem(normals._BLOCKS_AT_ONCE, "cpu", 3_000)
+    by_two = jax.jit(lambda: normals.normals_of.__wrapped__(KEY, 7, 40_000))()
+    eight = normals.normals_of(KEY, 7, 8)
+    for a, b, of_one in zip(by_one, by_two, eight, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+        np.testing.assert_allclose(a[:4], of_one, rtol=1e-12)
+    assert len(np.unique(np.concatenate(by_one))) == 40_000
+
+
+@pytest.mark.parametrize("sizes", [[3, 5, 0, 8], [8, 0, 8], [16, 0], [0, 20], []])
+def test_normals_of_every_parameter(sizes):
+    """However the two halves are parted, nobody gets what another one has."""
+    drawn = normals.normals_of(KEY, 3, sum(sizes))
+    parts = [np.asarray(part) for part in drawn.split(sizes)]
+    assert [part.size for part in parts] == sizes
+    np.testing.assert_array_equal(np.concatenate([[], *parts]), np.concatenate(drawn)[: sum(sizes)])
+
+
+def test_which_parameter_gets_which_normal():
+    """Runs are told apart by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
+    words = words_of(2).T.reshape(8, 2, 2).astype(np.uint64)
+    with jax.enable_x64(True):
+        pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
+    drawn = normals.normals_of(KEY, 7, 16)
+    np.testing.assert_allclose(np.asarray(drawn.first) + 1j * np.asarray(drawn.second), pairs, rtol=1e-12)
+    assert (normals.ARRANGEMENT, normals.ROUNDS) == (4, 20)
+
+
+@pytest.mark.parametrize("word", range(8))
+def test_every_word_of_the_key_matters(word):
+    other = KEY.copy()
+    other[word] += 1
+    a, b = (noise.standard_normals(k, 0, 12) for k in (KEY, other))
+    assert not np.any(np.asarray(a) == np.asarray(b))
+
+
+def test_fresh_keys_come_from_the_system_whole():
+    """Mutants 21 and 22: every word of 20 keys is its own, in noise and in sampler."""
+    for fresh, words in ((noise.fresh_key, 8), (sampler.fresh_key, 4)):
+        keys = np.array([fresh() for _ in range(20)])
+        assert keys.shape == (20, words)
+        assert len(np.unique(keys)) == keys.size  # false alarm 160^2 / 2^33 = 3e-6
+
+
+def test_run_keys_of_the_accountant_have_64_bits():
+    keys = np.array([key_words(fresh_key()) for _ in range(20)])
+    assert len(np.unique(keys)) == 40
+
+
+def test_levels_that_no_integer_leaves():
+    """The largest normal at every step with the worst signs stays below 2^31, and would not at twice."""
+    sums = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 40)
+    for strategy in (BandedToeplitz.square_root(8), BandedToeplitz((1.0, 1.0)), sums):
+        most = noise.largest_levels(strategy, 40)
+        c = strategy.array
+        impulse = signal.lfilter([1.0], c, np.eye(40)[0])
+        worst = np.zeros(40)
+        signs = np.sign(impulse[::-1])
+        for t in range(40):
+            earlier = sum(c[k] * worst[t - k] for k in range(1, min(t, c.size - 1) + 1))
+            worst[t] = np.round((most * normals.LARGEST * signs[t] - earlier) / c[0])
+        assert 2**30 < abs(worst[-1]) < 2**31
+
+
+def grid_sum(private, number: int) -> GridSum:
+    """A sum of `number` clip norms in each coordinate."""
+    return GridSum.zeros(PARAMS, private.grid).plus(
+        jax.tree.map(lambda p: np.full(p.shape, number * 2**private.grid.bits, np.int32), PARAMS)
+    )
+
+
+def test_privatize_is_the_sum_plus_scaled_noise_over_the_expected_batch():
+    mechanism = Mechanism(BMinSep(5, 3, 0.1), BandedToeplitz.square_root(3), 0.5)
+    private = privatize(mechanism, clip_norm=2.0, expected_batch_size=8.0, key=KEY)
+    assert private.grid == Grid(2.0, 21)
+    state = private.init(PARAMS)
+    w, _ = run(mechanism.strategy, 5)  # levels are 0.5 x 2^21 there, half of them here
+    total = grid_sum(private, 3)
+    step = jax.jit(private.update)
+    for t in range(5):
+        update, state = step(total, state)
+        np.testing.assert_allclose(flat(update), (6 + 2.0 * 0.5 * w[t] / LEVELS) / 8, rtol=1e-5, atol=1e-5)
+    update, _ = step(total, state)
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(update))
+
+
+def test_a_sum_in_one_part_is_the_sum_in_two():
+    """With noise, to the bit. NaN or a number too large to be a sum ends the run; it is not zero."""
+    private = privatize(
+        Mechanism(Poisson(3, 0.1), BandedToeplitz.identity(), 0.7),
+        clip_norm=2.0,
+        expected_batch_size=3.0,
+        key=KEY,
+    )
+    whole = np.array([0, 1, -1, 2**16, 2**20 - 1, 2**46 + 1, -(2**47) + 1])
+    with jax.enable_x64(True):
+        one = RoundedSum.of(jnp.asarray(whole + np.array([0.4, -0.4, 0.25, 0, 0, 0, 0])), private.grid)
+        lost = [
+            RoundedSum.of(jnp.asarray(whole * 1.0).at[3].set(x), private.grid)
+            for x in (np.nan, np.inf, -(2.0**48))
+        ]
+    two = GridSum(*(jnp.asarray(part, jnp.int32) for part in divmod(whole, 2**16)), private.grid)
+    np.testing.assert_array_equal(one.units(), two.units())
+    state, update = private.init(np.zeros(7, np.float32)), jax.jit(private.update)
+    np.testing.assert_array_equal(update(one, state)[0], update(two, state)[0])
+    for each in lost:
+        released, after = update(each, state)
+        assert np.isnan(released).all()
+        assert np.isnan(update(one, after)[0]).all()  # an optimizer that skips NaN sees nothing later, either
+
+
+def test_a_sum_that_lost_bits_on_its_way_is_refused():
+    """Through NumPy and a program it would be float32: 2^40 + 1 and 2^40 are the same then."""
+    with jax.enable_x64(True):
+        one = RoundedSum.of(jnp.asarray([2.0**40 + 1]), Grid(1.0, 20))
+    on_the_host = jax.tree.map(np.asarray, one)
+    with pytest.raises(ValueError, match="updates must be a sum in float64"):
+        jax.jit(lambda total: total.scaled(1.0))(on_the_host)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(on_the_host.scaled(1.0), one.scaled(1.0))
+
+
+def test_what_is_not_a_sum_of_that_clip_norm_is_refused():
+    """A bare gradient, another clip norm, another grid: all trained without enough noise, without a word."""
+    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY)
+    state = private.init(PARAMS)
+    for wrong in (PARAMS, GridSum.zeros(PARAMS, Grid(2.0, 20)), GridSum.zeros(PARAMS, Grid(1.0, 19))):
+        with pytest.raises(ValueError, match="updates must be a sum of clipped gradients"):
+            private.update(wrong, state)
+
+
+def test_a_step_takes_its_clip_norm_from_its_noise():
+    for wrong in (optax.sgd(0.1), optax.chain(optax.sgd(0.1)), None):
+        with pytest.raises(ValueError, match=r"private must come from train.optimizers.privatize"):
+            make_step(lambda p, e: 0.0, wrong, optax.sgd(0.1))
+    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY)
+    with pytest.raises(TypeError, match="clip_norm"):
+        make_step(lambda p, e: 0.0, private, optax.sgd(0.1), clip_norm=2.0)
+    assert str(private.key) not in repr(private)
+
+
+@pytest.mark.parametrize("sigma", [1e-6, 1e7])
+def test_noise_that_no_grid_serves_is_refused(sigma):
+    with pytest.raises(ValueError, match="noise_multiplier must be between"):
+        privatize(
+            Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), sigma), clip_norm=1.0, expected_batch_size=1.0
+        )
+
+
+def test_noise_that_grows_beyond_all_floats_is_refused():
+    """The inverse of C grows by 90 a step; was "math domain error"."""
+    with pytest.raises(ValueError, match="noise_multiplier must be between"):
+        Grid.of(Mechanism(BMinSep(200, 2, 0.1), BandedToeplitz((0.01, 0.9)), 1.0), 1.0)
+
+
+def test_one_band_is_plain_dp_sgd_and_keeps_no_buffer():
+    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
+    state = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY).init(PARAMS)
+    assert all(leaf.size == 0 for leaf in jax.tree.leaves(state.recent))
+
+
+def test_it_drops_into_a_chain_before_any_optimizer():
+    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0, key=KEY)
+    for optimizer in (optax.adam(1e-3), optax.sgd(0.1, momentum=0.95), optax.adamw(1e-3)):
+        chain = optax.chain(private, optimizer)
+        first = jax.jit(lambda total, chain=chain: chain.update(total, chain.init(PARAMS), PARAMS)[0])
+        update = first(grid_sum(private, 0))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "copies"),
+    [(BandedToeplitz.square_root(16), 15), (BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000), 4)],
+)
+def test_memory_is_bands_minus_one_copies_or_two_a_buffer(strategy, copies):
+    state = noise.init(strategy, PARAMS, KEY)
+    size = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.recent)) == copies * size
+    assert strategy.noise_copies == copies
+
+
+def test_linear_decay_of_the_paper():
+    schedule = linear_decay(0.4, 400)
+    at = [float(schedule(step)) for step in (0, 100, 200, 300, 400)]
+    np.testing.assert_allclose(at, [0.4, 0.4, (0.4 + 0.02) / 2, 0.02, 0.02], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "value"), [("clip_norm", 0.0), ("expected_batch_size", -1.0)])
+def test_bad_arguments(name, value):
+    options = {"clip_norm": 1.0, "expected_batch_size": 1.0} | {name: value}
+    with pytest.raises(ValueError, match=name):
+        privatize(Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0), **options)
+
+
+def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
+    """Was 6.6 times, more than the gradients need where few are in memory at a time."""
+    params = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}
+    white = privatize(
+        Mechanism(Poisson(9, 0.1), BandedToeplitz.square_root(1), 1.0),
+        clip_norm=1.0,
+        expected_batch_size=4.0,
+        key=KEY,
+    )
+    total = jax.eval_shape(lambda: GridSum.zeros(params, white.grid))
+    state = jax.eval_shape(lambda: white.init({"w": jnp.zeros(1_000_000)}))
+    program = jax.jit(white.update).lower(total, state).compile()
+    analysis = program.memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 5 * 4e6

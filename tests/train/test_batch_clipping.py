@@ -1,0 +1,415 @@
+"""Generalised DP-SGD: samplers, terms without memory, sensitivity, noise, and what is refused."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from tests.train.modules import made
+from train.batch_clipping import (
+    Replayed,
+    aggregate,
+    clip_by_l2_norm,
+    epoch_batches,
+    fit_general,
+    make_generator,
+    make_round,
+    mean_gradient_term,
+    optimizer_term,
+    outer_update,
+    private_round_update,
+    private_rounds,
+)
+from train.clipping.grid import Grid
+from train.clipping.per_example import clipped_gradient_sum
+from train.loop import fit
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+
+
+def linear(params, row):
+    return params @ row
+
+
+def square(params, row):
+    return 0.5 * jnp.sum((params - row) ** 2)
+
+
+def plan(**change):
+    fields = dict(
+        dataset_size=12,
+        num_microbatches=1,
+        microbatch_size=4,
+        num_epochs=2,
+        sampling="shuffling",
+        group_size=1,
+    )
+    return GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, **fields | change)
+
+
+def test_clip_by_norm():
+    v, clipped = np.float32([3.0, 4.0]), jax.jit(clip_by_l2_norm, static_argnums=1)
+    np.testing.assert_allclose(clipped(v, 1.0), [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_array_equal(clipped(v, 10.0), v)
+    np.testing.assert_array_equal(clipped(0 * v, 1.0), 0)
+
+
+def test_samplers():
+    for m, s in ((3, 2), (1, 4), (12, 1)):
+        shuffled = epoch_batches((1, 2, 3, 4), 12, m, s, "shuffling")
+        assert shuffled.shape == (12 // (m * s), m, s) and sorted(shuffled.ravel()) == list(range(12))
+        drawn = epoch_batches((1, 2, 3, 4), 12, m, s, "subsampling")
+        assert drawn.shape == shuffled.shape
+        assert all(len(set(row.ravel())) == m * s for row in drawn)
+    generator = make_generator((1, 2, 3, 4))
+    first, second = (epoch_batches(generator, 12, 3, 2, "shuffling") for _ in range(2))
+    assert (first != second).any()
+    for bad in ((12, 5, 1, "shuffling"), (12, 3, 2, "poisson"), (0, 1, 1, "shuffling")):
+        with pytest.raises(ValueError):
+            epoch_batches((1, 2, 3, 4), *bad)
+    with pytest.raises(ValueError, match="key"):
+        epoch_batches((1, 2), 12, 3, 2, "shuffling")
+
+
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+def test_samplers_follow_the_law_of_the_accountant(sampling):
+    """Squared counts of two records over 4000 epochs, chi-square at false alarm 1e-6."""
+    from collections import Counter
+
+    from scipy import stats
+
+    from jaxacct.accountants.tradeoff import participation_pmf
+
+    generator, counts = make_generator((5, 6, 7, 8)), Counter()
+    for _ in range(4000):
+        rounds = epoch_batches(generator, 8, 2, 2, sampling)
+        hits = [sum(((term == 0) | (term == 5)).any() for term in one) for one in rounds]
+        counts[sum(k * k for k in hits)] += 1
+    law = participation_pmf(8, 2, 2, 1, 2, sampling)
+    assert set(counts) <= set(law.squared_sensitivity.tolist())
+    seen = np.array([counts[int(y)] for y in law.squared_sensitivity])
+    assert stats.chisquare(seen, law.prob * (seen.sum() / law.prob.sum())).pvalue > 1e-6
+
+
+@functools.cache
+def summed(term, grid):
+    """The program."""
+    return jax.jit(lambda *given: clipped_gradient_sum(term, *given, grid=grid).total.scaled(1.0))
+
+
+def total(term, rows, grid, params=None):
+    params = np.zeros(rows.shape[-1], np.float32) if params is None else params
+    return np.asarray(summed(term, grid)(params, np.float32(rows), np.ones(len(rows), bool)))
+
+
+def test_a_term_moves_the_sum_by_at_most_twice_the_clip_norm():
+    """Equality where every term turns from C v to -C v; k terms move it by 2 k C, not 2 sqrt(k) C."""
+    grid, rng = Grid(1.0, 20), np.random.default_rng(0)
+    term = mean_gradient_term(linear)
+    rows = rng.normal(size=(3, 4, 5)) * 10
+    base = total(term, rows, grid)
+    for changed in (1, 2, 4):
+        other = rows.copy()
+        other[0, :changed] = rng.normal(size=(changed, 5)) * 1e6
+        assert np.linalg.norm(total(term, other, grid) - base) <= 2 * (1 + 1e-6)
+    v = np.array([1.0, 0, 0, 0, 0])
+    there, back = np.broadcast_to(9 * v, (3, 4, 5)), np.broadcast_to(-9 * v, (3, 4, 5))
+    assert np.linalg.norm(total(term, there, grid) - total(term, back, grid)) == pytest.approx(6, rel=1e-5)
+
+
+def test_terms_are_what_they_say():
+    params, rows = np.float32([0.5, -1.0]), np.float32([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]])
+    mean = jax.jit(jax.grad(mean_gradient_term(square)))(params, rows)
+    np.testing.assert_allclose(mean, np.mean(params - rows, axis=0), rtol=1e-6)
+    # Classical SGD inside the term: the sum of gradients along the way (equation 2).
+    rate = 0.1
+    w, along = np.array(params), np.zeros(2)
+    for row in np.array(rows):
+        gradient = w - row
+        along += gradient
+        w = w - rate * gradient
+    found = jax.jit(jax.grad(optimizer_term(square, optax.sgd(rate))))(params, rows)
+    np.testing.assert_allclose(found, rate * along, rtol=1e-5)
+
+
+def test_inner_state_never_leaks_between_rounds_or_terms():
+    """Momentum that lived on would carry a record of one term into another, where nothing is booked."""
+    inner = optax.sgd(0.1, momentum=0.9)
+    term = optimizer_term(square, inner)
+    params, rows = np.zeros(2, np.float32), np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
+    grid, gradient = Grid(100.0, 20), jax.jit(jax.grad(term))
+    alone = gradient(params, rows[1])
+    huge = rows.copy()
+    huge[0] = 1e3
+    for before in (rows, huge):
+        both = [gradient(params, one) for one in before]
+        np.testing.assert_array_equal(both[1], alone)
+        np.testing.assert_allclose(
+            total(term, before, grid) - total(term, before[:1], grid), alone, atol=1e-3
+        )
+    # A round carries parameters, noise and the outer state, and nothing else.
+    step = make_round(plan(), square, optax.sgd(0.0), clip_norm=1.0, inner=inner, key=KEYS[1])
+    assert all(np.shape(leaf) in ((2,), (), (8,), (0, 2)) for leaf in jax.tree.leaves(step.init(params)))
+
+
+def test_noise_of_a_round():
+    """Per-coordinate deviation of the released mean is 2 C sigma / m; both sides at false alarm 1e-6."""
+    size, clip = 40000, 0.5
+    many = plan(num_microbatches=3, microbatch_size=2, dataset_size=12)
+    private = private_rounds(many, clip_norm=clip, key=KEYS[1])
+    params = np.zeros(size, np.float32)
+    state, release = private.init(params), jax.jit(private.update)
+    from train.clipping.grid import GridSum
+
+    nothing = GridSum.zeros(params, private.grid)
+    update, state = release(nothing, state)
+    expected = 2 * clip * many.sigma / 3
+    spread = 4.9 / math.sqrt(2 * size)
+    assert abs(np.std(np.asarray(update)) / expected - 1) < spread + 1e-3
+    for _ in range(many.rounds - 1):
+        update, state = release(nothing, state)
+    assert np.isfinite(update).all()
+    over, _ = release(nothing, state)
+    assert np.isnan(over).all()  # one round more than the plan
+
+
+def test_fit_runs_all_rounds_and_says_who_it_covers():
+    data, calls = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), []
+    result = fit_general(
+        plan(),
+        jnp.zeros(3),
+        square,
+        data,
+        optax.adam(0.1),
+        clip_norm=1.0,
+        clip="batch",
+        keys=KEYS,
+        inner=optax.adam(0.01),
+        progress=lambda *seen: calls.append(seen),
+    )
+    assert result.steps == 6 == len(calls) and np.isfinite(result.params).all()
+    assert "sees which records" in result.statement and "batch clipping, shuffling" in result.statement
+    again = fit_general(
+        plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, inner=optax.adam(0.01), keys=KEYS
+    )
+    np.testing.assert_array_equal(result.params, again.params)
+    other = fit_general(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0)
+    assert (np.asarray(other.params) != np.asarray(result.params)).any()
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path):
+    """Interrupted after four of six rounds, a checkpoint after three; other runs' folders are refused."""
+    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    whole = fit_general(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, keys=KEYS)
+
+    def stop(what, done, expected):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=data, optimizer=optax.adam(0.1))
+    fields |= dict(clip_norm=1.0, out=tmp_path / "run", checkpoint_every=3)
+    with pytest.raises(KeyboardInterrupt):
+        fit_general(**fields, keys=KEYS, progress=stop)
+    for change, word in (({"data": data + 1}, "other data"), ({"clip_norm": 2.0}, "another clip_norm")):
+        with pytest.raises(ValueError, match=word):
+            fit_general(**fields | change)
+    result = fit_general(**fields)  # with fresh keys, which the folder's replace
+    np.testing.assert_array_equal(result.params, whole.params)
+    assert result.steps == 6
+
+
+def test_batches_are_replayed_and_others_are_refused():
+    """A checkpoint goes on with the batches of its key; one of other batches is not believed."""
+
+    def draws(generator):
+        return (generator.permutation(4) for _ in range(5))
+
+    whole = Replayed(draws, KEYS[0], None)
+    batches = [whole.next().indices for _ in range(2)]
+    state, third = whole.state, whole.next().indices
+    again = Replayed(draws, KEYS[0], state)
+    np.testing.assert_array_equal(again.next().indices, third)
+    assert len(batches) == state.step == 2
+    for wrong in ({"digest": "0" * 32}, {"key": (1, 2, 3, 5)}):
+        with pytest.raises(ValueError, match="batches were others"):
+            Replayed(draws, KEYS[0], dataclasses.replace(state, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"data": np.zeros((11, 3), np.float32)}, "dataset_size"),
+        ({"clip": "individual"}, "clip"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"plan": plan(num_epochs=2000)}, "certified"),
+        ({"plan": "plan.json"}, "plan"),
+        ({"plan": plan(num_microbatches=4, microbatch_size=1), "inner": optax.sgd(0.1)}, "inner"),
+        ({"data": np.full((12, 3), np.nan, np.float32)}, "finite"),
+    ],
+)
+def test_what_the_plan_does_not_cover_is_refused(change, word):
+    fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=np.zeros((12, 3), np.float32))
+    fields |= dict(optimizer=optax.sgd(0.1), clip_norm=1.0)
+    with pytest.raises(ValueError, match=word) as caught:
+        fit_general(**fields | change)
+    assert "\n" not in str(caught.value)
+
+
+def test_plans_are_checked_when_they_are_read(tmp_path):
+    made = GeneralPlan.calibrate(
+        8.0,
+        1e-5,
+        dataset_size=1000,
+        num_microbatches=1,
+        microbatch_size=100,
+        num_epochs=50,
+        sampling="shuffling",
+    )
+    assert made.sigma == pytest.approx(4.24426047, rel=1e-8) and made.certified
+    path = tmp_path / "plan.json"
+    made.save(path)
+    assert GeneralPlan.load(path) == made and made.terms.adversary == "sampling-revealed"
+    stored = json.loads(path.read_text())
+    for name, value in (
+        ("sigma", made.sigma * 0.999),
+        ("epsilon", 7.9),
+        ("delta", 9e-6),
+        ("num_epochs", 51),
+        ("group_size", 2),
+        ("sampling", "subsampling"),
+        ("schema", "other"),
+        ("sigma", -1.0),
+        ("sigma", "4"),
+        ("microbatch_size", 7),
+        ("sigma", math.inf),
+        ("epsilon", math.nan),
+    ):
+        with pytest.raises(ValueError):
+            GeneralPlan.from_json(stored | {name: value})
+    with pytest.raises(ValueError, match="plan lacks delta"):
+        GeneralPlan.from_json({k: v for k, v in stored.items() if k != "delta"})
+    with pytest.raises(ValueError, match="plan has the unknown field 'note'"):
+        GeneralPlan.from_json(stored | {"note": 1})
+    with pytest.raises(ValueError, match=r"plan.num_epochs must be of type int, was 50.0"):
+        GeneralPlan.from_json(stored | {"num_epochs": 50.0})
+    with pytest.raises(ValueError, match="schema jaxacct-general-dpsgd"):
+        GeneralPlan.from_json([stored])
+
+
+def test_an_attack_does_as_well_as_the_accountant_allows():
+    """The worst case played: one record turns its batch's term around: delta(1) is reached.
+
+    The adversary adds up what its record's rounds released along v; 20,000 runs at false alarm 1e-6.
+    """
+    from jaxacct.accountants.tradeoff import gdp_delta, participation_pmf
+
+    run, sigma, runs = participation_pmf(12, 1, 4, 2, 1, "shuffling"), 1.0, 20000
+    rng = np.random.default_rng(0)
+    assert run.squared_sensitivity.tolist() == [2]
+    mu = math.sqrt(2) / sigma
+    # Two rounds hold the record: the sums are +C or -C in them, noise 2 C sigma.
+    seen = {side: (side + 2 * sigma * rng.normal(size=(runs, 2))).sum(axis=1) for side in (1.0, -1.0)}
+    threshold = 1.0 * (2 * sigma) ** 2 / 2  # where log dP/dQ, 2 sum / (2 sigma)^2, is epsilon = 1
+    found = np.mean(seen[1.0] > threshold) - math.e * np.mean(seen[-1.0] > threshold)
+    error = 4.9 * math.sqrt((1 + math.e**2) * 0.25 / runs)
+    assert abs(found - gdp_delta(1.0, mu)) < error
+    assert found > gdp_delta(1.0, mu / 2) + error  # the sensitivity of one clip norm would be false
+
+
+def test_fit_dispatches_by_what_the_plan_says(tmp_path):
+    """The same bits as `fit_general`, also of a Flax model; options of other kinds of plan are refused."""
+    from flax import nnx
+
+    data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=data, optimizer=optax.adam(0.1))
+    result = fit(**fields, clip="batch", clip_norm=1.0, keys=KEYS)
+    again = fit_general(**fields, clip_norm=1.0, keys=KEYS)
+    np.testing.assert_array_equal(result.params, again.params)
+    assert fit(**fields, steps=2).steps == 2
+
+    model = made(lambda: nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    flax = fields | dict(model=model, loss=lambda m, row: jnp.sum(m(row) ** 2))
+    trained = fit(**flax, keys=KEYS, out=tmp_path / "run", inner=optax.sgd(0.1))
+    assert np.isfinite(jax.tree.leaves(trained.params)[1]).all() and (tmp_path / "run/model").is_dir()
+    for change, word in (
+        ({"normalize": True}, "normalize must not be given for a plan of general-dpsgd"),
+        ({"steps": 7}, "steps must be at most the plan's 6, was 7"),
+        ({"clip": "individual"}, "clip must be the plan's batch"),
+        ({"optimizer": None}, "optimizer must be given"),
+        ({"plan": 3}, "plan must be a plan of"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+    ):
+        with pytest.raises(ValueError, match=word) as caught:
+            fit(**fields | change)
+        assert "\n" not in str(caught.value)
+    from tests.train.plans import plan as correlated
+
+    for name, value in (("clip", "batch"), ("inner", optax.sgd(0.1))):
+        with pytest.raises(ValueError, match=name):
+            fit(**fields | {"plan": correlated(dataset_size=12), name: value})
+
+
+def test_a_round_by_itself():
+    """`aggregate` clips whole terms on the grid; a round adds noise of 2 C sigma / m and keeps nothing."""
+    updates = {"a": jnp.array([[3.0], [0.3], [0.0]]), "b": jnp.array([[4.0], [0.4], [0.0]])}
+    total = aggregate(updates, 1.0, "mixed")
+    np.testing.assert_allclose([total["a"][0], total["b"][0]], [0.9, 1.2], atol=1e-5)
+    for bad, word in (
+        ((updates, 1.0, "batch"), "batch"),
+        ((updates, 1.0, "sum"), "mode"),
+        (({"a": jnp.array([[jnp.nan]])}, 1.0, "batch"), "finite"),
+        (({"a": jnp.zeros(2), "b": jnp.zeros(())}, 1.0, "mixed"), "leading axis"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            aggregate(*bad)
+    size, key = 40000, np.arange(8, dtype=np.uint32)
+    rows = np.zeros((3, 2, 1), np.float32)
+
+    def nothing(params, rows):
+        return 0 * params
+
+    by_nothing = jax.jit(lambda params: private_round_update(key, params, rows, nothing, 0.5, 2.0))
+    released, info = by_nothing(np.zeros(size, np.float32))
+    spread = 4.9 / math.sqrt(2 * size)
+    assert info is None and abs(np.std(np.asarray(released)) / (2 * 0.5 * 2.0 / 3) - 1) < spread + 1e-3
+    # With hardly any noise: the mean of the clipped terms, and what is private only if asked for.
+    data = np.float32([[[3.0, 4.0]], [[0.3, 0.4]]])
+
+    def negative_mean(params, rows):
+        return -rows.mean(axis=0)
+
+    by_mean = functools.partial(private_round_update, key, inner_fn=negative_mean, clip_norm=1.0, sigma=1e-4)
+    seen, info = jax.jit(functools.partial(by_mean, diagnostics=True))(np.zeros(2, np.float32), data)
+    np.testing.assert_allclose(seen, [-0.45, -0.6], atol=2e-3)
+    assert float(info.clipped_fraction) == 0.5
+    np.testing.assert_allclose(outer_update(jnp.ones(2), jnp.array([1.0, 2.0]), 0.5), [0.5, 0.0])
+
+
+def test_one_infinite_term_spoils_no_other():
+    """All terms at once would be lost to one, by the gradient of a grouped convolution."""
+
+    def scaled(kernel, records):
+        def convolved(kernel):
+            found = jax.lax.conv_general_dilated(
+                records["x"], kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"),
+                feature_group_count=2,
+            )  # fmt: skip
+            return jnp.sum(records["scale"][:, None, None] * jnp.sin(found))
+
+        return jax.grad(convolved)(kernel)
+
+    generator, key = np.random.default_rng(0), np.arange(8, dtype=np.uint32)
+    batch = {"x": np.float32(generator.normal(size=(3, 2, 5, 4))), "scale": np.ones((3, 2), np.float32)}
+    batch["scale"][1, 0] = np.inf
+    options = dict(inner_fn=scaled, clip_norm=1.0, sigma=1.0, diagnostics=True)
+    _, info = jax.jit(functools.partial(private_round_update, key, **options))(jnp.ones((3, 2, 4)), batch)
+    np.testing.assert_array_equal(np.isinf(info.norms), [False, True, False])

@@ -1,0 +1,248 @@
+"""What a folder's run is bound to: every argument of `fit`, earlier losses, and the machine."""
+
+import dataclasses
+import inspect
+import json
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from tests.train import test_individual
+from tests.train.modules import made
+from tests.train.plans import plan
+from tests.train.test_individual import DELTA, FULL, losses
+from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
+from train import loop, machine
+from train.batches.sampler import Sampler
+from train.clipping.groups import ClipGroups
+from train.individual import IndividualAccounting
+from train.loop import Wanted, fit
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+OTHER_KEYS = (9, 9, 9, 9), KEYS[1] + 1
+CLIPPED_APART = ClipGroups([lambda path, value: "b" in path, ...])
+# Argument of `fit` -> a change that a call in the folder of another run may not make, and how it is refused.
+BOUND = {
+    "plan": (dict(plan=plan(dataset_size=ROWS, sigma=1.1)), "another plan"),
+    "model": (dict(model={"w": jnp.zeros((3, 1)), "b": jnp.zeros(())}), "one number|another program"),
+    "loss": (dict(loss=lambda p, e: 2 * loss(p, e)), "another program"),
+    "data": (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
+    "optimizer": (dict(optimizer=optax.sgd(0.1)), "another program"),
+    "clip_norm": (dict(clip_norm=2.0), "another clip_norm"),
+    "clip": (dict(clip="batch"), "clip must be 'individual'"),
+    "inner": (dict(inner=optax.sgd(0.1)), "inner must not be given"),  # bound below, for its kind of plan
+    "steps": (dict(steps=11), "another steps"),
+    "microbatch_size": (dict(microbatch_size=1), "another program"),
+    "normalize": (dict(normalize=True), "another program"),
+    "mesh": (dict(mesh=jax.make_mesh((1,), ("data",))), "another program"),
+    "graph": (dict(graph="papers"), "graph"),  # its bytes are data: below
+    "individual": (dict(individual=IndividualAccounting()), "individual needs a plan"),  # bound below
+    "wrt": (dict(wrt=nnx.Param), "wrt must not be given"),  # bound below, for modules
+    "loss_key": (dict(loss_key=1, loss=lambda p, e, key: loss(p, e)), "another frozen part"),
+    "skip_padding": (dict(skip_padding=False), "another program"),
+    "has_aux": (dict(has_aux=True, loss=lambda p, e: (loss(p, e), {"b": p["b"]})), "another program"),
+    "clipping": (dict(clipping="ghost"), "another clipping"),
+    "clip_groups": (dict(clip_groups=CLIPPED_APART), "another partition"),
+}
+# Argument of `fit` -> a change that such a call may make, and why it changes neither run nor statement.
+HARMLESS = {
+    "out": (dict(), "where the run is"),
+    "evaluate": (dict(evaluate=lambda params: {"size": 0.0}), "reads what is released; its result is not"),
+    "checkpoint_every": (dict(checkpoint_every=5), "says only when a crash loses what"),
+    "progress": (dict(progress=lambda *seen: None), "shows steps"),
+    "keys": (dict(keys=OTHER_KEYS), "those that are stored count"),
+    "verify": (dict(verify=False), "run.json remembers whether the plan was verified"),
+    "prefetch": (dict(prefetch=0), "same batches in the same order"),
+    "callback": (dict(callback=lambda step, seen: None), "private, as the log"),
+    "elastic": (dict(elastic=True), "warns where anything changed; see test_elastic"),
+}
+
+
+def test_every_argument_is_bound_or_harmless():
+    """Fails for a new argument until a line above says which it is."""
+    arguments = set(inspect.signature(fit).parameters)
+    assert arguments == BOUND.keys() | HARMLESS.keys() and not BOUND.keys() & HARMLESS.keys()
+    assert arguments == {field.name for field in dataclasses.fields(Wanted)} | {"plan"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that ended, after eight of twelve steps in the first call; its result."""
+    folder = tmp_path_factory.mktemp("run")
+    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
+        run(out=folder, checkpoint_every=4)
+    return folder, run(out=folder)
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_a_bound_argument_is_refused(name, finished):
+    folder, _ = finished
+    before = (folder / "result.json").read_bytes(), (folder / "run.json").read_bytes()
+    change, words = BOUND[name]
+    with pytest.raises(ValueError, match=words) as refused:
+        run(out=folder, **change)
+    assert "\n" not in str(refused.value)
+    assert before == ((folder / "result.json").read_bytes(), (folder / "run.json").read_bytes())
+
+
+@pytest.mark.parametrize("steps", [12, 8])
+def test_harmless_arguments_change_nothing(steps, finished, tmp_path):
+    """All at once: of a run that has ended, and of one that goes on from step 8."""
+    folder, whole = finished
+    shutil.copytree(folder, tmp_path / "run")
+    if steps == 8:
+        shutil.rmtree(tmp_path / "run/checkpoints/12")
+    changes = {name: value for change, _ in HARMLESS.values() for name, value in change.items()}
+    other_values = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
+    again = run(out=tmp_path / "run", model=other_values, **changes)
+    np.testing.assert_array_equal(flat(again.params), flat(whole.params))
+    assert again.statement == whole.statement
+
+
+class Two(nnx.Module):
+    """Two layers."""
+
+    def __init__(self, rngs):
+        self.first, self.last = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.first(x))[0]
+
+
+def test_wrt_and_loss_key_are_bound(tmp_path):
+    options: dict[str, Any] = dict(
+        model=made(lambda: Two(nnx.Rngs(0))),
+        loss=lambda model, e, key: (model(e["x"]) - e["y"] + jax.random.normal(key)) ** 2,
+        wrt=nnx.PathContains("last"),
+        loss_key=1,
+        out=tmp_path,
+    )
+    run(**options)
+    for change in (dict(wrt=nnx.PathContains("first")), dict(loss_key=2)):
+        with pytest.raises(ValueError, match="another frozen part"):
+            run(**options | change)
+
+
+def test_the_inner_optimizer_is_bound(tmp_path):
+    fields = dict(dataset_size=ROWS, num_microbatches=1, microbatch_size=30, num_epochs=1)
+    rounds = GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, sampling="shuffling", group_size=1, **fields)
+    run(plan=rounds, out=tmp_path, inner=optax.sgd(0.1))
+    for inner in (None, optax.sgd(0.2)):
+        with pytest.raises(ValueError, match="another program"):
+            run(plan=rounds, out=tmp_path, inner=inner)
+
+
+def small(individual, **options):
+    return test_individual.run(FULL, individual, **options)
+
+
+@pytest.fixture(scope="module")
+def earlier():
+    """Losses of two runs of two steps, which differ by their noise."""
+    keys = KEYS, (KEYS[0], KEYS[1] + 1)
+    return [losses(small(IndividualAccounting(1.0, DELTA), steps=2, keys=each)) for each in keys]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize(("begun", "then"), [(None, 0), (0, 1)])
+def test_other_earlier_losses_are_refused(begun, then, ended, earlier, tmp_path):
+    """Begun without them and called again with them, a folder would say that both runs keep one budget."""
+
+    def continuing(which):
+        given = None if which is None else earlier[which]
+        return IndividualAccounting(1.0, DELTA, continues=given)
+
+    options: dict[str, Any] = dict(out=tmp_path, checkpoint_every=4)
+    if ended:
+        small(continuing(begun), **options)
+    else:
+        with crash_at(Sampler, "next", 7), pytest.raises(Crash):
+            small(continuing(begun), **options)
+    for other in {then, None} - {begun}:
+        with pytest.raises(ValueError, match=r"run with other earlier losses .continues of individual") as e:
+            small(continuing(other), **options)
+        assert "\n" not in str(e.value)
+    again = small(continuing(begun), **options)
+    assert losses(again).steps == 12 + (0 if begun is None else 2)
+    assert ("taken together" in json.loads((tmp_path / "result.json").read_text())["guarantee"]) == (
+        begun is not None
+    )
+    # Nothing public is a function of them.
+    public = (tmp_path / "run.json").read_text() + (tmp_path / "result.json").read_text()
+    kept = json.loads((tmp_path / "secret.json").read_text())
+    assert ("continues" in kept) == (begun is not None) and kept.get("continues", "-" * 99) not in public
+
+
+def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path, monkeypatch):
+    """Once a folder: not again where it was verified, and before more steps where it was not."""
+    asked = []
+    monkeypatch.setattr(loop, "_verify_anew", lambda *_: asked.append(1))
+    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
+        run(out=tmp_path, checkpoint_every=4, verify=False)
+    assert not asked
+
+    def refuse(*_):
+        raise ValueError("plan could not be verified")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_verify_anew", refuse)
+        with pytest.raises(ValueError, match="could not be verified"):
+            run(out=tmp_path)
+    assert not (tmp_path / "result.json").exists()
+    run(out=tmp_path)
+    run(out=tmp_path)
+    assert asked == [1]
+
+
+MOVED = {
+    "flags": dict(XLA_FLAGS="--xla_cpu_enable_fast_math=true"),
+    "processor": dict(NPROC="61"),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_another_processor_or_compiler_is_elsewhere(name, finished, tmp_path, monkeypatch):
+    folder, whole = finished
+    shutil.copytree(folder, tmp_path / "run")
+    for variable, value in MOVED[name].items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"another {name}: .*elastic goes on all the same, not to the bit$"):
+        run(out=tmp_path / "run")
+    with pytest.warns(UserWarning, match=f"goes on elsewhere from step 12 .{name}"):
+        again = run(out=tmp_path / "run", elastic=True)
+    np.testing.assert_array_equal(flat(again.params), flat(whole.params))
+
+
+def test_folders_that_do_not_state_the_processor_go_on(finished, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder, tmp_path / "run")
+    path = tmp_path / "run/run.json"
+    stored = json.loads(path.read_text())
+    kept = {name: value for name, value in stored.items() if name not in ("flags", "processor", "jaxlib")}
+    path.write_text(json.dumps(kept))
+    assert run(out=tmp_path / "run").steps == 12
+
+
+def test_a_processor_is_told_from_another(tmp_path):
+    """By model, instructions and threads; not by its clock, its number or what the kernel measured."""
+    block = (
+        "processor\t: {n}\nmodel name\t: X 1\nflags\t\t: fpu {flag}\ncpu MHz\t\t: {mhz}\nmicrocode\t: 0x1\n"
+    )
+
+    def described(**fields):
+        path = tmp_path / "cpuinfo"
+        path.write_text(block.format(**dict(n=0, flag="avx2", mhz=1.5) | fields) + "\n" + block)
+        return machine._processor(path)
+
+    assert described() == described(n=1, mhz=2.5)
+    assert described() != described(flag="avx512f")
+    assert described().startswith("X 1, instruction set ")
+    assert "threads" in machine._processor(tmp_path / "missing")

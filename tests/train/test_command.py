@@ -1,0 +1,112 @@
+"""`python -m train` of the plans that are not of correlated noise; each kind has a recipe."""
+
+import json
+
+import pytest
+
+from jaxacct.accountants.dice_plan import DicePlan
+from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
+from tests.train import plans
+from train.__main__ import RECIPES, main
+from train.convex import LogisticRegression
+from train.individual import IndividualAccounting
+from train.loop import PROCEDURES, Result, procedure_of
+from train.plans import read_plan
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+GENERAL = GeneralPlan(1440, 1, 36, 1, "shuffling", 1, sigma=1.0, epsilon=50.0, delta=1e-5)
+
+
+def convex(**change) -> LastIteratePlan:
+    run = dict(num_examples=1440, steps=24, batch_size=120, stepsize=0.3, diameter=10.0)
+    loss = LogisticRegression(10, 2.0, 0.02)
+    return LastIteratePlan.calibrate(20.0, 1e-5, method="cgd", loss=loss, **run | change)
+
+
+def command(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    seen = capsys.readouterr()
+    return ended.value.code, seen.out, seen.err
+
+
+def test_every_kind_of_plan_has_a_procedure_and_a_recipe():
+    assert set(RECIPES) == set(PROCEDURES)
+    for plan in (GENERAL, convex()):
+        assert procedure_of(plan).honours and plan.iterations > 0
+
+
+def test_batch_clipping_from_the_command_line(tmp_path, capsys):
+    GENERAL.save(tmp_path / "plan.json")
+    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--inner-learning-rate", "0.1"]
+    given += ["--steps", "2"]
+    code, out, _ = command(capsys, *given, "--clip", "batch", "--json-output")
+    found = json.loads(out)
+    assert code == 0 and found["steps"] == 2 and 0 <= found["accuracy"] <= 1
+    assert "batch clipping, shuffling" in found["guarantee"] and (tmp_path / "run/model").is_dir()
+    for words, said in (
+        (["--clip", "individual"], "clip must be the plan's batch"),
+        (["--normalize"], "normalize must not be given for a plan of general-dpsgd"),
+        (["--clip-norm", "2"], "another clip_norm"),
+        (["--steps", "41"], "steps must be at most the plan's 40"),
+    ):
+        code, _, error = command(capsys, *given, *words)
+        assert code == 2 and said in error and error.count("\n") == 1
+
+
+def test_dice_from_the_command_line(tmp_path, capsys):
+    sizes = dict(dataset_size=1440, batch_size=36, iterations=4, clip_norm=1.0, error_clip_norm=0.1)
+    plan = DicePlan.calibrate(8.0, 1e-5, **sizes)
+    plan.save(tmp_path / "plan.json")
+    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--steps", "2"]
+    code, out, _ = command(capsys, *given, "--json-output")
+    assert code == 0 and "DiceSGD, 4 steps of 36 examples" in json.loads(out)["guarantee"]
+    for words, said in (
+        (["--normalize"], "normalize must not be given for a plan of dice"),
+        (["--individual-epsilon", "1", "--individual-delta", "1e-5"], "individual must not be given"),
+        (["--individual-epsilon", "1"], "must be given together"),
+    ):
+        code, _, error = command(capsys, *given, *words)
+        assert code == 2 and said in error and error.count("\n") == 1
+
+
+def test_filters_of_individuals_from_the_command_line(tmp_path, capsys, monkeypatch):
+    """The two options reach `fit`; what comes back prints no individual value."""
+    seen = []
+
+    def fit(plan, *, individual, **_):
+        seen.append(individual)
+        return Result({}, 1, {"accuracy": 0.5}, individual.statement(individual.tracker(0.5, 3.0)))
+
+    monkeypatch.setattr("train.__main__.fit", fit)
+    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
+    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--individual-epsilon", "1.5"]
+    code, out, _ = command(capsys, *given, "--individual-delta", "1e-5")
+    assert code == 0 and seen == [IndividualAccounting(1.5, 1e-5)]
+    assert "(1.5, 1e-05)-differentially private for one example under zero-out adjacency" in out
+    code, _, error = command(capsys, *given)
+    assert code == 2 and error.count("\n") == 1
+
+
+def test_last_iterates_from_the_command_line(tmp_path, capsys):
+    plan = convex()
+    plan.save(tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run"]
+    code, out, _ = command(capsys, *given, "--json-output")
+    found = json.loads(out)
+    assert code == 0 and found["steps"] == 24 and found["accuracy"] > 0.5
+    assert "last of 24 iterates" in found["guarantee"]
+    for words, said in (
+        (["--model", "cnn"], "model must not be given for a plan of last-iterate"),
+        (["--learning-rate", "1"], "learning_rate must not be given"),
+        (["--clip-norm", "1"], "clip_norm must not be given"),
+        (["--steps", "12"], "steps must be the plan's 24"),
+    ):
+        code, _, error = command(capsys, *given, *words)
+        assert code == 2 and said in error and error.count("\n") == 1
+    other = json.loads((tmp_path / "plan.json").read_text()) | {"noise_std": 1e-3}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    code, _, error = command(capsys, "--plan", tmp_path / "other.json", "--out", tmp_path / "new")
+    assert code == 2 and "plan must hold" in error and not (tmp_path / "new").exists()

@@ -1,0 +1,353 @@
+"""Convex losses by construction: their conditions by brute force, the iterates, what is refused."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct.accountants.tradeoff.plan import LastIteratePlan
+from train.convex import (
+    LogisticRegression,
+    fit_convex,
+    noisy_cgd,
+    noisy_gd,
+    noisy_sgd,
+    project_box,
+    project_l2_ball,
+)
+from train.loop import fit
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+LOSSES = [
+    LogisticRegression(2, 3.0, 0.1),
+    LogisticRegression(2, 3.0, 0.1, clip_norm=0.7),
+    LogisticRegression(4, 3.0, 0.05),
+]
+
+
+@functools.cache
+def gradient_of(loss):
+    return jax.jit(loss.mean_gradient)
+
+
+def gradient(loss, weights, x, y):
+    return np.asarray(gradient_of(loss)(weights, x, y))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_conditions_hold(loss, x64):
+    """Sensitivity, monotonicity and smoothness of gradients over random weights and examples."""
+    rng, d = np.random.default_rng(0), 3
+    worst = 0.0
+    for scale in (0.1, 1.0, 30.0):
+        for _ in range(60):
+            x = loss.prepare(rng.normal(size=(2, d)) * scale)
+            y = rng.integers(0, loss.num_classes, 2)
+            shape = loss.shape(d)
+            u, v = rng.normal(size=shape) * scale, rng.normal(size=shape) * scale
+            one, other = (gradient(loss, u, x[i : i + 1], y[i : i + 1]) for i in (0, 1))
+            worst = max(worst, np.linalg.norm(one - other))
+            step = gradient(loss, u, x[:1], y[:1]) - gradient(loss, v, x[:1], y[:1])
+            gap = np.sum((u - v) ** 2)
+            assert np.sum(step * (u - v)) >= loss.strong_convexity * gap * (1 - 1e-9) - 1e-12
+            assert np.linalg.norm(step) <= loss.smoothness * math.sqrt(gap) * (1 + 1e-9) + 1e-12
+            # A step of at most 2/(M + m) contracts by 1 - eta m.
+            eta = 2 / (loss.smoothness + loss.strong_convexity)
+            moved = np.linalg.norm((u - v) - eta * step)
+            assert moved <= (1 - eta * loss.strong_convexity) * math.sqrt(gap) * (1 + 1e-9)
+    assert 0.5 * loss.grad_sensitivity < worst <= loss.grad_sensitivity * (1 + 1e-12)
+
+
+def test_clipping_a_softmax_gradient_is_not_monotone():
+    """Why it is refused: the clipped gradient of one example, over two weights, points apart."""
+    rng = np.random.default_rng(0)
+    loss, clip, least = LogisticRegression(3, 3.0), 0.5, 0.0
+
+    def clipped(w, x, y):
+        scores = np.exp(x @ w.T)
+        off = scores / scores.sum() - np.eye(3)[y]
+        g = off.T @ x
+        return g * min(1.0, clip / np.linalg.norm(g))
+
+    x, y = loss.prepare([[3.0, 0.0]]), np.array([0])
+    for _ in range(4000):
+        u, v = rng.normal(size=(2, *loss.shape(2))) * 2
+        v = u + (v - u) * rng.choice([0.01, 0.3, 1.0])
+        least = min(least, np.sum((clipped(u, x, y) - clipped(v, x, y)) * (u - v)) / np.sum((u - v) ** 2))
+    assert least < -1e-3
+    with pytest.raises(ValueError, match="clip_norm"):
+        LogisticRegression(3, 3.0, clip_norm=0.5)
+
+
+def test_preparing_cuts_each_row_by_itself():
+    loss = LogisticRegression(2, 2.0)
+    rows = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    found = loss.prepare(rows)
+    np.testing.assert_allclose(np.linalg.norm(found[:, :-1], axis=1), [2.0, 0.5, 0.0])
+    assert (found[:, -1] == 1).all() and np.linalg.norm(found[0, :-1]) <= 2.0
+    np.testing.assert_array_equal(loss.prepare(rows[:1]), found[:1])
+    with pytest.raises(ValueError, match="finite"):
+        loss.prepare([[np.nan, 0.0]])
+
+
+def test_projections():
+    ball, box = project_l2_ball(1.0), project_box(-1.0, 1.0, 2)
+    np.testing.assert_allclose(ball(np.array([3.0, 4.0])), [0.6, 0.8], rtol=1e-6)
+    np.testing.assert_allclose(ball(np.array([0.3, 0.4])), [0.3, 0.4], rtol=1e-6)
+    assert ball.diameter == 2 and box.diameter == pytest.approx(2 * 2**0.5)
+    np.testing.assert_allclose(box(np.array([3.0, -0.5])), [1.0, -0.5])
+
+
+def plan(method="cgd", **change):
+    loss = LOSSES[0]
+    fields = dict(
+        method=method,
+        num_examples=8,
+        steps=12,
+        batch_size=8 if method == "gd" else 2,
+        stepsize=0.2,
+        noise_std=20.0,
+        grad_sensitivity=loss.grad_sensitivity,
+        smoothness=loss.smoothness,
+        strong_convexity=loss.strong_convexity,
+        diameter=None,
+        epsilon=8.0,
+        delta=1e-5,
+    )
+    return LastIteratePlan(**fields | change)
+
+
+DATA = np.random.default_rng(3).normal(size=(8, 2)), np.array([0, 1] * 4)
+
+
+@pytest.mark.parametrize("method", ["gd", "cgd"])
+def test_iterates_are_the_algorithm_in_numpy(method, x64):
+    """The same noise, the same batches, plain NumPy; rounded at the end."""
+    from train.noise import normals
+
+    run, loss = plan(method, diameter=1.0), LOSSES[0]
+    found = fit_convex(run, loss, *DATA, keys=KEYS)
+    x, y, w = loss.prepare(DATA[0]), DATA[1], np.zeros(3)
+    for step in range(run.steps):
+        rows = [(step * run.batch_size + i) % 8 for i in range(run.batch_size)]
+        slope = 1 / (1 + np.exp(-(x[rows] @ w))) - y[rows]
+        z = np.asarray(normals.standard_normals(KEYS[1], step, 3))
+        w = w - run.stepsize * (slope @ x[rows] / len(rows) + 0.1 * w + run.noise_std * z)
+        w = w * min(1.0, 0.5 / np.linalg.norm(w))
+    unit = run.stepsize * run.noise_std * 2.0**-16
+    np.testing.assert_allclose(found, w, atol=unit)
+    np.testing.assert_array_equal(found, np.round(found / unit) * unit)
+
+
+def test_stochastic_batches_and_fresh_keys():
+    run = plan("sgd", epsilon=30.0)
+    one, two = (fit_convex(run, LOSSES[0], *DATA, keys=KEYS) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+    assert (fit_convex(run, LOSSES[0], *DATA) != one).any()
+
+
+def test_learning_something():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 3000)
+    features = rng.normal(size=(3000, 5)) * 0.3 + np.eye(5)[labels]
+    loss = LogisticRegression(3, 2.0, 0.01)
+    weights = noisy_cgd(
+        loss,
+        (features, labels),
+        KEYS,
+        epochs=10,
+        batch_size=300,
+        stepsize=0.3,
+        epsilon=2.0,
+        delta=1e-5,
+        projection=project_l2_ball(10.0),
+    )
+    assert np.mean(loss.predict(weights, features) == labels) > 0.8
+    assert jax.config.read("jax_enable_x64") is False
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"return_iterates": True}, "return_iterates"),
+        ({"plan": plan(noise_std=0.1)}, "certified"),
+        ({"plan": plan(grad_sensitivity=LOSSES[0].grad_sensitivity * 0.999)}, "grad_sensitivity"),
+        ({"plan": plan(smoothness=LOSSES[0].smoothness * 0.999)}, "smoothness"),
+        ({"plan": plan(strong_convexity=0.1001)}, "strong_convexity"),
+        ({"plan": plan(num_examples=12)}, "rows"),
+        ({"loss": lambda w, x: 0.0}, "loss"),
+        ({"labels": np.array([0, 1, 2, 0, 1, 2, 0, 1])}, "labels"),
+        ({"labels": np.zeros(8)}, "labels"),
+        ({"features": np.full((8, 2), np.inf)}, "finite"),
+        ({"plan": 3}, "plan"),
+    ],
+)
+def test_what_the_plan_does_not_cover_is_refused(change, word):
+    fields = dict(plan=plan(), loss=LOSSES[0], features=DATA[0], labels=DATA[1])
+    with pytest.raises(ValueError, match=word) as caught:
+        fit_convex(**fields | change)
+    assert "\n" not in str(caught.value)
+
+
+def test_plans_refuse_steps_outside_the_conditions(tmp_path):
+    for change, word in (
+        ({"stepsize": 5.0}, "stepsize"),
+        ({"method": "x"}, "method"),
+        ({"batch_size": 3}, "batch_size"),
+        ({"steps": 13}, "steps"),
+        ({"noise_std": 0.0}, "noise_std"),
+        ({"diameter": -1.0}, "diameter"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            plan(**change)
+    with pytest.raises(ValueError, match="batch_size"):
+        plan("gd", batch_size=2)
+    path = tmp_path / "plan.json"
+    plan().save(path)
+    assert LastIteratePlan.load(path) == plan()
+    with pytest.raises(ValueError, match="hold"):
+        LastIteratePlan.from_json(plan().to_json() | {"noise_std": 0.1})
+    with pytest.raises(ValueError, match="diameter must be in"):
+        LastIteratePlan.from_json(plan().to_json() | {"diameter": 1e308})
+    # What the promise rests on is in its sentence.
+    easier = LastIteratePlan.from_json(plan().to_json() | {"grad_sensitivity": 0.0})
+    assert "gradient sensitivity of at most 0," in easier.statement() != plan().statement()
+    almost = dataclasses.replace(plan(), epsilon=8.000000001)
+    assert "(8.000000001, " in almost.statement()
+    made = LastIteratePlan.calibrate(
+        3.0,
+        1e-5,
+        method="cgd",
+        loss=LOSSES[1],
+        num_examples=8,
+        steps=12,
+        batch_size=2,
+        stepsize=0.2,
+        diameter=None,
+    )
+    assert made.certified and made.bound().epsilon(1e-5) == pytest.approx(3.0, rel=1e-8)
+    assert "last of 12 iterates" in made.statement()
+
+
+def test_the_loss_is_that_of_its_gradient(x64):
+    for loss in (LOSSES[0], LOSSES[2]):
+        x = loss.prepare([[1.0, -2.0, 0.5]])
+        weights = np.random.default_rng(1).normal(size=loss.shape(3))
+        derivative = jax.jit(lambda *given, loss=loss: jax.grad(loss)(*given))
+        for y in range(loss.num_classes):
+            found = derivative(weights, (x[0], y))
+            np.testing.assert_allclose(found, gradient(loss, weights, x, np.array([y])), rtol=1e-9)
+
+
+def test_the_loss_that_a_plan_covers():
+    for loss in LOSSES:
+        covered = plan(
+            grad_sensitivity=loss.grad_sensitivity,
+            smoothness=loss.smoothness,
+            strong_convexity=loss.strong_convexity,
+        )
+        found = LogisticRegression.within(covered, loss.num_classes)
+        assert found.num_classes == loss.num_classes and found.regularization == loss.regularization
+        assert found.feature_norm == pytest.approx(loss.feature_norm, rel=1e-9)
+        for name in ("grad_sensitivity", "smoothness"):
+            assert getattr(covered, name) * (1 - 1e-9) < getattr(found, name) <= getattr(covered, name)
+    with pytest.raises(ValueError, match="plan must have the smoothness"):
+        LogisticRegression.within(plan(smoothness=0.3), 2)
+
+
+def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(tmp_path):
+    """Stopped after 8 of 12 steps, a checkpoint after 6: `evaluate` never saw an iterate on the way."""
+    run, seen = plan("sgd", epsilon=30.0), []
+    whole = fit_convex(run, LOSSES[0], *DATA, keys=KEYS)
+
+    def stop(what, done, expected):
+        if done == 8:
+            raise KeyboardInterrupt
+
+    def evaluate(weights):
+        assert jax.config.read("jax_enable_x64") is False
+        seen.append(weights)
+        return {"norm": float(np.linalg.norm(weights))}
+
+    folder = tmp_path / "run"
+    options = dict(out=folder, checkpoint_every=3, evaluate=evaluate)
+    data = {"inputs": DATA[0], "labels": DATA[1]}
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, None, LOSSES[0], data, **options, keys=KEYS, progress=stop)
+    assert not seen and not (folder / "model").exists() and not (folder / "metrics.jsonl").exists()
+    assert (folder / "checkpoints").stat().st_mode & 0o077 == 0
+    for change, word in (
+        ({"data": {"inputs": DATA[0] + 1, "labels": DATA[1]}}, "other data"),
+        ({"plan": plan("sgd", epsilon=31.0)}, "another plan"),
+        ({"loss": LogisticRegression(2, 3.0, 0.2)}, "another plan|another program|smoothness"),
+    ):
+        fields = dict(plan=run, model=None, loss=LOSSES[0], data=data) | options
+        with pytest.raises(ValueError, match=word):
+            fit(**fields | change)
+    result = fit(run, None, LOSSES[0], data, **options)  # with fresh keys, which the folder's replace
+    np.testing.assert_array_equal(result.params, whole)
+    assert len(seen) == 1 and (seen[0] == whole).all() and result.steps == 12
+    assert not (folder / "metrics.jsonl").exists()
+    assert "last of 12 iterates" in json.loads((folder / "result.json").read_text())["guarantee"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"model": np.zeros(3)}, "model must be None"),
+        ({"steps": 11}, "steps must be the plan's 12"),
+        ({"optimizer": object()}, "optimizer must not be given for a plan of last-iterate"),
+        ({"clip_norm": 1.0}, "clip_norm must not be given"),
+        ({"inner": object()}, "inner must not be given"),
+        ({"normalize": True}, "normalize must not be given"),
+        ({"data": np.zeros((8, 3))}, "data must be features and labels"),
+        ({"data": {"x": DATA[0]}}, "data must have inputs and labels, had x"),
+        ({"loss": lambda w, x: 0.0}, "loss must be a LogisticRegression"),
+        ({"checkpoint_every": 0}, "checkpoint_every"),
+    ],
+)
+def test_fit_refuses_what_the_plan_does_not_cover(change, word, tmp_path):
+    fields = dict(plan=plan(), model=None, loss=LOSSES[0], data=DATA, out=tmp_path / "run")
+    with pytest.raises(ValueError, match=word) as caught:
+        fit(**fields | change)
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_the_functions_of_the_paper():
+    """By noise or by epsilon; a loss, a set or a start that no plan can name is refused."""
+    given = dict(stepsize=0.2, delta=1e-5, projection=project_l2_ball(0.5))
+    by_noise = noisy_gd(LOSSES[0], DATA, KEYS, steps=12, noise_std=20.0, **given)
+    covered = LastIteratePlan.at_noise(
+        20.0,
+        1e-5,
+        method="gd",
+        loss=LOSSES[0],
+        num_examples=8,
+        steps=12,
+        batch_size=8,
+        stepsize=0.2,
+        diameter=1.0,
+    )
+    assert covered.certified and covered.epsilon < 8
+    np.testing.assert_array_equal(by_noise, fit_convex(covered, LOSSES[0], *DATA, keys=KEYS))
+    with pytest.raises(ValueError, match="clip_norm"):
+        noisy_sgd(LOSSES[2], DATA, KEYS, steps=2, batch_size=2, noise_std=20.0, clip_norm=1.0, **given)
+    for change, word in (
+        ({"epsilon": 1.0}, "not both"),
+        ({"init": np.zeros(3)}, "init"),
+        ({"projection": project_box(-1.0, 1.0, 3)}, "projection"),
+        ({"projection": project_l2_ball(0.5, 1.0)}, "projection"),
+        ({"stepsize": 5.0}, "stepsize"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            noisy_sgd(LOSSES[0], DATA, KEYS, **dict(steps=2, batch_size=2, noise_std=20.0) | given | change)
+    with pytest.raises(ValueError, match="data must be a pair"):
+        noisy_cgd(LOSSES[0], DATA[0], DATA[1], epochs=1, batch_size=2, noise_std=20.0, **given)
+    with pytest.raises(ValueError, match="loss_fn"):
+        noisy_cgd(lambda w, e: 0.0, DATA, epochs=1, batch_size=2, noise_std=20.0, **given)

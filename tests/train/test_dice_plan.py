@@ -1,0 +1,183 @@
+"""`fit` under a `DicePlan`: a plain loop in NumPy, the same bits on resuming, refusals, secrets."""
+
+import dataclasses
+import json
+import stat
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu
+from jaxacct.accountants.dice_plan import DicePlan
+from jaxacct.individual import gdp_delta
+from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
+from train.batch_clipping import Replayed, make_generator
+from train.batches.sampler import Sampler
+from train.dice import DiceState, _shuffled, rule_of
+from train.loop import fit
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+RUN = dict(dataset_size=ROWS, batch_size=16, iterations=12, clip_norm=0.7, error_clip_norm=0.5)
+PLAN = DicePlan.calibrate(8.0, 1e-5, **RUN)
+# Of hardly any noise, to compare with a loop that draws none.
+QUIET = dataclasses.replace(PLAN, noise_std=1e-7, epsilon=1e18)
+
+
+def run(plan=PLAN, **options):
+    given = dict(data=data(), optimizer=optax.sgd(0.05), keys=KEYS) | options
+    return fit(plan, PARAMS, loss, given.pop("data"), given.pop("optimizer"), **given)
+
+
+def test_the_plan_holds_by_the_bound_and_by_nothing_less():
+    assert gdp_delta(PLAN.mu, 8.0) == pytest.approx(1e-5, rel=1e-6) and PLAN.certified
+    problem = {name: value for name, value in RUN.items() if name != "dataset_size"}
+    assert PLAN.mu == dice_mu(noise_std=PLAN.noise_std, **problem)
+    assert DicePlan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
+    less = PLAN.to_json() | {"noise_std": PLAN.noise_std * 0.999}
+    with pytest.raises(ValueError, match="must hold"):
+        DicePlan.from_json(less)
+    assert "3.7" in PLAN.statement() and "zero-out" in PLAN.statement()
+
+
+@pytest.mark.parametrize("reset_every", [None, 5])
+def test_against_a_loop_in_plain_numpy(reset_every):
+    covered = dataclasses.replace(QUIET, reset_every=reset_every)
+    ours = run(covered, microbatch_size=7)
+    source = Replayed(lambda generator: _shuffled(covered, generator), KEYS[0], None)
+    w, error, rows, seen = np.zeros(4), np.zeros(4), data(), []
+    for step in range(12):
+        places = source.next().indices
+        seen.append(places)
+        x = np.append(rows["x"][places].astype(float), np.ones((16, 1)), axis=1)
+        raw = 2 * (x @ w - rows["y"][places])[:, None] * x
+        clipped = raw * np.minimum(1, 0.7 / np.linalg.norm(raw, axis=1))[:, None]
+        error = np.zeros(4) if reset_every and step % reset_every == 0 else error
+        v = clipped.mean(axis=0) + error * min(1, 0.5 / max(np.linalg.norm(error), 1e-30))
+        w, error = w - 0.05 * v, error + raw.mean(axis=0) - v
+    np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=1e-4, atol=1e-5)
+    # Three batches of 16 fill an epoch of 60, without a row twice.
+    assert all(len(np.unique(np.concatenate(seen[i : i + 3]))) == 48 for i in (0, 3, 6, 9))
+
+
+POISSON = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_norm=0.02), sampling="poisson")
+
+
+def test_poisson_batches_cost_less_where_few_are_drawn():
+    """12 steps at p = 0.1: partial amplification, which `dice_mu` does not have, and a little put aside."""
+    assert POISSON.certified and POISSON.overflow.delta == 1e-9
+    known = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_norm=0.02))
+    assert 0.3 * known.noise_std < POISSON.noise_std < 0.98 * known.noise_std
+    assert not dataclasses.replace(POISSON, noise_std=POISSON.noise_std * (1 - 1e-5)).certified
+    # The bound is the recursion at the best order, and the plan is not certified by mu alone.
+    assert gdp_delta(POISSON.mu, 2.0) > 1e-5
+    assert "Poisson-sampled" in POISSON.statement() and "which batch" not in POISSON.statement()
+    whole = DicePlan.calibrate(2.0, 1e-5, **RUN, sampling="poisson")
+    assert whole.noise_std <= DicePlan.calibrate(2.0, 1e-5, **RUN).noise_std * 1.001
+
+
+def test_the_bound_and_the_overflow_together_are_at_most_delta():
+    """A noise whose bound is below delta by less than the overflow is not certified; one just above is."""
+    problem = dict(iterations=12, clip_norm=0.7, error_clip_norm=0.02, batch_size=6)
+
+    def bound(noise_std):
+        return dice_delta_subsampled(2.0, noise_std=noise_std, sampling_probability=6 / ROWS, **problem)
+
+    low, high = 0.9 * POISSON.noise_std, 1.1 * POISSON.noise_std
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if bound(middle) <= POISSON.delta - POISSON.overflow.delta / 2 else (middle, high)
+        )
+    assert POISSON.delta - POISSON.overflow.delta < bound(high) <= POISSON.delta
+    assert not dataclasses.replace(POISSON, noise_std=high).certified
+    assert bound(POISSON.noise_std) + POISSON.overflow.delta <= POISSON.delta and POISSON.certified
+
+
+def test_poisson_batches_against_a_loop_in_plain_numpy():
+    covered = dataclasses.replace(POISSON, noise_std=1e-7, epsilon=1e18)
+    ours = run(covered)
+    source = Sampler(covered.scheme, ROWS, covered.max_batch_size, KEYS[0])
+    w, error, rows = np.zeros(4), np.zeros(4), data()
+    for _ in range(12):
+        drawn = source.next()
+        places = drawn.indices[drawn.mask]
+        x = np.append(rows["x"][places].astype(float), np.ones((len(places), 1)), axis=1)
+        raw = 2 * (x @ w - rows["y"][places])[:, None] * x
+        clipped = raw * np.minimum(1, 0.7 / np.linalg.norm(raw, axis=1))[:, None]
+        v = clipped.sum(axis=0) / 6 + error * min(1, 0.02 / max(np.linalg.norm(error), 1e-30))
+        w, error = w - 0.05 * v, error + raw.sum(axis=0) / 6 - v
+    np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=1e-4, atol=1e-5)
+
+
+def test_resumed_it_ends_with_the_same_bits_and_keeps_its_secrets(tmp_path, monkeypatch):
+    options = dict(checkpoint_every=4, optimizer=optax.adam(0.1))
+    whole = run(out=tmp_path / "whole", **options)
+    real, calls = Replayed.next, []
+
+    def crash(self):
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Replayed, "next", crash)
+    with pytest.raises(KeyboardInterrupt):
+        run(out=tmp_path / "part", **options)
+    monkeypatch.setattr(Replayed, "next", real)
+    part = run(out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
+    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
+    assert "private_dice" in {path.name for path in (tmp_path / "whole/checkpoints").glob("*/*")}
+    assert stat.S_IMODE((tmp_path / "whole/checkpoints").stat().st_mode) == 0o700
+    for options, message in [
+        (dict(optimizer=optax.sgd(0.1)), "another program"),
+        (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run(out=tmp_path / "part", **dict(checkpoint_every=4, optimizer=optax.adam(0.1)) | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(plan=dataclasses.replace(PLAN, noise_std=0.1)), "certified"),
+        (dict(data=data(59)), "dataset_size 60 rows, had 59"),
+        (dict(steps=13), "at most the plan's 12, was 13"),
+        (dict(clip_norm=2.0), "clip_norm must be the plan's 0.7"),
+        (dict(normalize=True), "normalize must not be given"),
+        (dict(microbatch_size=0), "microbatch_size"),
+        (dict(optimizer=None), "optimizer must be given"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        run(**options)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"batch_size": 61}, {"automatic": 1}, {"reset_every": 0}, {"delta": 0.0}, {"sampling": "cyclic"}]
+)
+def test_bad_plans(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        dataclasses.replace(PLAN, **bad)
+
+
+def test_what_the_bound_says_of_the_rule_that_runs():
+    """One huge example against none of it: v differs by at most what `dice_mu` charges, step by step."""
+    rule = dataclasses.replace(rule_of(PLAN), noise_std=0.0)
+    fresh = DiceState(jnp.zeros((), jnp.int32), jnp.zeros(3), jnp.asarray(KEYS[1]))
+    dice = [fresh, fresh]
+    generator = make_generator(KEYS[0])
+    for step in range(12):
+        rows = generator.normal(size=(16, 3)).astype(np.float32)
+        rows[0] *= 10.0 ** generator.integers(0, 30)
+        out = []
+        for world in (0, 1):
+            mask = np.arange(16) >= world
+            (clipped, raw), _ = rule.sums(jnp.asarray(rows), jnp.asarray(mask))
+            v, dice[world] = rule.release(dice[world], clipped, raw)
+            out.append(np.asarray(v, float))
+        most = 0.7 / 16 + (2 * 0.5 if step else 0)
+        assert np.linalg.norm(out[0] - out[1]) <= most * (1 + 1e-6)

@@ -1,0 +1,295 @@
+"""`fit(individual=...)`: losses against plain NumPy, retirement on the real code, the same bits, secrecy."""
+
+import dataclasses
+import json
+import stat
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxacct.individual import (
+    RDPIndividualAccountant,
+    gdp_delta,
+    gdp_mu,
+    rdp_to_epsilon,
+    subsampled_gaussian_rdp,
+)
+from tests.train.plans import plan
+from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
+from train.batches.sampler import Sampler
+from train.individual import IndividualAccounting, PrivateLosses
+from train.loop import ArrayRows, fit
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+DELTA = 1e-5
+FULL = plan("poisson", dataset_size=ROWS, rate=1.0, sigma=3.0)
+SAMPLED = plan("poisson", dataset_size=ROWS, rate=0.5, sigma=3.0)
+
+
+def run(covered=FULL, individual=None, **options):
+    given: dict[str, Any] = dict(
+        model=PARAMS, loss=loss, data=data(), optimizer=optax.sgd(0.05), clip_norm=0.7, keys=KEYS
+    )
+    given |= options
+    return fit(
+        covered, given.pop("model"), given.pop("loss"), given.pop("data"), individual=individual, **given
+    )
+
+
+def losses(result) -> PrivateLosses:
+    assert result.private_individual is not None
+    return result.private_individual
+
+
+# Parameters in which an optimizer leaves what was released at every step.
+WATCHED = PARAMS | {"seen": jnp.zeros((12, 4))}
+
+
+def recording(stepsize):
+    """SGD that also writes the released update of step t into row t of `seen`."""
+
+    def update(updates, state, params=None):
+        released = jnp.append(updates["w"], updates["b"])
+        seen = jnp.zeros((12, 4)).at[state].set(released)
+        moved = {name: -stepsize * updates[name] for name in ("w", "b")}
+        return moved | {"seen": seen}, state + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def norms_on_the_way(result, stepsize=0.05, clip_norm=0.7):
+    """(12, n) float64: norms of clipped gradients of the squared error, in units of the clip norm."""
+    rows, w, found = data(), np.zeros(4), []
+    x = np.append(rows["x"].astype(float), np.ones((ROWS, 1)), axis=1)
+    for released in np.asarray(result.params["seen"], float):
+        gradients = 2 * (x @ w - rows["y"])[:, None] * x
+        found.append(np.minimum(1, np.linalg.norm(gradients, axis=1) / clip_norm))
+        w = w - stepsize * released
+    return np.array(found)
+
+
+def test_losses_of_full_batches_against_numpy():
+    """Tracking changes no bit; mu is what the norms at every step say, as far as the grid goes."""
+    tracked, plain = run(individual=IndividualAccounting()), run()
+    np.testing.assert_array_equal(flat(tracked.params), flat(plain.params))
+    seen = run(individual=IndividualAccounting(), model=WATCHED, optimizer=recording(0.05))
+    private = losses(seen)
+    assert private.steps == 12 and private.active().all()
+    mu = np.sqrt(np.square(norms_on_the_way(seen)).sum(axis=0)) / 3.0
+    # A gradient of 4 numbers loses at most 2 of 2^18 units to the grid at each of 12 steps.
+    spent = np.sqrt(np.asarray(private.records.spent, float))
+    np.testing.assert_allclose(spent, mu, rtol=1e-5, atol=12**0.5 * 2.0**-17 / 3)
+    # Of what was recorded: where mu is least, what the grid takes is more of it than delta bears.
+    for i in (0, 7, int(mu.argmin())):
+        assert gdp_delta(spent[i], private.epsilon(DELTA)[i]) == pytest.approx(DELTA, rel=1e-3)
+
+
+def test_losses_of_sampled_batches_against_numpy():
+    """All are counted at every step, in the batch or not; the draw and the sum are those of plain fit."""
+    tracked, plain = run(SAMPLED, IndividualAccounting()), run(SAMPLED)
+    np.testing.assert_array_equal(flat(tracked.params), flat(plain.params))
+    seen = run(SAMPLED, IndividualAccounting(), model=WATCHED, optimizer=recording(0.05))
+    private = losses(seen)
+    counts = np.asarray(private.records.counts)
+    exact = norms_on_the_way(seen)
+    oracle = np.asarray(private.tracker.accountant.from_norms(exact).counts)
+    # What the grid takes off a gradient puts those at an edge, among them the clipped ones, beyond it.
+    shorter = np.asarray(private.tracker.accountant.from_norms(np.maximum(0, exact - 2.0**-16)).counts)
+    charged = private.tracker.accountant.costs()[:, 0]
+    assert (counts.sum(axis=1) == 12).all()
+    assert (counts @ charged <= oracle @ charged + 1e-12).all()
+    assert (counts @ charged >= shorter @ charged - 1e-12).all()
+    few = dataclasses.replace(private, records=jax.tree.map(lambda leaf: leaf[:4], private.records))
+    assert (few.epsilon(DELTA) <= few.renyi_epsilon(DELTA) + 1e-9).all()
+
+
+def adversary(params, example):
+    """The canary pulls at one parameter with all that clipping leaves it; the others do hardly anything."""
+    others = 1e-3 * example["x"] @ params["w"]
+    return -1e6 * example["canary"] * params["w"][0] + others * (1 - example["canary"])
+
+
+def watched(individual, sigma, rate=1.0):
+    """What the adversary reads off in each step, clip norms along the canary's direction; the result."""
+    rows = {"x": np.zeros((ROWS, 3), np.float32), "canary": np.eye(ROWS, dtype=np.float32)[5]}
+    covered = plan("poisson", dataset_size=ROWS, rate=rate, sigma=sigma)
+    options = dict(data=rows, loss=adversary, model=WATCHED, optimizer=recording(1.0), clip_norm=1.0)
+    result = run(covered, individual, **options)
+    return -np.asarray(result.params["seen"])[:, 0] * rate * ROWS, result
+
+
+def test_a_canary_is_retired_before_its_budget_is_passed():
+    """A canary of the clip norm at every step, noise 0.02: the adversary reads off when it took part.
+
+    Without a filter it is in all 12 sums, sqrt 12 / 0.02 of mu; a budget of three steps' mu leaves it in
+    three, one that is a hair less in two. Noise of 0.02 reaches 0.5 with probability 1e-137.
+    """
+    sigma = 0.02
+    whole, _ = watched(None, sigma)
+    assert (whole > 0.5).all()
+    for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):
+        budget = 3**0.5 / sigma * room
+        epsilon = 3700.0
+        delta = float(gdp_delta(budget, epsilon))
+        assert gdp_mu(epsilon, delta) == pytest.approx(budget, rel=1e-6)
+        seen, result = watched(IndividualAccounting(epsilon, delta), sigma)
+        assert (seen > 0.5).tolist() == [True] * last + [False] * (12 - last)
+        private = losses(result)
+        assert not private.active()[5] and private.active().sum() == ROWS - 1
+        assert private.epsilon(delta)[5] <= epsilon
+
+
+def test_a_sampled_canary_is_retired_whether_it_was_drawn_or_not():
+    """Half of the time it is not in the batch and pays all the same: three steps' budget lasts three."""
+    sigma, rate, order = 0.02, 0.5, 2
+    whole, _ = watched(None, sigma, rate)
+    drawn = whole > 0.5
+    assert drawn[3:].any() and not drawn.all()
+    cost = float(subsampled_gaussian_rdp(rate, sigma / (1 + 1e-6), (order,))[0])
+    for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):
+        epsilon = (
+            3 * cost * room + float(np.log1p(-1 / order)) - (np.log(DELTA) + np.log(order)) / (order - 1)
+        )
+        seen, result = watched(IndividualAccounting(epsilon, DELTA, order=order), sigma, rate)
+        assert ((seen > 0.5) == (drawn & (np.arange(12) < last))).all()
+        private = losses(result)
+        nothing = private.records.counts.shape[1] - 1
+        assert not private.active()[5] and private.records.counts[5, nothing] == 12 - last
+
+
+def test_a_retired_example_adds_exactly_nothing():
+    """Once it is retired, other features and labels of an example change no bit of anything released."""
+    filtered = plan("poisson", dataset_size=ROWS, rate=1.0, sigma=5.0)
+    one, other = data(), data()
+    # The gradient of row 5 has the clip norm at every step either way, but points elsewhere.
+    for rows, sign in ((one, 1), (other, -1)):
+        rows["x"][5], rows["y"][5] = sign * 100.0, -1e6
+    ends = [run(filtered, IndividualAccounting(1.0, DELTA), data=rows) for rows in (one, other)]
+    assert not any(losses(end).active()[5] for end in ends)
+    assert not np.array_equal(flat(ends[0].params), flat(ends[1].params))
+    again = []
+    for rows in (one, other):
+        # Both go on from one and the same state, in which row 5 is retired.
+        before = dataclasses.replace(losses(ends[0]), fingerprint=ArrayRows(rows).fingerprint())
+        again.append(run(filtered, IndividualAccounting(1.0, DELTA, continues=before), data=rows))
+    np.testing.assert_array_equal(flat(again[0].params), flat(again[1].params))
+    assert "taken together" in again[0].statement and losses(again[0]).steps == 24
+
+
+def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path, monkeypatch):
+    individual = IndividualAccounting(1.2, DELTA)
+    options = dict(individual=individual, checkpoint_every=4, optimizer=optax.adam(0.1))
+    whole = run(SAMPLED, out=tmp_path / "whole", **options)
+    private = losses(whole)
+    assert 0 < private.active().sum() < ROWS
+    spent = private.records.spent.astype(float) + private.records.rest
+    limit = private.tracker.filter.budget * (1 + 2.0**-20)
+    assert spent.max() <= limit and (private.renyi_epsilon(DELTA) <= 1.2).all()
+    real, calls = Sampler.next, []
+
+    def crash(self):
+        calls.append(1)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(Sampler, "next", crash)
+    with pytest.raises(KeyboardInterrupt):
+        run(SAMPLED, out=tmp_path / "part", **options)
+    monkeypatch.setattr(Sampler, "next", real)
+    part = run(SAMPLED, out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
+    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
+    for ours, theirs in zip(losses(part).records, private.records, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    check_secrecy(tmp_path / "whole", whole)
+    with pytest.raises(ValueError, match="other data"):
+        run(SAMPLED, out=tmp_path / "part", data=data() | {"y": np.ones(ROWS, np.float32)}, **options)
+    with pytest.raises(ValueError, match="another plan"):
+        run(SAMPLED, out=tmp_path / "part", **options | {"individual": IndividualAccounting(1.3, DELTA)})
+
+
+def check_secrecy(folder, result):
+    """Only the secret part of the folder holds individual values, under a name that says so."""
+    assert "private_individual" in {path.name for path in (folder / "checkpoints").glob("*/*")}
+    assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
+    assert {path.name for path in folder.iterdir()} == {
+        *("run.json", "secret.json", "checkpoints", "private", "model", "result.json", "lock")
+    }
+    stored = json.loads((folder / "result.json").read_text())
+    assert set(stored) == {"steps", "evaluation", "guarantee"} and not stored["evaluation"]
+    assert "whether it was in the batch or not" in stored["guarantee"]
+    assert "private_individual" not in repr(result) and repr(losses(result)) == "PrivateLosses(steps=12)"
+
+
+def test_the_charge_is_never_below_what_enters_the_sum():
+    """Gradients that are hardly above bucket edges: each is charged as at most its own noise."""
+    individual = IndividualAccounting(1.2, DELTA, buckets=7)
+    tracker = individual.tracker(0.5, 3.0)
+    assert isinstance(tracker.accountant, RDPIndividualAccountant)
+    limits = tracker.accountant.grid.norm_limits(3.0, 1.0)
+    norms = np.nextafter(limits[:-1], np.float32(0))
+    records, active = jax.jit(tracker.step)(tracker.init(norms.size), norms)
+    charged = tracker.accountant.charged_sigmas[np.argmax(np.asarray(records.counts), axis=1)]
+    assert (charged <= 3.0 / norms.astype(float)).all() and np.asarray(active).all()
+    # What a filter lets through, the slack of its comparisons and all, is within what is stated.
+    whole = individual.tracker(1.0, 3.0).filter.budget_mu * (1 + 2.0**-20) ** 0.5
+    assert gdp_delta(whole, 1.2) <= DELTA
+    most, order = tracker.filter.budget * (1 + 2.0**-20), tracker.filter.order
+    assert rdp_to_epsilon([most], [order], DELTA)[0] <= 1.2
+    bad = np.float32([np.nan, -1.0, 1.5])
+    for follower in (individual.tracker(1.0, 3.0), tracker):
+        records, active = jax.jit(follower.step)(follower.init(3), bad)
+        assert not np.asarray(active)[:2].any()
+    assert np.isinf(tracker.renyi_epsilon(records, DELTA)).all()
+
+
+REFUSED = [
+    (
+        plan("poisson", dataset_size=ROWS),
+        dict(individual=IndividualAccounting(1e-3, DELTA)),
+        "epsilon of indiv",
+    ),
+    (plan("cyclic-poisson", dataset_size=ROWS), {}, "join every batch independently"),
+    (plan(dataset_size=ROWS), {}, "join every batch independently"),
+    (plan(dataset_size=ROWS, separation=1, bands=1), {"individual": "yes"}, "individual must be"),
+    (FULL, dict(individual=IndividualAccounting(1.0, DELTA, order=8)), "full batches"),
+]
+
+
+@pytest.mark.parametrize(("covered", "options", "message"), REFUSED, ids=[m for *_, m in REFUSED])
+def test_refuses(covered, options, message):
+    with pytest.raises(ValueError, match=message):
+        run(covered, **{"individual": IndividualAccounting()} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(epsilon=1.0), "together"),
+        (dict(delta=1e-5), "together"),
+        (dict(epsilon=-1.0, delta=1e-5), "epsilon"),
+        (dict(epsilon=1.0, delta=0.0), "delta"),
+        (dict(order=8), "order"),
+        (dict(buckets=0), "buckets"),
+        (dict(smallest_norm=2.0), "smallest_norm"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        IndividualAccounting(**options)
+
+
+def test_losses_of_another_data_set_or_filter_are_refused():
+    before = losses(run(individual=IndividualAccounting(), steps=1))
+    with pytest.raises(ValueError, match="of this data set, was of another"):
+        other = data() | {"y": np.ones(ROWS, np.float32)}
+        run(individual=IndividualAccounting(continues=before), data=other)
+    with pytest.raises(ValueError, match="must have this run's"):
+        run(individual=IndividualAccounting(1.0, DELTA, continues=before))
+    with pytest.raises(ValueError, match="continues must be"):
+        run(individual=IndividualAccounting(continues=3))

@@ -1,0 +1,188 @@
+"""Runs that end at any file operation, on a full disk or by SIGKILL; checkpoints of which bytes changed.
+
+The truth is a run that nothing stopped: what its folder shows, byte by byte.
+"""
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.train.test_loop import Crash, crash_at, run
+from train.batches.sampler import Sampler
+from train.run_folder import CheckpointError
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+EVALUATED = dict(checkpoint_every=4, evaluate=lambda params: {"size": float(jnp.abs(params["w"]).sum())})
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    """Everything but secrets, the lock, run.json and files that were never finished."""
+    hidden = {"checkpoints", "secret.json", "lock", "run.json"}
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    kept = [path for path in files if path.parts[0] not in hidden and path.suffix != ".tmp"]
+    return {str(path): (folder / path).read_bytes() for path in kept}
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    run(out=folder, **EVALUATED)
+    return shown(folder)
+
+
+_copying: list = []  # (folder, copies, generator, share): an audit hook cannot be taken off again
+_WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.chmod", "os.truncate"}
+
+
+def _copy_what_a_kill_leaves(event: str, args: tuple) -> None:
+    if not _copying or event not in _WRITES | {"open"}:
+        return
+    folder, copies, generator, share = _copying[0]
+    writes = event in _WRITES or (isinstance(args[1], str) and set(args[1]) & set("wax+"))
+    if not writes or not str(args[0]).startswith(str(folder)) or generator.random() >= share:
+        return
+    state = _copying.pop()  # not of what copying does
+    copy = copies / f"{len(list(copies.iterdir())):03d}"
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # of a thread that goes on
+            to = copy / path.relative_to(folder)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.mkdir(exist_ok=True) if path.is_dir() else shutil.copyfile(path, to)
+    _copying.append(state)
+
+
+@pytest.mark.parametrize("share", [0.08, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_a_run_ends_the_same_wherever_it_was_killed(share, truth, tmp_path):
+    """From copies of its folder before some, or all, of its file operations."""
+    folder, copies = tmp_path / "run", tmp_path / "copies"
+    copies.mkdir()
+    sys.addaudithook(_copy_what_a_kill_leaves)
+    _copying.append((folder, copies, random.Random(1), share))
+    try:
+        run(out=folder, **EVALUATED)
+    finally:
+        _copying.clear()
+    assert shown(folder) == truth
+    found = sorted(copies.iterdir())
+    assert len(found) >= 60 * share
+    for copy in found:
+        run(out=copy, **EVALUATED)
+        assert shown(copy) == truth, copy.name
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int):
+    """Writes beyond it fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("size", "step"), [(0, 0), (100, 3), (400, 7), (1000, 11)])
+def test_where_nothing_can_be_written_it_stops_and_goes_on(size, step, truth, tmp_path):
+    """From this step on; one line says why, and the same call ends with the same bits."""
+    with contextlib.ExitStack() as stack:
+
+        def fill(what, done, expected):
+            if done == step:
+                stack.enter_context(files_of_at_most(size))
+
+        if not step:
+            fill("", 0, 0)
+        with pytest.raises((CheckpointError, OSError)) as stopped:
+            run(out=tmp_path / "run", progress=fill, **EVALUATED)
+        assert "\n" not in str(stopped.value)
+    run(out=tmp_path / "run", **EVALUATED)
+    assert shown(tmp_path / "run") == truth
+
+
+def wide(params, example):
+    return (jnp.tanh(example["x"] @ params["w"]).sum() - example["y"]) ** 2
+
+
+def test_a_changed_byte_of_a_checkpoint_is_noticed(tmp_path):
+    """In any file, also in large arrays, of which Orbax keeps no checksum: refused, or the same end."""
+    values = np.random.default_rng(0).normal(size=(3, 600)).astype(np.float32)
+    options = dict(
+        model={"w": jnp.asarray(values)}, loss=wide, optimizer=optax.adam(0.01), checkpoint_every=4
+    )
+    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
+        run(out=tmp_path / "part", **options)
+    shutil.copytree(tmp_path / "part", tmp_path / "whole")
+    run(out=tmp_path / "whole", **options)
+    whole, generator = shown(tmp_path / "whole"), random.Random(0)
+    files = [
+        path
+        for path in (tmp_path / "part/checkpoints/8").rglob("*")
+        if path.stat().st_size and path.is_file()
+    ]
+    large = [path for path in files if path.stat().st_size > 4000]
+    refused = 0
+    assert large
+    for path in [*generator.sample(files, 4), *large]:
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(tmp_path / "part", copy)
+        content = bytearray(path.read_bytes())
+        content[generator.randrange(len(content))] ^= 16
+        (copy / path.relative_to(tmp_path / "part")).write_bytes(content)
+        try:
+            run(out=copy, **options)
+        except (CheckpointError, ValueError) as error:
+            assert "\n" not in str(error)
+            refused += 1
+        else:
+            assert shown(copy) == whole, path.name
+    assert refused >= len(large)
+
+
+WORKER = """
+import sys
+from tests.train.plans import plan
+from tests.train.test_interruptions import EVALUATED, run
+from tests.train.test_loop import ROWS
+EVALUATED |= {"checkpoint_every": 5}
+run(out=sys.argv[1], plan=plan(dataset_size=ROWS, iterations=300), **EVALUATED)
+"""
+
+
+def lines(folder: Path) -> int:
+    log = folder / "private/metrics.jsonl"
+    return log.read_text().count("\n") if log.exists() else 0
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_times_change_nothing(tmp_path):
+    """SIGKILL ten times, each after the process trained on; the files are those of one that ran through."""
+
+    def start(folder):
+        return subprocess.Popen([sys.executable, "-c", WORKER, str(folder)])
+
+    assert start(tmp_path / "whole").wait() == 0
+    part, generator = tmp_path / "part", random.Random(0)
+    for _ in range(10):
+        process, before, deadline = start(part), lines(part), time.monotonic() + 120
+        while lines(part) in (before, 0) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(generator.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it ended before it was killed: make the run longer"
+    assert start(part).wait() == 0
+    assert shown(part) == shown(tmp_path / "whole")
+    assert os.listdir(part / "model")

@@ -1,0 +1,611 @@
+"""fit: a plain reference loop, what it refuses, interruption and resume, devices, secrets."""
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxacct import BufferedToeplitz, Plan
+from tests.train.modules import made
+from tests.train.plans import plan, plan_of
+from train import loop, run_folder
+from train.batches.sampler import Sampler
+from train.loop import ArrayRows, fit
+from train.noise import recursion as noise
+from train.optimizers import privatize
+from train.run_folder import CheckpointError, RunFolder, write_secret
+from train.step import make_step
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+ROWS = 60
+
+
+def data(rows=ROWS):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, 3)).astype(np.float32)
+    return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5], np.float32))}
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
+
+
+PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+
+
+def flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def run(**options):
+    given = dict(
+        plan=plan(dataset_size=ROWS), model=PARAMS, loss=loss, data=data(), optimizer=optax.sgd(0.05)
+    )
+    given |= {"keys": KEYS} | options
+    return fit(given.pop("plan"), given.pop("model"), given.pop("loss"), given.pop("data"), **given)
+
+
+@functools.cache
+def draw_of(strategy, levels: float):
+    """`noise.draw` as a program."""
+    return jax.jit(lambda state: noise.draw(strategy, levels, state, PARAMS))
+
+
+@pytest.mark.parametrize("kind", ["poisson", "cyclic-poisson", "b-min-sep"])
+def test_against_a_loop_in_plain_numpy(kind):
+    """Sampler, clipping, noise and SGD put together by hand in float64 give the same parameters."""
+    covered = plan(kind, dataset_size=ROWS, sigma=0.3)
+    ours = run(plan=covered, clip_norm=0.7)
+    sampler = Sampler.from_plan(covered, KEYS[0])
+    state = noise.init(covered.mechanism.strategy, PARAMS, KEYS[1])
+    levels = 0.3 * 2.0**21
+    w, rows = np.zeros(4), data()
+    for _ in range(12):
+        batch = sampler.next()
+        total = np.zeros(4)
+        for i in batch.indices[batch.mask]:
+            x = np.append(rows["x"][i].astype(np.float64), 1.0)
+            g = 2 * (x @ w - rows["y"][i]) * x
+            total += g * min(1.0, 0.7 / np.linalg.norm(g))
+        drawn, state = draw_of(covered.mechanism.strategy, levels)(state)
+        drawn = np.append(np.asarray(drawn["w"], np.float64), drawn["b"]) / levels
+        w -= 0.05 * (total + 0.7 * 0.3 * drawn) / covered.expected_batch_size
+    np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=2e-4, atol=2e-5)
+    assert ours.steps == 12
+
+
+def test_an_nnx_model_trains(tmp_path):
+    class Linear(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(3, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.layer(x)[..., 0]
+
+    covered = plan("poisson", dataset_size=ROWS, rate=0.5, iterations=100, sigma=0.01)
+    model = made(lambda: Linear(nnx.Rngs(0)))
+    before = flat(nnx.state(model, nnx.Param))
+    result = run(
+        plan=covered,
+        model=model,
+        loss=lambda m, e: (m(e["x"]) - e["y"]) ** 2,
+        optimizer=optax.sgd(0.3),
+        out=tmp_path / "run",
+    )
+    kernel = np.asarray(jax.tree.leaves(result.params)[1])[:, 0]
+    np.testing.assert_allclose(kernel, [1.0, -2.0, 0.5], atol=0.1)
+    np.testing.assert_array_equal(before, flat(nnx.state(model, nnx.Param)))
+    assert (tmp_path / "run/model").is_dir()
+    assert "differentially private" in json.loads((tmp_path / "run/result.json").read_text())["guarantee"]
+
+
+REFUSED = [
+    (dict(data=data(59)), "dataset_size 60 rows, had 59"),
+    (dict(data=data(61)), "dataset_size 60 rows, had 61"),
+    (dict(steps=13), "steps must be at most the plan's 12, was 13"),
+    (dict(steps=0), "steps"),
+    (dict(clip_norm=0.0), "clip_norm"),
+    (dict(checkpoint_every=0), "checkpoint_every"),
+    (dict(microbatch_size=-1), "microbatch_size"),
+    (dict(data={"x": np.zeros((60, 3)), "y": np.zeros(59)}), "same number of rows"),
+    (dict(data=data() | {"y": np.full(60, np.nan)}), "finite"),
+    (dict(loss=lambda p, e: e["x"]), "one number for one example"),
+    (dict(data=data() | {"y": np.array(["a"] * 60)}), r"data must be numbers, had <U1 in y: turn text"),
+    (dict(data=data() | {"y": np.array([None] * 60)}), "data must be numbers, had object in y"),
+    (dict(optimizer=None), "optimizer must be given"),
+    (dict(optimizer=0.1), "optimizer must be an optax transformation, was float$"),
+    (
+        dict(optimizer=nnx.Optimizer(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)),
+        "optimizer must be an optax transformation, was Optimizer: give the transformation",
+    ),
+    (dict(plan="no/such/plan.json"), "plan no/such/plan.json"),
+    (dict(evaluate=lambda params: params), "evaluate must return a dictionary of numbers"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_refuses(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run(**options, out=tmp_path / "run")
+    assert "evaluate" in options or not (tmp_path / "run/secret.json").exists()
+
+
+def test_refuses_a_plan_that_is_not_certified_or_has_no_size():
+    with pytest.raises(ValueError, match="certified"):
+        run(plan=plan(dataset_size=ROWS, epsilon=0.01))
+    with pytest.raises(ValueError, match="dataset_size"):
+        run(plan=plan_of(plan(dataset_size=ROWS).mechanism, None))
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    """The plan, folder and result of a run that nothing stops, with C banded or a running sum."""
+    sums = BufferedToeplitz((0.9, 0.4), (0.3, 0.2), 12)
+
+    @functools.cache
+    def whole(buffered: bool):
+        folder = tmp_path_factory.mktemp("whole")
+        covered = plan(dataset_size=ROWS, strategy=sums if buffered else None)
+        result = run(plan=covered, out=folder, checkpoint_every=4, optimizer=optax.adam(0.1))
+        return covered, folder, result
+
+    return whole
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 8, 11])
+def test_resumed_after_a_crash_it_ends_with_the_same_bits(
+    stop, never_stopped, tmp_path, monkeypatch, shared_programs
+):
+    """An exception in the middle of step `stop`; the second call restores, replays and ends the same."""
+    covered, folder, whole = never_stopped(stop == 8)
+    real, calls = Sampler.next, []
+
+    def crash(self):
+        calls.append(1)
+        if len(calls) == stop + 1:
+            raise KeyboardInterrupt
+        return real(self)
+
+    options = dict(plan=covered, out=tmp_path / "part", checkpoint_every=4, optimizer=optax.adam(0.1))
+    monkeypatch.setattr(Sampler, "next", crash)
+    with pytest.raises(KeyboardInterrupt):
+        run(**options)
+    monkeypatch.setattr(Sampler, "next", real)
+    if stop == 0:
+        shared_programs.clear()  # as another process, which traces its step anew
+    # Other keys offered: those of the run that began count (of the noise, from the checkpoint).
+    part = run(**options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
+    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
+    a, b = ((path / "private/metrics.jsonl").read_text() for path in (folder, tmp_path / "part"))
+    assert a == b
+
+
+OTHERS = [
+    (dict(clip_norm=2.0), "another clip_norm: 1.0, now 2.0"),
+    (dict(optimizer=optax.sgd(0.1)), "another program"),
+    (dict(loss=lambda p, e: 2 * loss(p, e)), "another program"),
+    (dict(plan=plan(dataset_size=ROWS, sigma=1.1)), "another plan"),
+    (dict(steps=11), "another steps"),
+    (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
+]
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """The folder of one run that ended, which refused ones leave as it is."""
+    folder = tmp_path_factory.mktemp("run")
+    run(out=folder)
+    yield folder
+    assert run(out=folder).steps == 12
+
+
+@pytest.mark.parametrize(("options", "message"), OTHERS, ids=[m for _, m in OTHERS])
+def test_a_folder_of_another_run_is_refused(options, message, a_run):
+    with pytest.raises(ValueError, match=message):
+        run(out=a_run, **options)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    whole = run(out=tmp_path / "whole", checkpoint_every=4)
+    real, calls = RunFolder.save, []
+
+    def full(self, state, drawn):
+        calls.append(1)
+        if len(calls) == 3:
+            monkeypatch.setattr(
+                self._manager, "save", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left"))
+            )
+        return real(self, state, drawn)
+
+    monkeypatch.setattr(RunFolder, "save", full)
+    with pytest.raises(CheckpointError, match=r"could not be written.*No space left"):
+        run(out=tmp_path / "part", checkpoint_every=4)
+    monkeypatch.setattr(RunFolder, "save", real)
+    part = run(out=tmp_path / "part", checkpoint_every=4)
+    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    run(out=tmp_path, steps=12, checkpoint_every=4)
+    newest = tmp_path / "checkpoints/12"
+    for path in newest.rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:7])
+    with pytest.raises(CheckpointError, match=r"damaged.*remove"):
+        run(out=tmp_path, steps=12, checkpoint_every=4)
+    shutil.rmtree(newest)
+    run(out=tmp_path, steps=12, checkpoint_every=4)
+
+
+def test_two_processes_on_one_folder(tmp_path):
+    with RunFolder(tmp_path), pytest.raises(ValueError, match="in use"):
+        run(out=tmp_path)
+
+
+def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
+    for name in ("checkpoints", "private"):
+        (tmp_path / name).mkdir(mode=0o755)
+    for name in ("secret.json.tmp", "private/metrics.jsonl"):
+        (tmp_path / name).touch(mode=0o666)
+    run(out=tmp_path, keys=None, evaluate=lambda params: {"size": 0.0}, checkpoint_every=5)
+    closed = "secret.json", "checkpoints", "private", "private/metrics.jsonl"
+    for name in closed:
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0
+    words = json.loads((tmp_path / "secret.json").read_text())["sampler_key"]
+    shown = "".join((tmp_path / name).read_text() for name in ("run.json", "metrics.jsonl", "result.json"))
+    shown += "".join(capfd.readouterr())
+    assert not any(str(word) in shown for word in words if word > 10**6)
+    assert set().union(*(json.loads(line) for line in (tmp_path / "metrics.jsonl").open())) <= {
+        "step",
+        "evaluation",
+    }
+    # Whoever opened them since: the next call closes them again.
+    for name in reversed(closed):
+        (tmp_path / name).chmod(0o777)
+    run(out=tmp_path, checkpoint_every=5, evaluate=lambda params: {"size": 0.0})
+    for name in closed:
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_logs_are_json_and_tell_no_times(tmp_path):
+    """An empty batch has no median and a poisoned one no finite loss; JSON has no word for either."""
+    poisoned = data() | {"y": np.full(ROWS, 1e30, np.float32)}
+    run(out=tmp_path, data=poisoned, plan=plan("poisson", dataset_size=ROWS, rate=0.01))
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "private/metrics.jsonl").open()]
+    assert len(lines) == 12
+    assert any(line["median_norm"] is None for line in lines)
+    assert any(line["loss"] is None for line in lines)
+    assert not any("second" in name for line in lines for name in line)
+
+
+def test_fresh_noise_every_run():
+    a, b = (flat(run(keys=None).params) for _ in range(2))
+    assert not np.any(a == b)
+
+
+def test_evaluation_and_progress(tmp_path):
+    seen = []
+    result = run(
+        out=tmp_path,
+        evaluate=lambda params: {"size": jnp.abs(params["w"]).sum(), "none": np.float64("nan")},
+        progress=lambda *a: seen.append(a),
+        checkpoint_every=5,
+    )
+    assert seen[-1] == ("training", 12, 12)
+    logged = [line for line in map(json.loads, (tmp_path / "metrics.jsonl").open()) if "evaluation" in line]
+    assert [line["step"] for line in logged] == [5, 10]
+    assert all(type(value) is float for value in result.evaluation.values())
+    stored = json.loads((tmp_path / "result.json").read_text())["evaluation"]
+    assert stored == {"size": result.evaluation["size"], "none": None}
+
+
+def test_a_plan_by_its_path_and_a_bar_where_somebody_watches(tmp_path, monkeypatch, capsys):
+    """Nothing is said where nobody watches, or where that is asked for."""
+    plan(dataset_size=ROWS).save(tmp_path / "plan.json")
+    assert run(plan=tmp_path / "plan.json").statement == run(plan=str(tmp_path / "plan.json")).statement
+    assert capsys.readouterr() == ("", "")
+    shown = []
+    monkeypatch.setattr(loop, "somebody_watches", lambda: True)
+    bar = contextlib.nullcontext(lambda *step: shown.append(step))
+    monkeypatch.setattr(loop, "watch", lambda unit: bar)
+    run(progress=False)
+    assert not shown
+    run()
+    assert shown[-1] == ("training", 12, 12)
+
+
+def test_rows_are_padded_with_zeros():
+    rows = ArrayRows(data()).take(np.array([3, 5]), 4)
+    np.testing.assert_array_equal(rows["x"][:2], data()["x"][[3, 5]])
+    assert not rows["x"][2:].any()
+
+
+DEVICES = """
+import jax, numpy as np, optax, sys, tempfile
+sys.path.insert(0, ".")
+from tests.train.conftest import share_programs
+from tests.train.test_loop import *
+share_programs(pytest.MonkeyPatch())
+mesh = jax.make_mesh((8,), ("data",))
+assert len(jax.devices()) == 8
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+big = {"w": jax.numpy.zeros((16, 3)), "b": jax.numpy.zeros(())}
+frozen = jax.numpy.array([2.0, 1.0, 1.0])
+wide = jax.tree_util.Partial(lambda f, p, e: loss({"w": f * p["w"].sum(0), "b": p["b"]}, e), frozen)
+options = dict(loss=wide, optimizer=optax.adam(0.1), microbatch_size=8)
+alone = run(model=big, **options)
+params = {"w": jax.device_put(big["w"], sharding), "b": big["b"]}
+cut = run(model=params, mesh=mesh, **options)
+assert cut.params["w"].sharding.spec == sharding.spec, cut.params["w"].sharding
+np.testing.assert_allclose(flat(alone.params), flat(cut.params), rtol=1e-5, atol=1e-6)
+# Begun on one device it goes on on eight, if that is asked for, and says that bits are others.
+with tempfile.TemporaryDirectory() as out:
+    options |= dict(out=out, checkpoint_every=4)
+    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
+        run(model=big, **options)
+    with pytest.raises(ValueError, match="devices: 1, now 8; .* elastic goes on all the same"):
+        run(model=params, mesh=mesh, **options)
+    with pytest.warns(UserWarning, match="goes on elsewhere from step 4 .devices 1, now 8"):
+        moved = run(model=params, mesh=mesh, elastic=True, **options)
+    np.testing.assert_allclose(flat(moved.params), flat(alone.params), rtol=1e-5, atol=1e-6)
+    assert moved.statement == alone.statement
+    assert moved.params["w"].sharding.spec == sharding.spec, moved.params["w"].sharding
+print("same")
+"""
+
+
+def test_eight_devices_give_the_numbers_of_one():
+    environment = os.environ | {
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.strip() == "same", done.stderr[-2000:]
+
+
+def command(plan_path, out, *more):
+    return [
+        sys.executable,
+        "-m",
+        "train",
+        "--plan",
+        str(plan_path),
+        "--out",
+        str(out),
+        "--data",
+        "digits",
+        *more,
+    ]
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_the_command_ends_with_the_same_bits(tmp_path):
+    """SIGKILL in the middle; the uninterrupted twin starts from a copy of the folder as first written."""
+    plan(dataset_size=1440, iterations=60, rate=0.02).save(tmp_path / "plan.json")
+    options = ["--checkpoint-every", "20"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    process = subprocess.Popen(command(tmp_path / "plan.json", part, *options), env=environment)
+    deadline = time.monotonic() + 120
+    while not (part / "checkpoints/0").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    copied = False
+    while time.monotonic() < deadline:
+        if not copied and (part / "checkpoints/0").exists():
+            shutil.copytree(part, whole)
+            copied = True
+        log = part / "private/metrics.jsonl"
+        if log.exists() and len(log.read_text().splitlines()) >= 30:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it ended before it was killed: make the run longer"
+    for out in (part, whole):
+        done = subprocess.run(
+            command(tmp_path / "plan.json", out, *options), env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    a, b = (leaves(out) for out in (part, whole))
+    np.testing.assert_array_equal(a, b)
+
+
+def leaves(out: Path) -> np.ndarray:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        return flat(checkpointer.restore(out.absolute() / "model"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--data", "cifar-10"], "data_folder"),
+        (["--plan", "missing.json"], "cannot be read"),
+        (["--learning-rate", "-1"], "learning_rate"),
+        (["--steps", "1000"], "steps must be at most"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_2(change, message, tmp_path, capsys):
+    from train.__main__ import main
+
+    plan(dataset_size=1440).save(tmp_path / "plan.json")
+    with pytest.raises(SystemExit) as ended:
+        main([*command(tmp_path / "plan.json", tmp_path / "run")[3:], *change])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+class Crash(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def crash_at(target, name: str, call: int):
+    """`target.name` raises at its `call`-th call, counted from 1."""
+    real, calls = getattr(target, name), []
+
+    def broken(self, *args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            raise Crash
+        return real(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, name, broken)
+        yield
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.adam(0.1), optax.sgd(0.05, momentum=0.9)], ids=["adam", "momentum"]
+)
+def test_bfloat16_parameters_resume_to_the_same_bits(optimizer, tmp_path):
+    """Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded."""
+    params = {"w": jnp.zeros((3, 400), jnp.bfloat16)}  # many, as few of their roundings tell
+
+    def wide(params, example):
+        return (example["x"] @ params["w"].mean(axis=1) - example["y"]) ** 2
+
+    options = dict(model=params, loss=wide, optimizer=optimizer, checkpoint_every=5)
+    whole = run(out=tmp_path / "whole", **options)
+    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
+        run(out=tmp_path / "part", **options)
+    part = run(out=tmp_path / "part", **options)
+    for a, b in zip(jax.tree.leaves(part.params), jax.tree.leaves(whole.params), strict=True):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
+def test_the_state_keeps_its_dtypes():
+    private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
+    rows = jax.tree.map(lambda leaf: leaf[:4], data())
+    for optimizer in (optax.adam(0.1), optax.sgd(0.05, momentum=0.9), optax.adamw(0.1), optax.lion(0.1)):
+        step = make_step(loss, private, optimizer)
+        state = step.init(params)
+        before = [leaf.dtype for leaf in jax.tree.leaves(state)]
+        after, _ = jax.eval_shape(step, state, rows, np.ones(4, bool))
+        assert before == [leaf.dtype for leaf in jax.tree.leaves(after)]
+
+
+def test_an_optimizer_whose_state_never_settles_is_refused():
+    turned = {jnp.dtype("float32"): jnp.float16, jnp.dtype("float16"): jnp.float32}
+    restless = optax.GradientTransformation(
+        lambda params: jnp.zeros(()), lambda u, s, p=None: (u, s.astype(turned[s.dtype]))
+    )
+    with pytest.raises(ValueError, match="optimizer must keep the dtypes"):
+        run(optimizer=restless)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_normalize_reaches_the_step(normalize):
+    """Mutant 17: one step without momentum against plain NumPy, gradients shorter than the clip norm."""
+    covered = plan("poisson", dataset_size=ROWS, rate=1.0, iterations=1, sigma=1e-4)
+    rows = {"x": np.full((ROWS, 3), 0.1, np.float32), "y": np.full(ROWS, 0.2, np.float32)}
+    found = run(plan=covered, data=rows, clip_norm=50.0, normalize=normalize, optimizer=optax.sgd(1.0))
+    gradient = -2 * 0.2 * np.array([1.0, 0.1, 0.1, 0.1])  # b, w
+    norm = np.linalg.norm(gradient)
+    scale = 50.0 / (norm + 0.01) if normalize else 1.0
+    np.testing.assert_allclose(flat(found.params), -scale * gradient, rtol=1e-2, atol=1e-2 * scale)
+
+
+def test_a_plan_with_cuts_is_cut_in_a_folder_too(tmp_path, monkeypatch):
+    """Mutant 16: batches above the maximum are cut with `out` and after a crash, not only without."""
+    # Half of the batches are larger.
+    cut = plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)
+    monkeypatch.setattr(Plan, "certified", True)
+    options = dict(plan=cut, checkpoint_every=4)
+    whole = run(**options)
+    with crash_at(Sampler, "next", 10), pytest.raises(Crash):
+        run(out=tmp_path, **options)
+    np.testing.assert_array_equal(flat(run(out=tmp_path, **options).params), flat(whole.params))
+
+
+def test_a_crash_before_the_first_checkpoint_keeps_the_key(tmp_path):
+    """Mutant 30: the sampler's key that was stored counts, whatever the second call brings."""
+    with crash_at(RunFolder, "save", 1), pytest.raises(Crash):
+        run(out=tmp_path)
+    stored = json.loads((tmp_path / "secret.json").read_text())["sampler_key"]
+    run(out=tmp_path, keys=((9, 9, 9, 9), KEYS[1] + 1), checkpoint_every=4)
+    with RunFolder(tmp_path) as folder:
+        kept = folder._manager.restore(12)["sampler"]["key"]
+    assert stored == list(KEYS[0]) == kept
+
+
+def test_a_secret_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Mutant 29: a failure in the middle of the write leaves the old content and nothing else."""
+    path = tmp_path / "secret.json"
+    write_secret(path, "old")
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space"):
+        write_secret(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypatch):
+    """A new key over old checkpoints would go on with noise that other data or batches may have had."""
+    folder = tmp_path / "run"
+    run(out=folder, checkpoint_every=6)
+    secret = json.loads((folder / "secret.json").read_text())
+    refused = {
+        "checkpoints of a run whose secret.json is gone": None,
+        "must hold a sampler key of four words": secret | {"sampler_key": [1, 2, 3, True]},
+        "four words and a digest": {"sampler_key": secret["sampler_key"]},
+    }
+    for message, content in refused.items():
+        (folder / "secret.json").unlink(missing_ok=True)
+        if content is not None:
+            (folder / "secret.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=message):
+            run(out=folder, checkpoint_every=6)
+    other = run_folder._keyed([5, 6, 7, 8], ArrayRows(data()).fingerprint())
+    (folder / "secret.json").write_text(json.dumps({"sampler_key": [5, 6, 7, 8], "data": other}))
+    with pytest.raises(ValueError, match=r"checkpoints of another run than its secret\.json"):
+        run(out=folder, checkpoint_every=6)
+    (folder / "secret.json").write_text(json.dumps(secret))
+    sampler = next((folder / "checkpoints" / "12").glob("sampler/*"))
+    sampler.write_text(json.dumps(json.loads(sampler.read_text()) | {"step": 0}))
+    with pytest.raises(CheckpointError, match="its sampler stands elsewhere"):
+        run(out=folder, checkpoint_every=6)
+
+
+def test_one_sampler_a_run(tmp_path, monkeypatch):
+    """Built fresh from the key that is stored, or from the stored state; never one to throw away."""
+    built = []
+    begin = Sampler.__init__
+    monkeypatch.setattr(Sampler, "__init__", lambda self, *a, **k: built.append(a[3]) or begin(self, *a, **k))
+    run(out=tmp_path / "run")
+    run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
+    assert built == [[1, 2, 3, 4], (1, 2, 3, 4)]
+
+
+def test_a_run_is_bound_to_what_its_plan_is_composed_with():
+    """Else a folder could end with the statement of another plan than it began with, never verified."""
+    from tests.stored_plans import whole
+
+    assert loop._lasting(whole("composed"))["compose_with"]["kind"] == "GaussianDpEvent"
+    assert loop._lasting(whole("plain"))["compose_with"] is None

@@ -1,0 +1,6 @@
+"""Entry point of `python -m train.audit`."""
+
+from .command import main
+
+if __name__ == "__main__":
+    main()

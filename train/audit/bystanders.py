@@ -1,0 +1,78 @@
+"""What the examples that are no canaries gave to a run, as an adversary who knows them can compute it.
+
+The guarantee is for one example against an adversary who knows all others, when they took part and every
+parameter that was trained: their clipped gradients are known to him, and are no noise that hides a canary.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..loss import Loss, Numbered
+
+
+class Bystanders:
+    """Sums of the clipped gradients of some examples, step by step, while a run goes on.
+
+    Computed apart from what clips and sums in a run: where a run is honest they differ by rounding.
+
+    Args:
+      loss, rows, clip_norm, normalize: of the run.
+      known: (dataset_size,) bool: whose gradients are added up.
+      coordinates: (coordinates,) of the parameters laid end to end: where.
+      steps: of the run.
+      at_once: examples whose gradients are in memory at a time.
+
+    Attributes:
+      sums: (steps, coordinates) float64.
+    """
+
+    def __init__(
+        self, loss: Loss, rows, known, coordinates, *, steps: int, at_once: int, clip_norm, normalize: bool
+    ):
+        self.sums = np.zeros((steps, len(coordinates)))
+        self._loss, self._rows, self._known = loss, rows, known
+        self._size, self._drawn = at_once, np.zeros(0, np.int64)
+        self._before: tuple[int, Any] | None = None
+
+        def total(loss, params, rows, real, step):
+            def one(example, real):
+                value, gradient = jax.value_and_grad(loss.at(step))(params, example)
+                flat = jnp.concatenate([g.reshape(-1).astype(jnp.float32) for g in jax.tree.leaves(gradient)])
+                norm = jnp.linalg.norm(flat)
+                scale = clip_norm / (norm + 0.01) if normalize else jnp.minimum(1.0, clip_norm / norm)
+                counts = real & jnp.isfinite(value) & jnp.isfinite(norm)
+                return jnp.where(counts, scale * flat[coordinates], 0.0)
+
+            return jax.vmap(one)(rows, real).sum(axis=0)
+
+        self._total = jax.jit(total)
+
+    def draw(self, indices: np.ndarray) -> None:
+        """A batch is read; the step before it was taken or is about to be."""
+        self.settle()
+        self._drawn = indices[self._known[indices]]
+
+    def step(self, step: int, params: Any) -> None:
+        """The batch that was read last was used at these parameters; what a program calls back."""
+        # Copied: what a program calls back with may be its own memory, which it uses again.
+        self._before = step, jax.tree.map(lambda leaf: np.array(leaf, copy=True), params)
+
+    def settle(self) -> None:
+        """Add up what the last batch gave, once its step has been taken."""
+        jax.effects_barrier()
+        if self._before is None:
+            return
+        (step, params), self._before = self._before, None
+        for start in range(0, len(self._drawn), self._size):
+            some = self._drawn[start : start + self._size]
+            rows = self._rows.take(some, self._size)
+            if self._loss.key is not None:
+                rows = Numbered(rows, np.pad(some, (0, self._size - len(some))).astype(np.uint32))
+            real = np.arange(self._size) < len(some)
+            self.sums[step] += np.asarray(self._total(self._loss, params, rows, real, np.int32(step)))
+
+
+__all__ = ["Bystanders"]

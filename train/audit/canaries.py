@@ -1,0 +1,255 @@
+"""Canaries in the data of a run, and what the run releases where they are.
+
+A canary's loss is linear in one coordinate of the model: its gradient is 100 clip norms long there and zero
+elsewhere, wherever the model is, so that clipping leaves it at the clip norm. A silent canary has none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy
+from jax.experimental import io_callback
+
+from jaxacct.core.plan import Plan
+from jaxacct.mechanisms.mechanism import Mechanism
+
+from .. import loop
+from ..batches.sources import ArrayRows
+from ..clipping.grid import Grid
+from ..clipping.per_example import default_microbatch_size
+from ..loss import Loss, Numbered
+from .bystanders import Bystanders
+
+LENGTH = 100.0
+"""Of a canary's gradient, in clip norms, before it is clipped."""
+REAL, SILENT = -1, -2  # in place of a coordinate
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a run shows at some coordinates.
+
+    Attributes:
+      outputs: (coordinates, steps) float64: outputs of the mechanism per clip norm.
+      batches: the examples that were read for each step.
+      rounding: bound on the error of an output through rounding to the grid and to float32.
+    """
+
+    outputs: np.ndarray
+    batches: list[np.ndarray]
+    rounding: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is attacked: a plan, a loss, parameters to begin from and data, as `fit` takes them."""
+
+    plan: Plan
+    loss: Loss
+    params: Any
+    rows: Any
+    clip_norm: float
+    options: dict[str, Any]
+
+    @property
+    def coordinates(self) -> int:
+        """Parameters, laid end to end."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+    @property
+    def amplitude(self) -> float:
+        """What one participation of a canary adds to a sum, in clip norms."""
+        length = LENGTH * self.clip_norm
+        return length / (length + 0.01) if self.options.get("normalize", False) else 1.0
+
+    def observed(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> Observed:
+        """Run `fit` and return what it shows at `coordinates`.
+
+        What examples that are no canaries gave is taken off (`train.audit.bystanders`).
+
+        Args:
+          canary_of: (dataset_size,) int32: the coordinate of an example's canary, or that it has none.
+        """
+        steps = self.plan.mechanism.scheme.iterations
+        log = np.full((steps, len(coordinates)), np.nan, np.float32)
+        known, others = canary_of == REAL, None
+        if known.any():
+            others = self._bystanders(known, coordinates)
+        rows = _Rows(self.rows, canary_of, others, steps)
+        loop.fit(
+            self.plan,
+            self.params,
+            self.loss.wrapped(lambda base: _with_canaries(base, self.clip_norm)),
+            rows,
+            _recorded(optimizer, coordinates, log, rows),
+            clip_norm=self.clip_norm,
+            prefetch=0,  # a batch is read after the step before it
+            **self.options,
+        )
+        jax.effects_barrier()
+        if not np.isfinite(log).all():
+            raise ValueError("audit must see a finite number for every step, some are missing or not finite")
+        expected = self.plan.expected_batch_size
+        assert expected is not None
+        sums = log.T * (expected / self.clip_norm)
+        if others is not None:
+            others.settle()
+            sums = sums - others.sums.T / self.clip_norm
+        mechanism = self.plan.mechanism
+        return Observed(outputs(mechanism, sums), rows.batches, self._rounding(log.T * expected))
+
+    def _rounding(self, sums: np.ndarray) -> float:
+        """Bound on the rounding error of outputs, per clip norm: of the grid, then of float32."""
+        mechanism = self.plan.mechanism
+        sizes = np.abs(first_column(mechanism)[: sums.shape[1]])
+        # Noise is rounded to the grid (at most a unit off), and so is a canary's gradient.
+        grid = 2 * sizes.sum() * 2.0 ** -Grid.of(mechanism, self.clip_norm).bits
+        # A release is rounded to float32 once, and twice on its way to a sum per clip norm.
+        worst = scipy.signal.lfilter(sizes, [1.0], np.abs(sums, dtype=np.float64), axis=1).max()
+        return float(grid + 2.0**-22 * worst / self.clip_norm)
+
+    def _bystanders(self, known: np.ndarray, coordinates: np.ndarray) -> Bystanders:
+        largest, asked = self.plan.max_batch_size, self.options.get("microbatch_size")
+        assert largest is not None
+        return Bystanders(
+            self.loss,
+            self.rows,
+            known,
+            coordinates,
+            steps=self.plan.mechanism.scheme.iterations,
+            at_once=min(largest, asked or default_microbatch_size(self.params)),
+            clip_norm=self.clip_norm,
+            normalize=self.options.get("normalize", False),
+        )
+
+
+class _Rows(ArrayRows):
+    """A data set of which some examples are canaries.
+
+    `fit` reads it as it is, once a step, as it does arrays; the rows behind it check themselves.
+
+    Attributes:
+      batches: the examples of each step that was taken.
+    """
+
+    def __init__(self, rows, canary_of: np.ndarray, others: Bystanders | None, steps: int):
+        self.rows, self.canary_of, self.others = rows, canary_of, others
+        self.batches = [np.zeros(0, np.int64)] * steps
+        self._last = self.batches[0]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def used(self, step: int, params: Any) -> None:
+        """Note that a step uses the batch that was read last; what a program calls back."""
+        self.batches[step] = self._last
+        if self.others is not None:
+            self.others.step(step, params)
+
+    def take(self, indices, size: int):
+        jax.effects_barrier()  # the step before has used its batch
+        self._last = np.array(indices, np.int64)
+        if self.others is not None:
+            self.others.draw(self._last)
+        canary = np.full(size, SILENT, np.int32)
+        canary[: len(indices)] = self.canary_of[indices]
+        return {"canary": canary, "example": self.rows.take(indices, size)}
+
+    def fingerprint(self) -> str:
+        raise NotImplementedError  # nothing is kept
+
+
+def _with_canaries(base: Callable, clip_norm: float) -> Callable:
+    """A loss of rows of `_Rows`: of a canary, linear in one coordinate; of a silent one, nothing."""
+
+    def loss(params, row):
+        number = row.number if isinstance(row, Numbered) else None
+        row = row.example if isinstance(row, Numbered) else row
+        example = row["example"] if number is None else Numbered(row["example"], number)
+        flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in jax.tree.leaves(params)])
+        at = row["canary"]
+        planted = jnp.where(at >= 0, LENGTH * clip_norm * flat[jnp.maximum(at, 0)], 0.0)
+        return jnp.where(at == REAL, base(params, example).astype(jnp.float32), planted)
+
+    return loss
+
+
+def _recorded(
+    optimizer, coordinates: np.ndarray, log: np.ndarray, rows: _Rows
+) -> optax.GradientTransformation:
+    """`optimizer`, writing what it is given in some coordinates into the rows of `log`."""
+
+    def write(step, row, params):
+        log[int(step)] = np.asarray(row)
+        rows.used(int(step), params)
+
+    def init(params):
+        return optimizer.init(params), jnp.zeros((), jnp.int32)
+
+    def update(updates, state, params=None):
+        inner, step = state
+        io_callback(write, None, step, _at(updates, coordinates), None if rows.others is None else params)
+        updates, inner = optimizer.update(updates, inner, params)
+        return updates, (inner, step + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _at(tree, coordinates: np.ndarray):
+    """Entries of the leaves laid end to end, without laying them end to end."""
+    leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree)]
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    which = np.searchsorted(ends, coordinates, side="right")
+    found = jnp.zeros(len(coordinates), jnp.float32)
+    for i, leaf in enumerate(leaves):
+        mine = np.flatnonzero(which == i)
+        if mine.size:
+            found = found.at[mine].set(leaf[coordinates[mine] - (ends[i] - leaf.size)].astype(jnp.float32))
+    return found
+
+
+def first_column(mechanism: Mechanism) -> np.ndarray:
+    """Return the coefficients of a Toeplitz C; ValueError for another strategy."""
+    column = getattr(mechanism.strategy, "array", None)
+    if column is None:
+        raise ValueError(f"plan must have a Toeplitz strategy, has {mechanism.strategy.describe()}")
+    return column
+
+
+def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
+    """`C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`: what the mechanism is said to put out."""
+    column = first_column(mechanism)
+    return scipy.signal.lfilter(column, [1.0], np.asarray(released, np.float64), axis=1)
+
+
+def quiet(setting: Setting, number: int) -> np.ndarray:
+    """Coordinates in which the other examples add up to least before the run: less hides a canary.
+
+    What an honest run has of them is taken off anyway; a broken one may not have clipped them.
+
+    Judged by some examples, whose clipped gradients are g: `(n mean g)^2 + n mean g^2` is the square of what
+    n of them shift a coordinate by and how much that varies with who is drawn, at most. Any choice that no
+    coin decides is as valid.
+    """
+    n = len(setting.rows)
+    places = np.arange(max(0, n - 64), n)  # of the last: the first are replaced
+    rows = setting.rows.take(places, len(places))
+    if setting.loss.key is not None:
+        rows = Numbered(rows, places.astype(np.uint32))
+    gradient, sums = jax.jit(jax.grad(setting.loss.at(0))), np.zeros((2, setting.coordinates))
+    for i in range(len(places)):
+        found = gradient(setting.params, jax.tree.map(lambda leaf, i=i: leaf[i], rows))
+        flat = np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(found)])
+        flat *= min(1.0, setting.clip_norm / max(np.linalg.norm(flat), 1e-300))
+        sums += flat, flat**2
+    mean, square = sums / len(places)
+    nuisance = np.nan_to_num((n * mean) ** 2 + n * square, nan=np.inf)
+    return np.sort(np.argsort(nuisance, kind="stable")[:number])
+
+
+__all__ = ["LENGTH", "REAL", "SILENT", "Observed", "Setting", "first_column", "outputs", "quiet"]

@@ -1,0 +1,382 @@
+"""`python -m train.audit`: attack a training run with canaries, and say how much privacy it can at most have.
+
+    python -m train.audit --plan plan.json --plot audit.png               # a small CNN on digits
+    python -m train.audit --plan plan.json --model my_project:what_i_train  # yours
+
+A canary is an example whose gradient is 100 clip norms long and along one coordinate of the model, so that
+`fit` clips it to the clip norm: the worst example that the guarantee allows for. What `fit` releases in that
+coordinate is scored by the privacy loss of the plan's mechanism with a third of its noise: an audit is to
+find too little noise, and tells rare participations apart by what there is. Two audits are made of it.
+
+independent   Canaries alone, every one in a coordinate of its own, beside as many coordinates without one:
+              independent trials of the pipeline (batches, clipping, noise), for the shapes of the model.
+              Coins say which are looked at, and are guessed. Noise is taken to be alike and independent in
+              all coordinates, which one-run does not need. Exact tests of the same run compare its noise,
+              its canaries and its batches with what the plan says of them (`train.audit_checks`).
+one-run       Canaries among the user's own examples in one run of the model, loss and optimizer: each is in
+              or is silent by the toss of a coin, and the coins are guessed from what the run releases
+              (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxacct/proofs/audits.md). The guesser knows
+              the other examples and when they took part, as the guarantee lets him: what they gave is taken
+              off (`train.audit.bystanders`).
+
+Exit codes: 0 nothing that contradicts the plan, 1 an audit that does, or a run that stopped, 2 bad input, 130
+interrupted.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optax
+
+from jaxacct.common import validate as _validate
+from jaxacct.common.files import check_target, holds_schema, write_atomically
+from jaxacct.common.progress import watch
+from jaxacct.core.plan import Plan
+from jaxacct.likelihood.loss import privacy_loss
+from jaxacct.report.figure import check_plot, save
+
+from .. import command as _command
+from .. import loop
+from ..batches.sources import as_rows
+from ..plans import read_plan
+from .bounds import independent_bound, most_canaries, one_run_bound
+from .canaries import REAL, SILENT, Setting, quiet
+from .checks import FALSE_ALARM, Check, examine
+from .picture import picture
+
+CANARIES = 4000
+"""By default, where there is room for so many."""
+SUSPECTED = 1 / 3
+"""Of the plan's noise: what scores suppose was added, as too little is what an audit is to find."""
+SCHEMA = "jaxacct-audit-1"
+KINDS = ("independent", "one-run")
+CAN_SEE = (
+    "A lower bound above the plan's epsilon says that something is broken: too little noise, no clipping, "
+    "other batches than were accounted for. So does a check that is refuted: noise of another size, noise "
+    "that is correlated otherwise than the plan says or used again, a sum divided by the real batch size, "
+    "another sampling probability. All else proves nothing: an audit finds what its "
+    "canaries touch. It does not test whether examples join batches independently of each other. It does not "
+    "see rows that depend on other rows, statistics of the private data in a "
+    "loss or in public files, what is tuned on the private data, keys that leak, or a fault that spares the "
+    "coordinates of the canaries. The one-run audit trains on the data: to show its result to others is one "
+    "more run under the plan, and costs its epsilon again."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one audit says.
+
+    Attributes:
+      kind: of `KINDS`.
+      lower: the mechanism is not (epsilon, delta)-DP for any epsilon below, or chance had its way with
+        probability 1 - confidence; natural log, 0 where nothing was found.
+      epsilon, delta: the claim of the plan.
+      confidence: of `lower`, and of the intervals together.
+      canaries: how many.
+      intervals: exact (Clopper-Pearson) ones, (low, high) by name, of rates of the attack.
+      counts: what they are of.
+      checks: exact tests of noise, canaries and batches, all of them with probability `FALSE_ALARM` of
+        refuting an honest run; empty where none was made.
+      private_scores: (trials,) float32; who knows these and `private_present` knows what was in the run.
+      private_present: (trials,) bool.
+    """
+
+    kind: str
+    lower: float
+    epsilon: float
+    delta: float
+    confidence: float
+    canaries: int
+    intervals: dict[str, tuple[float, float]]
+    counts: dict[str, int]
+    private_scores: np.ndarray = field(repr=False, compare=False)
+    private_present: np.ndarray = field(repr=False, compare=False)
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the plan is refuted: its epsilon at `confidence`, or what a check tests."""
+        return self.lower > self.epsilon or any(check.refuted for check in self.checks)
+
+    def statement(self) -> str:
+        """In a sentence."""
+        rates = ", ".join(f"{name} [{low:.4g}, {high:.4g}]" for name, (low, high) in self.intervals.items())
+        verdict = (
+            f"the plan's {self.epsilon:.4g} is CONTRADICTED: something is broken"
+            if self.lower > self.epsilon
+            else f"it does not contradict the plan's {self.epsilon:.4g}, and proves nothing beyond"
+        )
+        return (
+            f"{self.kind} audit, {self.canaries} canaries: epsilon at delta {self.delta:.4g} is at least "
+            f"{self.lower:.4g} with confidence {self.confidence:.10g}; {verdict}. "
+            f"Exact (Clopper-Pearson) intervals: {rates}. {self._checked()}"
+        )
+
+    def _checked(self) -> str:
+        if not self.checks:
+            return (
+                "Not tested here: how noise is correlated, what sums are divided by, batches "
+                "(the independent audit does)."
+            )
+        refuted = [f"{check.name} (p = {check.p_value:.2g})" for check in self.checks if check.refuted]
+        result = f"REFUTED: {', '.join(refuted)}: something is broken" if refuted else "none is refuted"
+        return (
+            f"{len(self.checks)} checks of noise, canaries and batches with false-alarm probability "
+            f"{FALSE_ALARM:g} in all: {result}."
+        )
+
+    def to_json(self) -> dict:
+        """What may be shown: nothing that is private."""
+        named = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        shown = {name: value for name, value in named.items() if not name.startswith("private_")}
+        checks = [dataclasses.asdict(check) | {"refuted": check.refuted} for check in self.checks]
+        return shown | {"checks": checks, "contradicts": self.contradicts}
+
+
+def audit(
+    model,
+    loss,
+    dataset,
+    plan: Plan,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    clip_norm: float = 1.0,
+    kinds: Sequence[str] = KINDS,
+    canaries: int | None = None,
+    confidence: float = 0.95,
+    wrt=None,
+    loss_key=None,
+    keys: tuple | None = None,
+    microbatch_size: int | None = None,
+    normalize: bool = False,
+    progress: Callable[[str, int, float], None] | bool | None = None,
+) -> list[Finding]:
+    """Attack runs of `fit` under a plan, on a model and a loss as `fit` takes them.
+
+    Args:
+      model, loss, dataset, wrt, loss_key, clip_norm, microbatch_size, normalize: as of `fit`.
+      plan: of correlated noise (`jaxacct.Plan`) for examples, batches not cut.
+      optimizer: of the one-run audit; SGD at 0.1 by default. What comes after the noise changes no guarantee.
+      kinds: which audits, of `KINDS`.
+      canaries: by default `CANARIES`, or what examples, coordinates and delta allow.
+      confidence: of each finding, in (0, 1).
+      keys: as of `fit`; the coins follow from them. Only tests should fix them.
+      progress: as of `fit`.
+
+    Returns:
+      a `Finding` for each kind.
+
+    Raises:
+      ValueError: bad arguments, or a plan that cannot be audited so.
+    """
+    _check(plan, kinds)
+    confidence = _validate.open_probability("confidence", confidence)
+    wanted = loop.Wanted(model=model, loss=loss, data=dataset, wrt=wrt, loss_key=loss_key)
+    functional, params = loop.functional(wanted)
+    options = dict(keys=keys, progress=progress, microbatch_size=microbatch_size, normalize=normalize)
+    setting = Setting(
+        plan,
+        functional,
+        params,
+        as_rows(dataset),
+        _validate.positive_number("clip_norm", clip_norm),
+        options | {"verify": False},  # what is attacked is how the plan is realised
+    )
+    # The order of trials and the coins: secret as the keys are.
+    generator = np.random.default_rng(None if keys is None else [int(word) for word in keys[0]])
+    found = []
+    for kind in kinds:
+        if kind == "independent":
+            found.append(_independent(setting, canaries, confidence, generator))
+        else:
+            chosen = optax.sgd(0.1) if optimizer is None else optimizer
+            found.append(_one_run(setting, canaries, confidence, generator, chosen))
+    return found
+
+
+def _check(plan, kinds) -> None:
+    _validate.instance("plan", plan, Plan, "a jaxacct.Plan: other plans have no audit here")
+    for kind in kinds:
+        _validate.one_of("kinds", kind, KINDS)
+    if not kinds:
+        raise ValueError(f"kinds must be some of {', '.join(KINDS)}, was none")
+    scheme = plan.mechanism.scheme
+    if scheme.unit != "example":
+        raise ValueError(f"plan must protect examples to be audited, protects a {scheme.unit}")
+    cut = plan.truncation_delta is not None or scheme.cut_to is not None
+    if cut or scheme.side_information is not None:
+        raise ValueError("plan must not cut batches to be audited: canaries would not be independent")
+    if plan.compose_with is not None:
+        raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
+
+
+def _number(asked: int | None, most: int, of: str) -> int:
+    """Of canaries, at most `most`."""
+    if asked is None:
+        number = min(CANARIES, most)
+    else:
+        number = _validate.positive_integer("canaries", asked)
+        if number > most:
+            raise ValueError(f"canaries must be at most {most} with {of}, was {number}")
+    if number < 2:
+        raise ValueError(f"canaries must be at least 2, there is room for {number} with {of}")
+    return number
+
+
+def _independent(setting: Setting, canaries: int | None, confidence: float, generator) -> Finding:
+    plan, size = setting.plan, len(setting.rows)
+    number = _number(
+        canaries,
+        min(size, setting.coordinates // 2),
+        f"{size} examples and {setting.coordinates} coordinates, two a canary",
+    )
+    coordinates = np.arange(2 * number) * (setting.coordinates // (2 * number))
+    canary_of = np.full(size, SILENT, np.int32)
+    canary_of[:number] = coordinates[::2]
+    still = optax.set_to_zero()  # a canary's gradient is the same wherever the model is
+    observed = setting.observed(canary_of, coordinates, still)
+    checks = examine(plan.mechanism, observed, number, size, setting.amplitude)
+    found = _scores(plan, observed.outputs)
+    present, absent = found[::2], found[1::2]
+    bound = independent_bound(present, absent, plan.delta, confidence, plan.epsilon, generator)
+    lower, intervals, counts = bound
+    scores, members = np.concatenate([present, absent]), np.arange(2 * number) < number
+    claim = plan.epsilon, plan.delta, confidence
+    return Finding("independent", lower, *claim, number, intervals, counts, scores, members, checks)
+
+
+def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
+    plan, size = setting.plan, len(setting.rows)
+    by_delta = most_canaries(plan.delta, confidence, plan.epsilon)
+    ideal = np.ones(by_delta, bool)
+    if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence)[0] == 0:
+        raise ValueError(
+            f"plan must have a smaller delta than {plan.delta:.4g} for a one-run audit to find anything at "
+            f"confidence {confidence:.10g}: leave it out of kinds"
+        )
+    # By default a third of the examples stay what they are.
+    most = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
+    of = f"{size} examples, {setting.coordinates} coordinates and delta {plan.delta:.4g}"
+    number = _number(canaries, most, of)
+    coordinates = quiet(setting, number)
+    inside = generator.random(number) < 0.5
+    canary_of = np.full(size, REAL, np.int32)
+    canary_of[:number] = np.where(inside, coordinates, SILENT)
+    scores = _scores(plan, setting.observed(canary_of, coordinates, optimizer).outputs)
+    lower, intervals, counts = one_run_bound(scores, inside, plan.delta, confidence)
+    claim = plan.epsilon, plan.delta, confidence
+    return Finding("one-run", lower, *claim, number, intervals, counts, scores, inside)
+
+
+def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:
+    """How much more likely canaries are in than silent if only a third of the noise was added, (canaries,).
+
+    With noise that is right they tell nearly as much as those of the plan, and far more with less of it:
+    single participations stand out then, where the plan's noise would have hidden them.
+    """
+    mechanism = plan.mechanism
+    supposed = dataclasses.replace(mechanism, noise_multiplier=SUSPECTED * mechanism.noise_multiplier)
+    return np.asarray(privacy_loss(supposed, outputs.astype(np.float32)))
+
+
+def digits() -> dict[str, Any]:
+    """What `--model` stands for by default: the small CNN on the digits that scikit-learn brings along."""
+    from flax import nnx
+
+    from ..batches.data import load
+    from ..models import SmallCNN, cross_entropy
+
+    split = load("digits")
+    model = SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(0))
+    return dict(model=model, loss=cross_entropy, dataset=split.train)
+
+
+def named(name: str) -> dict[str, Any]:
+    """What `module:function` returns: arguments of `audit`, `model`, `loss` and `dataset` among them."""
+    module, _, function = name.partition(":")
+    if not (module and function):
+        raise ValueError(f"model must be module:function, was {name!r}")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"model {name} cannot be imported: {error}") from None
+    made = found()
+    allowed = {"model", "loss", "dataset", "optimizer", "clip_norm", "wrt", "loss_key"}
+    if not isinstance(made, dict) or not {"model", "loss", "dataset"} <= set(made) <= allowed:
+        raise ValueError(
+            f"model {name} must return a dictionary of model, loss and dataset, and of "
+            f"{', '.join(sorted(allowed - {'model', 'loss', 'dataset'}))} where they are wanted"
+        )
+    return made
+
+
+def run(
+    plan: str,
+    model: str | None = None,
+    canaries: int | None = None,
+    confidence: float = 0.95,
+    independent: bool = True,
+    one_run: bool = True,
+    clip_norm: float | None = None,
+    microbatch_size: int | None = None,
+    out: str | None = None,
+    plot: str | None = None,
+    json_output: bool = False,
+) -> int:
+    """Attack training under a plan with canaries: a lower bound on its epsilon.
+
+    Args:
+      plan: from `jaxacct calibrate --out`, for as many examples as the data has.
+      model: module:function that returns a dictionary with model, loss and dataset as `fit` takes them
+        (optimizer, clip_norm, wrt and loss_key too, if wanted); by default a small CNN on digits.
+      canaries: 4,000 by default, or what examples, coordinates and delta allow.
+      confidence: of each bound.
+      independent: canaries alone, in independent trials.
+      one_run: canaries among the data in one training run.
+      clip_norm: norm that gradients are clipped to; 1 by default.
+      microbatch_size: examples whose gradients are in memory at a time.
+      out: file for the findings, as JSON.
+      plot: file for a picture, a PNG.
+      json_output: print one JSON object and nothing else.
+    """
+    check_target(out, lambda path: holds_schema(path, SCHEMA), "findings of an audit", may_force=False)
+    check_plot(plot)
+    if plot is not None and out is not None and os.path.realpath(plot) == os.path.realpath(out):
+        raise ValueError(f"plot must be another file than out, both were {out!r}")
+    covered = read_plan(plan)
+    given = digits() if model is None else named(model)
+    given |= {} if clip_norm is None else {"clip_norm": clip_norm}
+    kinds = [kind for kind, wanted in zip(KINDS, (independent, one_run), strict=True) if wanted]
+    with watch(unit="steps") as progress:
+        found = audit(
+            **given,
+            plan=covered,  # others are refused there
+            kinds=kinds,
+            canaries=canaries,
+            confidence=confidence,
+            progress=progress or False,
+            microbatch_size=microbatch_size,
+        )
+    shown = {"schema": SCHEMA, "findings": [each.to_json() for each in found], "can_see": CAN_SEE}
+    if plot is not None:
+        save(picture(found), plot)
+    if out is not None:
+        write_atomically(out, json.dumps(shown, indent=1) + "\n")
+    if json_output:
+        print(json.dumps(shown))
+    else:
+        print("\n".join(each.statement() for each in found))
+        print(CAN_SEE)
+    return 1 if any(each.contradicts for each in found) else 0
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exits with the codes in the module's docstring."""
+    _command.run(run, "audit", prog=f"python -m {__package__}", argv=argv)

@@ -1,0 +1,1 @@
+"""Real batches: who is in each, and where the data is read from."""

@@ -1,0 +1,102 @@
+"""Convolutions in the one layout that XLA is fast with on CPUs, and without groups of their batch.
+
+The gradient of a grouped convolution's kernel groups the batch, and `jax.vmap` adds the rows to these groups.
+XLA may compute such a convolution as one of all groups with zeros in between: zero times what is not finite
+in one row is NaN in all of them. As groups of features the rows stay apart.
+
+Its pass that brings convolutions into that layout (images batch, places, channels; kernels window, inputs,
+outputs) looks at the outermost program only. Those of a backward pass in a loop over microbatches keep
+theirs, and take ten times as long.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from . import uses as _uses
+from .rows_apart import programs_in
+
+# Programs within programs, whose arguments are the equation's in the same order.
+_CALLS = frozenset("jit pjit closed_call custom_jvp_call custom_vjp_call".split())
+
+
+def in_fast_layout(function):
+    """`function` of arrays, with its convolutions between transpositions."""
+
+    def run(*args):
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        found = _uses.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _run)
+        return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+    return run
+
+
+def _run(_, eqn, values):
+    if eqn.primitive.name != "conv_general_dilated":
+        return _uses.bind(eqn, values)
+    image, kernel, result = (list(spec) for spec in eqn.params["dimension_numbers"])
+    # From (batch, channels, places) and (outputs, inputs, window), by axis.
+    orders = [spec[:1] + spec[2:] + spec[1:2] for spec in (image, result)]
+    turned = values[0].transpose(orders[0]), values[1].transpose(kernel[2:] + [kernel[1], kernel[0]])
+    last, places = len(image) - 1, list(range(1, len(image) - 1))
+    numbers = lax.ConvDimensionNumbers(
+        (0, last, *places), (last, last - 1, *range(last - 1)), (0, last, *places)
+    )
+    found = eqn.primitive.bind(*turned, **eqn.params | {"dimension_numbers": numbers})
+    return [found.transpose(np.argsort(orders[1]))]
+
+
+def without_batch_groups(function):
+    """`function` of one example, with groups of features where its convolutions have groups of their batch.
+
+    Raises:
+      ValueError: when called, for such a convolution in a loop or a branch.
+    """
+
+    def run(*args):
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        if not _has_batch_groups(closed):
+            return function(*args)
+        found = _uses.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _ungrouped)
+        return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+    return run
+
+
+def _has_batch_groups(program) -> bool:
+    return any(
+        eqn.params.get("batch_group_count", 1) > 1 or any(map(_has_batch_groups, programs_in(eqn.params)))
+        for eqn in getattr(program, "jaxpr", program).eqns
+    )
+
+
+def _ungrouped(_, eqn, values):
+    inside = [inner for inner in programs_in(eqn.params) if _has_batch_groups(inner)]
+    if inside:
+        inner, name = inside[0], eqn.primitive.name
+
+        def run(*values):
+            consts = getattr(inner, "consts", ())
+            return _uses.evaluate(getattr(inner, "jaxpr", inner), consts, values, _ungrouped)
+
+        if name in _CALLS:
+            return run(*values)
+        if name == "remat2":
+            return jax.checkpoint(run)(*values)
+        raise ValueError(
+            f"loss must not have a grouped convolution within {name}, where its gradient mixes rows"
+        )
+    groups = eqn.params.get("batch_group_count", 1)
+    if groups == 1:
+        return _uses.bind(eqn, values)
+    image, kernel, result = eqn.params["dimension_numbers"]
+    # (groups * batch, channels, places) to (batch, places, groups * channels).
+    given = jnp.transpose(values[0], image)
+    given = given.reshape(groups, -1, *given.shape[1:])
+    given = jnp.moveaxis(given, (0, 2), (-2, -1))
+    given = given.reshape(*given.shape[:-2], -1)
+    last = given.ndim - 1
+    numbers = lax.ConvDimensionNumbers((0, last, *range(1, last)), kernel, result)
+    changed = {"dimension_numbers": numbers, "batch_group_count": 1, "feature_group_count": groups}
+    return [eqn.primitive.bind(given, values[1], **eqn.params | changed)]

@@ -1,0 +1,499 @@
+"""Clipped gradient sums without the gradients of examples: `clipping="ghost"`.
+
+The gradient of a dense layer is the outer product of what goes in and the cotangent of what comes out. Its
+norm follows from these two, and the weighted sum over a batch is one matrix product of them: no example's
+gradient is ever written down (Goodfellow 2015, "Efficient per-example gradient computations"; book-keeping,
+arXiv 2210.00038). One backward pass: the cotangents are kept, weighted in float64 and multiplied there (in
+float32 where that costs little: small batches, one position), and the whole batch's total is rounded onto the
+grid once. What that adds to the sensitivity is bounded and taken
+off the clip norm (proofs/released_numbers.md, section 5).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxacct.common import validate as _validate
+
+from .. import by_device as _by_device
+from . import uses as _uses
+from .convolutions import in_fast_layout, without_batch_groups
+from .grid import DEVICE_UNIT, LARGEST_BATCH, Grid, RoundedSum
+from .groups import Groups
+from .per_example import ClippedSum, Microbatches, check_loss, check_real, check_rows
+
+# Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
+# rounding of what cancels could matter.
+_SHARE = 2.0**-12
+_ROUNDING, _IN_FLOAT32 = 2.0**-53, 2.0**-24
+# What float32 sums may cost of the clip norm, where nothing cancels; else they are of float64.
+_MOST_SPENT = 2.0**-8
+_LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others
+_MOST_LOOKED_UP = 2**13
+# By default, at a time: entries of what the loss computes, of what makes up gradients, and examples.
+_AT_ONCE = {"cpu": (2**23, 3 * 2**19, 128), "others": (2**30, 2**27, 2**20)}
+# A gradient written down costs the time of so many products an entry.
+_WRITTEN = 24
+
+
+class Sizes(NamedTuple):
+    """What a part's rounding errors depend on; of one example."""
+
+    terms: int
+    """Added up for one entry of its gradient."""
+    squares: int
+    """Added up for its norm."""
+
+
+class Part(Protocol):
+    """What makes up the gradients of one parameter, examples along the first axis; float32."""
+
+    @property
+    def sizes(self) -> Sizes: ...
+
+    def norms(self) -> tuple[jax.Array, jax.Array]:
+        """(rows,) float64 squares: of the gradient's norm, and of its norm if nothing in it cancelled."""
+        ...
+
+    @property
+    def rank_one(self) -> bool:
+        """Whether each gradient is one outer product, in which nothing cancels; then float32 may do."""
+        ...
+
+    def total(self, weights, in_float32: bool = False) -> jax.Array:
+        """`sum_i weights_i gradient_i`, float64; only where gradients are `rank_one` from float32 sums."""
+        ...
+
+
+def _square(array) -> jax.Array:
+    return jnp.sum(jnp.square(array.astype(jnp.float64)), axis=tuple(range(1, array.ndim)))
+
+
+def _products(subscripts: str, *arrays) -> jax.Array:
+    """Sums of products in float64, even where `jax.default_matmul_precision` asks for fewer bits of all."""
+    return jnp.einsum(subscripts, *arrays, precision=lax.Precision.HIGHEST)
+
+
+def _weighted(weights, array):
+    return weights.reshape(-1, *(1,) * (array.ndim - 1)) * array.astype(jnp.float64)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["gradient"], meta_fields=[])
+@dataclass(frozen=True)
+class Whole:
+    """Gradients written down: (rows, ...)."""
+
+    gradient: jax.Array
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(1, math.prod(self.gradient.shape[1:]))
+
+    def norms(self):
+        square = _square(self.gradient)
+        return square, square
+
+    rank_one = False
+
+    def total(self, weights, in_float32=False):
+        return jnp.sum(_weighted(weights, self.gradient), axis=0)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["left", "right"], meta_fields=["tap"])
+@dataclass(frozen=True)
+class Factors:
+    """Outer products: left (rows, heads, positions, inputs), right (rows, heads, positions, outputs)."""
+
+    left: jax.Array
+    right: jax.Array
+    tap: _uses.Tap
+
+    @property
+    def sizes(self) -> Sizes:
+        _, heads, positions, inputs = self.left.shape
+        return Sizes(positions, heads * (positions * (inputs + self.right.shape[-1]) + positions**2))
+
+    def norms(self):
+        left, right = self.left.astype(jnp.float64), self.right.astype(jnp.float64)
+        if left.shape[2] == 1:
+            most = jnp.sum(jnp.sum(jnp.square(left), (2, 3)) * jnp.sum(jnp.square(right), (2, 3)), axis=1)
+            return most, most
+        one, two = (_products("bhtk,bhsk->bhts", array, array) for array in (left, right))
+        # Squares of what each position has stand on the diagonals.
+        most = jnp.einsum("bhtt->bh", one) * jnp.einsum("bhtt->bh", two)
+        return jnp.sum(one * two, (1, 2, 3)), jnp.sum(most, axis=1)
+
+    @property
+    def rank_one(self):
+        return self.left.shape[1:3] == (1, 1)
+
+    def total(self, weights, in_float32=False):
+        left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
+        if in_float32 and self.rank_one:
+            # Left factors of length 1, so that right ones are at most what gradients are scaled to.
+            length = jnp.sqrt(_square(left)).reshape(-1, 1)
+            left = left.reshape(len(left), -1) / jnp.where(length > 0, length, 1.0)
+            right = _weighted(weights, self.right.reshape(len(left), -1)) * length
+            left, right = left.astype(jnp.float32), right.astype(jnp.float32)
+            return self.tap.gradient(_products("tk,tn->kn", left, right)[None]).astype(jnp.float64)
+        if left.shape[1] == 1:
+            left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
+            return self.tap.gradient(_products("tk,tn->kn", left, right)[None])
+        return self.tap.gradient(_products("bhtk,bhtn->hkn", left, right))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "right"], meta_fields=["tap"])
+@dataclass(frozen=True)
+class Table:
+    """Rows of a table, -1 for none: rows (rows, positions), right (rows, positions, columns)."""
+
+    rows: jax.Array
+    right: jax.Array
+    tap: _uses.Tap
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.rows.shape[1], 2 * math.prod(self.right.shape[1:]))
+
+    def norms(self):
+        # What is added to the same row of the table is added up where that row is met first.
+        first = lax.argmax(self.rows[:, :, None] == self.rows[:, None, :], 2, jnp.int32)
+        right = jnp.where((self.rows >= 0)[..., None], self.right.astype(jnp.float64), 0.0)
+        added = jax.vmap(lambda at, values: jnp.zeros_like(values).at[at].add(values))(first, right)
+        return _square(added), self.rows.shape[1] * _square(right)
+
+    rank_one = False
+
+    def total(self, weights, in_float32=False):
+        _, height, columns = self.tap.equation.sizes
+        rows = jnp.where(self.rows >= 0, self.rows, height)
+        empty = jnp.zeros((height, columns), jnp.float64)
+        return self.tap.gradient(empty.at[rows].add(_weighted(weights, self.right), mode="drop"))
+
+
+class Budget(NamedTuple):
+    """How the clip norm of 2^bits grid units is spent; all in grid units."""
+
+    target: float
+    """That a gradient is scaled to."""
+    rounding: float
+    """Of the total onto the grid, sqrt(parameters), and of each device's total before."""
+    summation: float
+    """Rounding errors of two neighbouring sums."""
+
+
+def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> Budget:
+    """What a gradient may be scaled to so that no neighbouring totals differ by more than the clip norm.
+
+    Args:
+      grid: with the clip norm.
+      parameters: entries of a gradient.
+      batch: rows of a batch.
+      depth: at most so many terms are added up for an entry, and partial sums of them.
+      alone: the same of entries that are added up in float32; 0 for none.
+      devices: whose totals are rounded to `DEVICE_UNIT` before they are added up; 0 without a mesh.
+
+    Raises:
+      ValueError: where less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
+    """
+    if not 1e-100 <= grid.clip_norm <= 1e100:
+        raise ValueError(f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was {grid.clip_norm:g}")
+    whole, rounding = 2.0**grid.bits, math.sqrt(parameters) * (1 + devices * DEVICE_UNIT)
+    errors = 2 * batch * _gamma(depth + 4) / _SHARE + _spent_in_float32(batch, alone)  # of a target of 1
+    target = (whole - rounding) / (1 + errors) * (1 - 2.0**-40)
+    if not target >= whole / 2:
+        raise ValueError(
+            f"clipping must be 'per_example' here: of a clip norm of {whole:g} grid units rounding "
+            f"{parameters} parameters and sums of {batch} examples leave 'ghost' less than half"
+        )
+    return Budget(target, rounding, errors * target)
+
+
+def _gamma(terms: int, rounding: float = _ROUNDING) -> float:
+    """What rounding of a sum of products is at most, relative to the sum of absolute values."""
+    return terms * rounding / (1 - terms * rounding) if terms * rounding < 0.5 else math.inf
+
+
+def _spent_in_float32(batch: int, alone: int) -> float:
+    """Rounding errors of two neighbouring sums of outer products, for gradients that are scaled to 1."""
+    return 2 * batch * _gamma(alone + 8, _IN_FLOAT32) if alone else 0.0
+
+
+def ghost_gradient_sum(
+    loss: Callable[..., jax.Array],
+    params,
+    batch,
+    mask,
+    *,
+    grid: Grid,
+    microbatch_size: int | None = None,
+    normalize: bool = False,
+    skip_padding: bool = False,
+    has_aux: bool = False,
+    groups: Groups | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> ClippedSum:
+    """`train.clipping.per_example.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
+
+    Gradients are scaled to a little less than the clip norm C (`budget`: C (1 - sqrt(d) 2^-bits) and then
+    some): the sum of the batch is rounded onto the grid as a whole. Replacing one example by padding, or
+    moving examples to other rows, moves `total` by at most the clip norm all the same. An example whose loss,
+    or anything that its gradient is made of, is not finite counts as zero. Parameters and activations of 64
+    bits count with 32.
+
+    Dense layers, embeddings and convolutions that each have their parameter for themselves are fast; others
+    (biases, scales, parameters in several places, inside of scans and `remat`) have each example's gradient
+    written down, and are right all the same.
+
+    Args:
+      loss, params, batch, mask, grid, has_aux, groups, mesh: as in `clipped_gradient_sum`.
+      microbatch_size: examples whose activations are in memory at a time.
+      normalize, skip_padding: as there.
+
+    Raises:
+      ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
+    """
+    if not isinstance(grid, Grid):
+        raise ValueError(f"grid must be a train.clipping.grid.Grid, was {type(grid).__name__}")
+    _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask)
+    mask = jnp.asarray(mask, bool)
+    size = mask.shape[0]
+    _by_device.rows_of_each(size, mesh)
+    if size > LARGEST_BATCH:
+        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
+    if jax.default_backend() not in ("cpu", "gpu"):
+        raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
+    check_rows(batch, size)
+    if microbatch_size is not None:
+        _validate.positive_integer("microbatch_size", microbatch_size)
+    of_rows = functools.partial(
+        _of_rows,
+        grid=grid,
+        size=size,
+        devices=0 if mesh is None else mesh.size,
+        microbatch_size=microbatch_size,
+        normalize=normalize,
+        skip_padding=skip_padding,
+        has_aux=has_aux,
+        groups=groups,
+        x64=jax.config.read("jax_enable_x64"),
+    )
+
+    def add(total, axes):
+        return RoundedSum.of(total, grid, axes)
+
+    batch = jax.tree.map(jnp.asarray, batch)
+    with jax.enable_x64(True):
+        total, (norms, long, shown) = _by_device.over_rows(of_rows, add, mesh)((loss, params), batch, mask)
+    losses = shown.pop("")
+    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
+    return ClippedSum(total, norms, losses, clipped, shown)
+
+
+def _of_rows(
+    whole,
+    batch,
+    mask,
+    *,
+    grid: Grid,
+    size: int,
+    devices: int,
+    microbatch_size: int | None,
+    normalize: bool,
+    skip_padding: bool,
+    has_aux: bool,
+    groups: Groups | None,
+    x64: bool,
+):
+    """(float64 totals in grid units, (norms, long, what is shown)) of the rows of one device.
+
+    Args:
+      whole: (loss, params).
+      size: rows of all devices.
+      devices: as in `budget`.
+      x64: the caller's flag, for the loss; here it is on.
+    """
+    loss, params = whole
+    with jax.enable_x64(x64):
+        # As it is run.
+        check_loss(loss, params, batch, mask.shape[0], has_aux)
+        program = _program(loss, params, batch)
+    own = mask.shape[0]
+    micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
+    pieces = Microbatches(own, micro, skip_padding)
+    leaves, structure = jax.tree.flatten(params)
+
+    def found_in(rows):
+        with jax.enable_x64(x64):
+            each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example), has_aux))
+            return in_fast_layout(each)(rows)
+
+    def parts_of(arrays) -> list[Part]:
+        taps = {tap.leaf: tap for tap in program.taps}
+        return [_part(taps.get(leaf), one) for leaf, one in enumerate(arrays)]
+
+    some = jax.tree.map(lambda leaf: leaf[:micro], batch)
+    shapes = jax.eval_shape(lambda rows: parts_of(found_in(rows)[0]), some)
+    sizes = [part.sizes for part in shapes]
+    depth = micro * max(each.terms for each in sizes) + pieces.number
+    alone = micro + pieces.number if any(each.rank_one for each in shapes) else 0
+    alone = alone if _spent_in_float32(size, alone) <= _MOST_SPENT else 0
+    allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth, alone, devices)
+    upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
+    groups = Groups.one(len(leaves)) if groups is None else groups
+    # The target in the groups' shares: the squares of these are at most its square.
+    targets = [allowed.target * (math.sqrt(limit) / 2.0**grid.bits) for limit in groups.limits(grid)]
+
+    def accumulate(total, inputs):
+        rows, real = inputs
+        found = found_in(rows)
+        # 1, which no compiler knows, even if the mask is a constant: at most all losses are NaN.
+        once = jnp.maximum(1, jnp.isnan(found[2][""]).sum(dtype=jnp.int32) - (micro - 1))
+        arrays, finite, shown = _in_memory(found, once)
+        parts = parts_of(arrays)
+        squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
+        for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
+            square, most = (sum(found) for found in zip(*norms, strict=True))
+            square = jnp.maximum(square, 0.0)
+            bound = jnp.sqrt(square + _SHARE**2 * most) * upward
+            if normalize:
+                weights.append(target / (bound + 0.01))
+            else:
+                weights.append(jnp.minimum(1 / grid.unit, target / jnp.maximum(bound, 1e-300)))
+            squares, keep = squares + square, keep & jnp.isfinite(bound)
+            long |= ~(jnp.sqrt(square) <= target * grid.unit) | ~jnp.isfinite(bound)
+        weights = [jnp.where(real & keep, each, 0.0) for each in weights]
+        total = [
+            old + part.total(weights[at], alone > 0)
+            for old, part, at in zip(total, parts, groups.of, strict=True)
+        ]
+        norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
+        shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
+        return total, (jnp.where(real, norms, 0.0), real & long, shown)
+
+    zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
+    inputs = jax.tree.map(pieces.split, (batch, mask))
+    total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
+    return jax.tree.unflatten(structure, total), jax.tree.map(pieces.join, found)
+
+
+def _in_memory(arrays, once):
+    """The same arrays, stored before anything reads them.
+
+    Compilers compute again what two readers need, and may round it otherwise: then the norm would be that of
+    other numbers than those that are summed. What comes out of a loop is in memory.
+
+    Args:
+      once: () int32 that is 1, not a constant of the program.
+    """
+    # Of `lax.fori_loop` the number of turns would be a constant wherever `once` is, as without `jax.jit`.
+    begin = jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, arrays)
+    return lax.while_loop(lambda state: state[0] < once, lambda state: (state[0] + 1, arrays), begin)[1]
+
+
+def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:
+    """As many examples as a processor is fast on with all that their gradients are made of; 2^k."""
+    check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0], has_aux)
+    return _fitting(_program(loss, params, batch), params)
+
+
+def _program(loss, params, batch) -> _uses.Program:
+    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
+    return _uses.traced(loss, params, example, _worth_it)
+
+
+def _written_down(equation) -> bool:
+    """Whether a gradient costs less than inner products of positions, or these are not exact enough."""
+    if isinstance(equation, _uses.Lookup):
+        return equation.positions > _MOST_LOOKED_UP  # every two of them are compared
+    heads, positions, inputs, outputs = equation.sizes
+    products = positions**2 * (inputs + outputs)
+    return products > _WRITTEN * inputs * outputs or heads * positions**2 + inputs + outputs > 2**26
+
+
+def _worth_it(equation) -> bool:
+    """Whether to tap it: of a convolution even if its gradient is written down, which XLA does slowly."""
+    return isinstance(equation, _uses.Convolution) or not _written_down(equation)
+
+
+def _fitting(program: _uses.Program, params) -> int:
+    taps, kept = {tap.leaf: tap.equation for tap in program.taps}, 0
+    for leaf, array in enumerate(jax.tree.leaves(params)):
+        if leaf in taps:
+            *heads, positions, inputs, outputs = taps[leaf].sizes
+            kept += math.prod(heads) * positions * (inputs + outputs)
+        if leaf not in taps or _written_down(taps[leaf]):
+            kept += array.size
+    computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
+    fitting = min(computed / max(1, program.computed), made_of / max(1, kept))
+    return min(examples, 2 ** max(0, math.floor(math.log2(fitting))))
+
+
+def _found(program: _uses.Program, leaves, example, has_aux: bool):
+    """Of one example: what each parameter's part is made of; whether it is all finite; loss and aux by name.
+
+    That is a gradient, or what an equation is given and the cotangent of what it gives.
+    """
+    tapped = {tap.leaf for tap in program.taps}
+    whole = [leaf for leaf in range(len(leaves)) if leaf not in tapped]
+
+    def value(free, added):
+        params = list(leaves)
+        for leaf, array in zip(whole, free, strict=True):
+            params[leaf] = array
+        found, beside = program.tapped(params, example, added)
+        number, aux = found if has_aux else (found, {})
+        return number, (aux, beside)
+
+    free, added = [leaves[leaf] for leaf in whole], program.added()
+    gradient = without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))
+    (number, (aux, beside)), (gradients, cotangents) = gradient(free, added)
+    found: dict[int, Any] = dict(zip(whole, ((gradient,) for gradient in gradients), strict=True))
+    for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
+        found[tap.leaf] = _kept(tap, other, cotangent)
+    arrays, finite = [found[leaf] for leaf in range(len(leaves))], jnp.isfinite(number)
+    for array in jax.tree.leaves(arrays):
+        finite &= jnp.isfinite(array.astype(jnp.float32)).all()
+    shown = {name: jnp.float32(value) for name, value in ({"": number} | aux).items()}
+    return jax.tree.map(_plain, arrays), finite, shown
+
+
+def _kept(tap: _uses.Tap, other, cotangent) -> tuple[jax.Array, ...]:
+    """A gradient, or what it can be made of."""
+    if not _written_down(tap.equation):
+        return other, cotangent
+    factors = tap.equation.factors(other.astype(jnp.float32), cotangent.astype(jnp.float32))
+    product = jnp.einsum("htk,htn->hkn", *factors, precision=lax.Precision.HIGHEST)
+    return (tap.gradient(product),)
+
+
+def _part(tap: _uses.Tap | None, arrays) -> Part:
+    """Of what `_found` gives for a parameter, with a leading axis: no number is changed, they only move."""
+    if tap is None or _written_down(tap.equation):
+        return Whole(arrays[0])
+    with jax.enable_x64(True):
+        # Before they are laid out: in patches of an image each entry stands as often as the window is large.
+        wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays]
+        factors = jax.vmap(tap.equation.factors)(*wide)
+    if isinstance(factors, _uses.Picked):
+        return Table(factors.rows, factors.right, tap)
+    return Factors(factors.left, factors.right, tap)
+
+
+def _plain(array):
+    """Float32 that is the same to every processor: no infinity, no NaN, nothing subnormal."""
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array  # rows of a table
+    check_real("a part of a gradient", array)
+    array = array.astype(jnp.float32)
+    return jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)
+
+
+__all__ = ["Budget", "budget", "default_microbatch_size", "ghost_gradient_sum"]

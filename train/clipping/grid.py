@@ -1,0 +1,211 @@
+"""The public grid on which gradients are summed as integers (proofs/released_numbers.md)."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct import Mechanism
+from jaxacct.common import validate as _validate
+
+from ..noise import recursion as noise
+
+_FINEST = 23  # bits; float32 gradients have no more
+_LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
+_LEAST_LEVELS = 2.0**8
+_LIMB = 16  # bits of the low part of a sum
+_LARGEST_SUM = 2.0 ** (31 + _LIMB)
+DEVICE_UNIT = 2.0**-6  # of a grid unit: 53 bits hold multiples of it up to the largest sum
+LARGEST_BATCH = 2 ** (31 + _LIMB - _FINEST)  # 16.8 million examples: no sum leaves its two parts
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Multiples of `clip_norm` 2^-`bits`.
+
+    Attributes:
+      clip_norm: C, the most that the norm of one example's gradient may be.
+      bits: 0 to 23; the clip norm is 2^bits grid units.
+    """
+
+    clip_norm: float
+    bits: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "clip_norm", _validate.positive_number("clip_norm", self.clip_norm))
+        if _validate.positive_integer("bits", self.bits, minimum=0) > _FINEST:
+            raise ValueError(f"bits must be at most {_FINEST}, was {self.bits}")
+        if not 0 < self.unit * 2.0**-100:
+            raise ValueError(f"clip_norm must be above 1e-270, was {self.clip_norm}")
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, clip_norm: float) -> "Grid":
+        """The grid for a mechanism: its noise spans 2^19 to 2^20 units, or less where gradients span 2^23.
+
+        Raises:
+          ValueError: for noise that no grid serves: integers would overflow, or be too few.
+        """
+        sigma = mechanism.noise_multiplier
+        most = min(_LEVELS, noise.largest_levels(mechanism.strategy, mechanism.scheme.iterations))
+        # None where the inverse of C grows beyond all floats.
+        bits = min(_FINEST, math.floor(math.log2(most / sigma))) if most >= sigma else -1
+        if bits < 0 or sigma * 2.0**bits < _LEAST_LEVELS:
+            raise ValueError(
+                f"noise_multiplier must be between {_LEAST_LEVELS / 2**_FINEST:.2g} and {most:.3g} to train "
+                f"with this strategy, was {sigma:g}"
+            )
+        return cls(clip_norm, bits)
+
+    @property
+    def unit(self) -> float:
+        """The distance of neighbouring grid points."""
+        return math.ldexp(self.clip_norm, -self.bits)
+
+    @property
+    def most_at_once(self) -> int:
+        """How many clipped gradients may be added in 32 bits to a low part."""
+        return (2**31 - 2**_LIMB) // 2**self.bits
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=["grid"])
+@dataclass(frozen=True)
+class GridSum:
+    """A sum of clipped gradients in grid units, `high` 2^16 + `low`, exact; private until noise is added.
+
+    Attributes:
+      high, low: pytrees like the parameters, int32, low in 0 .. 2^16 - 1.
+      grid: what one unit is, and the clip norm that held.
+    """
+
+    high: Any
+    low: Any
+    grid: Grid
+
+    @classmethod
+    def zeros(cls, params, grid: Grid) -> "GridSum":
+        """The empty sum."""
+
+        def nothing():
+            return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params)
+
+        return cls(nothing(), nothing(), grid)
+
+    def plus(self, part) -> "GridSum":
+        """Add a pytree of int32 of at most 2^31 - 2^16 in absolute value."""
+        low = jax.tree.map(lambda a, b: a + b, self.low, part)
+        high = jax.tree.map(lambda a, b: a + (b >> _LIMB), self.high, low)
+        return GridSum(high, jax.tree.map(lambda a: a & (2**_LIMB - 1), low), self.grid)
+
+    def across(self, axes: Sequence[str]) -> "GridSum":
+        """Add up the sums of all devices along these axes of a mesh, within `jax.shard_map`."""
+        if not axes:
+            return self
+        high, low = jax.lax.psum((self.high, self.low), axes)
+        nothing = jax.tree.map(jnp.zeros_like, low)
+        return GridSum(high, nothing, self.grid).plus(low)
+
+    def scaled(self, factor: float, added=None):
+        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
+
+        def value(high, low, more):
+            total = high.astype(jnp.float64) * 2.0**_LIMB + low.astype(jnp.float64)
+            return ((total + more.astype(jnp.float64)) * (self.grid.unit * factor)).astype(jnp.float32)
+
+        with jax.enable_x64(True):
+            if added is None:
+                added = jax.tree.map(jnp.zeros_like, self.low)
+            return jax.tree.map(value, self.high, self.low, added)
+
+    @property
+    def is_finite(self) -> bool:
+        """Always: integers."""
+        return True
+
+    def units(self):
+        """The sum as it is, a pytree of NumPy's int64."""
+        return jax.tree.map(lambda a, b: np.int64(a) * 2**_LIMB + np.int64(b), self.high, self.low)
+
+    @property
+    def shaped(self):
+        """A pytree of arrays of the sum's shapes."""
+        return self.low
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["whole"], meta_fields=["grid"])
+@dataclass(frozen=True)
+class RoundedSum:
+    """A sum that was rounded to grid units as a whole: what a `GridSum` is, in one part, of which a processor
+    makes noisy gradients in a fifth of the time. Private until noise is added.
+
+    Attributes:
+      whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact; all
+        of them NaN where there is no such sum.
+      grid: what one unit is, and the clip norm that held.
+    """
+
+    whole: Any
+    grid: Grid
+
+    @classmethod
+    def of(cls, totals, grid: Grid, axes: Sequence[str] = ()) -> "RoundedSum":
+        """The nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
+
+        Zero in place of one total would move the sum by what all examples together contribute to it.
+
+        Args:
+          totals: sums over the examples of one device.
+          grid: whose units they are in.
+          axes: of a mesh, along which the totals of devices are added up, within `jax.shard_map`. Each is
+            rounded to `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
+        """
+        with jax.enable_x64(True):
+            if axes:
+                fine = jax.tree.map(lambda leaf: jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT, totals)
+                totals = jax.lax.psum(fine, axes)
+            nearest = jax.tree.map(jnp.round, totals)
+            fits = jnp.ones((), bool)
+            for leaf in jax.tree.leaves(nearest):
+                fits &= (jnp.abs(leaf) <= _LARGEST_SUM).all()
+            return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), grid)
+
+    @property
+    def is_finite(self) -> jax.Array:
+        """() bool: False where `of` found no sum; nothing may be released then."""
+        leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(self.whole)]
+        return jnp.stack(leaves).all() if leaves else jnp.ones((), bool)
+
+    def units(self):
+        """The sum as it is, a pytree of NumPy's int64."""
+        return jax.tree.map(np.int64, self.whole)
+
+    @property
+    def shaped(self):
+        """A pytree of arrays of the sum's shapes."""
+        return self.whole
+
+    def scaled(self, factor: float, added=None):
+        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers.
+
+        Raises:
+          ValueError: for a sum that is no longer float64, as JAX makes float32 of NumPy's arrays: what that
+            rounds may differ between neighbouring sums by more than the clip norm.
+        """
+        for leaf in jax.tree.leaves(self.whole):
+            if leaf.dtype != np.float64:
+                raise ValueError(f"updates must be a sum in float64, as it was made, was {leaf.dtype}")
+
+        def value(total, more):
+            # Below 2^53, so exact.
+            return ((total + more.astype(jnp.float64)) * (self.grid.unit * factor)).astype(jnp.float32)
+
+        with jax.enable_x64(True):
+            added = jax.tree.map(jnp.zeros_like, self.whole) if added is None else added
+            return jax.tree.map(value, self.whole, added)
+
+
+SUMS = GridSum, RoundedSum

@@ -1,0 +1,246 @@
+"""Clipping by group: each layer's gradient, or each of some parts', has a clip norm of its own.
+
+The squares of these norms add up to at most that of the clip norm C, so an example still moves the sum by at
+most C, in whatever groups its gradient is long: the plan's noise, which is relative to C, and its guarantee
+stay as they are (proofs/released_numbers.md, section 6).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxacct.common import validate as _validate
+
+from .grid import Grid
+
+LAYER = "layer"
+_MOST_PLACES = 256  # of one parameter; a module that holds itself has any number
+
+
+@dataclass(frozen=True)
+class ClipGroups:
+    """What a group is, for `fit(.., clip_groups=)`.
+
+    Attributes:
+      filters: "layer" (a group of all parameters with the same parent), or nnx filters, one a group: a
+        parameter is in the group of the first that selects it; `...` selects what is left.
+      norms: of each filter's group, whose squares must add up to at most the square of `clip_norm`; by
+        default `clip_norm` / sqrt(groups) for all. Public, like the filters: made without the private data.
+    """
+
+    filters: Any = LAYER
+    norms: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A partition of the leaves of a pytree of parameters.
+
+    Attributes:
+      of: group number of each leaf, in the order of `jax.tree.leaves`.
+      shares: of the square of the clip norm, one a group; positive, they add up to at most 1, exactly.
+    """
+
+    of: tuple[int, ...]
+    shares: tuple[Fraction, ...]
+
+    def __post_init__(self):
+        if set(self.of) != set(range(len(self.shares))):
+            raise ValueError(
+                f"groups must have parameters in each of {len(self.shares)} and in no other, was {self.of}"
+            )
+        exact = tuple(Fraction(share) for share in self.shares)
+        if not all(share > 0 for share in exact) or sum(exact) > 1:
+            shown = ", ".join(f"{float(share):g}" for share in exact)
+            raise ValueError(f"shares must be positive and add up to at most 1, were {shown}")
+        object.__setattr__(self, "shares", exact)
+
+    @classmethod
+    def one(cls, leaves: int) -> "Groups":
+        """All together."""
+        return cls((0,) * leaves, (Fraction(1),))
+
+    def split(self, leaves: Sequence[Any]) -> list[list[Any]]:
+        """Leaves by group."""
+        if len(leaves) != len(self.of):
+            raise ValueError(f"groups must be of {len(leaves)} parameters, was of {len(self.of)}")
+        parts: list[list[Any]] = [[] for _ in self.shares]
+        for group, leaf in zip(self.of, leaves, strict=True):
+            parts[group].append(leaf)
+        return parts
+
+    def limits(self, grid: Grid) -> tuple[int, ...]:
+        """The most that the square of a group's gradient may be, in whole squared grid units.
+
+        They add up to at most 4^bits, in integers.
+
+        Raises:
+          ValueError: where nothing of a group would be left.
+        """
+        limits = tuple(math.floor(share * 4**grid.bits) for share in self.shares)
+        if min(limits) < 1:
+            least = grid.unit
+            raise ValueError(
+                f"clip_groups must leave each group a norm of at least {least:g}, one unit of the grid, "
+                f"left {grid.clip_norm * math.sqrt(min(self.shares)):g}"
+            )
+        return limits
+
+
+def partition(params, given, clip_norm: float, model: Any = None) -> tuple[Groups, list[dict[str, Any]]]:
+    """The groups of parameters that are trained, and what to keep of them with a run.
+
+    Args:
+      params: pytree of parameters, an nnx state perhaps.
+      given: "layer", a sequence of nnx filters, or a `ClipGroups`.
+      clip_norm: C.
+      model: of which the parameters are, to see those that are in several places.
+
+    Returns:
+      the groups, and of each {"norm", "parameters": names}.
+
+    Raises:
+      ValueError: a filter that selects nothing, a parameter that none selects or that is shared by two
+        groups, norms beyond C.
+    """
+    asked = given if isinstance(given, ClipGroups) else ClipGroups(given)
+    paths = list(_paths(params))
+    if asked.filters == LAYER:
+        if asked.norms is not None:
+            raise ValueError("clip_groups must have filters where it has norms, had 'layer'")
+        of = _by_layer(paths, _aliases(model))
+    else:
+        of = _by_filter(paths, _filters(asked.filters), _aliases(model))
+    if not of:
+        raise ValueError("clip_groups must be of some parameters, there are none")
+    number = max(of) + 1
+    shares = _shares(asked.norms, number, clip_norm)
+    names = [".".join(map(str, path)) for path, _ in paths]
+    kept = [
+        {
+            "norm": clip_norm * math.sqrt(share),
+            "parameters": [name for name, at in zip(names, of, strict=True) if at == group],
+        }
+        for group, share in enumerate(shares)
+    ]
+    return Groups(tuple(of), shares), kept
+
+
+def _shares(norms, number: int, clip_norm: float) -> tuple[Fraction, ...]:
+    if norms is None:
+        return (Fraction(1, number),) * number
+    if isinstance(norms, str) or not isinstance(norms, Iterable):
+        raise ValueError(f"clip_groups norms must be a list of numbers, was {norms!r}")
+    squares = [Fraction(_validate.positive_number("clip_groups norm", norm)) ** 2 for norm in norms]
+    if len(squares) != number:
+        raise ValueError(f"clip_groups must have a norm for each of {number} filters, had {len(squares)}")
+    whole, total = Fraction(clip_norm) ** 2, sum(squares)
+    if total > whole * Fraction(1 + 1e-9):
+        raise ValueError(
+            f"clip_groups must have norms whose squares add up to at most {clip_norm:g}^2, the clip norm's, "
+            f"had {math.sqrt(total):g}^2"
+        )
+    # 0.6 and 0.8 are not quite so as floats.
+    return tuple(square / max(whole, total) for square in squares)
+
+
+def _paths(params) -> Iterator[tuple[tuple, Any]]:
+    """(path, variable or array) of each leaf, in the order of `jax.tree.leaves`."""
+    found = jax.tree.leaves_with_path(params, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    for path, value in found:
+        for _ in jax.tree.leaves(value):
+            yield tuple(_key(part) for part in path), value
+
+
+def _key(part):
+    for name in ("key", "idx", "name"):
+        if hasattr(part, name):
+            return getattr(part, name)
+    return str(part)
+
+
+def _by_layer(paths, aliases: Callable[[tuple], list[tuple]]) -> list[int]:
+    numbers: dict[tuple, int] = {}
+    of = []
+    for path, _ in paths:
+        # A module in two places is one layer, wherever it is met first.
+        layers = {aliases(other[:-1])[0]: other for other in aliases(path)}
+        if len(layers) > 1:
+            raise _shared(*list(layers.values())[:2])
+        (layer,) = layers
+        of.append(numbers.setdefault(layer, len(numbers)))
+    return of
+
+
+def _by_filter(paths, filters, aliases: Callable[[tuple], list[tuple]]) -> list[int]:
+    def first(path, value) -> int | None:
+        return next((i for i, selects in enumerate(filters) if selects(path, value)), None)
+
+    of = []
+    for path, value in paths:
+        groups = {first(other, value): other for other in reversed(aliases(path))}
+        if len(groups) > 1:
+            raise _shared(*list(groups.values())[:2])
+        (group,) = groups
+        if group is None:
+            raise ValueError(
+                f"clip_groups must select every parameter, {_name(path)} is in no group; "
+                "`...` as the last filter selects the rest"
+            )
+        of.append(group)
+    for i in range(len(filters)):
+        if i not in of:
+            raise ValueError(
+                f"clip_groups must select a trained parameter by each filter, number {i} has none"
+            )
+    return of
+
+
+def _filters(given) -> list[Callable[[tuple, Any], bool]]:
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise ValueError(f"clip_groups must be 'layer' or a list of nnx filters, was {given!r}")
+    try:
+        return [nnx.filterlib.to_predicate(one) for one in given]
+    except (TypeError, ValueError):
+        raise ValueError(f"clip_groups must be 'layer' or a list of nnx filters, was {given!r}") from None
+
+
+def _name(path) -> str:
+    return ".".join(map(str, path))
+
+
+def _shared(path, other) -> ValueError:
+    return ValueError(
+        f"clip_groups must have a shared parameter in one group, {_name(path)} is {_name(other)} in another"
+    )
+
+
+def _aliases(model) -> Callable[[tuple], list[tuple]]:
+    """All paths of what is at a path of a model, in one order for all of them."""
+    same = nnx.find_duplicates(model) if isinstance(model, nnx.Module) else []
+
+    def elsewhere(path: tuple) -> Iterator[tuple]:
+        for places in same:
+            for place in places:
+                if path[: len(place)] == tuple(place):
+                    yield from ((*other, *path[len(place) :]) for other in places)
+
+    def of(path: tuple) -> list[tuple]:
+        known, waiting = {path}, [path]
+        while waiting:
+            fresh = set(elsewhere(waiting.pop())) - known
+            known |= fresh
+            waiting += fresh
+            if len(known) > _MOST_PLACES:
+                raise ValueError("clip_groups must be of a model that is no part of itself")
+        return sorted(known, key=lambda one: [str(part) for part in one])
+
+    return of
+
+
+__all__ = ["LAYER", "ClipGroups", "Groups", "partition"]

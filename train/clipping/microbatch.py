@@ -1,0 +1,67 @@
+"""How many gradients to compute at a time: measured on the machine that trains, and kept with the run.
+
+Sums are of integers and do not depend on it, but the last bit of a gradient may, so a run that goes on uses
+what it began with. Measured is a batch of zeros: what is found tells nothing of the data.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.common.files import read_json
+
+from .per_example import default_microbatch_size
+
+AUTO = "auto"
+_REPEATS = 3
+
+
+def stored(out) -> int | None:
+    """What the run in a folder began with, None where none did."""
+    path = None if out is None else Path(out) / "run.json"
+    found = read_json(path, "run") if path is not None and path.exists() else {}
+    size = found.get("microbatch_size") if isinstance(found, dict) else None
+    return size if type(size) is int and size >= 1 else None
+
+
+def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None = None) -> int:
+    """The microbatch size of the fastest step, looked for in powers of 2.
+
+    Args:
+      make: microbatch size -> step, with `init` and a call as `train.step.PrivateStep`.
+      params: pytree of arrays; they stay as they are.
+      batch, mask: of the shapes and shardings of training.
+      begin: where to look first, a power of 2; by default `default_microbatch_size`.
+    """
+    taken: dict[int, float] = {}
+    if isinstance(mask, np.ndarray):
+        size, everything = len(mask), np.ones_like(mask)
+    else:  # rows of one device
+        (size,), everything = mask.sharding.shard_shape(mask.shape), jax.numpy.ones_like(mask)
+
+    def seconds(micro: int) -> float:
+        if micro not in taken:
+            step = make(micro)
+            state, least = step.init(jax.tree.map(jax.numpy.array, params)), float("inf")
+            for turn in range(_REPEATS + 1):
+                begun = time.perf_counter()
+                state, info = step(state, batch, everything)
+                jax.block_until_ready((state, info))
+                # The first call compiles.
+                least = min(least, time.perf_counter() - begun) if turn else least
+            taken[micro] = least
+        return taken[micro]
+
+    candidates = [2**i for i in range(size.bit_length()) if 2**i < size] + [size]
+    at = candidates.index(min(begin or default_microbatch_size(params), size))
+    for turn in (1, -1):
+        while 0 <= at + turn < len(candidates) and seconds(candidates[at + turn]) < seconds(candidates[at]):
+            at += turn
+    return candidates[at]
+
+
+__all__ = ["AUTO", "fastest", "stored"]

@@ -1,0 +1,369 @@
+"""Per-example clipped gradient sums in microbatches: memory follows the microbatch, not the batch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.common import validate as _validate
+
+from .. import by_device as _by_device
+from ..loss import WritingLossError, no_batch_statistics
+from . import rows_apart as _rows_apart
+from .convolutions import without_batch_groups
+from .grid import LARGEST_BATCH, Grid, GridSum, RoundedSum
+from .groups import Groups
+
+# Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
+# parameter) does not make the exact check of what is summed refuse an honest gradient.
+_SLACK = 2.0**-24
+# By default: entries of all gradients in memory at a time, and examples.
+_AT_ONCE = {"cpu": (3 * 2**19, 32), "others": (2**27, 2**20)}
+
+
+class ClippedSum(NamedTuple):
+    """The sum of clipped gradients, and what must not leave the machine without noise.
+
+    Only `total`, with noise added, is covered by a guarantee; the rest is private.
+    """
+
+    total: GridSum | RoundedSum
+    """Sum over the batch of gradients in whole grid units, each of norm at most the clip norm."""
+    norms: jax.Array
+    """(batch,) float32: gradient norms before clipping, 0 where padded, inf where not finite."""
+    losses: jax.Array
+    """(batch,) float32: losses, 0 where padded."""
+    clipped_fraction: jax.Array
+    """Share of the real examples whose gradient was scaled down."""
+    aux: dict[str, jax.Array]
+    """(batch,) float32 each: what the loss returned beside its value, 0 where padded."""
+
+
+def clipped_gradient_sum(
+    loss: Callable[..., jax.Array],
+    params,
+    batch,
+    mask,
+    *,
+    grid: Grid,
+    microbatch_size: int | None = None,
+    normalize: bool = False,
+    skip_padding: bool = False,
+    has_aux: bool = False,
+    groups: Groups | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> ClippedSum:
+    """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
+
+    Each is rounded towards zero onto the grid, where its norm is at most the clip norm by exact arithmetic on
+    integers, and the sum is one of integers: replacing one example by padding moves `total` by at most the
+    clip norm, exactly, in whatever order it is summed. An example whose loss or gradient is not finite counts
+    as zero: it can neither spoil the model nor have an unbounded effect.
+
+    Args:
+      loss: `loss(params, example) -> scalar` of one example, without a batch axis.
+      params: pytree of floating-point arrays.
+      batch: pytree of arrays (batch, ...).
+      mask: (batch,) bool; padding contributes exactly zero.
+      grid: with the clip norm C; `train.optimizers.privatize` says which serves its noise.
+      microbatch_size: examples whose gradients are in memory at a time, at most as many as
+        `grid.most_at_once` lets add up in 32 bits; by default `default_microbatch_size`.
+      normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
+        (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
+      skip_padding: do no work for microbatches after the last real example. How long it takes then tells how
+        many there are, which is private.
+      has_aux: the loss returns `(scalar, dictionary of scalars)`.
+      groups: of parameters whose gradients are clipped apart (`train.clipping.groups`), all together to
+        `grid.clip_norm` at most; `normalize` then is by group, too.
+      mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
+        a time. Required where any of the arrays is on several devices.
+
+    Raises:
+      ValueError: bad arguments, or a loss that is not a scalar for one example.
+    """
+    options = dict(normalize=normalize, skip_padding=skip_padding, has_aux=has_aux)
+    return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), groups, mesh, **options)[0]
+
+
+def admitted_gradient_sum(
+    loss: Callable[..., jax.Array],
+    params,
+    batch,
+    mask,
+    admit: Callable[[Any, jax.Array], tuple[Any, jax.Array]],
+    records,
+    *,
+    grid: Grid,
+    microbatch_size: int | None = None,
+    normalize: bool = False,
+    has_aux: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
+) -> tuple[ClippedSum, Any]:
+    """`clipped_gradient_sum` of those that `admit` lets in, whose verdict is on what they would contribute.
+
+    Args:
+      mask: (batch,) bool: who was sampled. `admit` is asked of all rows, sampled or not, once each.
+      admit: `(records of some rows, (rows,) float64) -> (their records after this step, (rows,) bool)`. The
+        second is the exact square of each clipped gradient in grid units, 0 where it is not finite. Who is
+        not let in contributes exactly zero, and has norm and loss 0 in what comes back.
+      records: pytree of arrays (batch, ...).
+
+    Returns:
+      the sum, and the records after this step.
+    """
+    options = dict(normalize=normalize, skip_padding=False, has_aux=has_aux)
+    return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, None, mesh, **options)
+
+
+def default_microbatch_size(params) -> int:
+    """As many gradients as processors are fast on, as measured in tests/benchmarks/RESULTS.md; 2^k.
+
+    On CPUs at most 32 examples of a million entries or so, which caches hold; on others memory bounds it.
+    """
+    entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    most, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
+    return min(examples, 2 ** max(0, math.floor(math.log2(most / max(1, entries)))))
+
+
+def _summed(
+    loss,
+    params,
+    batch,
+    mask,
+    grid,
+    microbatch_size,
+    admit,
+    records,
+    groups: Groups | None,
+    mesh: jax.sharding.Mesh | None,
+    *,
+    normalize: bool,
+    skip_padding: bool,
+    has_aux: bool,
+):
+    if not isinstance(grid, Grid):
+        raise ValueError(f"grid must be a train.clipping.grid.Grid, was {type(grid).__name__}")
+    _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask, records=records)
+    mask = jnp.asarray(mask, bool)
+    size = mask.shape[0]
+    own = _by_device.rows_of_each(size, mesh)
+    if microbatch_size is None:
+        microbatch_size = default_microbatch_size(params)
+    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.most_at_once)
+    if size > LARGEST_BATCH:
+        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
+    check_rows(batch, size)
+    pieces = Microbatches(own, micro, skip_padding)
+
+    def of_rows(whole, *given):
+        loss, params = whole
+        check_loss(loss, params, given[0], own, has_aux)  # as it is run
+
+        def one(example, real):
+            found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
+            value, aux = found if has_aux else (found, {})
+            kept, counts, norm, long = clip_groups_to_grid(gradient, grid, groups, normalize)
+            keep = real & kept & jnp.isfinite(value)
+            counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
+            shown = {"": value} | aux
+            shown = {name: jnp.where(real, jnp.float32(number), 0.0) for name, number in shown.items()}
+            return counts, jnp.where(real, norm, 0.0), real & long, shown
+
+        def admitted(rows, sampled, kept):
+            counts, norms, long, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
+            kept, let_in = admit(kept, jax.vmap(_square)(counts))
+            counted = sampled & let_in
+
+            def keep(leaf):
+                return jnp.where(counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+
+            counts, norms, shown = jax.tree.map(keep, (counts, norms, shown))
+            return counts, norms, counted & long, shown, kept
+
+        def accumulate(total, inputs):
+            rows, real, kept = inputs
+            if admit is None:
+                counts, norms, long, shown = jax.vmap(one)(rows, real)
+            else:
+                counts, norms, long, shown, kept = admitted(rows, real, kept)
+            # At most `most_at_once` of them, so 32 bits hold their sum.
+            part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
+            return total.plus(part), (norms, long, shown, kept)
+
+        inputs = jax.tree.map(pieces.split, given)
+        total, found = pieces.accumulate(accumulate, GridSum.zeros(params, grid), inputs, inputs[1])
+        return total, jax.tree.map(pieces.join, found)
+
+    over_rows = _by_device.over_rows(of_rows, GridSum.across, mesh)
+    total, (norms, long, shown, records) = over_rows((loss, params), batch, mask, records)
+    losses = shown.pop("")
+    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
+    return ClippedSum(total, norms, losses, clipped, shown), records
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """A batch in pieces of `micro` rows.
+
+    Attributes:
+      size: rows of the batch.
+      micro: rows of a piece; the last is padded.
+      skip_padding: do nothing for pieces after the last real row.
+    """
+
+    size: int
+    micro: int
+    skip_padding: bool
+
+    @property
+    def number(self) -> int:
+        """Of pieces."""
+        return -(-self.size // self.micro)
+
+    def split(self, array):
+        """(size, ...) to (pieces, micro, ...)."""
+        array, pad = jnp.asarray(array), -self.size % self.micro
+        array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
+        if self.skip_padding:
+            return array.reshape(-1, self.micro, *array.shape[1:])
+        # Neighbours go to different microbatches: padding is at the end, and its rows are spread over all.
+        return array.reshape(self.micro, -1, *array.shape[1:]).swapaxes(0, 1)
+
+    def join(self, array):
+        """(pieces, micro, ...) to (size, ...)."""
+        array = array if self.skip_padding else array.swapaxes(0, 1)
+        return array.reshape(-1, *array.shape[2:])[: self.size]
+
+    def accumulate(self, step, carry, inputs, real):
+        """`jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
+        if self.skip_padding:
+            return _scan_until_last(step, carry, inputs, real.any(axis=1))
+        return jax.lax.scan(step, carry, inputs)
+
+
+def _scan_until_last(step, carry, inputs, wanted):
+    """`jax.lax.scan` that stops after the last wanted input; what it returns of those after it is zero."""
+    number = jnp.max(jnp.where(wanted, jnp.arange(1, len(wanted) + 1), 0))
+    _, one = jax.eval_shape(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+    outputs = jax.tree.map(lambda leaf: jnp.zeros((len(wanted), *leaf.shape), leaf.dtype), one)
+
+    def body(i, both):
+        carry, outputs = both
+        carry, found = step(carry, jax.tree.map(lambda leaf: leaf[i], inputs))
+        return carry, jax.tree.map(lambda all, leaf: all.at[i].set(leaf), outputs, found)
+
+    return jax.lax.fori_loop(0, number, body, (carry, outputs))
+
+
+def _square(counts) -> jax.Array:
+    """Exact: integers whose squares add up to at most 2^46."""
+    with jax.enable_x64(True):
+        squares = jax.tree.map(lambda n: jnp.sum(jnp.square(n.astype(jnp.float64))), counts)
+        return sum(jax.tree.leaves(squares), jnp.zeros((), jnp.float64))
+
+
+def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
+    """One gradient in whole grid units of norm at most 2^bits, exactly, or zero.
+
+    Returns:
+      kept: () bool, False where the gradient is not finite, or would be too long after scaling.
+      counts: pytree of int32, zero unless kept.
+      norm: () float32, before clipping; inf where not finite.
+    """
+    return clip_groups_to_grid(gradient, grid, None, normalize)[:3]
+
+
+def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, normalize: bool = False):
+    """`clip_to_grid` with each group's gradient clipped to its own norm, and () bool: was any too long?"""
+    leaves, structure = jax.tree.flatten(gradient)
+    check_real("gradient", leaves)
+    groups = Groups.one(len(leaves)) if groups is None else groups
+    parts, limits = groups.split(leaves), groups.limits(grid)
+    with jax.enable_x64(True):
+        norms = [global_norm(part) for part in parts]
+        norm = norms[0] if len(norms) == 1 else jnp.sqrt(sum(jnp.square(each) for each in norms))
+        kept, long, factors = jnp.isfinite(norm), jnp.zeros((), bool), []
+        for each, limit in zip(norms, limits, strict=True):
+            most = math.sqrt(limit) * grid.unit
+            if normalize:
+                scale = most / (each + 0.01)
+            else:
+                scale = jnp.minimum(1.0, most / jnp.maximum(each, 1e-300))
+            factors.append(scale * ((1 - _SLACK) / grid.unit))
+            long |= ~(each <= most)
+        scaled = [
+            jnp.trunc(g.astype(jnp.float64) * factors[at]) for g, at in zip(leaves, groups.of, strict=True)
+        ]
+        # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact. It
+        # fails closed: a NaN is not at most anything, and a group that fails takes the others along.
+        for part, limit in zip(groups.split(scaled), limits, strict=True):
+            kept &= sum(jnp.sum(jnp.square(n)) for n in part) <= float(limit)
+        counts = [jnp.where(kept, n, 0.0).astype(jnp.int32) for n in scaled]
+        norm = jnp.where(jnp.isfinite(norm), norm, jnp.inf).astype(jnp.float32)
+        return kept, jax.tree.unflatten(structure, counts), norm, long
+
+
+def global_norm(tree) -> jax.Array:
+    """Euclidean norm of all leaves together, float64: squares of floats neither over- nor underflow there."""
+    with jax.enable_x64(True):
+        return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float64))) for leaf in jax.tree.leaves(tree)))
+
+
+def check_real(name: str, tree) -> None:
+    """ValueError for arrays of anything but real floating-point numbers.
+
+    Norms and casts to float64 would drop imaginary parts.
+    """
+    for leaf in jax.tree.leaves(tree):
+        dtype = getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"{name} must be arrays of real floating-point numbers, had {dtype}")
+
+
+def check_rows(batch, size: int) -> None:
+    """ValueError for arrays without `size` rows."""
+    for leaf in jax.tree.leaves(batch):
+        if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
+            raise ValueError(f"batch must have {size} rows like mask, had an array of shape {np.shape(leaf)}")
+
+
+def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
+    """Refuse a loss of another shape than () for one example, or of other numbers than real ones."""
+    check_real("params", params)
+    check_rows(batch, size)
+
+    def of_one(tree):
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), tree)
+
+    try:
+        with no_batch_statistics():
+            shape = jax.eval_shape(loss, params, of_one(batch))
+    except WritingLossError as error:
+        raise WritingLossError(*error.args) from None
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"loss must take (params, one example without a batch axis): {str(error).splitlines()[0]}"
+        ) from None
+    if has_aux:
+        two = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], dict)
+        if not two or not all(
+            isinstance(name, str) and name and getattr(number, "shape", None) == ()
+            for name, number in shape[1].items()
+        ):
+            raise ValueError("loss must return (number, dictionary of numbers by name) with has_aux")
+        shape = shape[0]
+    if getattr(shape, "shape", None) != ():
+        raise ValueError(
+            "loss must return one number for one example (a mean over a batch has no per-example gradient), "
+            f"returned {getattr(shape, 'shape', type(shape).__name__)}"
+        )
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
+    gradient = jax.make_jaxpr(jax.grad(loss, has_aux=has_aux))(params, of_one(batch))
+    why = _rows_apart.why_not(gradient.jaxpr)
+    if why is not None:
+        raise ValueError(f"loss must keep examples apart: {why}")

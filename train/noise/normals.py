@@ -1,0 +1,309 @@
+"""Standard normals that leave no holes: ChaCha20 words from a 256-bit key, Box-Muller in float64.
+
+Noise that takes only some values tells sums apart (proofs/released_numbers.md), so a pair of normals is made
+from 128 random bits: 96 for the radius, 53 for the angle, of which the last 21 serve both. Within radius 10.2
+neighbouring radii are less than 2^-20 apart; a pair lies beyond it with probability 2^-75. No value is beyond
+`LARGEST`.
+
+The words are those of RFC 8439, so a normal depends on the key, the step and its number only, and the key is
+out of reach of any search. On CPUs OpenSSL computes them where it can be had (`train.noise.keystream`),
+otherwise
+the program does; they are the same words.
+"""
+
+import functools
+import itertools
+import math
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from . import keystream
+
+ROUNDS = 20
+LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
+ARRANGEMENT = 4  # another number wherever normals of the same key go to other places than before
+_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
+_PAIRS = 4  # a block of 16 words
+_ROW = 2**10  # pairs that are computed in one loop of known length
+# Bound the memory for words, which CPUs are fast on where caches hold it.
+_BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**16}
+
+
+def fresh_key() -> np.ndarray:
+    """(8,) uint32 from the operating system's generator: 256 secret bits."""
+    return np.frombuffer(os.urandom(32), np.uint32)
+
+
+def key_of_run(given, params) -> jax.Array:
+    """Return the noise key of one run, (8,) uint32: `given`, or a fresh one where it is None.
+
+    Args:
+      given: a key that the caller uses for this run alone, or None.
+      params: pytree of the arrays that the run begins with.
+
+    Raises:
+      ValueError: for None where JAX traces a program. The key would be a constant of that program, and all
+        runs that it begins would have the same noise.
+    """
+    if given is None:
+        leaves = [*jax.tree.leaves(params), jnp.zeros(())]
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise ValueError(
+                "init must be called outside of jax.jit, jax.vmap and the like: it draws the key of a run, "
+                "which all runs of a traced program would share"
+            )
+        given = fresh_key()
+    words = jnp.asarray(given, jnp.uint32)
+    if words.shape != (8,):
+        raise ValueError(f"key must be 8 words of 32 bits, had shape {words.shape}")
+    return words
+
+
+class Normals(NamedTuple):
+    """The first and the second of each pair, (pairs,) float64; all of the one, then all of the other."""
+
+    first: jax.Array
+    second: jax.Array
+
+    @property
+    def deviation(self) -> None:
+        """They are normals, nothing that was made of them."""
+        return None
+
+    def split(self, sizes: list[int]) -> list[jax.Array]:
+        """(n,) float64 for each n of `sizes`."""
+        ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        return [self._from_to(begin, end) for begin, end in itertools.pairwise(ends)]
+
+    def _from_to(self, begin: int, end: int) -> jax.Array:
+        pairs = self.first.size
+        with jax.enable_x64(True):
+            if end <= pairs:
+                return jax.lax.slice_in_dim(self.first, begin, end)
+            second = jax.lax.slice_in_dim(self.second, max(begin, pairs) - pairs, end - pairs)
+            if begin >= pairs:
+                return second
+            return jnp.concatenate([jax.lax.slice_in_dim(self.first, begin, pairs), second])
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["numbers"], meta_fields=["deviation"])
+@dataclass(frozen=True)
+class InARow:
+    """What `drawn_on_the_host` gives: normals in their order, or what they are rounded to.
+
+    Attributes:
+      numbers: (n,) float64 normals z, or int32 `round(deviation z)`.
+      deviation: None for normals.
+    """
+
+    numbers: jax.Array
+    deviation: float | None
+
+    def split(self, sizes: list[int]) -> list[jax.Array]:
+        """(n,) for each n of `sizes`."""
+        ends = list(itertools.accumulate(sizes, initial=0))
+        with jax.enable_x64(True):
+            return [jax.lax.slice_in_dim(self.numbers, *both) for both in itertools.pairwise(ends)]
+
+
+def standard_normals(key, step, size: int) -> jax.Array:
+    """(size,) float64: independent standard normals for one step; jittable, whatever `jax_enable_x64` says.
+
+    Args:
+      key: (8,) uint32.
+      step: () integer.
+      size: static.
+    """
+    return _in_a_row(key, step, size)
+
+
+def drawn_on_the_host(
+    key: np.ndarray, step: int, size: int, deviation: float | None = None, room: keystream.Room | None = None
+) -> Normals | InARow:
+    """`normals_of`, with words of OpenSSL where it can be had: a quarter of the time. Not jittable.
+
+    Args:
+      deviation: to be given `round(deviation z)` in place of normals z where that is faster; below 2^31
+        divided by `LARGEST`.
+      room: for words, by default new; no other thread may use it at the same time.
+    """
+    if deviation is not None and not 0 < deviation * LARGEST < 2**31 - 1:
+        raise ValueError(f"deviation must be above 0 and below 2^31 / {LARGEST:.1f}, was {deviation}")
+    blocks = _blocks(size)
+    row = min(_ROW, _PAIRS * blocks)
+    words = keystream.words(key, step, 2 * row * -(-_PAIRS * blocks // row), room)
+    if words is None:
+        return normals_of(key, np.int32(step), size)
+    with jax.enable_x64(True):
+        # Two programs: in one XLA would compute each pair for its first and again for its second.
+        pairs = _both(words.reshape(-1, row, 2), deviation)
+        # Waited for, as the words' memory may be written to after this.
+        return InARow(_in_order(pairs, max(1, -(-size // 2))).block_until_ready(), deviation)
+
+
+@functools.partial(jax.jit, static_argnames="deviation")
+def _both(words, deviation: float | None):
+    """(rows, row): complex128 pairs of normals, or uint64 of what they are rounded to, the second above.
+
+    Args:
+      words: (rows, row, 2) uint64. XLA parts rows among its threads; in loops whose length it did not know
+        it would compute one number at a time, which takes three times as long.
+    """
+    both = _box_muller(words[..., 0], words[..., 1])
+    if deviation is None:
+        return jax.lax.complex(*both)
+    # A whole number below 2^31 added to 1.5 x 2^52 is exact and stands in the sum's last 32 bits.
+    first, second = (
+        jax.lax.bitcast_convert_type(jnp.round(deviation * z) + 1.5 * 2.0**52, jnp.uint64) for z in both
+    )
+    return (first & np.uint64(2**32 - 1)) | (second << 32)
+
+
+@functools.partial(jax.jit, static_argnames="pairs")
+def _in_order(both, pairs: int):
+    """(2 pairs,): all firsts, then all seconds."""
+    both = both.reshape(-1)[:pairs]
+    if jnp.iscomplexobj(both):
+        return jnp.stack([jnp.real(both), jnp.imag(both)]).reshape(-1)
+    return jnp.stack([both, both >> 32]).astype(jnp.uint32).view(jnp.int32).reshape(-1)
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _in_a_row(key, step, size: int) -> jax.Array:
+    return normals_of(key, step, size).split([size])[0]
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def normals_of(key, step, size: int) -> Normals:
+    """`standard_normals` as they are drawn, without putting them into one array; an odd number has one more.
+
+    Pair i is made of words 4i to 4i + 3 of the step's key stream.
+    """
+    blocks = _blocks(size)
+    at_once = min(blocks, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
+
+    def some(first):
+        words = chacha(key, (first + jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0))
+        return _apart(words.T)[0]
+
+    starts = jnp.arange(0, blocks, at_once, dtype=jnp.uint32)
+    words = some(starts[0]) if len(starts) == 1 else jax.lax.map(some, starts)
+    with jax.enable_x64(True):
+        return _of_words(jax.lax.bitcast_convert_type(words.reshape(-1, 2), jnp.uint64), size)
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _of_words(words, size: int) -> Normals:
+    """Of at least `size` uint64: two words of 32 bits each, the first is the low one."""
+    end = 2 * max(1, -(-size // 2))
+    return Normals(*_box_muller(words[0:end:2], words[1:end:2]))
+
+
+def _blocks(size: int) -> int:
+    blocks = max(1, -(-size // (2 * _PAIRS)))
+    if blocks > 2**32:
+        raise ValueError(f"size must be at most {2**32 * 2 * _PAIRS} normals a step, was {size}")
+    return blocks
+
+
+def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
+    """(16, blocks) uint32: the ChaCha block function of a (8,) key and four words, (blocks,) or () each.
+
+    Source: RFC 8439, section 2.3; there the counter is the first of the four words.
+    """
+    counter = jnp.broadcast_arrays(*[jnp.atleast_1d(word).astype(jnp.uint32) for word in counter])
+    one = jnp.ones_like(counter[0])
+    key = jnp.asarray(key, jnp.uint32)[:, None] * one
+    start = (jnp.asarray(_CONSTANTS)[:, None] * one, key[:4], key[4:], jnp.stack(counter))
+
+    def double_round(_, rows):
+        a, b, c, d = _quarter_rounds(*rows)
+        # The same on diagonals: rows turned so that they stand in columns, and back.
+        b, c, d = (jnp.roll(row, -turn, axis=0) for turn, row in ((1, b), (2, c), (3, d)))
+        a, b, c, d = _quarter_rounds(a, *_apart(b, c, d))
+        return _apart(a, *(jnp.roll(row, turn, axis=0) for turn, row in ((1, b), (2, c), (3, d))))
+
+    done = jax.lax.fori_loop(0, rounds // 2, double_round, _apart(*start))
+    return jnp.concatenate([row + first for row, first in zip(done, start, strict=True)])
+
+
+def _quarter_rounds(a, b, c, d):
+    """Four quarter rounds side by side: (4, blocks) rows.
+
+    `a + b` and `c + d` of the first half are computed twice and never written: six passes over memory for
+    eight, which takes half the time on CPUs.
+    """
+    (d1,) = _apart(_rotate(d ^ (a + b), 16))
+    (b1,) = _apart(_rotate(b ^ (c + d1), 12))
+    (a2,) = _apart(a + (b + b1))
+    (d2,) = _apart(_rotate(d1 ^ a2, 8))
+    (c2,) = _apart(c + (d1 + d2))
+    (b2,) = _apart(_rotate(b1 ^ c2, 7))
+    return a2, b2, c2, d2
+
+
+def _apart(*arrays):
+    """Kept from fusing: XLA would compute shared parts again for every use, ten times slower."""
+    return jax.lax.optimization_barrier(arrays)
+
+
+def _rotate(words, by: int):
+    return (words << by) | (words >> (32 - by))
+
+
+def _box_muller(x, y) -> tuple[jax.Array, jax.Array]:
+    """Pairs of float64 normals of two uint64 each.
+
+    The radius has the bits of x, then the last 11 of y, then those 21 of y that are the last of the angle's
+    53.
+    """
+    with jax.enable_x64(True):
+        more = ((y << 53) | ((y << 32) >> 11)) & np.uint64(2**64 - 2**32)
+        beyond = more.astype(jnp.float64) * 2.0**-128 + 2.0**-97
+        radius = jnp.sqrt(jnp.maximum(0.0, -2 * _log(x.astype(jnp.float64) * 2.0**-64 + beyond)))
+        sine, cosine = _sine_cosine((y >> 11) << 11)
+        return radius * cosine, radius * sine
+
+
+def _log(x):
+    """Natural log of float64 in (0, 1], to 1e-15 (1 + |log x|); XLA's own is scalar on CPUs.
+
+    x = m 2^k with m in [sqrt(1/2), sqrt(2)); log m = 2 artanh((m - 1) / (m + 1)), by its series.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int64)
+    exponent = (bits - int(np.float64(np.sqrt(0.5)).view(np.int64))) >> 52
+    mantissa = jax.lax.bitcast_convert_type(bits - (exponent << 52), jnp.float64)
+    s = (mantissa - 1) / (mantissa + 1)
+    series = _horner(s * s, [1 / n for n in range(1, 25, 2)])
+    return 2 * s * series + exponent.astype(jnp.float64) * math.log(2)
+
+
+def _sine_cosine(angle):
+    """Of uint64 in 2^-64 turns, to 1e-15: Taylor series within an eighth of a turn, then quadrants."""
+    quadrant = (angle + 2**61) >> 62
+    rest = jax.lax.bitcast_convert_type(angle - (quadrant << 62), jnp.int64)
+    t = rest.astype(jnp.float64) * (math.pi / 2 * 2.0**-62)
+    sine = t * _horner(t * t, [(-1) ** i / math.factorial(2 * i + 1) for i in range(9)])
+    cosine = _horner(t * t, [(-1) ** i / math.factorial(2 * i) for i in range(9)])
+    swap = (quadrant & 1) == 1
+    sine, cosine = jnp.where(swap, cosine, sine), jnp.where(swap, sine, cosine)
+    return _negated(sine, quadrant), _negated(cosine, quadrant + 1)
+
+
+def _negated(x, quadrant):
+    """-x where bit 1 of the quadrant is set; by bits, which CPUs do for several numbers at a time."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint64) ^ ((quadrant >> 1) << 63)
+    return jax.lax.bitcast_convert_type(bits, jnp.float64)
+
+
+def _horner(x, coefficients):
+    total = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
+    return total

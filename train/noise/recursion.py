@@ -1,0 +1,230 @@
+"""Correlated noise `C^{-1} z` in whole numbers, streamed: the last bands - 1 vectors are all that is kept.
+
+With C Toeplitz, `w = C^{-1} z` obeys `c_0 w_t = z_t - c_1 w_{t-1} - .. - c_{b-1} w_{t-b+1}`. Here every `w_t`
+is rounded to an integer, and the earlier integers are what the next ones are made from:
+
+    W_t = round((levels z_t - c_1 W_{t-1} - .. - c_{b-1} W_{t-b+1}) / c_0).
+
+Added to integer sums g_t this releases `r_t = round((u_t - c_1 r_{t-1} - ..) / c_0)` of `u = C g + levels z`,
+so it is a function of what was accounted for (arXiv 2602.09338, section 2) and of nothing else; the proof
+is in proofs/released_numbers.md. One band is plain DP-SGD. Where the inverse h is banded, vectors z on a grid
+are kept instead: `W_t = floor(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}) + 1/2)`. Where c is a sum of
+exponentials running sums of the W are, two copies each, however many bands.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from scipy import signal
+
+from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
+
+from .normals import LARGEST, InARow, Normals, fresh_key, key_of_run, normals_of, standard_normals
+
+_FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
+_FINE = 2.0**-31  # of the unit of a running sum
+_AT_A_TIME = 8  # kept vectors that one pass over memory adds up
+
+
+class NoiseState(NamedTuple):
+    """What is kept between steps; secret."""
+
+    step: jax.Array
+    """() int32: vectors drawn so far."""
+    recent: Any
+    """Pytree like the parameters with a leading axis, int32: the last `W` (or `z`), or running sums."""
+    key: jax.Array
+    """(8,) uint32: the draws of a step depend on it and the step alone."""
+
+
+class Fresh(NamedTuple):
+    """Normals of one step, drawn before it; secret."""
+
+    step: Any
+    """() int32."""
+    key: Any
+    """(8,) uint32."""
+    normals: Normals | InARow
+    """As `normals_of` gives them for all parameters, or `drawn_on_the_host`."""
+
+    def are_of(self, state: NoiseState) -> jax.Array:
+        """() bool: whether they are this state's."""
+        return (state.step == self.step) & (state.key == self.key).all()
+
+
+def init(strategy: Strategy, params, key) -> NoiseState:
+    """The state before the first step; the buffer is sharded like the parameters.
+
+    Args:
+      strategy: C.
+      params: pytree of arrays.
+      key: (8,) uint32; None to draw a fresh one.
+
+    Raises:
+      ValueError: as `train.noise.normals.key_of_run`.
+    """
+
+    def zeros(leaf):
+        shape = (strategy.noise_copies, *jnp.shape(leaf))
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+            return jnp.zeros(shape, jnp.int32, device=sharding)
+        return jnp.zeros(shape, jnp.int32)
+
+    recent = jax.tree.map(zeros, params)
+    return NoiseState(jnp.zeros((), jnp.int32), recent, key_of_run(key, params))
+
+
+def largest_levels(strategy: Strategy, iterations: int) -> float:
+    """The most `levels` at which no integer of `iterations` steps can leave 32 bits, whatever the key."""
+    # Every rounding is an input of at most c_0 / 2 more: from 2^8 levels on less than one part in a thousand,
+    # which the 1.001 covers.
+    return float((2**31 - 1) / (1.001 * _stream_of(strategy).reach(iterations) * LARGEST))
+
+
+def draw(
+    strategy: Strategy, levels: float, state: NoiseState, params, fresh: Fresh | None = None
+) -> tuple[Any, NoiseState]:
+    """`W_t`, a pytree like `params` in int32, and the state after it. Jittable, exact whatever the x64 flag.
+
+    Args:
+      strategy: C.
+      levels: standard deviation of `z` in grid units, from 2^8 to `largest_levels`.
+      state: from `init` or the call before.
+      params: pytree of arrays; only shapes matter.
+      fresh: the normals of this step; drawn here if it is None. They must be `fresh.are_of(state)`, and if
+        they are rounded already, then for this `deviation_alone`.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
+    normals = normals_of(state.key, state.step, sum(sizes)) if fresh is None else fresh.normals
+    parts = normals.split(sizes)
+    if normals.deviation not in (None, deviation_alone(strategy, levels)):
+        raise ValueError(f"fresh must be normals, or rounded for {levels:g} levels of this strategy")
+    stream = _stream_of(strategy)
+    with jax.enable_x64(True):
+        draw_leaf = stream.at(levels, state.step) if normals.deviation is None else lambda w, ring: (w, ring)
+        rings = jax.tree.leaves(state.recent)
+        both = [draw_leaf(z.reshape(ring.shape[1:]), ring) for z, ring in zip(parts, rings, strict=True)]
+    drawn, rings = zip(*both, strict=True) if both else ((), ())
+    after = NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
+    return jax.tree.unflatten(structure, drawn), after
+
+
+def deviation_alone(strategy: Strategy, levels: float) -> float | None:
+    """The factor of which `round(factor z)` is all of the noise; None where earlier steps have a part."""
+    return _stream_of(strategy).alone(levels)
+
+
+class _LastVectors:
+    """The last few `W` (or `z`, where the inverse is banded) in a ring."""
+
+    def __init__(self, recursion: NoiseRecursion):
+        self.c, self.of_inverse = recursion
+        self.kept = recursion.copies
+
+    def reach(self, iterations: int) -> float:
+        """What is kept in 32 bits per unit of `levels` and of the largest normal, at most."""
+        if self.of_inverse:
+            # The kept z are finer than the grid; the noise itself is their sum.
+            return max(_FRACTION * self.c[0], np.abs(self.c).sum())
+        impulse = np.zeros(iterations)
+        impulse[0] = 1.0
+        return np.abs(signal.lfilter([1.0], self.c, impulse)).sum()
+
+    def alone(self, levels: float) -> float | None:
+        """As `deviation_alone`."""
+        return None if self.kept or self.of_inverse else float(levels / self.c[0])
+
+    def at(self, levels: float, step):
+        """From `z` and the ring before to `W` and the ring after."""
+        c, kept, inverse = self.c, self.kept, self.of_inverse
+        place = step % max(1, kept)
+        deviation = jnp.float64(levels * c[0] if inverse else levels / c[0])
+        # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
+        ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
+        weights = jnp.asarray(c / (c[0] * _FRACTION) if inverse else -c / c[0], jnp.float64)[ages]
+
+        def solve(z, ring):
+            z = deviation * z
+            if inverse:
+                units = jnp.round(_FRACTION * z)
+                # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
+                # noise even with probability 0.504, so that its parity reveals that of the sum.
+                drawn = jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5).astype(jnp.int32)
+                keep = units.astype(jnp.int32)
+            else:
+                keep = drawn = jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32)
+            return drawn, jax.lax.dynamic_update_index_in_dim(ring, keep, place, 0) if kept else ring
+
+        return solve
+
+
+class _RunningSums:
+    """The sums `s_j = W_{t-1} + decays_j W_{t-2} + ..` in two parts of 32 bits: a whole number of units each,
+    then what is left of each in 2^-31 of a unit.
+    """
+
+    def __init__(self, recursion: BufferedRecursion):
+        self.recursion = recursion
+
+    def reach(self, iterations: int) -> float:
+        """As above; the sums' unit is as large as they need."""
+        return self.recursion.noise_reach
+
+    def alone(self, levels: float) -> float | None:
+        """As above; there are always sums."""
+        return None
+
+    def at(self, levels: float, step):
+        """From `z` and the sums before to `W` and the sums after."""
+        first, weights, decays, _, reach = self.recursion
+        largest = 1.001 * levels * LARGEST * reach
+        units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))
+
+        def solve(z, parts):
+            buffers = len(decays)
+            units_, weights_, decays_ = (
+                jnp.asarray(values, jnp.float64).reshape(-1, *[1] * z.ndim)
+                for values in (units, weights, decays)
+            )
+            whole, fraction = (part.astype(jnp.float64) for part in (parts[:buffers], parts[buffers:]))
+            sums = (whole + fraction * _FINE) * units_
+            drawn = jnp.round((levels / first) * z - (weights_ * sums).sum(axis=0))
+            sums = (decays_ * sums + drawn) / units_
+            whole = jnp.round(sums)
+            fraction = jnp.round((sums - whole) / _FINE)
+            return drawn.astype(jnp.int32), jnp.concatenate([whole, fraction]).astype(jnp.int32)
+
+        return solve
+
+
+_STREAMS: dict[type, Callable] = {NoiseRecursion: _LastVectors, BufferedRecursion: _RunningSums}
+
+
+def _stream_of(strategy: Strategy):
+    recursion = strategy.noise_recursion()
+    return _STREAMS[type(recursion)](recursion)
+
+
+def _weighted_sum(weights, ring):
+    """Sum over the first axis, in float64 and without a float64 copy of the ring."""
+    groups, rest = divmod(ring.shape[0], _AT_A_TIME)
+
+    def add(first, number, total):
+        for i in range(number):
+            total = total + weights[first + i] * ring[first + i].astype(jnp.float64)
+        return total
+
+    total = jnp.zeros(ring.shape[1:], jnp.float64)
+    if groups:
+        total = jax.lax.fori_loop(0, groups, lambda g, t: add(g * _AT_A_TIME, _AT_A_TIME, t), total)
+    return add(groups * _AT_A_TIME, rest, total)
+
+
+__all__ = ["Fresh", "NoiseState", "draw", "fresh_key", "init", "largest_levels", "standard_normals"]
