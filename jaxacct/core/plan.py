@@ -58,9 +58,8 @@ class Plan:
     Attributes:
       claim: the mechanism, the target and the data set.
       evidence: samples of both directions, or the accountant whose bound proves the claim.
-      choice: how a search chose scheme and matrix, as JSON values of `jaxacct.calibration.choice.Choice`,
-      or None; the
-        guarantee does not depend on it.
+      choice: how a search chose scheme and matrix, as JSON values of
+        `jaxacct.calibration.choice.Choice`, or None; the guarantee does not depend on it.
       provenance: when, where and with which versions it was made.
     """
 
