@@ -1,0 +1,122 @@
+"""Measurements as JSON records, and the page that is made of them.
+
+    python -m tests.benchmarks.results     # writes tests/benchmarks/RESULTS.md from results/*.json
+
+A file holds one record, the newest answer to one question. A benchmark writes its own by `record`.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "results"
+PAGE = Path(__file__).parent / "RESULTS.md"
+FIELDS = ("question", "order", "date", "command", "commit", "machine", "columns", "rows", "note")
+SECTIONS = {
+    10: "Speed of draws",
+    20: "Certificates",
+    30: "Matrices",
+    40: "The main paper's comparisons",
+    50: "Users, estimates and accountants",
+    60: "Training",
+    70: "The other papers",
+    80: "Accelerators",
+    90: "Tests and memory",
+}
+HEADER = """# Results
+
+Made by `python -m tests.benchmarks.results` from the records in `results/`; edit those. Every table states its command,
+commit, machine and date. Times on shared machines vary by a factor of two; ratios are from one run.
+"""
+
+
+def machine() -> str:
+    """Return the processor, number of cores and load of this machine."""
+    text = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, load {load:.1f}"
+
+
+def record(
+    name: str, *, question: str, order: int, columns: list[str], rows: list[list], note: str = ""
+) -> None:
+    """Store the answer to a question, with the command that runs, the commit, the machine and the date.
+
+    Args:
+      name: the file's name in `results/`, without its ending.
+      question: title of the table.
+      order: position on the page; its tens choose the section.
+      columns: names of the columns.
+      rows: one list of values for each row, as long as `columns`.
+      note: what a reader must know to read the table.
+    """
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=FOLDER
+    ).stdout.strip()
+    module = sys.modules["__main__"].__spec__
+    program = f"python -m {module.name}" if module else f"python {os.path.relpath(sys.argv[0])}"
+    found = {
+        "question": question,
+        "order": order,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join([program, *sys.argv[1:]]),
+        "commit": commit,
+        "machine": machine(),
+        "columns": columns,
+        "rows": [[str(value) for value in row] for row in rows],
+        "note": note,
+    }
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def records() -> list[dict]:
+    """Return all records in the order of the page.
+
+    Raises:
+      ValueError: a record lacks a field, or a row has another length than the columns.
+    """
+    found = []
+    for path in FOLDER.glob("*.json"):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in FIELDS if name not in entry]
+        if missing:
+            raise ValueError(f"{path.name} lacks {', '.join(missing)}")
+        if any(len(row) != len(entry["columns"]) for row in entry["rows"]):
+            raise ValueError(f"{path.name} has a row of another length than its columns")
+        found.append(entry)
+    return sorted(found, key=lambda entry: entry["order"])
+
+
+def table(entry: dict) -> str:
+    """Return one record as Markdown."""
+    lines = [f"### {entry['question']}", ""]
+    lines += [" | ".join(["", *map(str, row), ""]).strip() for row in (entry["columns"],)]
+    lines += ["|" + "---|" * len(entry["columns"])]
+    lines += [" | ".join(["", *map(str, row), ""]).strip() for row in entry["rows"]]
+    lines += ["", entry["note"], ""] if entry["note"] else [""]
+    lines += [f"![{entry['question']}]({picture})\n" for picture in entry.get("picture", "").split()]
+    lines += [f"`{entry['command']}`, {entry['date']}, commit {entry['commit']}, {entry['machine']}.", ""]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts, section = [HEADER], None
+    for entry in records():
+        heading = SECTIONS[entry["order"] // 10 * 10]
+        if heading != section:
+            parts.append(f"## {heading}\n")
+            section = heading
+        parts.append(table(entry))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE}: {len(records())} tables")
