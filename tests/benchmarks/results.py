@@ -29,15 +29,15 @@ SECTIONS = {
 }
 HEADER = """# Results
 
-    path = Path("/proc/cpuinfo")
-    text = path.read_text() if path.exists() else ""
-commit, machine and date. Times on shared machines vary by a factor of two; ratios are from one run.
+Made by `python -m tests.benchmarks.results` from the records in `results/`; edit those. Every table states its
+command, commit, machine and date. Times on shared machines vary by a factor of two; ratios are from one run.
 """
 
 
 def machine() -> str:
     """Return the processor, number of cores and load of this machine."""
-    text = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text() if path.exists() else ""
     names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, load {load:.1f}"
