@@ -29,8 +29,8 @@ SECTIONS = {
 }
 HEADER = """# Results
 
-Made by `python -m tests.benchmarks.results` from the records in `results/`; edit those. Every table states its
-command, commit, machine and date. Times on shared machines vary by a factor of two; ratios are from one run.
+Made by `python -m tests.benchmarks.results` from the records in `results/`; edit those. Every table states
+its command, commit, machine and date. Times on shared machines vary by a factor of two; ratios are from one run.
 """
 
 
