@@ -30,7 +30,7 @@ SECTIONS = {
 HEADER = """# Results
 
 Made by `python -m tests.benchmarks.results` from the records in `results/`; edit those. Every table states
-its command, commit, machine and date. Times on shared machines vary by a factor of two; ratios are from one run.
+its command, commit, machine and date. Times on shared machines vary by a factor of two; compare ratios.
 """
 
 
