@@ -1408,8 +1408,8 @@ MUTANTS = [
     Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
     Mutant(
         "train/noise/recursion.py",
-        "(decays_ * sums + drawn) / units_",
-        "(decays_ * sums + (levels / first) * z) / units_",
+        "(decays[j] * summed(parts, j) + drawn)",
+        "(decays[0] * summed(parts, j) + drawn)",
         SUMS,
     ),
     Mutant(

@@ -103,17 +103,38 @@ def draw(
     leaves, structure = jax.tree.flatten(params)
     sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
     normals = normals_of(state.key, state.step, sum(sizes)) if fresh is None else fresh.normals
-    parts = normals.split(sizes)
     if normals.deviation not in (None, deviation_alone(strategy, levels)):
         raise ValueError(f"fresh must be normals, or rounded for {levels:g} levels of this strategy")
-    stream = _stream_of(strategy)
+    rings = jax.tree.leaves(state.recent)
     with jax.enable_x64(True):
-        draw_leaf = stream.at(levels, state.step) if normals.deviation is None else lambda w, ring: (w, ring)
-        rings = jax.tree.leaves(state.recent)
-        both = [draw_leaf(z.reshape(ring.shape[1:]), ring) for z, ring in zip(parts, rings, strict=True)]
-    drawn, rings = zip(*both, strict=True) if both else ((), ())
+        if normals.deviation is None:
+            solve, store = _stream_of(strategy).at(levels, state.step)
+
+            def solve_all():
+                parts = zip(normals.split(sizes), rings, strict=True)
+                return [solve(z.reshape(ring.shape[1:]), ring) for z, ring in parts]
+
+            made = in_memory(solve_all, state.step >= 0)
+            rings = [store(ring, *each) for ring, each in zip(rings, made, strict=True)]
+        else:
+            made = [
+                (w.reshape(jnp.shape(leaf)),) for w, leaf in zip(normals.split(sizes), leaves, strict=True)
+            ]
     after = NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
-    return jax.tree.unflatten(structure, drawn), after
+    return jax.tree.unflatten(structure, [drawn for drawn, *_ in made]), after
+
+
+def in_memory(function: Callable[[], Any], true: jax.Array):
+    """Return `function()`, a pytree of arrays, stored before anything reads it.
+
+    Compilers compute again what two readers need, and may round it otherwise; where one of them writes to
+    what was read, they copy that first or give up vector instructions. What a branch returns is in memory.
+
+    Args:
+      true: () bool that is True, not a constant of the program.
+    """
+    shapes = jax.eval_shape(function)
+    return jax.lax.cond(true, function, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
 
 
 def deviation_alone(strategy: Strategy, levels: float) -> float | None:
@@ -142,7 +163,7 @@ class _LastVectors:
         return None if self.kept or self.of_inverse else float(levels / self.c[0])
 
     def at(self, levels: float, step):
-        """From `z` and the ring before to `W` and the ring after."""
+        """`solve`, from `z` and the ring before to `W` and what is kept; `store`, from these to the ring."""
         c, kept, inverse = self.c, self.kept, self.of_inverse
         place = step % max(1, kept)
         deviation = jnp.float64(levels * c[0] if inverse else levels / c[0])
@@ -152,17 +173,18 @@ class _LastVectors:
 
         def solve(z, ring):
             z = deviation * z
-            if inverse:
-                units = jnp.round(_FRACTION * z)
-                # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
-                # noise even with probability 0.504, so that its parity reveals that of the sum.
-                drawn = jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5).astype(jnp.int32)
-                keep = units.astype(jnp.int32)
-            else:
-                keep = drawn = jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32)
-            return drawn, jax.lax.dynamic_update_index_in_dim(ring, keep, place, 0) if kept else ring
+            if not inverse:
+                return (jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32),)
+            units = jnp.round(_FRACTION * z)
+            # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
+            # noise even with probability 0.504, so that its parity reveals that of the sum.
+            drawn = jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5)
+            return drawn.astype(jnp.int32), units.astype(jnp.int32)
 
-        return solve
+        def store(ring, *made):
+            return jax.lax.dynamic_update_index_in_dim(ring, made[-1], place, 0) if kept else ring
+
+        return solve, store
 
 
 class _RunningSums:
@@ -182,26 +204,32 @@ class _RunningSums:
         return None
 
     def at(self, levels: float, step):
-        """From `z` and the sums before to `W` and the sums after."""
+        """As above."""
         first, weights, decays, _, reach = self.recursion
         largest = 1.001 * levels * LARGEST * reach
         units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))
+        buffers = range(len(decays))
+
+        def summed(parts, j):
+            whole, fraction = (parts[i].astype(jnp.float64) for i in (j, j + len(buffers)))
+            return (whole + fraction * _FINE) * units[j]
 
         def solve(z, parts):
-            buffers = len(decays)
-            units_, weights_, decays_ = (
-                jnp.asarray(values, jnp.float64).reshape(-1, *[1] * z.ndim)
-                for values in (units, weights, decays)
-            )
-            whole, fraction = (part.astype(jnp.float64) for part in (parts[:buffers], parts[buffers:]))
-            sums = (whole + fraction * _FINE) * units_
-            drawn = jnp.round((levels / first) * z - (weights_ * sums).sum(axis=0))
-            sums = (decays_ * sums + drawn) / units_
-            whole = jnp.round(sums)
-            fraction = jnp.round((sums - whole) / _FINE)
-            return drawn.astype(jnp.int32), jnp.concatenate([whole, fraction]).astype(jnp.int32)
+            earlier = sum(weights[j] * summed(parts, j) for j in buffers)
+            return (jnp.round((levels / first) * z - earlier).astype(jnp.int32),)
 
-        return solve
+        def store(parts, drawn):
+            def split():
+                sums = [(decays[j] * summed(parts, j) + drawn) / units[j] for j in buffers]
+                whole = [jnp.round(each) for each in sums]
+                fractions = [jnp.round((each - of) / _FINE) for each, of in zip(sums, whole, strict=True)]
+                return [each.astype(jnp.int32) for each in whole + fractions]
+
+            for i, each in enumerate(in_memory(split, step >= 0)):
+                parts = jax.lax.dynamic_update_index_in_dim(parts, each, i, 0)
+            return parts
+
+        return solve, store
 
 
 _STREAMS: dict[type, Callable] = {NoiseRecursion: _LastVectors, BufferedRecursion: _RunningSums}

@@ -91,9 +91,10 @@ def test_no_sum_leaves_its_32_bits(buffer):
     signs = np.sign(signal.lfilter([1.0], [1.0, -strategy.decays[buffer]], inverse))[::-1]
     sums, ring = np.zeros(2), jnp.zeros((4, 1), jnp.int32)
     with jax.enable_x64(True):
-        step = noise._stream_of(strategy).at(levels, 0)
+        solve, store = noise._stream_of(strategy).at(levels, jnp.int32(0))
         for sign in signs:
-            drawn, ring = step(jnp.full(1, sign * LARGEST), ring)
+            (drawn,) = solve(jnp.full(1, sign * LARGEST), ring)
+            ring = store(ring, drawn)
             sums = np.array(strategy.decays) * sums + np.asarray(drawn, float)
     assert abs(sums[buffer]) == pytest.approx(levels * LARGEST * recursion.reach[buffer], rel=1e-6)
     kept = sums_of(ring, strategy, levels)[:, 0]

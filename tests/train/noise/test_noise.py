@@ -10,7 +10,15 @@ import optax
 import pytest
 from scipy import linalg, signal, stats
 
-from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson, prefix_sum_error
+from jaxacct import (
+    BandedInverse,
+    BandedToeplitz,
+    BMinSep,
+    BufferedToeplitz,
+    Mechanism,
+    Poisson,
+    prefix_sum_error,
+)
 from jaxacct.kernels.randomness import fresh_key, key_words
 from train.batches import sampler
 from train.clipping.grid import Grid, GridSum, RoundedSum
@@ -466,3 +474,17 @@ def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
     program = jax.jit(white.update).lower(total, state).compile()
     analysis = program.memory_analysis()
     assert analysis is not None and analysis.temp_size_in_bytes < 5 * 4e6
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [BandedToeplitz.square_root(64), BandedInverse.bisr(iterations=64, bands=64)],
+    ids=["c", "inverse"],
+)
+def test_kept_noise_is_updated_in_place(strategy):
+    """A copy of the ring would take 63 times the memory of the parameters, and most of the time of a draw."""
+    params = jax.ShapeDtypeStruct((100_000,), jnp.float32)
+    state = jax.eval_shape(lambda: noise.init(strategy, jnp.zeros(100_000), KEY))
+    draw = jax.jit(lambda state: noise.draw(strategy, LEVELS, state, params), donate_argnums=0)
+    analysis = draw.lower(state).compile().memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 12 * params.size * 4
