@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from jaxacct.proposals import base, sampling
+from jaxacct.proposals import base
 
 
 def draws_of(proposal: base.Proposal, key, blocks: int) -> base.Draws:
     """So many blocks, as many at once as estimates and verifications draw: the same programs."""
-    parts = sampling.draw_in_batches(proposal, key, 0, blocks)
+    parts = base.draw_in_batches(proposal, key, 0, blocks)
     return base.Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))

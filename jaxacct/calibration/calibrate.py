@@ -1,6 +1,7 @@
 """Estimate, verify, release: the smallest noise multiplier that can be certified (arXiv 2602.09338, algorithm
 5)."""
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable
@@ -22,13 +23,13 @@ from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import SearchStream, Stream
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, check_pair
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.candidates import choose_candidate, predicted_samples
 from jaxacct.proposals.families.extrapolation import Extrapolation, cheaper_extrapolation
 from jaxacct.proposals.threshold import threshold
 from jaxacct.schemes import Scheme
-from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics import bounds, hockey_stick, roots
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.trend import Pilot, trend
@@ -567,7 +568,7 @@ class _Search:
         blocks, counts = self.seen.setdefault(name, (0, nothing))
         while not (blocks if glance else _seen_enough(counts, theta, limit)):
             step = max(SEARCH_BLOCKS, blocks // 2)
-            for draws in sampling.draw_in_batches(chosen, stream, blocks, step):
+            for draws in base.draw_in_batches(chosen, stream, blocks, step):
                 profile = chosen.profile or self.target.profile
                 weighted = hockey_stick.weighted_terms(draws, chosen.direction, self.target.epsilon, profile)
                 counts = counts + bounds.bin_terms(np.minimum(1.0, weighted / scale))
@@ -634,18 +635,8 @@ def analytic_exponent(
 
 def _smallest_where(holds, start: int, most: int) -> int | None:
     """The smallest integer where a monotone property holds, or None above `most`; few steps near `start`."""
-    low, high, step = None, start, 1
-    while not holds(high):
-        if high > most:
-            return None
-        low, high, step = high, high + step, 2 * step
-    step = 1
-    while low is None:
-        if holds(high - step):
-            high, step = high - step, 2 * step
-        else:
-            low = high - step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    low, high = roots.bracket(holds, start, 1, highest=most)
+    if high > most:
+        return None
+    between = range(int(low) + 1, int(high))
+    return between.start + bisect.bisect_left(between, True, key=holds)

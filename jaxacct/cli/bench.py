@@ -11,8 +11,7 @@ from jaxacct.estimates.shared_draws import sample_privacy_losses
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.memory_traffic import bytes_moved
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals import base as proposals
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.families.replicas import replica_proposal
 from jaxacct.schemes import BMinSep
 from jaxacct.statistics.hockey_stick import Direction
@@ -34,7 +33,7 @@ def measure(samples: int) -> dict:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), sigma)
         for proposal in (
-            proposals.plain(mechanism, Direction.REMOVE),
+            base.plain(mechanism, Direction.REMOVE),
             replica_proposal(mechanism, 2, epsilon),
         ):
             rows.append(
@@ -92,7 +91,7 @@ def _time_shared(mechanism: Mechanism, samples: int) -> dict:
 def _cost(proposal) -> dict:
     """Bytes moved by the program of one block, and XLA's count of its flops where it has one, a sample."""
     mechanism = proposal.mechanism
-    compiled = proposals.draw_blocks.lower(
+    compiled = base.draw_blocks.lower(
         proposal.draw_block,
         mechanism.scheme,
         mechanism.strategy,
@@ -114,14 +113,14 @@ def _time(proposal, samples: int, bandwidth: float) -> dict:
 
     def run(count):
         started = time.perf_counter()
-        drawn = sum(d.loss.size for d in sampling.draw_in_batches(proposal, stream, 0, count))
+        drawn = sum(d.loss.size for d in base.draw_in_batches(proposal, stream, 0, count))
         return drawn, time.perf_counter() - started
 
-    _, first = run(sampling.blocks_at_once(proposal.mechanism))
+    _, first = run(base.blocks_at_once(proposal.mechanism))
     drawn, seconds = min((run(blocks) for _ in range(3)), key=lambda pair: pair[1])
     cost = _cost(proposal)
     return cost | {
         "samples_per_second": drawn / seconds,
         "share_of_bandwidth": cost["bytes_per_sample"] * drawn / seconds / bandwidth,
-        "compile_seconds": max(0.0, first - seconds * sampling.blocks_at_once(proposal.mechanism) / blocks),
+        "compile_seconds": max(0.0, first - seconds * base.blocks_at_once(proposal.mechanism) / blocks),
     }

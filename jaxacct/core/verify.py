@@ -22,7 +22,7 @@ from jaxacct.core.evidence import RULES, Line, Mean, NotRun, Sampled, Side, Weig
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import PLAIN
 from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
@@ -237,7 +237,7 @@ def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint
         state = {"law": law, "bets": list(bets), "weights": list(weights), "blocks": 0}
         state |= {"terms": [], "losses": []}
     bets, weights = tuple(state["bets"]), tuple(state["weights"])
-    stream = sampling.direction_key(run_key, direction)
+    stream = base.direction_key(run_key, direction)
     limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
 
     def settled(blocks: int, counts):
@@ -345,7 +345,7 @@ def pilot_bets(of: Resolved, run_key) -> tuple[tuple[float, ...], tuple[float, .
     """Return (bets, weights) from samples of a stream of their own, so that they are fixed in advance."""
     stream = randomness.stream_key(run_key, Stream.REMOVE_PILOT.at(of.proposal.direction.place))
     margin, counts = of.margin, np.zeros(len(bounds.TERM_EDGES), np.int64)
-    for draws in sampling.draw_in_batches(of.proposal, stream, 0, PILOT_BLOCKS):
+    for draws in base.draw_in_batches(of.proposal, stream, 0, PILOT_BLOCKS):
         counts += bounds.bin_terms(of.terms(draws, margin))
     bets, weights = bounds.default_bets(of.threshold, counts)
     return tuple(map(float, bets)), tuple(map(float, weights))

@@ -15,7 +15,7 @@ from jaxacct.estimates import interval
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.proposals.families.extrapolation import supports
@@ -357,10 +357,10 @@ def _all_draws(proposal: Proposal, key, num_samples: int, progress: Progress | N
 
 def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None):
     """Yield exactly `num_samples` draws of the proposal's direction, in batches."""
-    stream = sampling.direction_key(key, proposal.direction)
+    stream = base.direction_key(key, proposal.direction)
     left = num_samples
     blocks = -(-num_samples // randomness.BLOCK_SIZE)
-    for draws in sampling.draw_in_batches(proposal, stream, 0, blocks):
+    for draws in base.draw_in_batches(proposal, stream, 0, blocks):
         yield Draws(*(part[:left] for part in draws))
         left -= len(draws.loss[:left])
         if progress:

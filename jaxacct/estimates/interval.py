@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.threshold import budget_lines, threshold
-from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics import bounds, hockey_stick, roots
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import total
 
@@ -207,7 +207,4 @@ def _furthest(chosen: Proposal, draws: Draws) -> float:
 
 def last_true(holds, low: float, high: float, precision: float = 1e-6) -> tuple[float, float]:
     """Ends of a short interval in which a property, true at `low` and not beyond `high`, ends to hold."""
-    while high - low > precision * max(high, 1e-3):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low, high
+    return roots.bisect(lambda x: not holds(x), low, high, absolute=1e-3 * precision, relative=precision)

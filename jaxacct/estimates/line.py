@@ -13,7 +13,7 @@ from jaxacct.estimates.interval import in_large_parts
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.families.extrapolation import (
     Extrapolation,
     at_distances,
@@ -78,7 +78,7 @@ def _bounds(lines: list[Extrapolation], blocks: int, q: float, key, progress: Pr
     stream = randomness.stream_key(key, Stream.EXTRAPOLATION)
     counts = np.zeros((2, len(lines), len(bounds.TERM_EDGES)), np.int64)
     for law, (drawn_from, rounded) in enumerate(((first.near, margin), (first.far, -margin))):
-        parts = sampling.draw_in_batches(drawn_from, randomness.stream_key(stream, law), 0, blocks)
+        parts = base.draw_in_batches(drawn_from, randomness.stream_key(stream, law), 0, blocks)
         for draws in in_large_parts(parts):
             for i, line in enumerate(lines):
                 counts[law, i] += bounds.bin_terms(line.terms(draws, rounded))

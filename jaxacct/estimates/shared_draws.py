@@ -22,8 +22,7 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood.loss import column_norms, loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import CACHE_NUMBERS, few_windows
-from jaxacct.proposals.sampling import blocks_at_once, direction_key, workers
+from jaxacct.proposals.base import CACHE_NUMBERS, blocks_at_once, direction_key, few_windows, workers
 from jaxacct.schemes import Scheme
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction

@@ -26,6 +26,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.statistics import roots
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.loss_curves import ChordCurve
 
@@ -72,11 +73,9 @@ class PessimisticPLD:
             return math.inf
         if composed_delta(self.steps, 0.0) <= left:
             return 0.0
-        low, high = 0.0, LARGEST
-        while high - low > _EPSILON_ERROR * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if composed_delta(self.steps, middle) <= left else (middle, high)
-        return high
+        return roots.bisect(
+            lambda epsilon: composed_delta(self.steps, epsilon) <= left, 0.0, LARGEST, relative=_EPSILON_ERROR
+        )[1]
 
     def compose(self, other) -> "PessimisticPLD":
         """With another of these, or with a PLD of dp-accounting that is not composed there and has the same

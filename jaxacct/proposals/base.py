@@ -13,8 +13,11 @@ concentration bound for means of such terms then applies with its threshold divi
 The verifier knows of a proposal only what `Proposal` holds.
 """
 
+import functools
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -224,6 +227,64 @@ def blocks_side_by_side(iterations: int) -> int:
     return min(most, _OF_LONG) if iterations >= _LONG else most
 
 
+def direction_key(key, direction: str):
+    """The key of one direction's stream of a run."""
+    return randomness.stream_key(key, randomness.Stream.REMOVE.at(Direction(direction).place))
+
+
+def draw_in_batches(
+    proposal: Proposal, stream, first_block: int, num_blocks: int, dtype=jnp.float32
+) -> Iterator[Draws]:
+    """Yield the draws of consecutive blocks, in order, with every core of a CPU busy.
+
+    Memory is set by the blocks drawn at once, never by `num_blocks`.
+    """
+    at_once = blocks_at_once(proposal.mechanism, dtype)
+    starts = range(first_block, first_block + num_blocks, at_once)
+
+    def draw(start):
+        wanted = min(at_once, first_block + num_blocks - start)
+        # Always the same shape, so that a short last batch does not compile anew.
+        draws = proposal.draw(stream, start, at_once, dtype)
+        keep = wanted * randomness.BLOCK_SIZE
+        return Draws(*(part[:keep] for part in draws))
+
+    threads = workers()
+    if threads == 1 or len(starts) == 1:
+        yield from map(draw, starts)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting = []
+        for start in starts:
+            waiting.append(pool.submit(draw, start))
+            if len(waiting) > threads:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()
+
+
+def workers() -> int:
+    """Threads that dispatch work: XLA leaves cores idle inside one CPU computation, not on a GPU."""
+    return min(8, os.cpu_count() or 1) if jax.default_backend() == "cpu" else 2
+
+
+def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32, arrays: int = 12) -> int:
+    """How many blocks go to the devices in one call, a multiple of their number.
+
+    A CPU works through them one after the other, so few are enough to hide the call; an accelerator draws
+    them side by side, in about `arrays` arrays of the length of the circulant, in a quarter of its memory.
+    """
+    devices = len(jax.local_devices())
+    if jax.default_backend() == "cpu":
+        # Of very short samples the calls themselves take longer than what they draw.
+        return (16 if mechanism.scheme.iterations <= 64 else 8) * devices
+    length = mechanism.strategy.numbers_per_sample(mechanism.scheme.iterations)
+    per_block = arrays * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 4e9)
+    # No more than have their rings in a GPU's L2 cache at b = 256 (`gpu_recurrence`).
+    return int(min(256, max(1, memory / 4 // per_block))) * devices
+
+
 def draw_block_at(
     key,
     scheme,
@@ -257,7 +318,6 @@ PLAIN = ProposalSpec("plain", ())
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Draw from the target itself: weight 1, scale 1."""
     scheme = mechanism.scheme
-    draw_block = {Direction.REMOVE: _plain_remove, Direction.ADD: _plain_add}[Direction(direction)]
     seen = scheme.side_information
     if seen is None:
         relative_error = scheme.draw_error() if direction == Direction.REMOVE else 0.0
@@ -271,7 +331,7 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
         direction=Direction(direction),
         mechanism=mechanism,
         log_scale=0.0,
-        draw_block=draw_block,
+        draw_block=_DRAW_PLAIN[Direction(direction)],
         relative_error=relative_error,
         total_variation=variation,
         replicas=1,
@@ -295,16 +355,8 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     return [build(setting)]
 
 
-def _plain_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    return _plain(key, scheme, strategy, sigma, tables, dtype, Direction.REMOVE)
-
-
-def _plain_add(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    return _plain(key, scheme, strategy, sigma, tables, dtype, Direction.ADD)
-
-
 def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
-    """What the adversary sees besides the outputs, if anything, then outputs given it."""
+    """Draw the side information that the adversary sees, if any, then outputs given it."""
     seen, side = scheme.side_information, None
     if seen is not None:
         side_key, key = threefry.split(key)
@@ -330,6 +382,9 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
 
     loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, direction, side)
     return Draws(loss, jnp.zeros_like(loss))
+
+
+_DRAW_PLAIN = {direction: functools.partial(_plain, direction=direction) for direction in Direction}
 
 
 def few_windows(scheme, strategy) -> bool:

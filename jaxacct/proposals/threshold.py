@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct.likelihood import rounding
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import Proposal
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import Direction, finite_margin
@@ -103,7 +103,7 @@ class Resolved:
         """Return histograms (terms, losses) of the blocks first..last-1 of a stream, int64."""
         terms = np.zeros(len(bounds.TERM_EDGES), np.int64)
         losses = np.zeros(len(hockey_stick.loss_bounds(self.proposal.direction)), np.int64)
-        for draws in sampling.draw_in_batches(self.proposal, stream, first, last - first):
+        for draws in base.draw_in_batches(self.proposal, stream, first, last - first):
             terms += bounds.bin_terms(self.terms(draws, margin))
             losses += hockey_stick.bin_losses(draws.loss)
         return terms, losses

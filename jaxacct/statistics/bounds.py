@@ -10,13 +10,12 @@ still. Lower bounds use the lower ends of the same bins.
 """
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from jaxacct.common import validate as _validate
+from jaxacct.statistics import roots
 
 RESOLUTION = 128  # bins an octave: rounding up costs less than 2^(1/128) - 1 = 0.543 %
 OCTAVES = 40  # the smallest positive edge is 2^-40
@@ -128,87 +127,6 @@ def failure_probability(*, delta_v, delta_prime, samples, scale=1.0) -> float:
     return 1.0 if start >= theta else math.exp(-samples * kl(start, theta))
 
 
-def samples_needed(*, delta_v, delta_prime, failure_probability, scale=1.0) -> int:
-    """Fewest samples for which the fixed-sample rule fails with at most `failure_probability`."""
-    start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
-    needed = _log_inverse("failure_probability", failure_probability)
-    if theta >= 1:
-        return 0
-    if start >= theta:
-        raise ValueError(f"delta_prime must be below delta_v = {delta_v!r}, was {delta_prime!r}")
-    samples = math.ceil(needed / kl(start, theta))
-    return samples if samples * kl(start, theta) >= needed else samples + 1
-
-
-def threshold(*, delta_v, samples, failure_probability, scale=1.0) -> float:
-    """Largest delta_prime at which the fixed-sample rule fails with at most `failure_probability`.
-
-    `-inf` (nothing is accepted) where even all-zero terms are too few; `scale` if delta_v >= scale.
-    """
-    theta = _mean("delta_v", delta_v, scale)
-    samples = _validate.positive_integer("samples", samples, minimum=0)
-    needed = _log_inverse("failure_probability", failure_probability)
-    if theta >= 1:
-        return float(scale)
-    if samples * kl(0.0, theta) < needed:
-        return -math.inf
-    start, _ = _bisect(lambda start: samples * kl(start, theta) < needed, 0.0, theta)
-    return scale * start * (1 - 1e-14)
-
-
-def best_delta_v(*, delta_prime, samples, scale=1.0) -> float:
-    """The delta_v that minimises `delta_v + q (1 - delta_v)` for the fixed-sample rule.
-
-    It depends on no data, so choosing it costs nothing: any is valid, the best is the tightest.
-    """
-    start, end = _mean("delta_prime", delta_prime, scale), min(1.0, 1 / scale)
-    if start >= end:
-        return scale * end
-
-    def overall(theta):
-        return _overall(scale * theta, delta_prime, samples, scale)
-
-    grid = np.minimum(start + (end - start) * np.exp(np.linspace(-40, 0, 241)), end)
-    best = int(np.argmin([overall(theta) for theta in grid]))
-    ends = (grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)])
-    precision = {"xatol": 1e-8 * (ends[1] - ends[0])}
-    refined = scipy.optimize.minimize_scalar(overall, bounds=ends, method="bounded", options=precision).x
-    return float(scale * min((refined, grid[best], end), key=overall))
-
-
-def overall_delta(*, delta_prime, samples, scale=1.0) -> float:
-    """The delta guaranteed when the fixed-sample rule with threshold `delta_prime` accepts."""
-    delta_v = best_delta_v(delta_prime=delta_prime, samples=samples, scale=scale)
-    return min(_overall(delta_v, delta_prime, samples, scale), 1.0)
-
-
-def minimum_samples(*, delta_prime, delta, scale=1.0) -> int:
-    """Fewest samples with `overall_delta <= delta`; 0 where `scale <= delta`."""
-
-    def enough(samples):
-        return overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) <= delta
-
-    delta = _validate.open_probability("delta", delta)
-    if _nonnegative("delta_prime", delta_prime) >= delta:
-        raise ValueError(f"delta_prime must be below delta = {delta!r}, was {delta_prime!r}")
-    most = 1
-    while not enough(most):
-        most *= 2
-    return bisect_left(range(most), True, key=enough)
-
-
-def largest_threshold(*, delta, samples, scale=1.0) -> float:
-    """Largest delta_prime with `overall_delta <= delta`; `-inf` where there is none."""
-
-    def too_large(delta_prime):
-        return overall_delta(delta_prime=delta_prime, samples=samples, scale=scale) > delta
-
-    delta = _validate.open_probability("delta", delta)
-    if scale <= delta:
-        return float(scale)
-    return -math.inf if too_large(0.0) else _bisect(too_large, 0.0, delta)[0]
-
-
 # --- The anytime-valid rule ---
 
 
@@ -278,7 +196,7 @@ def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
     def excess(theta):
         return math.inf if theta >= 1 else log_wealth(counts, theta, bets, weights) - needed
 
-    return _root(excess, 1e-300, 1.0, _mean_of(counts, TERM_EDGES))[1]
+    return roots.root(excess, 1e-300, 1.0, _mean_of(counts, TERM_EDGES))[1]
 
 
 def lower_confidence_bound(counts, q) -> float:
@@ -291,7 +209,7 @@ def lower_confidence_bound(counts, q) -> float:
     if excess(1e-300) > 0:
         return 0.0
     # What is proven is not above the mean of the terms: looked at from there.
-    return _root(excess, 1e-300, 1.0, _mean_of(counts, _LOWER_EDGES))[0]
+    return roots.root(excess, 1e-300, 1.0, _mean_of(counts, _LOWER_EDGES))[0]
 
 
 def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
@@ -330,19 +248,6 @@ def _growth(counts, theta: float) -> float:
     return float(counts @ np.log1p(bet * payoffs)) / max(counts.sum(), 1)
 
 
-def empirical_bernstein_upper(counts, q) -> float:
-    """Upper bound on the mean of a fixed number of terms (Maurer and Pontil 2009, Theorem 4)."""
-    log_term = math.log(2 / _validate.open_probability("q", q))
-    values, counts = _occupied(counts, TERM_EDGES)
-    total = counts.sum()
-    if total < 2:
-        return 1.0
-    mean = (values @ counts) / total
-    variance = ((values - mean) ** 2 @ counts) / (total - 1)
-    width = math.sqrt(2 * variance * log_term / total) + 7 * log_term / (3 * (total - 1))
-    return min(mean + width, 1.0)
-
-
 def _log_wealth_above(counts, theta):
     """As `log_wealth`, against "mean <= theta": factors `1 + lambda (X - theta)`, X rounded down.
 
@@ -375,7 +280,7 @@ def _best_bet(values, counts, theta):
         with np.errstate(divide="ignore"):
             return counts @ (payoffs / np.maximum(1 + bet * payoffs, 0.0)) < 0
 
-    return _bisect(past, 0.0, 1.0)[0] if past(1.0) else 1.0
+    return roots.bisect(past, 0.0, 1.0)[0] if past(1.0) else 1.0
 
 
 def _occupied(counts, edges):
@@ -392,73 +297,6 @@ def _excess(u):
     if abs(u) > 0.01:
         return u - math.log1p(u)
     return sum((-u) ** n / n for n in range(8, 1, -1))
-
-
-def _overall(delta_v, delta_prime, samples, scale):
-    evidence = dict(delta_prime=delta_prime, samples=samples, scale=scale)
-    return delta_v + failure_probability(delta_v=delta_v, **evidence) * (1 - delta_v)
-
-
-def _bisect(predicate, low, high):
-    """Ends of the short interval in which a predicate, false at low, true at high, turns true."""
-    while True:
-        middle = math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
-        if not low < middle < high or high - low <= 1e-14 * high:
-            return low, high
-        low, high = (low, middle) if predicate(middle) else (middle, high)
-
-
-def _root(excess, low: float, high: float, near: float) -> tuple[float, float]:
-    """Ends of the short interval in which an increasing function, infinite perhaps, turns from below 0.
-
-    As `_bisect` for `excess(x) >= 0`, in a fifth of the steps: by Chandrupatla's method (A new hybrid
-    quadratic/bisection algorithm, 1997), which bisects wherever the inverse is not nearly a parabola.
-
-    Args:
-      low, high: the function is below 0 at the first, and not at the other.
-      near: looked at first.
-    """
-    at = {low: -math.inf, high: math.inf}
-
-    def narrowed(x):
-        at[x] = excess(x)
-        if math.isnan(at[x]):
-            raise ArithmeticError(f"a bound could not be computed: nan at {x!r}")
-        return (low, x) if at[x] >= 0 else (x, high)
-
-    step = 1.25
-    while low < near < high:  # away from there by growing factors, until it has been passed
-        low, high = narrowed(near)
-        near, step = (near / step if high == near else near * step), step**2
-    while 4 * low < high:
-        low, high = narrowed(math.sqrt(low * high))
-    newest, opposite, share = low, high, 0.5
-    while high - low > 1e-14 * high:
-        middle = newest + share * (opposite - newest)
-        if not low < middle < high:
-            break
-        low, high = narrowed(middle)
-        if (at[middle] >= 0) == (at[newest] >= 0):
-            before = newest
-        else:
-            before, opposite = opposite, newest
-        newest = middle
-        # Never nearer to either end than what it has to end with.
-        least = min(0.5, 0.5e-14 * high / (high - low))
-        share = min(max(_inverse_parabola(at, newest, opposite, before), least), 1 - least)
-    return low, high
-
-
-def _inverse_parabola(at: dict[float, float], a: float, b: float, c: float) -> float:
-    """Where between a (0) and b (1) the parabola of x by the values at three points is 0; else 1/2."""
-    of_a, of_b, of_c = at[a], at[b], at[c]
-    if not all(map(math.isfinite, (of_a, of_b, of_c))) or of_a == of_c or of_b == of_c:
-        return 0.5
-    place, height = (a - b) / (c - b), (of_a - of_b) / (of_c - of_b)
-    if not (height**2 < place and (1 - height) ** 2 < 1 - place):
-        return 0.5
-    first = of_a / (of_b - of_a) * of_c / (of_b - of_c)
-    return first + (c - a) / (b - a) * of_a / (of_c - of_a) * of_b / (of_c - of_b)
 
 
 def _mean_of(counts, edges) -> float:

@@ -23,7 +23,7 @@ from jaxacct.core.evidence import NotRun, Sampled, Side
 from jaxacct.core.plan import Plan
 from jaxacct.core.verify import Run, Stop, choose_run, draw, mean_evidence, pilot_bets
 from jaxacct.kernels import randomness
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
@@ -164,7 +164,7 @@ def draw_part(
     for direction, run in _runs(plan, blocks, run_key):
         if run.line is not None or not run.of.needs_samples:
             continue
-        margin, stream = run.of.margin, sampling.direction_key(run_key, direction)
+        margin, stream = run.of.margin, base.direction_key(run_key, direction)
         name = f"part-{index}-of-{count}-{direction}"
         job = {"target": empty.target, "key": words, "blocks": blocks, "version": empty.version}
         job |= run.of.proposal.drawn_law | {"margin": margin}
@@ -308,13 +308,13 @@ def _side_of_parts(
                     raise ValueError(f"{name} holds {held} draws in a stretch, not its share {wanted}")
             terms, losses = terms + more, losses + more_losses
     _redraw(run, direction, parts, run_key, redraw, progress)
-    stream = sampling.direction_key(run_key, direction)
+    stream = base.direction_key(run_key, direction)
     return mean_evidence(of, stream, margins.pop(), terms, losses, *pilot_bets(of, run_key))
 
 
 def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, progress) -> None:
     """Draw random stretches again; ValueError for one that is not what its part holds."""
-    stream = sampling.direction_key(run_key, direction)
+    stream = base.direction_key(run_key, direction)
     places = [(part, k) for part in parts for k in range(len(part.edges) - 1)]
     chosen = secrets.SystemRandom().sample(places, min(number, len(places)))
     for done, (part, k) in enumerate(chosen, 1):

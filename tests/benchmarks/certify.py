@@ -11,9 +11,8 @@ import time
 import jax
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, verify
-from jaxacct.proposals.base import plain
+from jaxacct.proposals.base import draw_in_batches, plain
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.sampling import draw_in_batches
 
 # (iterations, epoch, bands, separation, epsilon, delta, noise multiplier)
 CELLS = [

@@ -19,10 +19,9 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.kernels.randomness import BLOCK_SIZE
-from jaxacct.proposals.base import plain
+from jaxacct.proposals.base import draw_in_batches, plain
 from jaxacct.proposals.families.cuts import cut_proposal
 from jaxacct.proposals.families.replicas import replica_proposal
-from jaxacct.proposals.sampling import draw_in_batches
 
 ITERATIONS, BANDS, SEPARATION, SAMPLES = 1024, 16, 64, 32_768
 

@@ -23,7 +23,7 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.kernels import randomness
-from jaxacct.proposals import base, sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.registry import FAMILIES
 from jaxacct.statistics import bounds, hockey_stick
@@ -129,7 +129,7 @@ def test_requirements(direction, name):
     key = randomness.key_from_words([3, 4])
     draws = draws_of(proposal, key, BLOCKS)
     assert draws.loss.dtype == np.float64 and draws.loss.shape == (BLOCKS * randomness.BLOCK_SIZE,)
-    later = proposal.draw(key, 3, sampling.blocks_at_once(mechanism))
+    later = proposal.draw(key, 3, base.blocks_at_once(mechanism))
     shared = slice(3 * randomness.BLOCK_SIZE, 3 * randomness.BLOCK_SIZE + later.loss.size)
     np.testing.assert_array_equal(draws.loss[shared], later.loss)
     np.testing.assert_array_equal(draws.log_weight[shared], later.log_weight)

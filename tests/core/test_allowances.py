@@ -17,7 +17,7 @@ from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, 
 from jaxacct.common.files import Checkpoint
 from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.families import extrapolation, half_space, mean_overlaps, overlaps, pairs
 from jaxacct.proposals.families.composed_half_space import composed_table
@@ -270,7 +270,7 @@ def test_a_line_averages_no_infinite_losses(loss, law, monkeypatch):
         called.append(proposal)
         yield Draws(losses, np.zeros_like(losses))
 
-    monkeypatch.setattr(sampling, "draw_in_batches", draws)
+    monkeypatch.setattr(base, "draw_in_batches", draws)
     with pytest.raises(NonFiniteLossError, match="1 of 128 privacy losses are not finite"):
         extrapolation.count_terms(a_line(), jax.random.key(0), 0.1, 0, 1)
     assert len(called) == law + 1

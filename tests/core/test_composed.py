@@ -289,7 +289,7 @@ def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
     proposal = composed_proposals.composed_replicas(MECHANISMS[0], 3, 1.0, Composed(profile, 1e-6))
     loss = np.full(1024, -30.0)
     draws = Draws(loss, proposal.log_normalizer - 2 * loss)
-    monkeypatch.setattr(calibration.sampling, "draw_in_batches", lambda *_: [draws])
+    monkeypatch.setattr(calibration.base, "draw_in_batches", lambda *_: [draws])
     target = SimpleNamespace(epsilon=1.0, profile=profile)
     search = SimpleNamespace(target=target, seen={}, proposal=proposal)
     counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)

@@ -33,7 +33,7 @@ from jaxacct.core.line import bound_from_counts, draw_line
 from jaxacct.core.verify import Run, Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals import threshold as thresholds
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.candidates import candidates
@@ -129,7 +129,7 @@ def test_no_stream_serves_twice(monkeypatch):
         zeros = np.full(128 * number, -50.0 if proposal.direction == "remove" else 50.0)
         yield Draws(zeros, np.zeros_like(zeros))
 
-    monkeypatch.setattr(sampling, "draw_in_batches", nothing)
+    monkeypatch.setattr(base, "draw_in_batches", nothing)
     monkeypatch.setattr(rounding, "loss_margin", lambda *arguments, **options: 0.0)
     monkeypatch.setattr(
         extrapolation, "cheaper_extrapolation", lambda *arguments: used.append(words(arguments[-1]))
@@ -230,7 +230,7 @@ def test_what_a_line_does_not_see_is_taken_for_the_worst(monkeypatch):
 def test_a_margin_raises_near_terms_and_lowers_far_ones(monkeypatch):
     losses = np.linspace(-1.0, -0.2, 128)
     monkeypatch.setattr(
-        sampling, "draw_in_batches", lambda *arguments: iter([Draws(losses, np.zeros_like(losses))])
+        base, "draw_in_batches", lambda *arguments: iter([Draws(losses, np.zeros_like(losses))])
     )
 
     def means(margin):
@@ -528,7 +528,7 @@ def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
         asked.append((first, first + number))
         return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
 
-    monkeypatch.setattr(sampling, "draw_in_batches", draws)
+    monkeypatch.setattr(base, "draw_in_batches", draws)
     search = calibration._Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)
     pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
     assert pilot(glance=True).sum() == 16 * 128

@@ -26,7 +26,7 @@ from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Line, NotRun, Sampled
 from jaxacct.core.verify import run_again
 from jaxacct.kernels import randomness
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws
 from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.families import extrapolation
@@ -317,7 +317,7 @@ def nothing_drawn(monkeypatch) -> list:
         losses = np.full(128 * number, -60.0 if proposal.direction == "remove" else 60.0)
         yield Draws(losses, np.full_like(losses, -60.0))
 
-    monkeypatch.setattr(sampling, "draw_in_batches", draws)
+    monkeypatch.setattr(base, "draw_in_batches", draws)
     return asked
 
 

@@ -39,7 +39,7 @@ def test_the_list_is_what_is_entered(traced):
 
 def test_no_family_is_imported_that_the_plan_does_not_use(traced):
     """Nor search, recommendation, reports, or text that people read."""
-    used = {"base", "registry", "sampling", "threshold", "families"}
+    used = {"base", "registry", "threshold", "families"}
     used |= {f"families.{name}" for name in ("plain_bounded", "replicas", "overlaps")}
     families = {name.removeprefix("jaxacct.proposals.") for name in traced["loaded"] if ".proposals." in name}
     assert families == used

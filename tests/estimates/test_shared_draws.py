@@ -13,7 +13,7 @@ from jaxacct.estimates import shared_draws
 from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.randomness import block_keys
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from tests.oracles.settings import IDS, SMALL
 
 FALSE_ALARM = 1e-6
@@ -42,7 +42,7 @@ def test_what_float32_has_no_room_for_is_made_again_in_logarithms(key):
     setting = BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3)
     row, _, _ = sample_privacy_losses(key, *setting, [0.04, 1.0, 7.0], 300)
     alone = sample_privacy_loss(key, Mechanism(*setting, 0.04), 300)
-    blocks = block_keys(sampling.direction_key(key, "remove"), 0, 16)
+    blocks = block_keys(base.direction_key(key, "remove"), 0, 16)
     beyond = ~np.isfinite(
         shared_draws._blocks(*setting, "remove", False, jnp.array([0.04, 1.0, 7.0]), blocks)
     )

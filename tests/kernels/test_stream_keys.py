@@ -15,7 +15,7 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd import mixture_certificate
 from jaxacct.accountants.tradeoff.plan import SampledGeneralPlan
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
 from jaxacct.kernels import randomness
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 
 SCHEME, STRATEGY = BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3)
 SIZES = dict(dataset_size=24, num_microbatches=2, microbatch_size=3, num_epochs=2, sampling="shuffling")
@@ -92,6 +92,6 @@ def test_streams_of_a_run_are_numbered_apart(key):
         keys = {tuple(randomness.key_words(randomness.stream_key(key, int(stream)))) for stream in kind}
         assert len(keys) == len(list(kind))
     directions = {
-        tuple(np.asarray(jax.random.key_data(sampling.direction_key(key, d)))) for d in ("remove", "add")
+        tuple(np.asarray(jax.random.key_data(base.direction_key(key, d)))) for d in ("remove", "add")
     }
     assert len(directions) == 2

@@ -9,10 +9,9 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
-from jaxacct.proposals.base import plain
+from jaxacct.proposals.base import direction_key, draw_in_batches, plain
 from jaxacct.proposals.families import replicas
 from jaxacct.proposals.families.replicas import _module, log_normalizer, most_replicas, replica_proposal
-from jaxacct.proposals.sampling import direction_key, draw_in_batches
 from jaxacct.schemes.replicas import b_min_sep
 from jaxacct.statistics.hockey_stick import weighted_terms
 from jaxacct.strategies import FiniteToeplitz

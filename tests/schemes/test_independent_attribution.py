@@ -22,8 +22,8 @@ from jaxacct import (
 )
 from jaxacct.kernels import interacting_recurrence
 from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.proposals.base import direction_key, draw_in_batches
 from jaxacct.proposals.families.powers import power_proposal
-from jaxacct.proposals.sampling import direction_key, draw_in_batches
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.likelihood.test_privacy_loss import outputs_of

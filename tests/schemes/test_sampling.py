@@ -12,8 +12,7 @@ from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, sample_privacy_loss
 from jaxacct.kernels.randomness import BLOCK_SIZE
-from jaxacct.proposals import base as proposals
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.families.plain_bounded import log_remainder_scale
 from jaxacct.proposals.families.replicas import replica_proposal
 from jaxacct.statistics.hockey_stick import weighted_terms
@@ -100,8 +99,8 @@ def test_the_production_deltas(draws, blocks, key):
     losses = np.asarray(sample_privacy_loss(key, mechanism, draws), float)
     assert np.all(np.isfinite(losses))
     bounded = replica_proposal(mechanism, 2, 2.0)
-    parts = sampling.draw_in_batches(bounded, sampling.direction_key(key, "remove"), 0, blocks)
-    of_replicas = proposals.Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    parts = base.draw_in_batches(bounded, base.direction_key(key, "remove"), 0, blocks)
+    of_replicas = base.Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     for epsilon, published in ((1.0, 5.97e-3), (2.0, 3.2e-4)):
         terms = hockey_stick_terms(losses, "remove", epsilon)
         ours, theirs = terms.std() / np.sqrt(terms.size), terms.std() / np.sqrt(245_760)
@@ -119,13 +118,13 @@ MECHANISM = Mechanism(BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3), 0.8)
 
 
 def test_batches_do_not_matter(key):
-    proposal = proposals.plain(MECHANISM, "remove")
-    stream = sampling.direction_key(key, "remove")
-    whole = proposal.draw(stream, 0, sampling.blocks_at_once(MECHANISM)).loss
+    proposal = base.plain(MECHANISM, "remove")
+    stream = base.direction_key(key, "remove")
+    whole = proposal.draw(stream, 0, base.blocks_at_once(MECHANISM)).loss
     parts = np.concatenate([proposal.draw(stream, first, 1).loss for first in range(8)])
     # Same draws; XLA may round differently for another batch shape.
     np.testing.assert_allclose(parts, whole[: 8 * BLOCK_SIZE], atol=2e-6)
-    batches = np.concatenate([b.loss for b in sampling.draw_in_batches(proposal, stream, 2, 6)])
+    batches = np.concatenate([b.loss for b in base.draw_in_batches(proposal, stream, 2, 6)])
     np.testing.assert_allclose(batches, whole[2 * BLOCK_SIZE : 8 * BLOCK_SIZE], atol=2e-6)
     few = sample_privacy_loss(key, MECHANISM, 100)
     np.testing.assert_allclose(few, whole[:100].astype(np.float32), atol=2e-6)
@@ -174,13 +173,13 @@ def test_bad_input(change, message, key):
 def test_memory_does_not_grow_with_the_number_of_samples(key):
     """Nothing is kept but the losses asked for: the generator yields batch by batch."""
     stream = jax.random.fold_in(key, 1)
-    generator = sampling.draw_in_batches(proposals.plain(MECHANISM, "remove"), stream, 0, 10**9)
+    generator = base.draw_in_batches(base.plain(MECHANISM, "remove"), stream, 0, 10**9)
     first = next(generator)
-    assert first.loss.size <= BLOCK_SIZE * sampling.blocks_at_once(MECHANISM)
+    assert first.loss.size <= BLOCK_SIZE * base.blocks_at_once(MECHANISM)
     generator.close()
 
 
 def test_blocks_side_by_side_fit_a_cache():
     """Four of 1024 steps take a fifth less time than eight; 1 and 2 are other programs, so other bits."""
-    at = {n: proposals.blocks_side_by_side(n) for n in (64, 511, 512, 1024, 2048, 2049, 4096, 7200, 10**6)}
+    at = {n: base.blocks_side_by_side(n) for n in (64, 511, 512, 1024, 2048, 2049, 4096, 7200, 10**6)}
     assert at == {64: 128, 511: 16, 512: 4, 1024: 4, 2048: 4, 2049: 3, 4096: 2, 7200: 1, 10**6: 1}

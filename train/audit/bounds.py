@@ -11,6 +11,8 @@ import math
 import numpy as np
 import scipy
 
+from jaxacct.statistics import roots
+
 SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)
 """Of the canaries whose coins are guessed in one run, those first of which the scores tell most."""
 _THRESHOLDS = np.linspace(0.02, 0.98, 97)
@@ -182,10 +184,8 @@ def _largest_refused(right: int, guesses: int, canaries: int, delta: float, leve
     steps = np.linspace(math.log(accuracy / (1 - accuracy)), 0, 33)
     for high, low in itertools.pairwise(steps):
         if refused(low):
-            for _ in range(20):
-                middle = (low + high) / 2
-                low, high = (middle, high) if refused(middle) else (low, middle)
-            return float(low)
+            width = (high - low) * 2.0**-20
+            return float(roots.bisect(lambda epsilon: not refused(epsilon), low, high, absolute=width)[0])
     return 0.0
 
 

@@ -22,6 +22,7 @@ import tyro
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_bytes_atomically
 from jaxacct.schemes import IndependentAttribution, MultiAttribution, Scheme
+from jaxacct.statistics import roots
 
 _PAIRS_AT_ONCE = 4_000_000
 
@@ -449,11 +450,8 @@ def find_sampling_probability(
             f"batch_size must be at most {sizes[best]:.6g}, reached at sampling_probability "
             f"{math.exp(grid[best]):.4g}, was {batch_size!r}"
         )
-    low, high = grid[reached[0] - 1], grid[reached[0]]
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (low, middle) if size(middle) >= target else (middle, high)
-    return min(1.0, math.exp(high))
+    ends = grid[reached[0] - 1], grid[reached[0]]
+    return min(1.0, math.exp(roots.bisect(lambda log_p: size(log_p) >= target, *ends, relative=0.0)[1]))
 
 
 class AttributionPool:

@@ -26,7 +26,7 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals import sampling
+from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, plain
 from jaxacct.proposals.families.plain_bounded import least_exponent, log_remainder_scale
 from jaxacct.statistics import bounds
@@ -225,7 +225,7 @@ def plan_extrapolations(
     for index, distance in enumerate(_PILOT_DISTANCES):
         guess = at_distances(mechanism, epsilon, distance, 2 * distance, composed)
         stream = randomness.stream_key(key, index)
-        draws = sampling.draw_in_batches(guess.near, stream, 0, _PILOT_BLOCKS)
+        draws = base.draw_in_batches(guess.near, stream, 0, _PILOT_BLOCKS)
         mean = float(np.mean(np.concatenate([guess.terms(d, 0.0) for d in draws])))
         if 0.005 < mean < 0.98:
             seen.append(distance)
@@ -290,6 +290,6 @@ def count_terms(extrapolation: Extrapolation, key, margin: float, first: int, la
     ):
         stream = randomness.stream_key(key, index)
         counts.append(np.zeros(len(bounds.TERM_EDGES), np.int64))
-        for draws in sampling.draw_in_batches(law, stream, first, last - first):
+        for draws in base.draw_in_batches(law, stream, first, last - first):
             counts[-1] += bounds.bin_terms(extrapolation.terms(draws, rounded))
     return counts

@@ -1,0 +1,127 @@
+"""Where a monotone predicate or function changes: every returned end has been evaluated.
+
+A caller on whose result a guarantee rests takes the end at which the predicate is known to hold. Where the
+side does not matter use `scipy.optimize.brentq`; among integers `bisect.bisect_left(range(n), True, key=f)`.
+"""
+
+import math
+from collections.abc import Callable
+
+
+def bisect(
+    is_past: Callable[[float], bool],
+    low: float,
+    high: float,
+    *,
+    absolute: float = 0.0,
+    relative: float = 1e-14,
+) -> tuple[float, float]:
+    """Return the ends (low, high) of a short interval in which a predicate turns from False to True.
+
+    Args:
+      is_past: False at `low`, True at `high`; neither is evaluated again.
+      low, high: ends to start from.
+      absolute, relative: the search stops at a width of `max(absolute, relative |high|)`, or where no float64
+        lies between the ends.
+
+    Returns:
+      `low`, where the predicate is False, and `high`, where it is True.
+    """
+    while high - low > max(absolute, relative * abs(high)):
+        middle = math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if is_past(middle) else (middle, high)
+    return low, high
+
+
+def bracket(
+    is_past: Callable[[float], bool],
+    start: float,
+    step: float,
+    *,
+    lowest: float = -math.inf,
+    highest: float = math.inf,
+) -> tuple[float, float]:
+    """Return (low, high) with the predicate False at `low` and True at `high`, by doubled steps from `start`.
+
+    Args:
+      is_past: a predicate that turns from False to True.
+      start: in [lowest, highest]; integers stay integers.
+      step: the first step, above 0.
+      lowest, highest: the farthest values to evaluate.
+
+    Returns:
+      The ends; -inf for `low` where the predicate is True at `lowest`, inf for `high` where it is False at
+      `highest`.
+    """
+    was_past = is_past(start)
+    near = start
+    while near > lowest if was_past else near < highest:
+        far = max(near - step, lowest) if was_past else min(near + step, highest)
+        if is_past(far) != was_past:
+            return (far, near) if was_past else (near, far)
+        near, step = far, 2 * step
+    return (-math.inf, near) if was_past else (near, math.inf)
+
+
+def root(excess: Callable[[float], float], low: float, high: float, near: float) -> tuple[float, float]:
+    """Return the ends of a short interval in which an increasing function turns from below 0 to at least 0.
+
+    Evaluates about a fifth of the points that `bisect` does, by Chandrupatla's method, which bisects wherever
+    the inverse is not nearly a parabola.
+
+    Args:
+      excess: increasing, maybe infinite; negative at `low`, at least 0 at `high`.
+      low, high: ends to start from, 0 < low.
+      near: evaluated first.
+
+    Returns:
+      Ends of relative distance 1e-14: negative at the first, at least 0 at the second.
+
+    Raises:
+      ArithmeticError: where the function is nan.
+
+    Source: Chandrupatla, A new hybrid quadratic/bisection algorithm, 1997.
+    """
+    at = {low: -math.inf, high: math.inf}
+
+    def narrowed(x):
+        at[x] = excess(x)
+        if math.isnan(at[x]):
+            raise ArithmeticError(f"a bound could not be computed: nan at {x!r}")
+        return (low, x) if at[x] >= 0 else (x, high)
+
+    step = 1.25
+    while low < near < high:  # by growing factors until the root has been passed
+        low, high = narrowed(near)
+        near, step = (near / step if high == near else near * step), step**2
+    while 4 * low < high:
+        low, high = narrowed(math.sqrt(low * high))
+    newest, opposite, share = low, high, 0.5
+    while high - low > 1e-14 * high:
+        middle = newest + share * (opposite - newest)
+        if not low < middle < high:
+            break
+        low, high = narrowed(middle)
+        if (at[middle] >= 0) == (at[newest] >= 0):
+            before = newest
+        else:
+            before, opposite = opposite, newest
+        newest = middle
+        # No nearer to either end than half the final width.
+        least = min(0.5, 0.5e-14 * high / (high - low))
+        share = min(max(_inverse_parabola(at, newest, opposite, before), least), 1 - least)
+    return low, high
+
+
+def _inverse_parabola(at: dict[float, float], a: float, b: float, c: float) -> float:
+    """Return where between a (0) and b (1) the parabola of x by the values at three points is 0; else 1/2."""
+    of_a, of_b, of_c = at[a], at[b], at[c]
+    if not all(map(math.isfinite, (of_a, of_b, of_c))) or of_a == of_c or of_b == of_c:
+        return 0.5
+    place, height = (a - b) / (c - b), (of_a - of_b) / (of_c - of_b)
+    if not (height**2 < place and (1 - height) ** 2 < 1 - place):
+        return 0.5
+    first = of_a / (of_b - of_a) * of_c / (of_b - of_c)
+    return first + (c - a) / (b - a) * of_a / (of_c - of_a) * of_b / (of_c - of_b)
