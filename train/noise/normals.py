@@ -6,9 +6,8 @@ neighbouring radii are less than 2^-20 apart; a pair lies beyond it with probabi
 `LARGEST`.
 
 The words are those of RFC 8439, so a normal depends on the key, the step and its number only, and the key is
-out of reach of any search. On CPUs OpenSSL computes them where it can be had (`train.noise.keystream`),
-otherwise
-the program does; they are the same words.
+out of reach of any search. On CPUs the host computes them (`train.noise.keystream`), otherwise the program
+does; they are the same words.
 """
 
 import functools
@@ -125,12 +124,11 @@ def standard_normals(key, step, size: int) -> jax.Array:
 
 def drawn_on_the_host(
     key: np.ndarray, step: int, size: int, deviation: float | None = None, room: keystream.Room | None = None
-) -> Normals | InARow:
-    """`normals_of`, with words of OpenSSL where it can be had: a quarter of the time. Not jittable.
+) -> InARow:
+    """`normals_of`, with words of `train.noise.keystream`: a quarter of the time. Not jittable.
 
     Args:
-      deviation: to be given `round(deviation z)` in place of normals z where that is faster; below 2^31
-        divided by `LARGEST`.
+      deviation: to be given `round(deviation z)` in place of normals z; below 2^31 divided by `LARGEST`.
       room: for words, by default new; no other thread may use it at the same time.
     """
     if deviation is not None and not 0 < deviation * LARGEST < 2**31 - 1:
@@ -138,8 +136,6 @@ def drawn_on_the_host(
     blocks = _blocks(size)
     row = min(_ROW, _PAIRS * blocks)
     words = keystream.words(key, step, 2 * row * -(-_PAIRS * blocks // row), room)
-    if words is None:
-        return normals_of(key, np.int32(step), size)
     with jax.enable_x64(True):
         # Two programs: in one XLA would compute each pair for its first and again for its second.
         pairs = _both(words.reshape(-1, row, 2), deviation)

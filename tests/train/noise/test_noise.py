@@ -1,7 +1,5 @@
 """Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
 
-import ctypes
-
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -146,13 +144,21 @@ def test_pairs_of_words(x64):
     assert np.abs(drawn).max() == pytest.approx(normals.LARGEST, rel=1e-14)  # of the smallest words
 
 
-def test_openssl_gives_the_same_normals():
-    """Words of the library against those of the program, drawn at once or not, whole blocks or not."""
-    if keystream._library() is None:
-        pytest.skip("no libcrypto here")
-    words = keystream.words(KEY, 7, 80)
-    assert words is not None
-    np.testing.assert_array_equal(words.view(np.uint32).reshape(10, 16).T, words_of(10))
+def test_words_of_the_host_are_those_of_the_program():
+    """Of one block, of many, and on both sides of where the host begins to write anew."""
+    for blocks in (1, 10, 2 * 2**17 // 64 + 3):
+        words = keystream.words(KEY, 7, 8 * blocks)
+        np.testing.assert_array_equal(words.view(np.uint32).reshape(blocks, 16).T, words_of(blocks))
+    room = keystream.Room()
+    kept = keystream.words(KEY, 7, 80, room)
+    assert np.shares_memory(kept, keystream.words(KEY, 8, 80, room))
+    assert (kept != keystream.words(KEY, 7, 80)).any()  # written again, for step 8
+    with pytest.raises(ValueError, match="key must be 8 words of 32 bits"):
+        keystream.words(KEY[:7], 7, 80)
+    assert kept.ctypes.data % 64 == 0
+
+
+def test_normals_of_the_host_are_those_of_the_program():
     for size in (13, 40_000):
         inside = np.concatenate(normals.normals_of(KEY, 7, size))
         np.testing.assert_allclose(inside, normals.drawn_on_the_host(KEY, 7, size).numbers, rtol=1e-12)
@@ -180,54 +186,6 @@ def test_whole_numbers_that_were_rounded_for_other_noise_are_refused():
         state = noise.init(strategy, PARAMS, KEY)
         with pytest.raises(ValueError, match="fresh must be normals, or rounded for"):
             noise.draw(strategy, levels, state, PARAMS, given)
-
-
-@pytest.mark.parametrize(
-    "fails", ["EVP_CIPHER_CTX_new", "EVP_EncryptInit_ex", "EVP_EncryptUpdate", "what it writes"]
-)
-def test_a_library_that_computes_something_else_is_not_used(fails, monkeypatch):
-    """Words left as memory had them would be noise that somebody may know."""
-
-    class Library:
-        def __getattr__(self, name):
-            def function(*arguments):
-                if name == "EVP_EncryptUpdate":
-                    arguments[2]._obj.value = arguments[4]
-                    ctypes.memset(arguments[1], 0, arguments[4])
-                return 0 if name == fails else 1
-
-            return function
-
-    assert not keystream._is_right(Library())
-    if fails != "what it writes":
-        assert keystream._words(Library(), KEY, (0, 0, 0, 0), 8) is None
-    monkeypatch.setattr(keystream, "_library", lambda: None)
-    assert keystream.words(KEY, 0, 8) is None
-    without = normals.drawn_on_the_host(KEY, 7, 13)
-    np.testing.assert_array_equal(without.first, normals.normals_of(KEY, 7, 13).first)
-
-
-@pytest.mark.parametrize("to", [64, -64])
-def test_a_library_that_is_wrong_about_many_blocks_is_not_used(to):
-    """The block of the RFC is right, and of many one is a copy of the first: two parameters' noise."""
-    right = keystream._library()
-    if right is None:
-        pytest.skip("no libcrypto here")
-
-    class Library:
-        def __getattr__(self, name):
-            function = getattr(right, name)
-
-            def update(context, place, written, zeros, length):
-                done = function(context, place, written, zeros, length)
-                if length > 64:
-                    ctypes.memmove(place + to % length, place, 64)
-                return done
-
-            return update if name == "EVP_EncryptUpdate" else function
-
-    assert keystream._is_right(right)
-    assert not keystream._is_right(Library())
 
 
 def test_no_cell_of_the_grid_is_empty(x64):
