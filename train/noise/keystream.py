@@ -4,7 +4,6 @@ The words are those that `train.noise.normals.chacha` computes inside a program.
 """
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 _ZEROS = bytes(2**17)  # encrypted, so that the key stream itself is written; caches hold as many bytes
 _ALIGNMENT = 64  # bytes, as XLA wants arrays that it does not copy
@@ -32,13 +31,15 @@ def words(key: np.ndarray, step: int, number: int, room: Room | None = None) -> 
       number: of words of 64 bits, at most 2^35 (2^32 blocks).
       room: where words stand until it is given again; of one thread. By default they are kept.
     """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
     key = np.ascontiguousarray(key, "<u4")
     if key.shape != (8,):
         raise ValueError(f"key must be 8 words of 32 bits, had shape {key.shape}")
     out = (room or Room()).of(8 * number)
     algorithm = algorithms.ChaCha20(key.tobytes(), np.array([0, step, 0, 0], "<u4").tobytes())
     encryptor = Cipher(algorithm, mode=None).encryptor()
-    place = memoryview(out)
+    place = out.data
     for at in range(0, out.size, len(_ZEROS)):
         part = place[at : at + len(_ZEROS)]
         if encryptor.update_into(memoryview(_ZEROS)[: len(part)], part) != len(part):
