@@ -196,7 +196,8 @@ def _signal_and_noise(scheme, strategy, direction, key):
 
 def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
     """(count, num_samples) losses: log-ratios are `(signal - lowered) / sigma^2 + noise / sigma`."""
-    arrays = (signal - lowered_norms(scheme, strategy, direction, noise.dtype)).T, noise.T
+    lowered = jax.lax.broadcast_to_rank(lowered_norms(scheme, strategy, direction, noise.dtype), 2)
+    arrays = (signal - lowered).T, noise.T
     factors = jnp.stack([sigmas**-2, 1 / sigmas], axis=1)
     norms = jnp.asarray(column_norms(scheme, strategy), noise.dtype)
     count = len(factors)

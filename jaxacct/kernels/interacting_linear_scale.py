@@ -120,7 +120,7 @@ def _block_of(all_moves, factors, log_p: float, log_q: float, block: int):
                 # Rows above k already hold this block, those up to k the next one, in its scale.
                 ahead = table[(k + move.delta) % block * size + move.after]
                 scale = jnp.where((k + move.delta >= block)[:, None, None], over, 1.0)
-                factor = _factor(j, move, overlap, factors)[:, :, None] * weight
+                factor = _factor(j, move, overlap, factors)[:, :, None] * weight[None]
                 added = factor * (scale + ahead * scale)
                 if (move.which == np.arange(len(move.which))).all():
                     total = jnp.concatenate([total[: len(move.which)] + added, total[len(move.which) :]])
@@ -128,7 +128,7 @@ def _block_of(all_moves, factors, log_p: float, log_q: float, block: int):
                     total = total.at[move.which].add(added)
             return (lax.dynamic_update_slice_in_dim(table, total, k * size, axis=0), total), None
 
-        row = (row - following) * over
+        row = (row - following[None]) * over[None]
         scale = two_sum(log_scale, corrected_log1p(following) + lost)
         following = row[0]
         (table, row), _ = lax.scan(step, (table, row), (steps, *given), reverse=True)
@@ -142,7 +142,7 @@ def _factor(j: int, move: Move, overlap, factors):
     ways = np.array([math.log(math.comb(int(free), j)) for free in move.free])
     apart = overlap.at[0].set(0.0)  # [0] stands for those that nothing is shared with
     shared = j * apart[move.ago].sum(axis=-1) + j * (j - 1) // 2 * overlap[0]
-    return above_least(jnp.asarray(ways, jnp.float32)[:, None] - shared[:, None] * factors[:, 0])
+    return above_least(jnp.asarray(ways, jnp.float32)[:, None] - shared[:, None] * factors[None, :, 0])
 
 
 __all__ = ["interacting_ratios_of_sums"]

@@ -71,7 +71,7 @@ def log_mean_of_starts(values, log_weights: np.ndarray):
         return terms[0]
     # As a tree, as there may be tens of thousands.
     largest = lax.stop_gradient(terms.max(axis=0))
-    return largest + jnp.log(tree_sum(jnp.exp(terms - largest), 0))
+    return largest + jnp.log(tree_sum(jnp.exp(terms - largest[None]), 0))
 
 
 def log_values_at_the_start(
@@ -211,7 +211,7 @@ def _log_factor(counts, free, ago, log_one: float, overlap, ratio):
     own = jnp.asarray(counts, dtype) * apart[ago].sum(axis=-1)
     own = own + jnp.asarray(counts * (counts - 1) // 2, dtype) * overlap[0]
     fixed = jnp.asarray(ways + counts * log_one, dtype) - own
-    return _column(fixed, dtype, ndim) + _column(counts, dtype, ndim) * ratio
+    return _column(fixed, dtype, ndim) + _column(counts, dtype, ndim) * ratio[None]
 
 
 def _step(all_moves, log_p: float, log_q: float, block: int):

@@ -107,7 +107,7 @@ def first_block_of_sums(
     (first, _, scales), _ = lax.scan(one_block, (later, following, scales), by_block, reverse=True)
     log_scale, lost = scales
     offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)
-    return (corrected_log1p(first) + lost) + log_scale + offsets[:, None, None]
+    return (corrected_log1p(first) + lost[None]) + log_scale[None] + offsets[:, None, None]
 
 
 def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block: int):
@@ -187,7 +187,7 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
     firsts, scales = all_blocks(list(given))
     offsets = jnp.asarray(first_offsets(log_q, block, num_blocks * block), jnp.float32)[:, None]
     return tuple(
-        (corrected_log1p(first) + lost) + log_scale + offsets
+        (corrected_log1p(first) + lost[None]) + log_scale[None] + offsets
         for first, (log_scale, lost) in zip(firsts, scales, strict=True)
     )
 
@@ -211,11 +211,11 @@ def _weights(factors, shift: float, counts: Counts | None):
     # x is only known with its shift.
     log_more = jnp.asarray(counts.log_more - log_one, jnp.float32)
     js = jnp.arange(1, len(counts.log_more) + 1, dtype=jnp.float32)
-    doubled = 2 * factors[:, :1]
 
     def weights(ratios, half):
         first = jnp.exp(ratios + added)
         half = half[..., None, None]
+        doubled = lax.broadcast_to_rank(2 * factors[:, :1], half.ndim)
 
         def more(total, log_more, j):
             return 1 + first * above_least(log_more - j * (half * doubled)) * total

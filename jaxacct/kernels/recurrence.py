@@ -191,7 +191,7 @@ def log_mean_of_phases(per_phase, each: float = 0.0, *, iterations: int):
 def weighted_sums(arrays, factors):
     """(n, count, num_samples): `sum_k factors[v, k] arrays[k]` for arrays of (n, num_samples)."""
     return functools.reduce(
-        operator.add, (factors[:, k, None] * array[:, None, :] for k, array in enumerate(arrays))
+        operator.add, (factors[None, :, k, None] * array[:, None, :] for k, array in enumerate(arrays))
     )
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxacct.kernels.programs import compiled
 from jaxacct.mechanisms.mechanism import Mechanism, checked
@@ -98,7 +99,7 @@ def _as_numbers(name: str, values):
 def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes):
     half_norms = strategy.square_norms(scheme.iterations) / 2
     halves = jnp.asarray(half_norms, outputs.dtype)
-    excess = strategy.output_scores(outputs) - halves
+    excess = strategy.output_scores(outputs) - lax.broadcast_to_rank(halves, outputs.ndim)
     variance = jnp.asarray(sigma, outputs.dtype) ** 2
     norms = halves
     if scheme.examples_overlap:
@@ -127,7 +128,8 @@ def loss_of_scores(
     """
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
-    log_ratios = (scores_ - lowered_norms(scheme, strategy, direction, scores_.dtype)) / sigma**2
+    lowered = lowered_norms(scheme, strategy, direction, scores_.dtype)
+    log_ratios = (scores_ - lax.broadcast_to_rank(lowered, scores_.ndim)) / sigma**2
     if positions is not None:
         log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2, counts)
     return scheme.log_likelihood_ratios(log_ratios, norms / sigma**2, batch_sizes)
@@ -138,7 +140,8 @@ def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
     lowered = lowered_norms(scheme, strategy, Direction.REMOVE, scores_.dtype)
-    return scheme.log_likelihood_ratios_by_pairs((scores_ - lowered) / sigma**2, norms / sigma**2)
+    log_ratios = (scores_ - lax.broadcast_to_rank(lowered, scores_.ndim)) / sigma**2
+    return scheme.log_likelihood_ratios_by_pairs(log_ratios, norms / sigma**2)
 
 
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:

@@ -226,7 +226,7 @@ class BMinSep(Scheme):
         released = draw_barred_steps(start_key, self, num_samples)
         # Every later wait begins b steps after the last participation; past the end it stays there.
         position = released[:, None] + jnp.cumsum(waiting, axis=1)
-        return position + b * jnp.arange(self.max_participations)
+        return position + b * jnp.arange(self.max_participations, dtype=jnp.int32)[None]
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
         """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""

@@ -162,7 +162,7 @@ def log_probability_of_no_turn(iterations: int, cycle_length: int, probability: 
 def draw_phase(key, num_samples: int, cycle_length: int):
     """(num_samples, cycle_length) bool, one true entry a row: a uniform phase."""
     phase = threefry.integers(key, (num_samples, 1), cycle_length)
-    return phase == jnp.arange(cycle_length)
+    return phase == jnp.arange(cycle_length, dtype=jnp.int32)[None]
 
 
 def repeat_phase(mine, joins, iterations: int):

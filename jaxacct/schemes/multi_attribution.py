@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax import lax
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
@@ -289,11 +290,12 @@ class MultiAttribution(Scheme):
                 part, threshold = at
                 forced_key, free_key = threefry.split(part)
                 forced = below_64(forced_key, threshold, shape)
-                return total + jnp.where(total == 0, forced, bernoulli(free_key, free, shape)), None
+                heads = jnp.where(total == 0, forced, bernoulli(free_key, free, shape))
+                return total + heads.astype(total.dtype), None
 
             total, _ = jax.lax.scan(coin, total, (keys[:-1], jnp.asarray(thresholds_64(first[:-1]).T)))
             # The last one is sampled for certain where none was before.
-            return total + jnp.where(total == 0, True, bernoulli(keys[-1], free, shape))
+            return total + ((total == 0) | bernoulli(keys[-1], free, shape)).astype(total.dtype)
         for forced, part in zip(first, keys, strict=True):
             forced_key, free_key = threefry.split(part)
             heads = jnp.where(
@@ -301,7 +303,7 @@ class MultiAttribution(Scheme):
                 bernoulli(forced_key, float(forced), shape),
                 bernoulli(free_key, free, shape),
             )
-            total = total + heads
+            total = total + heads.astype(total.dtype)
         return total
 
     def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
@@ -367,7 +369,7 @@ class MultiAttribution(Scheme):
             raise ValueError(
                 "half_square_norms must be ||c_i||^2 / (2 sigma^2) for examples_per_user above 1, was None"
             )
-        h = jnp.asarray(half_square_norms, log_ratios.dtype)
+        h = lax.broadcast_to_rank(jnp.asarray(half_square_norms, log_ratios.dtype), log_ratios.ndim)
         log_weights = self._log_count_weights()
         terms = [(float(w), j, j * (j - 1)) for j, w in enumerate(log_weights, 1) if w > -np.inf]
         if len(terms) <= _WRITTEN_OUT:

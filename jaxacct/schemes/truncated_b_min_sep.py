@@ -329,7 +329,8 @@ class TruncatedBMinSep(Scheme):
         positions = self.uncut.draw_positions(sampled_key, num_samples)
         # Only at the few steps at which the example is sampled.
         here = jnp.minimum(positions, n - 1)
-        bits = threefry.bits_32_at(kept_key, num_samples * n, here + n * jnp.arange(num_samples)[:, None])
+        first = n * jnp.arange(num_samples, dtype=jnp.int32)[:, None]
+        bits = threefry.bits_32_at(kept_key, num_samples * n, here + first)
         sizes = jnp.take_along_axis(batch_sizes, here, axis=1, mode="promise_in_bounds")
         return positions, self._counts(bits, sizes, direction)
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness
@@ -103,7 +104,8 @@ class FiniteToeplitz(FirstColumn):
         length = circulant_length(iterations, self.bands)
         spectrum = jnp.asarray(np.fft.rfft(self.array, length))
         transformed = jnp.fft.rfft(participation, length)
-        return jnp.fft.irfft(transformed * spectrum.astype(transformed.dtype), length)[..., :iterations]
+        spectrum = lax.broadcast_to_rank(spectrum.astype(transformed.dtype), transformed.ndim)
+        return jnp.fft.irfft(transformed * spectrum, length)[..., :iterations]
 
     def add_signal_windows(self, scores, positions, scale, counts=None):
         raise NotImplementedError("windows near the end are cut off")

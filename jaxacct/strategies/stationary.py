@@ -73,12 +73,12 @@ def scores_from_normals(normals, strategy: "Stationary", iterations: int, sigma,
     imaginary_scale[[0, -1]] = 0
     sigma = jnp.asarray(sigma, real.dtype)
     spectrum = jax.lax.complex(
-        real * (sigma * jnp.asarray(real_scale, real.dtype)),
-        imaginary * (sigma * jnp.asarray(imaginary_scale, real.dtype)),
+        real * (sigma * jnp.asarray(real_scale, real.dtype))[None],
+        imaginary * (sigma * jnp.asarray(imaginary_scale, real.dtype))[None],
     )
     if participation is not None:
         power = jnp.asarray(_amplitude(strategy, length) ** 2, real.dtype)
-        spectrum = spectrum + jnp.fft.rfft(participation, length) * power
+        spectrum = spectrum + jnp.fft.rfft(participation, length) * power.astype(spectrum.dtype)[None]
     return jnp.fft.irfft(spectrum, length)[:, :iterations]
 
 
@@ -92,7 +92,9 @@ def signal_scores(participation, strategy: "Stationary"):
     iterations = participation.shape[-1]
     length = circulant_length(iterations, strategy.bands)
     power = jnp.asarray(_amplitude(strategy, length) ** 2, participation.dtype)
-    return jnp.fft.irfft(jnp.fft.rfft(participation, length) * power, length)[..., :iterations]
+    transformed = jnp.fft.rfft(participation, length)
+    power = lax.broadcast_to_rank(power.astype(transformed.dtype), transformed.ndim)
+    return jnp.fft.irfft(transformed * power, length)[..., :iterations]
 
 
 def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
@@ -150,7 +152,7 @@ def _windows_one_by_one(scores, positions, counts, window, used):
         row, slot = k % rows, k // rows
         at = row, positions[row, slot]
         here = lax.dynamic_slice(padded, at, (1, window.shape[0]))
-        return lax.dynamic_update_slice(padded, here + counts[row, slot] * window, at)
+        return lax.dynamic_update_slice(padded, here + (counts[row, slot] * window)[None], at)
 
     return lax.fori_loop(0, used * rows, add, padded)
 
@@ -164,7 +166,7 @@ def _with_margins(scores, window):
 def _windows_by_slot(scores, positions, counts, window, used):
     """Elsewhere: one window of every row at once, so that no two are added to one place at once."""
     rows, padded = jnp.arange(scores.shape[0])[:, None], _with_margins(scores, window)
-    along = jnp.arange(window.shape[0])
+    along = jnp.arange(window.shape[0], dtype=jnp.int32)[None]
 
     def unfinished(state):
         return any_left(state[0] < used)
@@ -173,7 +175,7 @@ def _windows_by_slot(scores, positions, counts, window, used):
         slot, padded = state
         now = jnp.minimum(slot, positions.shape[1] - 1)
         some = jnp.where(slot < used, counts[:, now], 0)
-        return slot + 1, padded.at[rows, positions[:, now, None] + along].add(some[:, None] * window)
+        return slot + 1, padded.at[rows, positions[:, now, None] + along].add(some[:, None] * window[None])
 
     return lax.while_loop(unfinished, add, (jnp.int32(0), padded))[1]
 
@@ -189,9 +191,9 @@ def output_scores(outputs, strategy: "Stationary"):
     iterations = outputs.shape[-1]
     length = circulant_length(iterations, strategy.bands)
     spectrum = jnp.asarray(np.conj(np.fft.rfft(strategy.array, length)))
-    return jnp.fft.irfft(jnp.fft.rfft(outputs, length) * spectrum, length)[..., :iterations].astype(
-        outputs.dtype
-    )
+    transformed = jnp.fft.rfft(outputs, length)
+    spectrum = lax.broadcast_to_rank(spectrum.astype(transformed.dtype), transformed.ndim)
+    return jnp.fft.irfft(transformed * spectrum, length)[..., :iterations]
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ def halve(counts):
 
     def turn(state):
         turns, own, counts = state
-        return turns + 1, own + (counts > 0), counts // 2
+        return turns + 1, own + (counts > 0).astype(own.dtype), counts // 2
 
     start = (0, jnp.zeros_like(counts), counts)
     return jax.lax.while_loop(lambda state: any_left(state[2] > 0), turn, start)

@@ -74,7 +74,7 @@ def test_a_number_that_is_not_passed_is_part_of_the_program():
 def test_programs_are_kept_by_kind_of_array_and_precision():
     @programs.compiled(static=1)
     def total(weights, x):
-        return (jnp.asarray(weights, x.dtype) * x).sum()
+        return (jnp.broadcast_to(jnp.asarray(weights, x.dtype), x.shape) * x).sum()
 
     weights = (1.0, 2.0)
     assert float(total(weights, np.ones(2, np.float32))) == 3

@@ -357,7 +357,7 @@ def test_the_coordinate_is_replaced_to_within_its_stated_rounding():
         draw = jax.jit(lambda key, strategy=strategy, n=n: strategy.noise_scores(key, n, 256, np.float32))
         noise = draw(jax.random.key(4))
         weights = np.asarray(minorant.weights / minorant.norm, np.float32)
-        computed = np.asarray(jax.jit(add_direction.halving_sum)(weights * noise), np.float64)
+        computed = np.asarray(jax.jit(add_direction.halving_sum)(weights[None] * noise), np.float64)
         exact = np.asarray(noise, np.float64) @ (minorant.weights / minorant.norm)
         size = np.abs(np.asarray(noise, np.float64) * weights).sum(1)
         assert np.all(np.abs(computed - exact) <= (math.ceil(math.log2(n)) + 6) * 2.0**-24 * size)

@@ -303,7 +303,8 @@ def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
     @jax.jit
     def of_moved(normals, t):
         scores = strategy.scores_from_normals(normals, n, 1.0)
-        moved = scores + (t - half_space.halving_sum(tables["weights"] * scores))[:, None] * tables["along"]
+        moved = t - half_space.halving_sum(tables["weights"][None] * scores)
+        moved = scores + moved[:, None] * tables["along"][None]
         return loss_of_scores(mechanism.scheme, strategy, np.float32(sigma) * moved, sigma, "add")
 
     single = of_moved(normals, t)

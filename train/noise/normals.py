@@ -214,7 +214,7 @@ def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
     Source: RFC 8439, section 2.3; there the counter is the first of the four words.
     """
     counter = jnp.broadcast_arrays(*[jnp.atleast_1d(word).astype(jnp.uint32) for word in counter])
-    one = jnp.ones_like(counter[0])
+    one = jnp.ones_like(counter[0])[None]
     key = jnp.asarray(key, jnp.uint32)[:, None] * one
     start = (jnp.asarray(_CONSTANTS)[:, None] * one, key[:4], key[4:], jnp.stack(counter))
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
@@ -134,7 +135,7 @@ def offered(
 
 def _draw_remove(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     log_p, log_q, cut = _draw(key, scheme, strategy, sigma, tables, dtype, 1)
-    log_weight = tables["log_z"] - log_p - tables["log_tilt"] * cut.sum(axis=1)
+    log_weight = tables["log_z"] - log_p - tables["log_tilt"] * cut.sum(axis=1).astype(dtype)
     return Draws(log_p - log_q, log_weight)
 
 
@@ -153,5 +154,6 @@ def _draw(key, scheme, strategy, sigma, tables, dtype, sign: int):
     drawn = strategy.scores_from_normals(normals, n, sigma, sign * counts.astype(dtype))
     halves = jnp.asarray(column_norms(cuts.uncut, strategy), drawn.dtype)
     variance = jnp.asarray(sigma, drawn.dtype) ** 2
-    log_p, log_q = cuts.log_likelihoods((drawn - halves) / variance, halves / variance, cut)
+    ratios = (drawn - lax.broadcast_to_rank(halves, 2)) / variance
+    log_p, log_q = cuts.log_likelihoods(ratios, halves / variance, cut)
     return log_p, log_q, cut

@@ -140,7 +140,7 @@ def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: floa
 
 def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
     noise = strategy.noise_scores(key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
-    pushed = sigma * (noise - tables["shift"].astype(dtype))
+    pushed = sigma * (noise - tables["shift"].astype(dtype)[None])
     loss = loss_of_scores(scheme, strategy, pushed, sigma, Direction.ADD)
     return Draws(loss, jnp.zeros_like(loss))
 

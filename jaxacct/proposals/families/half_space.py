@@ -293,11 +293,11 @@ def draw_in_half_space(key, scheme, strategy, tables, dtype, side: int = 1):
     if side < 0:  # what the table was rounded up by, and all that is rounded here
         sizes = 1 + jnp.abs(tables["log_weight"][cell]) + jnp.abs(upper * below) + below**2
         log_weight = log_weight - 16 * 2.0**-24 * sizes.astype(dtype)
-    products = tables["weights"].astype(dtype) * noise
+    products = tables["weights"].astype(dtype)[None] * noise
     slack = tables["rounding"].astype(dtype) * (jnp.abs(products).sum(axis=1) + jnp.abs(upper) + below + 1)
     # L grows with every score, so an error of the coordinate is covered by lowering it by its bound.
     shift = upper - below - halving_sum(products) - side * slack
-    return noise + shift[:, None] * tables["along"].astype(dtype), log_weight
+    return noise + shift[:, None] * tables["along"].astype(dtype)[None], log_weight
 
 
 def halving_sum(values):

@@ -17,6 +17,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.recurrence import tree_sum
@@ -139,15 +140,17 @@ def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> 
     normals = strategy.draw_normals(normals_key, n, size, dtype)
     cut, counts = replicas.draw(counts_key, cuts.uncut, tables["arrays"], size)
     once, more = _TIMES[direction]
-    moved = (tables["mean"] * (once + more * cut)).astype(dtype)
+    mean = tables["mean"][None]
+    # Minus the log-ratio of a participation of the other side: 1 or 2 under P, 0 or -1 under Q.
+    k = once + more * cut.astype(mean.dtype)
+    moved = (mean * k).astype(dtype)
     drawn = strategy.scores_from_normals(normals, n, sigma, sign * (counts.astype(dtype) + moved))
     halves = jnp.asarray(column_norms(cuts.uncut, strategy), drawn.dtype)
     variance = jnp.asarray(sigma, drawn.dtype) ** 2
-    ratios, half_norms = (drawn - halves) / variance, halves / variance
-    log_p, log_q = cuts.log_likelihoods(ratios, half_norms, cut)
-    # Minus the log-ratio of a participation of the other side: 1 or 2 under P, 0 or -1 under Q.
-    k = once + more * cut
-    linear = tree_sum(tables["mean"] * k * (sign * (ratios + half_norms) + k * half_norms), axis=1)
+    ratios = (drawn - lax.broadcast_to_rank(halves, 2)) / variance
+    log_p, log_q = cuts.log_likelihoods(ratios, halves / variance, cut)
+    half_norms = lax.broadcast_to_rank(halves / variance, 2)
+    linear = tree_sum(mean * k * (sign * (ratios + half_norms) + k * half_norms), axis=1)
     log_f = log_p if direction == Direction.REMOVE else log_q
     factor = log_factor(strategy, tables, cut, counts, moved, direction) / variance
     return Draws(log_p - log_q, tables["log_z"] - log_f - linear + factor.astype(dtype))
@@ -163,9 +166,10 @@ def log_factor(strategy, tables, cut, counts, moved, direction: Direction):
     once, more = _TIMES[direction]
     seen = strategy.signal_scores(moved)
     exact = tree_sum((counts + moved / 2) * seen, axis=1)
-    own = tables["mean"] * tables["shared"]
-    at_most = (once + more) * counts * tables["shared"] + own * (
-        once**2 / 2 + (once * more + more**2 / 2) * cut
+    shared = tables["shared"][None]
+    own = tables["mean"][None] * shared
+    at_most = (once + more) * counts * shared + own * (
+        once**2 / 2 + (once * more + more**2 / 2) * cut.astype(own.dtype)
     )
     at_most = tree_sum(at_most, axis=1)
     # At least that of counts + v / 2, which sees the errors of C^T C v.

@@ -19,6 +19,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
@@ -134,7 +135,7 @@ def _loss_of_mean_overlaps(scheme, strategy, scores_, sigma):
     one, number = scheme.parts
     dtype, n = scores_.dtype, scheme.iterations
     unit = float(jnp.finfo(dtype).eps) / 2
-    halves = jnp.asarray(strategy.half_square_norms(), dtype)
+    halves = lax.broadcast_to_rank(jnp.asarray(strategy.half_square_norms(), dtype), 2)
     loss, mean = one.loss_and_mean_participation((scores_ - halves) / sigma**2)
     off = unit * 8 * (rounding.fourier_roundings(circulant_length(n, strategy.bands)) + 8)
     off *= float(np.abs(strategy.array).sum()) ** 2

@@ -67,7 +67,7 @@ def _far(scheme, strategy, counts):
     power = _far_spectrum(strategy, n, scheme.min_separation, length)
     spectrum = jnp.fft.rfft(counts, length)
     squares = spectrum.real**2 + spectrum.imag**2
-    far = tree_sum(squares * jnp.asarray(power, jnp.float32), axis=1)
+    far = tree_sum(squares * jnp.asarray(power, jnp.float32)[None], axis=1)
     roundings = 2 * fourier_roundings(length) + math.log2(length) + 10
     norm = jnp.square(counts).sum(axis=1)
     # Squares of the whole spectrum add up to `length` times the norm; all but two frequencies stand for two.

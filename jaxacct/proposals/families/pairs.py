@@ -286,7 +286,7 @@ def shared_events(positions, first, second, attractions, m: int, iterations: int
     positions, slot = jax.lax.sort((positions, slot), num_keys=1)
     first, second = (jnp.take_along_axis(part, slot, axis=1) for part in (first, second))
     pair = slot // (slots // (m // 2))
-    player = jnp.arange(m, dtype=jnp.int32)
+    player = jnp.arange(m, dtype=jnp.int32)[None]
 
     def left(state):
         return any_left((state[0] < slots) & (positions[:, jnp.minimum(state[0], slots - 1)] < iterations))

@@ -203,7 +203,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         joined = (level <= both) & (both > 0)
         first = joined | ((level <= both + only) & (only > 0))
         second = joined | (~first & (level <= both + only + other) & (other > 0))
-        number = first.astype(jnp.float32) + second
+        number = first.astype(jnp.float32) + second.astype(jnp.float32)
         lifts = lifts + number * of(arrays["lifts"], one, two)
         one, two = jnp.where(first, 0, later), jnp.where(second, 0, later_of_two)
         return (one, two, lifts), (number.astype(jnp.int8), first)

@@ -488,7 +488,7 @@ def _wait(codes, steps, b: int):
     """Codes after `steps` more steps without an event."""
     virtual = codes >= b
     remaining = jnp.maximum(jnp.where(virtual, codes - (b - 1), codes) - steps, 0)
-    return remaining + (b - 1) * (virtual & (remaining > 0))
+    return remaining + jnp.where(virtual & (remaining > 0), b - 1, 0)
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
@@ -528,7 +528,7 @@ def shares_of_one(key, positions, counts, m: int, b: int):
     """
     rows, slots = positions.shape
     words = threefry.bits_32(key, (slots, rows, m))
-    earlier = np.tri(m, k=-1, dtype=bool)  # of two with the same word
+    earlier = np.tri(m, k=-1, dtype=bool)[None]  # of two with the same word
 
     def slot(free_from, at):
         step, count, word = at
@@ -592,11 +592,11 @@ def draw_positions(key, scheme, arrays, num_samples: int):
         joined = taking > 0
         positions = positions.at[rows, slot].set(jnp.where(joined, here, n), mode="drop")
         counts = counts.at[rows, slot].set(taking.astype(jnp.float32), mode="drop")
-        slot = slot + joined
+        slot = slot + joined.astype(jnp.int32)
         # The first `taking` replicas, all free, are barred; then time runs on until one is free.
         bars = jnp.concatenate([jnp.zeros((num_samples, 1), jnp.int32), codes], axis=1)
         barred = jnp.where(bars >= b, bars - (b - 1), bars)
-        joins = jnp.arange(m) < taking[:, None]
+        joins = jnp.arange(m, dtype=jnp.int32)[None] < taking[:, None]
         shortest = jnp.min(jnp.where(joins, b, barred), axis=1)
         advance_by = jnp.where(released, 0, jnp.maximum(1, shortest))[:, None]
         moved = jnp.where(joins, b - advance_by, _wait(bars, advance_by, b))

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxacct.kernels import threefry
 
@@ -78,5 +79,6 @@ def draw_indices(keys, thresholds, num: int) -> list:
     """
     drawn: list = []
     for words, rows in zip(threefry.bits_32_each(keys, [num] * len(keys)), thresholds, strict=True):
-        drawn.append(jnp.sum(words[:, None] >= rows[tuple(drawn)], axis=-1).astype(jnp.int32))
+        at = lax.broadcast_to_rank(rows[tuple(drawn)], 2)
+        drawn.append(jnp.sum(words[:, None] >= at, axis=-1).astype(jnp.int32))
     return drawn

@@ -186,7 +186,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     rows = jnp.arange(num_samples)
     nowhere = jnp.zeros((num_samples, n), jnp.float32)
     # The sites of the earlier phase are every other one.
-    mine = (index % 2 == 0) == (one <= two)
+    mine = (index % 2 == 0) == (one <= two)[None]
     values = values.astype(jnp.float32)
     counts, alone = (
         nowhere.at[rows, position].add(part, mode="drop") for part in (values, jnp.where(mine, values, 0.0))

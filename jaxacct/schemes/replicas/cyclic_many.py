@@ -143,7 +143,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
 
     _, values = jax.lax.scan(site, jnp.zeros(num_samples, jnp.int32), (take, uniforms))
     # Replicas of one phase are alike, so the first of them is the one.
-    mine = sites[:, None] % m == jnp.argmax(phases == drawn[0], axis=0)
+    mine = sites[:, None] % m == jnp.argmax(phases == drawn[0][None], axis=0)[None]
     nowhere = jnp.zeros((num_samples, n), jnp.float32)
     values = values.astype(jnp.float32)
     together, alone = (
@@ -170,7 +170,7 @@ def _take_probabilities(scheme, arrays, phases, positions):
         skips = arrays["chances"][0] + ahead[stay]
         there = position < n
         found = jnp.logaddexp(joins, skips)
-        found = jnp.where(there, found - found.max(axis=0), ahead)
+        found = jnp.where(there, found - found.max(axis=0, keepdims=True), ahead)
         return found, jnp.where(there, jax.nn.sigmoid(joins - skips), 0.0)
 
     inputs = jnp.arange(len(positions)) % m, positions

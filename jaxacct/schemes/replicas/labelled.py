@@ -101,7 +101,7 @@ def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
     def step(state, at):
         bars, labels = state
         free = bars == 0
-        outcome = jnp.sum(at["bits"] >= at["together"], axis=-1).astype(jnp.int32)
+        outcome = jnp.sum(at["bits"] >= at["together"][None], axis=-1).astype(jnp.int32)
         joined = jnp.where(free.all(axis=0), labels_of(outcome), 0)
         if b > 1:
             # The other one's bar and label decide; whoever is barred does not join.

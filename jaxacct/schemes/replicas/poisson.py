@@ -65,7 +65,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
     return jax.lax.fori_loop(
         0,
         arrays["tail"].shape[0],
-        lambda j, total: total + (bits < arrays["tail"][j]),
+        lambda j, total: total + (bits < arrays["tail"][j]).astype(total.dtype),
         counts,
     )
 
@@ -76,4 +76,4 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     counts = draw_counts(counts_key, scheme, arrays, num_samples)
     # Of k at a step each is among them with probability k / m.
     place = threefry.integers(one_key, counts.shape, arrays["tail"].shape[0])
-    return counts, (place < counts).astype(jnp.float32), counts.sum(axis=1)
+    return counts, (place.astype(counts.dtype) < counts).astype(jnp.float32), counts.sum(axis=1)
