@@ -36,7 +36,6 @@ class NotCovered(Exception):
     """A claim for which the checker has no method."""
 
 
-# The claim, whose reader is the only part that depends on the layout of a plan file.
 # verified: what both divergences may be; failure: probability of a wrong verdict, 0 for an analytic bound;
 # reserved: part of delta for a batch above max_batch_size; stored: evidence by direction, its terms as
 # (bin, count) pairs, bin 0 for zeros and bin k > 0 for terms up to 2^((k - 5121) / 128).
@@ -56,8 +55,9 @@ def _read_claim(data) -> Claim:
     if (data.get("schema"), data.get("schema_version")) != ("jaxacct-plan", 1) or "claim" not in data:
         raise NotCovered(f"schema {data.get('schema')!r:.40}, version {data.get('schema_version')!r:.20}")
     claim, evidence, notes = data["claim"], data["evidence"], data["notes"]
-    for name, known in (("adjacency", "zero-out"), ("compose_with", None), ("truncate_to", None)):
-        if claim[name] != known:
+    known = {"adjacency": ("zero-out", "add-or-remove-one"), "compose_with": (None,), "truncate_to": (None,)}
+    for name, values in known.items():
+        if claim[name] not in values:
             raise NotCovered(f"{name} {claim[name]!r:.60}")
     sigma = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
     epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 700), _number(claim["delta"], "delta", 1e-300, 1)

@@ -64,7 +64,7 @@ class Accountant(abc.ABC):
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
         """As `why_not_covered`, and its adjacency."""
-        if mechanism.adjacency != self.adjacency:
+        if mechanism.pair_adjacency != self.adjacency:
             return f"it is for {self.adjacency} adjacency, not for {mechanism.adjacency}"
         return self.why_not_covered(mechanism, compose_with)
 

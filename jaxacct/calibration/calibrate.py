@@ -128,8 +128,8 @@ def calibrate(
         delta from both sides (balls-in-bins with C = I), it is taken unless rule, max_samples or proposal
         ask for draws.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
-      adjacency: "zero-out" only. arXiv 2602.09338 has its pairs for it alone; of replace-one it says that one
-        can be derived (footnote to corollary D.2), and gives none.
+      adjacency: "zero-out" or "add-or-remove-one", which have the same dominating pair where examples are
+        sampled independently (proofs/adjacency.md); other mechanisms refuse the second.
       checkpoint_dir: keeps finished batches; the same call then resumes.
       choice: `Recommendation.choice`, for the plan to say how scheme and strategy were chosen.
       estimate: a noise multiplier to look at first, such as `Recommended.noise_multiplier`: a search ends

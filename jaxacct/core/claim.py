@@ -95,6 +95,10 @@ class Claim:
                 raise ValueError("dataset_size must be given with max_batch_size")
             if self.target.composed:
                 raise ValueError("max_batch_size must not be given together with compose_with")
+            if self.mechanism.is_add_or_remove:
+                raise ValueError(
+                    f"max_batch_size must not be given with {self.mechanism.adjacency} adjacency"
+                )
 
     @functools.cached_property
     def overflow(self) -> Overflow | None:

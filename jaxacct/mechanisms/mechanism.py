@@ -8,9 +8,9 @@ from jaxacct.common import validate as _validate
 from jaxacct.schemes import SCHEMES, Scheme
 from jaxacct.strategies import Strategy
 
-# arXiv 2602.09338 has its pairs for this one alone; of replace-one it says that they can be derived, and
-# gives none (footnote to corollary D.2).
-ADJACENCIES = ("zero-out",)
+# Both have the same dominating pair (proofs/adjacency.md). That of replace-one is not certified.
+ADD_OR_REMOVE_ONE = "add-or-remove-one"
+ADJACENCIES = ("zero-out", ADD_OR_REMOVE_ONE)
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Mechanism:
         after the last step, or as `FiniteToeplitz` without (proofs/finite_horizon.md); or one of the other
         `strategies`, whose losses are bounds (proofs/non_banded.md).
       noise_multiplier: sigma, the standard deviation of `z` per unit of clip norm x column norm; above 0.
-      adjacency: "zero-out": in the neighbouring data set the gradients of one unit (`Scheme.unit`) are zero.
+      adjacency: "zero-out": in the neighbouring data set the gradients of one unit (`Scheme.unit`) are zero;
+        or "add-or-remove-one": it lacks one example, and data sets have at most the stated number of them.
     """
 
     scheme: Scheme
@@ -37,6 +38,19 @@ class Mechanism:
         sigma = _validate.noise_multiplier("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
         _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
+        reason = why_not_add_or_remove(self.scheme) if self.is_add_or_remove else None
+        if reason is not None:
+            raise ValueError(f"adjacency must be 'zero-out' for scheme {self.scheme.name}, {reason}")
+
+    @property
+    def is_add_or_remove(self) -> bool:
+        """Whether neighbouring data sets differ in their number of examples."""
+        return self.adjacency == ADD_OR_REMOVE_ONE
+
+    @property
+    def pair_adjacency(self) -> str:
+        """The adjacency that the dominating pair was derived for: both here share that of zero-out."""
+        return ADJACENCIES[0]
 
     @property
     def unit(self) -> str:
@@ -60,6 +74,20 @@ class Mechanism:
     def is_stationary(self) -> bool:
         """Whether losses are exact and the columns of C shifts of one another, but for their ends."""
         return self.strategy.is_toeplitz and not self.is_upper_bound
+
+
+def why_not_add_or_remove(scheme: Scheme) -> str | None:
+    """Return why the pair of zero-out adjacency is not that of add-or-remove-one; None where it is.
+
+    Source: proofs/adjacency.md, section 2.
+    """
+    if scheme.unit != "example":
+        return "whose graph of users and examples is public"
+    if scheme.cut_to is not None:
+        return "where truncated batches make the others' places depend on an example"
+    if not scheme.others_are_independent:
+        return "whose other examples are not sampled independently"
+    return None
 
 
 def checked(mechanism) -> Mechanism:

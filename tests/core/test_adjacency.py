@@ -1,0 +1,180 @@
+"""Which pair dominates for which adjacency (proofs/adjacency.md): the adversary searches for a worse one."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    Claim,
+    CyclicPoisson,
+    IndependentAttribution,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    Target,
+    TruncatedBMinSep,
+)
+from train.batches.sampler import Sampler
+
+FALSE_ALARM = 1e-6
+
+
+def divergence(P, Q, epsilon, sigma, points=161, width=8.0):
+    """H(P, Q) of mixtures of Gaussians in the plane, lists of (probability, mean), by the rectangle rule."""
+    line = np.linspace(-width, width, points) * max(1.0, sigma)
+    x, y = np.meshgrid(line, line, indexing="ij")
+
+    def density(mixture):
+        parts = [p * np.exp(-((x - m[0]) ** 2 + (y - m[1]) ** 2) / (2 * sigma**2)) for p, m in mixture]
+        return sum(parts) / (2 * np.pi * sigma**2)
+
+    terms = np.maximum(density(P) - np.exp(epsilon) * density(Q), 0)
+    return float(terms.sum() * (line[1] - line[0]) ** 2)
+
+
+def patterns(kind, q):
+    """Participation patterns of two steps, with their probabilities."""
+    if kind == "min-separation":
+        return {(0, 0): 1 - q, (1, 0): q / 2, (0, 1): q / 2}
+    return {(i, j): q ** (i + j) * (1 - q) ** (2 - i - j) for i in (0, 1) for j in (0, 1)}
+
+
+SETTINGS = [
+    ("poisson", 0.3, 0.0, 1.0, 0.5),
+    ("poisson", 0.3, 0.8, 0.7, 1.0),
+    ("min-separation", 0.5, 0.6, 0.5, 1.0),
+    ("min-separation", 0.9, 1.0, 1.0, 0.2),
+    ("min-separation", 0.1, 0.4, 0.6, 0.0),
+]
+
+
+@pytest.mark.parametrize(("kind", "q", "c", "sigma", "epsilon"), SETTINGS)
+def test_no_gradients_are_worse_than_antipodal_ones(kind, q, c, sigma, epsilon):
+    """Two steps, C = [[1, 0], [c, 1]]: gradients of both examples on a grid of [-1, 1]."""
+    matrix = np.array([[1, 0], [c, 1]])
+
+    def mixture(gradients):
+        return [(p, matrix @ (np.array(x) * gradients)) for x, p in patterns(kind, q).items()]
+
+    bound = divergence(mixture((1, 1)), mixture((-1, -1)), epsilon, sigma)
+    grid = (-1.0, -0.4, 0.0, 0.7, 1.0)
+    pairs = itertools.product(grid, repeat=4)
+    found = [divergence(mixture(g[:2]), mixture(g[2:]), epsilon, sigma) for g in pairs if g[0] >= 0]
+    # The rectangle rule of smooth densities is exact to rounding; the kink adds less than a cell's terms.
+    assert max(found) <= bound * (1 + 1e-3) + 1e-9
+    assert min(found) < bound  # the zero-out pair, for one
+    assert divergence(mixture((1, 1)), mixture((0, 0)), epsilon, sigma) < bound
+
+
+@pytest.mark.parametrize(("kind", "q", "c", "sigma", "epsilon"), SETTINGS[1:4])
+def test_adaptive_gradients_are_not_worse(kind, q, c, sigma, epsilon):
+    """The second gradients depend on the first output: signs on either side of every threshold."""
+    line = np.linspace(-8, 8, 161) * max(1.0, sigma)
+    x, y = np.meshgrid(line, line, indexing="ij")
+
+    def density(first, second):
+        total = 0.0
+        for (i, j), p in patterns(kind, q).items():
+            mean = c * i * first + j * second(x)
+            total = total + p * np.exp(-((x - i * first) ** 2 + (y - mean) ** 2) / (2 * sigma**2))
+        return total / (2 * np.pi * sigma**2)
+
+    def value(P, Q):
+        return float(np.maximum(P - np.exp(epsilon) * Q, 0).sum() * (line[1] - line[0]) ** 2)
+
+    bound = value(density(1, np.ones_like), density(-1, lambda at: -np.ones_like(at)))
+    found = []
+    for threshold, below, above, opposite in itertools.product(
+        (-0.5, 0.0, 0.8), (-1, 0, 1), (-1, 0, 1), (-1, 0, 1)
+    ):
+        adaptive = density(1, lambda at, t=threshold, b=below, a=above: np.where(at < t, b, a))
+        found.append(value(adaptive, density(-1, lambda at, o=opposite: o * np.ones_like(at))))
+    assert max(found) <= bound * (1 + 1e-3) + 1e-9
+
+
+def test_a_smaller_pair_is_seen():
+    """The search would find a pair that does not dominate: antipodal gradients of norm 0.8."""
+    kind, q, _, sigma, epsilon = SETTINGS[0]
+    mixtures = [
+        [(p, size * np.array(x)) for x, p in patterns(kind, q).items()] for size in (0.8, -0.8, 1.0, -1.0)
+    ]
+    small, large = (divergence(*mixtures[i : i + 2], epsilon, sigma) for i in (0, 2))
+    assert large > 1.05 * small
+
+
+def same_distribution(first, second) -> float:
+    """Chi-square p-value of two tables of equally many draws; rare patterns are pooled."""
+    rare = first + second < 20
+    table = np.stack([np.append(row[~rare], row[rare].sum()) for row in (first, second)])
+    expected = table.sum(axis=0) / 2
+    keep = expected > 0
+    statistic = ((table - expected)[:, keep] ** 2 / expected[keep]).sum()
+    return float(stats.chi2.sf(statistic, keep.sum() - 1))
+
+
+def counted(patterns_of_two) -> np.ndarray:
+    """How often each joint pattern of examples 0 and 1 was drawn; (runs, 4 steps, 2) of 0 and 1."""
+    codes = patterns_of_two.reshape(len(patterns_of_two), 8) @ (1 << np.arange(8))
+    return np.bincount(codes, minlength=256)
+
+
+def drawn(scheme, size, seed, runs=2000) -> np.ndarray:
+    """Joint patterns of examples 0 and 1 among `size`, from the trainer's own sampler."""
+    found = np.zeros((runs, 4, 2), int)
+    for run in range(runs):
+        sampler = Sampler(scheme, size, size, key=(seed, run, 7, 9))
+        for step in range(4):
+            batch = sampler.next()
+            members = batch.indices[batch.mask]
+            found[run, step, members[members < 2]] = 1
+    return found
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Poisson(4, 0.4),
+        CyclicPoisson(4, 2, 0.6),
+        BallsInBins(4, 2),
+        BMinSep(4, 2, 0.5),
+        BMinSep(4, 3, 0.6, False),
+    ],
+    ids=lambda scheme: type(scheme).__name__,
+)
+def test_the_others_batches_do_not_depend_on_the_example(scheme):
+    """Add-or-remove-one: patterns of two examples, with a third one and without it."""
+    assert scheme.others_are_independent
+    p_value = same_distribution(counted(drawn(scheme, 3, 1)), counted(drawn(scheme, 2, 2)))
+    assert p_value > FALSE_ALARM
+
+
+def test_parts_of_equal_size_are_seen():
+    """Two steps that take turns, each with half of the examples: the third one decides about the others."""
+    rng = np.random.default_rng(0)
+
+    def halves(size, runs=2000):
+        phases = np.argsort(rng.random((runs, size)), axis=1)[:, :2] % 2
+        return (np.arange(4)[:, None] % 2 == phases[:, None, :]).astype(int)
+
+    assert same_distribution(counted(halves(3)), counted(halves(2))) < FALSE_ALARM
+
+
+def test_mechanisms_without_the_pair_are_refused():
+    white = BandedToeplitz.square_root(1)
+    for scheme in (
+        TruncatedBMinSep(12, 3, 0.1, max_batch_size=4, dataset_size=20),
+        MultiAttribution(12, 3, 0.1, examples_per_user=2),
+        IndependentAttribution(12, 3, 0.1, examples_per_user=2),
+    ):
+        with pytest.raises(ValueError, match="adjacency must be 'zero-out' for scheme"):
+            Mechanism(scheme, white, 1.0, "add-or-remove-one")
+    mechanism = Mechanism(Poisson(12, 0.1), white, 1.0, "add-or-remove-one")
+    with pytest.raises(ValueError, match="max_batch_size must not be given with add-or-remove-one"):
+        Claim(mechanism, Target.at(2.0, 1e-3), 100, 15)
+    with pytest.raises(ValueError, match="adjacency must be one of"):
+        Mechanism(Poisson(12, 0.1), white, 1.0, "replace-one")
