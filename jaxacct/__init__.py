@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.recommendation.search import Recommendation, Recommended, recommend
     from jaxacct.schemes import (
         SCHEMES,
+        BalancedMinSep,
         BallsInBins,
         BMinSep,
         CyclicPoisson,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
 __all__ = [
     "SCHEMES",
     "BMinSep",
+    "BalancedMinSep",
     "BallsInBins",
     "BandedInverse",
     "BandedToeplitz",
@@ -103,8 +105,8 @@ _HOMES = {
     "jaxacct.core.plan": "Plan",
     "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
-    "jaxacct.schemes": "SCHEMES BallsInBins BMinSep CyclicPoisson IndependentAttribution MultiAttribution "
-    "Poisson TruncatedBMinSep",
+    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson IndependentAttribution "
+    "MultiAttribution Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
     "jaxacct.strategies": "BandedInverse BandedToeplitz BufferedToeplitz Dense FiniteToeplitz Toeplitz "

@@ -31,6 +31,7 @@ SchemeName = Literal[
     "cyclic-poisson",
     "balls-in-bins",
     "b-min-sep",
+    "balanced-min-sep",
     "multi-attribution",
     "independent-attribution",
     "truncated-b-min-sep",

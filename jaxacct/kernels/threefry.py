@@ -243,13 +243,17 @@ def integers(key, shape, below: int):
     return integers_of(bits_32_each(split(key), (size, size)), below).reshape(shape)
 
 
-def integers_of(words, below: int):
-    """The integers of `integers`, of the shape of its two `words`: of the keys that its own splits into."""
-    if below == 1:
-        return jnp.zeros_like(words[0], np.int32)
-    span = jnp.uint32(below)
+def integers_of(words, below):
+    """The integers of `integers`, of the shape of its two `words`: of the keys that its own splits into.
+
+    Args:
+      words: two arrays of uint32.
+      below: an integer, or an array of integers that broadcasts to the shape of the words; static.
+    """
+    spans = np.asarray(below, np.uint64)
+    span = jnp.asarray(spans, jnp.uint32)
     # 2^32 modulo `below`, as JAX makes it.
-    shift = np.uint32((2**16 % below) ** 2 % 2**32 % below)
+    shift = jnp.asarray((2**16 % spans) ** 2 % 2**32 % spans, jnp.uint32)
     return ((words[0] % span * shift + words[1] % span) % span).astype(jnp.int32)
 
 

@@ -678,6 +678,8 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
     sums, each = scheme.sums, _multiplicity(scheme)[0] + _mixed(scheme)
     if sums.processes > 1:
         return _interacting_error(mechanism, size, count)
+    if sums.fixed_count:
+        return _fixed_count_error(sums, size)
     half = 0.5 / mechanism.noise_multiplier**2
     local = _RATIO_ROUNDINGS * size.ratio * each
     if each > 1 and not _mixed(scheme):
@@ -701,6 +703,22 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
     last = sums.terms + 20 + 4 * (growth + together + shift)
     twice = 2 if sums.most_sampled else 1
     return _UNIT * twice * (count * local + common + last)
+
+
+def _fixed_count_error(sums, size: Size) -> float:
+    """Of `kernels.fixed_counts` (proofs/fixed_counts.md, section 3)."""
+    k, ratio = sums.fixed_count, size.ratio
+    local = _RATIO_ROUNDINGS * ratio
+    if sums.log_none > -math.inf:  # ln(1 - q + q e^r) in the place of r
+        log_q = sums.log_none / k
+        ratio += 1 - log_q - math.log(-math.expm1(log_q))
+        local += (SOFTPLUS_ROUNDINGS + 4) * ratio
+    largest = k * ratio + sums.log_patterns  # |ln of a sum over chains|
+    local += 3 * ratio + 8 * largest
+    blocks = 1 if sums.terms == 1 else 2
+    increments = (SOFTPLUS_ROUNDINGS + 3) * blocks * 2 * k * largest
+    last = math.ceil(math.log2(max(sums.terms, 2))) + 24 + 16 * largest
+    return _UNIT * (k * local + increments + last)
 
 
 def _interacting_error(mechanism, size: Size, count) -> float:

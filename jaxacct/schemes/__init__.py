@@ -5,6 +5,7 @@ What a scheme says of itself is in `jaxacct.schemes.base.Scheme`. A new one is o
 """
 
 from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.balanced_min_sep import BalancedMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.base import Scheme, SideInformation
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
@@ -18,6 +19,7 @@ _ALL = (
     CyclicPoisson,
     BallsInBins,
     BMinSep,
+    BalancedMinSep,
     MultiAttribution,
     IndependentAttribution,
     TruncatedBMinSep,
@@ -41,6 +43,7 @@ def scheme_from_json(data: dict) -> Scheme:
 __all__ = [
     "SCHEMES",
     "BMinSep",
+    "BalancedMinSep",
     "BallsInBins",
     "CyclicPoisson",
     "IndependentAttribution",

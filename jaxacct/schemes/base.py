@@ -57,6 +57,8 @@ class Sums:
       most_sampled: largest batch that a factor of a cut batch is made of, 0 without cuts.
       processes: how many examples, of one unit, are added up together with what they share.
       times: how often the sum of one example is taken for the unit's, as a bound.
+      fixed_count: k where vectors have k participations (`kernels.fixed_counts`), else 0.
+      log_patterns: ln of the number of chains of up to k participations, at least.
     """
 
     probability: float
@@ -68,6 +70,8 @@ class Sums:
     most_sampled: int = 0
     processes: int = 1
     times: int = 1
+    fixed_count: int = 0
+    log_patterns: float = 0.0
 
 
 class Scheme(abc.ABC):

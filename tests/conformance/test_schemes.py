@@ -19,6 +19,7 @@ from jaxacct import BandedToeplitz, Mechanism, privacy_loss
 from jaxacct.cli import commands as cli
 from jaxacct.schemes import (
     SCHEMES,
+    BalancedMinSep,
     BallsInBins,
     BMinSep,
     CyclicPoisson,
@@ -40,6 +41,14 @@ MEMBERS: dict[str, list[Scheme]] = {
     "cyclic-poisson": [CyclicPoisson(5, 2, 0.4), CyclicPoisson(2, 3, 0.7), CyclicPoisson(3, 1, 1.0)],
     "balls-in-bins": [BallsInBins(5, 3), BallsInBins(2, 3), BallsInBins(3, 1)],
     "b-min-sep": [BMinSep(5, 2, 0.3), BMinSep(5, 2, 0.3, False), BMinSep(2, 3, 1.0), BMinSep(3, 1, 0.4)],
+    "balanced-min-sep": [
+        BalancedMinSep(4, 1, 1.5),
+        BalancedMinSep(8, 3, 2),
+        BalancedMinSep(8, 3, 2.4, rotated=False),
+        BalancedMinSep(6, 2, 3),
+        BalancedMinSep(5, 2, 0.7),
+        BalancedMinSep(3, 3, 1),
+    ],
     "multi-attribution": [MultiAttribution(4, 2, 0.3, 2), MultiAttribution(2, 3, 1.0, 2)],
     "independent-attribution": [IndependentAttribution(4, 2, 0.3, 2), IndependentAttribution(2, 3, 1.0, 2)],
     "truncated-b-min-sep": [TruncatedBMinSep(4, 2, 0.3, 6, 10), TruncatedBMinSep(2, 3, 0.4, 10, 10)],
@@ -262,6 +271,7 @@ STATED = {
     "cyclic-poisson": (True, False, False),
     "balls-in-bins": (True, False, False),
     "b-min-sep": (True, False, False),
+    "balanced-min-sep": (True, False, False),
     "multi-attribution": (False, False, False),
     "independent-attribution": (False, True, True),
     "truncated-b-min-sep": (False, False, False),

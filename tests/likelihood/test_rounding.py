@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxacct import (
+    BalancedMinSep,
     BandedToeplitz,
     BMinSep,
     CyclicPoisson,
@@ -31,13 +32,16 @@ GRID = [
     (CyclicPoisson(1024, 16, 0.06), 16),
     (Poisson(1024, 0.01), 1),
     (BMinSep(1000, 8, 1.0), 8),
+    (BalancedMinSep(1000, 64, 4, rotated=False), 16),
+    (BalancedMinSep(300, 16, 3.5), 16),
+    (BalancedMinSep(60, 8, 7), 8),
 ]
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 100.0])
 @pytest.mark.parametrize(
     ("scheme", "bands"),
-    [pytest.param(*one, marks=() if i < 2 else pytest.mark.slow) for i, one in enumerate(GRID)],
+    [pytest.param(*one, marks=() if i in (0, 1, 9) else pytest.mark.slow) for i, one in enumerate(GRID)],
 )
 def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
@@ -146,6 +150,8 @@ BROKEN = [
     pytest.param(IndependentAttribution(40, 3, 0.4, 4, False), 3, 0.3, 2, marks=pytest.mark.slow),
     pytest.param(IndependentAttribution(3000, 2, 1e-5, 2), 2, 0.3, 2, marks=pytest.mark.slow),
     pytest.param(IndependentAttribution(1000, 16, 0.0036, 2), 16, 0.8, 1, marks=pytest.mark.slow),
+    (BalancedMinSep(120, 16, 3), 16, 0.4, 2),
+    pytest.param(BalancedMinSep(1000, 64, 4), 16, 0.5, 2, marks=pytest.mark.slow),
 ]
 
 

@@ -13,6 +13,7 @@ def pattern_law(scheme) -> dict[tuple[int, ...], float]:
         "cyclic-poisson": _cyclic,
         "balls-in-bins": _balls_in_bins,
         "b-min-sep": _b_min_sep,
+        "balanced-min-sep": _balanced_min_sep,
         "multi-attribution": _multi_attribution,
         "independent-attribution": _independent_attribution,
     }[scheme.name](scheme)
@@ -69,6 +70,26 @@ def _b_min_sep(scheme):
 
     for barred, weight in starts.items():
         walk([], barred, weight)
+    return law
+
+
+def _balanced_min_sep(scheme):
+    n, b, k = scheme.iterations, scheme.min_separation, math.ceil(scheme.participations)
+    kept = scheme.participations / k
+    patterns = [
+        steps
+        for steps in itertools.combinations(range(n), k)
+        if all(later - step >= b for step, later in itertools.pairwise(steps))
+        and (not scheme.rotated or k == 1 or steps[0] + n - steps[-1] >= b)
+    ]
+    law: dict[tuple[int, ...], float] = {}
+    for steps in patterns:
+        for joins in itertools.product((0, 1), repeat=k):
+            weight = kept ** sum(joins) * (1 - kept) ** (k - sum(joins)) / len(patterns)
+            taken = {step for step, join in zip(steps, joins, strict=True) if join}
+            x = tuple(int(i in taken) for i in range(n))
+            if weight > 0:
+                law[x] = law.get(x, 0.0) + weight
     return law
 
 

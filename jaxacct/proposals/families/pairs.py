@@ -239,28 +239,36 @@ def _drawer(module, m: int, loss_of=loss_of_scores, side: int = 1) -> Callable[.
         normals_key, counts_key = threefry.split(key)
         n, size = scheme.iterations, randomness.BLOCK_SIZE
         normals = strategy.draw_normals(normals_key, n, size, dtype)
-        counts, shared = draw(counts_key, one, tables, m, size)
+        counts, shared, fits = draw(counts_key, one, tables, m, size)
         drawn = strategy.scores_from_normals(normals, n, sigma, counts.astype(dtype))
         loss = others = loss_of(scheme, strategy, drawn, sigma)
         if number > 1:
             others = loss_of_scores(one, strategy, drawn, sigma)
         factor = log_factor(shared, number, one.max_participations, side)
-        return Draws(loss, tables["log_z"] - (m - number) * others + factor.astype(dtype))
+        weight = tables["log_z"] - (m - number) * others + factor.astype(dtype)
+        return Draws(loss, weight if fits is None else jnp.where(fits, weight, -jnp.inf))
 
     return draw_block
 
 
 def _draw_vectors(module, key, one, tables, m: int, size: int):
-    """(sums of m vectors, (size, iterations) float32; what they share as `shared_rows` has it)."""
+    """(sums of m vectors, (size, iterations) float32; what they share as `shared_rows` has it; whether all
+    vectors are ones of the scheme, (size,) bool, or None where they always are)."""
     both, first, _ = module.draw_with_one(key, one, tables["arrays"], m // 2 * size)
     vectors = jnp.stack([first, both - first]).reshape(2, m // 2, size, one.iterations)
     vectors = vectors.swapaxes(0, 1).reshape(m, size, one.iterations)
-    return vectors.sum(axis=0), shared_rows(vectors, tables["attractions"], one.max_participations)
+    shared = shared_rows(vectors, tables["attractions"], one.max_participations)
+    return vectors.sum(axis=0), shared, None
 
 
 def _draw_positions(module, key, one, tables, m: int, size: int):
     """The same from positions, in a fourth of the time."""
-    drawn = module.draw_positions_with_one(key, one, tables["arrays"], m // 2 * size)
+    fits = None
+    if hasattr(module, "draw_fitting"):
+        *drawn, fits = module.draw_fitting(key, one, tables["arrays"], m // 2 * size)
+        fits = fits.reshape(m // 2, size).all(axis=0)
+    else:
+        drawn = module.draw_positions_with_one(key, one, tables["arrays"], m // 2 * size)
     # All pairs of a sample in one row.
     positions, counts, first = (
         part.reshape(m // 2, size, -1).swapaxes(0, 1).reshape(size, -1) for part in drawn
@@ -268,7 +276,7 @@ def _draw_positions(module, key, one, tables, m: int, size: int):
     rows = jnp.arange(size)[:, None]
     sums = jnp.zeros((size, one.iterations), jnp.float32).at[rows, positions].add(counts, mode="drop")
     shared = shared_events(positions, first, counts - first, tables["attractions"], m, one.iterations)
-    return sums, shared
+    return sums, shared, fits
 
 
 def shared_events(positions, first, second, attractions, m: int, iterations: int):

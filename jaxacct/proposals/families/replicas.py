@@ -23,6 +23,7 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
 from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
+from jaxacct.schemes.base import counts_at
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies.stationary import adds_windows
 
@@ -115,7 +116,7 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, epsilon),
-        draw_block=(_overlapping_drawer if mechanism.is_upper_bound else _drawer)(drawn.module),
+        draw_block=_drawer_of(drawn),
         tables=drawn.tables,
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
@@ -168,6 +169,12 @@ def around_the_smallest_scale(
     return found
 
 
+def _drawer_of(drawn: Replicas) -> Callable[..., Draws]:
+    if hasattr(drawn.module, "draw_fitting"):
+        return _fitting_drawer(drawn.module, drawn.m)
+    return (_overlapping_drawer if drawn.mechanism.is_upper_bound else _drawer)(drawn.module)
+
+
 @functools.cache  # one function a module, so that nothing compiles twice
 def _drawer(module) -> Callable[..., Draws]:
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -181,6 +188,31 @@ def _drawer(module) -> Callable[..., Draws]:
             draw = functools.partial(draw_block_at, draw_counts=drawn_by(module.draw_counts))
         loss = draw(key, scheme, strategy, sigma, dtype)
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
+
+    return draw_block
+
+
+@functools.cache  # as above
+def _fitting_drawer(module, m: int) -> Callable[..., Draws]:
+    """Of draws of weight 0 where a vector is none of the scheme's (proofs/fixed_counts.md, section 4)."""
+
+    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+        drawn = {}
+
+        def draw_positions(counts_key, size):
+            arrays = tables["arrays"]
+            positions, counts, _, drawn["fits"] = module.draw_fitting(counts_key, scheme, arrays, size)
+            return positions, counts
+
+        def draw_counts(counts_key, size):
+            return counts_at(*draw_positions(counts_key, size), scheme.iterations)
+
+        if adds_windows(scheme, strategy, m):
+            loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=draw_positions)
+        else:
+            loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts)
+        weight = tables["log_z"] + (1 - tables["m"]) * loss
+        return Draws(loss, jnp.where(drawn["fits"], weight, -jnp.inf))
 
     return draw_block
 

@@ -9,7 +9,10 @@
 * `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and how many lifts the
   tables gave, (num_samples,) float32, rounded down;
 * `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and how
-  much of these is one of the vectors', (num_samples, slots) each.
+  much of these is one of the vectors', (num_samples, slots) each;
+* `draw_fitting`, where vectors are drawn that the scheme does not have: `draw_positions_with_one`, and
+  whether all vectors are ones of the scheme, (num_samples,) bool. The weight of the others is 0, and
+  `log_normalizer` is that of all that is drawn.
 
 Where C has more bands than the minimum separation, participations that far apart or farther do not attract by
 what they share but by `log_lift`, which is at least that (proofs/non_banded.md): `log_normalizer` is then

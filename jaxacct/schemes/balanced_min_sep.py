@@ -1,0 +1,268 @@
+"""Balanced min-sep sampling: every example takes part the same number of times (arXiv 2605.07072).
+
+Privacy is decided by the examples that participate most. With a fixed number of participations there is no
+example that participates more than the others, so less noise is needed (proofs/fixed_counts.md).
+"""
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import gammaln
+
+from jaxacct.common import validate
+from jaxacct.kernels import fixed_counts, threefry
+from jaxacct.kernels.randomness import bernoulli, bernoulli_error
+from jaxacct.kernels.recurrence import softplus
+from jaxacct.schemes._batch_size import participation_rate
+from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, log_probabilities
+from jaxacct.schemes.batches import Batches, ByStep, subsets
+from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.replicas import balanced_min_sep as balanced_replicas
+
+
+@dataclass(frozen=True)
+class BalancedMinSep(Scheme):
+    """Balanced min-sep sampling.
+
+    Each example participates at k steps, any two at least `min_separation` apart, uniformly among all such
+    choices. `min_separation` = 1 is k-out-of-n sampling (balanced iteration subsampling).
+
+    Attributes:
+      iterations: number of steps n.
+      min_separation: b >= 1. With at most one participation it has no effect and is n.
+      participations: k > 0, expected number of participations. Where it is no integer, each of ceil(k)
+        participations is kept with probability k / ceil(k), independently.
+      rotated: count gaps on a cycle of n steps, so that the expected batch size is the same at every step;
+        otherwise the first and the last steps have larger batches.
+    """
+
+    iterations: int
+    min_separation: int
+    participations: float
+    rotated: bool = True
+    name: ClassVar[str] = "balanced-min-sep"
+    unit: ClassVar[str] = "example"
+    options: ClassVar = {"separation": "min_separation"}
+
+    def __post_init__(self):
+        set_ = object.__setattr__
+        n = validate.positive_integer("iterations", self.iterations)
+        b = validate.positive_integer("min_separation", self.min_separation)
+        set_(self, "iterations", n)
+        set_(self, "participations", validate.positive_number("participations", self.participations))
+        if not isinstance(self.rotated, bool):
+            raise ValueError(f"rotated must be True or False, was {self.rotated!r}")
+        b = n if self.participations <= 1 else b
+        set_(self, "min_separation", b)
+        most = n // b if self.rotated else -(-n // b)
+        if self.participations > most:
+            raise ValueError(
+                f"participations must be at most {most}, as {n} steps have room for no more that are {b} "
+                f"apart, was {self.participations!r}"
+            )
+
+    @classmethod
+    def from_batch_size(
+        cls,
+        *,
+        dataset_size: int,
+        batch_size: float,
+        iterations: int,
+        min_separation: int,
+        rotated: bool = True,
+    ) -> "BalancedMinSep":
+        """Return the scheme of expected batch size `batch_size`: k = n B / |D|."""
+        n = validate.positive_integer("iterations", iterations)
+        rate = participation_rate(dataset_size, batch_size)
+        return cls(n, min_separation, round(n * rate, 12), rotated)
+
+    @classmethod
+    def k_out_of_n(cls, iterations: int, participations: float) -> "BalancedMinSep":
+        """Return the scheme in which every example participates at k of n steps, whatever their distances."""
+        return cls(iterations, 1, participations)
+
+    @classmethod
+    def from_numbers(cls, numbers: Numbers) -> "BalancedMinSep":
+        """Return the scheme of plain numbers, by both sizes.
+
+        Raises:
+          ValueError: in one line, for what is missing, cannot be, or would be ignored.
+        """
+        numbers.refuse(cls.name, cls.options)
+        if numbers.sampling_probability is not None:
+            raise ValueError(f"sampling_probability does not apply to {cls.name}; give batch_size")
+        return cls.from_batch_size(min_separation=numbers.separation, **numbers.sizes())
+
+    @property
+    def max_participations(self) -> int:
+        return math.ceil(self.participations)
+
+    @property
+    def keep_probability(self) -> float:
+        """Probability with which each of `max_participations` is kept."""
+        return self.participations / self.max_participations
+
+    @property
+    def num_columns(self) -> int:
+        """m: linear patterns are the subsets of m columns (`kernels.fixed_counts`)."""
+        return fixed_counts.num_columns(self.iterations, self.max_participations, self.min_separation)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the last step and the first one may both be participated in."""
+        return not self.rotated or self.max_participations == 1 or self.min_separation == 1
+
+    @property
+    def participation_rate(self) -> float:
+        return self.participations / self.iterations
+
+    def participation_probabilities(self) -> np.ndarray:
+        """(iterations,) float64: the exact probability of participating at each step."""
+        n, k, m = self.iterations, self.max_participations, self.num_columns
+        if self.rotated:
+            return np.full(n, self.participation_rate)
+        found, v = np.zeros(n), np.arange(m)
+        for j in range(k):  # j others in columns before v, k - 1 - j after
+            ways = _log_choose(v, j) + _log_choose(m - 1 - v, k - 1 - j) - _log_choose(m, k)
+            found[j * (self.min_separation - 1) + v] += np.exp(ways)
+        return self.keep_probability * found
+
+    @property
+    def examples_per_unit(self) -> int:
+        return 1
+
+    @property
+    def log_num_patterns(self) -> float:
+        """ln of the number of sets of `max_participations` steps."""
+        counts = self.iterations, self.max_participations, self.min_separation
+        return fixed_counts.log_num_patterns(*counts, self.rotated)
+
+    @property
+    def sums(self) -> Sums:
+        columns, k = self.num_columns, self.max_participations
+        terms = 1 if self.is_linear else columns * k
+        chains = float(_log_choose(columns, min(k, columns // 2)))
+        none = self.log_probability_of_none()
+        return Sums(1.0, none, columns, terms, fixed_count=k, log_patterns=chains)
+
+    @property
+    def holds_for_shared_examples(self) -> bool:
+        return False
+
+    @property
+    def examples_overlap(self) -> bool:
+        return False
+
+    @property
+    def others_are_independent(self) -> bool:
+        return True
+
+    @property
+    def side_information(self) -> None:
+        return None
+
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, 1, cross)
+
+    def log_probability_of_none(self) -> float:
+        return self.max_participations * log_probabilities(self.keep_probability)[1]
+
+    @property
+    def replicas(self) -> ModuleType:
+        return balanced_replicas
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        n, k, b = self.iterations, self.max_participations, self.min_separation
+        if self.is_linear:
+            steps = subsets(generator, self.num_columns, k, dataset_size) + np.arange(k) * (b - 1)
+        else:
+            others = subsets(generator, self._columns_of_others, k - 1, dataset_size)
+            steps = np.zeros((dataset_size, k), others.dtype)
+            steps[:, 1:] = others + 1 + np.arange(1, k) * (b - 1)
+            steps = (steps + generator.integers(n, size=(dataset_size, 1))) % n
+        if self.keep_probability < 1:
+            kept = generator.random(steps.shape) < self.keep_probability
+            steps = np.where(kept, steps, n)
+        return ByStep(steps, n)
+
+    @property
+    def _columns_of_others(self) -> int:
+        """On a cycle, with the first participation at step 0: columns of the others."""
+        return self.iterations - self.max_participations * (self.min_separation - 1) - 1
+
+    def draw_error(self) -> float:
+        """Bound on the relative error of the density that `draw_participation` draws from.
+
+        Every participation is a uniform integer from 64 bits, and so is a rotation; thinning is by coins.
+        """
+        n, k = self.iterations, self.max_participations
+        log_error = (k + 1) * math.log1p(threefry.integers_error(n))
+        if self.keep_probability < 1:
+            log_error += math.log1p(bernoulli_error(self.keep_probability, k))
+        return math.expm1(log_error)
+
+    def draw_participation(self, key, num_samples: int):
+        """(num_samples, iterations) float32 of 0 and 1."""
+        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
+
+    @property
+    def draws_positions(self) -> bool:
+        return True
+
+    def draw_positions(self, key, num_samples: int):
+        """(num_samples, max_participations) int32: the steps participated in, ascending; n is none."""
+        n, k, b = self.iterations, self.max_participations, self.min_separation
+        subset_key, turn_key, keep_key = threefry.split(key, 3)
+        if self.is_linear:
+            steps = draw_subsets(subset_key, self.num_columns, k, num_samples) + jnp.arange(k) * (b - 1)
+        else:
+            others = draw_subsets(subset_key, self._columns_of_others, k - 1, num_samples)
+            others = others + 1 + jnp.arange(1, k) * (b - 1)
+            turn = threefry.integers(turn_key, (num_samples, 1), n)
+            steps = jnp.concatenate([jnp.zeros_like(turn), others], axis=1) + turn
+            steps = jnp.where(steps < n, steps, steps - n)
+        if self.keep_probability < 1:
+            steps = jnp.where(bernoulli(keep_key, self.keep_probability, steps.shape), steps, n)
+        return jnp.sort(steps, axis=1)
+
+    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
+        """ln of the mean over patterns of the product of `1 - q + q e^r`, q the probability to be kept."""
+        return self._time_first(log_ratios[:, None])[0]
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,)."""
+        return self._time_first(log_ratios.T)
+
+    def _time_first(self, log_ratios):
+        if self.keep_probability < 1:
+            log_p, log_q = log_probabilities(self.keep_probability)
+            log_ratios = log_q + softplus(log_ratios + (log_p - log_q))
+        counts = self.max_participations, self.min_separation
+        return fixed_counts.log_mean_over_patterns(log_ratios, *counts, not self.is_linear)
+
+
+def draw_subsets(key, columns: int, size: int, num_samples: int):
+    """(num_samples, size) int32: uniform subsets of 0 .. columns - 1, ascending (Floyd's algorithm)."""
+    tops = columns - size + np.arange(size)
+    words = threefry.bits_32(key, (2, size, num_samples))
+    candidates = threefry.integers_of(words, (tops + 1)[:, None])
+    tops = jnp.asarray(tops, jnp.int32)
+
+    def add(i, drawn):
+        taken = (drawn == candidates[i][:, None]).any(axis=1)
+        return drawn.at[:, i].set(jnp.where(taken, tops[i], candidates[i]))
+
+    drawn = jnp.full((num_samples, size), columns, jnp.int32)
+    return jnp.sort(jax.lax.fori_loop(0, size, add, drawn), axis=1)
+
+
+def _log_choose(n, k):
+    """ln C(n, k), -inf where k > n; float64."""
+    with np.errstate(invalid="ignore"):
+        ways = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(np.maximum(n - k, 0) + 1.0)
+    return np.where(n >= k, ways, -np.inf)

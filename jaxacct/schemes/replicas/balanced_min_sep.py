@@ -1,0 +1,282 @@
+"""Two replicas of balanced min-sep participation: exact weights from a table with counts, exact draws.
+
+While one replica is free and the other is locked out for s more steps, the state is s, whether the last
+participation of the locked-out one was kept, and how many participations remain: f of the free replica, g of
+the other; s = 0 is both free. `U_i(state)` is the total weight of what happens from step i on, where every
+pattern has the weight 1 and two kept participations d steps apart attract each other by
+`E_d = exp(a_d / sigma^2)` (proofs/fixed_counts.md, section 4). The probability of no participation before
+a step is a ratio of two numbers of the table, so the next one is found by bisection.
+
+On a cycle, linear patterns are drawn, of which there are more; where one of the two does not fit on the cycle
+the draw has the weight 0.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import fixed_counts, threefry
+from jaxacct.kernels.randomness import uniform_64
+from jaxacct.schemes.base import counts_at
+from jaxacct.schemes.replicas.b_min_sep import log_attractions
+from jaxacct.schemes.replicas.base import Attracting, log_lift
+
+# Of the float64 table that is built; the device keeps half of it.
+MAX_TABLE_BYTES = 2e9
+_UNIT = 2.0**-24
+_ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two numbers of the table that it is compared with
+_ROUNDINGS_OF_AN_EVENT = 20  # of the weights of what may happen, added up
+
+
+def kinds_of(scheme) -> list[tuple[float, bool]]:
+    """Return what may become of a participation, (probability, whether it is kept)."""
+    kept = scheme.keep_probability
+    return [(1.0, True)] if kept == 1 else [(1 - kept, False), (kept, True)]
+
+
+def table_bytes(mechanism: Attracting) -> float:
+    """Bytes of the table."""
+    scheme = mechanism.scheme
+    states = scheme.min_separation * len(kinds_of(scheme)) * (scheme.max_participations + 1) ** 2
+    return 8.0 * (scheme.iterations + scheme.min_separation) * states
+
+
+def most_replicas(mechanism: Attracting) -> int:
+    """2 where the table fits `MAX_TABLE_BYTES` and columns b steps apart share no row; else 1."""
+    fits = table_bytes(mechanism) <= MAX_TABLE_BYTES and log_lift(mechanism, 2) == 0
+    return 2 if fits else 1
+
+
+def table_samples(mechanism: Attracting, m: int) -> float:
+    """Samples drawn in the time the table takes: a number of it costs about as much as a step."""
+    del m
+    return table_bytes(mechanism) / 8 / mechanism.scheme.iterations
+
+
+def log_normalizer(mechanism: Attracting, m: int) -> float:
+    """ln Z_2, float64; on a cycle that of the linear pairs which are drawn. inf where it overflows."""
+    assert m == 2
+    return _summary(mechanism)[0]
+
+
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
+    """(relative, total variation) errors of the law that is drawn (proofs/fixed_counts.md, section 5)."""
+    assert m == 2
+    return _summary(mechanism)[1], 2.0**-40 * mechanism.scheme.max_participations
+
+
+@functools.lru_cache(maxsize=256)
+def _summary(mechanism: Attracting) -> tuple[float, float]:
+    """(ln of the normalizer, relative error of the drawn law)."""
+    scheme = mechanism.scheme
+    k = scheme.max_participations
+    table, rarest = _weights(mechanism)
+    total = float(table[0, 0, 0, k, k])
+    if not 0 < total < math.inf or not rarest < math.inf:
+        return math.inf, math.inf
+    log_z = math.log(total) + 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
+    each = _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
+    return log_z, math.expm1(min(2 * k * each, 600.0))
+
+
+def _log_linear_patterns(scheme) -> float:
+    counts = scheme.iterations, scheme.max_participations, scheme.min_separation
+    return fixed_counts.log_num_patterns(*counts, rotated=False)
+
+
+@functools.lru_cache(maxsize=1)
+def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
+    """(U, how rare an event is at most).
+
+    U is (n + b, b, kinds, k + 1, k + 1) float64 by (i, s, kept, f, g), over the squared number of linear
+    patterns. The second is the largest ratio of U to a part of it that a participation at that step has, or
+    of all such parts to one of them.
+    """
+    scheme = mechanism.scheme
+    n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
+    kinds = kinds_of(scheme)
+    table, rarest = np.zeros((n + b, b, len(kinds), k + 1, k + 1)), 1.0
+    table[n:, :, :, 0, 0] = 1.0
+    # Each participation has the same share of the normalization, so that numbers stay near 1.
+    each = math.exp(-_log_linear_patterns(scheme) / k)
+    lockouts = np.arange(1, b)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        attraction = np.exp(log_attractions(mechanism))
+        for i in range(n - 1, -1, -1):
+            pull = attraction[min(n - 1 - i, len(attraction) - 1)]
+            row = table[i]
+            if b > 1:  # one is locked out
+                then = table[i + lockouts, b - lockouts].swapaxes(2, 3)  # by f - 1 and g
+                lag = pull[b - lockouts][:, None, None]
+                for one, (_, was) in enumerate(kinds):
+                    parts = np.zeros((len(kinds), b - 1, k + 1, k + 1))
+                    for other, (chance, kept) in enumerate(kinds):
+                        pulled = lag if was and kept else 1.0
+                        parts[other, :, 1:] = each * chance * pulled * then[:, other, :-1]
+                    event = parts.sum(axis=0)
+                    row[1:, one] = table[i + 1, : b - 1, one] + event
+                    rarest = max(rarest, _rarest(row[1:, one], event, parts))
+            parts = []
+            for other, (chance, _) in enumerate(kinds):
+                alone = np.zeros((2, k + 1, k + 1))
+                alone[0, 1:] = each * chance * table[i + 1, b - 1, other, :, :-1].T
+                alone[1] = alone[0].T
+                parts.extend(alone)
+            for p, one in kinds:
+                for q, other in kinds:
+                    both = np.zeros((k + 1, k + 1))
+                    pulled = pull[0] if one and other else 1.0
+                    both[1:, 1:] = each**2 * p * q * pulled * table[i + b, 0, 0, :-1, :-1]
+                    parts.append(both)
+            parts = np.stack(parts)
+            event = parts.sum(axis=0)
+            row[0] = table[i + 1, 0, 0] + event
+            rarest = max(rarest, _rarest(row[0, 0], event, parts))
+    return table, rarest
+
+
+def _rarest(total, event, parts) -> float:
+    """The largest ratio of `total` to `event`, or of that to one of its parts, where these are positive."""
+    found = np.where(event > 0, total / event, 0.0).max(initial=0.0)
+    return max(float(found), float(np.where(parts > 0, event / parts, 0.0).max(initial=0.0)))
+
+
+@functools.lru_cache(maxsize=1)
+def tables(mechanism: Attracting, m: int) -> dict:
+    """The arrays that draws need: U in float32, and what it is in units of."""
+    assert m == 2
+    table, _ = _weights(mechanism)
+    scheme = mechanism.scheme
+    k = scheme.max_participations
+    each = math.exp(-_log_linear_patterns(scheme) / k)
+    # A unit for every (f, g), as only ratios within one of them are taken.
+    units = table.max(axis=(0, 1, 2))
+    units = np.where(units > 0, units, 1.0)
+    less_one, less_both = np.zeros_like(units), np.zeros_like(units)
+    less_one[1:] = each * units[:, :-1].T / units[1:]
+    less_both[1:, 1:] = each**2 * units[:-1, :-1] / units[1:, 1:]
+    arrays = {
+        "weights": (table / units).reshape(-1),
+        "alone": less_one,
+        "together": less_both,
+        "attraction": np.exp(log_attractions(mechanism)),
+    }
+    return {name: jax.device_put(np.asarray(part, np.float32)) for name, part in arrays.items()}
+
+
+def draw_fitting(key, scheme, arrays, num_samples: int):
+    """Draw pairs.
+
+    Returns:
+      positions: (num_samples, 2 max_participations) int32, distinct and ascending; iterations is none.
+      counts: float32 of the same shape, how many of the two have a kept participation there.
+      mine: the same of the first replica alone.
+      fits: (num_samples,) bool, whether both patterns are ones of the scheme.
+    """
+    n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
+    kinds = kinds_of(scheme)
+    weights, ends = arrays["weights"], len(arrays["attraction"])
+
+    def weight(i, s, kind, f, g):
+        place = (((i * b + s) * len(kinds) + kind) * (k + 1) + f) * (k + 1) + g
+        return weights[jnp.where((f >= 0) & (g >= 0), place, 0)]
+
+    def pull(i, lag):
+        return arrays["attraction"][jnp.clip(n - 1 - i, 0, ends - 1), jnp.minimum(lag, b)]
+
+    def turn(carry, key):
+        i, s, kind, locked, left, ends_at = carry
+        free = 1 - locked
+        f, g = (jnp.take_along_axis(left, which[:, None], axis=1)[:, 0] for which in (free, locked))
+        wait_key, event_key = threefry.split(key)
+        level = uniform_64(wait_key, (num_samples,)) * weight(i, s, kind, f, g)
+
+        def halve(_, between):
+            low, high = between
+            middle = (low + high) // 2
+            reached = weight(middle, jnp.maximum(s - (middle - i), 0), kind, f, g) >= level
+            return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
+
+        low, _ = jax.lax.fori_loop(0, n.bit_length(), halve, (i, jnp.full_like(i, n)))
+        s = jnp.maximum(s - (low - i), 0)
+        some = (f + g > 0) & (low < n)
+        at = jnp.where(some, low, n - 1)
+        # What may happen, with its weight: (free one, kept), (other, kept) and whether each participates.
+        chances, events = [], []
+        barred = s > 0
+        for one, (chance, kept) in enumerate(kinds):
+            attracted = pull(at, b - s) if kept else 1.0
+            was = jnp.asarray([kept for _, kept in kinds])[kind]
+            lag = jnp.where(barred & was, attracted, 1.0)
+            step, then = jnp.where(barred, s, 1), jnp.where(barred, b - s, b - 1)
+            ahead = weight(at + step, then, one, g, f - 1)
+            chances.append(jnp.where(f > 0, chance * arrays["alone"][f, g] * lag * ahead, 0.0))
+            events.append((True, False, one, 0))
+            ahead = weight(at + 1, b - 1, one, f, g - 1)
+            alone = jnp.where((g > 0) & ~barred, chance * arrays["alone"][g, f] * ahead, 0.0)
+            chances.append(alone)
+            events.append((False, True, 0, one))
+            for other, (again, too) in enumerate(kinds):
+                pulled = pull(at, jnp.zeros_like(at)) if kept and too else 1.0
+                both = chance * again * pulled * arrays["together"][f, g] * weight(at + b, 0, 0, f - 1, g - 1)
+                chances.append(jnp.where((f > 0) & (g > 0) & ~barred, both, 0.0))
+                events.append((True, True, one, other))
+        reached = jnp.cumsum(jnp.stack(chances), axis=0)
+        chosen = (uniform_64(event_key, (num_samples,)) * reached[-1] > reached).sum(axis=0)
+        events = jnp.asarray(np.array(events, np.int32))[jnp.minimum(chosen, len(events) - 1)]
+        events = jnp.where(some[:, None], events, 0)
+        joins = jnp.stack([events[:, 0], events[:, 1]], axis=1)
+        kept = joins * jnp.asarray([kept for _, kept in kinds], jnp.int32)[events[:, 2:]]
+        by_replica = jnp.where(
+            (free == 0)[:, None], jnp.stack([joins, kept]), jnp.stack([joins, kept])[:, :, ::-1]
+        )
+        joins, kept = by_replica
+        left = left - joins
+        ends_at = jnp.where((joins > 0)[:, :, None], _widened(ends_at, at), ends_at)
+        both = joins.sum(axis=1) == 2
+        alone = joins.sum(axis=1) == 1
+        locked = jnp.where(alone, jnp.argmax(joins, axis=1).astype(jnp.int32), 0)
+        kind = jnp.where(alone, jnp.where(events[:, 0] > 0, events[:, 2], events[:, 3]), 0)
+        i = jnp.where(both, at + b, at + jnp.where(barred, s, 1))
+        s = jnp.where(alone, jnp.where(barred, b - s, b - 1), 0)
+        i = jnp.where(some, jnp.minimum(i, n), n)
+        # Nothing of a state past the last step matters.
+        position = jnp.where(some, at, n)
+        return (i, s, kind, jnp.where(alone, locked, 1), left, ends_at), (position, kept)
+
+    nothing = jnp.zeros(num_samples, jnp.int32)
+    left = jnp.full((num_samples, 2), k, jnp.int32)
+    ends_at = jnp.broadcast_to(jnp.asarray([n, -1], jnp.int32), (num_samples, 2, 2))
+    start = nothing, nothing, nothing, nothing + 1, left, ends_at
+    keys = threefry.split_array(key, 2 * k)
+    (*_, ends_at), (positions, kept) = jax.lax.scan(turn, start, keys)
+    positions, kept = positions.T, kept.transpose(1, 0, 2).astype(jnp.float32)
+    fits = (ends_at[:, :, 1] - ends_at[:, :, 0] <= n - b).all(axis=1) | scheme.is_linear
+    return positions, kept.sum(axis=2), kept[:, :, 0], fits
+
+
+def _widened(ends_at, at):
+    """(num_samples, 2, 2): the first and the last step of each replica, with one step more."""
+    first, last = ends_at[:, :, 0], ends_at[:, :, 1]
+    return jnp.stack([jnp.minimum(first, at[:, None]), jnp.maximum(last, at[:, None])], axis=2)
+
+
+def draw_positions_with_one(key, scheme, arrays, num_samples: int):
+    """(positions, counts, mine) of `draw_fitting`."""
+    return draw_fitting(key, scheme, arrays, num_samples)[:3]
+
+
+def draw_counts(key, scheme, arrays, num_samples: int):
+    """Sums of two replicas' participation vectors, (num_samples, iterations) float32."""
+    positions, counts, _ = draw_positions_with_one(key, scheme, arrays, num_samples)
+    return counts_at(positions, counts, scheme.iterations)
+
+
+def draw_with_one(key, scheme, arrays, num_samples: int):
+    """(`draw_counts`, the participation vector of the first replica, no lifts), float32."""
+    positions, counts, mine = draw_positions_with_one(key, scheme, arrays, num_samples)
+    n = scheme.iterations
+    return counts_at(positions, counts, n), counts_at(positions, mine, n), jnp.zeros(num_samples)

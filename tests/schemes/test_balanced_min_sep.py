@@ -1,0 +1,123 @@
+"""Balanced min-sep sampling: likelihoods, samplers and batches against enumeration of all patterns."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct.kernels import fixed_counts
+from jaxacct.schemes import BalancedMinSep, BMinSep
+from tests.oracles import enumeration
+from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
+
+# n is a multiple of nothing; b = 1; all room taken, linear and rotated; windows of one, two and more blocks.
+LAWS = [
+    BalancedMinSep(8, 3, 2),
+    BalancedMinSep(8, 3, 2, rotated=False),
+    BalancedMinSep(8, 3, 2.5, rotated=False),
+    BalancedMinSep(8, 2, 3.3),
+    BalancedMinSep(8, 4, 2),
+    BalancedMinSep(7, 1, 3),
+    BalancedMinSep(6, 1, 5.5),
+    BalancedMinSep(8, 8, 1),
+    BalancedMinSep(5, 2, 0.3),
+    BalancedMinSep(1, 1, 1),
+]
+
+
+def small_laws(steps):
+    """Every separation and number of participations, linear and rotated."""
+    for n, rotated in itertools.product(steps, (False, True)):
+        for b in range(1, n + 1):
+            for k in range(1, (n // b if rotated else -(-n // b)) + 1):
+                yield n, b, k, rotated
+
+
+@pytest.mark.parametrize("steps", [range(1, 5), pytest.param(range(5, 9), marks=pytest.mark.slow)])
+def test_likelihoods_of_all_patterns(steps, x64):
+    """Every law of so many steps."""
+    rng = np.random.default_rng(0)
+    for n, b, k, rotated in small_laws(steps):
+        law = enumeration.pattern_law(BalancedMinSep(n, b, k, rotated))
+        patterns, r = np.array(list(law), float), rng.normal(0, 5, (n, 3))
+        assert math.exp(fixed_counts.log_num_patterns(n, k, b, rotated)) == pytest.approx(len(law), rel=1e-9)
+        products = np.exp(patterns @ r)
+        with jax.disable_jit():  # a program for every law would take minutes
+            ours = fixed_counts.log_mean_over_patterns(jnp.asarray(r), k, b, rotated)
+        np.testing.assert_allclose(ours, np.log(products.mean(axis=0)), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("scheme", LAWS, ids=str)
+def test_likelihood_and_its_gradient(scheme, x64):
+    law = enumeration.pattern_law(scheme)
+    patterns, weights = np.array(list(law), float), np.array(list(law.values()))
+    r = np.random.default_rng(1).normal(0, 4, (scheme.iterations, 5))
+    ours, gradient = jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratio))(jnp.asarray(r.T))
+    terms = weights[:, None] * np.exp(patterns @ r)
+    np.testing.assert_allclose(ours, np.log(terms.sum(axis=0)), rtol=1e-10)
+    np.testing.assert_allclose(gradient, (terms / terms.sum(axis=0)).T @ patterns, atol=1e-10)
+    np.testing.assert_allclose(scheme.log_likelihood_ratios(jnp.asarray(r.T)), ours, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", LAWS[:5], ids=str)
+def test_drawn_patterns_and_batches(scheme, key):
+    """The whole law, hence all marginals and pairs: what the accountant draws, and what a trainer does."""
+    law = enumeration.pattern_law(scheme)
+    drawn = np.array(jax.jit(lambda k: scheme.draw_participation(k, 40_000))(key))
+    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    generator = np.random.default_rng(0)
+    batches = scheme.batches(40_000, generator)
+    for step in range(scheme.iterations):
+        drawn[:, step] = np.bincount(batches.draw(step, generator), minlength=len(drawn))
+    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    wrong = enumeration.pattern_law(BMinSep(8, scheme.min_separation, 0.3, False))
+    assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
+    if not scheme.is_linear:
+        ends = BalancedMinSep(8, scheme.min_separation, scheme.participations, rotated=False)
+        assert chi_square_p_value(drawn, enumeration.pattern_law(ends)) < FALSE_ALARM
+
+
+def test_marginals_and_pairs_of_a_long_run(key):
+    """Of 1,000 steps; four waits at 4.9 standard deviations have a false alarm of 1e-6 each."""
+    scheme, num = BalancedMinSep(1000, 64, 4, rotated=False), 200_000
+    steps = np.asarray(jax.jit(lambda k: scheme.draw_positions(k, num))(key))
+    assert steps.min() >= 0 and steps.max() < 1000 and np.diff(steps).min() >= 64
+    expected = num * scheme.participation_probabilities()
+    observed = np.bincount(steps.ravel(), minlength=1000)
+    # Steps of one example exclude each other, so counts vary less than those of independent ones.
+    assert stats.chi2.sf(np.square(observed - expected) @ (1 / expected), 999) > FALSE_ALARM
+    # The first gap beyond b - 1 is that of uniform subsets: P(gap > g) = C(m - g, k) / C(m, k) from the left.
+    m = scheme.num_columns
+    first = steps[:, 0]
+    for at in (50, 200, 400):
+        chance = math.comb(m - at, 4) / math.comb(m, 4)
+        assert abs((first >= at).mean() - chance) < 4.9 * math.sqrt(chance * (1 - chance) / num)
+        both = (steps[:, 1] - first - 64 >= at).mean()
+        assert abs(both - chance) < 4.9 * math.sqrt(chance * (1 - chance) / num)
+
+
+def test_bad_input():
+    for make, message in (
+        (lambda: BalancedMinSep(8, 3, 3), "participations must be at most 2"),
+        (lambda: BalancedMinSep(8, 3, 3.5, False), "participations must be at most 3"),
+        (lambda: BalancedMinSep(8, 3, 0), "participations must be"),
+        (lambda: BalancedMinSep(8, 3, math.nan), "participations must be"),
+        (lambda: BalancedMinSep(8, 3, 2, 1), "rotated must be True or False"),
+        (
+            lambda: BalancedMinSep.from_batch_size(
+                dataset_size=100, batch_size=30, iterations=8, min_separation=4
+            ),
+            "participations must be at most 2",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+    made = BalancedMinSep.from_batch_size(dataset_size=100, batch_size=25, iterations=8, min_separation=4)
+    assert made == BalancedMinSep(8, 4, 2) and made.expected_batch_sizes(100).tolist() == [25.0] * 8
+    assert BalancedMinSep.k_out_of_n(9, 4) == BalancedMinSep(9, 1, 4)
+    assert BalancedMinSep(9, 2, 0.5) == BalancedMinSep(9, 9, 0.5), "one participation has no distance"
