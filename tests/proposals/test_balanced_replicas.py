@@ -10,10 +10,13 @@ from scipy import stats
 
 from jaxacct import BalancedMinSep, BandedToeplitz, FiniteToeplitz, Mechanism, verify
 from jaxacct.kernels import randomness
+from jaxacct.proposals import registry
+from jaxacct.proposals.base import Setting
 from jaxacct.proposals.families import pairs
 from jaxacct.proposals.families.replicas import replica_proposal
 from jaxacct.schemes.replicas import balanced_min_sep as replicas
 from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.hockey_stick import Direction
 from tests.oracles import tuples
 from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
 
@@ -155,3 +158,12 @@ def test_claims_below_the_truth_are_rejected(scheme, proposal):
 def test_large_jobs_have_no_table():
     assert replicas.most_replicas(mechanism_of(BalancedMinSep(7200, 256, 28), 256, 0.4, False)) == 1
     assert replicas.most_replicas(mechanism_of(BalancedMinSep(1000, 64, 4), 16, 0.4, False)) == 2
+
+
+def test_attraction_beyond_float32_is_no_proposal():
+    """Pairs of eight replicas at this noise once ended a calibration with an OverflowError."""
+    mechanism = mechanism_of(BalancedMinSep(100, 16, 4), 8, 0.25, False)
+    assert replicas.log_normalizer(mechanism, 2) == math.inf
+    found = registry.candidates(Setting(mechanism, 8.0, Direction.REMOVE, None), lambda proposal: 1e9)
+    assert all(math.isfinite(proposal.relative_error) for proposal in found)
+    assert {proposal.name for proposal in found} <= {"plain", "replicas:2"}

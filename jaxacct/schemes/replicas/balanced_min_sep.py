@@ -29,6 +29,7 @@ MAX_TABLE_BYTES = 2e9
 _UNIT = 2.0**-24
 _ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two numbers of the table that it is compared with
 _ROUNDINGS_OF_AN_EVENT = 20  # of the weights of what may happen, added up
+_MAX_LOG_ERROR = 0.5  # of the density that is drawn from
 
 
 def kinds_of(scheme) -> list[tuple[float, bool]]:
@@ -57,7 +58,8 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_2, float64; on a cycle that of the linear pairs which are drawn. inf where it overflows."""
+    """ln Z_2, float64; on a cycle that of the linear pairs which are drawn. inf where draws would be too
+    inexact."""
     assert m == 2
     return _summary(mechanism)[0]
 
@@ -79,7 +81,8 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
         return math.inf, math.inf
     log_z = math.log(total) + 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
     each = _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
-    return log_z, math.expm1(min(2 * k * each, 600.0))
+    # Where attraction is so strong that float32 does not tell rare events apart, there are no replicas.
+    return (log_z, math.expm1(2 * k * each)) if 2 * k * each < _MAX_LOG_ERROR else (math.inf, math.inf)
 
 
 def _log_linear_patterns(scheme) -> float:
