@@ -9,7 +9,7 @@ def main() -> None:
     # one does; whatever is large is drawn by XLA, which has threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from jaxacct.cli import commands as cli
+        from jaxacct.cli import main as cli
 
         cli.main()
     except KeyboardInterrupt:

@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Callable
 
-import tyro
-
 from jaxacct.cli.interrupted import leave
+from jaxacct.cli.usage import parse, single
 from jaxacct.common.compilation_cache import keep_compiled_programs
 
 from .batches.sampler import BatchOverflowError
@@ -23,7 +22,7 @@ def run(command: Callable[..., int | None], name: str, *, prog: str, argv: list[
     """
     keep_compiled_programs()
     try:
-        code = tyro.cli(command, prog=prog, args=argv)
+        code = parse(single(command, prog), sys.argv[1:] if argv is None else argv)()
     except ValueError as error:
         print(f"{name}: {error}", file=sys.stderr)
         code = 2

@@ -184,31 +184,37 @@ def notes(plan: Plan) -> dict[str, Any]:
     }
 
 
-def table(plan: Plan) -> str:
-    """Return HTML for a notebook: the statement, the mechanism and the budget of delta."""
+def mechanism_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return (name, value) of the mechanism and its batch sizes."""
+    mechanism, strategy = plan.mechanism, plan.mechanism.strategy
+    matrix = f"{strategy.describe()}, column norm 1"
+    if strategy.is_toeplitz:
+        matrix += f"; training keeps {strategy.noise_copies} more noise copies of the parameters"
+    if mechanism.is_upper_bound:
+        matrix += "; the noise multiplier is an upper bound"
     rows = [
-        ("noise multiplier", exact(plan.noise_multiplier)),
-        ("scheme", plan.mechanism.scheme),
-        ("strategy", plan.mechanism.strategy.describe()),
+        ("noise multiplier", f"{exact(plan.noise_multiplier)}   (noise std per unit of clip norm)"),
+        ("scheme", repr(mechanism.scheme)),
+        ("strategy", matrix),
         ("prefix-sum error", f"{plan.prefix_sum_error:.6g}"),
     ]
     if plan.expected_batch_size is not None:
         sizes = f"{plan.expected_batch_size:.6g} expected, {plan.max_batch_size} at most"
+        if plan.truncation_delta is not None:
+            sizes += f", larger ones truncated: {plan.truncation_delta:.3g} of delta"
         rows.append(("batch size", sizes))
-    rows += [(f"delta: {name}", f"{delta:.6g}") for name, delta in budget_items(plan)]
+    if plan.compose_with is not None:
+        rows.append(("composed with", repr(plan.compose_with)))
+    return rows
+
+
+def table(plan: Plan) -> str:
+    """Return HTML for a notebook: the statement, the mechanism and the budget of delta."""
+    rows = [
+        *mechanism_rows(plan),
+        *((f"delta: {name}", f"{delta:.6g}") for name, delta in budget_items(plan)),
+    ]
     cells = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows
     )
     return f"<p><b>{html.escape(statement(plan))}</b></p><table>{cells}</table>"
-
-
-__all__ = [
-    "budget_items",
-    "checked",
-    "notes",
-    "outcome_in_words",
-    "statement",
-    "table",
-    "verdict_lines",
-    "verdict_to_json",
-]

@@ -19,8 +19,8 @@ from jaxacct.core import text
 from jaxacct.core.evidence import Sampled
 from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.report import facts, risk
 from jaxacct.report import plots as plot
-from jaxacct.report import risk
 
 FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
 
@@ -118,7 +118,7 @@ def report(
     evidence = "\n".join(text.verdict_lines(plan.verdict, verbose=True))
     parts = [
         f'<p class="{kind}">{_text(plan.statement())}</p>',
-        _section("The mechanism", _table(("what", "value"), _mechanism(plan))),
+        _section("The mechanism", _table(("what", "value"), facts.facts(plan))),
         *_chosen(plan),
         _section("Where delta goes", _budget(plan)),
         _section("The evidence", f"<pre>{_text(evidence)}</pre>"),
@@ -175,23 +175,6 @@ def is_report(path: Path) -> bool:
 _NOTHING = "<p>Nothing is claimed: the plan is not certified.</p>"
 
 
-def _mechanism(plan: Plan) -> list[tuple[str, str]]:
-    mechanism = plan.mechanism
-    rows = [
-        ("noise multiplier", f"{exact(mechanism.noise_multiplier)} (noise std per unit of clip norm)"),
-        ("sampling scheme", repr(mechanism.scheme)),
-        ("matrix", mechanism.strategy.describe()),
-        ("steps", f"{mechanism.scheme.iterations:,}"),
-        ("protected", mechanism.scheme.unit_in_words + f", {mechanism.adjacency} adjacency"),
-        ("prefix-sum error", f"{plan.prefix_sum_error:.6g}"),
-    ]
-    if plan.expected_batch_size is not None:
-        rows.append(("batch size", f"{plan.expected_batch_size:.6g} expected, {plan.max_batch_size} at most"))
-    if plan.compose_with is not None:
-        rows.append(("composed with", repr(plan.compose_with)))
-    return rows
-
-
 def _chosen(plan: Plan) -> list[str]:
     choice = choice_of(plan)
     if choice is None:
@@ -200,10 +183,8 @@ def _chosen(plan: Plan) -> list[str]:
 
 
 def _budget(plan: Plan) -> str:
-    items = text.budget_items(plan)
-    left = max(0.0, plan.delta - math.fsum(delta for _, delta in items))
-    rows = [(name, f"{delta:.6g}") for name, delta in [*items, ("left over", left)]]
-    return _table(("item", "delta"), [*rows, ("in all", exact(plan.delta))], numbers=(1,))
+    rows = [*facts.budget(plan), ("in all", plan.delta)]
+    return _table(("item", "delta"), [(name, f"{delta:.6g}") for name, delta in rows], numbers=(1,))
 
 
 def _risk(plan: Plan, bands: Profile | None) -> str:

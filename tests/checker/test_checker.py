@@ -19,7 +19,7 @@ from scipy import integrate, stats
 
 import jaxacct
 from jaxacct import checker
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.statistics.bounds import Budget
 
 SOURCE = Path(checker.__file__)

@@ -10,8 +10,10 @@ import time
 import pytest
 
 from jaxacct import Plan
-from jaxacct.cli import bench
-from jaxacct.cli import commands as cli
+from jaxacct.cli import bench, output
+from jaxacct.cli import main as cli
+from jaxacct.cli.commands import recommend
+from jaxacct.report.facts import describe
 from jaxacct.statistics.lines import KINDS
 
 COMMON = [
@@ -44,12 +46,12 @@ def plan_path(tmp_path_factory):
 
 def test_show_prints_every_line_of_the_error_budget(plan_path):
     plan = Plan.load(plan_path)
-    shown = cli.describe(plan, verbose=True).splitlines()
+    shown = describe(plan, verbose=True).splitlines()
     booked = [item for each in plan.verdict.directions for item in each.items if item.amount > 0]
     assert {line.kind for line in booked} == set(KINDS)
     for line in booked:
         assert any(f"{line.amount:.2g} " in text and text.endswith(f": {line.name}") for text in shown)
-    short = cli.describe(plan)
+    short = describe(plan)
     assert not any(line.name in short for line in booked) and "scale" not in short and "replicas" not in short
     assert short.count(" certified: ") == 2 and f"{plan.evidence.remove.num_samples:,} samples" in short
 
@@ -206,7 +208,7 @@ def test_bench_reports_rates(settings, capsys, monkeypatch):
 def test_numbers_as_people_write_them(steps, monkeypatch):
     """As a word of its own and after an equals sign; a number of decimals may be written so too."""
     seen = []
-    monkeypatch.setattr(cli.jaxacct, "recommend", lambda **given: seen.append(given) or 1 / 0)
+    monkeypatch.setattr(recommend, "recommend", lambda **given: seen.append(given) or 1 / 0)
     common = ["--batch-size", "0.2k", "--iterations=1e3", "--epsilon", "8", "--delta", "1e-5"]
     with pytest.raises(ZeroDivisionError):
         cli.main(["recommend", "--dataset-size", steps, *common])
@@ -220,10 +222,10 @@ def test_nobody_reads_on(arguments):
     """As with `| head`: no traceback and no line."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "jaxacct.cli.commands", *arguments]
+    command = [sys.executable, "-m", "jaxacct", *arguments]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=os.environ, timeout=60)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (cli.UNREAD, b"")
+    assert (done.returncode, done.stderr) == (cli.OUTPUT_CLOSED, b"")
 
 
 def test_a_plan_is_written_whoever_reads_of_it(tmp_path, monkeypatch):
@@ -232,10 +234,10 @@ def test_a_plan_is_written_whoever_reads_of_it(tmp_path, monkeypatch):
     def unread(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(cli, "_print", unread)
+    monkeypatch.setattr(output, "show", unread)
     problem = ["--iterations", "9", "--sampling-probability", "0.1", "--epsilon", "2", "--delta", "1e-3"]
     with pytest.raises(BrokenPipeError):
-        cli._run(["calibrate", *problem, "--accountant", "unamplified", "--out", str(tmp_path / "plan.json")])
+        cli.run(["calibrate", *problem, "--accountant", "unamplified", "--out", str(tmp_path / "plan.json")])
     assert Plan.load(tmp_path / "plan.json").certified
 
 
@@ -246,7 +248,7 @@ def test_unknown_option_exits_2():
 def test_interrupt_and_resume(tmp_path, capsys):
     """Ctrl-C, then the same command goes on: a real process and a real signal."""
     folder, out = tmp_path / "check", tmp_path / "plan.json"
-    command = [sys.executable, "-m", "jaxacct.cli.commands", "calibrate", *COMMON, *BANDS]
+    command = [sys.executable, "-m", "jaxacct", "calibrate", *COMMON, *BANDS]
     command += [
         "--epsilon",
         "2",

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxacct.cli import commands as cli
+from jaxacct.cli import main as cli
 from jaxacct.common import files, progress
 from jaxacct.common.files import check_target, create_secret, write_atomically
 from jaxacct.verification import shards
@@ -145,13 +145,13 @@ def test_a_plain_line_without_a_terminal(monkeypatch, capsys):
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
 def test_python_m_jaxacct(arguments):
     done = subprocess.run([sys.executable, "-m", "jaxacct", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith(("jaxacct 0", "usage: jaxacct"))
+    assert done.returncode == 0 and done.stdout.startswith(("jaxacct 0", "Usage: jaxacct"))
     assert done.stderr == ""
 
 
 def test_ctrl_c_while_importing(tmp_path):
     """A module that stands for any of those imported, interrupted: one line and 130."""
-    (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "cyclopts.py").write_text("raise KeyboardInterrupt")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from jaxacct.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 130

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, privacy_loss
-from jaxacct.cli import commands as cli
+from jaxacct.cli.problem import SchemeName
 from jaxacct.schemes import (
     SCHEMES,
     BalancedMinSep,
@@ -174,7 +174,7 @@ def test_jit_vmap_precision_and_one_trace(scheme):
 
 
 def test_the_command_line_knows_every_scheme():
-    assert set(typing.get_args(cli.SchemeName)) == set(SCHEMES)
+    assert set(typing.get_args(SchemeName)) == set(SCHEMES)
 
 
 # By option: a value, and what the refusal names.

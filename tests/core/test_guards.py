@@ -20,7 +20,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
 from jaxacct.accountants import analytic, truncation
 from jaxacct.calibration import calibrate as calibration
-from jaxacct.cli import commands as cli
+from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
 from jaxacct.common.records import differences, read
 from jaxacct.core import check as checking

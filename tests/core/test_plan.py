@@ -12,12 +12,12 @@ import pytest
 
 from jaxacct import BMinSep, Plan, calibrate
 from jaxacct.calibration.choice import Choice, choice_of
-from jaxacct.cli.commands import describe
 from jaxacct.common import records
 from jaxacct.common.files import read_json, to_json
 from jaxacct.core.check import resolve
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
+from jaxacct.report.facts import describe
 from jaxacct.report.html import report
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.verification.replay import replay

@@ -18,7 +18,7 @@ from jaxacct.cli import interrupted as _interrupted
 from jaxacct.common.compilation_cache import keep_compiled_programs
 from tests.train.plans import plan_of
 
-HEAVY = ("jax", "numpy", "scipy", "dp_accounting", "orbax", "flax", "optax", "grain", "tyro", "rich")
+HEAVY = ("jax", "numpy", "scipy", "dp_accounting", "orbax", "flax", "optax", "grain", "cyclopts", "rich")
 
 
 def loaded_by(program: str, *arguments) -> set[str]:
@@ -34,8 +34,8 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_help_loads_the_command_line_only():
-    program = "from jaxacct.cli import commands as cli\ntry:\n cli.main(['--help'])\nexcept SystemExit: pass"
-    assert not loaded_by(program).intersection({*HEAVY} - {"tyro", "rich"})
+    program = "from jaxacct.cli import main as cli\ntry:\n cli.main(['--help'])\nexcept SystemExit: pass"
+    assert not loaded_by(program).intersection({*HEAVY} - {"cyclopts", "rich"})
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
@@ -43,7 +43,7 @@ def test_commands_ask_for_one_thread_of_blas_before_numpy_is_there(given, found)
     program = """if True:
         import os, sys
         from jaxacct import __main__
-        from jaxacct.cli import commands as cli
+        from jaxacct.cli import main as cli
         cli.main = lambda: print("numpy" in sys.modules, os.environ["OPENBLAS_NUM_THREADS"])
         __main__.main()
     """
@@ -73,7 +73,7 @@ def test_showing_a_plan_and_choosing_one_load_no_statistics(tmp_path):
     plan = plan_of(mechanism, 100, 20.0)
     plan.save(tmp_path / "plan.json")
     program = (
-        "import sys\nfrom jaxacct import recommend, Mechanism\nfrom jaxacct.cli import commands as cli\n"
+        "import sys\nfrom jaxacct import recommend, Mechanism\nfrom jaxacct.cli import main as cli\n"
         "from jaxacct.accountants import analytic\n"
         "try:\n cli.main(['show', sys.argv[1]])\nexcept SystemExit: pass\n"
         "best = recommend(dataset_size=80, batch_size=10, iterations=12, epsilon=4.0, delta=1e-2).chosen\n"

@@ -20,7 +20,7 @@ from jaxacct import (
     prefix_sum_error,
 )
 from jaxacct.accountants import unamplified
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.strategies import Dense, Workload, by_name, overlaps, strategy_from_json
 from jaxacct.strategies.banded_inverse import _log_error
 from tests.oracles import enumeration

@@ -26,7 +26,8 @@ from jaxacct import (
 )
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.choice import MATRICES, choice_of
-from jaxacct.cli import commands as cli
+from jaxacct.cli import main as cli
+from jaxacct.cli.problem import Problem
 from jaxacct.core.evidence import Bound
 from jaxacct.kernels import randomness
 from jaxacct.proposals.families.replicas import log_normalizer
@@ -147,7 +148,7 @@ def test_the_command_makes_the_matrix_that_was_recommended(found):
         dataset_size=80, batch_size=10, iterations=12, scheme="b-min-sep", min_separation=4
     )
     # Bands that were left out were there when it was made.
-    problems = [cli.Problem(**numbers, bands=bands, strategy="amplified") for bands in (2, 4)]
+    problems = [Problem(**numbers, bands=bands, strategy="amplified") for bands in (2, 4)]
     built = [problem.build(**AT) for problem in problems]
     assert (row.scheme, row.strategy) in built
     with pytest.raises(ValueError, match="strategy must not be amplified here"):
@@ -520,8 +521,6 @@ def test_bad_input_is_one_line(options, message, capsys):
 
 def test_a_zero_that_is_given_is_given():
     """It is refused for what it is, and not taken for an option that was left out."""
-    from jaxacct.cli.commands import Problem
-
     problem = Problem(iterations=20, dataset_size=600, batch_size=60, bands=0, min_separation=0)
     assert problem.decided() == ["bands", "min_separation"]
     with pytest.raises(ValueError, match="bands must be"):

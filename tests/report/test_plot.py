@@ -10,7 +10,7 @@ import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, recommend
 from jaxacct.accountants.tradeoff import EpsilonDelta, Gaussian
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.common import progress
 from jaxacct.core.text import budget_items
 from jaxacct.estimates.profile import Profile

@@ -14,7 +14,7 @@ from jaxacct.accountants import truncation
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items

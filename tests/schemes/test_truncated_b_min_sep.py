@@ -25,7 +25,7 @@ from jaxacct import (
     privacy_profile,
 )
 from jaxacct.accountants.analytic import analytic_delta
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.likelihood.rounding import loss_margin

@@ -31,7 +31,7 @@ from jaxacct import (
     sample_privacy_loss,
 )
 from jaxacct.accountants.analytic import analytic_delta
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.candidates import candidates

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, verify
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.common import files
 from jaxacct.common.files import Checkpoint
 
@@ -48,7 +48,7 @@ def test_killed_again_and_again_the_evidence_is_the_same(times, tmp_path):
         command = [
             sys.executable,
             "-m",
-            "jaxacct.cli.commands",
+            "jaxacct",
             *COMMAND,
             "--checkpoint-dir",
             str(folder),

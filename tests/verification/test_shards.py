@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, calibrate
-from jaxacct.cli.commands import main
+from jaxacct.cli.main import main
 from jaxacct.common.files import Checkpoint
 from jaxacct.core.check import Outcome
 from jaxacct.core.claim import Claim, Target

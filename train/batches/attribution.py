@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import tyro
 
+from jaxacct.cli.usage import parse, single
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_bytes_atomically
 from jaxacct.schemes import IndependentAttribution, MultiAttribution, Scheme
@@ -569,7 +569,8 @@ def prepare(
 def main(argv: list[str] | None = None) -> None:
     """Exits with 0, or 2 on bad input."""
     try:
-        code = tyro.cli(prepare, prog=f"python -m {__spec__.name}", description=__doc__, args=argv)
+        app = single(prepare, f"python -m {__spec__.name}", __doc__)
+        code = parse(app, sys.argv[1:] if argv is None else argv)()
     except (ValueError, OSError) as error:
         print(f"train.batches.attribution: {error}", file=sys.stderr)
         code = 2

@@ -17,7 +17,8 @@ from jaxacct.accountants import tradeoff
 from jaxacct.accountants.tradeoff.curves.groups import group_dp, group_zcdp
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import generic_group_epsilon
 from jaxacct.accountants.tradeoff.last_iterate.renyi import ye_shokri_cyclic_rho, ye_shokri_full_rho
-from jaxacct.cli import tradeoff as command
+from jaxacct.cli.commands import tradeoff as command
+from jaxacct.cli.usage import parse
 from jaxacct.individual import filters
 
 ANY = (0.0, 5e-324, 1e-300, 1e-160, 1e-30, 1e-9, 1.0, 40.0, 1e9, 1e30, 1e154, 1e200, 1.7e308)
@@ -391,13 +392,14 @@ def test_curves_without_a_law_of_losses_are_not_composed():
 )
 def test_commands_refuse_in_one_line(words):
     with pytest.raises(ValueError, match="must") as caught:
-        command.run(words.split())
+        parse(command.app, words.split())()
     assert "\n" not in str(caught.value)
 
 
 def test_sgd_at_little_noise_says_infinity_at_once(capsys):
     words = "last-iterate sgd --num-examples 10 --steps 5 --batch-size 2 --stepsize .1 --grad-sensitivity 1"
-    assert command.run(f"{words} --smoothness 1 --diameter 1 --noise-std 1e-6 --delta 1e-5".split()) == 0
+    words += " --smoothness 1 --diameter 1 --noise-std 1e-6 --delta 1e-5"
+    assert parse(command.app, words.split())() == 0
     assert "inf" in capsys.readouterr().out
 
 

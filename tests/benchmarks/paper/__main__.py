@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct.calibration import calibrate as calibration
-from jaxacct.cli.framework import parse
 from jaxacct.cli.interrupted import leave
+from jaxacct.cli.usage import new_app, parse
 from jaxacct.common import files
 from jaxacct.common.compilation_cache import keep_compiled_programs
 from jaxacct.common.progress import watch
@@ -205,7 +205,10 @@ def main(argv: list[str] | None = None) -> None:
     code = 2
     try:
         arguments = sys.argv[1:] if argv is None else argv
-        code = parse(COMMANDS, arguments, prog=PROG, description=described.__doc__)()
+        app = new_app(PROG, described.__doc__)
+        for name, command in COMMANDS.items():
+            app.command(command, name=name)
+        code = parse(app, arguments)()
     except KeyboardInterrupt:
         leave(f"{PROG}: interrupted; the same command goes on")
     except (ValueError, calibration.NotCertifiedError) as error:

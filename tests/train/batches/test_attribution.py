@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
-from jaxacct.cli import commands as cli
+from jaxacct.cli import main as cli
 from jaxacct.core.evidence import Bound
 from tests.oracles import enumeration, shared_examples
 from tests.schemes.test_schemes import chi_square_p_value

@@ -1,11 +1,9 @@
 """`jaxacct tradeoff`: evaluate, convert and calibrate trade-off functions, and with --plot draw them."""
 
-import json as jsonlib
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-
+from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta, Subsampled
@@ -16,20 +14,25 @@ from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import noisy_cgd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_gd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import noisy_sgd_accountant
 from jaxacct.accountants.tradeoff.plan import PLANS, GeneralPlan, LastIteratePlan, SampledGeneralPlan
-from jaxacct.cli.framework import parse
-from jaxacct.common import files
-from jaxacct.common import validate as _validate
+from jaxacct.cli.output import show
+from jaxacct.cli.usage import Integer, Number, new_app
+from jaxacct.common import files, validate
 from jaxacct.report import tradeoff_plots as plots
 
+KINDS = PLANS | {DicePlan.schema: DicePlan}
+app = new_app("tradeoff", "Trade-off functions: convert, generalised DP-SGD, last iterates.")
 
+
+@app.command(name="convert")
 def convert_command(
-    mu: float | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    sampling_prob: float = 1.0,
-    compositions: int = 1,
-    group: int = 1,
-    alpha: float | None = None,
+    *,
+    mu: Number | None = None,
+    epsilon: Number | None = None,
+    delta: Number | None = None,
+    sampling_prob: Number = 1.0,
+    compositions: Integer = 1,
+    group: Integer = 1,
+    alpha: Number | None = None,
     plot: str | None = None,
     json: bool = False,
 ) -> int:
@@ -53,8 +56,8 @@ def convert_command(
         if (sampling_prob, compositions, group) != (1.0, 1, 1):
             raise ValueError("mu must be given with sampling_prob, compositions or group")
         mu = float(gdp_mu(epsilon, delta))
-    _validate.positive_integer("compositions", compositions)
-    _validate.positive_integer("group", group)
+    validate.positive_integer("compositions", compositions)
+    validate.positive_integer("group", group)
     one: TradeOff = Gaussian(mu)
     if sampling_prob != 1:
         one = Subsampled(one, sampling_prob)
@@ -83,19 +86,21 @@ def convert_command(
     return 0
 
 
+@app.command(name="general")
 def general_command(
-    dataset_size: int,
-    num_epochs: int,
-    delta: float,
-    num_microbatches: int = 1,
-    microbatch_size: int = 1,
+    *,
+    dataset_size: Integer,
+    num_epochs: Integer,
+    delta: Number,
+    num_microbatches: Integer = 1,
+    microbatch_size: Integer = 1,
     sampling: Literal["shuffling", "subsampling", "poisson"] = "shuffling",
-    group_size: int = 1,
-    sigma: float | None = None,
-    epsilon: float | None = None,
+    group_size: Integer = 1,
+    sigma: Number | None = None,
+    epsilon: Number | None = None,
     plot: str | None = None,
     out: str | None = None,
-    draws: int | None = None,
+    draws: Integer | None = None,
     json: bool = False,
 ) -> int:
     """Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual or batch clipping.
@@ -181,23 +186,26 @@ def general_command(
     return 0
 
 
+@app.command(name="last-iterate")
 def last_iterate_command(
-    method: Annotated[Literal["gd", "cgd", "sgd"], tyro.conf.Positional],
-    num_examples: int,
-    stepsize: float,
-    delta: float,
-    grad_sensitivity: float | None = None,
-    smoothness: float | None = None,
-    num_classes: int | None = None,
-    feature_norm: float | None = None,
-    clip_norm: float | None = None,
-    steps: int | None = None,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    strong_convexity: float = 0.0,
-    diameter: float | None = None,
-    noise_std: float | None = None,
-    epsilon: float | None = None,
+    method: Literal["gd", "cgd", "sgd"],
+    /,
+    *,
+    num_examples: Integer,
+    stepsize: Number,
+    delta: Number,
+    grad_sensitivity: Number | None = None,
+    smoothness: Number | None = None,
+    num_classes: Integer | None = None,
+    feature_norm: Number | None = None,
+    clip_norm: Number | None = None,
+    steps: Integer | None = None,
+    epochs: Integer | None = None,
+    batch_size: Integer | None = None,
+    strong_convexity: Number = 0.0,
+    diameter: Number | None = None,
+    noise_std: Number | None = None,
+    epsilon: Number | None = None,
     plot: str | None = None,
     out: str | None = None,
     json: bool = False,
@@ -238,7 +246,7 @@ def last_iterate_command(
     if (batch_size is None) != (method == "gd"):
         raise ValueError("batch_size must be given for cgd and sgd, and not for gd")
     if method == "cgd":
-        size = _validate.positive_integer("batch_size", batch_size)
+        size = validate.positive_integer("batch_size", batch_size)
         if num_examples % size:
             raise ValueError(f"batch_size must divide num_examples {num_examples}, was {size}")
         run |= dict(epochs=epochs, batch_size=size, batches_per_epoch=num_examples // size)
@@ -294,37 +302,22 @@ def _conditions(
     raise ValueError("grad_sensitivity and smoothness, or num_classes and feature_norm, must be given")
 
 
-def show_command(plan: Annotated[str, tyro.conf.Positional], json: bool = False) -> int:
-    """What a plan of `general` or `last-iterate` promises and against whom; everything is computed again.
+@app.command(name="show")
+def show_command(plan: str, /, *, json: bool = False) -> int:
+    """Print what a plan of `general`, `last-iterate` or DiceSGD guarantees and against whom; all recomputed.
 
     Args:
       plan: the file that --out wrote.
       json: print one JSON object.
     """
     data = files.read_json(plan, "plan")
-    schema = data.get("schema") if isinstance(data, dict) else None
-    kind = PLANS.get(str(schema))
+    kind = KINDS.get(str(data.get("schema")))
     if kind is None:
-        raise ValueError(f"plan must be of {', '.join(PLANS)}, was another file: {plan!r}")
+        raise ValueError(f"plan must be of {', '.join(KINDS)}, was another file: {plan!r}")
     read = kind.from_json(data)
-    tell({"statement": read.statement(), **read.terms.to_json(), "steps": read.iterations}, json)
+    terms = {} if isinstance(read, DicePlan) else read.terms.to_json()
+    tell({"statement": read.statement(), **terms, "steps": read.iterations}, json)
     return 0
-
-
-COMMANDS = {
-    "convert": convert_command,
-    "general": general_command,
-    "last-iterate": last_iterate_command,
-    "show": show_command,
-}
-
-
-def run(argv: list[str]) -> int:
-    """The exit code; ValueError for bad input."""
-    try:
-        return parse(COMMANDS, argv, prog="jaxacct tradeoff", description=__doc__)()
-    except NotImplementedError as error:
-        raise ValueError(str(error)) from None
 
 
 def tell(found: dict, as_json: bool) -> None:
@@ -340,8 +333,8 @@ def tell(found: dict, as_json: bool) -> None:
                 f"{name} must be a number, was NaN: the arguments are beyond what float64 resolves"
             )
     if as_json:
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
-        print(jsonlib.dumps(clean))
+        infinite = {name for name, value in found.items() if isinstance(value, float) and math.isinf(value)}
+        show(found | dict.fromkeys(infinite), True)
         return
     for name, value in found.items():
         if value is None or value in ("", []):

@@ -1,0 +1,83 @@
+"""`jaxacct recommend`."""
+
+from typing import Annotated, Literal
+
+from jaxacct.cli.output import check_plot, draw, show
+from jaxacct.cli.problem import TargetOptions
+from jaxacct.cli.usage import Flat, Integer, Number
+from jaxacct.common.progress import watch
+from jaxacct.common.records import exact
+from jaxacct.recommendation.search import recommend
+
+
+def command(
+    *,
+    dataset_size: Integer,
+    batch_size: Number,
+    iterations: Integer,
+    target: Annotated[TargetOptions | None, Flat] = None,
+    memory_copies: Integer = 16,
+    scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"] | None = None,
+    bands: Integer | None = None,
+    min_separation: Integer | None = None,
+    strategy: Literal["optimal", "square-root", "amplified", "buffered"] | None = None,
+    workload: str = "prefix-sum",
+    plot: str | None = None,
+    json: bool = False,
+) -> int:
+    """Rank schemes, separations, bands and matrices by error at estimated noise; certify none.
+
+    Options that are given are kept fixed. The search reads these public numbers and nothing of the data, so
+    it has no privacy cost.
+
+    Args:
+      dataset_size: number of examples.
+      batch_size: expected batch size.
+      iterations: number of training steps.
+      memory_copies: maximum copies of the parameters that training may keep for the noise: as many as bands,
+        and one more than twice the buffers.
+      scheme: poisson and b-min-sep by default.
+      bands: of the strategy matrix, or buffers.
+      min_separation: steps between participations.
+      strategy: matrix; by default optimal, amplified (optimal at the noise needed with sampling) and buffered
+        (BLT, with participation revealed).
+      workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
+        or linear, warmup:100, with commas between.
+      plot: write error against memory of the candidates to this PNG.
+      json: print one JSON object.
+    """
+    target = target or TargetOptions()
+    asked = target.arguments()
+    check_plot(plot)
+    with watch() as progress:
+        found = recommend(
+            dataset_size=dataset_size,
+            batch_size=batch_size,
+            iterations=iterations,
+            memory_copies=memory_copies,
+            scheme=scheme,
+            bands=bands,
+            min_separation=min_separation,
+            strategy=strategy,
+            workload=workload,
+            progress=progress,
+            **asked,
+        )
+    options = f"{found.chosen.options()} {target}"
+    if found.choice.workload != "prefix-sum" and found.chosen.matrix != "square-root":
+        options = f"{found.chosen.options()} --workload {found.choice.workload} {target}"
+    numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
+    calibration = f"jaxacct calibrate {numbers} {options}"
+    draw(plot, "recommendation", found)
+    if json:
+        show(found.to_json() | {"command": calibration}, True)
+        return 0
+    aim = f"advantage {exact(found.choice.delta)}"
+    if found.choice.epsilon:
+        aim = f"({exact(found.choice.epsilon)}, {exact(found.choice.delta)})"
+    print(
+        f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
+        f" batches of about {batch_size:g} of {dataset_size:,} examples:\n\n"
+        f"{found.table()}\n\n{found.why()}\n\ncertify it: {calibration} --out plan.json"
+    )
+    return 0

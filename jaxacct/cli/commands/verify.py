@@ -1,0 +1,119 @@
+"""`jaxacct verify`: fresh samples, one shard of them, or the stored ones again."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+
+from jaxacct.cli import output
+from jaxacct.cli.usage import Integer
+from jaxacct.common import validate
+from jaxacct.common.files import Checkpoint
+from jaxacct.common.progress import watch
+from jaxacct.core.plan import Plan
+from jaxacct.verification import shards
+from jaxacct.verification.replay import replay as drawn_again
+
+
+def command(
+    plan: str,
+    /,
+    *,
+    checkpoint_dir: str | None = None,
+    max_samples: Integer | None = None,
+    rule: Literal["anytime", "fixed"] | None = None,
+    proposal: str | None = None,
+    shard: str | None = None,
+    run_key: str | None = None,
+    samples: Integer | None = None,
+    out: str | None = None,
+    plot: str | None = None,
+    force: bool = False,
+    replay: bool = False,
+    verbose: bool = False,
+    json: bool = False,
+) -> int:
+    """Verify a plan again with fresh randomness, whole or one shard of many.
+
+    An analytic plan is verified by its accountant.
+
+    Args:
+      plan: file written by calibrate.
+      replay: draw the samples of the plan's stored key again, and compare the histograms.
+      shard: "i/k", i from 0: draw this part only and write it to --out, for `jaxacct merge`.
+      run_key: file of `jaxacct run-key`, the same for all shards.
+      samples: samples for each direction, all shards together.
+      out: file for a shard's part.
+      checkpoint_dir: keep finished batches of samples here; the same command then resumes.
+      max_samples: maximum samples for each direction, two million by default.
+      rule: stop as soon as the evidence suffices (anytime, the default), or draw a fixed number of samples.
+      proposal: use this proposal distribution, such as plain.
+      plot: write how the evidence grew with the samples to this PNG.
+      force: let --out replace a file that is not a part.
+      verbose: print also all budget items and the proposal distribution.
+      json: print the verdict as one JSON object.
+    """
+    how = dict(max_samples=max_samples, rule=rule, proposal=proposal, plot=plot)
+    of_shard = dict(run_key=run_key, samples=samples, out=out)
+    if shard is None:
+        output.refuse("without shard", **of_shard, force=force)
+    else:
+        output.refuse("together with shard", **how, json=json, verbose=verbose)
+        if None in of_shard.values():
+            raise ValueError("shard needs run_key, samples and out as well")
+        shards.parse_shard(shard)
+        validate.positive_integer("samples", samples)
+        output.check_out(out, output.PART, force)
+    if max_samples is not None:
+        validate.positive_integer("max_samples", max_samples)
+    if replay:
+        fresh = dict(shard=shard, verbose=verbose, checkpoint_dir=checkpoint_dir)
+        output.refuse("together with replay", **how, **fresh)
+    output.check_plot(plot)
+    loaded = Plan.load(plan)
+    if replay:
+        return _replay(loaded, json)
+    if shard is None and not loaded.is_sampled:  # loading has computed the bound
+        output.refuse("for an analytic plan", **how, checkpoint_dir=checkpoint_dir)
+        output.show_verdict(loaded.verdict, True, json)
+        return 0
+    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
+    with watch() as progress:
+        options = dict(checkpoint=checkpoint, progress=progress)
+        if shard is not None and samples is not None:
+            place, key = shards.parse_shard(shard), shards.read_run_key(run_key)
+            shards.draw_part(loaded, key, *place, samples, **options).save(out)
+            return 0
+        limit = max_samples or 2_000_000
+        verdict = loaded.verify(rule=rule or "anytime", max_samples=limit, proposal=proposal, **options)
+    output.show_verdict(verdict, verbose, json)
+    output.draw(plot, "verification", verdict)
+    return 0 if verdict.certified else 1
+
+
+def _replay(plan: Plan, json: bool) -> int:
+    """Draw the stored keys again; 0 where the histograms are the stored ones."""
+    here = jax.devices()[0].device_kind
+    with watch() as progress:
+        directions = drawn_again(plan, progress)
+    same_device = plan.provenance.device == here
+    same = all(found.moved == 0 for found in directions)
+    close = same or (not same_device and all(found.close for found in directions))
+    accepted = close and all(found.accepted for found in directions)
+    if json:
+        summary = {"accepted": accepted, "same_device": same_device}
+        output.show(summary | {found.direction: dataclasses.asdict(found) for found in directions}, True)
+        return 0 if accepted else 1
+    for found in directions:
+        supports = "supports" if found.accepted else "does NOT support"
+        print(
+            f"{found.direction + ' direction':<22}{found.drawn:,} samples of the stored key, {found.moved:,} "
+            f"in another bin than stored; the fresh histogram {supports} the verdict"
+        )
+    if not same and not same_device:
+        print(
+            f"drawn on {plan.provenance.device}, replayed on {here}: float32 rounding may move a few samples "
+            "to the next bin; machines of one kind reproduce the same bits"
+        )
+    print("replayed" if accepted else "NOT replayed: the stored histograms are not those of the stored key")
+    return 0 if accepted else 1

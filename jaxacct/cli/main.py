@@ -1,0 +1,85 @@
+"""The `jaxacct` command: recommend, calibrate, verify, run-key, merge, estimate, strategy, show, report, ...
+
+With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
+1 not certified, 2 bad input, 130 interrupted, 141 output closed by its reader. Bad input is one line on
+standard error.
+"""
+
+import os
+import sys
+
+from cyclopts import App
+
+import jaxacct
+from jaxacct.cli.interrupted import leave
+from jaxacct.cli.output import complain
+from jaxacct.cli.usage import new_app, parse
+from jaxacct.common.compilation_cache import keep_compiled_programs
+
+OUTPUT_CLOSED = 141  # what a shell reports for a process that was ended by SIGPIPE
+
+# A command's module is imported when the command is chosen, so that `--help` loads none of them.
+COMMANDS = {
+    "recommend": "Rank schemes, separations, bands and matrices by error at estimated noise; certify none.",
+    "calibrate": "Find and certify the noise multiplier of a run, or certify the one given.",
+    "verify": "Verify a plan again with fresh randomness, whole or one shard of many.",
+    "run-key": "Write a fresh run key for the shards of one verification.",
+    "merge": "Merge the parts of a sharded verification into its verdict.",
+    "estimate": "Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.",
+    "strategy": "Make a strategy matrix, print its prefix-sum error, write its coefficients.",
+    "show": "Print a plan after checking it.",
+    "check": "Check a plan by the second implementation, with samples of its own.",
+    "report": "Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.",
+    "bench": "Measure draws of the privacy loss per second on this machine.",
+    "tradeoff": "Trade-off functions: convert, generalised DP-SGD, last iterates.",
+}
+
+
+def app_for(chosen: str | None) -> App:
+    """Return the command line; the help of the `chosen` command is its docstring, of the others one line."""
+    app = new_app("jaxacct", __doc__, version=f"jaxacct {jaxacct.__version__}")
+    app.register_install_completion_command()
+    for name, line in COMMANDS.items():
+        module = f"jaxacct.cli.commands.{name.replace('-', '_')}"
+        where = f"{module}:{'app' if name == 'tradeoff' else 'command'}"
+        app.command(where, name=name, help=None if name == chosen else line)
+    return app
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exits with the codes in the module's docstring."""
+    arguments = sys.argv[1:] if argv is None else argv
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as with `>&-`: what is printed goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # As with `| head`. What is still buffered goes nowhere, or Python would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = OUTPUT_CLOSED
+    raise SystemExit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Return the exit code of a command."""
+    keep_compiled_programs()
+    try:
+        return parse(app_for(arguments[0] if arguments else None), arguments)() or 0
+    except SystemExit:  # by which rich leaves where the reader of --help has closed the output
+        return OUTPUT_CLOSED
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        leave("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given")
+    except jaxacct.NotCertifiedError as error:
+        complain(f"not certified: {error}")
+        return 1
+    except (ValueError, NotImplementedError, jaxacct.NonFiniteLossError) as error:
+        complain(str(error))
+    except OSError as error:
+        complain(f"{error.strerror}: {error.filename}")
+    except MemoryError:
+        complain("out of memory: iterations or samples must be smaller for this machine")
+    return 2

@@ -1,0 +1,91 @@
+"""What commands print and write, and the checks of files before the work that they are for."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from jaxacct.common import files
+
+PLAN, PART, COEFFICIENTS = "a plan", "a part", "a file of coefficients"
+_SCHEMAS = {PLAN: "jaxacct-plan", PART: "jaxacct-part"}
+
+
+def show(value, as_json: bool) -> None:
+    """Print a text, or JSON values as one object."""
+    print(json.dumps(value) if as_json else value)
+
+
+def show_verdict(verdict, verbose: bool, as_json: bool) -> None:
+    """Print a verdict in lines, or as one JSON object."""
+    from jaxacct.core import text
+
+    if as_json:
+        show(text.verdict_to_json(verdict), True)
+        return
+    print("\n".join(text.verdict_lines(verdict, verbose)))
+    print("verified" if verdict.certified else "NOT verified")
+
+
+def complain(message: str) -> None:
+    """Print one line on standard error."""
+    print("jaxacct: " + " ".join(message.split()), file=sys.stderr)
+
+
+def refuse(when: str, **values) -> None:
+    """Check that no argument is given that would be ignored; False stands for a flag that is not set.
+
+    Raises:
+      ValueError: for the first that is.
+    """
+    for name, value in values.items():
+        if value is not None and value is not False:
+            raise ValueError(f"{name} must not be given {when}")
+
+
+def check_out(out: str | None, kind: str, force: bool) -> None:
+    """Check that `out` can be written, and replaces no file of another kind unless `force`.
+
+    Raises:
+      ValueError: in one line.
+    """
+
+    def is_ours(path: Path) -> bool:
+        return _is_coefficients(path) if kind == COEFFICIENTS else files.holds_schema(path, _SCHEMAS[kind])
+
+    if force and out is None:
+        raise ValueError("force must not be given without out")
+    files.check_target(out, None if force else is_ours, kind)
+
+
+def _is_coefficients(path: Path) -> bool:
+    from jaxacct.strategies import BandedToeplitz
+
+    try:
+        return bool(BandedToeplitz.from_file(path).bands)
+    except ValueError:
+        return False
+
+
+def check_plot(plot: str | None, out: str | None = None) -> None:
+    """Check that a picture can be written to `plot`, and that `out` is another file; ValueError otherwise."""
+    if plot is None:
+        return
+    from jaxacct.report import figure
+
+    if out is not None and os.path.realpath(plot) == os.path.realpath(out):
+        raise ValueError(f"plot must be another file than out, both were {out!r}")
+    figure.check_plot(plot)
+
+
+def draw(plot: str | None, picture: str, *of) -> None:
+    """Write the picture of that name in `jaxacct.report.plots`, or say that there is nothing to show."""
+    if plot is None:
+        return
+    from jaxacct.report import plots
+
+    figure = getattr(plots, picture)(*of)
+    if figure is None:
+        complain(f"{plot} was not written: the evidence has no samples to show")
+    else:
+        plots.save(figure, plot)
