@@ -162,15 +162,20 @@ class Claim:
         return hashlib.sha256(to_json(self.to_json(), sort_keys=True).encode()).hexdigest()
 
 
-_FIELDS = {
-    "adjacency": str,
-    "noise_multiplier": float,
-    "epsilon": float,
-    "delta": float,
-    "budget": Budget,
-    "dataset_size": int | None,
-    "truncate_to": int | None,
-}
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """The fields of a claim as `Claim.to_json` writes them."""
+
+    adjacency: str
+    scheme: dict[str, Any]
+    strategy: dict[str, Any]
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    budget: Budget
+    compose_with: Any
+    dataset_size: int | None
+    truncate_to: int | None
 
 
 def claim_from_json(data) -> Claim:
@@ -179,38 +184,22 @@ def claim_from_json(data) -> Claim:
     Raises:
       ValueError: for a field that is missing, unknown, malformed or not as `to_json` writes it.
     """
-    records.check_fields(data, {*_FIELDS, "scheme", "strategy", "compose_with"}, "plan claim")
-    fields = {name: records.read(kind, data[name], f"plan {name}") for name, kind in _FIELDS.items()}
-    for name in ("scheme", "strategy"):
-        if not isinstance(data[name], dict):
-            raise ValueError(f"plan {name} must be an object, was {data[name]!r:.80}")
-    mechanism = Mechanism(
-        _scheme(data["scheme"]),
-        _strategy(data["strategy"]),
-        fields["noise_multiplier"],
-        fields["adjacency"],
-    )
-    composed = _event_from_json(data["compose_with"])
-    target = Target(fields["epsilon"], fields["delta"], fields["budget"], composed)
-    claim = Claim(mechanism, target, fields["dataset_size"], fields["truncate_to"])
-    written = records.differences(data, records.as_read(claim.to_json()), "claim")
+    read = records.read(_Written, data, "plan claim")
+    scheme = _kind("scheme", read.scheme.get("name"), SCHEMES).from_json(read.scheme)
+    kind = _kind("strategy kind", read.strategy.get("kind", BandedToeplitz.kind), STRATEGIES)
+    mechanism = Mechanism(scheme, kind.from_json(read.strategy), read.noise_multiplier, read.adjacency)
+    target = Target(read.epsilon, read.delta, read.budget, _event_from_json(read.compose_with))
+    claim = Claim(mechanism, target, read.dataset_size, read.truncate_to)
+    written = records.differences(data, claim.to_json(), "claim")
     if written:  # such as a strategy whose column norm is not 1
         raise ValueError(f"plan does not add up: {written[0]}")
     return claim
 
 
-def _scheme(data: dict):
-    name = data.get("name")
-    if not isinstance(name, str) or name not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, was {name!r:.80}")
-    return SCHEMES[name].from_json(data)
-
-
-def _strategy(data: dict):
-    kind = data.get("kind", BandedToeplitz.kind)
-    if not isinstance(kind, str) or kind not in STRATEGIES:
-        raise ValueError(f"strategy kind must be one of {', '.join(STRATEGIES)}, was {kind!r:.80}")
-    return STRATEGIES[kind].from_json(data)
+def _kind(what: str, name, kinds):
+    if not isinstance(name, str) or name not in kinds:
+        raise ValueError(f"{what} must be one of {', '.join(kinds)}, was {name!r:.80}")
+    return kinds[name]
 
 
 # `accountants.composition` is entered only for a claim that composes another mechanism.

@@ -152,6 +152,17 @@ def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     return found
 
 
+@dataclass(frozen=True)
+class _Written:
+    """The fields of `Sampled` as JSON values."""
+
+    claim: str
+    rule: str
+    share: float
+    remove: Any
+    add: Any
+
+
 def evidence_from_json(data) -> Evidence:
     """Return the evidence that `evidence_to_json` wrote.
 
@@ -161,16 +172,12 @@ def evidence_from_json(data) -> Evidence:
     kind, fields = _untagged(data, _KINDS, "plan evidence")
     if kind is Bound:
         return records.read(Bound, fields, "plan evidence")
-    records.check_fields(fields, {"claim", "rule", "share", "remove", "add"}, "plan evidence")
-    sides = {}
-    for name in ("remove", "add"):
-        side, values = _untagged(fields[name], _SIDES, f"plan evidence {name}")
-        sides[name] = records.read(side, values, f"plan evidence {name}")
-    others = {name: records.read(of, fields[name], f"plan evidence {name}") for name, of in _OTHERS.items()}
-    return Sampled(**others, **sides)
-
-
-_OTHERS = {"claim": str, "rule": str, "share": float}
+    read = records.read(_Written, fields, "plan evidence")
+    sides = (
+        records.read(*_untagged(side, _SIDES, f"plan evidence {name}"), f"plan evidence {name}")
+        for name, side in (("remove", read.remove), ("add", read.add))
+    )
+    return Sampled(read.claim, read.rule, read.share, *sides)
 
 
 def _tagged(value, kinds: dict[str, type]) -> dict[str, Any]:

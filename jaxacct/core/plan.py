@@ -253,7 +253,6 @@ class Plan:
                 f"plan must be of schema version {SCHEMA_VERSION}, was of {version!r:.80} or from before "
                 "the first release: calibrate again with `jaxacct calibrate`"
             )
-        records.check_fields(data, _FIELDS, "plan")
         try:
             plan = _read(data)
             digest = _digest(data["claim"], data["evidence"])
@@ -277,7 +276,18 @@ class Plan:
         return cls.from_json(read_json(path, "plan"))
 
 
-_FIELDS = {"schema", "schema_version", "claim", "evidence", "digest", "choice", "provenance", "notes"}
+@dataclass(frozen=True)
+class _Written:
+    """The fields of a plan as `Plan.to_json` writes them."""
+
+    schema: str
+    schema_version: int
+    claim: dict[str, Any]
+    evidence: dict[str, Any]
+    digest: str
+    choice: dict[str, Any] | None
+    provenance: Provenance
+    notes: Any
 
 
 def _digest(claim, evidence) -> str:
@@ -287,9 +297,7 @@ def _digest(claim, evidence) -> str:
 
 def _read(data: dict) -> Plan:
     """The plan in JSON values, their types checked."""
-    provenance = records.read(Provenance, data["provenance"], "plan provenance")
-    datetime.datetime.fromisoformat(provenance.created)
-    choice = data["choice"]
-    if not isinstance(choice, dict | None):
-        raise ValueError(f"plan choice must be an object or null, was {choice!r:.80}")
-    return Plan(claim_from_json(data["claim"]), evidence_from_json(data["evidence"]), choice, provenance)
+    read = records.read(_Written, data, "plan")
+    datetime.datetime.fromisoformat(read.provenance.created)
+    claim, evidence = claim_from_json(read.claim), evidence_from_json(read.evidence)
+    return Plan(claim, evidence, read.choice, read.provenance)

@@ -626,8 +626,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/common/records.py",
-        " or not -_LARGEST <= value <= _LARGEST",
-        "",
+        "and not math.isfinite(value)",
+        "and math.isnan(value)",
         "tests/core/test_plan.py",
     ),
     # Trade-off functions and individual accounting.

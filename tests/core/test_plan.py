@@ -210,7 +210,7 @@ def test_a_forger_who_writes_every_digest_is_found_by_drawing(change):
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, "1", True, None])
 def test_a_number_of_a_record_is_finite(value):
-    with pytest.raises(ValueError, match="x must be a finite number"):
+    with pytest.raises(ValueError, match=r"^x(: | must be a finite)"):
         records.read(float, value, "x")
 
 

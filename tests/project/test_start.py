@@ -106,36 +106,52 @@ def test_public_names_are_in_one_agreement():
         jaxacct.nothing  # noqa: B018
 
 
-def test_compiled_programs_go_to_a_private_folder(tmp_path):
-    environment = {"XDG_CACHE_HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path), "HOME": str(tmp_path)}
-    folder = keep_compiled_programs(environment)
+@pytest.fixture
+def environment(monkeypatch, tmp_path):
+    """One without a cache, whose homes are folders of the test."""
+    for name in (
+        "JAX_COMPILATION_CACHE_DIR",
+        "JAXACCT_NO_CACHE",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    ):
+        monkeypatch.setenv(name, "")  # remembered, so that what is set below is undone
+        monkeypatch.delenv(name)
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delitem(sys.modules, "jax")
+    return os.environ
+
+
+def test_compiled_programs_go_to_a_private_folder(environment):
+    folder = keep_compiled_programs()
     assert folder is not None and folder.is_dir()
     assert environment["JAX_COMPILATION_CACHE_DIR"] == str(folder)
     if os.name == "posix":
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("chosen", [{"JAX_COMPILATION_CACHE_DIR": "mine"}, {"JAXACCT_NO_CACHE": "1"}])
-def test_a_cache_chosen_or_refused_stays_so(chosen, tmp_path):
-    environment = {"XDG_CACHE_HOME": str(tmp_path)} | chosen
-    assert keep_compiled_programs(environment) is None
-    assert environment == {"XDG_CACHE_HOME": str(tmp_path)} | chosen
+@pytest.mark.parametrize("chosen", [("JAX_COMPILATION_CACHE_DIR", "mine"), ("JAXACCT_NO_CACHE", "1")])
+def test_a_cache_chosen_or_refused_stays_so(chosen, environment, tmp_path, monkeypatch):
+    monkeypatch.setenv(*chosen)
+    before = dict(environment)
+    assert keep_compiled_programs() is None
+    assert dict(environment) == before
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the folder is chosen by XDG on Linux")
-def test_no_folder_no_cache(tmp_path):
+def test_no_folder_no_cache(environment, tmp_path, monkeypatch):
     """A read-only home is no reason to fail; a file in the way stands for one."""
     (tmp_path / "cache").write_text("")
-    assert keep_compiled_programs({"XDG_CACHE_HOME": str(tmp_path / "cache")}) is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert keep_compiled_programs() is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="users are told apart on POSIX")
-def test_a_folder_of_another_user_is_not_run_from(tmp_path, monkeypatch):
+def test_a_folder_of_another_user_is_not_run_from(environment, tmp_path, monkeypatch):
     """The attack: programs that another user put there would run as ours."""
-    environment = {"XDG_CACHE_HOME": str(tmp_path)}
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
-    assert keep_compiled_programs(environment) is None
+    assert keep_compiled_programs() is None
     assert "JAX_COMPILATION_CACHE_DIR" not in environment
 
 

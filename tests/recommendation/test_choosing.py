@@ -27,6 +27,8 @@ from jaxacct import (
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.choice import MATRICES, choice_of
 from jaxacct.cli import main as cli
+from jaxacct.cli.commands import calibrate as calibrate_command
+from jaxacct.cli.commands import recommend as recommend_command
 from jaxacct.cli.problem import Problem
 from jaxacct.core.evidence import Bound
 from jaxacct.kernels import randomness
@@ -182,7 +184,7 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     assert chosen.describe() == "b-min-sep, separation 128, 1 buffer (BLT), participation revealed"
     alone = recommend(**numbers, strategy="buffered", bands=1)
     assert alone.candidates == (chosen,) and alone.looked_at == 1
-    monkeypatch.setattr(jaxacct, "recommend", lambda **given: told)
+    monkeypatch.setattr(calibrate_command, "recommend", lambda **given: told)
     path, target = tmp_path / "plan.json", ["--epsilon", "16", "--delta", "1e-5"]
     sizes = ["--dataset-size", "1280", "--batch-size", "10", "--iterations", "128"]
     assert run("calibrate", *sizes, *target, "--memory-copies", "3", "--out", path) == 0
@@ -191,7 +193,7 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     mechanism = plan.mechanism
     assert (mechanism.scheme, mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 1 <= mechanism.noise_multiplier / chosen.noise_multiplier < 1.011  # one step of the search
-    offered = typing.get_args(inspect.signature(cli.recommend_command).parameters["strategy"].annotation)
+    offered = typing.get_args(inspect.signature(recommend_command.command).parameters["strategy"].annotation)
     assert typing.get_args(offered[0]) == MATRICES  # what `choice.command()` may name
     for bands, copies, message in (
         (2, 4, "at least 5 for 2 buffers, was 4"),
@@ -467,8 +469,8 @@ def calibrated(monkeypatch):
         seen.append((scheme, strategy))
         raise ValueError("enough seen")
 
-    monkeypatch.setattr(jaxacct, "calibrate", calibrate)
-    monkeypatch.setattr(jaxacct, "recommend", lambda **_: pytest.fail("something was chosen"))
+    monkeypatch.setattr(calibrate_command, "calibrate", calibrate)
+    monkeypatch.setattr(calibrate_command, "recommend", lambda **_: pytest.fail("something was chosen"))
     return seen
 
 
