@@ -29,7 +29,8 @@ def read(kind, value, name: str) -> Any:
     try:
         found = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{name}: {error}") from None
+        what, _, path = str(error).partition(" - at `$")
+        raise ValueError(f"{name}{path.rstrip('`')}: {what}") from None
     _check(value, msgspec.to_builtins(found), name)
     return found
 
