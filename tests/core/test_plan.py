@@ -135,7 +135,7 @@ def test_notes_and_provenance_bear_on_nothing(kind):
     other = {"created": "2020-01-01T00:00:00+00:00", "device": "abacus", "versions": {}}
     assert claims(Plan.from_json(data | {"provenance": other})) == claims(whole(kind))
     for name in other:
-        with pytest.raises(ValueError, match="plan.provenance"):
+        with pytest.raises(ValueError, match=r"plan\.provenance"):
             Plan.from_json(data | {"provenance": {k: v for k, v in other.items() if k != name}})
 
 
