@@ -1,4 +1,4 @@
-"""DiceSGD (clipped error feedback): a valid bound on the whole released history, and what was printed.
+"""DiceSGD (clipped error feedback): a valid bound on the whole released history, and the printed one.
 
 Theorem 3.7 of arXiv 2311.14632 is false (proofs/errata.md has a counterexample), so it is here only as
 `paper_theorem_3_7_sigma` and `paper_theorem_3_7_epsilon`, by name no guarantee. `dice_mu` is proven in
@@ -26,7 +26,7 @@ def dice_mu(
     adjacency: str = "add-remove",
     reset_every: int | None = None,
 ) -> float:
-    """The released history x^0 .. x^T is mu-GDP, for any loss, data and sampling; no amplification.
+    """Return mu: the released history is mu-GDP, for any loss, data and sampling; no amplification.
 
     `mu = sqrt(F (s C1/B)^2 + (T - F)(2 C2 + s C1/B)^2) / sigma_1`, with F first steps (one, or one after each
     reset) and s = 1 for add-remove, 2 for replace-one.
@@ -51,59 +51,26 @@ def dice_mu(
 
 
 def _gradient_share(clip_norm, batch_size, adjacency: str) -> float:
-    """What one example can change in the mean of clipped gradients."""
+    """Return the largest change of the mean of clipped gradients by one example."""
     c1 = _validate.positive_number("clip_norm", clip_norm)
     size = _validate.positive_integer("batch_size", batch_size)
     return ADJACENCIES[_validate.one_of("adjacency", adjacency, tuple(ADJACENCIES))] * c1 / size
 
 
 def dice_epsilon(delta: float, **problem) -> float:
-    """epsilon of `dice_mu(**problem)` at delta."""
+    """Return epsilon of `dice_mu(**problem)` at delta."""
     return float(gdp_epsilon(delta, dice_mu(**problem)))
 
 
 def dice_noise_std(epsilon: float, delta: float, **problem) -> float:
-    """The smallest `noise_std` for which `dice_mu(**problem)` is (epsilon, delta)-DP."""
+    """Return the smallest `noise_std` for which `dice_mu(**problem)` is (epsilon, delta)-DP."""
     if "noise_std" in problem:
-        raise ValueError("noise_std is what is asked for and must not be given")
+        raise ValueError("noise_std must not be given: it is what dice_noise_std finds")
     return dice_mu(**problem, noise_std=1.0) / gdp_mu(epsilon, delta)
 
 
-def dice_least_noise_std(
-    epsilon: float,
-    delta: float,
-    *,
-    epochs: int,
-    dataset_size: int,
-    batch_size: int,
-    clip_norm: float,
-    error_clip_norm: float,
-    gradient_bound: float = math.inf,
-) -> float:
-    """`noise_std` below which DiceSGD is **not** (epsilon, delta)-DP, however it is accounted for.
-
-    `(1 - 1/k) sqrt(T) min(C0, C1 + N C2) / (N mu)` for k epochs of shuffled batches, clipped (not
-    normalised), whose error is never reset (proofs/dice.md, theorem 1).
-
-    Args:
-      batch_size: B, a divisor of the dataset_size N.
-      gradient_bound: C0, that raw gradients are known to keep; infinite by default.
-    """
-    k = _validate.positive_integer("epochs", epochs)
-    n = _validate.positive_integer("dataset_size", dataset_size)
-    b = _validate.positive_integer("batch_size", batch_size)
-    if n % b:
-        raise ValueError(f"batch_size must divide dataset_size {n}, was {b}")
-    c1 = _validate.positive_number("clip_norm", clip_norm)
-    c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
-    if not gradient_bound > 0:
-        raise ValueError(f"gradient_bound must be above 0, was {gradient_bound!r}")
-    most = min(gradient_bound, c1 + n * c2)
-    return (1 - 1 / k) * math.sqrt(k * n // b) * most / (n * float(gdp_mu(epsilon, delta)))
-
-
 def dice_rdp_subsampled(
-    order: float,
+    order,
     *,
     iterations: int,
     clip_norm: float,
@@ -112,38 +79,22 @@ def dice_rdp_subsampled(
     noise_std: float,
     sampling_probability: float,
     residual_bound: float = math.inf,
-) -> float:
-    """Renyi divergence of the history under Poisson sampling, add-remove: partial amplification.
+):
+    """Return the Renyi divergence of the history under Poisson sampling, add-remove: partial amplification.
 
     With K earlier inclusions the two errors differ by `K G/B` at most and what is fed back by
     `m_K = min(2 C2, K G/B)`; the bound is `1/(a-1) ln E exp(a(a-1)/(2 sigma^2) sum_t h_t^2)` with
     `h_t = b_t C1/B + m_K`, by an exact recursion over K.
 
     Args:
-      order: a, above 1.
+      order: a, above 1; a number or (orders,) float64.
       sampling_probability: p.
       residual_bound: G, the most that clipping can cut off a gradient (clip raw gradients at C1 + G first);
         infinite by default.
     """
-    if not order > 1 or not math.isfinite(order):
+    orders = np.atleast_1d(np.asarray(order, np.float64))
+    if not np.all((orders > 1) & np.isfinite(orders)):
         raise ValueError(f"order must be a finite number above 1, was {order!r}")
-    given = dict(clip_norm=clip_norm, error_clip_norm=error_clip_norm, batch_size=batch_size)
-    given |= dict(noise_std=noise_std, sampling_probability=sampling_probability)
-    return float(_subsampled(np.array([order]), iterations, residual_bound=residual_bound, **given)[0])
-
-
-def _subsampled(
-    orders,
-    iterations,
-    *,
-    clip_norm,
-    error_clip_norm,
-    batch_size,
-    noise_std,
-    sampling_probability,
-    residual_bound=math.inf,
-) -> np.ndarray:
-    """`dice_rdp_subsampled` at several orders."""
     steps = _validate.positive_integer("iterations", iterations)
     share = _gradient_share(clip_norm, batch_size, "add-remove")
     c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
@@ -164,28 +115,29 @@ def _subsampled(
     for _ in range(steps):
         taken = np.concatenate([np.full((orders.size, 1), -np.inf), (log_weights + take)[:, :-1]], axis=1)
         log_weights = np.logaddexp(log_weights + stay, taken)
-    return special.logsumexp(log_weights, axis=1) / (orders - 1)
+    found = special.logsumexp(log_weights, axis=1) / (orders - 1)
+    return float(found[0]) if np.ndim(order) == 0 else found
 
 
 _ORDERS = np.concatenate([1 + np.geomspace(0.02, 1, 12), np.geomspace(2.2, 64, 36), np.geomspace(80, 512, 8)])
 
 
 def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> float:
-    """delta at epsilon by `dice_rdp_subsampled`, the best of 56 orders; arguments as there.
+    """Return delta at epsilon by `dice_rdp_subsampled`, the best of 56 orders; arguments as there.
 
     `ln delta = (a - 1)(rho - eps + ln(1 - 1/a)) - ln a` (Canonne, Kamath and Steinke 2020, proposition 12).
     """
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
-    rdp = _subsampled(_ORDERS, iterations, **problem)
+    rdp = dice_rdp_subsampled(_ORDERS, iterations=iterations, **problem)
     logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
-    # A hair more, for the rounding of the recursion: it has `iterations` sums of positive terms.
+    # A little more, for the rounding of the recursion: it has `iterations` sums of positive terms.
     return float(min(1.0, np.exp(min(0.0, float(logs.min()) + 1e-9))))
 
 
 def paper_theorem_3_7_sigma(
     epsilon: float, delta: float, *, iterations: int, dataset_size: int, clip_norm: float, error_bound: float
 ) -> float:
-    """As printed in arXiv 2311.14632, theorem 3.7: **not a guarantee** (proofs/errata.md).
+    """Return the noise as printed in arXiv 2311.14632, theorem 3.7: **not a guarantee** (proofs/errata.md).
 
     `sigma_1^2 = 32 T (C1^2 + 2 C^2) ln(1/delta) / (N^2 eps^2)`; `error_bound` is the printed C, B C2 or more.
     """
@@ -198,7 +150,7 @@ def paper_theorem_3_7_sigma(
 
 
 def paper_theorem_3_7_epsilon(epsilon: float, delta: float) -> float:
-    """What the proof's own Renyi bound gives at the printed noise, as printed: **not a guarantee**.
+    """Return epsilon of the proof's own Renyi bound at the printed noise: **not a guarantee**.
 
     `sqrt 2 eps + eps^2 / (2 ln 1/delta)`, not eps: the last step of the proof loses a constant.
     """

@@ -1,6 +1,4 @@
-"""A plan of DiceSGD: the bounds that hold (`dice.dice_mu`, `dice.dice_delta_subsampled`), checked again
-whenever it is asked for.
-"""
+"""Plan of DiceSGD under bounds that hold: `dice.dice_mu` and `dice.dice_delta_subsampled`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +10,20 @@ from jaxacct.common.records import exact
 from jaxacct.common.stored_plan import StoredPlan
 from jaxacct.schemes import Poisson
 from jaxacct.schemes.batch_sizes import Overflow, batch_sizes, overflow
+from jaxacct.statistics import roots
 
 SAMPLING = ("shuffling", "poisson")
+_STEPS = ("iterations", "clip_norm", "error_clip_norm", "batch_size", "reset_every")
 
 
 @dataclass(frozen=True)
 class DicePlan(StoredPlan):
     """DiceSGD under a guarantee for the whole released history; zero-out adjacency.
 
-    In the neighbouring data set one example's gradients are zero. The bound for shuffled batches does not use
-    that they are random, so they may be known. That for Poisson batches is the better of it and of partial
-    amplification: until an example is first drawn nothing tells of it. It is worth something where T B / N
-    is small, and needs the batches to stay hidden.
+    In the neighbouring data set one example's gradients are zero. The bound for shuffled batches holds for
+    any batches, which may be public. That for Poisson batches is the better of it and of partial
+    amplification: outputs before an example's first participation do not depend on it. It helps where
+    T B / N is small, and needs the batches to stay hidden.
 
     Attributes:
       dataset_size: N.
@@ -35,7 +35,7 @@ class DicePlan(StoredPlan):
       noise_std: sigma_1, standard deviation on the mean.
       reset_every: the error is set to 0 after so many steps; None for never.
       automatic: gradients and error are normalised (algorithm 4) rather than clipped.
-      epsilon, delta: what is promised.
+      epsilon, delta: the guarantee.
     """
 
     dataset_size: int
@@ -64,56 +64,39 @@ class DicePlan(StoredPlan):
         self.mu  # noqa: B018  checks the rest
 
     @classmethod
-    def calibrate(
-        cls,
-        epsilon: float,
-        delta: float,
-        *,
-        dataset_size: int,
-        batch_size: int,
-        iterations: int,
-        clip_norm: float,
-        error_clip_norm: float,
-        sampling: str = "shuffling",
-        reset_every: int | None = None,
-        automatic: bool = False,
-    ) -> "DicePlan":
-        """The plan with the least noise for (epsilon, delta)."""
-        problem: dict[str, Any] = dict(
-            iterations=iterations,
-            clip_norm=clip_norm,
-            error_clip_norm=error_clip_norm,
-            batch_size=batch_size,
-            reset_every=reset_every,
-        )
-        more: dict[str, Any] = dict(dataset_size=dataset_size, sampling=sampling, automatic=automatic)
-        more |= dict(epsilon=epsilon, delta=delta)
+    def calibrate(cls, epsilon: float, delta: float, **run) -> "DicePlan":
+        """Return the plan with the least noise for (epsilon, delta).
+
+        Args:
+          epsilon, delta: the guarantee.
+          run: dataset_size, batch_size, iterations, clip_norm, error_clip_norm; and sampling ("shuffling"),
+            reset_every (None), automatic (False) where they differ from these defaults.
+        """
+        given: dict[str, Any] = dict(sampling="shuffling", reset_every=None, automatic=False) | run
 
         def at(noise_std: float) -> "DicePlan":
-            return cls(noise_std=noise_std, **more, **problem)
+            return cls(noise_std=noise_std, epsilon=epsilon, delta=delta, **given)
 
-        # Part of delta is put aside for overfull Poisson batches.
-        whole = delta if sampling == "shuffling" else delta * (1 - 2e-3)
-        # A hair more: what is rounded down would not be certified.
-        high = dice_noise_std(epsilon, whole, **problem) * (1 + 1e-9)
-        if sampling == "shuffling":
+        is_shuffled = given["sampling"] == "shuffling"
+        # Part of delta is reserved for overfull Poisson batches.
+        whole = delta if is_shuffled else delta * (1 - 2e-3)
+        # A little more: a value rounded down would not be certified.
+        high = dice_noise_std(epsilon, whole, **{name: given[name] for name in _STEPS}) * (1 + 1e-9)
+        if is_shuffled:
             return at(high)
         low = high / 2
         while at(low).certified:
             high, low = low, low / 2
-        while high > low * (1 + 1e-6):
-            middle = (high * low) ** 0.5
-            high, low = (middle, low) if at(middle).certified else (high, middle)
-        return at(high)
+        return at(roots.bisect(lambda noise_std: at(noise_std).certified, low, high, relative=1e-6)[1])
 
     @property
     def scheme(self) -> Poisson:
-        """Who is in which batch, where batches are Poisson-sampled."""
+        """Sampling scheme of Poisson batches."""
         return Poisson(self.iterations, self.batch_size / self.dataset_size)
 
     @property
     def overflow(self) -> Overflow | None:
-        """What is put aside for a Poisson batch too large, at which a run stops; None for shuffled ones."""
+        """Reserve for a Poisson batch too large, at which a run stops; None for shuffled batches."""
         if self.sampling == "shuffling":
             return None
         return overflow(self.scheme, self.epsilon, self.delta, self.dataset_size)
@@ -121,50 +104,45 @@ class DicePlan(StoredPlan):
     @property
     def max_batch_size(self) -> int:
         """The largest batch."""
-        aside = self.overflow
-        largest = batch_sizes(self.scheme, self.dataset_size, None, aside.probability)[1] if aside else None
+        reserve = self.overflow
+        largest = (
+            batch_sizes(self.scheme, self.dataset_size, None, reserve.probability)[1] if reserve else None
+        )
         return self.batch_size if largest is None else largest
 
     @property
     def mu(self) -> float:
         """The released history is mu-GDP."""
-        return dice_mu(
-            iterations=self.iterations,
-            clip_norm=self.clip_norm,
-            error_clip_norm=self.error_clip_norm,
-            batch_size=self.batch_size,
-            noise_std=self.noise_std,
-            reset_every=self.reset_every,
-        )
+        return dice_mu(noise_std=self.noise_std, **self._steps)
+
+    @property
+    def _steps(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _STEPS}
 
     @property
     def certified(self) -> bool:
-        """Whether the noise gives the promise, computed again."""
-        bound, aside = float(gdp_delta(self.epsilon, self.mu)), self.overflow
-        if aside is None:
+        """Whether the noise gives the guarantee, recomputed."""
+        bound, reserve = float(gdp_delta(self.epsilon, self.mu)), self.overflow
+        if reserve is None:
             return bound <= self.delta
-        if self.reset_every is None:
+        steps = self._steps
+        if steps.pop("reset_every") is None:
+            p = self.batch_size / self.dataset_size
             amplified = dice_delta_subsampled(
-                self.epsilon,
-                iterations=self.iterations,
-                clip_norm=self.clip_norm,
-                error_clip_norm=self.error_clip_norm,
-                batch_size=self.batch_size,
-                noise_std=self.noise_std,
-                sampling_probability=self.batch_size / self.dataset_size,
+                self.epsilon, noise_std=self.noise_std, sampling_probability=p, **steps
             )
             bound = min(bound, amplified)
-        return bound + aside.delta <= self.delta
+        return bound + reserve.delta <= self.delta
 
     def statement(self) -> str:
-        """The guarantee in a sentence."""
+        """Return the guarantee in a sentence."""
         resets = "" if self.reset_every is None else f", set to 0 every {self.reset_every} steps"
         scaled = "normalised to" if self.automatic else "clipped at"
         seen, drawn, section = "every released step and which examples are in which batch", "", "section 1"
         if self.sampling == "poisson":
             seen, drawn, section = "every released step", " on average, Poisson-sampled", "sections 1 and 2"
         return (
-            f"({exact(self.epsilon)}, {exact(self.delta)})-differential privacy under zero-out adjacency for "
+            f"{self.promise} under zero-out adjacency for "
             f"one of {self.dataset_size} examples, against an adversary who sees {seen}, but neither the "
             f"error that is fed back nor the noise: DiceSGD, {self.iterations} steps of "
             f"{self.batch_size} examples{drawn}, gradients {scaled} {exact(self.clip_norm)}, the error at "

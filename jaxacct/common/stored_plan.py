@@ -1,23 +1,30 @@
-"""JSON of plans whose promise is computed from their fields alone: frozen dataclasses of plain values."""
+"""Base of plans whose guarantee is computed from their fields alone: frozen dataclasses of plain values."""
 
 from dataclasses import asdict
 from typing import Any, ClassVar, Self
 
 from jaxacct.common.files import read_json, to_json, write_atomically
-from jaxacct.common.records import read
+from jaxacct.common.records import exact, read
 
 
 class StoredPlan:
-    """Plan that loads only with its schema, all of its fields, no others, and a promise that holds."""
+    """Plan that loads only with its schema, all of its fields, no others, and a guarantee that holds."""
 
     schema: ClassVar[str] = ""
     training: ClassVar[str] = ""
     """Name of the procedure of `train.procedures` that realises it."""
+    epsilon: float
+    delta: float
 
     @property
     def certified(self) -> bool:
-        """Whether the noise gives the promise, computed again."""
+        """Whether the noise gives the guarantee, recomputed."""
         raise NotImplementedError
+
+    @property
+    def promise(self) -> str:
+        """First words of the statement."""
+        return f"({exact(self.epsilon)}, {exact(self.delta)})-differential privacy"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -7,6 +7,7 @@ Sources: arXiv 2209.15596 (GDP filters, the Fourier accountant); proofs/individu
 and which printed statements were mended.
 """
 
+from jaxacct.accountants.tradeoff.curves.gaussian import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from jaxacct.individual.accountants import (
     GDPIndividualAccountant,
     PLDIndividualAccountant,
@@ -16,28 +17,13 @@ from jaxacct.individual.blackwell import ApproximateBlackwell
 from jaxacct.individual.buckets import SigmaGrid
 from jaxacct.individual.filters import FilterState, GDPFilter, IndividualGDPFilter, IndividualRDPFilter
 from jaxacct.individual.fourier import FourierAccountant
-from jaxacct.individual.gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 from jaxacct.individual.odometer import PrivacyOdometer
 from jaxacct.individual.rdp import rdp_to_epsilon, subsampled_gaussian_rdp
 from jaxacct.statistics.subsampled_gaussian import subsampled_gaussian_delta
 
 __all__ = [
-    "ApproximateBlackwell",
-    "FilterState",
-    "FourierAccountant",
-    "GDPFilter",
-    "GDPIndividualAccountant",
-    "IndividualGDPFilter",
-    "IndividualRDPFilter",
-    "PLDIndividualAccountant",
-    "PrivacyOdometer",
-    "RDPIndividualAccountant",
-    "SigmaGrid",
-    "compose_gdp",
-    "gdp_delta",
-    "gdp_epsilon",
-    "gdp_mu",
-    "rdp_to_epsilon",
-    "subsampled_gaussian_delta",
-    "subsampled_gaussian_rdp",
-]
+    "ApproximateBlackwell", "FilterState", "FourierAccountant", "GDPFilter", "GDPIndividualAccountant",
+    "IndividualGDPFilter", "IndividualRDPFilter", "PLDIndividualAccountant", "PrivacyOdometer",
+    "RDPIndividualAccountant", "SigmaGrid", "compose_gdp", "gdp_delta", "gdp_epsilon", "gdp_mu",
+    "rdp_to_epsilon", "subsampled_gaussian_delta", "subsampled_gaussian_rdp",
+]  # fmt: skip

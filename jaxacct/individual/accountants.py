@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta, gdp_epsilon
 from jaxacct.common import validate as _validate
 from jaxacct.individual.buckets import SigmaGrid
 from jaxacct.individual.filters import FilterState, add_exactly, spent_of
 from jaxacct.individual.fourier import FourierAccountant
-from jaxacct.individual.gdp import gdp_delta, gdp_epsilon
 from jaxacct.individual.rdp import ORDERS, rdp_to_epsilon, subsampled_gaussian_rdp
 
 # Norms may exceed the clip norm by so much of it, for rounding; every bucket is charged for it.
@@ -102,14 +102,11 @@ class GDPIndividualAccountant:
 
     def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
         """(num_examples,) float64 at delta. **Private.**"""
-        mu = self.mu(state)
-        found = gdp_epsilon(np.where(np.isfinite(mu), mu, 0.0), delta)
-        return np.where(np.isfinite(mu), found, np.inf)
+        return gdp_epsilon(delta, self.mu(state))
 
     def delta(self, state: FilterState, epsilon: float) -> np.ndarray:
         """(num_examples,) float64 at epsilon. **Private.**"""
-        mu = self.mu(state)
-        return np.where(np.isfinite(mu), gdp_delta(np.where(np.isfinite(mu), mu, 0.0), epsilon), 1.0)
+        return gdp_delta(epsilon, self.mu(state))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common import validate as _validate
 from jaxacct.individual.fourier import FourierAccountant
-from jaxacct.individual.gdp import gdp_delta
 from jaxacct.individual.rdp import rdp_to_epsilon
 
 
@@ -58,6 +58,6 @@ class ApproximateBlackwell:
 def fitted_mu(epsilon: float, delta: float) -> float:
     """The mu whose curve passes through (epsilon, delta)."""
     high = 1.0
-    while gdp_delta(high, epsilon) < delta:
+    while gdp_delta(epsilon, high) < delta:
         high *= 2
-    return float(optimize.brentq(lambda mu: float(gdp_delta(mu, epsilon)) - delta, 0.0, high, rtol=1e-10))
+    return float(optimize.brentq(lambda mu: gdp_delta(epsilon, mu) - delta, 0.0, high, rtol=1e-10))

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon, gdp_mu
 from jaxacct.common import validate as _validate
-from jaxacct.individual.gdp import gdp_epsilon, gdp_mu
 from jaxacct.individual.rdp import checked_orders, rdp_to_epsilon
 
 
@@ -199,7 +199,7 @@ class IndividualGDPFilter:
 
     def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
         """(num_examples,) float64: individual epsilons at delta. **Private.**"""
-        return gdp_epsilon(self.mu(state), delta)
+        return gdp_epsilon(delta, self.mu(state))
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""An odometer: filters one after the other, so that the budget need not be fixed in advance."""
+"""Privacy odometer: consecutive filters, so that the budget need not be fixed in advance."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from jaxacct.accountants.tradeoff.curves.gaussian import compose_gdp, gdp_epsilon
 from jaxacct.common import validate as _validate
-from jaxacct.individual.gdp import compose_gdp, gdp_epsilon
 
 
 class PrivacyOdometer:
-    """What has been spent, rounded up to the end of the current piece (arXiv 2209.15596, section 3.3).
+    """Spent budget, rounded up to the end of the current piece (arXiv 2209.15596, section 3.3).
 
     After m pieces the release is `sqrt(D_1^2 + .. + D_m^2)`-GDP. Values between the ends of pieces would
     depend on the data through the moment of looking, so they are not offered.
@@ -25,10 +25,10 @@ class PrivacyOdometer:
         self._piece, self._squares = 0, []
 
     def charge(self, mu: float) -> None:
-        """A mechanism that is mu-GDP for every example there could be is about to run.
+        """Charge a mechanism that is mu-GDP for every possible example, before it runs.
 
         Raises:
-          ValueError: it fits in none of the pieces that are left; nothing is charged.
+          ValueError: it fits in none of the remaining pieces; nothing is charged.
         """
         mu = _validate.scale_or_zero("mu", mu)
         squares, piece = [*self._squares, mu * mu], self._piece
@@ -39,10 +39,10 @@ class PrivacyOdometer:
         self._squares, self._piece = squares, piece
 
     def spent_mu(self) -> float:
-        """The guarantee so far: the pieces that were begun, whole; 0 before the first mechanism."""
+        """Return the guarantee so far: whole pieces that were begun; 0 before the first mechanism."""
         begun = self._piece + (1 if self._squares or self._piece else 0)
         return float(compose_gdp(self.pieces[:begun])) * (1 + 1e-12) if begun else 0.0
 
     def epsilon(self, delta: float) -> float:
-        """`spent_mu` as epsilon at delta."""
-        return float(gdp_epsilon(self.spent_mu(), delta))
+        """Return `spent_mu` as epsilon at delta."""
+        return gdp_epsilon(delta, self.spent_mu())

@@ -5,11 +5,6 @@ from jaxacct.interoperation.jax_privacy import batch_selection, scheme_of, strat
 from jaxacct.interoperation.pessimistic_pld import PessimisticPLD, dominating_pld, pld_of_profile
 
 __all__ = [
-    "PessimisticPLD",
-    "batch_selection",
-    "dominating_event",
-    "dominating_pld",
-    "pld_of_profile",
-    "scheme_of",
-    "strategy_of",
-]
+    "PessimisticPLD", "batch_selection", "dominating_event", "dominating_pld", "pld_of_profile",
+    "scheme_of", "strategy_of",
+]  # fmt: skip

@@ -86,7 +86,7 @@ def white_plan(
     steps: int, size: int, sigma: float, probability: float = 1.0, accountant="unamplified"
 ) -> Plan:
     """A plan of full or Poisson batches at this noise: of a large epsilon where filters are to decide."""
-    epsilon = min(90.0, 1.001 * float(gdp_epsilon(steps**0.5 / sigma, DELTA)))
+    epsilon = min(90.0, 1.001 * float(gdp_epsilon(DELTA, steps**0.5 / sigma)))
     options = dict(epsilon=epsilon, delta=DELTA, dataset_size=size, accountant=accountant)
     return calibrate(Poisson(steps, probability), BandedToeplitz((1.0,)), noise_multiplier=sigma, **options)
 
@@ -188,7 +188,7 @@ def curves() -> None:
         return float(rdp_to_epsilon(orders * k / (2 * 100**2), orders, delta)[0])
 
     def gaussian(k, delta):
-        return float(gdp_epsilon(float(compose_gdp(np.full(k, 0.01))), delta))
+        return float(gdp_epsilon(delta, float(compose_gdp(np.full(k, 0.01)))))
 
     limit = renyi(420, DELTA)
     longest = max(k for k in range(420, 520) if gaussian(k, DELTA) <= limit)
@@ -253,7 +253,7 @@ def histogram() -> None:
     panels[0].semilogy(
         at, [float(accountant.delta(float(e), counts)[0]) for e in at], label="Fourier accountant"
     )
-    panels[0].semilogy(at, gdp_delta(mu, at), "--", label=f"fitted mu = {mu:.3f} (approximate)")
+    panels[0].semilogy(at, gdp_delta(at, mu), "--", label=f"fitted mu = {mu:.3f} (approximate)")
     panels[0].set(xlabel="epsilon", ylabel="delta", title="One example")
     edges = np.linspace(0, max(by_renyi.max(), by_fourier.max()) * 1.02, 40)
     panels[1].hist(by_fourier, edges, alpha=0.6, label="Fourier accountant")
@@ -289,7 +289,7 @@ def groups(seeds: int = 4) -> None:
         train, test = imbalanced(name, rare)
         classes = np.unique(train["y"])
         params, loss, logits = network(train["x"].shape[1], len(classes))
-        epsilon = float(gdp_epsilon(first**0.5 / sigma * (1 + 1e-5), DELTA))
+        epsilon = float(gdp_epsilon(DELTA, first**0.5 / sigma * (1 + 1e-5)))
         without, filtered, active = [], [], []
         for seed in range(seeds):
             keys = ((seed, 2, 3, 4), np.arange(8, dtype=np.uint32) + seed)

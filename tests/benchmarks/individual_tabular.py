@@ -82,7 +82,7 @@ def main() -> None:
     optimizer = optax.chain(optax.add_decayed_weights(DECAY), optax.adam(RATE))
     plot = pyplot()
     figure, panels = plot.subplots(1, 3, figsize=(13.5, 4))
-    epsilon = float(gdp_epsilon(FIRST**0.5 / SIGMA * (1 + 1e-5), DELTA))
+    epsilon = float(gdp_epsilon(DELTA, FIRST**0.5 / SIGMA * (1 + 1e-5)))
     print(f"epsilon {epsilon:.4f} at delta {DELTA:g}, {len(train['x'])} rows\n")
     print(
         "| clip norm | steps | AUC | "

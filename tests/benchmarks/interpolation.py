@@ -33,9 +33,9 @@ from jaxacct.accountants.tradeoff import (
     rdp_to_epsilon,
     subsampled_gdp_clt,
 )
-from jaxacct.accountants.tradeoff.last_iterate.renyi import ye_shokri_cyclic_rho
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.report import tradeoff_plots as plots
+from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
 from train.batches.data import load
 from train.convex import LogisticRegression
 from train.loop import fit

@@ -34,7 +34,7 @@ def one_way(accountant: FourierAccountant, counts, delta: float, direction: int)
 def test_how_many_steps_fit():
     """At epsilon 0.8 exactly: 478 Gaussian steps, 405 Renyi ones; the tabular setting by Renyi."""
     steps = np.arange(300, 600)
-    assert steps[gdp_epsilon(np.sqrt(steps) / 100, 1e-5) <= 0.8].max() == 478
+    assert steps[gdp_epsilon(1e-5, np.sqrt(steps) / 100) <= 0.8].max() == 478
     orders = np.linspace(1.5, 60, 4000)
     renyi = np.array([rdp_to_epsilon(orders * k / 2e4, orders, 1e-5)[0] for k in (405, 406)])
     assert renyi[0] <= 0.8 < renyi[1]
@@ -130,7 +130,7 @@ def test_the_fit_at_both_ends_of_its_range():
     fit = ApproximateBlackwell(accountant, (0.01, 0.3), points=2)
     assert fit.epsilon([[10_000]], 1e-6)[0] == pytest.approx(1.226705, rel=3e-3)
     # delta_mu at the fitted mu is not justified, and below the exact value.
-    unjustified = gdp_epsilon(fit.mu([[10_000]]), 1e-5)[0]
+    unjustified = gdp_epsilon(1e-5, fit.mu([[10_000]]))[0]
     assert unjustified == pytest.approx(0.995798, rel=3e-3) and unjustified < 1.004113
 
 

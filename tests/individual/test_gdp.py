@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_log_delta
 from jaxacct.individual import (
     PrivacyOdometer,
     compose_gdp,
@@ -16,10 +17,10 @@ from jaxacct.individual import (
 
 
 def test_values():
-    np.testing.assert_allclose(gdp_delta([1, 0.5], 1.0), [0.1269367375, 0.006829594983], rtol=1e-9)
-    np.testing.assert_allclose(gdp_delta(1.0, 0.0), 0.3829249225, rtol=1e-9)
+    np.testing.assert_allclose(gdp_delta(1.0, [1, 0.5]), [0.1269367375, 0.006829594983], rtol=1e-9)
+    np.testing.assert_allclose(gdp_delta(0.0, 1.0), 0.3829249225, rtol=1e-9)
     expected = [0.926341504, 1.993091404, 4.377178096, 5.948461561, 9.997256146]
-    np.testing.assert_allclose(gdp_epsilon([0.25, 0.5, 1, 1.3, 2], 1e-5), expected, rtol=1e-9)
+    np.testing.assert_allclose(gdp_epsilon(1e-5, [0.25, 0.5, 1, 1.3, 2]), expected, rtol=1e-9)
     found = [gdp_mu(epsilon, 1e-5) for epsilon in (0.5, 0.8, 2.75, 10)]
     np.testing.assert_allclose(found, [0.1422105587, 0.2186862240, 0.6659424009, 2.0004456204], rtol=1e-9)
 
@@ -32,34 +33,34 @@ def test_the_curve_is_the_hockey_stick(mu, epsilon):
 
     start = max(epsilon / mu + mu / 2, -40.0)
     exact = integrate.quad(term, start, max(start, mu) + 12, epsabs=0, epsrel=1e-11, limit=400)[0]
-    assert gdp_delta(mu, epsilon) == pytest.approx(exact, rel=1e-6, abs=1e-200)
+    assert np.exp(gdp_log_delta(epsilon, mu)) == pytest.approx(exact, rel=1e-6, abs=1e-200)
 
 
 def test_edges():
-    assert gdp_delta(0.0, 0.0) == 0 and gdp_delta(0.0, -1.0) == pytest.approx(1 - np.exp(-1))
-    assert gdp_delta(1.0, np.inf) == 0 and gdp_delta(1.0, -np.inf) == 1
-    assert gdp_epsilon(0.0, 1e-5) == 0
-    assert gdp_delta(gdp_mu(1.0, 1e-6), 1.0) <= 1e-6
+    assert gdp_delta(0.0, 0.0) == 0 and gdp_log_delta(-1.0, 0.0) == pytest.approx(np.log(1 - np.exp(-1)))
+    assert gdp_delta(np.inf, 1.0) == 0 and gdp_log_delta(-np.inf, 1.0) == 0
+    assert gdp_epsilon(1e-5, 0.0) == 0
+    assert gdp_delta(1.0, gdp_mu(1.0, 1e-6)) <= 1e-6
     for mu, epsilon in ((-1.0, 1.0), (np.nan, 1.0), (1.0, np.nan)):
         with pytest.raises(ValueError, match="must"):
-            gdp_delta(mu, epsilon)
+            gdp_delta(epsilon, mu)
     for bad in (0.0, 1.0, np.nan):
         with pytest.raises(ValueError, match="delta"):
-            gdp_epsilon(1.0, bad)
+            gdp_epsilon(bad, 1.0)
 
 
 def test_private_gd_of_the_paper():
     """420 Renyi steps at sigma 100 are 495 GDP steps at the same epsilon (arXiv 2209.15596, section 4)."""
     mu = compose_gdp(np.full(420, 0.01))
-    assert gdp_epsilon(mu, 1e-5) == pytest.approx(0.7451382, abs=1e-6)
+    assert gdp_epsilon(1e-5, mu) == pytest.approx(0.7451382, abs=1e-6)
     found = optimize.minimize_scalar(
         lambda order: rdp_to_epsilon([order * mu**2 / 2], [order], 1e-5)[0], (10, 20, 40)
     )
     assert found.x == pytest.approx(21.077, abs=1e-2) and found.fun == pytest.approx(0.8156234, abs=1e-6)
     steps = np.arange(400, 600)
-    assert steps[gdp_epsilon(np.sqrt(steps) / 100, 1e-5) <= found.fun].max() == 495
+    assert steps[gdp_epsilon(1e-5, np.sqrt(steps) / 100) <= found.fun].max() == 495
     sigma = 10.614652581338738
-    epsilons = gdp_epsilon(np.sqrt([50, 51, 100]) / sigma, 1e-5)
+    epsilons = gdp_epsilon(1e-5, np.sqrt([50, 51, 100]) / sigma)
     np.testing.assert_allclose(epsilons, [2.7510206, 2.7819941, 4.0856579], rtol=1e-7)
 
 
@@ -90,14 +91,14 @@ def test_an_odometer_against_an_adaptive_adversary():
 
         def conditional(t, epsilon=epsilon):
             second = 0.8 if t > 0 else 0.0
-            return stats.norm.pdf(t, 0.6) * float(gdp_delta(second, epsilon - (0.6 * t - 0.18)))
+            return stats.norm.pdf(t, 0.6) * float(np.exp(gdp_log_delta(epsilon - (0.6 * t - 0.18), second)))
 
         exact = integrate.quad(conditional, -12, 12, points=[0], epsabs=1e-12, limit=400)[0]
         odometer = PrivacyOdometer([0.6, 0.8])
         odometer.charge(0.6)
         odometer.charge(0.8)
-        assert exact <= gdp_delta(odometer.spent_mu(), epsilon)
-        assert exact > gdp_delta(0.8, epsilon)
+        assert exact <= gdp_delta(epsilon, odometer.spent_mu())
+        assert exact > gdp_delta(epsilon, 0.8)
     with pytest.raises(ValueError, match="fit in one of the pieces"):
         odometer.charge(0.01)
 

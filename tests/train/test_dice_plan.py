@@ -32,7 +32,7 @@ def run(plan=PLAN, **options):
 
 
 def test_the_plan_holds_by_the_bound_and_by_nothing_less():
-    assert gdp_delta(PLAN.mu, 8.0) == pytest.approx(1e-5, rel=1e-6) and PLAN.certified
+    assert gdp_delta(8.0, PLAN.mu) == pytest.approx(1e-5, rel=1e-6) and PLAN.certified
     problem = {name: value for name, value in RUN.items() if name != "dataset_size"}
     assert PLAN.mu == dice_mu(noise_std=PLAN.noise_std, **problem)
     assert DicePlan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
@@ -72,7 +72,7 @@ def test_poisson_batches_cost_less_where_few_are_drawn():
     assert 0.3 * known.noise_std < POISSON.noise_std < 0.98 * known.noise_std
     assert not dataclasses.replace(POISSON, noise_std=POISSON.noise_std * (1 - 1e-5)).certified
     # The bound is the recursion at the best order, and the plan is not certified by mu alone.
-    assert gdp_delta(POISSON.mu, 2.0) > 1e-5
+    assert gdp_delta(2.0, POISSON.mu) > 1e-5
     assert "Poisson-sampled" in POISSON.statement() and "which batch" not in POISSON.statement()
     whole = DicePlan.calibrate(2.0, 1e-5, **RUN, sampling="poisson")
     assert whole.noise_std <= DicePlan.calibrate(2.0, 1e-5, **RUN).noise_std * 1.001

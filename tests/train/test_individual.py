@@ -86,7 +86,7 @@ def test_losses_of_full_batches_against_numpy():
     np.testing.assert_allclose(spent, mu, rtol=1e-5, atol=12**0.5 * 2.0**-17 / 3)
     # Of what was recorded: where mu is least, what the grid takes is more of it than delta bears.
     for i in (0, 7, int(mu.argmin())):
-        assert gdp_delta(spent[i], private.epsilon(DELTA)[i]) == pytest.approx(DELTA, rel=1e-3)
+        assert gdp_delta(private.epsilon(DELTA)[i], spent[i]) == pytest.approx(DELTA, rel=1e-3)
 
 
 def test_losses_of_sampled_batches_against_numpy():
@@ -135,7 +135,7 @@ def test_a_canary_is_retired_before_its_budget_is_passed():
     for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):
         budget = 3**0.5 / sigma * room
         epsilon = 3700.0
-        delta = float(gdp_delta(budget, epsilon))
+        delta = float(gdp_delta(epsilon, budget))
         assert gdp_mu(epsilon, delta) == pytest.approx(budget, rel=1e-6)
         seen, result = watched(IndividualAccounting(epsilon, delta), sigma)
         assert (seen > 0.5).tolist() == [True] * last + [False] * (12 - last)
@@ -238,7 +238,7 @@ def test_the_charge_is_never_below_what_enters_the_sum():
     assert (charged <= 3.0 / norms.astype(float)).all() and np.asarray(active).all()
     # What a filter lets through, the slack of its comparisons and all, is within what is stated.
     whole = individual.tracker(1.0, 3.0).filter.budget_mu * (1 + 2.0**-20) ** 0.5
-    assert gdp_delta(whole, 1.2) <= DELTA
+    assert gdp_delta(1.2, whole) <= DELTA
     most, order = tracker.filter.budget * (1 + 2.0**-20), tracker.filter.order
     assert rdp_to_epsilon([most], [order], DELTA)[0] <= 1.2
     bad = np.float32([np.nan, -1.0, 1.5])

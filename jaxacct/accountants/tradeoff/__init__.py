@@ -1,41 +1,42 @@
-"""Trade-off functions, and two deterministic accountants that are stated in them.
+"""Trade-off functions, and two deterministic accountants that are stated in them: public names.
 
 * Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual, batch or mixed clipping,
   groups of records; against an adversary who sees the sampling.
 * Shifted interpolation (arXiv 2403.00278): noisy gradient descent on convex losses, full, cyclic or
-stochastic
-  batches, of which only the last iterate is released.
+  stochastic batches, only whose last iterate is released.
 
 Every result carries its adversary, adjacency, group size, noise convention and kind (`Terms`). All in
 float64.
 """
 
-from jaxacct.accountants.tradeoff.curves.curves import Composed, Gaussian, Identity, TradeOff, compose
+from jaxacct.accountants.tradeoff.curves.curves import (
+    Composed,
+    Gaussian,
+    Identity,
+    TradeOff,
+    compose,
+    group_tradeoff,
+)
 from jaxacct.accountants.tradeoff.curves.gaussian import (
     compose_gdp,
     dp_tradeoff,
-    gaussian_tradeoff,
     gdp_delta,
     gdp_epsilon,
     gdp_log_delta,
     gdp_mu,
-    gdp_to_delta,
-    gdp_to_epsilon,
     gdp_to_rdp,
     gdp_to_zcdp,
     gdp_tradeoff,
     group_gdp,
 )
-from jaxacct.accountants.tradeoff.curves.groups import group_tradeoff
-from jaxacct.accountants.tradeoff.curves.mixtures import (
+from jaxacct.accountants.tradeoff.curves.parametric import (
+    Best,
+    EpsilonDelta,
     GaussianMixture,
-    mixture_delta,
-    mixture_epsilon,
-    mixture_tradeoff,
+    Mixture,
+    Subsampled,
 )
-from jaxacct.accountants.tradeoff.curves.parametric import Best, EpsilonDelta, Mixture, Subsampled
 from jaxacct.accountants.tradeoff.curves.subsampling import (
-    subsampled_gaussian_tradeoff,
     subsampled_gdp_clt,
     subsampled_gdp_delta,
     subsampled_gdp_tradeoff,
@@ -44,6 +45,9 @@ from jaxacct.accountants.tradeoff.curves.terms import Terms
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import (
     GeneralDPSGD,
     calibrate_sigma,
+    mixture_delta,
+    mixture_epsilon,
+    mixture_tradeoff,
     shuffled_batch_clip_mu,
 )
 from jaxacct.accountants.tradeoff.generalized_dpsgd.filtering import filtered_participation_pmf
@@ -86,70 +90,17 @@ from jaxacct.accountants.tradeoff.last_iterate.prv import prv_compose
 from jaxacct.accountants.tradeoff.last_iterate.renyi import rdp_to_epsilon
 
 __all__ = [
-    "Best",
-    "BestTradeoffBound",
-    "Composed",
-    "EpsilonDelta",
-    "GDPBound",
-    "Gaussian",
-    "GaussianMixture",
-    "GeneralDPSGD",
-    "Identity",
-    "Mixture",
-    "ParticipationPMF",
-    "Shifts",
-    "Subsampled",
-    "Terms",
-    "TradeOff",
-    "TradeoffBound",
-    "calibrate_noise",
-    "calibrate_sigma",
-    "chernoff_tail",
-    "compose",
-    "compose_gdp",
-    "compose_pmf",
-    "composition_gdp",
-    "constrained_gdp_lower_bound",
-    "contraction_factor",
-    "dp_tradeoff",
-    "exponential_mechanism_gdp",
-    "filtered_participation_pmf",
-    "gaussian_tradeoff",
-    "gdp_delta",
-    "gdp_epsilon",
-    "gdp_log_delta",
-    "gdp_mu",
-    "gdp_to_delta",
-    "gdp_to_epsilon",
-    "gdp_to_rdp",
-    "gdp_to_zcdp",
-    "gdp_tradeoff",
-    "group_gdp",
-    "group_tradeoff",
-    "individual_subsampling_tail",
-    "langevin_gdp",
-    "logistic_conditions",
-    "mc_mixture_delta",
-    "mixture_delta",
-    "mixture_epsilon",
-    "mixture_tradeoff",
-    "noisy_cgd_gdp",
-    "noisy_cgd_gdp_lower_bound",
-    "noisy_gd_gdp",
-    "noisy_sgd_accountant",
-    "participation_pmf",
-    "projected_langevin_gdp",
-    "prv_compose",
-    "rdp_to_epsilon",
-    "sample_participation",
-    "self_compose_pmf",
-    "shifted_interpolation_gdp",
-    "shuffled_batch_clip_mu",
-    "shuffled_batch_head",
-    "subsampled_gaussian_tradeoff",
-    "subsampled_gdp_clt",
-    "subsampled_gdp_delta",
-    "subsampled_gdp_tradeoff",
-    "tail_lower_tradeoff",
+    "Best", "BestTradeoffBound", "Composed", "EpsilonDelta", "GDPBound", "Gaussian", "GaussianMixture",
+    "GeneralDPSGD", "Identity", "Mixture", "ParticipationPMF", "Shifts", "Subsampled", "Terms",
+    "TradeOff", "TradeoffBound", "calibrate_noise", "calibrate_sigma", "chernoff_tail", "compose",
+    "compose_gdp", "compose_pmf", "composition_gdp", "constrained_gdp_lower_bound", "contraction_factor",
+    "dp_tradeoff", "exponential_mechanism_gdp", "filtered_participation_pmf", "gdp_delta", "gdp_epsilon",
+    "gdp_log_delta", "gdp_mu", "gdp_to_rdp", "gdp_to_zcdp", "gdp_tradeoff", "group_gdp",
+    "group_tradeoff", "individual_subsampling_tail", "langevin_gdp", "logistic_conditions",
+    "mc_mixture_delta", "mixture_delta", "mixture_epsilon", "mixture_tradeoff", "noisy_cgd_gdp",
+    "noisy_cgd_gdp_lower_bound", "noisy_gd_gdp", "noisy_sgd_accountant", "participation_pmf",
+    "projected_langevin_gdp", "prv_compose", "rdp_to_epsilon", "sample_participation",
+    "self_compose_pmf", "shifted_interpolation_gdp", "shuffled_batch_clip_mu", "shuffled_batch_head",
+    "subsampled_gdp_clt", "subsampled_gdp_delta", "subsampled_gdp_tradeoff", "tail_lower_tradeoff",
     "tail_upper_tradeoff",
-]
+]  # fmt: skip

@@ -1,15 +1,10 @@
-"""Plans of the two deterministic accountants: what was promised, checked again whenever it is asked for.
+"""Plans of the two deterministic accountants: `certified` recomputes the guarantee at every access."""
 
-A plan says who it holds against (`terms`), whether it holds (`certified`), what to tell people (`statement`)
-and which procedure of the trainer realises it (`training`).
-"""
-
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from jaxacct.accountants.tradeoff.curves.terms import Terms, last_iterate, sampling_revealed
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD, calibrate_sigma
-from jaxacct.accountants.tradeoff.generalized_dpsgd.laws import SamplerLaw
 from jaxacct.accountants.tradeoff.generalized_dpsgd.mixture_certificate import (
     MixtureEvidence,
     calibrate_mixture,
@@ -17,6 +12,7 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd.mixture_certificate import (
     flaws,
     replayed,
 )
+from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SamplerLaw
 from jaxacct.accountants.tradeoff.last_iterate.calibration import METHODS, calibrate_noise
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
@@ -26,12 +22,12 @@ from jaxacct.kernels.randomness import checked_key
 
 @dataclass(frozen=True)
 class GeneralPlan(StoredPlan):
-    """Generalised DP-SGD under a guarantee against whoever sees the sampling (arXiv 2212.05796).
+    """Generalised DP-SGD under a guarantee against an adversary who sees the sampling (arXiv 2212.05796).
 
     Attributes:
       dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size: as `GeneralDPSGD`.
       sigma: noise std over twice the clip norm, on the sum of clipped terms.
-      epsilon, delta: what is promised.
+      epsilon, delta: the guarantee.
     """
 
     dataset_size: int
@@ -53,73 +49,48 @@ class GeneralPlan(StoredPlan):
         self.run  # noqa: B018  checks the sizes
 
     @classmethod
-    def calibrate(
-        cls,
-        epsilon: float,
-        delta: float,
-        *,
-        dataset_size: int,
-        num_microbatches: int,
-        microbatch_size: int,
-        num_epochs: int,
-        sampling: str,
-        group_size: int = 1,
-    ) -> "GeneralPlan":
-        """The plan with the least noise for (epsilon, delta)."""
-        sizes: dict[str, Any] = dict(
-            dataset_size=dataset_size,
-            num_microbatches=num_microbatches,
-            microbatch_size=microbatch_size,
-            num_epochs=num_epochs,
-            sampling=sampling,
-            group_size=group_size,
-        )
+    def calibrate(cls, epsilon: float, delta: float, **sizes) -> "GeneralPlan":
+        """Return the plan with the least noise for (epsilon, delta); `sizes` as `GeneralDPSGD`."""
+        sizes = asdict(GeneralDPSGD(**sizes))
         return cls(sigma=calibrate_sigma(epsilon, delta, **sizes), epsilon=epsilon, delta=delta, **sizes)
 
     @property
     def run(self) -> GeneralDPSGD:
         """The mechanism."""
-        return GeneralDPSGD(
-            self.dataset_size,
-            self.num_microbatches,
-            self.microbatch_size,
-            self.num_epochs,
-            self.sampling,
-            self.group_size,
-        )
+        return GeneralDPSGD(*(getattr(self, size.name) for size in fields(GeneralDPSGD)))
 
     @property
     def rounds(self) -> int:
-        """Rounds in all."""
+        """Number of rounds."""
         return self.run.rounds_per_epoch * self.num_epochs
 
     @property
     def iterations(self) -> int:
-        """Steps that it covers: its rounds."""
+        """Number of steps that it covers: its rounds."""
         return self.rounds
 
     @property
     def certified(self) -> bool:
-        """Whether the noise gives the promise, computed again."""
+        """Whether the noise gives the guarantee, recomputed."""
         return bool(self.run.curve(self.sigma).delta(self.epsilon) <= self.delta)
 
     def verify(self, *, progress=None) -> None:
-        """Nothing to draw: `certified` computes all of it again."""
+        """Do nothing: `certified` recomputes everything."""
         del progress
 
     def lasting(self) -> dict:
-        """What a run may not change and go on: all but evidence, which may be drawn anew."""
-        return self.to_json()
+        """Return the fields that a continued run must share: all but evidence, which may be drawn anew."""
+        return {name: value for name, value in self.to_json().items() if name != "evidence"}
 
     @property
     def terms(self) -> Terms:
-        """Who it holds against."""
+        """Adversary and adjacency."""
         return self.run.terms()
 
     def statement(self) -> str:
-        """The guarantee in a sentence."""
+        """Return the guarantee in a sentence."""
         return (
-            f"({exact(self.epsilon)}, {exact(self.delta)})-differential privacy for replacing up to "
+            f"{self.promise} for replacing up to "
             f"{self.group_size} of {self.dataset_size} records, against an adversary who sees which records "
             f"are in which batch and everything else but the noise; {self.run.clip} clipping, "
             f"{self.sampling}, {self.num_epochs} epochs, noise {exact(self.sigma)} times twice the clip norm."
@@ -128,10 +99,10 @@ class GeneralPlan(StoredPlan):
 
 @dataclass(frozen=True)
 class SampledGeneralPlan(GeneralPlan):
-    """A `GeneralPlan` by draws of its participation law: where the exact law takes too long to compute.
+    """A `GeneralPlan` by samples of its participation law: where the exact law takes too long to compute.
 
     Attributes:
-      evidence: the draws; delta includes the probability that they mislead.
+      evidence: the samples; delta includes the probability that they mislead.
     """
 
     evidence: MixtureEvidence | None = None
@@ -147,17 +118,17 @@ class SampledGeneralPlan(GeneralPlan):
     def calibrate(
         cls, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None, progress=None, **sizes
     ) -> "SampledGeneralPlan":
-        """A plan with hardly more noise than (epsilon, delta) needs, shown by at most `num_samples` draws.
+        """Return a plan with hardly more noise than needed, certified by at most `num_samples` samples.
 
         Args:
-          epsilon, delta: the promise.
+          epsilon, delta: the guarantee.
           num_samples: more of them need less noise.
           key: a JAX key; from the operating system by default. Only tests should fix it.
           progress: called with ("participations", draws, most draws).
-          sizes: as `GeneralPlan.calibrate`.
+          sizes: as `GeneralDPSGD`.
 
         Raises:
-          ValueError: bad arguments, or draws that do not show it.
+          ValueError: bad arguments, or samples that do not show it.
         """
         law = SamplerLaw(GeneralDPSGD(**sizes))
         key = checked_key(key)
@@ -169,7 +140,7 @@ class SampledGeneralPlan(GeneralPlan):
 
     @property
     def law(self) -> SamplerLaw:
-        """What was drawn."""
+        """The law that was sampled."""
         return SamplerLaw(self.run)
 
     @property
@@ -180,35 +151,30 @@ class SampledGeneralPlan(GeneralPlan):
 
     @property
     def flaws(self) -> list[str]:
-        """Why the draws do not show the promise, a line each; empty if they do."""
+        """Why the samples do not show the guarantee, a line each; empty if they do."""
         return flaws(self.draws, self.law, self.sigma, self.epsilon, self.delta)
 
     @property
     def certified(self) -> bool:
-        """Whether the stored draws show the promise, computed again."""
+        """Whether the stored samples show the guarantee, recomputed."""
         return not self.flaws
 
     def verify(self, *, num_samples: int | None = None, key=None, progress=None) -> MixtureEvidence:
-        """Fresh draws that show the promise, a million or eight times as many at most; or ValueError."""
+        """Return fresh samples that show the guarantee, at most 2^20 or 8 times as many; or ValueError."""
         most = max(2**20, 8 * self.draws.num_samples) if num_samples is None else num_samples
         return certify_mixture(
             self.law, self.sigma, self.epsilon, self.delta, num_samples=most, key=key, progress=progress
         )
 
     def replay(self) -> bool:
-        """Whether the stored key draws the stored counts."""
+        """Return whether the stored key draws the stored counts."""
         return replayed(self.draws, self.law)
-
-    def lasting(self) -> dict:
-        return {name: value for name, value in self.to_json().items() if name != "evidence"}
 
     @property
     def terms(self) -> Terms:
-        """Who it holds against."""
         return sampling_revealed(self.group_size, "certified")
 
     def statement(self) -> str:
-        """The guarantee in a sentence."""
         return (
             f"{super().statement()} Certified by {self.draws.num_samples:,} draws of the batches, with the "
             "probability that they mislead in delta."
@@ -217,18 +183,18 @@ class SampledGeneralPlan(GeneralPlan):
 
 @dataclass(frozen=True)
 class LastIteratePlan(StoredPlan):
-    """Noisy gradient descent on convex losses of which only the last iterate is released (arXiv 2403.00278).
+    """Noisy gradient descent on convex losses, only whose last iterate is released (arXiv 2403.00278).
 
     Attributes:
       method: "gd", "cgd" or "sgd".
       num_examples: n.
-      steps: in all; for "cgd" a whole number of epochs.
+      steps: total; for "cgd" a whole number of epochs.
       batch_size: b; n for "gd".
       stepsize: of every step.
       noise_std: on the mean gradient of a batch.
-      grad_sensitivity, smoothness, strong_convexity: what every example's loss obeys.
+      grad_sensitivity, smoothness, strong_convexity: of every example's loss.
       diameter: of the ball that is projected onto, None without one.
-      epsilon, delta: what is promised.
+      epsilon, delta: the guarantee.
     """
 
     method: str
@@ -266,68 +232,56 @@ class LastIteratePlan(StoredPlan):
 
     @classmethod
     def calibrate(cls, epsilon: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
-        """The plan with the least noise for (epsilon, delta), for a loss of `train.convex`.
+        """Return the plan with the least noise for (epsilon, delta), for a loss of `train.convex`.
 
         Args:
           method: "gd", "cgd" or "sgd".
           loss: with `grad_sensitivity`, `smoothness`, `strong_convexity`.
           run: num_examples, steps, batch_size, stepsize, diameter.
         """
-        fields: dict[str, Any] = _complete(run) | _conditions(loss)
-        found: dict[str, Any] = _arguments(method, **run) | _conditions(loss)
-        noise = calibrate_noise(epsilon, delta, method=method, **found)
-        return cls(method=method, noise_std=noise, epsilon=epsilon, delta=delta, **fields)
+        given: dict[str, Any] = _complete(run) | _conditions(loss)
+        noise = calibrate_noise(
+            epsilon, delta, method=method, **_arguments(method, **run), **_conditions(loss)
+        )
+        return cls(method=method, noise_std=noise, epsilon=epsilon, delta=delta, **given)
 
     @classmethod
     def at_noise(cls, noise_std: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
-        """The plan with this noise and the least epsilon at `delta`; arguments as `calibrate`."""
-        fields: dict[str, Any] = dict(method=method, noise_std=noise_std, delta=delta)
-        fields |= _complete(run) | _conditions(loss)
-        epsilon = float(cls(epsilon=1.0, **fields).bound().epsilon(delta))
+        """Return the plan with this noise and the least epsilon at `delta`; arguments as `calibrate`."""
+        given: dict[str, Any] = dict(method=method, noise_std=noise_std, delta=delta)
+        given |= _complete(run) | _conditions(loss)
+        epsilon = float(cls(epsilon=1.0, **given).bound().epsilon(delta))
         # A root from below would not be certified.
         for hair in (0.0, 1e-12, 1e-9, 1e-6):
-            plan = cls(epsilon=max(epsilon * (1 + hair), 1e-9), **fields)
+            plan = cls(epsilon=max(epsilon * (1 + hair), 1e-9), **given)
             if plan.certified:
                 return plan
         raise ValueError(f"noise_std must give an epsilon at delta {delta:g}, was {noise_std!r}")
 
     @property
     def iterations(self) -> int:
-        """Steps that it covers, all of which must be run."""
+        """Number of steps that it covers, all of which must be run."""
         return self.steps
 
     def bound(self):
-        """The accountant's result."""
-        arguments = _arguments(
-            self.method,
-            num_examples=self.num_examples,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            stepsize=self.stepsize,
-            diameter=self.diameter,
-        )
-        return METHODS[self.method](
-            noise_std=self.noise_std,
-            grad_sensitivity=self.grad_sensitivity,
-            smoothness=self.smoothness,
-            strong_convexity=self.strong_convexity,
-            **arguments,
-        )
+        """Return the accountant's result."""
+        arguments = _arguments(self.method, **{name: getattr(self, name) for name in _RUN})
+        return METHODS[self.method](noise_std=self.noise_std, **_conditions(self), **arguments)
 
     @property
     def certified(self) -> bool:
-        """Whether the noise gives the promise, computed again."""
+        """Whether the noise gives the guarantee, recomputed."""
         return self.bound().holds(self.epsilon, self.delta)
 
     @property
     def terms(self) -> Terms:
-        """Who it holds against."""
+        """Adversary and adjacency."""
         return last_iterate("certified")
 
     def statement(self) -> str:
-        """The guarantee in a sentence."""
+        """Return the guarantee in a sentence."""
         return (
-            f"({exact(self.epsilon)}, {exact(self.delta)})-differential privacy for replacing one of "
+            f"{self.promise} for replacing one of "
             f"{self.num_examples} examples, where nothing but the last of {self.steps} iterates of noisy "
             f"{self.method} is ever shown, every example's loss has a gradient sensitivity of at most "
             f"{exact(self.grad_sensitivity)}, smoothness {exact(self.smoothness)} and strong convexity "
@@ -340,10 +294,12 @@ def _conditions(loss) -> dict[str, float]:
     return {name: getattr(loss, name) for name in ("grad_sensitivity", "smoothness", "strong_convexity")}
 
 
+_RUN = ("batch_size", "diameter", "num_examples", "steps", "stepsize")
+
+
 def _complete(run: dict[str, Any]) -> dict[str, Any]:
-    wanted = {"num_examples", "steps", "batch_size", "stepsize", "diameter"}
-    if set(run) != wanted:
-        raise ValueError(f"run must give {', '.join(sorted(wanted))}, gave {', '.join(sorted(run))}")
+    if sorted(run) != list(_RUN):
+        raise ValueError(f"run must give {', '.join(_RUN)}, gave {', '.join(sorted(run))}")
     return run
 
 

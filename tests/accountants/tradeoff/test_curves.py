@@ -22,7 +22,6 @@ from jaxacct.accountants.tradeoff import (
     gdp_tradeoff,
     group_tradeoff,
     prv_compose,
-    subsampled_gaussian_tradeoff,
     subsampled_gdp_tradeoff,
 )
 
@@ -46,10 +45,10 @@ def test_subsampled_gaussian_numbers():
 
 def test_subsampling_limits():
     np.testing.assert_allclose(
-        subsampled_gaussian_tradeoff(1.0, 1.3, ALPHAS), gdp_tradeoff(ALPHAS, 1.3), atol=1e-12
+        subsampled_gdp_tradeoff(ALPHAS, 1.3, 1.0), gdp_tradeoff(ALPHAS, 1.3), atol=1e-12
     )
     for p, mu in ((0.0, 2.0), (0.3, 0.0)):
-        np.testing.assert_allclose(subsampled_gaussian_tradeoff(p, mu, ALPHAS), 1 - ALPHAS, atol=1e-12)
+        np.testing.assert_allclose(subsampled_gdp_tradeoff(ALPHAS, mu, p), 1 - ALPHAS, atol=1e-12)
     assert Subsampled(Gaussian(1.0), 0.0).delta(0.0) == 0
     assert Subsampled(Gaussian(1.0), 1.0).delta(0.7) == pytest.approx(gdp_delta(0.7, 1.0), rel=1e-12)
 

@@ -14,9 +14,7 @@ import pytest
 
 from jaxacct import individual
 from jaxacct.accountants import tradeoff
-from jaxacct.accountants.tradeoff.curves.groups import group_dp, group_zcdp
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import generic_group_epsilon
-from jaxacct.accountants.tradeoff.last_iterate.renyi import ye_shokri_cyclic_rho, ye_shokri_full_rho
 from jaxacct.cli.commands import tradeoff as command
 from jaxacct.cli.usage import parse
 from jaxacct.individual import filters
@@ -96,8 +94,6 @@ TABLE = {
     "gdp_mu": (tradeoff.gdp_mu, dict(epsilon=ANY, delta=DELTA)),
     "group_gdp": (tradeoff.group_gdp, dict(mu=ANY, g=COUNT)),
     "generic group": (generic_group_epsilon, dict(delta=DELTA, mu=ANY, group_size=COUNT)),
-    "group_dp": (group_dp, dict(epsilon=ANY, delta=(0.0, *DELTA, 1.0), g=COUNT)),
-    "group_zcdp": (group_zcdp, dict(rho=ANY, g=COUNT)),
     "dp_tradeoff": (tradeoff.dp_tradeoff, dict(alpha=SHARE, epsilon=(*ANY, math.inf), delta=SHARE)),
     "subsampled f": (tradeoff.subsampled_gdp_tradeoff, dict(alpha=SHARE, mu=ANY, sampling_prob=SHARE)),
     "subsampled": (
@@ -146,11 +142,6 @@ TABLE = {
             steps=COUNT, stepsize=ANY, noise_std=ANY, grad_sensitivity=ANY, num_examples=COUNT, diameter=ANY
         ),
     ),
-    "cyclic rho": (
-        ye_shokri_cyclic_rho,
-        dict(epochs=COUNT, batches_per_epoch=COUNT, contraction=SHARE, batch_sensitivity=ANY),
-    ),
-    "full rho": (ye_shokri_full_rho, dict(steps=COUNT, contraction=SHARE, slower=SHARE, sensitivity=ANY)),
     "pmf": (tradeoff.participation_pmf, SIZES),
     "filtered pmf": (tradeoff.filtered_participation_pmf, SIZES),
     "general": (
@@ -158,7 +149,10 @@ TABLE = {
         dict(ask=(EPSILON, AT, ("__call__", 0.3), ("rdp", 2.0), ("zcdp",)), sigma=ANY) | SIZES,
     ),
     "calibrate_sigma": (tradeoff.calibrate_sigma, dict(target_epsilon=ANY, target_delta=DELTA) | SIZES),
-    "individual delta": (individual.gdp_delta, dict(mu=ANY, epsilon=(*ANY, *(-x for x in ANY)))),
+    "profile": (
+        lambda epsilon, mu: np.exp(tradeoff.gdp_log_delta(epsilon, mu)),
+        dict(mu=(*ANY, math.inf), epsilon=(*ANY, *(-x for x in ANY))),
+    ),
     "individual step": (
         individual.subsampled_gaussian_delta,
         dict(
@@ -303,15 +297,6 @@ def test_epsilon_is_from_above_where_it_is_large(delta):
     assert tradeoff.gdp_epsilon(delta, 1e155) == math.inf
 
 
-def test_group_privacy_in_logarithms():
-    for epsilon, delta, g in ((100.0, 1e-5, 10), (1e-9, 1e-5, 7), (0.5, 1e-300, 900), (1e-300, 5e-324, 2)):
-        with mpmath.workdps(60):
-            e = mpmath.mpf(epsilon)
-            exact = min(mpmath.mpf(1), mpmath.mpf(delta) * mpmath.expm1(g * e) / mpmath.expm1(e))
-            found = group_dp(epsilon, delta, g)[1]
-            assert exact <= found * (1 + 2.0**-52) and found <= exact * (1 + 1e-8) + 1e-323
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (8.0, 1e-3)])
 def test_filters_of_a_target_admit_no_more(epsilon, delta, dtype):
@@ -327,7 +312,7 @@ def test_filters_of_a_target_admit_no_more(epsilon, delta, dtype):
                 middle = (low + high) / 2
                 admitted = bool(np.all(made.step(state, np.array([middle]).astype(dtype))[1]))
                 low, high = (middle, high) if admitted else (low, middle)
-            assert individual.gdp_delta(float(np.array(low).astype(dtype)), epsilon) <= delta
+            assert individual.gdp_delta(epsilon, float(np.array(low).astype(dtype))) <= delta
             assert low > made.budget_mu * (1 - 1e-6)
         renyi = individual.IndividualRDPFilter.from_epsilon_delta(epsilon, delta, 64)
         most = renyi.budget * (1 + filters.slack(dtype))

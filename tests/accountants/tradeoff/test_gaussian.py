@@ -1,7 +1,5 @@
 """Closed forms of Gaussian differential privacy against numbers, arbitrary precision and each other."""
 
-import jax
-import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
@@ -17,11 +15,11 @@ def test_acceptance_numbers():
     near(tradeoff.gdp_tradeoff(0.05, 1.0), 0.7404889772)
     near(tradeoff.gdp_tradeoff(0.1, 0.5), 0.7827609196)
     near(tradeoff.gdp_tradeoff(0.05, 2.0), 0.3612399687)
-    near(tradeoff.gaussian_tradeoff(1.0, 0.5), 0.1586552539)
+    near(tradeoff.gdp_tradeoff(0.5, 1.0), 0.1586552539)
     near(tradeoff.gdp_tradeoff(tradeoff.gdp_tradeoff(0.3, 1.0), 1.0), 0.3, 1e-12)
     near(tradeoff.gdp_delta([0.0, 1.0, 2.0], 1.0), [0.3829249225, 0.1269367375, 0.0209236358])
     near(tradeoff.gdp_delta(3.0, 2.0), 0.1838130766)
-    near(tradeoff.gdp_to_delta(0.5, 1.0), 0.0068295950)
+    near(tradeoff.gdp_delta(1.0, 0.5), 0.0068295950)
     near(tradeoff.dp_tradeoff([0.1, 0.5], 1.0, 0.1), [0.6281718172, 0.1471517765])
     near(tradeoff.gdp_epsilon(1e-5, [0.5, 1.0, 2.0]), [1.99309140, 4.37717810, 9.99725615])
     near(tradeoff.gdp_mu(8.0, 1e-5), 1.66603060)
@@ -88,7 +86,7 @@ def test_edges():
     assert tradeoff.gdp_to_rdp(2.0, 3.0) == 6
 
 
-def test_jit_and_vmap_agree_with_numpy(x64):
+def test_arrays_are_their_entries():
     mus = np.array([0.01, 0.1, 1.0, 3.0, 40.0])
     for one in (
         lambda m: tradeoff.gdp_log_delta(1.5, m),
@@ -97,25 +95,7 @@ def test_jit_and_vmap_agree_with_numpy(x64):
         lambda m: tradeoff.subsampled_gdp_tradeoff(0.3, m, 0.2),
         lambda m: tradeoff.subsampled_gdp_delta(0.4, m, 0.2),
     ):
-        traced = jax.jit(jax.vmap(one))(jnp.asarray(mus))
-        np.testing.assert_allclose(traced, [one(m) for m in mus], rtol=1e-9)
-
-
-def test_a_curve_is_a_pytree(x64):
-    mus = jnp.array([0.5, 1.0, 2.0])
-    found = jax.jit(jax.vmap(lambda curve: curve.delta(1.0)))(tradeoff.Gaussian(mus))
-    np.testing.assert_allclose(found, tradeoff.gdp_delta(1.0, np.asarray(mus)), rtol=1e-12)
-
-    def of(p, m):
-        return tradeoff.Subsampled(tradeoff.Gaussian(m), p).epsilon(1e-5)
-
-    found = jax.jit(jax.vmap(of))(jnp.array([0.1, 0.5]), jnp.array([1.0, 2.0]))
-    np.testing.assert_allclose(found, [of(0.1, 1.0), of(0.5, 2.0)], rtol=1e-10)
-
-
-def test_float32_is_refused():
-    with pytest.raises(ValueError, match="jax_enable_x64"):
-        tradeoff.gdp_delta(1.0, jnp.float32(1.0))
+        np.testing.assert_allclose(one(mus), [one(m) for m in mus], rtol=1e-9)
 
 
 @pytest.mark.parametrize(

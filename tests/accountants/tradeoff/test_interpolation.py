@@ -25,7 +25,8 @@ from jaxacct.accountants.tradeoff import (
 from jaxacct.accountants.tradeoff.last_iterate.langevin import pure_dp_threshold
 from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import convex_mu
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import contracting_window_mu, convex_window_mu
-from jaxacct.accountants.tradeoff.last_iterate.renyi import METHODS, ye_shokri_cyclic_rho, ye_shokri_full_rho
+from jaxacct.accountants.tradeoff.last_iterate.renyi import METHODS
+from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho, ye_shokri_full_rho
 
 FIGURE_1 = dict(
     stepsize=0.05, noise_std=1.0, grad_sensitivity=1.0, num_examples=10, strong_convexity=1.0, smoothness=10.0

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct import BallsInBins, Poisson, TruncatedBMinSep
 from jaxacct.accountants.tradeoff import (
     GeneralDPSGD,
     ParticipationPMF,
@@ -18,15 +17,14 @@ from jaxacct.accountants.tradeoff import (
     mixture_epsilon,
 )
 from jaxacct.accountants.tradeoff.generalized_dpsgd import mixture_certificate as certificate
-from jaxacct.accountants.tradeoff.generalized_dpsgd.laws import ParticipationLaw, SamplerLaw, SchemeLaw
 from jaxacct.accountants.tradeoff.generalized_dpsgd.mixture_certificate import (
     BLOCK,
     accepts,
     certify_mixture,
     digest,
-    flaws,
     replayed,
 )
+from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SamplerLaw
 from jaxacct.accountants.tradeoff.plan import PLANS, SampledGeneralPlan
 
 SIZES = dict(dataset_size=24, num_microbatches=2, microbatch_size=3, num_epochs=2, sampling="shuffling")
@@ -81,41 +79,7 @@ def test_draws_follow_the_law():
     )
 
 
-def binomial(n, p):
-    from scipy import stats
-
-    return ParticipationPMF(np.arange(n + 1), stats.binom.pmf(np.arange(n + 1), n, p))
-
-
-@pytest.mark.parametrize("clip", ["batch", "individual"])
-def test_schemes_give_laws_for_groups(clip):
-    """Poisson batches and two records: a round is hit with 1 - (1-p)^2, or counts 0, 1, 2 squared."""
-    law = SchemeLaw(Poisson(12, 0.25), 2, clip)
-    drawn = law.draw(KEY, BLOCK)
-    mean = {"batch": 1 - 0.75**2, "individual": 2 * 0.25 * 0.75 + 4 * 0.25**2}[clip]
-    second = {"batch": mean, "individual": 2 * 0.25 * 0.75 + 16 * 0.25**2}[clip]
-    error = 4.9 * np.sqrt(12 * (second - mean**2) / BLOCK)
-    assert abs(drawn.mean() - 12 * mean) < error and drawn.max() <= law.most()
-    if clip == "batch":
-        sigma, epsilon = 4.0, 1.0
-        exact = mixture_delta(epsilon, binomial(12, mean), sigma)
-        evidence = certify_mixture(law, sigma, epsilon, 1.1 * exact, num_samples=16 * BLOCK, key=KEY)
-        assert evidence.num_samples < 16 * BLOCK and not flaws(evidence, law, sigma, epsilon, 1.1 * exact)
-        with pytest.raises(ValueError, match="could not be certified"):
-            certify_mixture(law, sigma, epsilon, 0.99 * exact, num_samples=16 * BLOCK, key=KEY)
-
-
-def test_what_is_no_law_is_refused():
-    assert SchemeLaw(BallsInBins(12, 3), 2, "batch").most() == 8
-    for change, word in (
-        ({"scheme": TruncatedBMinSep.from_batch_size(dataset_size=100, batch_size=10, iterations=12,
-                                                     min_separation=2, max_batch_size=20)}, "never cut"),
-        ({"scheme": "poisson"}, "scheme"),
-        ({"group_size": 0}, "group_size"),
-        ({"clip": "mixed"}, "clip"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=word):
-            SchemeLaw(**dict(scheme=Poisson(12, 0.25), group_size=2, clip="batch") | change)
+def test_bad_arguments_are_refused():
     for change, word in (
         ({"sigma": 0.0}, "sigma"),
         ({"delta": 1.0}, "delta"),
@@ -201,10 +165,8 @@ def test_fit_trains_under_it_and_draws_anew(plan, tmp_path):
     assert train(plan, out=tmp_path / "new", verify=False).steps == 8 and "participations" not in seen
 
 
-class Skewed(ParticipationLaw):
+class Skewed:
     """A law of one value, of which draws may be up to `off` likelier than they are drawn."""
-
-    kind, group_size = "skewed", 1
 
     def __init__(self, off):
         self.off = off
@@ -219,7 +181,7 @@ class Skewed(ParticipationLaw):
         return self.off
 
     def describe(self):
-        return {"kind": self.kind, "off": self.off}
+        return {"kind": "skewed", "off": self.off}
 
 
 def test_errors_of_the_draws_lower_the_threshold():

@@ -11,7 +11,6 @@ import functools
 import math
 from typing import Any
 
-import jax
 import numpy as np
 from dp_accounting.pld import pld_pmf
 
@@ -28,15 +27,13 @@ _SURELY_INFINITE = 1.5 * _MOST_LOSS  # no grid goes further: `_support` grows by
 
 
 def delta_bracket(parts, grid: float | None, epsilon, *, both: bool = True):
-    """`(optimistic, pessimistic)` delta at epsilon of either sign, of `(curve, count)` pairs.
+    """Return `(optimistic, pessimistic)` delta at epsilon of either sign, of `(curve, count)` pairs.
 
     Args:
       parts: distinct curves with their counts.
       grid: natural log; spacing of the losses, chosen from the curves where it is None.
       both: whether the optimistic delta is wanted, too; it is 0 where not.
     """
-    if isinstance(epsilon, jax.Array):
-        raise ValueError("epsilon must be a NumPy value: numerical composition runs on the host")
     eps = np.atleast_1d(np.asarray(epsilon, np.float64))
     if counts_as_infinite(parts, _NEARLY_ONE):
         return plain(np.zeros(np.shape(epsilon))), plain(np.ones(np.shape(epsilon)))
@@ -58,8 +55,8 @@ def delta_bracket(parts, grid: float | None, epsilon, *, both: bool = True):
 
 
 def epsilon_bracket(parts, grid: float | None, delta: float) -> tuple[float, float]:
-    """`(optimistic, pessimistic)` epsilon at delta, of `(curve, count)` pairs."""
-    arrays.check_delta(delta)
+    """Return `(optimistic, pessimistic)` epsilon at delta, of `(curve, count)` pairs."""
+    arrays.open_share("delta", delta)
     if counts_as_infinite(parts, _NEARLY_ONE):
         return 0.0, math.inf
     low, high, shift, slack = _distributions(parts, grid)
@@ -70,9 +67,9 @@ def epsilon_bracket(parts, grid: float | None, delta: float) -> tuple[float, flo
 
 
 def counts_as_infinite(parts, delta: float) -> bool:
-    """Whether losses that count as infinite have more than `delta`, so that epsilon is infinite from above.
+    """Return whether losses that count as infinite have more than `delta`: epsilon is then infinite.
 
-    It spares a composition that would say so after seconds.
+    It spares a composition of seconds.
     """
     log_finite = 0.0
     for part, times in parts:
@@ -82,7 +79,7 @@ def counts_as_infinite(parts, delta: float) -> bool:
 
 
 def tradeoff_from_below(parts, grid: float | None, alpha):
-    """The largest line over a fixed set of epsilons: any set gives a lower bound on f."""
+    """Return the largest line over a fixed set of epsilons: any set gives a lower bound on f."""
     eps = np.concatenate([-np.geomspace(60, 1e-4, 1500), [0.0], np.geomspace(1e-4, 60, 1500)])
     delta = delta_bracket(parts, grid, eps, both=False)[1]
     lines = 1 - delta - np.exp(eps) * np.asarray(alpha, np.float64)[..., None]
@@ -90,7 +87,7 @@ def tradeoff_from_below(parts, grid: float | None, alpha):
 
 
 def _dense(pmf):
-    """One kind for all: dp-accounting composes no two kinds, and makes sparse ones of few losses."""
+    """Return a dense PMF: dp-accounting composes no two kinds, and makes sparse ones of few losses."""
     return pmf if isinstance(pmf, pld_pmf.DensePLDPmf) else pmf.to_dense_pmf()
 
 
@@ -105,7 +102,7 @@ def _deltas(pmf, epsilons: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _distributions(parts, grid):
-    """`(optimistic PMF, pessimistic PMF, shift of the optimistic one, slack in delta)`."""
+    """Return `(optimistic PMF, pessimistic PMF, shift of the optimistic one, slack in delta)`."""
     count = sum(times for _, times in parts)
     if count > _MOST_COUNT:
         raise ValueError(f"count must be at most {_MOST_COUNT} to be composed numerically, was {count}")
@@ -138,8 +135,7 @@ def _distributions(parts, grid):
 
 
 def _spacing(parts) -> float:
-    """A thirtieth of the smallest deviation of one loss, between 1e-6 and 1e-3, or what keeps the grid
-    short."""
+    """Return a thirtieth of the smallest deviation of one loss, in [1e-6, 1e-3], or more for a short grid."""
     steps, span, variance = [1e3], 0.0, 0.0
     for part, times in parts:
         low, high = _support(part, 1e-16)
@@ -160,7 +156,7 @@ def _spacing(parts) -> float:
 
 
 def _support(part: Any, mass: float) -> tuple[float, float]:
-    """Losses beyond which at most `mass` of Q lies on either side, infinite and very large ones apart."""
+    """Return losses beyond which at most `mass` of Q lies on either side, without very large ones."""
     infinite = float(part.survival(1e6)[0])
 
     def beyond(eps):
@@ -170,14 +166,10 @@ def _support(part: Any, mass: float) -> tuple[float, float]:
         return 1 - float(part.survival(eps)[0]) > max(mass, 1e-16)
 
     high, low = 1e-3, -1e-3
-    while beyond(high):
+    while high <= _MOST_LOSS and beyond(high):
         high *= 1.5
-        if high > _MOST_LOSS:
-            break
-    while below(low):
+    while low >= -_MOST_LOSS and below(low):
         low *= 1.5
-        if low < -_MOST_LOSS:
-            break
     return low, high
 
 
@@ -188,7 +180,7 @@ def _pessimistic(part: Any, step: float, cells: int):
 
 
 def _optimistic(part: Any, step: float, cells: int, times: int):
-    """A PMF of merged cells, and how far below its grid point a merged loss may lie."""
+    """Return a PMF of merged cells, and how far below its grid point a merged loss may lie."""
     edges = (np.arange(-cells - 1, cells + 1) + 0.5) * step
     above_q, above_p = (np.asarray(side, np.float64) for side in part.survival(edges))
     q, p = -np.diff(above_q), -np.diff(above_p)

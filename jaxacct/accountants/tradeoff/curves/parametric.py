@@ -1,29 +1,23 @@
 """Curves besides Gaussian ones: (epsilon, delta), mixtures, sampled mechanisms, several guarantees."""
 
 import functools
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays, gaussian
-from jaxacct.accountants.tradeoff.curves.arrays import library, plain
-from jaxacct.accountants.tradeoff.curves.curves import (
-    Gaussian,
-    TradeOff,
-    curve,
-    log_or_minus_infinity,
-    rdp_of_profile,
-)
-from jaxacct.accountants.tradeoff.curves.subsampling import (
-    amplified_epsilon,
-    check_share,
-    subsampled_gdp_tradeoff,
-)
+from jaxacct.accountants.tradeoff.curves.arrays import bisect, log_of_positive, plain
+from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
+from jaxacct.accountants.tradeoff.curves.subsampling import amplified_epsilon, subsampled_gdp_tradeoff
 
 _MOST = 700.0  # natural log: e^700 is still a float64
+_LARGEST_MU = 1e8
 
 
-@curve("eps", "mass")
+@dataclass(frozen=True)
 class EpsilonDelta(TradeOff):
     """f_{eps, delta}: what an (eps, delta)-DP mechanism guarantees; `mass` is its delta."""
 
@@ -33,32 +27,34 @@ class EpsilonDelta(TradeOff):
     symmetric = True
 
     def __post_init__(self):
-        arrays.check_epsilon(self.eps)
-        arrays.check("delta", self.mass, "in [0, 1]", lambda d: (d >= 0) & (d <= 1))
+        arrays.nonnegative("epsilon", self.eps)
+        arrays.share("delta", self.mass)
 
     def log_delta(self, epsilon):
-        xp, _, (e, eps, mass) = library(epsilon, self.eps, self.mass)
         # Randomised response beside a mass of infinite loss; H of either sign.
-        up, down = _responses(xp, eps)
-        e = xp.minimum(e, _MOST)
-        held = -up * xp.expm1(xp.minimum(0.0, e - eps)) - down * xp.expm1(xp.minimum(0.0, e + eps))
-        return plain(log_or_minus_infinity(xp, mass + (1 - mass) * held))
+        up, down = self._responses
+        e = np.minimum(epsilon, _MOST)
+        held = -up * np.expm1(np.minimum(0.0, e - self.eps)) - down * np.expm1(np.minimum(0.0, e + self.eps))
+        return plain(log_of_positive(self.mass + (1 - self.mass) * held))
 
     def survival(self, epsilon):
-        xp, _, (e, eps, mass) = library(epsilon, self.eps, self.mass)
-        up, down = _responses(xp, eps)
-        q = mass + (1 - mass) * (up * (eps > e) + down * (-eps > e))
-        p = (1 - mass) * (down * (eps > e) + up * (-eps > e))
-        return plain(q), plain(p)
+        up, down = self._responses
+        likely, other = np.greater(self.eps, epsilon), np.greater(-self.eps, epsilon)
+        q = self.mass + (1 - self.mass) * (up * likely + down * other)
+        return plain(q), plain((1 - self.mass) * (down * likely + up * other))
+
+    @property
+    def _responses(self):
+        """Probabilities of the likelier and the other answer of randomised response."""
+        other = np.exp(-np.asarray(self.eps, np.float64))
+        return 1 / (1 + other), other / (1 + other)
 
     def __call__(self, alpha):
         return gaussian.dp_tradeoff(alpha, self.eps, self.mass)
 
     def rdp(self, order):
-        arrays.check("order", order, "above 1", lambda a: a > 1)
-        _, _, (a, eps) = library(order, self.eps)
-        # Divergences grow with the order: near 1 one a little larger is taken, which costs no digits.
-        a = np.maximum(a, 1 + 2.0**-20)
+        # Divergences grow with the order: near 1 an order a little larger is taken, which costs no digits.
+        a, eps = np.maximum(arrays.order(order), 1 + 2.0**-20), self.eps
         value = eps + (np.log1p(np.exp((1 - 2 * a) * eps)) - np.log1p(np.exp(-eps))) / (a - 1)
         return np.inf if self.mass > 0 else plain(value)
 
@@ -66,16 +62,9 @@ class EpsilonDelta(TradeOff):
         return np.inf if self.mass > 0 else plain(np.asarray(self.eps, np.float64) ** 2 / 2)
 
 
-def _responses(xp, eps):
-    """Probabilities of the likelier and the other answer of randomised response."""
-    other = xp.exp(-eps)
-    return 1 / (1 + other), other / (1 + other)
-
-
-@curve("weights", "parts")
+@dataclass(frozen=True)
 class Mixture(TradeOff):
-    """A mechanism that runs part i with probability `weights[i]` and shows which (arXiv 2212.05796, lemma
-    B.1).
+    """A mechanism that runs part i with probability `weights[i]` and reveals i (arXiv 2212.05796, lemma B.1).
 
     `f(alpha) = inf {sum w_i f_i(alpha_i) : sum w_i alpha_i = alpha}`, whose profile is the weighted mean of
     the parts'. For an adversary who does not see i it is a lower bound.
@@ -85,9 +74,7 @@ class Mixture(TradeOff):
     parts: tuple[TradeOff, ...]
 
     def __post_init__(self):
-        if any(arrays.is_placeholder(weight) for weight in self.weights):
-            return
-        arrays.check("weights", list(self.weights), "at least 0", lambda w: w >= 0)
+        arrays.checked("weights", list(self.weights), "at least 0", lambda w: w >= 0)
         if len(self.weights) != len(self.parts) or abs(sum(self.weights) - 1) > 1e-9:
             raise ValueError(f"weights must be one a part and sum to 1, were {self.weights!r}")
 
@@ -96,9 +83,8 @@ class Mixture(TradeOff):
         return all(part.symmetric for part in self.parts)
 
     def log_delta(self, epsilon):
-        xp, _, _ = library(*self.weights, epsilon)
-        terms = [w * xp.exp(p.log_delta(epsilon)) for w, p in zip(self.weights, self.parts, strict=True)]
-        return plain(log_or_minus_infinity(xp, sum(terms)))
+        terms = [w * np.exp(p.log_delta(epsilon)) for w, p in zip(self.weights, self.parts, strict=True)]
+        return plain(log_of_positive(sum(terms)))
 
     def survival(self, epsilon):
         pairs = [part.survival(epsilon) for part in self.parts]
@@ -115,7 +101,7 @@ class Mixture(TradeOff):
         return max(part.zcdp() for w, part in zip(self.weights, self.parts, strict=True) if w > 0)
 
 
-@curve("part", "sampling_prob")
+@dataclass(frozen=True)
 class Subsampled(TradeOff):
     """`C_p(f)`: the symmetric f on a fixed-size sample of a share p, without replacement."""
 
@@ -125,34 +111,27 @@ class Subsampled(TradeOff):
     symmetric = True
 
     def __post_init__(self):
-        if not isinstance(self.part, TradeOff):
-            return  # JAX rebuilds pytrees around placeholders
-        check_share(self.sampling_prob)
+        arrays.share("sampling_prob", self.sampling_prob)
         if not self.part.symmetric:
             raise ValueError("part must be symmetric to be subsampled; use symmetrized() first")
 
     def log_delta(self, epsilon):
-        xp, _, (epsilon, p) = library(epsilon, self.sampling_prob)
-        share = xp.where(p > 0, p, 1.0)
-        size = xp.abs(epsilon)
-        inner = library(self.part.log_delta(amplified_epsilon(size, share)))[2][0]
-        value = xp.where(p > 0, xp.log(share) + inner, -xp.inf)
-        negative = log_or_minus_infinity(xp, -xp.expm1(-size) + xp.exp(-size + value))
-        return plain(xp.where(epsilon < 0, negative, value))
+        epsilon, p = np.asarray(epsilon, np.float64), np.asarray(self.sampling_prob, np.float64)
+        share, size = np.where(p > 0, p, 1.0), np.abs(epsilon)
+        inner = self.part.log_delta(amplified_epsilon(size, share))
+        value = np.where(p > 0, np.log(share) + inner, -np.inf)
+        return plain(np.where(epsilon < 0, gaussian.mirrored_log_delta(size, value), value))
 
     def survival(self, epsilon):
-        xp, _, (epsilon, p) = library(epsilon, self.sampling_prob)
-        share = xp.where(p > 0, p, 1.0)
-        size = xp.abs(epsilon)
-        up, down = map(lambda side: library(side)[2][0], self.part.survival(amplified_epsilon(size, share)))
+        epsilon, p = np.asarray(epsilon, np.float64), np.asarray(self.sampling_prob, np.float64)
+        share = np.where(p > 0, p, 1.0)
+        up, down = self.part.survival(amplified_epsilon(np.abs(epsilon), share))
         # Beyond epsilon >= 0: Q = p Q' + (1-p) P', P = P'. Below it the two change places.
-        q, p_ = share * up + (1 - share) * down, down
-        q = xp.where(p > 0, q, 0.0)
-        p_ = xp.where(p > 0, p_, 0.0)
-        at_or_above = 1 - p_, 1 - q
-        return tuple(
-            plain(xp.where(epsilon < 0, swapped, own))
-            for own, swapped in zip((q, p_), at_or_above, strict=True)
+        above_q = np.where(p > 0, share * up + (1 - share) * down, 0.0)
+        above_p = np.where(p > 0, down, 0.0)
+        return (
+            plain(np.where(epsilon < 0, 1 - above_p, above_q)),
+            plain(np.where(epsilon < 0, 1 - above_q, above_p)),
         )
 
     def __call__(self, alpha):
@@ -160,14 +139,11 @@ class Subsampled(TradeOff):
             return subsampled_gdp_tradeoff(alpha, self.part.mu, self.sampling_prob)
         return super().__call__(alpha)
 
-    def rdp(self, order):
-        return rdp_of_profile(self, order)
-
     def zcdp(self):
         return self.part.zcdp()  # a sample of a mechanism is no less private than the mechanism
 
 
-@curve("parts")
+@dataclass(frozen=True)
 class Best(TradeOff):
     """Several guarantees of one mechanism at once: the smallest of their profiles."""
 
@@ -178,8 +154,7 @@ class Best(TradeOff):
         return all(part.symmetric for part in self.parts)
 
     def log_delta(self, epsilon):
-        xp, _, _ = library(epsilon)
-        return functools.reduce(xp.minimum, [part.log_delta(epsilon) for part in self.parts])
+        return functools.reduce(np.minimum, [part.log_delta(epsilon) for part in self.parts])
 
     def epsilon(self, delta):
         return functools.reduce(np.minimum, [part.epsilon(delta) for part in self.parts])
@@ -189,3 +164,97 @@ class Best(TradeOff):
 
     def zcdp(self):
         return min(part.zcdp() for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianMixture(TradeOff):
+    """Gaussian curves mixed with the index revealed (arXiv 2212.05796, lemma B.5).
+
+    Attributes:
+      mus, weights: G_{mus[i]} has the probability weights[i].
+      lost: probability of no privacy at all.
+    """
+
+    mus: np.ndarray
+    weights: np.ndarray
+    lost: float = 0.0
+
+    symmetric = True
+
+    def __post_init__(self):
+        arrays.nonnegative("mus", self.mus)
+        arrays.checked("weights", self.weights, "at least 0", lambda w: w >= 0)
+        arrays.share("lost", self.lost)
+        if np.shape(self.mus) != np.shape(self.weights) or np.ndim(self.mus) != 1:
+            raise ValueError(
+                f"weights must be as many as mus, had shape {np.shape(self.weights)} for {np.shape(self.mus)}"
+            )
+        total = math.fsum(np.asarray(self.weights, float)) + float(self.lost)
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"weights must sum to 1 with lost, summed to {total!r}")
+
+    def __eq__(self, other):
+        return type(other) is GaussianMixture and self._bytes == other._bytes
+
+    def __hash__(self):
+        return hash(self._bytes)
+
+    @property
+    def _bytes(self) -> bytes:
+        """All numbers: equality of arrays as one truth value."""
+        return np.concatenate(
+            [np.ravel(x).astype(float) for x in (self.mus, self.weights, self.lost)]
+        ).tobytes()
+
+    def log_delta(self, epsilon):
+        parts = gaussian.gdp_log_delta(np.asarray(epsilon, np.float64)[..., None], self.mus)
+        total = np.sum(self.weights * np.exp(parts), axis=-1) + self.lost
+        return plain(np.log(np.where(total > 0, total, 1e-323)))
+
+    def survival(self, epsilon):
+        pairs = Gaussian(self.mus).survival(np.asarray(epsilon, np.float64)[..., None])
+        q, p = ((self.weights * side).sum(axis=-1) for side in pairs)
+        return plain(q + self.lost), plain(p)
+
+    def __call__(self, alpha):
+        """Return the infimum over splits of alpha: one multiplier Lambda for all parts.
+
+        For a part with mu > 0, `alpha_i = Phi(-(Lambda/mu + mu/2))`, `f_i = Phi(Lambda/mu - mu/2)`; a part
+        with mu = 0 pays alpha for f at slope -1, all at once at Lambda = 0 (the paper divides by zero there).
+        """
+        alpha, mus = arrays.share("alpha", alpha), np.asarray(self.mus, np.float64)
+        # Type II errors of a mu this large are 0 in float64: no privacy.
+        lost = self.lost + np.sum(np.where(mus > _LARGEST_MU, self.weights, 0.0))
+        real = (mus > 0) & (mus <= _LARGEST_MU)
+        m, w = np.where(real, mus, 1.0), np.where(real, self.weights, 0.0)
+        none = np.sum(np.where(mus > 0, 0.0, self.weights))
+
+        def level(lagrange):
+            return np.sum(w * special.ndtr(-(lagrange[..., None] / m + m / 2)), axis=-1)
+
+        def power(lagrange):
+            return np.sum(w * special.ndtr(lagrange[..., None] / m - m / 2), axis=-1)
+
+        zero = np.zeros_like(alpha)
+        kink = level(zero)
+        # Above the kink the parts with mu = 0 have paid all they can: solve for the rest of alpha.
+        wanted = np.where(alpha < kink, alpha, np.maximum(alpha - none, 0.0))
+        flat = (alpha >= kink) & (alpha <= kink + none)
+        most = np.max(m) ** 2 / 2 + 40 * np.max(m) + 1
+        low, high = bisect(lambda lagrange: level(lagrange) > wanted, zero - most, zero + most)
+        solved = power((low + high) / 2) + np.where(alpha < kink, none, 0.0)
+        value = np.where(flat, power(zero) + none - (alpha - kink), solved)
+        value = np.where(alpha <= 0, 1.0 - lost, np.where(alpha >= 1 - lost, 0.0, value))
+        return plain(np.clip(value, 0.0, 1.0))
+
+    def rdp(self, order):
+        order = float(arrays.order(order))
+        if self.lost > 0:
+            return float("inf")
+        logs = (
+            np.log(np.where(self.weights > 0, self.weights, 1e-323)) + order * (order - 1) * self.mus**2 / 2
+        )
+        return float(np.logaddexp.reduce(logs) / (order - 1))
+
+    def zcdp(self):
+        return float("inf") if self.lost > 0 else float(np.max(self.mus[self.weights > 0]) ** 2 / 2)

@@ -1,4 +1,4 @@
-"""What a number is about: every result says who it holds against, and how sure it is."""
+"""The terms of a result: the adversary it holds against, and whether it is exact, a bound or an estimate."""
 
 from dataclasses import asdict, dataclass
 
@@ -28,29 +28,16 @@ class Terms:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, was {self.kind!r}")
 
     def to_json(self) -> dict:
-        """As JSON values."""
+        """Return the fields as JSON values."""
         return asdict(self)
-
-    def lines(self) -> list[str]:
-        """For people."""
-        return [f"{name.replace('_', ' '):<22}{value}" for name, value in asdict(self).items()]
-
-
-SAMPLING_REVEALED = "sampling-revealed"
-LAST_ITERATE = "last-iterate"
 
 
 def sampling_revealed(group_size: int, kind: str) -> Terms:
-    """Terms of generalised DP-SGD (arXiv 2212.05796)."""
-    return Terms(
-        SAMPLING_REVEALED,
-        "replace",
-        group_size,
-        "noise std = 2 x clip_norm x sigma on the sum of clipped terms",
-        kind,
-    )
+    """Return the terms of generalised DP-SGD (arXiv 2212.05796)."""
+    convention = "noise std = 2 x clip_norm x sigma on the sum of clipped terms"
+    return Terms("sampling-revealed", "replace", group_size, convention, kind)
 
 
 def last_iterate(kind: str) -> Terms:
-    """Terms of noisy gradient descent with hidden iterates (arXiv 2403.00278)."""
-    return Terms(LAST_ITERATE, "replace-one", 1, "noise std on the mean gradient of a batch", kind)
+    """Return the terms of noisy gradient descent with hidden iterates (arXiv 2403.00278)."""
+    return Terms("last-iterate", "replace-one", 1, "noise std on the mean gradient of a batch", kind)

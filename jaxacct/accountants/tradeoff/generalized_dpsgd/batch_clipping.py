@@ -1,19 +1,21 @@
 """Accounting for generalised DP-SGD: shuffled or fixed-size batches; individual, batch or mixed clipping.
 
-Sound against an adversary who sees the sampling, and so against every weaker one. There is no
-amplification: an accountant that hides the sampling gives a far smaller epsilon where it applies (arXiv
-2212.05796 says so itself).
+Sound against an adversary who sees the sampling, and so against every weaker one. With the participations
+revealed, `delta(eps) = E_c delta_{G_{c/sigma}}(eps)`: hockey-stick divergences average (`GaussianMixture`).
+There is no amplification: an accountant that hides the sampling gives a far smaller epsilon where it applies
+(arXiv 2212.05796 says so itself).
 """
 
+import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon
-from jaxacct.accountants.tradeoff.curves.mixtures import GaussianMixture, mixture_curve, mixture_epsilon
+from jaxacct.accountants.tradeoff.curves.parametric import GaussianMixture
 from jaxacct.accountants.tradeoff.curves.terms import Terms, sampling_revealed
 from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
     ParticipationPMF,
@@ -21,6 +23,7 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
     participation_pmf,
 )
 from jaxacct.common import validate as _validate
+from jaxacct.statistics import roots
 
 _MAX_LOG = 69.0  # of sigma, whose range is that of `_validate.scale`
 
@@ -46,14 +49,7 @@ class GeneralDPSGD:
     group_size: int = 1
 
     def __post_init__(self):
-        check_sizes(
-            self.dataset_size,
-            self.num_microbatches,
-            self.microbatch_size,
-            self.num_epochs,
-            self.group_size,
-            self.sampling,
-        )
+        check_sizes(**dataclasses.asdict(self))
 
     @property
     def clip(self) -> str:
@@ -68,70 +64,89 @@ class GeneralDPSGD:
         return self.dataset_size // (self.num_microbatches * self.microbatch_size)
 
     def pmf(self) -> ParticipationPMF:
-        """The exact law of c^2."""
-        return participation_pmf(
-            self.dataset_size,
-            self.num_microbatches,
-            self.microbatch_size,
-            self.num_epochs,
-            self.group_size,
-            self.sampling,
-        )
+        """Return the exact law of c^2."""
+        return participation_pmf(**dataclasses.asdict(self))
 
     def most(self) -> int:
-        """The largest possible c^2."""
-        m, g, s = self.num_microbatches, self.group_size, self.microbatch_size
+        """Return the largest possible c^2."""
+        m, g = self.num_microbatches, self.group_size
         if self.sampling == "subsampling":
             return self.num_epochs * self.rounds_per_epoch * min(m, g) ** 2
-        if m == 1:
-            return self.num_epochs * min(g, self.rounds_per_epoch)
         # g records hit at most g terms in all, at most m in a round: full rounds first.
         full, rest = divmod(min(g, m * self.rounds_per_epoch), m)
-        del s
         return self.num_epochs * (full * m * m + rest * rest)
 
     def curve(self, sigma: float) -> GaussianMixture:
-        """The exact trade-off function with the sampling revealed."""
+        """Return the exact trade-off function with the sampling revealed."""
         return mixture_curve(self.pmf(), sigma)
 
     def worst_case(self, sigma: float) -> Gaussian:
-        """G of the largest c: looser, without a law."""
-        arrays.check_scale("sigma", sigma)
+        """Return G of the largest c: looser, without a law."""
+        arrays.scale("sigma", sigma)
         return Gaussian(math.sqrt(self.most()) / sigma)
 
     def epsilon(self, delta: float, sigma: float) -> float:
-        """Epsilon at delta."""
+        """Return epsilon at delta."""
         return mixture_epsilon(delta, self.pmf(), sigma)
 
     def terms(self) -> Terms:
-        """Who it holds against."""
+        """Return the adversary and adjacency of the guarantee."""
         return sampling_revealed(self.group_size, "exact")
 
     def warnings(self, epsilon: float, delta: float) -> list[str]:
-        """What a reader must know next to the number."""
+        """Return what a reader must know next to the number."""
         found = []
         if epsilon > 10:
             found.append(f"epsilon {epsilon:.3g} is above 10: hardly a guarantee")
         if delta >= 1 / self.dataset_size:
             found.append(f"delta {delta:g} is at least 1/dataset_size: one record may be published outright")
-        if self.sampling == "subsampling":
-            found.append(
-                "no amplification: the adversary sees the batches; an accountant that hides them gives a far "
-                "smaller epsilon"
-            )
-        else:
-            found.append("no amplification: shuffled batches must not be accounted for as Poisson batches")
-        return found
+        why = {
+            "subsampling": "the adversary sees the batches; an accountant that hides them gives a far "
+            "smaller epsilon",
+            "shuffling": "shuffled batches must not be accounted for as Poisson batches",
+        }
+        return [*found, f"no amplification: {why[self.sampling]}"]
 
     def relative_noise(self, sigma: float) -> float:
-        """Noise of the mean of a round's clipped terms, relative to the clip norm: `2 sigma / m`."""
+        """Return the noise of the mean clipped term over the clip norm: `2 sigma / m`."""
         return 2 * sigma / self.num_microbatches
+
+
+def mixture_curve(pmf: ParticipationPMF, sigma: float) -> GaussianMixture:
+    """Return the exact trade-off function with the participations revealed; `sigma` relative to 2 C."""
+    arrays.scale("sigma", sigma)
+    if not isinstance(pmf, ParticipationPMF):
+        raise ValueError(f"pmf must be a ParticipationPMF, was {type(pmf).__name__}")
+    return GaussianMixture(np.sqrt(pmf.squared_sensitivity) / sigma, pmf.prob, pmf.truncated_mass)
+
+
+def mixture_tradeoff(alpha, pmf: ParticipationPMF, sigma: float):
+    """Return `f(alpha)` of `mixture_curve`; NOT the average of the parts' trade-offs, which is larger."""
+    return mixture_curve(pmf, sigma)(alpha)
+
+
+def mixture_delta(epsilon, pmf: ParticipationPMF, sigma: float):
+    """Return `delta(epsilon)` of `mixture_curve`, epsilon >= 0; truncated mass of the law is delta."""
+    return mixture_curve(pmf, sigma).delta(epsilon)
+
+
+def mixture_epsilon(delta, pmf: ParticipationPMF, sigma: float):
+    """Return the least epsilon >= 0 with `mixture_delta <= delta`.
+
+    Raises:
+      ValueError: where no epsilon suffices, because the truncated mass alone exceeds delta.
+    """
+    if not np.all(arrays.open_share("delta", delta) > pmf.truncated_mass):
+        raise ValueError(
+            f"delta must be above the truncated mass {pmf.truncated_mass:.3g} of the pmf, was {delta!r}"
+        )
+    return mixture_curve(pmf, sigma).epsilon(delta)
 
 
 def shuffled_batch_clip_mu(
     num_epochs: int, group_size: int, sigma: float, num_rounds_per_epoch: int | None = None
 ) -> float:
-    """`sqrt(min(g, R) E) / sigma`: shuffling with batch clipping for any group; tight for one record."""
+    """Return `sqrt(min(g, R) E) / sigma`: shuffling with batch clipping; tight for one record."""
     E = _validate.positive_integer("num_epochs", num_epochs)
     g = _validate.positive_integer("group_size", group_size)
     _validate.scale("sigma", sigma)
@@ -151,10 +166,10 @@ def calibrate_sigma(
     group_size: int = 1,
     sampling: str = "shuffling",
 ) -> float:
-    """The least sigma (noise std over 2 x clip norm) with delta(target_epsilon) <= target_delta, from above.
+    """Return the least sigma (noise std over 2 C) with delta(target_epsilon) <= target_delta, rounded up.
 
     Raises:
-      ValueError: where no sigma will do, because the truncated mass alone exceeds target_delta.
+      ValueError: where no sigma suffices, because the truncated mass alone exceeds target_delta.
     """
     epsilon, delta = _validate.calibration_target(
         "target_epsilon", target_epsilon, "target_delta", target_delta
@@ -165,61 +180,17 @@ def calibrate_sigma(
             f"target_delta must be above {pmf.truncated_mass:.3g}, the truncated mass, was {delta:g}"
         )
 
-    def log_delta(log_sigma: float) -> float:
-        return float(mixture_curve(pmf, math.exp(log_sigma)).log_delta(epsilon))
+    def is_enough(log_sigma: float) -> bool:
+        return mixture_curve(pmf, math.exp(log_sigma)).log_delta(epsilon) <= math.log(delta)
 
-    low = high = 0.0
-    while log_delta(high) > math.log(delta):
-        high += 2.0
-        if high > _MAX_LOG:
-            raise ValueError(
-                f"target_delta must be one that sigma {math.exp(_MAX_LOG):.3g} reaches, was {delta!r}"
-            )
-    while log_delta(low) <= math.log(delta):
-        low -= 2.0
-        if low < -_MAX_LOG:
-            return math.exp(low + 2.0)
-    while high - low > 1e-13 * max(1.0, abs(high)):
-        middle = (low + high) / 2
-        low, high = (middle, high) if log_delta(middle) > math.log(delta) else (low, middle)
-        if middle in (low, high) and math.nextafter(low, high) >= high:
-            break
-    return math.exp(high)
+    low, high = roots.bracket(is_enough, 0.0, 2.0, lowest=-_MAX_LOG, highest=_MAX_LOG)
+    if high == math.inf:
+        raise ValueError(
+            f"target_delta must be one that sigma {math.exp(_MAX_LOG):.3g} reaches, was {delta!r}"
+        )
+    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-13)[1])
 
 
 def generic_group_epsilon(delta: float, mu: float, group_size: int) -> float:
-    """Epsilon of the generic rule, `G_{g mu}`: what group privacy costs without the mechanism's own law."""
+    """Return epsilon by `G_{g mu}`: the cost of group privacy without the mechanism's own law."""
     return float(gdp_epsilon(delta, mu * group_size))
-
-
-@dataclass(frozen=True)
-class MonteCarloDelta:
-    """An estimate of delta and an upper limit for it. Only the limit may be released."""
-
-    estimate: float
-    upper_confidence_bound: float
-    standard_error: float
-    confidence: float
-    num_samples: int
-    terms: Terms = field(default_factory=lambda: sampling_revealed(1, "certified"))
-
-    def __iter__(self):
-        return iter((self.estimate, self.upper_confidence_bound))
-
-
-def upper_mean(values: np.ndarray, confidence: float) -> float:
-    """Upper limit for a mean of independent values in [0, 1]: the lesser of Hoeffding's and empirical
-    Bernstein's.
-
-    Each holds with half of the failure probability (Maurer and Pontil 2009, theorem 4).
-    """
-    n = len(values)
-    if n < 2 or not (values.min() >= 0 and values.max() <= 1):
-        raise ValueError(f"values must be at least two numbers in [0, 1], were {n}")
-    log = math.log(2 / (1 - confidence))
-    mean, variance = math.fsum(values) / n, float(np.var(values, ddof=1))
-    hoeffding = mean + math.sqrt(log / (2 * n))
-    bernstein = (
-        mean + math.sqrt(2 * variance * (log + math.log(2)) / n) + 7 * (log + math.log(2)) / (3 * (n - 1))
-    )
-    return min(1.0, hoeffding, bernstein)

@@ -1,10 +1,10 @@
-"""A mixture over a participation law certified by draws of it: the Monte Carlo twin of `mixture_delta`.
+"""Certify a mixture over a participation law by samples of it: the Monte Carlo twin of `mixture_delta`.
 
-With the batches shown a run has `delta(eps) = E delta_{G_{c/sigma}}(eps)`, a mean of numbers between 0 and
-that of the largest c. Draws of c^2 test that it is at most delta_v by the anytime rule of
-`statistics.bounds`, with bets fixed beforehand; a law that has it not is accepted with a probability of at
+With the batches revealed a run has `delta(eps) = E delta_{G_{c/sigma}}(eps)`, a mean of numbers between 0 and
+that of the largest c. Samples of c^2 test that it is at most delta_v by the anytime rule of
+`statistics.bounds`, with bets fixed beforehand; a law with a larger mean is accepted with a probability of at
 most q, and `delta_v + q (1 - delta_v)` is the guarantee (arXiv 2602.09338, theorem A.1). Only counts of c^2
-are stored: everything else is computed again.
+are stored: everything else is recomputed.
 """
 
 import hashlib
@@ -16,12 +16,12 @@ import jax
 import numpy as np
 
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.accountants.tradeoff.generalized_dpsgd.laws import ParticipationLaw
+from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SamplerLaw
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import to_json
 from jaxacct.common.progress import Progress
 from jaxacct.kernels import randomness
-from jaxacct.statistics import bounds
+from jaxacct.statistics import bounds, roots
 from jaxacct.statistics.bounds import Budget
 
 BLOCK = 4096
@@ -30,7 +30,7 @@ _PILOT, _DRAWS = 0, 1
 
 @dataclass(frozen=True)
 class MixtureEvidence:
-    """Draws of a participation law.
+    """Samples of a participation law.
 
     Attributes:
       target: digest of the law, sigma, epsilon and delta that they were drawn for.
@@ -63,16 +63,14 @@ class MixtureEvidence:
         return sum(number for _, number in self.counts)
 
 
-def digest(law: ParticipationLaw, sigma: float, epsilon: float, delta: float) -> str:
-    """SHA-256 of what draws are about."""
+def digest(law: SamplerLaw, sigma: float, epsilon: float, delta: float) -> str:
+    """Return the SHA-256 of the claim that samples were drawn for."""
     described = {"law": law.describe(), "sigma": sigma, "epsilon": epsilon, "delta": delta}
     return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()
 
 
-def flaws(
-    evidence: MixtureEvidence, law: ParticipationLaw, sigma: float, epsilon: float, delta: float
-) -> list:
-    """Why the draws do not show (epsilon, delta) for this law and noise, a line each; empty if they do."""
+def flaws(evidence: MixtureEvidence, law: SamplerLaw, sigma: float, epsilon: float, delta: float) -> list:
+    """Return why the samples do not show (epsilon, delta) for this law and noise; empty if they do."""
     if evidence.target != digest(law, sigma, epsilon, delta):
         return ["it is about another law, noise, epsilon or delta"]
     if evidence.counts[-1][0] > law.most():
@@ -80,15 +78,15 @@ def flaws(
     return [] if accepts(evidence.counts, law, sigma, epsilon, delta) else ["the draws do not show delta"]
 
 
-def accepts(counts, law: ParticipationLaw, sigma: float, epsilon: float, delta: float) -> bool:
-    """Whether draws `(c^2, number)` prove `delta(epsilon) <= delta`, failure probability included."""
+def accepts(counts, law: SamplerLaw, sigma: float, epsilon: float, delta: float) -> bool:
+    """Return whether samples `(c^2, number)` prove `delta(epsilon) <= delta`, with failure probability."""
     return _Test(law, sigma, epsilon, delta).accepts(counts)
 
 
 class _Test:
-    """Of `mean of delta_{G_{c/sigma}}(epsilon) <= delta_v`, in units of the largest term."""
+    """Test of `mean of delta_{G_{c/sigma}}(epsilon) <= delta_v`, in units of the largest term."""
 
-    def __init__(self, law: ParticipationLaw, sigma: float, epsilon: float, delta: float):
+    def __init__(self, law: SamplerLaw, sigma: float, epsilon: float, delta: float):
         self._sigma, self._epsilon, self._budget = sigma, epsilon, Budget.split(delta)
         self._scale = max(float(gdp_delta(epsilon, math.sqrt(law.most()) / sigma)), 1e-300)
         self._theta = self._budget.delta_v / (self._scale * (1 + law.draw_error()))
@@ -104,17 +102,17 @@ class _Test:
         return bounds.hopeless(self._terms(counts), self._theta)
 
     def _terms(self, counts) -> np.ndarray:
-        """The histogram of terms, each rounded up, over `bounds.TERM_EDGES`."""
+        """Return the histogram of terms, each rounded up, over `bounds.TERM_EDGES`."""
         values = np.array([value for value, _ in counts], float)
-        deltas = np.atleast_1d(gdp_delta(self._epsilon, np.sqrt(values) / self._sigma))
+        deltas = gdp_delta(self._epsilon, np.sqrt(values) / self._sigma)
         found = np.zeros(len(bounds.TERM_EDGES), np.int64)
         for one, (_, number) in zip(deltas, counts, strict=True):
-            found += number * bounds.bin_terms([min(1.0, float(one) / self._scale * (1 + 1e-9))])
+            found += number * bounds.bin_terms([min(1.0, one / self._scale * (1 + 1e-9))])
         return found
 
 
 def certify_mixture(
-    law: ParticipationLaw,
+    law: SamplerLaw,
     sigma: float,
     epsilon: float,
     delta: float,
@@ -123,10 +121,10 @@ def certify_mixture(
     key=None,
     progress: Progress | None = None,
 ) -> MixtureEvidence:
-    """Draws of a law that show `delta(epsilon) <= delta` at noise sigma (relative to 2 C).
+    """Draw samples of a law that show `delta(epsilon) <= delta` at noise sigma (relative to 2 C).
 
     Args:
-      law: `SamplerLaw`, `SchemeLaw`, or another.
+      law: of the participations.
       sigma: noise std over twice the clip norm.
       epsilon, delta: the guarantee, the failure probability of the draws included.
       num_samples: at most that many, in whole blocks of 4096.
@@ -162,9 +160,9 @@ def certify_mixture(
 
 
 def calibrate_mixture(
-    law: ParticipationLaw, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
+    law: SamplerLaw, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
 ) -> float:
-    """A sigma that as many draws will certify, most likely, and hardly any more: from draws of its own.
+    """Return a sigma that as many samples most likely certify, and hardly any more: from samples of its own.
 
     An estimate, whose errors cost power or noise and never a guarantee.
     """
@@ -178,31 +176,22 @@ def calibrate_mixture(
     # As if there were as many draws as there will be.
     scaled = tuple((value, math.ceil(number * num_samples / len(pilot))) for value, number in pairs)
 
-    def good(log_sigma: float) -> bool:
+    def is_enough(log_sigma: float) -> bool:
         sigma = math.exp(log_sigma)
-        terms = np.atleast_1d(gdp_delta(epsilon, np.sqrt(values) / sigma))
+        terms = gdp_delta(epsilon, np.sqrt(values) / sigma)
         deviation = math.sqrt(np.cov(terms, fweights=numbers.astype(int)))
         # The mean of the draws to come differs from the pilot's by chance: five standard errors are left.
         left = delta - 5 * deviation * math.sqrt(1 / len(pilot) + 1 / num_samples)
         return left > 0 and accepts(scaled, law, sigma, epsilon, left)
 
-    low = high = 0.0
-    while not good(high):
-        high += 1.0
-        if high > 50:
-            raise ValueError(f"num_samples must be more than {num_samples} to show delta {delta:g}")
-    while good(low):
-        low -= 1.0
-        if low < -50:
-            return math.exp(low)
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if good(middle) else (middle, high)
-    return math.exp(high)
+    low, high = roots.bracket(is_enough, 0.0, 1.0, lowest=-50.0, highest=50.0)
+    if high == math.inf:
+        raise ValueError(f"num_samples must be more than {num_samples} to show delta {delta:g}")
+    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-4)[1])
 
 
-def replayed(evidence: MixtureEvidence, law: ParticipationLaw) -> bool:
-    """Whether the stored key draws the stored counts; they are integers, the same on any machine."""
+def replayed(evidence: MixtureEvidence, law: SamplerLaw) -> bool:
+    """Return whether the stored key draws the stored counts: integers, the same on any machine."""
     stream = randomness.key_from_words(list(evidence.key))
     blocks, rest = divmod(evidence.num_samples, BLOCK)
     left = dict(evidence.counts)
@@ -214,7 +203,7 @@ def replayed(evidence: MixtureEvidence, law: ParticipationLaw) -> bool:
     return not any(left.values())
 
 
-def _block(law: ParticipationLaw, stream, block: int) -> np.ndarray:
+def _block(law: SamplerLaw, stream, block: int) -> np.ndarray:
     return np.asarray(law.draw(jax.random.fold_in(stream, block), BLOCK), np.int64)
 
 

@@ -1,10 +1,12 @@
-"""The Monte Carlo twin of `participation`: draws of c^2 on the accelerator, and a certified delta from them.
+"""The Monte Carlo twin of `participation`: samples of c^2 on the accelerator, and an upper bound on delta.
 
-Every draw follows the sampler itself (positions of the group's records, cut into terms and rounds), not its
-law, so it also checks the law. A delta averages the exact delta of each draw's Gaussian, which is in [0, 1].
+Every sample follows the sampler itself (positions of the group's records, cut into terms and rounds), not its
+law, so it also checks the law. A delta averages the exact deltas of the samples' Gaussians, in [0, 1].
 """
 
 import functools
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +14,39 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.accountants.tradeoff.curves.terms import sampling_revealed
-from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import (
-    GeneralDPSGD,
-    MonteCarloDelta,
-    upper_mean,
-)
+from jaxacct.accountants.tradeoff.curves.terms import Terms, sampling_revealed
+from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
+from jaxacct.statistics import bounds
+
+
+@dataclass(frozen=True)
+class SamplerLaw:
+    """The law of c^2 of a run, to be sampled; batches must not depend on data (proofs/tradeoff.md)."""
+
+    run: GeneralDPSGD
+
+    def draw(self, key, num_samples: int) -> np.ndarray:
+        """Return (num_samples,) int64 independent samples of c^2."""
+        return np.asarray(sample_participation(key, **asdict(self.run), num_samples=num_samples), np.int64)
+
+    def most(self) -> int:
+        """Return the largest possible c^2."""
+        return self.run.most()
+
+    def draw_error(self) -> float:
+        """Return a bound on the relative error of any sample's probability.
+
+        Every position is one of N values of `floor(x span / 2^64)`: off by N 2^-64 of itself at most.
+        """
+        run = self.run
+        draws = run.num_epochs * (1 if run.sampling == "shuffling" else run.rounds_per_epoch)
+        return float(np.expm1(draws * run.group_size * run.dataset_size * 2.0**-64))
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that it depends on, in JSON values."""
+        return {"kind": "generalised-dp-sgd"} | asdict(self.run)
 
 
 def sample_participation(
@@ -32,13 +59,13 @@ def sample_participation(
     sampling: str,
     num_samples: int,
 ) -> jax.Array:
-    """Draws of c^2, int32 (num_samples,).
+    """Return samples of c^2, int32 (num_samples,).
 
     Args:
       key: a JAX key.
       dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling: as
         `participation_pmf`.
-      num_samples: draws; memory is of the order of `num_samples x group_size`.
+      num_samples: memory is of the order of `num_samples x group_size`.
     """
     _validate.positive_integer("num_samples", num_samples)
     if dataset_size >= 2**31:
@@ -49,9 +76,8 @@ def sample_participation(
             "num_epochs or group_size must be smaller to be drawn: c^2 may be "
             f"{run.most():.4g}, int32 ends at 2^31"
         )
-    rounds = run.rounds_per_epoch
     shuffled = sampling == "shuffling"
-    draws = num_epochs if shuffled else num_epochs * rounds
+    draws = num_epochs if shuffled else num_epochs * run.rounds_per_epoch
     return _draw(
         key, dataset_size, num_microbatches, microbatch_size, draws, group_size, shuffled, num_samples
     )
@@ -113,6 +139,21 @@ def _squares(positions, n: int, m: int, s: int, shuffled: bool):
     return same.sum().astype(jnp.int32)
 
 
+@dataclass(frozen=True)
+class MonteCarloDelta:
+    """An estimate of delta and an upper confidence bound for it. Only the bound may be released."""
+
+    estimate: float
+    upper_confidence_bound: float
+    standard_error: float
+    confidence: float
+    num_samples: int
+    terms: Terms = field(default_factory=lambda: sampling_revealed(1, "certified"))
+
+    def __iter__(self):
+        return iter((self.estimate, self.upper_confidence_bound))
+
+
 def mc_mixture_delta(
     key,
     epsilon: float,
@@ -126,22 +167,24 @@ def mc_mixture_delta(
     num_samples: int,
     confidence: float = 1 - 1e-6,
 ) -> MonteCarloDelta:
-    """Delta by draws of the sampler: `(estimate, upper confidence bound)`; only the bound may be released.
+    """Estimate delta by samples of the sampler: `(estimate, upper confidence bound)`.
 
-    The bound fails with probability `1 - confidence` at most, which is to be added to delta.
+    Only the bound may be released. It fails with probability `1 - confidence` at most, which is to be added
+    to delta (betting, `statistics.bounds`).
     """
-    arrays.check("epsilon", epsilon, "at least 0", lambda e: e >= 0)
-    arrays.check_scale("sigma", sigma)
+    arrays.nonnegative("epsilon", epsilon)
+    arrays.scale("sigma", sigma)
     _validate.open_probability("confidence", confidence)
     drawn = sample_participation(
         key, dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling, num_samples
     )
     counts, times = np.unique(np.asarray(drawn), return_counts=True)
-    deltas = np.asarray(gdp_delta(epsilon, np.sqrt(counts) / sigma))
-    values = np.repeat(deltas, times)
+    values = np.repeat(gdp_delta(epsilon, np.sqrt(counts) / sigma), times)
+    # Rounded up by more than float64 loses, as bins of terms are of exact numbers.
+    terms = np.minimum(1.0, values * (1 + 1e-9))
     return MonteCarloDelta(
         float(values.mean()),
-        upper_mean(values, confidence),
+        bounds.upper_confidence_bound(bounds.bin_terms(terms), 1 - confidence),
         float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 1.0,
         confidence,
         num_samples,

@@ -8,15 +8,17 @@ sees the sampling. `l` must bound `P(c > cut)` and `u` must bound `P(c < cut)`: 
 import math
 
 import numpy as np
+from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays
-from jaxacct.accountants.tradeoff.curves.arrays import bisect, library, plain
+from jaxacct.accountants.tradeoff.curves.arrays import bisect, plain
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_tradeoff
 from jaxacct.common import validate as _validate
+from jaxacct.statistics.bounds import kl
 
 
 def tail_lower_tradeoff(alpha, mu, tail_mass, *, symmetrize: bool = True):
-    """f_L: a guarantee, where c <= mu sigma but for a probability `tail_mass`.
+    """Return f_L: a guarantee, where c <= mu sigma but for a probability `tail_mass`.
 
     `G_mu(alpha) - l` up to the fixed point of that, then `G_mu(min(1, alpha + l))`; only the latter with
     `symmetrize=False`.
@@ -26,24 +28,17 @@ def tail_lower_tradeoff(alpha, mu, tail_mass, *, symmetrize: bool = True):
       mu: cut / sigma, at least 0.
       tail_mass: l in [0, 1].
     """
-    arrays.check_level(alpha)
-    arrays.check_mu(mu)
-    arrays.check("tail_mass", tail_mass, "in [0, 1]", lambda t: (t >= 0) & (t <= 1))
-    xp, _, (alpha, mu, lost) = library(alpha, mu, tail_mass)
-
-    def G(level):
-        return library(gdp_tradeoff(level, mu))[2][0]
-
-    shifted = G(xp.minimum(1.0, alpha + lost))
+    alpha, lost = arrays.share("alpha", alpha), arrays.share("tail_mass", tail_mass)
+    shifted = gdp_tradeoff(np.minimum(1.0, alpha + lost), mu)
     if not symmetrize:
         return plain(shifted)
     zero = 0.0 * (alpha + mu + lost)
-    fixed, _ = bisect(lambda b: G(b) - lost > b, zero, zero + 1.0)
-    return plain(xp.maximum(0.0, xp.where(alpha <= fixed, G(alpha) - lost, shifted)))
+    fixed, _ = bisect(lambda b: gdp_tradeoff(b, mu) - lost > b, zero, zero + 1.0)
+    return plain(np.maximum(0.0, np.where(alpha <= fixed, gdp_tradeoff(alpha, mu) - lost, shifted)))
 
 
 def tail_upper_tradeoff(alpha, mu, head_mass, *, symmetrize: bool = True):
-    """f_U: no guarantee can exceed it when sampling is revealed, where c >= mu sigma but for `head_mass`.
+    """Return f_U: no guarantee exceeds it when sampling is revealed, where c >= mu sigma but for `head_mass`.
 
     `u + (1-u) G_mu(alpha)`, symmetrised by double conjugate in closed form; `symmetrize=False` gives that
     line itself, which is no trade-off function (it ends at u, not 0).
@@ -53,66 +48,50 @@ def tail_upper_tradeoff(alpha, mu, head_mass, *, symmetrize: bool = True):
       mu: cut / sigma, above 0.
       head_mass: u in [0, 1).
     """
-    arrays.check_level(alpha)
-    arrays.check("mu", mu, "above 0 and finite", lambda m: np.isfinite(m) & (m > 0))
-    arrays.check("head_mass", head_mass, "in [0, 1)", lambda t: (t >= 0) & (t < 1))
-    xp, special, (alpha, mu, u) = library(alpha, mu, head_mass)
-
-    def G(level):
-        return library(gdp_tradeoff(level, mu))[2][0]
-
-    line = u + (1 - u) * G(alpha)
+    alpha = arrays.share("alpha", alpha)
+    mu = arrays.checked("mu", mu, "above 0 and finite", lambda m: np.isfinite(m) & (m > 0))
+    u = arrays.checked("head_mass", head_mass, "in [0, 1)", lambda t: (t >= 0) & (t < 1))
+    line = u + (1 - u) * gdp_tradeoff(alpha, mu)
     if not symmetrize:
         return plain(line)
-    left = special.ndtr(xp.log1p(-u) / mu - mu / 2)
-    right = u + (1 - u) * special.ndtr(-mu / 2 - xp.log1p(-u) / mu)
-    last = G(xp.clip((alpha - u) / (1 - u), 0.0, 1.0))
-    return plain(xp.where(alpha <= left, line, xp.where(alpha <= right, left + right - alpha, last)))
+    left = special.ndtr(np.log1p(-u) / mu - mu / 2)
+    right = u + (1 - u) * special.ndtr(-mu / 2 - np.log1p(-u) / mu)
+    last = gdp_tradeoff(np.clip((alpha - u) / (1 - u), 0.0, 1.0), mu)
+    return plain(np.where(alpha <= left, line, np.where(alpha <= right, left + right - alpha, last)))
 
 
 def individual_subsampling_tail(
     dataset_size: int, num_microbatches: int, num_epochs: int, group_size: int, gamma: float = 1.0
 ) -> tuple[float, float]:
-    """`(cut on c, tail mass)` of lemma E.4 for individual clipping with subsampling: sound, very loose.
+    """Return `(cut on c, tail mass)` of lemma E.4, individual clipping with subsampling: sound, very loose.
 
     `cut^2 = beta min(m, g) g E`, `beta = e^(N / (N - g - m)) + gamma`, `l = e^(-gamma g E)`; any gamma > 0.
     """
-    for name, value in (
-        ("dataset_size", dataset_size),
-        ("num_microbatches", num_microbatches),
-        ("num_epochs", num_epochs),
-        ("group_size", group_size),
-    ):
-        _validate.positive_integer(name, value)
+    n = _validate.positive_integer("dataset_size", dataset_size)
+    m = _validate.positive_integer("num_microbatches", num_microbatches)
+    epochs = _validate.positive_integer("num_epochs", num_epochs)
+    g = _validate.positive_integer("group_size", group_size)
     _validate.positive_number("gamma", gamma)
-    rest = dataset_size - group_size - num_microbatches
-    if rest <= 0:
-        raise ValueError(
-            f"dataset_size must be above group_size + num_microbatches = {group_size + num_microbatches}, "
-            f"was {dataset_size}"
-        )
-    beta = math.exp(dataset_size / rest) + gamma
-    cut = math.sqrt(beta * min(num_microbatches, group_size) * group_size * num_epochs)
-    return cut, math.exp(-gamma * group_size * num_epochs)
+    if n <= g + m:
+        raise ValueError(f"dataset_size must be above group_size + num_microbatches = {g + m}, was {n}")
+    beta = math.exp(n / (n - g - m)) + gamma
+    return math.sqrt(beta * min(m, g) * g * epochs), math.exp(-gamma * g * epochs)
 
 
 def shuffled_batch_head(num_batches: int, group_size: int) -> tuple[float, float]:
-    """`(cut on c, head mass)` of theorem F.1 for one epoch: `c = sqrt(g)` but for `g^2 / (R - g - g^2)`."""
-    _validate.positive_integer("num_batches", num_batches)
-    _validate.positive_integer("group_size", group_size)
-    rest = num_batches - group_size - group_size**2
-    if rest <= 0 or group_size**2 >= rest:
-        raise ValueError(
-            f"num_batches must be above g + 2 g^2 = {group_size + 2 * group_size**2}, was {num_batches}"
-        )
-    return math.sqrt(group_size), group_size**2 / rest
+    """Return `(cut on c, head mass)` of theorem F.1, one epoch: `sqrt(g)` but for `g^2 / (R - g - g^2)`."""
+    R = _validate.positive_integer("num_batches", num_batches)
+    g = _validate.positive_integer("group_size", group_size)
+    if R <= g + 2 * g**2:
+        raise ValueError(f"num_batches must be above g + 2 g^2 = {g + 2 * g**2}, was {R}")
+    return math.sqrt(g), g**2 / (R - g - g**2)
 
 
 def chernoff_tail(trials: int, probability: float, cut: float) -> float:
-    """`P(X > cut) <= exp(-trials KL(cut/trials || p))` for a binomial X: what Hoeffding's printed bound is
-    not."""
-    from jaxacct.statistics.bounds import kl
+    """Return a bound on `P(X > cut)` of a binomial X, `exp(-trials KL(cut/trials || p))`.
 
+    It replaces the printed bound of Hoeffding's name, which is false.
+    """
     _validate.positive_integer("trials", trials)
     _validate.probability("probability", probability)
     share = cut / trials

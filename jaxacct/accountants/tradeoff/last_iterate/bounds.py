@@ -3,13 +3,38 @@
 import math
 from dataclasses import dataclass, field
 
-from jaxacct.accountants.tradeoff.curves.curves import Gaussian
+from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
 from jaxacct.accountants.tradeoff.curves.terms import Terms, last_iterate
 from jaxacct.accountants.tradeoff.last_iterate.renyi import rdp_to_epsilon
 
 
+class ByCurve:
+    """Answers of a bound that has a trade-off function."""
+
+    @property
+    def curve(self) -> TradeOff:
+        """Trade-off function of the bound."""
+        raise NotImplementedError
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon at delta, in (0, 1), rounded up."""
+        return self.curve.epsilon(delta)
+
+    def delta(self, epsilon: float) -> float:
+        """Return delta at epsilon >= 0, rounded up."""
+        return self.curve.delta(epsilon)
+
+    def holds(self, epsilon: float, delta: float) -> bool:
+        """Return whether it shows (epsilon, delta)."""
+        return bool(self.delta(epsilon) <= delta)
+
+    def tradeoff(self, alpha):
+        """Return the type II error at level alpha, rounded down."""
+        return self.curve(alpha)
+
+
 @dataclass(frozen=True)
-class GDPBound:
+class GDPBound(ByCurve):
     """The least of several valid GDP bounds.
 
     Attributes:
@@ -18,8 +43,8 @@ class GDPBound:
       window: steps or epochs after which the diameter was used; None where it was not.
       exact: whether the bound is attained in its class.
       compared: every valid bound by name.
-      note: what to know about it.
-      terms: who it holds against.
+      note: a limitation of the result.
+      terms: adversary and adjacency.
     """
 
     mu: float
@@ -32,52 +57,27 @@ class GDPBound:
 
     @property
     def curve(self) -> Gaussian:
-        """The trade-off function."""
         return Gaussian(self.mu)
 
-    def epsilon(self, delta: float) -> float:
-        """Epsilon at delta, in (0, 1)."""
-        return self.curve.epsilon(delta)
-
-    def delta(self, epsilon: float) -> float:
-        """Delta at epsilon >= 0."""
-        return self.curve.delta(epsilon)
-
-    def holds(self, epsilon: float, delta: float) -> bool:
-        """Whether it shows (epsilon, delta)."""
-        return bool(self.delta(epsilon) <= delta)
-
-    def tradeoff(self, alpha):
-        """Type II error at level alpha."""
-        return self.curve(alpha)
-
     def rdp_epsilon(self, delta: float) -> float:
-        """What the same mu gives through Renyi divergence: never less than `epsilon`."""
+        """Return what the same mu gives through Renyi divergence: never less than `epsilon`."""
         return rdp_to_epsilon(self.mu**2 / 2, delta)
 
 
 def least(
     candidates: dict[str, tuple[float, int | None]], *, exact: tuple[str, ...] = (), note: str = ""
 ) -> GDPBound:
-    """The least mu of `{name: (mu, window)}`, the first of equals."""
+    """Return the least mu of `{name: (mu, window)}`, the first of equals."""
     finite = {name: pair for name, pair in candidates.items() if not math.isnan(pair[0])}
     name = min(finite, key=lambda one: finite[one][0])
     mu, window = finite[name]
-    sharp = name in exact
-    return GDPBound(
-        mu,
-        name,
-        window,
-        sharp,
-        {one: pair[0] for one, pair in finite.items()},
-        note,
-        last_iterate("exact" if sharp else "certified"),
-    )
+    compared = {one: pair[0] for one, pair in finite.items()}
+    terms = last_iterate("exact" if name in exact else "certified")
+    return GDPBound(mu, name, window, name in exact, compared, note, terms)
 
 
 def sqrt_tanh_ratio(c: float, t: float) -> float:
-    """`sqrt((1 - c^t)/(1 + c^t) (1 + c)/(1 - c)) = sqrt(tanh(t h) / tanh(h))`, `h = -log(c)/2`: also as c
-    -> 1."""
+    """Return `sqrt((1 - c^t)/(1 + c^t) (1 + c)/(1 - c)) = sqrt(tanh(t h) / tanh(h))`, `h = -log(c)/2`."""
     if c == 0:
         return 1.0
     if c == 1:

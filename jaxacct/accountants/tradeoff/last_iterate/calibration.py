@@ -1,13 +1,14 @@
-"""The least noise at which a shifted-interpolation bound meets a target."""
+"""Least noise at which a shifted-interpolation bound meets a target."""
 
 import math
 from collections.abc import Callable
 
-from jaxacct.accountants.tradeoff.curves.gaussian import compose_gdp, gdp_mu
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import noisy_cgd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_gd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import noisy_sgd_accountant
 from jaxacct.common import validate as _validate
+from jaxacct.statistics import roots
 
 METHODS: dict[str, Callable] = {"gd": noisy_gd_gdp, "cgd": noisy_cgd_gdp, "sgd": noisy_sgd_accountant}
 
@@ -17,7 +18,7 @@ _MAX_LOG = 69.0  # of noise_std, whose range is that of `_validate.scale`
 def calibrate_noise(
     target_eps: float, delta: float, *, method: str, tolerance: float | None = None, **run
 ) -> float:
-    """The least noise_std (within `tolerance`, from above) with epsilon(delta) <= target_eps.
+    """Return the least noise_std (within `tolerance`, rounded up) with epsilon(delta) <= target_eps.
 
     Args:
       target_eps: above 0.
@@ -43,42 +44,29 @@ def calibrate_noise(
     if method != "sgd":
         return math.exp(_least(lambda log_std: found(log_std).mu <= limit, 0.0, 1.0, tolerance, target_eps))
 
-    def good(log_std: float) -> bool:
-        # A bound that is far worse in the limit is not asked: composing is what takes long.
+    def is_enough(log_std: float) -> bool:
+        # A bound that is far worse in the limit is not evaluated: a composition takes seconds.
         pairs = found(log_std).by_limit()
         return any(one.delta(target_eps) <= delta for mu, one in pairs if mu <= 1.2 * pairs[0][0])
 
-    # The central limit theorem says where to begin, a few per cent from where it ends.
+    # The central limit theorem gives a start within a few per cent of the result.
     start = _least(lambda log_std: found(log_std).by_limit()[0][0] <= limit, 0.0, 1.0, 0.01, target_eps)
-    return math.exp(_least(good, start, 0.03, tolerance, target_eps))
+    return math.exp(_least(is_enough, start, 0.03, tolerance, target_eps))
 
 
-def _least(
-    good: Callable[[float], bool], start: float, step: float, tolerance: float, target: float
-) -> float:
-    """The least x with `good(x)`, from above, looked for around `start`; `good` stays True once it is."""
-    high, up = start, step
-    while not good(high):
-        if high >= _MAX_LOG:
-            raise ValueError(
-                f"target_eps must be one that noise_std of at most {math.exp(_MAX_LOG):.3g} reaches, was "
-                f"{target:g}"
-            )
-        high, up = min(high + up, _MAX_LOG), 2 * up
-    low, down = max(high - step, -_MAX_LOG), step
-    while good(low):
-        if low <= -_MAX_LOG:
-            return low
-        down *= 2
-        high, low = low, max(low - down, -_MAX_LOG)
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        low, high = (low, middle) if good(middle) else (middle, high)
-    return high
+def _least(is_enough: Callable[[float], bool], start: float, step: float, tolerance: float, target: float):
+    """Return the least x with `is_enough(x)`, rounded up; the search begins at `start`."""
+    low, high = roots.bracket(is_enough, start, step, lowest=-_MAX_LOG, highest=_MAX_LOG)
+    if high == math.inf:
+        most = math.exp(_MAX_LOG)
+        raise ValueError(
+            f"target_eps must be one that noise_std of at most {most:.3g} reaches, was {target:g}"
+        )
+    return high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=tolerance)[1]
 
 
 def composition_gdp(sensitivity: float, steps: int) -> float:
-    """The baseline `S sqrt(steps)`: valid without any convexity, for every iterate released."""
-    _validate.scale_or_zero("sensitivity", sensitivity)
-    count = _validate.positive_integer("steps", steps)
-    return float(compose_gdp([sensitivity])) * math.sqrt(count)
+    """Return the baseline `S sqrt(steps)`: valid without any convexity, for every iterate released."""
+    return _validate.scale_or_zero("sensitivity", sensitivity) * math.sqrt(
+        _validate.positive_integer("steps", steps)
+    )

@@ -46,10 +46,10 @@ def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_g
         raise ValueError(f"contractions must be 1 to {MAX_STEPS} numbers, had shape {c.shape}")
     s = np.broadcast_to(np.asarray(sensitivities, np.float64), (t,))
     noise = np.broadcast_to(np.asarray(noise_stds, np.float64), (t,))
-    arrays.check_scale("contractions", c)
-    arrays.check_scale("sensitivities", s, zero=True)
-    arrays.check_scale("noise_stds", noise)
-    arrays.check_scale("initial_gap", initial_gap, zero=True)
+    arrays.scale("contractions", c)
+    arrays.scale("sensitivities", s, zero=True)
+    arrays.scale("noise_stds", noise)
+    arrays.scale("initial_gap", initial_gap, zero=True)
     # ln w_k, k = 1..t. Weights may span any range, so everything stays in logarithms, and as sums of positive
     # terms: no digits are lost.
     log_w = np.append(np.cumsum(np.log(c[:0:-1]))[::-1], 0.0)
@@ -90,11 +90,6 @@ def _blocks(log_x: list[float], log_y: list[float]) -> list[tuple[int, float, fl
         first = k
         while blocks and blocks[-1][2] - blocks[-1][1] >= y - x:
             first, longer, higher = blocks.pop()
-            x, y = _log_add(longer, x), _log_add(higher, y)
+            x, y = float(np.logaddexp(longer, x)), float(np.logaddexp(higher, y))
         blocks.append((first, x, y))
     return blocks
-
-
-def _log_add(a: float, b: float) -> float:
-    high, low = max(a, b), min(a, b)
-    return high if low == -math.inf else high + math.log1p(math.exp(low - high))

@@ -16,16 +16,17 @@ import numpy as np
 from scipy import optimize
 
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff, compose
-from jaxacct.accountants.tradeoff.curves.parametric import Subsampled
+from jaxacct.accountants.tradeoff.curves.parametric import Best, Subsampled
 from jaxacct.accountants.tradeoff.curves.subsampling import subsampled_gdp_clt
 from jaxacct.accountants.tradeoff.curves.terms import Terms, last_iterate
+from jaxacct.accountants.tradeoff.last_iterate.bounds import ByCurve
 from jaxacct.accountants.tradeoff.last_iterate.contraction import check_run, contraction_factor
 from jaxacct.common import validate as _validate
 
 
 @dataclass(frozen=True)
-class TradeoffBound:
-    """One valid trade-off function, `G(gaussian_mu)` composed with subsampled Gaussians.
+class TradeoffBound(ByCurve):
+    """A valid trade-off function, `G(gaussian_mu)` composed with subsampled Gaussians.
 
     Attributes:
       gaussian_mu: of the Gaussian part.
@@ -43,37 +44,25 @@ class TradeoffBound:
     terms: Terms = field(default_factory=lambda: last_iterate("certified"))
 
     @functools.cached_property
-    def curve(self) -> TradeOff:
-        """The trade-off function; certified from the pessimistic side where it is numerical."""
+    def curve(self) -> TradeOff:  # pyrefly: ignore[bad-override]
+        """Trade-off function; the pessimistic side where it is numerical."""
         parts: list[tuple[TradeOff, int]] = [(Gaussian(self.gaussian_mu), 1)]
         for p, mu, count in self.subsampled:
             parts.append((Gaussian(mu) if p == 1 else Subsampled(Gaussian(mu), p), count))
         return compose(parts)
 
-    def epsilon(self, delta: float) -> float:
-        """Epsilon at delta, from above."""
-        return self.curve.epsilon(delta)
-
-    def delta(self, epsilon: float) -> float:
-        """Delta at epsilon >= 0, from above."""
-        return self.curve.delta(epsilon)
-
-    def tradeoff(self, alpha):
-        """Type II error at level alpha, from below."""
-        return self.curve(alpha)
-
     def clt_mu(self) -> float:
-        """The mu of the central limit theorem: an approximation, which may be on the unsafe side."""
+        """Return the mu of the central limit theorem: an approximation, which may be on the unsafe side."""
         return float(_clt_mus([self])[0])
 
 
 @dataclass(frozen=True)
-class BestTradeoffBound:
+class BestTradeoffBound(ByCurve):
     """Several valid bounds; each answer is the least of theirs.
 
     Attributes:
       bounds: composition first.
-      note: what to know about them.
+      note: a limitation of the result.
     """
 
     bounds: tuple[TradeoffBound, ...]
@@ -81,40 +70,36 @@ class BestTradeoffBound:
     terms: Terms = field(default_factory=lambda: last_iterate("certified"))
 
     def epsilons(self, delta: float) -> dict[str, float]:
-        """Epsilon at delta by theorem."""
+        """Return epsilon at delta by theorem."""
         found: dict[str, float] = {}
         for bound in self.bounds:
             found[bound.theorem] = min(found.get(bound.theorem, math.inf), bound.epsilon(delta))
         return found
 
     def best(self, delta: float) -> TradeoffBound:
-        """The bound with the least epsilon at delta."""
+        """Return the bound with the least epsilon at delta."""
         return min(self.bounds, key=lambda bound: bound.epsilon(delta))
 
-    def epsilon(self, delta: float) -> float:
-        """Epsilon at delta, from above."""
-        return min(bound.epsilon(delta) for bound in self.bounds)
-
-    def delta(self, epsilon: float) -> float:
-        """Delta at epsilon >= 0, from above."""
-        return min(bound.delta(epsilon) for bound in self.bounds)
+    @property
+    def curve(self) -> TradeOff:
+        return Best(tuple(bound.curve for bound in self.bounds))
 
     def by_limit(self) -> list[tuple[float, TradeoffBound]]:
-        """(mu of the central limit theorem, bound), the least first; infinite where it overflows."""
+        """Return (mu of the central limit theorem, bound), the least first; infinite where it overflows."""
         with np.errstate(over="ignore", invalid="ignore"):
             pairs = [(one.clt_mu(), one) for one in self.bounds]
         return sorted(((math.inf if math.isnan(mu) else mu, one) for mu, one in pairs), key=lambda p: p[0])
 
     def holds(self, epsilon: float, delta: float) -> bool:
-        """Whether one of them shows (epsilon, delta); the likeliest is asked first: composing takes long."""
+        """Return whether a bound shows (epsilon, delta); the likeliest is evaluated first, to save time."""
         return any(one.delta(epsilon) <= delta for _, one in self.by_limit())
 
     def tradeoff(self, alpha):
-        """Type II error at level alpha, from below."""
+        """Return the type II error at level alpha, rounded down."""
         return functools.reduce(np.maximum, [bound.tradeoff(alpha) for bound in self.bounds])
 
     def clt_mu(self) -> float:
-        """The least mu of the central limit theorem: an approximation."""
+        """Return the least mu of the central limit theorem: an approximation."""
         return min(bound.clt_mu() for bound in self.bounds)
 
 
@@ -132,7 +117,7 @@ def noisy_sgd_accountant(
     window: int | None = None,
     noise_split: float | None = None,
 ) -> BestTradeoffBound:
-    """Every valid bound for noisy SGD, its free parameters chosen where they are not given.
+    """Return every valid bound for noisy SGD; free parameters that are not given are chosen.
 
     Args:
       steps: t.
@@ -162,7 +147,7 @@ def noisy_sgd_accountant(
     if t > 1 and S > 0:
         if c < 1:
             make = functools.partial(contracting_bound, steps=t, c=c, p=p, sensitivity=S)
-            bounds.append(_choose(make, t - 1 if t > 1 else 1, window, noise_split))
+            bounds.append(_choose(make, t - 1, window, noise_split))
         if diameter is not None:
             scaled = diameter / (stepsize * noise_std)
             make = functools.partial(constrained_bound, p=p, sensitivity=S, scaled_diameter=scaled)

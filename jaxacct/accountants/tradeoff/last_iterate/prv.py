@@ -1,14 +1,14 @@
-"""An estimate of a composition's epsilon by privacy-loss random variables (arXiv 2403.00278, D.5). No bound.
+"""Estimate a composition's epsilon by privacy-loss random variables (arXiv 2403.00278, D.5). No bound.
 
 Losses are rounded to the nearest point of a grid and the means' errors are put back, so that errors of the
 grid cancel to second order; `composition` gives certified values on both sides of it.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import optimize
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.curves import TradeOff
@@ -24,22 +24,22 @@ class PRVEstimate:
     kind: str = "approximation"
 
     def delta(self, epsilon: float) -> float:
-        """`E[(1 - e^(epsilon - L))_+]`; round-off of about 1e-14 remains."""
+        """Return `E[(1 - e^(epsilon - L))_+]`; round-off of about 1e-14 remains."""
         gap = self.losses - epsilon
         return float(np.sum(np.where(gap > 0, self.probs * -np.expm1(-np.maximum(gap, 0.0)), 0.0)))
 
     def epsilon(self, delta: float) -> float:
-        """The epsilon >= 0 at delta."""
-        arrays.check_delta(delta)
+        """Return the epsilon >= 0 at delta."""
+        arrays.open_share("delta", delta)
         if self.delta(0.0) <= delta:
             return 0.0
         if self.delta(float(self.losses[-1])) > delta:
             return math.inf
-        return _root(lambda eps: self.delta(eps) - delta, 0.0, float(self.losses[-1]))
+        return float(optimize.brentq(lambda eps: self.delta(eps) - delta, 0.0, float(self.losses[-1])))
 
 
 def prv_compose(components, *, grid: float = 1e-4, size: int = 1 << 20) -> PRVEstimate:
-    """The losses of a composition, estimated.
+    """Estimate the losses of a composition.
 
     Args:
       components: `(curve, count)` pairs, without infinite losses.
@@ -90,10 +90,3 @@ def _mean(part: TradeOff, reach: float) -> float:
     w = ((edges[1:] - edges[:-1])[:, None] * weights / 2).ravel()
     up, down = np.asarray(part.survival(u)[0]), 1 - np.asarray(part.survival(-u)[0])
     return float(w @ (up - down))
-
-
-def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return (low + high) / 2

@@ -1,5 +1,4 @@
-"""From Renyi to approximate differential privacy, and the Renyi bounds that shifted interpolation is
-compared to.
+"""From Renyi to approximate differential privacy.
 
 Each conversion of `(alpha, rho alpha)`-RDP for all alpha > 1 is minimised over alpha; the least of them is
 valid.
@@ -15,7 +14,7 @@ METHODS = ("mironov", "bun-steinke", "balle", "asoodeh")
 
 
 def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
-    """Epsilon at delta of a mechanism with `(alpha, rho alpha)`-RDP for every alpha > 1 (rho-zCDP).
+    """Return epsilon at delta of a mechanism with `(alpha, rho alpha)`-RDP for every alpha > 1 (rho-zCDP).
 
     Args:
       rho: at least 0.
@@ -32,10 +31,8 @@ def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
     if method == "best":
         return min(rdp_to_epsilon(rho, delta, one) for one in METHODS)
     log = math.log(1 / delta)
-    if method == "mironov":
+    if method in ("mironov", "bun-steinke"):  # the same number
         return rho + 2 * math.sqrt(rho * log)
-    if method == "bun-steinke":
-        return rho + math.sqrt(4 * rho * log)
 
     def balle(a):
         return rho * a + math.log1p(-1 / a) - math.log(a * delta) / (a - 1)
@@ -57,26 +54,3 @@ def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
         options={"xatol": 1e-10},
     )
     return max(0.0, min(float(found.fun), value(1 + math.exp(best))))
-
-
-def ye_shokri_cyclic_rho(
-    *, epochs: int, batches_per_epoch: int, contraction: float, batch_sensitivity: float
-) -> float:
-    """rho of the earlier bound for noisy cyclic gradient descent (Ye and Shokri 2022, theorem 3.3).
-
-    `(S_b^2 / 2) (1 + c^(l-2) (1-c^2) / (1-c^l)^2 (1 - c^(l (E-1))))`, printed for comparison.
-    """
-    c, cycle, E = contraction, batches_per_epoch, epochs
-    _validate.open_probability("contraction", _validate.scale("contraction", c))
-    _validate.scale_or_zero("batch_sensitivity", batch_sensitivity)
-    extra = c ** (cycle - 2) * (1 - c * c) / (1 - c**cycle) ** 2 * (1 - c ** (cycle * (E - 1)))
-    return batch_sensitivity**2 / 2 * (1 + extra)
-
-
-def ye_shokri_full_rho(*, steps: int, contraction: float, slower: float, sensitivity: float) -> float:
-    """rho of the earlier bound of figure 1 (Ye and Shokri 2022, theorem D.6): `S^2 (1+c)/(1-c) (1 -
-    slower^t)`."""
-    _validate.open_probability("contraction", contraction)
-    _validate.probability("slower", slower)
-    _validate.scale_or_zero("sensitivity", sensitivity)
-    return sensitivity**2 * (1 + contraction) / (1 - contraction) * (1 - slower**steps)
