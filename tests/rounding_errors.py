@@ -9,11 +9,20 @@ import numpy as np
 from jaxacct import Mechanism
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.rounding import loss_lines
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
+from jaxacct.statistics.lines import total
 
 # What is measured is the loss in float32, compiled as users have it. What it is computed from and compared
 # with may be slow: to compile it as well takes ten times as long.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def loss_margin(
+    mechanism: Mechanism, replicas: int = 1, *, delta_v: float = 1e-12, direction: str = Direction.REMOVE
+) -> float:
+    """What is booked for float32 losses of samples, natural log."""
+    return total(loss_lines(mechanism, delta_v, direction, replicas), "epsilon")
 
 
 def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:

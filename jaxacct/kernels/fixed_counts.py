@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.recurrence import compensated_step, tree_sum
+from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, compensated_step, tree_sum
 
 
 def num_columns(iterations: int, count: int, separation: int) -> int:
@@ -160,8 +160,33 @@ def log_mean_over_patterns(log_ratios, count: int, separation: int, rotated: boo
     return total - jnp.asarray(log_num_patterns(len(log_ratios), count, separation, rotated), total.dtype)
 
 
+def rounding_bound(sums, *, largest_ratio: float, ratio_error: float) -> float:
+    """Return a bound on the float32 error of `log_mean_over_patterns` (proofs/fixed_counts.md, section 3).
+
+    Args:
+      sums: of the scheme (`Scheme.sums`).
+      largest_ratio: largest |log-ratio| of one participation.
+      ratio_error: of one log-ratio, in units of 2^-24.
+
+    Returns:
+      The error, natural log.
+    """
+    k, ratio, local = sums.fixed_count, largest_ratio, ratio_error
+    if sums.log_none > -math.inf:  # ln(1 - q + q e^r) in the place of r
+        log_q = sums.log_none / k
+        ratio += 1 - log_q - math.log(-math.expm1(log_q))
+        local += (SOFTPLUS_ROUNDINGS + 4) * ratio
+    largest = k * ratio + sums.log_patterns  # |ln of a sum over chains|
+    local += 3 * ratio + 8 * largest
+    blocks = 1 if sums.terms == 1 else 2
+    increments = (SOFTPLUS_ROUNDINGS + 3) * blocks * 2 * k * largest
+    last = math.ceil(math.log2(max(sums.terms, 2))) + 24 + 16 * largest
+    return 2.0**-24 * (k * local + increments + last)
+
+
 __all__ = [
     "log_mean_over_patterns",
     "log_num_patterns",
     "num_columns",
+    "rounding_bound",
 ]

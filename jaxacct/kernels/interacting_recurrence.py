@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from jaxacct.kernels.bars import Move, moves, start_states, states
-from jaxacct.kernels.recurrence import log_add_exp, softplus, tree_sum, two_sum
+from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, log_add_exp, softplus, tree_sum, two_sum
 
 
 def compensates_all(block: int) -> bool:
@@ -272,3 +272,60 @@ def _certain_step(all_moves, log_p: float, log_q: float, block: int):
         return _Later(*kept), None
 
     return step
+
+
+def rounding_bound(
+    sums,
+    *,
+    block: int,
+    variance: float,
+    counts: tuple[int, int],
+    largest_ratio: float,
+    ratio_error: float,
+    log_largest: float,
+) -> float:
+    """Return a bound on the float32 error of `interacting_log_recurrence` (proofs/rounding.md, section 7).
+
+    Args:
+      sums: of the scheme (`Scheme.sums`).
+      block: minimum separation b.
+      variance: of the noise, sigma^2.
+      counts: participations of a vector, and the most that one may have.
+      largest_ratio: largest |log-ratio| of one participation.
+      ratio_error: of one log-ratio, in units of 2^-24.
+      log_largest: natural log of the likelihood ratio, at most.
+
+    Returns:
+      The error of ln of the summand of a vector of `counts[0]` participations, natural log; infinity where no
+      bound is known.
+    """
+    count, most = counts
+    unit, number, together = 2.0**-24, sums.processes, math.log(sums.terms)
+    depth = math.ceil(math.log2(max(sums.terms, 2))) + 20
+    overlap = 1.5 * number / variance
+    own = ratio_error + (number + 7) * overlap
+    if sums.probability == 1:
+        top = math.log(number) + largest_ratio + overlap
+        return unit * (count * (own + 5 * top) + depth + 4 * (count * top + together))
+    log_q = -math.log1p(-sums.probability)
+    free = number * (sums.steps + 2 * block) * log_q
+    growth = log_largest + free + number * math.log1p((block - 1) * sums.probability)
+    shift = -math.log(sums.probability) + block * log_q
+    top = shift + math.log(number) + largest_ratio + overlap
+    # One participation: its factor, differences of g, and the sum over how many participate at a step.
+    local = own + 4 * top + 4 * growth
+    local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)
+    # Steps at which some process is ineligible, where the recurrence is not compensated.
+    barred_steps = 0 if compensates_all(block) else block + 1
+    local += barred_steps * growth
+    steps = SOFTPLUS_ROUNDINGS + 2  # of an increment
+    ends = (steps + number * barred_steps) * growth + 2 * sums.steps * unit * growth + 3 * free
+    # Computed increments add up to a little more than exact ones: d grows with the d of all vectors.
+    each = 4 + 3 * number + barred_steps
+    slope = unit * ((most + number) * each + steps * (2 * most + 1))
+    if not slope < 0.5:
+        return math.inf
+    of_all = unit * (most * local + ends) / (1 - slope)
+    last = depth + 4 * (growth + together + number * shift)
+    drift = (count + number) * each + steps * (2 * count + 1)
+    return unit * (count * local + drift * of_all + ends + last)

@@ -13,6 +13,7 @@ import os
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
@@ -155,6 +156,7 @@ def minus_log_uniform(high, low):
 _RARE_RADII = 16
 RARE_RADII = 2**8 * _RARE_RADII
 RARE_RADIUS_PROBABILITY = RARE_RADII * 2.0**-40
+_NORMAL_ROUNDINGS = 15  # of a radius times a sine, relative to the radius
 
 
 def normal_pairs(key, shape, dtype):
@@ -199,6 +201,44 @@ def normals(key, shape, dtype):
     num_samples, size = shape
     pairs = normal_pairs(key, (num_samples, -(-size // 2)), dtype)
     return jnp.concatenate(pairs, axis=1)[:, :size]
+
+
+@functools.lru_cache(maxsize=64)
+def normals_error(pairs: int, rare: float) -> float:
+    """Return a bound on the norm of the error of one sample's `normal_pairs` in float32.
+
+    Args:
+      pairs: of normals in the sample.
+      rare: the bound holds but for events of three times this probability.
+
+    Source: proofs/rounding.md, section 5.
+    """
+    norm = math.sqrt(2 * pairs) + math.sqrt(-2 * math.log(rare))
+    square = (_NORMAL_ROUNDINGS * 2.0**-24 * norm) ** 2
+    # The grid of 2^-40 of u. A radius R = sqrt(-2 ln u) with index j is off by 1 / ((2 j + 1) R).
+    index, steps = RARE_RADII, 2.0**40
+    while index < steps / 4:
+        below = min(1.0, 4 * index / steps)
+        each = 1 / ((2 * index + 1) * math.sqrt(-2 * math.log(below)))
+        square += _rarely_exceeded(pairs, below, rare) * each**2
+        index *= 4
+    # u above 1/4: half a step of u moves -ln u by 2^-39 at most, and R by that over R, or by its square root.
+    square += pairs * (2.0**-39 * 2**8) ** 2 + _rarely_exceeded(pairs, 2.0**-16, rare) * 2 * 2.0**-39
+    return math.sqrt(square)
+
+
+def _rarely_exceeded(trials: int, probability: float, rare: float) -> int:
+    """Return a number of successes that is exceeded with probability `rare` / 16 at most."""
+    if trials * probability > 50:
+        return trials  # the error of such levels is small
+    count, log = 0, scipy.special.gammaln
+    while log(trials + 1) - log(count + 2) - log(trials - count) + (count + 1) * math.log(
+        probability
+    ) > math.log(rare / 16):
+        count += 1
+        if count >= trials:
+            return trials
+    return count
 
 
 def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):

@@ -29,15 +29,15 @@ class Family(NamedTuple):
 FAMILIES: dict[str, Family] = {
     "plain": Family("base", _BOTH, (False, True), 0),
     "replicas": Family("families.replicas", _REMOVE, (False,), 1),
-    "example-replicas": Family("families.powers", _REMOVE, (False,), 1),
-    "inflated-replicas": Family("families.busier", _REMOVE, (False,), 2),
+    "example-replicas": Family("families.example_replicas", _REMOVE, (False,), 1),
+    "inflated-replicas": Family("families.inflated", _REMOVE, (False,), 2),
     "pairs": Family("families.pairs", _REMOVE, (False,), 2),
     "mean-overlaps": Family("families.mean_overlaps", _ADD, (False,), 1),
     "plain-bounded": Family("families.plain_bounded", _ADD, (False, True), 0),
     "half-space": Family("families.half_space", _ADD, (False,), 0),
-    "truncated": Family("families.cuts", _BOTH, (False,), 0),
-    "truncated-mean": Family("families.mean_cuts", _BOTH, (False,), 0),
-    "composed-replicas": Family("families.composed", _REMOVE, (True,), 1),
+    "truncated": Family("families.truncated", _BOTH, (False,), 0),
+    "truncated-mean": Family("families.truncated_mean", _BOTH, (False,), 0),
+    "composed-replicas": Family("families.composed_replicas", _REMOVE, (True,), 1),
     "composed-half-space": Family("families.composed_half_space", _ADD, (True,), 0),
 }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct.likelihood import rounding
+from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Proposal
 from jaxacct.statistics import bounds, hockey_stick
@@ -31,13 +32,37 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
         lines = rounding.loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
         if proposal.direction == Direction.REMOVE and m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
-            lines += (rounding.weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
+            lines += (weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
     law = "law of the draws"
     return (
         *lines,
         *end_lines(proposal.left_out),
         BudgetLine(law, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
         BudgetLine(law, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"),
+    )
+
+
+def weight_line(
+    mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float, lowest: float = 0.0
+) -> BudgetLine:
+    """Return the budget item for float32 weights `ln w = ln Z + (1 - m) L` of positive terms.
+
+    Args:
+      mechanism: the mechanism.
+      delta_v: as for `loss_lines`, which exclude the same outputs.
+      replicas: m.
+      log_normalizer: ln Z.
+      lowest: such losses are at least minus this, natural log.
+    """
+    size = rounding.bounded(
+        mechanism,
+        Direction.REMOVE,
+        replicas,
+        lambda share: rounding.sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, share),
+    ).size
+    parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
+    return BudgetLine(
+        "float32 weights", "relative", math.expm1(3 * rounding.UNIT * parts), rounding.SOURCE + "3"
     )
 
 

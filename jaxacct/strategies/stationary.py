@@ -10,6 +10,7 @@ holds for the other, and the column norm is 1 for every step (proofs/derivations
 
 import abc
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -208,6 +209,40 @@ def _cross_terms(strategy: "Stationary", iterations: int, min_separation: int) -
     farther = np.maximum.accumulate(shared[::-1])[::-1]
     # An FFT's error is of the size of its largest number, 1; every lag is raised by more.
     return read_only(np.array((farther[lags] + 1e-13).sum() * (1 + 1e-9)))
+
+
+@functools.lru_cache(maxsize=64)
+def noise_norm(strategy: "Stationary", iterations: int, probability: float) -> float:
+    """Return a number that |C^T z| on the circulant exceeds with at most this probability (Chernoff)."""
+    length = circulant_length(iterations, strategy.bands)
+    power = np.abs(np.fft.fft(strategy.array, length)) ** 2
+    top = float(power.max())
+
+    def square(log_rate):
+        rate = math.exp(log_rate)
+        return (-0.5 * np.log1p(-2 * rate * power).sum() - math.log(probability)) / rate
+
+    ends = math.log(1e-9 / top), math.log(0.4999 / top)
+    found = scipy.optimize.minimize_scalar(square, bounds=ends, method="bounded").fun
+    return math.sqrt(float(found) * (1 + 1e-9))
+
+
+@functools.lru_cache(maxsize=64)
+def window_norm(strategy: "Stationary", iterations: int, separation: int) -> float:
+    """Return a bound on `|C^T C x| / |x|` over 0/1 vectors x of the separation."""
+    c = strategy.array
+    if strategy.bands > separation:
+        return float(np.square(np.abs(np.fft.fft(c, circulant_length(iterations, strategy.bands))).max()))
+    window = np.correlate(c, c, "full")
+    lags = np.correlate(window, window, "full")[window.size - 1 :]
+    # A window of 2 bands - 1 overlaps that of one neighbour on either side.
+    return math.sqrt(lags[0] + 2 * float(np.max(lags[separation:], initial=0.0)))
+
+
+@functools.lru_cache(maxsize=64)
+def largest_amplitude(strategy: "Stationary", iterations: int) -> float:
+    """Return the largest |c_hat| on the circulant, a bound on |C x| / |x|."""
+    return float(_amplitude(strategy, circulant_length(iterations, strategy.bands)).max())
 
 
 class Stationary(Strategy):

@@ -74,10 +74,10 @@ AUDIT_CHECKS = "tests/train/audit/test_audit_checks.py"
 AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/accountants/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
-BUSIER, RATIO = "tests/proposals/test_busier.py", "jaxacct/schemes/b_min_sep.py"
-MEAN_CUTS, MEANS = (
-    "jaxacct/proposals/families/mean_cuts.py",
-    "tests/proposals/test_mean_cuts.py tests/conformance/test_proposals.py",
+INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
+TRUNCATED_MEAN, MEANS = (
+    "jaxacct/proposals/families/truncated_mean.py",
+    "tests/proposals/test_truncated_mean.py tests/conformance/test_proposals.py",
 )
 PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/pairs.py"
 INDEPENDENT = "jaxacct/schemes/independent_attribution.py"
@@ -126,7 +126,9 @@ MUTANTS = [
     Mutant("jaxacct/estimates/shared_draws.py", "~np.isfinite(found).all", "np.isnan(found).all", SHARED),
     # Replicas in pairs, mean overlaps.
     Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1)", "noise_multiplier / math.sqrt(m - 2)", PAIRS),
-    Mutant(IN_PAIRS, "_log_mean_exp(-apart)", "_log_mean_exp(apart)", PAIRS),
+    Mutant(
+        "jaxacct/proposals/families/pair_weights.py", "_log_mean_exp(-apart)", "_log_mean_exp(apart)", PAIRS
+    ),
     Mutant(IN_PAIRS, "(m - number) * others", "(m - 1) * others", PAIRS),
     Mutant(IN_PAIRS, "log_scale(log_z, m / number, other)", "log_scale(log_z, m, other)", PAIRS),
     Mutant(
@@ -149,10 +151,13 @@ MUTANTS = [
     Mutant(TABLE, "np.maximum(profile(t) - floor, 0.0)", "profile(t)", COMPOSED),
     Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
     Mutant(TABLE, "_LEFT_OUT * self.delta)", "self.delta)", COMPOSED),
-    Mutant("jaxacct/likelihood/rounding.py", "max(size.largest, lowest)", "size.largest", COMPOSED),
+    Mutant(THRESHOLD, "max(size.largest, lowest)", "size.largest", COMPOSED),
     Mutant(THRESHOLD, "if left_out > 0 else ()", "if left_out < 0 else ()", COMPOSED),
     Mutant(
-        "jaxacct/proposals/families/composed.py", "left_out=composed.left_out,", "left_out=0.0,", COMPOSED
+        "jaxacct/proposals/families/composed_replicas.py",
+        "left_out=composed.left_out,",
+        "left_out=0.0,",
+        COMPOSED,
     ),
     Mutant(
         "jaxacct/proposals/families/plain_bounded.py", "return epsilon + none -", "return epsilon -", COMPOSED
@@ -422,14 +427,14 @@ MUTANTS = [
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/cuts.py",
+        "jaxacct/proposals/families/truncated.py",
         "        lowered = none\n",
         "        lowered = 0.0\n",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/cuts.py",
-        ' - tables["log_tilt"] * cut.sum(axis=1)',
+        "jaxacct/proposals/families/truncated.py",
+        ' - tables["log_tilt"] * drawn.cut.sum(axis=1)',
         "",
         "tests/proposals/test_independent_cuts.py",
     ),
@@ -513,7 +518,7 @@ MUTANTS = [
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/powers.py",
+        "jaxacct/proposals/families/example_replicas.py",
         "log_scale(log_z, m / number, epsilon)",
         "log_scale(log_z, m, epsilon)",
         "tests/conformance/test_proposals.py",
@@ -1322,7 +1327,7 @@ MUTANTS = [
         "tests/proposals/test_from_below.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/pairs.py",
+        "jaxacct/proposals/families/pair_weights.py",
         "factor + side * (m + 40)",
         "factor + (m + 40)",
         "tests/proposals/test_from_below.py",
@@ -1470,46 +1475,46 @@ MUTANTS = [
         ACCOUNTANTS,
     ),
     # Cut batches with the mean.
-    Mutant(MEAN_CUTS, "(once * more + more**2 / 2) * shared", "(once * more) * shared", MEANS),
-    Mutant(MEAN_CUTS, "(times**2 - once**2) * halves", "(times - once) ** 2 * halves", MEANS),
+    Mutant(TRUNCATED_MEAN, "(once * more + more**2 / 2) * shared", "(once * more) * shared", MEANS),
+    Mutant(TRUNCATED_MEAN, "(times**2 - once**2) * halves", "(times - once) ** 2 * halves", MEANS),
     Mutant(
-        MEAN_CUTS,
-        "(sign * (ratios + half_norms) + k * half_norms)",
-        "(sign * ratios + k * half_norms)",
+        TRUNCATED_MEAN,
+        "(direction.sign * (drawn.ratios + half_norms) + k * half_norms)",
+        "(direction.sign * drawn.ratios + k * half_norms)",
         MEANS,
     ),
-    Mutant(MEAN_CUTS, "(math.fsum(sums) + of_all)", "math.fsum(sums)", MEANS),
+    Mutant(TRUNCATED_MEAN, "(math.fsum(sums) + of_all)", "math.fsum(sums)", MEANS),
     # Replicas of a busier example.
-    Mutant(RATIO, "log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)", "pass", BUSIER),
+    Mutant(RATIO, "log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)", "pass", INFLATED),
     Mutant(
         RATIO,
         "(self.iterations - 1) * (math.log1p(-more)",
         "(self.iterations - b) * (math.log1p(-more)",
-        BUSIER,
+        INFLATED,
     ),
     Mutant(
-        "jaxacct/proposals/families/busier.py",
+        "jaxacct/proposals/families/inflated.py",
         "(math.exp(min(epsilon, 700.0)) - none)",
         "math.exp(min(epsilon, 700.0))",
-        BUSIER,
+        INFLATED,
     ),
     Mutant(
         "jaxacct/proposals/families/replicas.py",
         'loss - tables["m"] * others',
         'loss - (tables["m"] - 1) * others',
-        "tests/proposals/test_busier.py tests/conformance/test_proposals.py",
+        "tests/proposals/test_inflated.py tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/likelihood/rounding.py",
-        "recurrence + replicas * sum(parts)",
-        "recurrence + sum(parts) * 0",
-        BUSIER,
+        "jaxacct/proposals/families/replicas.py",
+        "recurrence + replicas * sum(drawn.errors)",
+        "recurrence + sum(drawn.errors) * 0",
+        INFLATED,
     ),
     Mutant(
-        "jaxacct/likelihood/rounding.py",
-        "math.log(spent) + math.log(share) + log_least_ratio",
-        "math.log(spent) + math.log(share)",
-        BUSIER,
+        "jaxacct/proposals/families/inflated.py",
+        "math.log(rare) + math.log(share) + log_least_ratio",
+        "math.log(rare) + math.log(share)",
+        INFLATED,
     ),
     Mutant(
         "jaxacct/recommendation/search.py",

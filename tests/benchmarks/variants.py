@@ -20,8 +20,8 @@ from jaxacct import (
 )
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals.base import draw_in_batches, plain
-from jaxacct.proposals.families.cuts import cut_proposal
 from jaxacct.proposals.families.replicas import replica_proposal
+from jaxacct.proposals.families.truncated import truncated_proposal
 
 ITERATIONS, BANDS, SEPARATION, SAMPLES = 1024, 16, 64, 32_768
 
@@ -50,7 +50,7 @@ def variants():
     for direction in ("remove", "add"):
         yield (
             f"truncated, two replicas, {direction}",
-            cut_proposal(Mechanism(cut, banded, 1.0), direction, 8.0),
+            truncated_proposal(Mechanism(cut, banded, 1.0), direction, 8.0),
         )
 
 

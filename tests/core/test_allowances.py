@@ -19,7 +19,7 @@ from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.families import extrapolation, half_space, mean_overlaps, overlaps, pairs
+from jaxacct.proposals.families import extrapolation, half_space, mean_overlaps, overlaps, pair_weights
 from jaxacct.proposals.families.composed_half_space import composed_table
 from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds
@@ -145,7 +145,7 @@ def test_factors_of_pairs_allow_for_every_rounding():
     shared = rng.uniform(0, 0.1, (m, m, 3))
     shared = np.triu(np.ones((m, m)), 1)[:, :, None] * (shared + shared.swapaxes(0, 1))
     shared = shared + shared.swapaxes(0, 1)
-    meet, own = (np.asarray(part, float) for part in pairs.rounds(m, number))
+    meet, own = (np.asarray(part, float) for part in pair_weights.rounds(m, number))
     aligned, apart = (np.einsum("lij,ijs->ls", part, shared) for part in (meet, own))
     aligned = aligned * (m - 1)
     whole = aligned.sum(axis=0) / (m - 1)
@@ -154,7 +154,9 @@ def test_factors_of_pairs_allow_for_every_rounding():
     allowed += (m + 40) * U * (1 + whole + aligned.max(axis=0) + apart.max(axis=0))
     factor = whole - np.log(np.exp(aligned).mean(axis=0)) + np.log(np.exp(-apart).mean(axis=0))
     for side in (1, -1):
-        found = np.asarray(pairs.log_factor(jnp.asarray(shared, jnp.float32), number, slots, side), float)
+        found = np.asarray(
+            pair_weights.log_factor(jnp.asarray(shared, jnp.float32), number, slots, side), float
+        )
         np.testing.assert_allclose(found, np.minimum(factor + side * allowed, 0.0), rtol=0, atol=2e-6)
     assert (factor + allowed < 0).any() and allowed.min() > 1e-3
 

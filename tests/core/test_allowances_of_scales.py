@@ -15,14 +15,14 @@ from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.families import (
-    composed,
     composed_half_space,
-    cuts,
+    composed_replicas,
     half_space,
-    mean_cuts,
     mean_overlaps,
     overlaps,
     plain_bounded,
+    truncated,
+    truncated_mean,
 )
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
@@ -97,7 +97,7 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
         Composed(gaussian_profile(), 1e-4),
         Mechanism(Poisson(40, 0.05), SMALL.strategy.identity(), 1.5),
     )
-    found = composed.composed_replicas(mechanism, 2, 1.0, whole)
+    found = composed_replicas.composed_replicas(mechanism, 2, 1.0, whole)
     log_z = mechanism.scheme.replicas.log_normalizer(mechanism, 2)
     expected = families.loss_items(mechanism, 1e-4, "remove", 2)
     margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
@@ -129,7 +129,7 @@ def test_a_line_books_what_its_terms_leave_out(monkeypatch):
 def test_scales_of_a_busier_example_are_raised():
     """Both the ratio and what is left of f lowered by 1e-9 of themselves."""
     log_z, m, none, busier_none, log_ratio, epsilon = 0.7, 3, 0.9, 0.5, 1.2, 0.4
-    from jaxacct.proposals.families.busier import _log_scale
+    from jaxacct.proposals.families.inflated import _log_scale
 
     found = _log_scale(log_z, m, log_ratio, none, busier_none, epsilon)
     ratio = math.exp(log_ratio)
@@ -154,9 +154,9 @@ def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
     """What tilted cuts add up to, with the allowance for float64; the tables' own part is set to 0."""
     independent = CUT.scheme.independent_cuts
     chances, uncut = np.array(independent.chances), independent.uncut
-    for module in (cuts, mean_cuts):
+    for module in (truncated, truncated_mean):
         monkeypatch.setattr(module.replicas, "log_normalizer", lambda labelled: 0.0)
-    found = cuts.cut_proposal(CUT, direction, 1.0)
+    found = truncated.truncated_proposal(CUT, direction, 1.0)
     tilt = float(found.tables()["log_tilt"]) and -math.log1p(-uncut.sampling_probability)
     exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
     assert exact <= found.log_normalizer <= exact * (1 + 3e-12)
@@ -169,7 +169,7 @@ def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
         of_cut = mean * (1.5 * shared + 3 * 0.5) / variance
         of_all = float(mean @ (shared / 2 + 0.5)) / variance
     exact = math.fsum(np.log1p(chances * np.expm1(of_cut))) + of_all
-    raised = mean_cuts.mean_cut_proposal(CUT, direction, 1.0).log_normalizer - exact
+    raised = truncated_mean.truncated_mean_proposal(CUT, direction, 1.0).log_normalizer - exact
     assert 0.9e-9 * (1 + exact) <= raised <= 1.2e-9 * (1 + exact)
 
 
@@ -184,7 +184,7 @@ def test_the_factor_of_a_mean_allows_for_its_sums_and_its_transforms(direction):
     tables = {"mean": mean, "shared": shared, "margin": margin}
     tables = {name: jnp.asarray(part, jnp.float32) for name, part in tables.items()}
     parts = [jnp.asarray(part, jnp.float32) for part in (cut, counts, moved)]
-    found = np.asarray(mean_cuts.log_factor(strategy, tables, *parts, direction), float)
+    found = np.asarray(truncated_mean.log_factor(strategy, tables, *parts, direction), float)
     seen = np.array([strategy.gram(row) for row in moved])
     own = once**2 / 2 + (once * more + more**2 / 2) * cut
     at_most = ((once + more) * counts * shared + mean * shared * own).sum(axis=1)
@@ -194,7 +194,7 @@ def test_the_factor_of_a_mean_allows_for_its_sums_and_its_transforms(direction):
     assert np.abs(found - exact - sum(allowed)).max() < 0.2 * min(part.min() for part in allowed)
     tau = 4 * math.log2(circulant_length(n, 2)) + 6
     length, c = 3.0, strategy.array
-    of_transforms = mean_cuts._of_transforms(strategy, n, length)
+    of_transforms = truncated_mean._of_transforms(strategy, n, length)
     assert of_transforms == pytest.approx((4 * tau + 40) * U * c.sum() ** 2 * length * 1.01, rel=1e-9, abs=0)
 
 

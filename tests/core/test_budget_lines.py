@@ -25,8 +25,12 @@ from jaxacct import (
 )
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
+from jaxacct.proposals.families.example_replicas import example_replica_lines
 from jaxacct.proposals.families.from_below import from_below
-from jaxacct.proposals.threshold import budget_lines
+from jaxacct.proposals.families.half_space import coordinate_lines
+from jaxacct.proposals.families.inflated import inflated_lines
+from jaxacct.proposals.families.truncated import truncated_lines
+from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes import independent_attribution
 from jaxacct.strategies import Dense
 from jaxacct.strategies.stationary import adds_windows
@@ -85,7 +89,7 @@ def test_items_of_losses(name):
         expected = families.loss_items(mechanism, delta_v, direction, m, push)
         compare(rounding.loss_lines(mechanism, delta_v, direction, m, push), expected)
     for lowest in (0.0, 30.0, 1e4):
-        line = rounding.weight_line(mechanism, DELTA_V, 3, -4.5, lowest)
+        line = weight_line(mechanism, DELTA_V, 3, -4.5, lowest)
         compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
 
 
@@ -114,7 +118,7 @@ def test_every_branch_is_among_the_settings():
 @pytest.fixture
 def forget():
     """Lines are kept by mechanism, which does not say how many tables fit."""
-    caches = [rounding._loss_lines, rounding.power_lines]
+    caches = [rounding.loss_lines, example_replica_lines]
     for cache in caches:
         cache.cache_clear()
     yield
@@ -134,7 +138,7 @@ def test_items_of_bounded_likelihoods(bounded):
     for direction, m in (("remove", 1), ("remove", 2), ("add", 1)):
         expected = families.loss_items(bounded, DELTA_V, direction, m)
         compare(rounding.loss_lines(bounded, DELTA_V, direction, m), expected)
-    compare(rounding.power_lines(bounded, DELTA_V, 5, 3.0), families.power_items(bounded, DELTA_V, 5, 3.0))
+    compare(example_replica_lines(bounded, DELTA_V, 5, 3.0), families.example_items(bounded, DELTA_V, 5, 3.0))
 
 
 @pytest.mark.parametrize("examples", [3, 4])
@@ -208,7 +212,7 @@ def test_items_of_powers(m):
     found = proposal(setting, 1.0, "remove", f"example-replicas:{m}")
     one, k = SETTINGS[setting].scheme.parts
     alone = Mechanism(one, SETTINGS[setting].strategy, SETTINGS[setting].noise_multiplier)
-    expected = families.power_items(SETTINGS[setting], DELTA_V, m, one.replicas.log_normalizer(alone, m))
+    expected = families.example_items(SETTINGS[setting], DELTA_V, m, one.replicas.log_normalizer(alone, m))
     settled = zip(("relative", "total variation"), one.replicas.errors(alone, m), strict=True)
     compare(budget_lines(found, DELTA_V), expected, settled)
     assert found.replicas == -(-m // k)
@@ -221,26 +225,27 @@ def test_items_of_two_losses(sigma, p):
     mechanism = Mechanism(IndependentAttribution(300, 4, p, 3), ROOT(4), sigma)
     for delta_v in (1e-4, 1e-9):
         compare(
-            rounding.power_lines(mechanism, delta_v, 4, 2.0), families.power_items(mechanism, delta_v, 4, 2.0)
+            example_replica_lines(mechanism, delta_v, 4, 2.0),
+            families.example_items(mechanism, delta_v, 4, 2.0),
         )
     one = Mechanism(BMinSep(300, 4, p), ROOT(4), sigma)
     for times in (2, 8):
-        busier, log_ratio = one.scheme.more_often(times)
-        of_none = busier.log_probability_of_none() - one.scheme.log_probability_of_none()
-        found = rounding.busier_lines(
-            one, Mechanism(busier, one.strategy, sigma), DELTA_V, 3, 2.0, min(log_ratio, of_none) - 1e-9
+        inflated, log_ratio = one.scheme.more_often(times)
+        of_none = inflated.log_probability_of_none() - one.scheme.log_probability_of_none()
+        found = inflated_lines(
+            one, Mechanism(inflated, one.strategy, sigma), DELTA_V, 3, 2.0, min(log_ratio, of_none) - 1e-9
         )
-        compare(found, families.busier_items(one, DELTA_V, 3, times, 2.0))
+        compare(found, families.inflated_items(one, DELTA_V, 3, times, 2.0))
 
 
 def test_items_of_few_participations_of_another_example():
     """They are added by a transform, however few; others as windows."""
     mechanism, times, m = SETTINGS["windows"], 3, 3
-    busier, log_ratio = mechanism.scheme.more_often(times)
-    of_none = busier.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
-    another = Mechanism(busier, mechanism.strategy, mechanism.noise_multiplier)
-    lines = rounding.busier_lines(mechanism, another, DELTA_V, m, 2.0, min(log_ratio, of_none) - 1e-9)
-    compare(lines, families.busier_items(mechanism, DELTA_V, m, times, 2.0))
+    inflated, log_ratio = mechanism.scheme.more_often(times)
+    of_none = inflated.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
+    another = Mechanism(inflated, mechanism.strategy, mechanism.noise_multiplier)
+    lines = inflated_lines(mechanism, another, DELTA_V, m, 2.0, min(log_ratio, of_none) - 1e-9)
+    compare(lines, families.inflated_items(mechanism, DELTA_V, m, times, 2.0))
 
 
 @pytest.mark.parametrize("setting", ["overlapping", "two examples", "transforms"])
@@ -249,14 +254,14 @@ def test_items_of_a_coordinate_that_overlaps(setting):
     mechanism = SETTINGS[setting]
     weights = np.linspace(0, 1, mechanism.scheme.iterations)
     relative_norm = np.linalg.norm(weights) / math.sqrt(weights @ mechanism.strategy.gram(weights))
-    lines = rounding.coordinate_lines(mechanism, DELTA_V, 3.0, float(relative_norm))
+    lines = coordinate_lines(mechanism, DELTA_V, 3.0, float(relative_norm))
     compare(lines, families.half_space_items(mechanism, DELTA_V, 3.0, weights))
 
 
 def test_items_of_bounds_from_below(bounded):
     """The law of means is that of the loss, and of the weight where that has the loss of all examples."""
     powers = proposal_by_name(bounded, 1.0, "remove", "example-replicas:5")
-    expected = families.power_items(bounded, DELTA_V, 5, powers.log_normalizer)
+    expected = families.example_items(bounded, DELTA_V, 5, powers.log_normalizer)
     means = families.means_item(bounded, expected)
     found = {(line.name, line.kind): line.amount for line in powers.below().rounding_lines(DELTA_V)}
     wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
@@ -277,7 +282,7 @@ def test_items_of_a_mean_that_is_no_participation_vector():
     for v in (np.full(120, 0.01), np.full(120, 0.2), np.full(120, 2.0)):
         gram = float(v @ mechanism.strategy.gram(v))
         mean = float(v.sum()), math.sqrt(max(gram, float(v @ v)))
-        lines = rounding.cut_lines(mechanism, DELTA_V, "remove", 2, 7.0, 1e-12, mean)
+        lines = truncated_lines(mechanism, DELTA_V, "remove", 7.0, 1e-12, mean)
         expected = families.cut_items(mechanism, DELTA_V, "remove", 7.0, v)
         expected["more examples eligible than allowed for"] = "delta", 1e-12
         compare(lines, expected)
@@ -303,13 +308,13 @@ def test_items_of_pairs(setting):
 
 
 @pytest.mark.parametrize(("m", "times"), [(2, 4), (3, 16)])
-def test_items_of_a_busier_example(m, times):
+def test_items_of_a_inflated_example(m, times):
     mechanism = Mechanism(BMinSep(60, 2, 0.001), BandedToeplitz((2.0, 1.0)), 1.0)
-    busier = Mechanism(mechanism.scheme.more_often(times)[0], mechanism.strategy, 1.0)
+    inflated = Mechanism(mechanism.scheme.more_often(times)[0], mechanism.strategy, 1.0)
     found = proposal_by_name(mechanism, 0.3, "remove", f"inflated-replicas:{m},{times}")
-    log_z = busier.scheme.replicas.log_normalizer(busier, m)
-    expected = families.busier_items(mechanism, DELTA_V, m, times, log_z)
-    settled = zip(("relative", "total variation"), busier.scheme.replicas.errors(busier, m), strict=True)
+    log_z = inflated.scheme.replicas.log_normalizer(inflated, m)
+    expected = families.inflated_items(mechanism, DELTA_V, m, times, log_z)
+    settled = zip(("relative", "total variation"), inflated.scheme.replicas.errors(inflated, m), strict=True)
     compare(budget_lines(found, DELTA_V), expected, settled)
 
 

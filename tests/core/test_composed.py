@@ -35,7 +35,7 @@ from jaxacct.kernels import randomness
 from jaxacct.proposals import threshold
 from jaxacct.proposals.base import Draws, ProposalSpec
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.families import composed as composed_proposals
+from jaxacct.proposals.families import composed_replicas as composed_proposals
 from jaxacct.proposals.families.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick

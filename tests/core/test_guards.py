@@ -32,7 +32,6 @@ from jaxacct.core.evidence import Bound, Line, NotRun, Sampled, WeightBound
 from jaxacct.core.line import bound_from_counts, draw_line
 from jaxacct.core.verify import Run, Stop, verify_claim
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import rounding
 from jaxacct.proposals import base
 from jaxacct.proposals import threshold as thresholds
 from jaxacct.proposals.base import Draws, plain
@@ -130,7 +129,6 @@ def test_no_stream_serves_twice(monkeypatch):
         yield Draws(zeros, np.zeros_like(zeros))
 
     monkeypatch.setattr(base, "draw_in_batches", nothing)
-    monkeypatch.setattr(rounding, "loss_margin", lambda *arguments, **options: 0.0)
     monkeypatch.setattr(
         extrapolation, "cheaper_extrapolation", lambda *arguments: used.append(words(arguments[-1]))
     )
@@ -566,11 +564,9 @@ def test_a_checkpoint_is_of_one_job_only():
 
 @pytest.fixture(scope="module")
 def drawn():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "loss_margin", lambda *arguments, **options: 1e-6)
-        verdict = verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
-        assert verdict.certified and verdict.remove.num_samples
-        yield Plan(verdict.claim, verdict.evidence)
+    verdict = verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
+    assert verdict.certified and verdict.remove.num_samples
+    return Plan(verdict.claim, verdict.evidence)
 
 
 def test_certified_believes_counts_alone(drawn):

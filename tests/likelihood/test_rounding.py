@@ -15,11 +15,11 @@ from jaxacct import (
     Poisson,
 )
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.families.powers import power_proposal
+from jaxacct.proposals.families.example_replicas import example_replica_lines, example_replica_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.lines import total
-from tests.rounding_errors import measured_error, measured_weight_error
+from tests.rounding_errors import loss_margin, measured_error, measured_weight_error
 
 pytestmark = pytest.mark.optimized
 
@@ -46,7 +46,7 @@ GRID = [
 def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
     error = measured_error(jax.random.key(99), mechanism)
-    margin = rounding.loss_margin(mechanism, epsilon=1.0)
+    margin = loss_margin(mechanism)
     assert 0 < error < margin / 2
 
 
@@ -73,7 +73,7 @@ def test_long_runs(iterations, separation, bands, p, sigma):
     """
     mechanism = Mechanism(BMinSep(iterations, separation, p), BandedToeplitz.square_root(bands), sigma)
     error = measured_error(jax.random.key(98), mechanism)
-    margin = rounding.loss_margin(mechanism, epsilon=1.0)
+    margin = loss_margin(mechanism)
     assert 0 < error < margin / 2
     largest = mechanism.scheme.max_participations * (1 / sigma**2 + 10 / sigma)
     assert error < 1e-3 + 1e-4 * largest
@@ -85,20 +85,20 @@ def test_typical_margins_are_small():
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
     )
     production = Mechanism(scheme, BandedToeplitz.square_root(256), 0.3964)
-    assert rounding.loss_margin(production, 10.0, 2, delta_v=1.29e-8) < 8e-3
+    assert loss_margin(production, 2, delta_v=1.29e-8) < 8e-3
     small = Mechanism(BMinSep(1024, 16, 1 / 240), BandedToeplitz.square_root(16), 1.0)
-    assert rounding.loss_margin(small, 4.0) < 3e-3
+    assert loss_margin(small) < 3e-3
     for direction in ("remove", "add"):
         for sigma in (1.0, 2.0, 4.0):
             users = Mechanism(
                 IndependentAttribution(1000, 16, 0.0036, 2), BandedToeplitz.square_root(16), sigma
             )
-            assert rounding.loss_margin(users, 4.0, delta_v=1e-6, direction=direction) < 0.01
+            assert loss_margin(users, delta_v=1e-6, direction=direction) < 0.01
 
 
 def test_the_margin_is_deterministic():
     mechanism = Mechanism(BMinSep(100, 4, 0.1), BandedToeplitz.square_root(4), 1.0)
-    assert rounding.loss_margin(mechanism, 1.0) == rounding.loss_margin(mechanism, 1.0)
+    assert loss_margin(mechanism) == loss_margin(mechanism)
 
 
 def test_measuring_leaves_the_precision_alone():
@@ -135,7 +135,7 @@ def test_settings_that_broke_the_measured_margin(scheme, bands, sigma, replicas)
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
     error = measured_error(jax.random.key(11), mechanism, replicas)
     assert 0 < error < 1e-5
-    assert error < rounding.loss_margin(mechanism, 8.0, replicas) < 8e-3
+    assert error < loss_margin(mechanism, replicas) < 8e-3
 
 
 # (scheme, bands, sigma, replicas) whose draws were off by more than earlier versions' measured margin
@@ -157,7 +157,7 @@ BROKEN = [
 
 def no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas, blocks):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-    margin = rounding.loss_margin(mechanism, 8.0, replicas, delta_v=1e-6)
+    margin = loss_margin(mechanism, replicas, delta_v=1e-6)
     for block in range(blocks):
         assert 0 < measured_error(jax.random.key(block), mechanism, replicas) < margin
 
@@ -177,14 +177,14 @@ def test_no_draw_is_beyond_the_bound_where_the_likelihood_is_bounded(warm, monke
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(4), 0.5)
     found = max(measured_error(jax.random.key(k), mechanism) for k in range(2))
     for direction in ("remove", "add"):
-        assert 0 < found < rounding.loss_margin(mechanism, 1.0, direction=direction) < 0.1
+        assert 0 < found < loss_margin(mechanism, direction=direction) < 0.1
 
 
 @pytest.mark.parametrize(("scheme", "sigma"), [(IndependentAttribution(300, 4, 0.05, 2), 0.5)])
 def test_no_weight_of_powers_is_beyond_its_line(scheme, sigma):
     """`ln w = ln Z + L - M L_1` of 256 draws in float32 and in float64."""
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(4), sigma)
-    lines = {line.name: line for line in rounding.power_lines(mechanism, 1e-6, 3, 0.0)}
+    lines = {line.name: line for line in example_replica_lines(mechanism, 1e-6, 3, 0.0)}
     booked = lines["float32 weights, with the loss of one example"]
     assert booked.kind == "relative"
     found = max(measured_weight_error(jax.random.key(block), mechanism, 3) for block in range(2))
@@ -194,7 +194,7 @@ def test_no_weight_of_powers_is_beyond_its_line(scheme, sigma):
 def test_powers_book_all_that_their_weights_rest_on():
     """Lines of every kind and no second time in the terms; more replicas book more."""
     mechanism = Mechanism(IndependentAttribution(1000, 16, 0.0036, 2), BandedToeplitz.square_root(16), 3.0)
-    proposals = [power_proposal(mechanism, m, 4.0) for m in (3, 4)]
+    proposals = [example_replica_proposal(mechanism, m, 4.0) for m in (3, 4)]
     few, more = (total(budget_lines(proposal, 1e-6), "relative") for proposal in proposals)
     assert 0 < few < more < 0.05
     assert {line.kind for line in budget_lines(proposals[0], 1e-6)} == {

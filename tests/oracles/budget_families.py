@@ -78,7 +78,7 @@ def other_law(one, m: int, count: int, beyond: float, largest: float, spent: flo
     return Law(count, beyond, m * math.sqrt(count), largest, above, score, ratio, True)
 
 
-def power_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
+def example_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
     """Replicas of one of a user's k examples."""
     scheme, k = mechanism.scheme.parts
     one, spent = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier), SPENT * delta_v
@@ -99,7 +99,7 @@ def power_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
 
 def pair_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
     rare = "outputs of rare participations of a user's own"
-    return power_items(mechanism, delta_v, m, log_z) | {rare: ("delta", (SPENT * delta_v) ** 2)}
+    return example_items(mechanism, delta_v, m, log_z) | {rare: ("delta", (SPENT * delta_v) ** 2)}
 
 
 def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
@@ -111,10 +111,10 @@ def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
     return made | {RATIO: ("epsilon", made[RATIO][1] + (k // 2) * more)}
 
 
-def busier_items(mechanism, delta_v: float, m: int, times: int, log_z: float) -> Items:
+def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) -> Items:
     """Replicas of an example that takes part `times` as often."""
     scheme, log_ratio = mechanism.scheme.more_often(times)
-    busier, spent = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier), SPENT * delta_v
+    inflated, spent = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier), SPENT * delta_v
     of_none = scheme.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
     log_least = min(log_ratio, of_none) - 1e-9
 
@@ -122,10 +122,10 @@ def busier_items(mechanism, delta_v: float, m: int, times: int, log_z: float) ->
         count = fewest(scheme, math.log(spent * tau) + log_least)
         beyond = spent if count < scheme.max_participations else 0.0
         largest = log_z2(scheme, mechanism.strategy, mechanism.noise_multiplier) - log_least - math.log(spent)
-        return other_law(busier, m, count, beyond, largest, spent)
+        return other_law(inflated, m, count, beyond, largest, spent)
 
-    name = "float32 weights, with the loss of a busier example"
-    return two_losses(mechanism, delta_v, m, log_z, bounded(busier, "remove", m, make), m, name)
+    name = "float32 weights, with the loss at the inflated probability"
+    return two_losses(mechanism, delta_v, m, log_z, bounded(inflated, "remove", m, make), m, name)
 
 
 def cut_items(mechanism, delta_v: float, direction: str, log_parts: float, v=None) -> Items:

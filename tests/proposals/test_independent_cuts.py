@@ -21,8 +21,8 @@ from jaxacct import (
 )
 from jaxacct.estimates.estimate import best_proposal
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.families.cuts import cut_proposal
 from jaxacct.proposals.families.replicas import log_scale
+from jaxacct.proposals.families.truncated import truncated_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.schemes.replicas import cuts as replicas
@@ -218,7 +218,7 @@ def largest_term(mechanism, epsilon, direction, seed=0):
     n, p, proposal = (
         scheme.iterations,
         scheme.sampling_probability,
-        cut_proposal(mechanism, direction, epsilon),
+        truncated_proposal(mechanism, direction, epsilon),
     )
     dense = enumeration.strategy_matrix(mechanism.strategy.array, n + mechanism.strategy.bands - 1, n)
     alpha, none = math.exp(epsilon), math.exp(scheme.uncut.log_probability_of_none())
@@ -300,7 +300,7 @@ def test_what_is_booked(key):
         jax.jit(scheme.independent_cuts.log_likelihoods),
     )
     for direction in ("remove", "add"):
-        proposal = cut_proposal(mechanism, direction, 2.0)
+        proposal = truncated_proposal(mechanism, direction, 2.0)
         lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
         margin, weight = total(tuple(lines.values()), "epsilon"), lines["float32 weights"].amount
         assert lines["more examples eligible than allowed for"].amount == scheme.independent_cuts.beyond > 0
@@ -352,9 +352,9 @@ def test_few_samples(tmp_path):
 
 def test_where_there_is_none():
     uncut = mechanism_of(SMALL[0][0].uncut, 2)
-    with pytest.raises(ValueError, match="scheme must cut batches itself, was b-min-sep"):
-        cut_proposal(uncut, "remove", 1.0)
+    with pytest.raises(ValueError, match="scheme must truncate batches itself, was b-min-sep"):
+        truncated_proposal(uncut, "remove", 1.0)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
-        cut_proposal(loud, "remove", 1.0)
+        truncated_proposal(loud, "remove", 1.0)
     assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]

@@ -26,7 +26,7 @@ from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import registry
 from jaxacct.proposals.candidates import candidates, choose_candidate
-from jaxacct.proposals.families import pairs
+from jaxacct.proposals.families import pair_weights, pairs
 from jaxacct.proposals.families.replicas import checked_replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
@@ -64,7 +64,7 @@ def every_tuple(scheme, m: int, attraction: float | None = None, cut: bool = Fal
     gram = x @ c.T @ c @ x.T / SIGMA**2
     which = np.array(list(itertools.product(range(len(x)), repeat=m)))
     shared = np.array([[gram[which[:, i], which[:, j]] for j in range(m)] for i in range(m)])
-    meet, own = pairs.rounds(m, number)
+    meet, own = pair_weights.rounds(m, number)
     log_law = np.log(p)[which].sum(axis=1) + times * sum(shared[2 * i, 2 * i + 1] for i in range(m // 2))
     log_z = m / 2 * math.log(np.exp(times * gram) @ p @ p)
     total = np.einsum("ij,ijt->t", np.triu(np.ones((m, m)), 1), shared)
@@ -77,7 +77,7 @@ def every_tuple(scheme, m: int, attraction: float | None = None, cut: bool = Fal
 @pytest.mark.parametrize("m", [4, 6, 8, 12])
 def test_everybody_meets_everybody_once(m):
     for number in (1, 2, 3):
-        meet, own = pairs.rounds(m, number)
+        meet, own = pair_weights.rounds(m, number)
         assert (meet.sum(axis=0) == np.triu(np.ones((m, m)), 1)).all()
         both = meet | meet.swapaxes(1, 2)
         assert (both.sum(axis=2) == 1).all()  # one opponent a round
@@ -131,8 +131,8 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
 
     @jax.jit
     def computed(vectors):
-        rows = pairs.shared_rows(vectors, attractions, one.max_participations)
-        return rows, pairs.log_factor(rows, number, one.max_participations)
+        rows = pair_weights.shared_rows(vectors, attractions, one.max_participations)
+        return rows, pair_weights.log_factor(rows, number, one.max_participations)
 
     rows, found = computed(vectors)
     off = ~np.eye(m, dtype=bool)

@@ -23,7 +23,7 @@ from jaxacct import (
 from jaxacct.kernels import interacting_recurrence
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals.base import direction_key, draw_in_batches
-from jaxacct.proposals.families.powers import power_proposal
+from jaxacct.proposals.families.example_replicas import example_replica_proposal
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.likelihood.test_privacy_loss import outputs_of
@@ -220,7 +220,7 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
         Mechanism(IndependentAttribution(5, 2, 0.1, 2), Toeplitz((0.8, 0.5, 0.2)), 1.0)
     with pytest.raises(ValueError, match=r"m must be in 3\.\."):
-        power_proposal(
+        example_replica_proposal(
             Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0), 2, 1.0
         )
     with pytest.raises(ValueError, match="norms must be"):

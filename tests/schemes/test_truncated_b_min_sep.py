@@ -28,13 +28,12 @@ from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli.main import main
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
-from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.base import plain
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.truncated_b_min_sep import _words
 from tests.draws import draws_of
 from tests.oracles import enumeration
-from tests.rounding_errors import measured_error
+from tests.rounding_errors import loss_margin, measured_error
 from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.sampler import Sampler
 
@@ -608,7 +607,7 @@ def test_float32_losses_are_within_the_margin(key):
         dataset_size=100_000, batch_size=100, iterations=500, min_separation=32, max_batch_size=105
     )
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(16), 0.6)
-    assert measured_error(key, mechanism) < loss_margin(mechanism, 2.0) / 2
+    assert measured_error(key, mechanism) < loss_margin(mechanism) / 2
 
 
 def test_from_calibration_to_batches(tmp_path, capsys, key):

@@ -28,7 +28,6 @@ from jaxacct import (
     verify,
 )
 from jaxacct.kernels import randomness
-from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import extrapolation, half_space
@@ -41,7 +40,7 @@ from jaxacct.strategies import ending
 from tests.oracles import enumeration, settings, tuples
 from tests.oracles.add_direction import exact_two_steps, width
 from tests.proposals_by_name import family_candidates
-from tests.rounding_errors import measured_error
+from tests.rounding_errors import loss_margin, measured_error
 from tests.stored_plans import claim_with, loaded
 
 FALSE_ALARM = 1e-6
@@ -259,9 +258,9 @@ def test_errors_stay_well_below_the_margin(scheme, bands, orders, sigma):
     mechanism = mechanism_of(scheme, bands, sigma)
     for replicas in orders:
         error = measured_error(jax.random.key(99), mechanism, replicas)
-        assert 0 < error < rounding.loss_margin(mechanism, 1.0, replicas) / 2
+        assert 0 < error < loss_margin(mechanism, replicas) / 2
     whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-    assert rounding.loss_margin(mechanism, 1.0, 2) < 1.5 * rounding.loss_margin(whole, 1.0, 2)
+    assert loss_margin(mechanism, 2) < 1.5 * loss_margin(whole, 2)
 
 
 # --- Where it is used ---

@@ -33,14 +33,13 @@ from jaxacct import (
 from jaxacct.accountants.analytic import analytic_delta
 from jaxacct.cli.main import main
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.likelihood.rounding import loss_margin
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
 from jaxacct.verification.profile import profile as stored_profile
 from tests.oracles import enumeration
-from tests.rounding_errors import measured_error
+from tests.rounding_errors import loss_margin, measured_error
 from tests.stored_plans import as_json, forged
 from train.noise import recursion as noise
 
@@ -264,7 +263,7 @@ def test_float32_losses_are_within_the_margin(key):
             strategy,
             0.7,
         )
-        assert measured_error(key, mechanism, replicas) < loss_margin(mechanism, 2.0, replicas) / 2
+        assert measured_error(key, mechanism, replicas) < loss_margin(mechanism, replicas) / 2
 
 
 def test_the_fallback_covers_overlaps():

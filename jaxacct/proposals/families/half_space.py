@@ -33,6 +33,7 @@ from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded,
 from jaxacct.proposals.families.plain_bounded import log_remainder_scale
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
+from jaxacct.strategies.stationary import largest_amplitude
 
 SPEC = ProposalSpec("half-space", ())
 CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
@@ -173,7 +174,7 @@ def proposal_along(
       tail: of what the law leaves out, over M.
       spec: of the proposal.
       draw_block: of the proposal, from `draw_in_half_space`; by default with the losses of `loss_of_scores`.
-      more_lines: the lines that are booked, given those of `rounding.coordinate_lines`.
+      more_lines: the lines that are booked, given those of `coordinate_lines`.
     """
     n = mechanism.scheme.iterations
     # Rounding of the coordinate: a tree of log2(n) additions, products, weights and the shift itself.
@@ -188,7 +189,7 @@ def proposal_along(
 
     def lines(delta_v):
         relative_norm = float(np.linalg.norm(minorant.weights)) / minorant.norm
-        return rounding.coordinate_lines(mechanism, float(delta_v), push, relative_norm)
+        return coordinate_lines(mechanism, float(delta_v), push, relative_norm)
 
     found = Proposal(
         spec=spec,
@@ -213,6 +214,24 @@ def proposal_along(
         return dataclasses.replace(found, draw_block=_from_below, rounding_lines=lines, below=None)
 
     return dataclasses.replace(found, below=below)
+
+
+def coordinate_lines(
+    mechanism: Mechanism, delta_v: float, push: float, relative_norm: float
+) -> tuple[BudgetLine, ...]:
+    """Return the budget items for losses whose coordinate along `C m` was taken from the scores and replaced.
+
+    An error e of the scores is in the old coordinate too, as `<m, e> / |C m|`, and comes back along
+    `C^T C m / |C m|`. The loss sees it along participations x', where `|C x'| <= |x'|` if columns do not
+    overlap, so it sees at most `relative_norm = |m| / |C m|` times what it sees of e itself
+    (proofs/add_direction.md, section 3). Elsewhere C makes x' longer by its norm at most.
+    """
+    if mechanism.scheme.examples_overlap or float(np.max(mechanism.cross_terms)) > 0:
+        relative_norm *= max(1.0, largest_amplitude(mechanism.strategy, mechanism.scheme.iterations))
+    normals, scores, *others = rounding.loss_lines(mechanism, delta_v, Direction.ADD, 1, push)
+    again = relative_norm * (normals.amount + scores.amount)
+    source = "proofs/add_direction.md, section 3"
+    return normals, scores, BudgetLine("rounding of the coordinate", "epsilon", again, source), *others
 
 
 def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:

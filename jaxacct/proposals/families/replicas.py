@@ -10,6 +10,7 @@ Where C is not banded, Z_m and f are bounded from above and a weight has one mor
 (`proposals.overlaps`, proofs/non_banded.md).
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -19,12 +20,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxacct.kernels import randomness, threefry
+from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
 from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
 from jaxacct.schemes.base import counts_at
 from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows
 
 
@@ -255,3 +258,66 @@ def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_sco
         return Draws(loss, tables["log_z"] + loss - tables["m"] * others)
 
     return draw_block
+
+
+def drawn_sizes(
+    drawn: Mechanism, replicas: int, rare: float, log_rarest: float, log_largest: float
+) -> rounding.Size:
+    """Return the sizes of the loss of `drawn`, whose replicas are drawn for the target of another mechanism.
+
+    Args:
+      drawn: the mechanism whose replicas are drawn.
+      replicas: how many.
+      rare: probability under the target distribution of each of the two events that are excluded.
+      log_rarest: ln of the probability that `drawn` may have of more participations than are counted; -inf
+        counts all.
+      log_largest: ln of its likelihood ratio, exceeded with probability `rare` at most.
+    """
+    count, most, beyond = drawn.scheme.max_participations, drawn.scheme.max_participations, 0.0
+    if log_rarest > -math.inf:
+        count = rounding.fewest_participations(drawn.scheme, log_rarest)
+        beyond = rare if count < most else 0.0
+    noise, score, ratio = rounding.magnitudes(drawn, Direction.REMOVE, replicas, 0.0)
+    of_all = count * (ratio + 1 / drawn.noise_multiplier**2)
+    largest, above = (log_largest, rare) if log_largest < of_all else (of_all, 0.0)
+    norm = replicas * math.sqrt(count)
+    return rounding.Size(count, beyond, norm, largest, above, noise, score, ratio, transformed=True)
+
+
+def lines_of_two(
+    mechanism: Mechanism,
+    delta_v: float,
+    replicas: int,
+    log_normalizer: float,
+    drawn: rounding.Bounded,
+    as_units: int,
+    section: str,
+    name: str,
+) -> tuple[BudgetLine, ...]:
+    """Return the budget items for weights `ln Z + L - replicas L'`, L' the loss of what is drawn.
+
+    Args:
+      mechanism: the mechanism of the loss L.
+      delta_v: as for `rounding.loss_lines`.
+      replicas: of the other mechanism.
+      log_normalizer: ln Z.
+      drawn: errors of L'.
+      as_units: how many of the unit's participation vectors are in the outputs.
+      section: of proofs/rounding.md.
+      name: of the item of the weights.
+    """
+
+    def size_of(share):
+        size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0, share)
+        return dataclasses.replace(size, drawn=drawn.size.drawn, transformed=True)
+
+    size, _, errors = rounding.bounded(mechanism, Direction.REMOVE, as_units, size_of)
+    rare = size.beyond + size.above + drawn.size.beyond + drawn.size.above
+    logs = abs(log_normalizer) + size.largest * mechanism.scheme.sums.times + replicas * drawn.size.largest
+    normals, transform, recurrence = errors
+    weight = normals + transform + recurrence + replicas * sum(drawn.errors) + 4 * rounding.UNIT * logs
+    return (
+        *rounding.common_lines(mechanism, errors, rare, section),
+        rounding.relative_line(name, weight, rounding.SOURCE + section),
+        *rounding.draw_lines(replicas * drawn.share, section),
+    )

@@ -1,4 +1,4 @@
-"""Replicas of a busier example: its bound by enumeration, its draws and what is booked for two losses."""
+"""Replicas at an inflated probability: the bound by enumeration, draws, and what is booked for two losses."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import choose_candidate
-from jaxacct.proposals.families import busier, pairs
+from jaxacct.proposals.families import inflated, pairs
 from jaxacct.proposals.families.replicas import replica_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
@@ -48,7 +48,7 @@ def test_the_least_ratio_of_all_participation_vectors(n, b, warm, p, times):
 
 def exact_scale(mechanism, m, times, epsilon) -> float:
     """The largest weighted term that the minorant `g >= P0' + c (f - P0)` allows, on a grid of f."""
-    proposal = busier.busier_proposal(mechanism, m, times, epsilon)
+    proposal = inflated.inflated_proposal(mechanism, m, times, epsilon)
     scheme = mechanism.scheme
     more, log_ratio = more_often(scheme, times)
     none, busier_none = (math.exp(one.log_probability_of_none()) for one in (scheme, more))
@@ -60,7 +60,7 @@ def exact_scale(mechanism, m, times, epsilon) -> float:
 
 @pytest.mark.parametrize(("m", "times", "epsilon"), [(2, 2, 0.1), (4, 8, 0.02), (5, 8, 1.0), (3, 20, 3.0)])
 def test_the_scale_is_the_largest_term_that_the_minorant_allows(m, times, epsilon):
-    proposal = busier.busier_proposal(SMALL, m, times, epsilon)
+    proposal = inflated.inflated_proposal(SMALL, m, times, epsilon)
     largest = exact_scale(SMALL, m, times, epsilon)
     assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
     assert proposal.scale_at is not None
@@ -106,10 +106,10 @@ def test_few_samples_where_participation_is_rare(key):
 def test_what_is_booked_covers_both_losses(key):
     """Float32 against float64 of the same normals and counts: L, and `L - m L'` of the weights."""
     m, times = 4, 8
-    proposal = busier.busier_proposal(SMALL, m, times, 0.3)
+    proposal = inflated.inflated_proposal(SMALL, m, times, 0.3)
     lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
     margin = total(tuple(lines.values()), "epsilon")
-    weight = math.log1p(lines["float32 weights, with the loss of a busier example"].amount)
+    weight = math.log1p(lines["float32 weights, with the loss at the inflated probability"].amount)
     more, _ = more_often(SMALL.scheme, times)
     normals = _normals(key, SMALL.strategy, more.iterations)
     (counts, _), _ = _probe(key, None, more, m)
@@ -128,7 +128,7 @@ def test_what_is_booked_covers_both_losses(key):
     assert weight > m * margin
     # Rarer participation in the target law than in the drawn one: the ratio is paid for.
     cheap, dear = (
-        rounding.busier_lines(
+        inflated.inflated_lines(
             SMALL, Mechanism(more, SMALL.strategy, 1.0), 1e-5, m, proposal.log_normalizer, r
         )
         for r in (0.0, -20.0)
@@ -141,7 +141,7 @@ def test_few_participations_are_booked_as_they_are_added():
     long = Mechanism(BMinSep(7200, 8, 2e-5), BandedToeplitz((2.0, 1.0, 0.5)), 1.0)
     assert adds_windows(long.scheme, long.strategy, 4)
     more, ratio = more_often(long.scheme, 3)
-    size = rounding._sizes_of_busier(long, Mechanism(more, long.strategy, 1.0), 1e-6, 4, ratio, 2.0**-20)
+    size = inflated.inflated_sizes(Mechanism(more, long.strategy, 1.0), 1e-6, 4, ratio, 2.0**-20)
     windows = dataclasses.replace(size, transformed=False)
     errors = [rounding._score_error(long, "remove", 4, one, 1.0, 1) for one in (windows, size)]
     assert errors[0] < 0.9 * errors[1]
@@ -154,7 +154,7 @@ def test_vectors_that_count_are_ruled_out_under_the_target_law():
     scheme = BMinSep(60, 2, 0.001)
     mechanism = Mechanism(scheme, BandedToeplitz((2.0, 1.0)), 1.0)
     busy = Mechanism(more_often(scheme, 8)[0], mechanism.strategy, 1.0)
-    counts = [rounding._sizes_of_busier(mechanism, busy, 1e-5, 4, r, 2.0**-20).count for r in (0.0, -40.0)]
+    counts = [inflated.inflated_sizes(busy, 1e-5, 4, r, 2.0**-20).count for r in (0.0, -40.0)]
     assert 1 < counts[0] < counts[1] < scheme.max_participations
     allowed = math.log(1e-3 * 1e-5) + math.log(2.0**-20) - 40.0
     assert rounding.log_count_tail(busy.scheme, counts[1] + 1) <= allowed
@@ -162,9 +162,9 @@ def test_vectors_that_count_are_ruled_out_under_the_target_law():
 
 def test_names_and_numbers_that_there_are_not():
     with pytest.raises(ValueError, match=r"m must be in 2\.\.8"):
-        busier.busier_proposal(SMALL, 9, 2, 1.0)
+        inflated.inflated_proposal(SMALL, 9, 2, 1.0)
     with pytest.raises(ValueError, match="known at 2 times its probability, was poisson"):
-        busier.busier_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
+        inflated.inflated_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
     for name in ("inflated-replicas:2,1", "inflated-replicas:2,33"):
         with pytest.raises(ValueError, match=r"times must be in 2\.\.32"):
             proposal_by_name(SMALL, 1.0, "remove", name)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, TruncatedBMinSep
-from jaxacct.likelihood import rounding
-from jaxacct.proposals.families import mean_cuts
-from jaxacct.proposals.families.cuts import cut_proposal
+from jaxacct.proposals.families import truncated_mean
+from jaxacct.proposals.families.truncated import truncated_lines, truncated_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration
@@ -50,7 +49,10 @@ def test_the_mixture_and_its_factor(scheme, bands, direction):
     """Z sums up all cuts and pairs with factors; with those the mixture is `pi R0 f^2 e^m`, at any output."""
     mechanism = mechanism_of(scheme, bands, 1.2)
     dense, mean, once, more = of(mechanism, direction)
-    proposal, cuts = mean_cuts.mean_cut_proposal(mechanism, direction, 1.0), scheme.independent_cuts
+    proposal, cuts = (
+        truncated_mean.truncated_mean_proposal(mechanism, direction, 1.0),
+        scheme.independent_cuts,
+    )
     tables, variance = proposal.tables(), mechanism.noise_multiplier**2
     np.testing.assert_allclose(tables["mean"], mean, rtol=1e-6)
     outputs = np.random.default_rng(1).normal(size=(3, len(dense))) * 2
@@ -78,7 +80,7 @@ def test_the_mixture_and_its_factor(scheme, bands, direction):
         other_side = f_q if direction == "remove" else f_p
         assert np.all(np.log(other_side) >= -m - 1e-12)
     cut, counts, moved = (np.array([row[k] for row in rows], np.float32) for k in range(3))
-    factor = mean_cuts.log_factor(
+    factor = truncated_mean.log_factor(
         mechanism.strategy, tables, jnp.asarray(cut), jnp.asarray(counts), jnp.asarray(moved), direction
     )
     factor = np.asarray(factor, float) / variance
@@ -107,7 +109,7 @@ def test_no_term_exceeds_the_scale(direction):
     for sigma, epsilon in ((1.0, 0.3), (0.7, 1.5)):
         mechanism = mechanism_of(scheme, bands, sigma)
         rng, rows = np.random.default_rng(2), scheme.iterations + bands - 1
-        proposal = mean_cuts.mean_cut_proposal(mechanism, direction, epsilon)
+        proposal = truncated_mean.truncated_mean_proposal(mechanism, direction, epsilon)
         scale = proposal.log_scale - proposal.log_normalizer
         for cut in itertools.product((0, 1), repeat=scheme.iterations):
             y = rng.normal(size=(2000, rows)) * rng.choice([0.5, 2.0, 8.0], size=(2000, 1))
@@ -129,16 +131,16 @@ def test_many_participations(direction):
     )
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 2.5)
     proposal = proposal_by_name(mechanism, 8.0, direction, NAME)
-    assert proposal.log_scale < cut_proposal(mechanism, direction, 8.0).log_scale - 2
+    assert proposal.log_scale < truncated_proposal(mechanism, direction, 8.0).log_scale - 2
     assert (
         proposal.scale_at is not None and proposal.scale_at(8.0) == proposal.log_scale and proposal.of_a_bound
     )
     lines = budget_lines(proposal, 1e-6)
-    fewer = budget_lines(cut_proposal(mechanism, direction, 8.0), 1e-6)
+    fewer = budget_lines(truncated_proposal(mechanism, direction, 8.0), 1e-6)
     assert total(fewer, "relative") < total(lines, "relative") < 0.05
     assert total(lines, "epsilon") < 0.01
     # As long as no replica is: not drawn.
-    longer = rounding.cut_lines(mechanism, 1e-6, direction, 2, 1.0, 0.0, (6.0, 1000.0))
+    longer = truncated_lines(mechanism, 1e-6, direction, 1.0, 0.0, (6.0, 1000.0))
     assert total(longer, "relative") == math.inf
 
 
@@ -149,7 +151,7 @@ def test_a_long_mean_sees_the_errors_of_its_scores():
     shared = np.full(n, 100.0, np.float32)  # far above what v has, so that the factor is not cut off
     factors = [
         float(
-            mean_cuts.log_factor(
+            truncated_mean.log_factor(
                 strategy,
                 {"mean": mean, "shared": shared, "margin": margin},
                 nothing,
@@ -166,8 +168,8 @@ def test_a_long_mean_sees_the_errors_of_its_scores():
 def test_where_there_is_none():
     uncut = mechanism_of(SMALL[0][0].uncut, 2)
     assert family_candidates("truncated-mean", uncut, 1.0) == []
-    with pytest.raises(ValueError, match="scheme must cut batches itself, was b-min-sep"):
-        mean_cuts.mean_cut_proposal(uncut, "remove", 1.0)
+    with pytest.raises(ValueError, match="scheme must truncate batches itself, was b-min-sep"):
+        truncated_mean.truncated_mean_proposal(uncut, "remove", 1.0)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
-        mean_cuts.mean_cut_proposal(loud, "remove", 1.0)
+        truncated_mean.truncated_mean_proposal(loud, "remove", 1.0)

@@ -21,12 +21,15 @@ from jaxacct.proposals.families.replicas import (
     around_the_smallest_scale,
     checked_replicas,
     drawer_of_another,
+    drawn_sizes,
+    lines_of_two,
     log_scale,
 )
 from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.lines import BudgetLine
 
 
-def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
+def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     """M = m replicas of one example, m above the number of examples, with the scale at `epsilon`.
 
     Raises:
@@ -50,7 +53,7 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         lowest=0.0,
         profile=None,
         scale_at=lambda other: log_scale(log_z, m / number, other),
-        rounding_lines=lambda delta_v: rounding.power_lines(mechanism, float(delta_v), m, log_z),
+        rounding_lines=lambda delta_v: example_replica_lines(mechanism, float(delta_v), m, log_z),
         log_normalizer=log_z,
     )
     if not mechanism.is_upper_bound:
@@ -61,12 +64,42 @@ def power_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         return dataclasses.replace(found, draw_block=drawer, rounding_lines=lines_from_below, below=None)
 
     def lines_from_below(delta_v):
-        lines = rounding.power_lines(mechanism, float(delta_v), m, log_z)
+        lines = example_replica_lines(mechanism, float(delta_v), m, log_z)
         *_, means = more = with_the_law_of_means(mechanism, lines)
         # Weights have the loss as well.
         return *more, dataclasses.replace(means, kind="relative", amount=math.expm1(min(means.amount, 600.0)))
 
     return dataclasses.replace(found, below=below)
+
+
+@functools.lru_cache(maxsize=512)
+def example_replica_lines(
+    mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float
+) -> tuple[BudgetLine, ...]:
+    """Return the budget items for weights `ln Z + L - replicas L_1`, L_1 the loss of one example.
+
+    Args:
+      mechanism: of several independent examples.
+      delta_v: as for `rounding.loss_lines`.
+      replicas: of one example.
+      log_normalizer: ln Z.
+    """
+    one, number = _one(mechanism)
+    rare = rounding.DELTA_SHARE * delta_v
+
+    def size_of(share):
+        # E_P f_1 <= Z_2 at sigma / sqrt m, and E_P F_{>k} <= (P(> k) Z_2')^{1/2}, Z_2' at sigma / sqrt(2 m).
+        rarest = -math.inf
+        if share > 0:
+            rarest = 2 * (math.log(rare) + math.log(share) + one.scheme.sums.log_none)
+            rarest -= rounding.log_coincidence(mechanism, 2 * number)
+        largest = rounding.log_coincidence(mechanism, number) - math.log(rare)
+        return drawn_sizes(one, replicas, rare, rarest, largest)
+
+    drawn = rounding.bounded(one, Direction.REMOVE, replicas, size_of)
+    name = "float32 weights, with the loss of one example"
+    as_units = -(-replicas // number)
+    return lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, as_units, "7", name)
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
@@ -78,8 +111,8 @@ def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
 
 
 def build(setting: Setting, m: int) -> Proposal:
-    """Return `power_proposal` for a setting; ValueError as there."""
-    return power_proposal(setting.mechanism, m, setting.epsilon)
+    """Return `example_replica_proposal` for a setting; ValueError as there."""
+    return example_replica_proposal(setting.mechanism, m, setting.epsilon)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

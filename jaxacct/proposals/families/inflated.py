@@ -1,0 +1,165 @@
+"""Replicas at an inflated sampling probability (remove direction, small probabilities and epsilon).
+
+Where a unit hardly ever participates, f = P/Q is next to 1 and nearly all replicas have no participation: the
+distribution with density `Q f^m / Z_m` is next to Q. Let g be the likelihood ratio of the same scheme at
+several times the sampling probability, P0 and P0' the probabilities of no participation, and c at most the
+ratio of the probabilities of any other participation vector. Then `g >= P0' + c (f - P0)`. A sample of the
+distribution R with density `Q g^m / Z'_m`, which is that of m replicas at the inflated probability, has the
+weight `Z'_m f / g^m` and a term of at most
+
+    Z'_m (1 / (c (m - 1))) ((m - 1) / m)^m A^{1 - m},   A = P0' + c (e^epsilon - P0)
+
+(proofs/proposals.md, section 2.6).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+from jaxacct.likelihood import rounding
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
+from jaxacct.proposals.families.replicas import (
+    around_the_smallest_scale,
+    checked_replicas,
+    drawer_of_another,
+    drawn_sizes,
+    lines_of_two,
+)
+from jaxacct.proposals.families.replicas import candidates as replica_candidates
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.lines import BudgetLine
+
+# -ln P0' that the inflation factor aims at, and the largest factor.
+_WANTED, _MAX_TIMES = 0.5, 32
+_LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
+
+
+def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) -> Proposal:
+    """Return the proposal of m replicas at `times` the sampling probability, with the scale at `epsilon`.
+
+    Raises:
+      ValueError: where there are no such replicas, or Z'_m overflows.
+    """
+    found = _inflated(mechanism, times)
+    if found is None:
+        raise ValueError(
+            f"scheme must be known at {times} times its probability, was {mechanism.scheme.name}"
+        )
+    inflated, log_ratio = found
+    drawn = checked_replicas(inflated, m)
+    log_z = drawn.log_normalizer
+    log_none, inflated_log_none = (one.scheme.log_probability_of_none() for one in (mechanism, inflated))
+
+    def scale_at(other: float) -> float:
+        return _log_scale(log_z, m, log_ratio, math.exp(log_none), math.exp(inflated_log_none), other)
+
+    least = min(log_ratio, inflated_log_none - log_none)
+    return Proposal(
+        spec=ProposalSpec("inflated-replicas", (m, times)),
+        direction=Direction.REMOVE,
+        mechanism=mechanism,
+        log_scale=scale_at(epsilon),
+        draw_block=drawer_of_another(drawn.module, _more_often(times)),
+        tables=drawn.tables,
+        relative_error=drawn.relative_error,
+        total_variation=drawn.total_variation,
+        replicas=m,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
+        scale_at=scale_at,
+        rounding_lines=lambda delta_v: inflated_lines(
+            mechanism, inflated, float(delta_v), m, log_z, least - 1e-9
+        ),
+        log_normalizer=log_z,
+    )
+
+
+def _log_scale(
+    log_z: float, m: int, log_ratio: float, none: float, inflated_none: float, epsilon: float
+) -> float:
+    ratio = math.exp(log_ratio) * (1 - _LOWERED)
+    least = (inflated_none + ratio * (math.exp(min(epsilon, 700.0)) - none)) * (1 - _LOWERED)
+    return log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(least)
+
+
+@functools.lru_cache(maxsize=512)
+def inflated_lines(
+    mechanism: Mechanism,
+    inflated: Mechanism,
+    delta_v: float,
+    replicas: int,
+    log_normalizer: float,
+    log_least_ratio: float,
+) -> tuple[BudgetLine, ...]:
+    """Return the budget items for weights `ln Z' + L - replicas L'`, L' at the inflated probability.
+
+    Args:
+      mechanism: the mechanism of the loss L.
+      inflated: that of L'.
+      delta_v: as for `rounding.loss_lines`.
+      replicas: of `inflated`.
+      log_normalizer: ln Z'.
+      log_least_ratio: at most ln of the ratio of the probabilities of any participation vector.
+    """
+    drawn = rounding.bounded(
+        inflated,
+        Direction.REMOVE,
+        replicas,
+        lambda share: inflated_sizes(inflated, delta_v, replicas, log_least_ratio, share),
+    )
+    name = "float32 weights, with the loss at the inflated probability"
+    return lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, replicas, "3a", name)
+
+
+def inflated_sizes(
+    inflated: Mechanism, delta_v: float, replicas: int, log_least_ratio: float, share: float
+) -> rounding.Size:
+    """Return the sizes of the loss at the inflated probability, under the target distribution.
+
+    With `g >= r f`, r the least ratio: `E_P G_{>k} / g <= P'(> k) / r`, and `E_P g <= Z'_2 / r`.
+    """
+    rare, replicas_of = rounding.DELTA_SHARE * delta_v, inflated.scheme.replicas
+    rarest = math.log(rare) + math.log(share) + log_least_ratio if share > 0 else -math.inf
+    largest = math.inf
+    if replicas_of is not None and replicas_of.most_replicas(inflated) >= 2:
+        largest = replicas_of.log_normalizer(inflated, 2) - log_least_ratio - math.log(rare)
+    return drawn_sizes(inflated, replicas, rare, rarest, largest)
+
+
+def _inflated(mechanism: Mechanism, times: int) -> tuple[Mechanism, float] | None:
+    found = mechanism.scheme.more_often(times) if mechanism.is_stationary else None
+    if found is None:
+        return None
+    return Mechanism(found[0], mechanism.strategy, mechanism.noise_multiplier), found[1]
+
+
+def build(setting: Setting, m: int, times: int) -> Proposal:
+    """Return `inflated_proposal` for a setting; ValueError as there, and for `times` out of 2..32."""
+    if not 2 <= times <= _MAX_TIMES:
+        raise ValueError(f"times must be in 2..{_MAX_TIMES}, was {times}")
+    return inflated_proposal(setting.mechanism, m, times, setting.epsilon)
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return those of one inflation factor, where ordinary replicas do not need few samples already."""
+    mechanism = setting.mechanism
+    none = -mechanism.scheme.log_probability_of_none()
+    if not 0 < none <= _WANTED / 2:
+        return []
+    times = min(round(_WANTED / none), _MAX_TIMES)
+    found = _inflated(mechanism, times)
+    if found is None:
+        return []
+    if samples_needed is not None:
+        ordinary = replica_candidates(setting, samples_needed)
+        if any(samples_needed(proposal) <= 0 for proposal in ordinary):
+            return []
+    return around_the_smallest_scale(found[0], 2, lambda m: build(setting, m, times), samples_needed)
+
+
+@functools.cache  # one function for each factor, so that nothing compiles twice
+def _more_often(times: int) -> Callable:
+    return lambda scheme: scheme.more_often(times)[0]

@@ -1,0 +1,279 @@
+"""Two replicas with independent truncation, for batches truncated to a maximum size, in both directions.
+
+The pair with independent truncation dominates that of truncated b-min-sep (`schemes.independent_cuts`). Its
+truncated steps K and its outputs are drawn together from a distribution R with a density proportional to
+
+    remove:  pi(K) (1 - p)^{-|K|} R0(y) f_P(y | K)^2        add:  pi(K) R0(y) f_Q(y | K)^2
+
+R0 the centred Gaussian, f_P and f_Q the likelihoods of P and Q over it, pi the distribution of K. f_Q is at
+least the probability that the example is sampled at no truncated step, which is `(1 - p)^{|K|}` or P(x = 0)
+at least, and f_P is at least P(x = 0). So a weighted term never exceeds that of two replicas at an epsilon
+lowered by the log of such a floor (proofs/truncated_batches.md, theorem 4).
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxacct.kernels import randomness, threefry
+from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import column_norms
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
+from jaxacct.proposals.families.replicas import log_scale
+from jaxacct.schemes.independent_cuts import IndependentCuts
+from jaxacct.schemes.replicas import cuts as replicas
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.lines import BudgetLine
+
+REPLICAS = 2
+# Plain samples up to which these are not considered: a few minutes of two cores at n = 1000.
+_FEW_SAMPLES = 1_000_000
+_SPEC = ProposalSpec("truncated", ())
+
+
+def truncated_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
+    """Return two replicas with independent truncation, with the scale at `epsilon` (natural log).
+
+    Raises:
+      ValueError: for a scheme that truncates nothing, tables that do not fit, or a normalizer that overflows.
+    """
+    cuts, uncut = checked_truncation(mechanism, _SPEC)
+    none = cuts.uncut.log_probability_of_none()
+    if direction == Direction.ADD:
+        labelled, log_z, log_tilt = replicas.Labelled(uncut, cuts.chances, (0, 1)), 0.0, 0.0
+        lowered = none
+    else:
+        labelled, log_z, log_tilt, lowered = _remove_law(uncut, cuts, none)
+    log_z += replicas.log_normalizer(labelled)
+
+    def tables():
+        arrays = replicas.tables(labelled)
+        return {"log_z": jnp.float32(log_z), "log_tilt": jnp.float32(log_tilt), "arrays": arrays}
+
+    logs = abs(log_z) + log_tilt * cuts.uncut.iterations
+    return proposal_of_truncation(
+        _SPEC,
+        mechanism,
+        direction,
+        epsilon,
+        log_z=log_z,
+        lowered=lowered,
+        draw_block=_DRAW[Direction(direction)],
+        tables=tables,
+        lines=lambda delta_v: truncated_lines(mechanism, delta_v, direction, logs - none, cuts.beyond),
+    )
+
+
+def checked_truncation(mechanism: Mechanism, spec: ProposalSpec) -> tuple[IndependentCuts, Mechanism]:
+    """Return the independent truncation of a mechanism, and the mechanism without it.
+
+    Raises:
+      ValueError: for a scheme that truncates nothing, or tables that do not fit.
+    """
+    cuts = mechanism.scheme.independent_cuts
+    if cuts is None:
+        raise ValueError(f"scheme must truncate batches itself, was {mechanism.scheme.name}")
+    if not mechanism.is_stationary:
+        raise ValueError(f"{spec} needs a Toeplitz matrix with at most min_separation bands")
+    uncut = Mechanism(cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
+    if not replicas.fits(uncut):
+        raise ValueError(f"iterations must be fewer for the tables of {spec}, was {cuts.uncut.iterations}")
+    return cuts, uncut
+
+
+def proposal_of_truncation(
+    spec: ProposalSpec,
+    mechanism: Mechanism,
+    direction: str,
+    epsilon: float,
+    *,
+    log_z: float,
+    lowered: float,
+    draw_block: Callable[..., Draws],
+    tables: Callable[[], Any],
+    lines: Callable[[float], tuple[BudgetLine, ...]],
+) -> Proposal:
+    """Return a proposal of two replicas with independent truncation.
+
+    Args:
+      spec: family.
+      mechanism: what is accounted for.
+      direction: "remove" or "add".
+      epsilon: natural log.
+      log_z: ln of the normalizer.
+      lowered: what is added to epsilon in the scale, ln of the floor of the other side's likelihood.
+      draw_block, tables: as in `Proposal`.
+      lines: budget items at a delta_v.
+
+    Raises:
+      ValueError: for a normalizer that overflows.
+    """
+    if not math.isfinite(log_z - lowered):
+        raise ValueError(f"{spec} overflow at noise multiplier {mechanism.noise_multiplier:g}")
+
+    def scale_at(other: float) -> float:
+        return log_scale(log_z, REPLICAS, other + lowered)
+
+    uncut = Mechanism(mechanism.scheme.independent_cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
+    return Proposal(
+        spec=spec,
+        direction=Direction(direction),
+        mechanism=mechanism,
+        log_scale=scale_at(epsilon),
+        draw_block=draw_block,
+        tables=tables,
+        relative_error=0.0,
+        total_variation=replicas.total_variation(uncut),
+        replicas=REPLICAS,
+        push=0.0,
+        left_out=0.0,
+        lowest=0.0,
+        profile=None,
+        scale_at=scale_at,
+        rounding_lines=lambda delta_v: lines(float(delta_v)),
+        log_normalizer=log_z,
+        of_a_bound=True,
+    )
+
+
+def _remove_law(uncut: Mechanism, cuts: IndependentCuts, none: float):
+    """Return (what is drawn, ln of what the tilt sums to, ln tilt of a truncated step, ln floor left of f_Q).
+
+    With the floor `(1 - p)^{|K|}` of f_Q, which tilts K, or with P(x = 0): the smaller scale.
+    """
+    plain = replicas.Labelled(uncut, cuts.chances, (1, 2))
+    p, found = cuts.uncut.sampling_probability, [(plain, 0.0, 0.0, none)]
+    if p < 1:
+        log_tilt, chances = -math.log1p(-p), np.array(cuts.chances)
+        sums = np.log1p(chances * math.expm1(log_tilt))
+        tilted = np.minimum(chances * np.exp(log_tilt - sums), 1.0)
+        labelled = replicas.Labelled(uncut, tuple(tilted.tolist()), (1, 2))
+        found.append((labelled, math.fsum(sums) * (1 + 1e-12), log_tilt, 0.0))
+    return min(found, key=lambda law: replicas.log_normalizer(law[0]) + law[1] - law[3])
+
+
+@functools.lru_cache(maxsize=512)
+def truncated_lines(
+    mechanism: Mechanism,
+    delta_v: float,
+    direction: str,
+    log_parts: float,
+    beyond: float,
+    mean: tuple[float, float] = (0.0, 0.0),
+) -> tuple[BudgetLine, ...]:
+    """Return the budget items for weights `ln Z + (1 - m) ln f` of m = `REPLICAS` replicas.
+
+    f is P/R or Q/R alone; the nats booked hold for both together, so for either.
+
+    Args:
+      mechanism: the mechanism.
+      delta_v: as for `rounding.loss_lines`.
+      direction: "remove" or "add".
+      log_parts: sizes of what else is added up in the log of a weight.
+      beyond: probability that the sizes of the others' batches are not covered.
+      mean: sum and length of the mean participation, where draws are moved by it and weights have its scores.
+    """
+    added, scheme = REPLICAS + (mean[0] > 0), mechanism.scheme
+    size, share, errors = rounding.bounded(
+        mechanism,
+        direction,
+        added,
+        lambda share: rounding.sizes(mechanism, delta_v, direction, added, 0.0, share),
+    )
+    normals, transform, recurrence = errors
+    logs = log_parts + REPLICAS * size.largest
+    # The mean counts as a replica; its scores are off as a vector's are, for its length and sum.
+    times = REPLICAS - 1 + max(mean[0] / size.count, mean[1])
+    if mean[1] > 1.5 * rounding.reach_of(scheme, size.count):
+        times = math.inf
+    weight = times * (normals + transform + recurrence) + 4 * rounding.UNIT * logs
+    depth = math.ceil(math.log2(max(scheme.iterations, 2))) + 20
+    weight += depth * rounding.UNIT * mean[0] * 2 * (size.ratio + 2 / mechanism.noise_multiplier**2)
+    source = "proofs/truncated_batches.md, section "
+    return (
+        *rounding.common_lines(mechanism, errors, size.beyond + size.above),
+        BudgetLine("more examples eligible than allowed for", "delta", beyond, source + "3"),
+        rounding.relative_line("float32 weights", weight, source + "5"),
+        *rounding.draw_lines(REPLICAS * share),
+    )
+
+
+def build(setting: Setting) -> Proposal:
+    """Return `truncated_proposal` for a setting; ValueError as there."""
+    return truncated_proposal(setting.mechanism, setting.direction, setting.epsilon)
+
+
+def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return the proposal where the scheme truncates batches and plain sampling would take long."""
+    return offered(build, setting, samples_needed)
+
+
+def offered(
+    make: Callable[[Setting], Proposal], setting: Setting, samples_needed: SamplesNeeded
+) -> list[Proposal]:
+    """Return what `make` gives for truncated batches where plain sampling would take long, if anything.
+
+    Plain samples are of the pair itself, and the bound costs noise: 3 % for batches of 80 truncated at the
+    mean, at a delta of 0.02 (proofs/truncated_batches.md, section 3).
+    """
+    mechanism = setting.mechanism
+    if mechanism.scheme.independent_cuts is None or not mechanism.is_stationary:
+        return []
+    if samples_needed is not None and samples_needed(plain(mechanism, setting.direction)) <= _FEW_SAMPLES:
+        return []
+    try:
+        return [make(setting)]
+    except ValueError:
+        return []
+
+
+class TruncatedDraws(NamedTuple):
+    """Samples of one block, time last."""
+
+    log_p: Any
+    """ln P/R0, (BLOCK_SIZE,)."""
+    log_q: Any
+    """ln Q/R0, (BLOCK_SIZE,)."""
+    cut: Any
+    """(BLOCK_SIZE, iterations): whether a step is truncated."""
+    counts: Any
+    """(BLOCK_SIZE, iterations): participations of the replicas."""
+    ratios: Any
+    """(BLOCK_SIZE, iterations): log-ratios of a participation."""
+    half_norms: Any
+    """Half the square norms of the columns over sigma^2, as `column_norms`."""
+
+
+def draw_truncated(
+    key, scheme, strategy, sigma, tables, dtype, direction: Direction, moved: Callable | None = None
+) -> TruncatedDraws:
+    """Draw outputs shifted by the replicas' counts, plus `moved(cut)` if given; down in the add direction."""
+    cuts, sign = scheme.independent_cuts, direction.sign
+    normals_key, counts_key = threefry.split(key)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = strategy.draw_normals(normals_key, n, size, dtype)
+    cut, counts = replicas.draw(counts_key, cuts.uncut, tables["arrays"], size)
+    shift = counts.astype(dtype) if moved is None else counts.astype(dtype) + moved(cut)
+    drawn = strategy.scores_from_normals(normals, n, sigma, sign * shift)
+    halves = jnp.asarray(column_norms(cuts.uncut, strategy), drawn.dtype)
+    variance = jnp.asarray(sigma, drawn.dtype) ** 2
+    ratios, half_norms = (drawn - lax.broadcast_to_rank(halves, 2)) / variance, halves / variance
+    log_p, log_q = cuts.log_likelihoods(ratios, half_norms, cut)
+    return TruncatedDraws(log_p, log_q, cut, counts, ratios, half_norms)
+
+
+def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> Draws:
+    drawn = draw_truncated(key, scheme, strategy, sigma, tables, dtype, direction)
+    loss = drawn.log_p - drawn.log_q
+    if direction == Direction.ADD:
+        return Draws(loss, tables["log_z"] - drawn.log_q)
+    return Draws(loss, tables["log_z"] - drawn.log_p - tables["log_tilt"] * drawn.cut.sum(axis=1).astype(dtype))
+
+
+_DRAW = {direction: functools.partial(_draw, direction=direction) for direction in Direction}
