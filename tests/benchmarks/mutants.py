@@ -119,7 +119,7 @@ MUTANTS = [
         LINEAR,
     ),
     Mutant("jaxacct/kernels/linear_scale.py", "log_more - j * (half", "log_more - (half", LINEAR),
-    Mutant(TOGETHER, "(row - following) * over", "row * over", LINEAR),
+    Mutant(TOGETHER, "(row - following[None]) * over[None]", "row * over[None]", LINEAR),
     Mutant(TOGETHER, "k + move.delta >= block", "k + move.delta > block", LINEAR),
     Mutant(TOGETHER, "j * (j - 1) // 2 * overlap[0]", "j * overlap[0]", LINEAR),
     Mutant(TOGETHER, "0 * overlaps if i else", "overlaps if i else", LINEAR),
@@ -434,8 +434,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/families/truncated.py",
-        ' - tables["log_tilt"] * drawn.cut.sum(axis=1)',
-        "",
+        "- drawn.log_p - tilt)",
+        "- drawn.log_p)",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(

@@ -5,7 +5,6 @@ import math
 import jax
 import numpy as np
 import pytest
-from jaxacct.proposals.families.pair_weights import log_factor, rounds
 from scipy import stats
 
 from jaxacct import (
@@ -24,6 +23,7 @@ from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.families import pairs
 from jaxacct.proposals.families.from_below import from_below
 from jaxacct.proposals.families.mean_overlaps import loss_from_below
+from jaxacct.proposals.families.pair_weights import log_factor, rounds
 from jaxacct.proposals.families.pairs import pair_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
