@@ -1484,7 +1484,7 @@ MUTANTS = [
         MEANS,
     ),
     Mutant(TRUNCATED_MEAN, "(math.fsum(sums) + of_all)", "math.fsum(sums)", MEANS),
-    # Replicas of a busier example.
+    # Replicas at an inflated probability.
     Mutant(RATIO, "log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)", "pass", INFLATED),
     Mutant(
         RATIO,

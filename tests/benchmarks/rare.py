@@ -1,4 +1,4 @@
-"""Samples to certify where participation is rare: ordinary replicas against those of a busier example.
+"""Samples to certify where participation is rare: ordinary replicas against those at an inflated probability.
 
 PYTHONPATH=. python tests/benchmarks/rare.py
 """

@@ -51,10 +51,10 @@ def exact_scale(mechanism, m, times, epsilon) -> float:
     proposal = inflated.inflated_proposal(mechanism, m, times, epsilon)
     scheme = mechanism.scheme
     more, log_ratio = more_often(scheme, times)
-    none, busier_none = (math.exp(one.log_probability_of_none()) for one in (scheme, more))
+    none, inflated_none = (math.exp(one.log_probability_of_none()) for one in (scheme, more))
     alpha = math.exp(epsilon)
     f = alpha + np.geomspace(1e-4, 1e4, 4000)
-    g = busier_none + math.exp(log_ratio) * (f - none)
+    g = inflated_none + math.exp(log_ratio) * (f - none)
     return float(np.max(math.exp(proposal.log_normalizer) * (f - alpha) / g**m))
 
 
@@ -75,10 +75,10 @@ def test_losses_of_both_keep_the_minorant_and_the_lower_bound(x64):
     f, g = (
         np.exp(np.asarray(loss_of_scores(one, SMALL.strategy, scores, 1.0))) for one in (SMALL.scheme, more)
     )
-    none, busier_none = (math.exp(one.log_probability_of_none()) for one in (SMALL.scheme, more))
-    assert (g >= (busier_none + math.exp(log_ratio) * (f - none)) * (1 - 1e-12)).all()
-    assert (g >= min(math.exp(log_ratio), busier_none / none) * f * (1 - 1e-12)).all()
-    assert (g < (busier_none + 1.3 * math.exp(log_ratio) * (f - none))).any()  # a larger c would be wrong
+    none, inflated_none = (math.exp(one.log_probability_of_none()) for one in (SMALL.scheme, more))
+    assert (g >= (inflated_none + math.exp(log_ratio) * (f - none)) * (1 - 1e-12)).all()
+    assert (g >= min(math.exp(log_ratio), inflated_none / none) * f * (1 - 1e-12)).all()
+    assert (g < (inflated_none + 1.3 * math.exp(log_ratio) * (f - none))).any()  # a larger c would be wrong
 
 
 def test_few_samples_where_participation_is_rare(key):

@@ -273,9 +273,8 @@ def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> 
     loss = drawn.log_p - drawn.log_q
     if direction == Direction.ADD:
         return Draws(loss, tables["log_z"] - drawn.log_q)
-    return Draws(
-        loss, tables["log_z"] - drawn.log_p - tables["log_tilt"] * drawn.cut.sum(axis=1).astype(dtype)
-    )
+    tilt = tables["log_tilt"] * drawn.cut.sum(axis=1).astype(dtype)
+    return Draws(loss, tables["log_z"] - drawn.log_p - tilt)
 
 
 _DRAW = {direction: functools.partial(_draw, direction=direction) for direction in Direction}
