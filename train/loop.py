@@ -448,7 +448,7 @@ def _skips_padding(plan: Plan, wanted: Wanted) -> bool:
     Raises:
       ValueError: where that is asked for and must not be.
     """
-    cut = plan.truncation_delta is not None or plan.mechanism.scheme.cut_to is not None
+    cut = plan.truncation_delta is not None or plan.mechanism.scheme.batch_size_cap is not None
     if wanted.skip_padding and cut:
         raise ValueError(
             "skip_padding must not be True for a plan that cuts batches: its guarantee does not hold for who "

@@ -21,12 +21,12 @@ class PrivacyLossDistribution(Accountant):
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
         del compose_with
-        if mechanism.scheme.independent_rounds() is None:
+        if mechanism.scheme.independent_rounds is None:
             return "its rounds are not independent"
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
-        rounds = mechanism.scheme.independent_rounds()
+        rounds = mechanism.scheme.independent_rounds
         assert rounds is not None
         curves = both_directions(GaussianPair(mechanism.noise_multiplier), rounds[0])
         return composed_delta(((curves, rounds[1]),), epsilon, compose_with)

@@ -33,8 +33,10 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
     Raises:
       ValueError: multi-attribution, or a maximum that is not above the largest expected batch.
     """
-    if scheme.why_not_cut is not None:
-        raise ValueError(f"max_batch_size must not be given {scheme.why_not_cut}")
+    if not scheme.supports_truncation:
+        raise ValueError(
+            f"max_batch_size must not be given for {scheme.name}: the accountant does not cover it"
+        )
     size = _validate.positive_integer("dataset_size", dataset_size)
     most = _validate.positive_integer("max_batch_size", max_batch_size)
     _validate.nonnegative_number("epsilon", epsilon)

@@ -29,6 +29,7 @@ from jaxacct.proposals.candidates import choose_candidate, predicted_samples
 from jaxacct.proposals.families.extrapolation import Extrapolation, cheaper_extrapolation
 from jaxacct.proposals.threshold import threshold
 from jaxacct.schemes import Scheme
+from jaxacct.schemes.batch_sizes import check_dataset_size
 from jaxacct.statistics import bounds, hockey_stick, roots
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import Direction
@@ -154,7 +155,7 @@ def calibrate(
     if estimate is not None:
         _validate.positive_number("estimate", estimate)
     if dataset_size is not None:
-        scheme.check_dataset_size(_validate.positive_integer("dataset_size", dataset_size))
+        check_dataset_size(scheme, _validate.positive_integer("dataset_size", dataset_size))
     if choice is not None:
         _validate.instance("choice", choice, Choice, "a jaxacct.calibration.choice.Choice")
         other = choice.flaws(scheme, strategy, epsilon, delta, dataset_size)

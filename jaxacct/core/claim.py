@@ -13,7 +13,8 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.files import to_json
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import SCHEMES
-from jaxacct.schemes.batch_sizes import OVERFLOW, Overflow, batch_sizes, overflow
+from jaxacct.schemes.base import scheme_from_fields, scheme_to_json
+from jaxacct.schemes.batch_sizes import OVERFLOW, Overflow, batch_sizes, check_dataset_size, overflow
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import hockey_stick
@@ -88,7 +89,7 @@ class Claim:
     def __post_init__(self):
         scheme = self.mechanism.scheme
         if self.dataset_size is not None:
-            scheme.check_dataset_size(_validate.positive_integer("dataset_size", self.dataset_size))
+            check_dataset_size(scheme, _validate.positive_integer("dataset_size", self.dataset_size))
         if self.truncate_to is not None:
             _validate.positive_integer("max_batch_size", self.truncate_to)
             if self.dataset_size is None:
@@ -145,7 +146,7 @@ class Claim:
         mechanism, target = self.mechanism, self.target
         return {
             "adjacency": mechanism.adjacency,
-            "scheme": mechanism.scheme.to_json(),
+            "scheme": scheme_to_json(mechanism.scheme),
             "strategy": mechanism.strategy.to_json(),
             "noise_multiplier": mechanism.noise_multiplier,
             "epsilon": target.epsilon,
@@ -185,7 +186,7 @@ def claim_from_json(data) -> Claim:
       ValueError: for a field that is missing, unknown, malformed or not as `to_json` writes it.
     """
     read = records.read(_Written, data, "plan claim")
-    scheme = _kind("scheme", read.scheme.get("name"), SCHEMES).from_json(read.scheme)
+    scheme = scheme_from_fields(_kind("scheme", read.scheme.get("name"), SCHEMES), read.scheme)
     kind = _kind("strategy kind", read.strategy.get("kind", BandedToeplitz.kind), STRATEGIES)
     mechanism = Mechanism(scheme, kind.from_json(read.strategy), read.noise_multiplier, read.adjacency)
     target = Target(read.epsilon, read.delta, read.budget, _event_from_json(read.compose_with))

@@ -17,9 +17,14 @@ def statement(plan: Plan) -> str:
     if not plan.certified:
         return "NOT CERTIFIED: the stored evidence does not support the stated guarantee."
     mechanism, scheme = plan.mechanism, plan.mechanism.scheme
-    unit = scheme.unit_if_shared if plan.reveals_all_participations else scheme.unit_in_words
+    unit = unit_in_words(scheme, plan.reveals_all_participations)
     together = "" if plan.compose_with is None else f", composed with {plan.compose_with!r}"
-    truncated = scheme.assumption
+    truncated = ""
+    if scheme.batch_size_cap is not None:
+        truncated = (
+            f"batches above {scheme.batch_size_cap} are truncated to uniformly random subsets of that size, "
+            "that no batch size, time of an abort or run time is published, "
+        )
     if plan.truncation_delta is not None:
         truncated = (
             f"batches above {plan.max_batch_size} are truncated to random subsets of that size (which uses "
@@ -32,6 +37,18 @@ def statement(plan: Plan) -> str:
         f"says, that each example's gradient is clipped, {truncated}and that only the noisy sums and what "
         f"follows from them are released.{_upper_bound(plan)}"
     )
+
+
+def unit_in_words(scheme, reveals_participations: bool = False) -> str:
+    """Return the privacy unit in words, for a bound that may reveal all participations."""
+    if scheme.unit == "example":
+        return "example"
+    unit = f"user with up to {scheme.examples_per_unit} examples"
+    if scheme.examples_overlap:
+        return unit
+    shared = reveals_participations or scheme.holds_for_shared_examples
+    owners = "whoever shares them" if shared else "each with no other user"
+    return f"{unit}, {owners} (and phantoms up to that number)"
 
 
 def _how(plan: Plan) -> str:

@@ -150,7 +150,7 @@ def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]
 @compiled(static=4)
 def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
     """(count, samples of the blocks `keys`) losses; not finite where only logarithms have room."""
-    by_sums = scheme.takes_sums and not in_logs
+    by_sums = scheme.many_multipliers is not None and not in_logs
 
     def losses(keys):
         signal, noise = (
@@ -189,7 +189,7 @@ def _signal_and_noise(scheme, strategy, direction, key):
     if direction == Direction.ADD:
         return nothing, noise
     if few_windows(scheme, strategy):
-        positions = scheme.draw_positions(counts_key, size)
+        positions = scheme.sparse_positions.draw(counts_key, size)
         return strategy.add_signal_windows(nothing, positions, 1.0), noise
     return strategy.signal_scores(scheme.draw_participation(counts_key, size)), noise
 
@@ -203,9 +203,11 @@ def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
     count = len(factors)
     wide = _together(scheme, count) if jax.default_backend() == "cpu" else count
     if count == wide:
-        return scheme.log_likelihood_ratios_of_sums(arrays, factors, norms)
+        return scheme.many_multipliers.log_likelihood_ratios(arrays, factors, norms)
     groups = jnp.pad(factors, ((0, -count % wide), (0, 0)), mode="edge").reshape(-1, wide, 2)
-    found = jax.lax.map(lambda some: scheme.log_likelihood_ratios_of_sums(arrays, some, norms), groups)
+    found = jax.lax.map(
+        lambda some: scheme.many_multipliers.log_likelihood_ratios(arrays, some, norms), groups
+    )
     return found.reshape(-1, noise.shape[0])[:count]
 
 
@@ -216,4 +218,4 @@ def _together(scheme, count: int) -> int:
 
 def _most_together(scheme) -> int:
     """Blocks of samples, each at one noise multiplier, whose likelihoods stay in cache."""
-    return max(1, _KEPT // (randomness.BLOCK_SIZE * scheme.numbers_kept))
+    return max(1, _KEPT // (randomness.BLOCK_SIZE * scheme.many_multipliers.numbers_kept))

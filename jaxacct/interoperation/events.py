@@ -33,7 +33,7 @@ def dominating_event(mechanism: Mechanism) -> DominatingEvent:
     import dp_accounting
 
     scheme = checked(mechanism).scheme
-    rounds = scheme.independent_rounds()
+    rounds = scheme.independent_rounds
     if rounds is None or cross_term(mechanism):
         event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / sensitivity(mechanism))
         return DominatingEvent(event, False, "who took part when is revealed")

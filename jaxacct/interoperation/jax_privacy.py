@@ -96,7 +96,7 @@ def _laws(module) -> dict:
     def write_b_min_sep(scheme):
         p, n, b = scheme.sampling_probability, scheme.iterations, scheme.min_separation
         # Without barring both starts are one law, and jax-privacy fails to make the warm one.
-        return module.BMinSepSampling(p, n, b, scheme.warm_start and b > 1, scheme.cut_to)
+        return module.BMinSepSampling(p, n, b, scheme.warm_start and b > 1, scheme.batch_size_cap)
 
     def read_b_min_sep(given, dataset_size):
         n, b, p, warm = given.iterations, given.min_sep, given.sampling_prob, given.warm_start

@@ -160,17 +160,6 @@ def first_offsets(log_q: float, block: int, steps: int) -> np.ndarray:
     return (steps - np.arange(block)) * log_q
 
 
-def phase_log_mean(log_terms, each: float = 0.0, *, cycle_length: int):
-    """`ln (1/b) sum_phase exp( sum_k t_{phase + k b} )` for one sample's (n,) log-factors `t`,
-    every one with `each` added to it.
-
-    The likelihood ratio of a scheme whose example picks one of `cycle_length` phases uniformly and then
-    takes part only at steps of that phase. Unbatched; a padded step is a factor of one.
-    """
-    per_phase = phase_totals(log_terms, cycle_length)
-    return log_mean_of_phases(per_phase, each, iterations=log_terms.shape[0])
-
-
 def phase_totals(values, cycle_length: int):
     """Sums over the steps of each phase, (cycle_length, ...), of (n, ...) values of the steps."""
     n, samples = values.shape[0], values.shape[1:]

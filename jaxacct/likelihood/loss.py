@@ -136,12 +136,14 @@ def loss_of_scores(
 
 
 def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
-    """At least L of (num_samples, iterations) scores, where `scheme.bounds_by_pairs`."""
+    """At least L of (num_samples, iterations) scores, where the scheme has a `pair_bound`."""
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
     lowered = lowered_norms(scheme, strategy, Direction.REMOVE, scores_.dtype)
     log_ratios = (scores_ - lax.broadcast_to_rank(lowered, scores_.ndim)) / sigma**2
-    return scheme.log_likelihood_ratios_by_pairs(log_ratios, norms / sigma**2)
+    bound = scheme.pair_bound
+    assert bound is not None
+    return bound.log_likelihood_ratios(log_ratios, norms / sigma**2)
 
 
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:

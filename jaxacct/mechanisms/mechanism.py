@@ -38,9 +38,12 @@ class Mechanism:
         sigma = _validate.noise_multiplier("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
         _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
-        reason = why_not_add_or_remove(self.scheme) if self.is_add_or_remove else None
-        if reason is not None:
-            raise ValueError(f"adjacency must be 'zero-out' for scheme {self.scheme.name}, {reason}")
+        if self.adjacency not in self.scheme.adjacencies:
+            allowed = " or ".join(map(repr, self.scheme.adjacencies))
+            raise ValueError(
+                f"adjacency must be {allowed} for scheme {self.scheme.name}, was {self.adjacency!r} "
+                "(proofs/adjacency.md)"
+            )
 
     @property
     def is_add_or_remove(self) -> bool:
@@ -74,20 +77,6 @@ class Mechanism:
     def is_stationary(self) -> bool:
         """Whether losses are exact and the columns of C shifts of one another, but for their ends."""
         return self.strategy.is_toeplitz and not self.is_upper_bound
-
-
-def why_not_add_or_remove(scheme: Scheme) -> str | None:
-    """Return why the pair of zero-out adjacency is not that of add-or-remove-one; None where it is.
-
-    Source: proofs/adjacency.md, section 2.
-    """
-    if scheme.unit != "example":
-        return "whose graph of users and examples is public"
-    if scheme.cut_to is not None:
-        return "where truncated batches make the others' places depend on an example"
-    if not scheme.others_are_independent:
-        return "whose other examples are not sampled independently"
-    return None
 
 
 def checked(mechanism) -> Mechanism:

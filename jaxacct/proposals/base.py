@@ -364,17 +364,17 @@ def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws
     if direction == Direction.REMOVE and few_windows(scheme, strategy):
 
         def draw_positions(key, size):
-            return scheme.draw_positions(key, size), None
+            return scheme.sparse_positions.draw(key, size), None
 
         loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=draw_positions)
         return Draws(loss, jnp.zeros_like(loss))
 
-    if scheme.draws_counts_at and strategy.bands > 1 and has_windows(scheme, strategy):
+    if scheme.sparse_counts is not None and strategy.bands > 1 and has_windows(scheme, strategy):
 
-        def draw_counts_at(key, size):
-            return scheme.draw_counts_at(key, size, direction, side)
+        def sparse_counts(key, size):
+            return scheme.sparse_counts(key, size, direction, side)
 
-        loss = draw_block_at(key, scheme, strategy, sigma, dtype, None, direction, side, draw_counts_at)
+        loss = draw_block_at(key, scheme, strategy, sigma, dtype, None, direction, side, sparse_counts)
         return Draws(loss, jnp.zeros_like(loss))
 
     def draw_counts(counts_key, size):
@@ -389,7 +389,7 @@ _DRAW_PLAIN = {direction: functools.partial(_plain, direction=direction) for dir
 
 def few_windows(scheme, strategy) -> bool:
     """Whether participations are added as windows: unless they are few, an FFT is faster on a CPU."""
-    windows = scheme.draws_positions and has_windows(scheme, strategy)
+    windows = scheme.sparse_positions is not None and has_windows(scheme, strategy)
     elsewhere = jax.default_backend() != "cpu" and windows
     return adds_windows(scheme, strategy, 1) or elsewhere
 

@@ -26,7 +26,7 @@ from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.proposals.families import replicas
-from jaxacct.schemes import SCHEMES, Poisson, Scheme, scheme_from_json
+from jaxacct.schemes import SCHEMES, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
@@ -97,7 +97,7 @@ class Recommended:
     def to_json(self) -> dict:
         """Plain JSON values."""
         return {
-            "scheme": self.scheme.to_json(),
+            "scheme": scheme_to_json(self.scheme),
             "bands": self.strategy.named_bands,
             "min_separation": self.scheme.min_separation,
             "matrix": self.matrix,
@@ -788,7 +788,7 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
         return replicas.log_normalizer(mechanism, m)
 
     def of(steps):
-        shorter = scheme_from_json(scheme.to_json() | {"iterations": steps})
+        shorter = scheme_from_json(scheme_to_json(scheme) | {"iterations": steps})
         return replicas.log_normalizer(Mechanism(shorter, strategy, mechanism.noise_multiplier), m)
 
     long = math.ceil(short)
@@ -798,14 +798,14 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
 
 def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:
     """The noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
-    if poisson.participation_rate == 1:
+    if poisson.largest_rate == 1:
         return start  # a Gaussian mechanism, whose moments are exact
     # Losses rounded to this grid add up to a thousandth of epsilon or so; they reach to about start^-2.
     finest = math.sqrt(1e-3 * max(1.0, epsilon) / poisson.iterations)
     interval = min(5e-3, 0.02 * max(epsilon, delta), finest)
     interval = max(interval, 5e-5 / start**2)
 
-    rounds = poisson.independent_rounds()
+    rounds = poisson.independent_rounds
     assert rounds is not None
 
     def excess(log_sigma):

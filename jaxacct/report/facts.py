@@ -17,7 +17,7 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     return [
         ("epsilon, delta", f"{exact(plan.epsilon)}, {exact(plan.delta)}"),
         ("advantage", f"at most {advantage}   (true minus false positive rate of any test)"),
-        ("privacy unit", f"{scheme.unit_in_words}, {plan.mechanism.adjacency} adjacency"),
+        ("privacy unit", f"{text.unit_in_words(scheme)}, {plan.mechanism.adjacency} adjacency"),
         *text.mechanism_rows(plan),
     ]
 

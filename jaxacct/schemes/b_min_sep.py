@@ -19,9 +19,17 @@ from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, coin_bits, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence, serves_gpu
-from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, times_log
+from jaxacct.schemes.base import (
+    ExampleScheme,
+    ManyMultipliers,
+    SparsePositions,
+    Sums,
+    check_fields,
+    counts_at,
+    times_log,
+)
 from jaxacct.schemes.batches import Batches, Eligible
+from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_product, log_bernoulli_product_of_sums, log_probabilities
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
@@ -29,7 +37,7 @@ from jaxacct.schemes.replicas import poisson as poisson_replicas
 
 
 @dataclass(frozen=True)
-class BMinSep(Scheme):
+class BMinSep(ExampleScheme):
     """b-min-sep sampling.
 
     Each example that took part in none of the last `min_separation` - 1 batches joins the next one with
@@ -48,21 +56,11 @@ class BMinSep(Scheme):
     sampling_probability: float
     warm_start: bool = True
     name: ClassVar[str] = "b-min-sep"
-    unit: ClassVar[str] = "example"
+    supports_truncation = True
     options: ClassVar = {"separation": "min_separation", "warm_start": "warm_start"}
 
     def __post_init__(self):
-        set_ = object.__setattr__
-        set_(self, "iterations", _validate.positive_integer("iterations", self.iterations))
-        set_(
-            self,
-            "min_separation",
-            _validate.positive_integer("min_separation", self.min_separation),
-        )
-        p = _validate.probability("sampling_probability", self.sampling_probability)
-        set_(self, "sampling_probability", p)
-        if not isinstance(self.warm_start, bool):
-            raise ValueError(f"warm_start must be True or False, was {self.warm_start!r}")
+        check_fields(self, "iterations", "min_separation")
 
     @classmethod
     def from_batch_size(
@@ -106,10 +104,6 @@ class BMinSep(Scheme):
             recent += taking_part[i] - (taking_part[i - b + 1] if i >= b - 1 else 0.0)
         return taking_part
 
-    @property
-    def examples_per_unit(self) -> int:
-        return 1
-
     @functools.cached_property
     def sums(self) -> Sums:
         b = self.min_separation
@@ -117,7 +111,7 @@ class BMinSep(Scheme):
         steps = -(-self.iterations // b) * b
         return Sums(self.sampling_probability, self.log_probability_of_none(), steps, terms)
 
-    def more_often(self, times: int) -> "tuple[BMinSep, float] | None":
+    def inflated(self, times: int) -> "tuple[BMinSep, float] | None":
         """A vector of k participations passes up at most n - k chances; proofs/proposals.md, section 2.6."""
         b, p, more = self.min_separation, self.sampling_probability, times * self.sampling_probability
         if more > 0.5:
@@ -125,31 +119,8 @@ class BMinSep(Scheme):
         log_ratio = math.log(times) + (self.iterations - 1) * (math.log1p(-more) - math.log1p(-p))
         if self.warm_start:
             log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)
-        busier = dataclasses.replace(self, sampling_probability=more)
-        return busier, log_ratio - 1e-12 * (1 + abs(log_ratio) + self.iterations * more)
-
-    @property
-    def holds_for_shared_examples(self) -> bool:
-        return False
-
-    @property
-    def examples_overlap(self) -> bool:
-        return False
-
-    @property
-    def others_are_independent(self) -> bool:
-        return True
-
-    @property
-    def side_information(self) -> None:
-        return None
-
-    @property
-    def why_not_cut(self) -> None:
-        return None
-
-    def squared_sensitivity(self, cross: float) -> float:
-        return disjoint_participations(self.max_participations, 1, cross)
+        inflated = dataclasses.replace(self, sampling_probability=more)
+        return inflated, log_ratio - 1e-12 * (1 + abs(log_ratio) + self.iterations * more)
 
     def log_probability_of_none(self) -> float:
         return self._log_none
@@ -163,6 +134,7 @@ class BMinSep(Scheme):
         chances = np.maximum(self.iterations - np.arange(self.min_separation), 0)
         return float(logsumexp(self.start_log_weights() + times_log(chances, log_q)))
 
+    @property
     def independent_rounds(self) -> tuple[float, int] | None:
         return (self.sampling_probability, self.iterations) if self.min_separation == 1 else None
 
@@ -174,12 +146,14 @@ class BMinSep(Scheme):
         return balls_in_bins_replicas if phases_only else b_min_sep_replicas
 
     @property
-    def draws_positions(self) -> bool:
-        return self.min_separation > 1
+    def sparse_positions(self) -> SparsePositions | None:
+        if self.min_separation == 1:
+            return None
+        return SparsePositions(self.draw_positions, self.participation_rate)
 
     @property
-    def takes_sums(self) -> bool:
-        return True
+    def many_multipliers(self) -> ManyMultipliers:
+        return ManyMultipliers(self.log_likelihood_ratios_of_sums, self.min_separation)
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         eligible = self.eligible_probability if self.warm_start else 1.0
@@ -228,20 +202,14 @@ class BMinSep(Scheme):
         position = released[:, None] + jnp.cumsum(waiting, axis=1)
         return position + b * jnp.arange(self.max_participations, dtype=jnp.int32)[None]
 
-    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
-        """`ln f_1`, or under a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`."""
-        if self.min_separation == 1:
-            return log_bernoulli_product(log_ratios, self.sampling_probability)
-        return self._time_first(log_ratios)
-
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios, (num_samples,) of the same dtype.
+        """Compute `ln f_1`, or for a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`.
 
-        On a GPU in float32 by one kernel (`jaxacct.kernels.gpu_recurrence`), the same up to rounding.
+        Many samples on a GPU in float32 by one kernel (`kernels.gpu_recurrence`), the same up to rounding.
         """
         if self.min_separation == 1:
             return log_bernoulli_product(log_ratios, self.sampling_probability)
-        if not serves_gpu(log_ratios.dtype):
+        if log_ratios.ndim == 1 or not serves_gpu(log_ratios.dtype):
             return self._time_first(log_ratios.T)
         by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
         # A machine with a GPU may still run this on its CPU.

@@ -6,7 +6,6 @@ example that participates more than the others, so less noise is needed (proofs/
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 import jax
@@ -18,15 +17,14 @@ from jaxacct.common import validate
 from jaxacct.kernels import fixed_counts, threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import softplus
-from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations, log_probabilities
+from jaxacct.schemes.base import ExampleScheme, SparsePositions, Sums, counts_at, log_probabilities
 from jaxacct.schemes.batches import Batches, ByStep, subsets
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.numbers import Numbers, participation_rate
 from jaxacct.schemes.replicas import balanced_min_sep as balanced_replicas
 
 
 @dataclass(frozen=True)
-class BalancedMinSep(Scheme):
+class BalancedMinSep(ExampleScheme):
     """Balanced min-sep sampling.
 
     Each example participates at k steps, any two at least `min_separation` apart, uniformly among all such
@@ -46,7 +44,7 @@ class BalancedMinSep(Scheme):
     participations: float
     rotated: bool = True
     name: ClassVar[str] = "balanced-min-sep"
-    unit: ClassVar[str] = "example"
+    replicas = balanced_replicas
     options: ClassVar = {"separation": "min_separation"}
 
     def __post_init__(self):
@@ -122,7 +120,6 @@ class BalancedMinSep(Scheme):
         return self.participations / self.iterations
 
     def participation_probabilities(self) -> np.ndarray:
-        """(iterations,) float64: the exact probability of participating at each step."""
         n, k, m = self.iterations, self.max_participations, self.num_columns
         if self.rotated:
             return np.full(n, self.participation_rate)
@@ -131,10 +128,6 @@ class BalancedMinSep(Scheme):
             ways = _log_choose(v, j) + _log_choose(m - 1 - v, k - 1 - j) - _log_choose(m, k)
             found[j * (self.min_separation - 1) + v] += np.exp(ways)
         return self.keep_probability * found
-
-    @property
-    def examples_per_unit(self) -> int:
-        return 1
 
     @property
     def log_num_patterns(self) -> float:
@@ -150,31 +143,8 @@ class BalancedMinSep(Scheme):
         none = self.log_probability_of_none()
         return Sums(1.0, none, columns, terms, fixed_count=k, log_patterns=chains)
 
-    @property
-    def holds_for_shared_examples(self) -> bool:
-        return False
-
-    @property
-    def examples_overlap(self) -> bool:
-        return False
-
-    @property
-    def others_are_independent(self) -> bool:
-        return True
-
-    @property
-    def side_information(self) -> None:
-        return None
-
-    def squared_sensitivity(self, cross: float) -> float:
-        return disjoint_participations(self.max_participations, 1, cross)
-
     def log_probability_of_none(self) -> float:
         return self.max_participations * log_probabilities(self.keep_probability)[1]
-
-    @property
-    def replicas(self) -> ModuleType:
-        return balanced_replicas
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         n, k, b = self.iterations, self.max_participations, self.min_separation
@@ -207,12 +177,11 @@ class BalancedMinSep(Scheme):
         return math.expm1(log_error)
 
     def draw_participation(self, key, num_samples: int):
-        """(num_samples, iterations) float32 of 0 and 1."""
         return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
 
     @property
-    def draws_positions(self) -> bool:
-        return True
+    def sparse_positions(self) -> SparsePositions:
+        return SparsePositions(self.draw_positions, self.participation_rate)
 
     def draw_positions(self, key, num_samples: int):
         """(num_samples, max_participations) int32: the steps participated in, ascending; n is none."""
@@ -230,15 +199,11 @@ class BalancedMinSep(Scheme):
             steps = jnp.where(bernoulli(keep_key, self.keep_probability, steps.shape), steps, n)
         return jnp.sort(steps, axis=1)
 
-    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
-        """ln of the mean over patterns of the product of `1 - q + q e^r`, q the probability to be kept."""
-        return self._time_first(log_ratios[:, None])[0]
-
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,)."""
-        return self._time_first(log_ratios.T)
-
-    def _time_first(self, log_ratios):
+        """Compute ln of the mean over patterns of the product of `1 - q + q e^r`, q `keep_probability`."""
+        if log_ratios.ndim == 1:
+            return self.log_likelihood_ratios(log_ratios[None])[0]
+        log_ratios = log_ratios.T
         if self.keep_probability < 1:
             log_p, log_q = log_probabilities(self.keep_probability)
             log_ratios = log_q + softplus(log_ratios + (log_p - log_q))

@@ -1,19 +1,20 @@
-"""What every sampling scheme says of itself. A new scheme is one new file and one line in `SCHEMES`.
+"""Protocol of sampling schemes: a distribution of participations, and optional faster paths.
 
-Whatever bears on the guarantee is abstract, so that forgetting it is an error; whatever bears on speed alone
-has a default.
+What bears on the guarantee is abstract or a required attribute, so that forgetting it is an error. What bears
+on speed alone, or widens what is covered, is an attribute with a default that claims nothing.
 """
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.common import validate as _validate
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.hockey_stick import Direction
@@ -22,43 +23,43 @@ from jaxacct.statistics.hockey_stick import Direction
 class SideInformation(abc.ABC):
     """What the adversary sees besides the outputs, drawn before the participations.
 
-    Its law must be the same under P and under Q.
+    Its distribution must be the same under P and under Q.
     """
 
     name: ClassVar[str]
-    """Of the argument of `privacy_loss` that holds it."""
+    """Name of the argument of `privacy_loss` that holds it."""
     words: ClassVar[int] = 1
-    """Of `draw`: another number whenever the same key draws other values than before."""
+    """Version of `draw`: changes whenever the same key draws other values."""
 
     @abc.abstractmethod
     def tables(self) -> Any:
-        """The pytree of arrays that `draw` needs."""
+        """Return the pytree of arrays that `draw` needs."""
 
     @abc.abstractmethod
     def draw(self, key, num_samples: int, tables) -> jax.Array:
-        """(num_samples, iterations) int32; jittable."""
+        """Draw (num_samples, iterations) int32; jittable."""
 
     @abc.abstractmethod
     def error(self) -> tuple[float, float]:
-        """How far the drawn law is from the intended one: (relative error of density, total variation)."""
+        """Return how far the drawn distribution is off: (relative error of density, total variation)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """How a likelihood ratio is added up: what its rounding depends on (proofs/rounding.md, section 3).
+    """Structure of a likelihood ratio's sums, on which its rounding depends (proofs/rounding.md, section 3).
 
     Attributes:
-      probability: p, of taking part at a step at which one may.
+      probability: p, of participating at an eligible step.
       log_none: ln P(x = 0).
-      steps: steps of one summand, each a factor 1 - p where nobody takes part.
-      terms: of the last sum, 1 where there is none.
-      phases: whether that sum is over phases, each a product of its own.
+      steps: number of steps of one summand, each with a factor 1 - p where there is no participation.
+      terms: number of terms of the last sum, 1 where there is none.
+      phases: whether that sum is over phases, each with a product of its own.
       log_weights: largest |ln| of the weights of several counts at one step.
-      most_sampled: largest batch that a factor of a cut batch is made of, 0 without cuts.
-      processes: how many examples, of one unit, are added up together with what they share.
-      times: how often the sum of one example is taken for the unit's, as a bound.
+      most_sampled: largest batch that a factor of a truncated batch depends on, 0 without truncation.
+      processes: number of examples of one unit whose likelihoods are added up jointly.
+      times: number of times that the sum of one example is taken, as a bound for the unit.
       fixed_count: k where vectors have k participations (`kernels.fixed_counts`), else 0.
-      log_patterns: ln of the number of chains of up to k participations, at least.
+      log_patterns: upper bound on ln of the number of chains of up to k participations.
     """
 
     probability: float
@@ -74,103 +75,202 @@ class Sums:
     log_patterns: float = 0.0
 
 
-class Scheme(abc.ABC):
-    """Who takes part when: a frozen dataclass of public numbers, `iterations` among them.
+class SparsePositions(NamedTuple):
+    """Participations drawn as a few steps; windows added at them replace a Fourier transform of all steps.
 
-    P is the law of the outputs when one unit takes part by the scheme, Q the one with its gradients zero.
-    Where there is `side_information`, both are given it.
+    Attributes:
+      draw: (key, num_samples) -> (num_samples, slots) int32 steps, ascending; n and above is none.
+      rate: long-run number of participations per step.
     """
 
+    draw: Callable[[Any, int], jax.Array]
+    rate: float
+
+
+class ManyMultipliers(NamedTuple):
+    """Likelihood ratios at many noise multipliers at once, in linear scale.
+
+    Attributes:
+      log_likelihood_ratios: (arrays, factors, norms) -> (count, num_samples) float32, of the log-ratios
+        `sum_k factors[v, k] arrays[k]`. `arrays` are a few (iterations, num_samples) float32, `factors` is
+        (count, number of arrays) float32 with the first of each row above 0, and `norms` is the second
+        argument of `Scheme.log_likelihood_ratios` for a first factor of 1. Not finite where float32 has no
+        room for what that has in logarithms (`kernels.linear_scale`).
+      numbers_kept: about how many numbers the likelihood of a sample holds at a time.
+    """
+
+    log_likelihood_ratios: Callable[..., jax.Array]
+    numbers_kept: int
+
+
+class PairBound(NamedTuple):
+    """Upper bound on a unit's likelihood ratio by those of pairs of its examples.
+
+    Attributes:
+      two: the same scheme for a unit of two examples.
+      log_likelihood_ratios: upper bound on `Scheme.log_likelihood_ratios`, lower than those; same arguments.
+    """
+
+    two: "Scheme"
+    log_likelihood_ratios: Callable[..., jax.Array]
+
+
+class Scheme(abc.ABC):
+    """Sampling scheme: a frozen dataclass of public numbers, `iterations` among them.
+
+    P is the distribution of the outputs when one unit participates by the scheme, Q that with its gradients
+    zero. Where there is `side_information`, both are conditional on it.
+    """
+
+    # -- Required attributes: class variables, or properties ----------------------------------------------
+
     name: ClassVar[str]
-    """On the command line and in JSON."""
+    """Name on the command line and in JSON."""
     unit: ClassVar[str]
-    """Whom the guarantee protects: "example" or "user"."""
-    options: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Of `Numbers`, besides steps, sizes and probability: those that it takes, and what it calls them."""
+    """Privacy unit: "example" or "user"."""
+    adjacencies: ClassVar[tuple[str, ...]]
+    """Adjacencies for which P and Q are a dominating pair (proofs/adjacency.md)."""
+    examples_overlap: bool
+    """Whether examples of one unit may participate less than `min_separation` steps apart.
+
+    The likelihood then takes the products of columns, `likelihood.loss.column_norms`, for half their norms.
+    """
+    others_are_independent: bool
+    """Whether batches without a unit are independent of its sampling, and it adds at most one example.
+
+    Whether a batch is too large is then independent of the unit (proofs/rounding.md, section 8), and the
+    probability of that is added to delta once and not `1 + e^epsilon` times.
+    """
+    holds_for_shared_examples: bool
+    """Whether P and Q dominate on graphs in which an example has several owners.
+
+    Where they do not, a bound that reveals all coins may (proofs/shared_examples.md, section 4).
+    """
     iterations: int
     """n, the number of steps."""
     min_separation: int
-    """b: a unit takes part at most once in any b consecutive steps."""
+    """b: a unit participates at most once in any b consecutive steps."""
 
-    def __init_subclass__(cls, **options):
+    _REQUIRED = (
+        "name unit adjacencies examples_overlap others_are_independent holds_for_shared_examples".split()
+    )
+
+    def __init_subclass__(cls, abstract: bool = False, **options):
         super().__init_subclass__(**options)
-        if not (hasattr(cls, "name") and hasattr(cls, "unit")):
-            raise TypeError(f"scheme {cls.__name__} must state its name and its unit")
+        missing = [name for name in cls._REQUIRED if not hasattr(cls, name)]
+        if missing and not abstract:
+            raise TypeError(f"scheme {cls.__name__} must state its {', '.join(missing)}")
 
-    # -- What the guarantee rests on ----------------------------------------------------------------------
+    # -- The distribution ---------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
     def examples_per_unit(self) -> int:
-        """The most examples that one unit has."""
+        """Largest number of examples of one unit."""
 
     @property
     @abc.abstractmethod
     def max_participations(self) -> int:
-        """The most steps at which one unit takes part."""
-
-    @property
-    @abc.abstractmethod
-    def participation_rate(self) -> float:
-        """The long-run rate at which a unit takes part."""
+        """Largest number of steps at which one unit participates."""
 
     @property
     @abc.abstractmethod
     def side_information(self) -> SideInformation | None:
-        """What the adversary sees besides the outputs; None is nothing, and Q is then a centred Gaussian."""
+        """Adversary's view besides the outputs; None is nothing, and Q is then a centred Gaussian."""
 
     @abc.abstractmethod
     def participation_probabilities(self) -> np.ndarray:
-        """(iterations,) float64: the exact probability of taking part at each step."""
+        """Return (iterations,) float64: the exact probability of participating at each step."""
+
+    @property
+    @abc.abstractmethod
+    def largest_rate(self) -> float:
+        """Upper bound on the probability with which examples, independently, are in a batch."""
+
+    @abc.abstractmethod
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        """Return (iterations,) float64: the mean batch size at each step."""
 
     @abc.abstractmethod
     def log_probability_of_none(self) -> float:
-        """ln P(x = 0), a lower bound on ln P/Q; -inf where every unit takes part or Q is no Gaussian."""
+        """Return ln P(x = 0), a lower bound on ln P/Q; -inf where it is 0 or Q is no Gaussian."""
 
     @abc.abstractmethod
     def squared_sensitivity(self, cross: float) -> float:
-        """Of `C x` to one unit with all participations revealed, columns of norm 1.
+        """Bound `||C x||^2` of one unit with all participations revealed, columns of norm 1.
 
         Args:
-          cross: at least what a participation of all its examples shares with all later ones; the largest of
-            `Mechanism.cross_terms`.
+          cross: upper bound on the product of a participation of all examples with all later ones; the
+            largest of `Mechanism.cross_terms`.
         """
 
     @abc.abstractmethod
     def draw_participation(self, key, num_samples: int) -> jax.Array:
-        """(num_samples, iterations) float32 counts of the unit's examples at each step."""
+        """Draw (num_samples, iterations) float32 counts of the unit's examples at each step."""
 
     @abc.abstractmethod
     def draw_error(self) -> float:
-        """A bound on the relative error of the density that participations are drawn from."""
+        """Bound the relative error of the density that participations are drawn from."""
 
     @abc.abstractmethod
-    def log_likelihood_ratio(self, log_ratios, half_square_norms=None) -> Any:
-        """ln P/Q of one sample from the log-ratios of a single participation at each step; jittable.
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None) -> Any:
+        """Compute ln P/Q from the log-ratios of a single participation at each step; jittable.
 
         Args:
-          log_ratios: (iterations,) float, `r_i`. j examples at once have `j r_i - j (j - 1) h_i`.
-          half_square_norms: () or (iterations,) float, `h_i = ||c_i||^2 / (2 sigma^2)`.
+          log_ratios: (num_samples, iterations) or (iterations,) float, `r_i`. j examples at once have
+            `j r_i - j (j - 1) h_i`.
+          half_square_norms: () or (iterations,) float, `h_i = ||c_i||^2 / (2 sigma^2)`; where
+            `examples_overlap` the products of columns over sigma^2.
+          side: what `side_information` drew, of the shape of `log_ratios`, where there is any.
 
-        Returns () of the same dtype, natural log.
+        Returns:
+          (num_samples,) or () of the same dtype, natural log.
         """
 
     @property
     @abc.abstractmethod
     def sums(self) -> Sums:
-        """How its likelihood ratios are added up, from which the bound on their rounding follows."""
+        """Structure of the likelihood ratio's sums, from which the rounding-error bound follows."""
+
+    @abc.abstractmethod
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        """Return the batches of one run: every unit's examples by the law of `draw_participation`.
+
+        Args:
+          generator: for what is drawn before the first step.
+          graph: of users and examples, where the unit is a user.
+        """
+
+    def draw_counts(self, key, num_samples: int, direction: str, side=None) -> jax.Array | None:
+        """Draw counts x under P ("remove") or Q ("add"), (num_samples, iterations) float32; None is x = 0."""
+        del side
+        if self.side_information is not None:
+            raise NotImplementedError(f"{self.name} must state its counts given {self.side_information.name}")
+        return self.draw_participation(key, num_samples) if direction == Direction.REMOVE else None
+
+    def overlap_bound(self, strategy) -> float:
+        """Bound what a participation shares with the unit's other examples, where L is bounded; else 0."""
+        del strategy
+        if self.examples_overlap:
+            raise NotImplementedError(f"{self.name} must state its overlap bound, as its examples overlap")
+        return 0.0
+
+    # -- Construction -------------------------------------------------------------------------------------
+
+    options: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Option of `Numbers`, besides steps, sizes and probability -> its name in this scheme."""
 
     @classmethod
     @abc.abstractmethod
     def from_batch_size(cls, **sizes) -> "Scheme":
-        """The scheme with an expected batch size."""
+        """Return the scheme with an expected batch size."""
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "Scheme":
-        """The scheme of plain numbers, by its sampling probability or its batch size.
+        """Return the scheme of plain numbers, by its sampling probability or its batch size.
 
         Raises:
-          ValueError: in one line, for what is missing, cannot be, or would be ignored.
+          ValueError: in one line, for a number that is missing, out of range or would be ignored.
         """
         numbers.refuse(cls.name, cls.options)
         given: dict[str, Any] = {mine: getattr(numbers, option) for option, mine in cls.options.items()}
@@ -179,247 +279,109 @@ class Scheme(abc.ABC):
         given |= {"iterations": numbers.iterations, "sampling_probability": numbers.sampling_probability}
         return cls(**given)
 
-    @property
-    @abc.abstractmethod
-    def others_are_independent(self) -> bool:
-        """Whether batches without a unit are independent of its sampling, and it adds one example at most.
+    # -- Optional structure: None claims nothing, and the accountants that need it refuse the scheme --------
 
-        Whether a batch is too large is then independent of the unit (proofs/rounding.md, section 8), and the
-        probability of that is added to delta once and not `1 + e^epsilon` times.
-        """
+    supports_truncation: bool = False
+    """Whether `accountants.truncation` covers truncated batches.
 
-    @property
-    @abc.abstractmethod
-    def holds_for_shared_examples(self) -> bool:
-        """Whether P and Q dominate on graphs in which an example has several owners.
+    It does where examples are sampled independently of each other and of which batches are truncated.
+    """
+    batch_size_cap: int | None = None
+    """Batch-size cap of a scheme that truncates batches itself."""
+    required_dataset_size: int | None = None
+    """The only data set size that the scheme is for, if it depends on one."""
+    independent_cuts: Any = None
+    """Dominating pair whose truncated steps are independent (`schemes.independent_cuts`)."""
+    independent_rounds: tuple[float, int] | None = None
+    """(probability, rounds) of Poisson-sampled steps that together are no more private.
 
-        Where they do not, a bound that reveals all coins may (proofs/shared_examples.md, section 4).
-        """
+    For columns that do not overlap. None leaves the bound with all participations revealed.
+    """
+    phase_participations: np.ndarray | None = None
+    """(phases,) int64: number of participations of each phase, at steps of its own.
 
-    @property
-    @abc.abstractmethod
-    def examples_overlap(self) -> bool:
-        """Whether examples of one unit may take part less than `min_separation` steps apart.
+    Where the participations depend on one uniform phase and on nothing else.
+    """
+    revealed_counts: "tuple[Any, np.ndarray] | None" = None
+    """(b-min-sep timing, probabilities of the counts 1 .. k there) that bound the unit's counts from above.
 
-        The likelihood then takes what columns share, `likelihood.loss.column_norms`, for half their norms.
-        """
+    They must hold with all coins revealed, however examples are shared (`accountants.revealed_pattern`).
+    """
+    parts: "tuple[Scheme, int] | None" = None
+    """(scheme, number): the unit's counts are the sum of that number of independent draws from the scheme."""
 
-    # -- What may be left out -----------------------------------------------------------------------------
+    def inflated(self, times: int) -> "tuple[Scheme, float] | None":
+        """Return (the scheme with `times` the sampling probability, log ratio), or None where unknown.
 
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None) -> Any:
-        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios, (num_samples,) of the same dtype.
-
-        Args:
-          side: what `side_information` drew, (num_samples, iterations), where there is any.
-        """
-        del side
-        self._refuse_side_information()
-        return jax.vmap(self.log_likelihood_ratio, (0, None))(log_ratios, half_square_norms)
-
-    def draw_counts(self, key, num_samples: int, direction: str, side=None) -> jax.Array | None:
-        """Counts x of the law P ("remove") or Q ("add"), (num_samples, iterations) float32; None is x = 0."""
-        del side
-        self._refuse_side_information()
-        return self.draw_participation(key, num_samples) if direction == Direction.REMOVE else None
-
-    def _refuse_side_information(self):
-        if self.side_information is not None:
-            raise NotImplementedError(f"{self.name} must say what {self.side_information.name} change")
-
-    @property
-    def why_not_cut(self) -> str | None:
-        """Why `accountants.truncation` does not cover batches cut to a maximum size; None where it does.
-
-        It does where examples are sampled independently of each other and sit out only for their own sake.
-        """
-        return f"for {self.name}: cuts are not covered there"
-
-    @property
-    def cut_to(self) -> int | None:
-        """The size that the scheme itself cuts larger batches to; None where it does not."""
-        return None
-
-    @property
-    def independent_cuts(self) -> Any:
-        """The dominating pair with cuts drawn independently (`schemes.independent_cuts`), if there is one."""
-        return None
-
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        """The batches of one run: every unit's examples by the law of `draw_participation`.
-
-        Args:
-          generator: of what is drawn before the first step.
-          graph: of users and examples, where the unit is a user.
-        """
-        del dataset_size, generator, graph
-        raise ValueError(f"scheme must be one that batches can be drawn for, was {self.name}")
-
-    @property
-    def examples_bar_each_other(self) -> bool:
-        """Whether a sampled example keeps others of its users from joining batches."""
-        return True
-
-    def check_dataset_size(self, dataset_size: int) -> None:
-        """Refuse a data set that the scheme is not for; ValueError."""
-        del dataset_size
-
-    def independent_rounds(self) -> tuple[float, int] | None:
-        """(probability, rounds) of Poisson-sampled steps that together are no more private, where there are.
-
-        For columns that do not overlap. None leaves the bound with all participations revealed.
-        """
-        return None
-
-    @property
-    def phase_participations(self) -> np.ndarray | None:
-        """(phases,) int64: how often the unit takes part in each phase, at steps of its own.
-
-        Where one phase, uniform and drawn once, is all that is random of its participations; None elsewhere.
-        """
-        return None
-
-    @property
-    def replicas(self) -> ModuleType | None:
-        """The module of `schemes.replicas` that draws several participation vectors together, if any."""
-        return None
-
-    def more_often(self, times: int) -> "tuple[Scheme, float] | None":
-        """(the same at `times` the sampling probability, a number), where known; None elsewhere.
-
-        The number is at most ln of how many times likelier any participation vector but 0 is there.
+        The log ratio is a lower bound on the ln of how much likelier any x but 0 is there.
         """
         del times
         return None
 
-    @property
-    def revealed_counts(self) -> "tuple[Any, np.ndarray] | None":
-        """(b-min-sep timing, probabilities of the counts 1 .. k there) at least the unit's counts, if known.
+    # -- Optional faster paths -----------------------------------------------------------------------------
 
-        They must hold with all coins revealed, however examples are shared (`accountants.revealed_pattern`).
-        """
-        return None
+    replicas: ModuleType | None = None
+    """Module of `schemes.replicas` that draws several participation vectors jointly."""
+    sparse_positions: SparsePositions | None = None
+    sparse_counts: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+    """(key, num_samples, direction, side) -> the draws of `draw_counts` as steps and the counts there."""
+    many_multipliers: ManyMultipliers | None = None
+    pair_bound: PairBound | None = None
+    arrays_kept: int = 1
+    """About how many arrays of all steps a draw goes through, plain b-min-sep being 1."""
 
-    @property
-    def parts(self) -> tuple["Scheme", int] | None:
-        """(scheme, number) where a unit's counts are the sum of so many independent draws from it."""
-        return None
 
-    def overlap_bound(self, strategy) -> float:
-        """At least what a participation shares with the unit's other examples, where L is bounded."""
-        del strategy
-        return 0.0
+class ExampleScheme(Scheme, abstract=True):
+    """Scheme whose unit is one example, sampled independently of all others."""
 
-    @property
-    def bounds_by_pairs(self) -> bool:
-        """Whether `log_likelihood_ratios_by_pairs` is there, and lower than `log_likelihood_ratios`."""
-        return False
-
-    @property
-    def two(self) -> Self:
-        """Where `bounds_by_pairs`: the same draws for a unit of two examples."""
-        raise NotImplementedError
-
-    def log_likelihood_ratios_by_pairs(self, log_ratios, norms) -> jax.Array:
-        """Where `bounds_by_pairs`: at least ln P/Q, takes and gives what `log_likelihood_ratios` does."""
-        raise NotImplementedError
-
-    @property
-    def draws_positions(self) -> bool:
-        """Whether `draw_positions` gives participations as a few steps; a GPU then adds their windows."""
-        return False
-
-    def draw_positions(self, key, num_samples: int) -> jax.Array:
-        """Where `draws_positions`: (num_samples, slots) int32 steps, ascending; n and above is none."""
-        raise NotImplementedError
-
-    @property
-    def draws_counts_at(self) -> bool:
-        """Whether `draw_counts_at` gives the draws of `draw_counts` as a few steps and how often at each."""
-        return False
-
-    def draw_counts_at(self, key, num_samples: int, direction: str, side=None):
-        """Where `draws_counts_at`: the same draws, positions as of `draw_positions` and their counts."""
-        raise NotImplementedError
-
-    @property
-    def takes_sums(self) -> bool:
-        """Whether `log_likelihood_ratios_of_sums` is there, for many noise multipliers at once."""
-        return False
-
-    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None) -> jax.Array:
-        """Where `takes_sums`: likelihood ratios of the log-ratios `sum_k factors[v, k] arrays[k]`.
-
-        Args:
-          arrays: a few of (iterations, num_samples) float32.
-          factors: (count, number of arrays) float32, the first of each above 0.
-          norms: what `log_likelihood_ratios` takes as its second argument, for the first of the factors 1;
-            times that for each. May be None where it may be there.
-
-        Returns:
-          (count, num_samples) float32, natural log. Not finite where float32 has no room for what
-          `log_likelihood_ratios` has in logarithms (`kernels.linear_scale`).
-        """
-        raise NotImplementedError
-
-    @property
-    def numbers_kept(self) -> int:
-        """Numbers that the likelihood of a sample holds at a time, about."""
-        return self.min_separation
-
-    @property
-    def arrays_kept(self) -> int:
-        """Arrays of all steps that a draw goes through, about, with those that plain b-min-sep has as one."""
-        return 1
+    unit = "example"
+    adjacencies = ("zero-out", "add-or-remove-one")
+    examples_overlap = False
+    holds_for_shared_examples = False
+    others_are_independent = True
+    examples_per_unit = 1
+    side_information = None
 
     @property
     def largest_rate(self) -> float:
-        """The largest probability with which examples, independently, could be in a batch."""
         return float(self.participation_probabilities().max())
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: the mean batch size at each step."""
         return dataset_size * self.participation_probabilities()
 
-    @property
-    def unit_in_words(self) -> str:
-        """Whom the guarantee protects, for people."""
-        return (
-            self.unit
-            if self.examples_per_unit == 1
-            else (f"{self.unit} with up to {self.examples_per_unit} examples")
-        )
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, 1, cross)
 
-    @property
-    def unit_if_shared(self) -> str:
-        """Whom a guarantee that holds however examples are shared protects, for people."""
-        return self.unit_in_words
 
-    @property
-    def assumption(self) -> str:
-        """What else is assumed of training, a clause for people that ends in ", ", or nothing."""
-        return ""
+def scheme_to_json(scheme: Scheme) -> dict:
+    """Return the scheme's name and fields as plain JSON values."""
+    fields = dataclasses.fields(scheme)  # pyrefly: ignore[bad-argument-type]
+    return {"name": scheme.name} | {field.name: getattr(scheme, field.name) for field in fields}
 
-    def to_json(self) -> dict:
-        """Name and fields as plain JSON values."""
-        return {"name": self.name} | {field: getattr(self, field) for field in self._fields()}
 
-    @classmethod
-    def from_json(cls, data: dict) -> Self:
-        """The inverse of `to_json`; ValueError for other fields than its own."""
-        given = {field: value for field, value in data.items() if field != "name"}
-        if set(given) != set(cls._fields()):
-            raise ValueError(
-                f"scheme {cls.name} must have the fields {sorted(cls._fields())}, had {sorted(given)}"
-            )
-        return cls(**given)
+def scheme_from_fields(kind: type[Scheme], data: dict) -> Scheme:
+    """Return the scheme that `scheme_to_json` wrote; ValueError for missing or unknown fields."""
+    given = {field: value for field, value in data.items() if field != "name"}
+    own = [field.name for field in dataclasses.fields(kind)]  # pyrefly: ignore[bad-argument-type]
+    if set(given) != set(own):
+        raise ValueError(f"scheme {kind.name} must have the fields {sorted(own)}, had {sorted(given)}")
+    return kind(**given)
 
-    @classmethod
-    def _fields(cls) -> list[str]:
-        return [field.name for field in dataclasses.fields(cls)]  # pyrefly: ignore[bad-argument-type]
+
+def check_fields(scheme: Scheme, *integers: str, probability: bool = True) -> None:
+    """Check the fields of a frozen scheme in place: positive integers, the probability and the warm start."""
+    checks: dict[str, Callable] = dict.fromkeys(integers, _validate.positive_integer)
+    if probability:
+        checks["sampling_probability"] = _validate.probability
+    for name, check in checks.items():
+        object.__setattr__(scheme, name, check(name, getattr(scheme, name)))
+    warm_start = getattr(scheme, "warm_start", True)
+    if not isinstance(warm_start, bool):
+        raise ValueError(f"warm_start must be True or False, was {warm_start!r}")
 
 
 def counts_at(positions, counts, iterations: int):
-    """(num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
+    """Return (num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
 
     Args:
       positions: (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
@@ -431,19 +393,16 @@ def counts_at(positions, counts, iterations: int):
 
 
 def disjoint_participations(participations: int, examples: int, cross: float) -> float:
-    """At least `||C x||^2` of `participations` counts up to `examples`; `cross` as for a scheme."""
+    """Bound `||C x||^2` of `participations` counts up to `examples`; `cross` as for a scheme."""
     return examples * participations * (examples + 2 * cross)
 
 
 def times_log(counts, log_q: float) -> np.ndarray:
-    """`counts * log_q` with 0 * -inf = 0."""
+    """Return `counts * log_q` with 0 * -inf = 0."""
     return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
 
 
-__all__ = ["Scheme", "SideInformation", "Sums", "counts_at", "disjoint_participations", "times_log"]
-
-
 def log_probabilities(probability: float) -> tuple[float, float]:
-    """(ln p, ln(1 - p)) in float64, the second -inf at p = 1."""
+    """Return (ln p, ln(1 - p)) in float64, the second -inf at p = 1."""
     with np.errstate(divide="ignore"):
         return float(np.log(probability)), float(np.log1p(-probability))

@@ -37,7 +37,7 @@ def overflow(
 
     None without a data set size, too: the plan then states no sizes.
     """
-    if dataset_size is None or cut_to is not None or scheme.cut_to is not None:
+    if dataset_size is None or cut_to is not None or scheme.batch_size_cap is not None:
         return None
     # Coins of the unit itself may be seen in whether the run stops: under D, and under D' times e^epsilon.
     times = 1.0 if scheme.others_are_independent else 1 + (math.exp(epsilon) if epsilon < 700 else math.inf)
@@ -60,12 +60,20 @@ def batch_sizes(
     if dataset_size is None:
         return None, None
     size = _validate.positive_integer("dataset_size", dataset_size)
-    scheme.check_dataset_size(size)
-    cut_to = cut_to if scheme.cut_to is None else scheme.cut_to
+    check_dataset_size(scheme, size)
+    cut_to = cut_to if scheme.batch_size_cap is None else scheme.batch_size_cap
     expected = float(scheme.expected_batch_sizes(size).mean())
     if cut_to is not None:
         return expected, _validate.positive_integer("max_batch_size", cut_to)
     return expected, max_batch_size(size, scheme.largest_rate, scheme.iterations, overflow)
+
+
+def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
+    """Refuse a data set size that the scheme is not for; ValueError."""
+    if scheme.required_dataset_size not in (None, dataset_size):
+        raise ValueError(
+            f"dataset_size must be the scheme's {scheme.required_dataset_size}, was {dataset_size}"
+        )
 
 
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = OVERFLOW) -> int:

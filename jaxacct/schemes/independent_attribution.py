@@ -25,7 +25,7 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, Sums, log_probabilities
+from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums, log_probabilities
 from jaxacct.schemes.batches import Batches
 
 # Numbers a sample that the exact likelihood may hold: 70 MB a block of samples in float32.
@@ -55,6 +55,11 @@ class IndependentAttribution(Scheme):
     warm_start: bool = True
     name: ClassVar[str] = "independent-attribution"
     unit: ClassVar[str] = "user"
+    adjacencies = ("zero-out",)
+    examples_overlap = True
+    others_are_independent = False
+    holds_for_shared_examples = True
+    side_information = None
     options: ClassVar = {
         "separation": "min_separation",
         "examples_per_user": "examples_per_user",
@@ -101,20 +106,12 @@ class IndependentAttribution(Scheme):
         return self.one, self.examples_per_user
 
     @property
-    def examples_overlap(self) -> bool:
-        return True
-
-    @property
     def is_exact(self) -> bool:
         """Whether the likelihood is exact; otherwise it is bounded."""
         kept = numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
         return self.examples_per_user == 1 or kept <= MOST_NUMBERS
 
     # -- What the guarantee rests on ----------------------------------------------------------------------
-
-    @property
-    def others_are_independent(self) -> bool:
-        return False
 
     @property
     def examples_per_unit(self) -> int:
@@ -124,15 +121,6 @@ class IndependentAttribution(Scheme):
     def max_participations(self) -> int:
         """The most steps at which one *example* takes part."""
         return self.one.max_participations
-
-    @property
-    def participation_rate(self) -> float:
-        """The long-run rate of steps at which an example takes part."""
-        return self.one.participation_rate
-
-    @property
-    def side_information(self) -> None:
-        return None
 
     @property
     def sums(self) -> Sums:
@@ -173,45 +161,28 @@ class IndependentAttribution(Scheme):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.one.batches(dataset_size, generator)
 
-    @property
-    def examples_bar_each_other(self) -> bool:
-        return False
-
-    @property
-    def holds_for_shared_examples(self) -> bool:
-        return True
-
     def draw_error(self) -> float:
         """Bound on the relative error of the density that participations are drawn from."""
         return math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))
 
-    def log_likelihood_ratio(self, log_ratios, norms=None):
-        """ln P/Q of one sample, or its bound; unbatched, jittable.
+    def log_likelihood_ratios(self, log_ratios, norms=None, side=None):
+        """Compute ln P/Q, or its bound; jittable.
 
         Args:
-          log_ratios: (iterations,) float, `r_i` of a single participation.
+          log_ratios: (num_samples, iterations) or (iterations,) float, `r_i` of a single participation.
           norms: (min_separation,) or (iterations, min_separation) of the same dtype, what two participations
             share: `<c_i, c_{i-d}> / sigma^2` at [.., d].
 
         Returns:
-          () of the dtype of `log_ratios`. Where `is_exact` is false, `k ln f_1` with the ratio f_1 of one
-          example: at least ln P/Q, and at most that of log-ratios lowered by `overlap_bound`.
+          (num_samples,) or () of the dtype of `log_ratios`. Where `is_exact` is false, `k ln f_1`
+          with the ratio f_1 of one example: at least ln P/Q, and at most that of log-ratios lowered by
+          `overlap_bound`.
         """
-        return self._time_first(log_ratios, norms)
-
-    def log_likelihood_ratios(self, log_ratios, norms=None, side=None):
-        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,), same dtype."""
-        del side
         if self.examples_per_user == 1 or not self.is_exact:
             return self.examples_per_user * self.one.log_likelihood_ratios(log_ratios)
-        return self._time_first(log_ratios.T, norms)
-
-    def _time_first(self, log_ratios, norms):
-        if self.examples_per_user == 1 or not self.is_exact:
-            return self.examples_per_user * self.one._time_first(log_ratios)
         if norms is None:
             raise ValueError("norms must be <c_i, c_{i-d}> / sigma^2 for examples_per_user above 1, was None")
-        return interacting_log_recurrence(log_ratios, norms, **self._processes())
+        return interacting_log_recurrence(log_ratios.T, norms, **self._processes())
 
     def _processes(self) -> dict[str, Any]:
         log_p, log_q = log_probabilities(self.sampling_probability)
@@ -224,8 +195,10 @@ class IndependentAttribution(Scheme):
         }
 
     @property
-    def takes_sums(self) -> bool:
-        return True
+    def many_multipliers(self) -> ManyMultipliers:
+        jointly = self.examples_per_user > 1 and self.is_exact
+        kept = numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
+        return ManyMultipliers(self.log_likelihood_ratios_of_sums, kept if jointly else self.min_separation)
 
     def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
         if self.examples_per_user == 1 or not self.is_exact:
@@ -235,20 +208,15 @@ class IndependentAttribution(Scheme):
         return interacting_ratios_of_sums(arrays, factors, norms, **self._processes())
 
     @property
-    def numbers_kept(self) -> int:
-        """Numbers that the likelihood of a sample holds at a time."""
-        if self.examples_per_user == 1 or not self.is_exact:
-            return self.min_separation
-        return numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
-
-    @property
     def two(self) -> "IndependentAttribution":
         """The same draws for a user with two examples."""
         return dataclasses.replace(self, examples_per_user=2)
 
     @property
-    def bounds_by_pairs(self) -> bool:
-        return not self.is_exact and self.two.is_exact
+    def pair_bound(self) -> PairBound | None:
+        if self.is_exact or not self.two.is_exact:
+            return None
+        return PairBound(self.two, self.log_likelihood_ratios_by_pairs)
 
     def log_likelihood_ratios_by_pairs(self, log_ratios, norms):
         """Of pairs that share `c` times as much: theorem 10 of proofs/shared_examples.md."""

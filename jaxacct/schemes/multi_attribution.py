@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 import jax
@@ -41,7 +40,14 @@ from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
 from jaxacct.kernels.recurrence import log_add_exp, serves_gpu, weighted_sums
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, Sums, counts_at, disjoint_participations
+from jaxacct.schemes.base import (
+    ManyMultipliers,
+    Scheme,
+    Sums,
+    check_fields,
+    counts_at,
+    disjoint_participations,
+)
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
@@ -75,6 +81,11 @@ class MultiAttribution(Scheme):
     warm_start: bool = True
     name: ClassVar[str] = "multi-attribution"
     unit: ClassVar[str] = "user"
+    adjacencies = ("zero-out",)
+    examples_overlap = False
+    others_are_independent = False
+    side_information = None
+    replicas = multi_attribution_replicas
     options: ClassVar = {
         "separation": "min_separation",
         "examples_per_user": "examples_per_user",
@@ -82,13 +93,7 @@ class MultiAttribution(Scheme):
     }
 
     def __post_init__(self):
-        set_ = object.__setattr__
-        for field in ("iterations", "min_separation", "examples_per_user"):
-            set_(self, field, _validate.positive_integer(field, getattr(self, field)))
-        p = _validate.probability("sampling_probability", self.sampling_probability)
-        set_(self, "sampling_probability", p)
-        if not isinstance(self.warm_start, bool):
-            raise ValueError(f"warm_start must be True or False, was {self.warm_start!r}")
+        check_fields(self, "iterations", "min_separation", "examples_per_user")
 
     @classmethod
     def from_batch_size(
@@ -139,14 +144,6 @@ class MultiAttribution(Scheme):
         return BMinSep(self.iterations, self.min_separation, p, self.warm_start)
 
     @property
-    def others_are_independent(self) -> bool:
-        return False
-
-    @property
-    def examples_overlap(self) -> bool:
-        return False
-
-    @property
     def examples_per_unit(self) -> int:
         return self.examples_per_user
 
@@ -155,10 +152,6 @@ class MultiAttribution(Scheme):
         rarest = float(np.maximum(self.count_weights(), 1e-300).min())
         return dataclasses.replace(self.timing.sums, log_weights=-math.log(rarest))
 
-    @property
-    def side_information(self) -> None:
-        return None
-
     def squared_sensitivity(self, cross: float) -> float:
         return disjoint_participations(self.max_participations, self.examples_per_user, cross)
 
@@ -166,17 +159,8 @@ class MultiAttribution(Scheme):
         return self.timing.log_probability_of_none()
 
     @property
-    def replicas(self) -> ModuleType:
-        return multi_attribution_replicas
-
-    @property
-    def why_not_cut(self) -> str:
-        """The others' batch sizes are not independent of the user when examples are shared."""
-        return "for multi-attribution: cuts are not covered there"
-
-    @property
     def largest_rate(self) -> float:
-        """The sampling probability: barring only takes away from what is sampled."""
+        """Sampling probability: a lockout only removes sampled examples."""
         return self.sampling_probability
 
     @property
@@ -185,26 +169,9 @@ class MultiAttribution(Scheme):
         return self.min_separation == 1 or self.examples_per_user == 1
 
     @property
-    def unit_in_words(self) -> str:
-        if self.holds_for_shared_examples:
-            return self.unit_if_shared
-        number = self.examples_per_user
-        return f"user with up to {number} examples, each with no other user (and phantoms up to that number)"
-
-    @property
-    def unit_if_shared(self) -> str:
-        number = self.examples_per_user
-        return f"user with up to {number} examples, whoever shares them (and phantoms up to that number)"
-
-    @property
     def max_participations(self) -> int:
         """The most steps at which one user takes part, ceil(n / b), each with up to k_u examples."""
         return self.timing.max_participations
-
-    @property
-    def participation_rate(self) -> float:
-        """Long-run rate of steps at which the user takes part."""
-        return self.timing.participation_rate
 
     def participation_probabilities(self) -> np.ndarray:
         """(iterations,) float64: the probability of taking part, with one example or more, at each step."""
@@ -306,19 +273,19 @@ class MultiAttribution(Scheme):
             total = total + heads.astype(total.dtype)
         return total
 
-    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
-        """ln P/Q of one sample; unbatched, jittable.
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        """Compute ln P/Q; jittable.
 
         With `r_i = (s_i - ||c_i||^2 / 2) / sigma^2` for one example and `h_i = ||c_i||^2 / (2 sigma^2)`, `j`
         examples have the log-ratio `(j s_i - j^2 ||c_i||^2 / 2) / sigma^2 = j r_i - j (j-1) h_i`.
 
         Args:
-          log_ratios: (iterations,) float, `r_i`.
+          log_ratios: (num_samples, iterations) or (iterations,) float, `r_i`.
           half_square_norms: () or (iterations,) of the same dtype, `h_i`: `0.5 / sigma**2` where the columns
             have norm 1. May be None where k_u = 1, which does not need it.
 
         Returns:
-          () of the dtype of `log_ratios`; exact up to rounding.
+          (num_samples,) or () of the dtype of `log_ratios`; exact up to rounding.
 
         Raises:
           ValueError: without `half_square_norms` where k_u > 1.
@@ -326,16 +293,14 @@ class MultiAttribution(Scheme):
         Source: arXiv 2602.09338, theorem 6.1 and the recursion before it, as b-min-sep at 1 - (1-p)^k_u with
         the mixture over the counts 1 .. k_u in place of the ratio of one participation.
         """
-        return self.timing.log_likelihood_ratio(self._any_count(log_ratios, half_square_norms))
-
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """`log_likelihood_ratio` of (num_samples, iterations) log-ratios: (num_samples,), same dtype."""
         return self.timing.log_likelihood_ratios(self._any_count(log_ratios, half_square_norms))
 
     @property
-    def takes_sums(self) -> bool:
-        """Not where rounding makes it certain that somebody takes part, but not how many."""
-        return self.sampling_probability == 1 or self.timing.sampling_probability < 1
+    def many_multipliers(self) -> ManyMultipliers | None:
+        """None where float64 makes it certain that a participation follows, but not its count."""
+        if self.sampling_probability < 1 == self.timing.sampling_probability:
+            return None
+        return ManyMultipliers(self.log_likelihood_ratios_of_sums, self.min_separation)
 
     def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
         """On a GPU from the log-ratios of every noise multiplier, by one kernel."""

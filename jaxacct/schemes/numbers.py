@@ -1,7 +1,9 @@
-"""What a scheme may be made from by who gives plain numbers, as on the command line."""
+"""Plain numbers from which a scheme is made, as on the command line."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
+
+from jaxacct.common import validate as _validate
 
 
 @dataclass(frozen=True)
@@ -10,14 +12,14 @@ class Numbers:
 
     Attributes:
       iterations: n.
-      separation: steps between participations, or the cycle length: `min_separation`, or what stands for it.
-      sampling_probability: per eligible step, in place of both sizes.
+      separation: steps between participations, or the cycle length: `min_separation` or its default.
+      sampling_probability: of an eligible step, in place of both sizes.
       dataset_size: number of examples.
       batch_size: expected batch size.
-      min_separation: as it was given.
-      warm_start: whether examples may begin barred.
-      examples_per_user: the most of one user.
-      truncate_to: what larger batches are cut to.
+      min_separation: as given by the user.
+      warm_start: whether examples may start within a lockout.
+      examples_per_user: largest number of examples of one user.
+      truncate_to: batch-size cap.
     """
 
     iterations: int
@@ -31,7 +33,7 @@ class Numbers:
     truncate_to: int | None = None
 
     def refuse(self, scheme: str, options: Collection[str]) -> None:
-        """Refuse numbers that a scheme which takes these `options` lacks, or would ignore; ValueError."""
+        """Refuse numbers that a scheme with these `options` lacks or would ignore; ValueError."""
         if self.sampling_probability is not None and self.batch_size is not None:
             raise ValueError("batch_size must not be given together with sampling_probability")
         if self.min_separation is not None and "separation" not in options:
@@ -46,10 +48,26 @@ class Numbers:
                 raise ValueError(f"{name} does not apply to {scheme}, was {value!r}")
 
     def sizes(self) -> dict:
-        """Arguments of `Scheme.from_batch_size`; ValueError where a size is missing."""
+        """Return arguments of `Scheme.from_batch_size`; ValueError where a size is missing."""
         if self.dataset_size is None or self.batch_size is None:
             raise ValueError(
                 "dataset_size and batch_size must both be given, or sampling_probability instead"
             )
         sizes = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
         return sizes | {"iterations": self.iterations}
+
+
+def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> float:
+    """Return the long-run rate B / |D| at which one example participates.
+
+    Raises:
+      ValueError: when the eligible examples are too few for the batch, b B > |D|.
+    """
+    size = _validate.positive_integer("dataset_size", dataset_size)
+    batch = _validate.positive_number("batch_size", batch_size)
+    if batch * separation > size:
+        most = "" if separation == 1 else f" / {separation} (the separation)"
+        raise ValueError(
+            f"batch_size must be at most dataset_size{most} = {size / separation:g}, was {batch_size!r}"
+        )
+    return batch / size

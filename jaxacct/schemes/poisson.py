@@ -1,25 +1,23 @@
 """Poisson sampling: every example joins every batch independently."""
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.common import validate as _validate
 from jaxacct.kernels.linear_scale import Counts, log_growth_of_sums
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import phase_totals, softplus, tree_sum, weighted_sums
-from jaxacct.schemes._batch_size import participation_rate
-from jaxacct.schemes.base import Scheme, Sums, disjoint_participations, log_probabilities
+from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, Sums, check_fields, log_probabilities
 from jaxacct.schemes.batches import Batches, EveryStep
+from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import poisson as poisson_replicas
 
 
 @dataclass(frozen=True)
-class Poisson(Scheme):
+class Poisson(ExampleScheme):
     """Poisson sampling over `iterations` steps, each with `sampling_probability` in (0, 1].
 
     Example:
@@ -30,17 +28,15 @@ class Poisson(Scheme):
     iterations: int
     sampling_probability: float
     name: ClassVar[str] = "poisson"
-    unit: ClassVar[str] = "example"
+    supports_truncation = True
+    replicas = poisson_replicas
 
     def __post_init__(self):
-        set_ = object.__setattr__
-        set_(self, "iterations", _validate.positive_integer("iterations", self.iterations))
-        p = _validate.probability("sampling_probability", self.sampling_probability)
-        set_(self, "sampling_probability", p)
+        check_fields(self, "iterations")
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, batch_size: float, iterations: int) -> "Poisson":
-        """Poisson sampling with expected batch size `batch_size`: p = B / |D|."""
+        """Return Poisson sampling with expected batch size `batch_size`: p = B / |D|."""
         return cls(iterations, participation_rate(dataset_size, batch_size))
 
     @property
@@ -51,77 +47,40 @@ class Poisson(Scheme):
     def max_participations(self) -> int:
         return self.iterations
 
-    @property
-    def participation_rate(self) -> float:
-        return self.sampling_probability
-
     def participation_probabilities(self) -> np.ndarray:
-        """(iterations,) float64: the probability of taking part at each step."""
         return np.full(self.iterations, self.sampling_probability)
-
-    @property
-    def examples_per_unit(self) -> int:
-        return 1
 
     @property
     def sums(self) -> Sums:
         return Sums(self.sampling_probability, self.log_probability_of_none(), self.iterations)
 
-    @property
-    def holds_for_shared_examples(self) -> bool:
-        return False
-
-    @property
-    def examples_overlap(self) -> bool:
-        return False
-
-    @property
-    def others_are_independent(self) -> bool:
-        return True
-
-    @property
-    def side_information(self) -> None:
-        return None
-
-    @property
-    def why_not_cut(self) -> None:
-        return None
-
-    def squared_sensitivity(self, cross: float) -> float:
-        return disjoint_participations(self.max_participations, 1, cross)
-
     def log_probability_of_none(self) -> float:
         return self.iterations * log_probabilities(self.sampling_probability)[1]
 
+    @property
     def independent_rounds(self) -> tuple[float, int]:
         return self.sampling_probability, self.iterations
-
-    @property
-    def replicas(self) -> ModuleType:
-        return poisson_replicas
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return EveryStep(self.sampling_probability, dataset_size)
 
     def draw_error(self) -> float:
-        """Bound on the relative error of the density that `draw_participation` draws from."""
         return bernoulli_error(self.sampling_probability, self.iterations)
 
     def draw_participation(self, key, num_samples: int):
-        """(num_samples, iterations) float32 of 0 and 1."""
         shape = (num_samples, self.iterations)
         return bernoulli(key, self.sampling_probability, shape).astype(jnp.float32)
 
-    def log_likelihood_ratio(self, log_ratios, half_square_norms=None):
-        """`sum_i ln(1 - p + p e^{r_i})`, the recurrence of b-min-sep at b = 1."""
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        """Compute `sum_i ln(1 - p + p e^{r_i})`, the recurrence of b-min-sep at b = 1."""
         return log_bernoulli_product(log_ratios, self.sampling_probability)
 
     @property
-    def takes_sums(self) -> bool:
-        return True
+    def many_multipliers(self) -> ManyMultipliers:
+        def ratios(arrays, factors, norms=None):
+            return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability)
 
-    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
-        return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability)
+        return ManyMultipliers(ratios, 1)
 
 
 def log_bernoulli_product(log_ratios, probability: float):

@@ -16,6 +16,7 @@ example takes part in few batches, by a pair that dominates it (`schemes.indepen
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables,
 from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, SideInformation, Sums, counts_at, disjoint_participations
+from jaxacct.schemes.base import ExampleScheme, SideInformation, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.independent_cuts import IndependentCuts, binomial_quantile, time_first
@@ -46,7 +47,7 @@ _OUTSIDE = 2.0**-64
 
 
 @dataclass(frozen=True)
-class TruncatedBMinSep(Scheme):
+class TruncatedBMinSep(ExampleScheme):
     """b-min-sep sampling whose batches are cut to `max_batch_size`, smaller ones padded with zeros.
 
     Attributes:
@@ -68,7 +69,9 @@ class TruncatedBMinSep(Scheme):
     dataset_size: int
     warm_start: bool = True
     name: ClassVar[str] = "truncated-b-min-sep"
-    unit: ClassVar[str] = "example"
+    others_are_independent = False
+    adjacencies = ("zero-out",)
+    arrays_kept = 5  # words of the batch sizes, two a step, these, and the scores twice
     options: ClassVar = {
         "separation": "min_separation",
         "truncate_to": "max_batch_size",
@@ -134,22 +137,6 @@ class TruncatedBMinSep(Scheme):
         return self.max_batch_size < self.dataset_size
 
     @property
-    def others_are_independent(self) -> bool:
-        return False
-
-    @property
-    def examples_overlap(self) -> bool:
-        return False
-
-    @property
-    def holds_for_shared_examples(self) -> bool:
-        return False
-
-    @property
-    def examples_per_unit(self) -> int:
-        return 1
-
-    @property
     def sums(self) -> Sums:
         return dataclasses.replace(self.uncut.sums, most_sampled=self.dataset_size)
 
@@ -165,37 +152,21 @@ class TruncatedBMinSep(Scheme):
         """-inf: Q is a mixture too, so nothing is known of P/Q from below."""
         return -math.inf
 
-    @property
-    def why_not_cut(self) -> str:
-        return "for truncated-b-min-sep, which has its own"
-
     @functools.cached_property
     def independent_cuts(self) -> IndependentCuts:
         return IndependentCuts.of(self.uncut, self.max_batch_size, self.dataset_size)
 
     @property
-    def cut_to(self) -> int:
+    def batch_size_cap(self) -> int:
         return self.max_batch_size
 
-    def check_dataset_size(self, dataset_size: int) -> None:
-        if dataset_size != self.dataset_size:
-            raise ValueError(f"dataset_size must be the scheme's {self.dataset_size}, was {dataset_size}")
-
     @property
-    def assumption(self) -> str:
-        return (
-            f"batches above {self.max_batch_size} are cut to uniformly random subsets of that size, "
-            "that no batch size, time of an abort or run time is published, "
-        )
+    def required_dataset_size(self) -> int:
+        return self.dataset_size
 
     def participation_probabilities(self) -> np.ndarray:
         """(iterations,) float64: the probability of being sampled at each step, before cutting."""
         return self.uncut.participation_probabilities()
-
-    @property
-    def arrays_kept(self) -> int:
-        """Words of the batch sizes, two a step, these, and the scores twice."""
-        return 5
 
     # -- Drawing ------------------------------------------------------------------------------------------
 
@@ -309,8 +280,9 @@ class TruncatedBMinSep(Scheme):
 
         Source: arXiv 2602.09338, corollary D.2.
         """
-        if self.draws_counts_at:
-            return counts_at(*self.draw_counts_at(key, num_samples, direction, side), self.iterations)
+        if self.sparse_counts is not None:
+            positions, counts = self.sparse_counts(key, num_samples, direction, side)
+            return counts_at(positions, counts, self.iterations)
         batch_sizes = _required(side)
         sampled_key, kept_key = threefry.split(key)
         sampled = self.draw_participation(sampled_key, num_samples)
@@ -320,10 +292,10 @@ class TruncatedBMinSep(Scheme):
         return sampled * self._counts(bits, batch_sizes, direction)
 
     @property
-    def draws_counts_at(self) -> bool:
-        return self.can_cut and self.min_separation > 1
+    def sparse_counts(self) -> Callable[..., tuple[Any, Any]] | None:
+        return self._sparse_counts if self.can_cut and self.min_separation > 1 else None
 
-    def draw_counts_at(self, key, num_samples: int, direction: str, side=None):
+    def _sparse_counts(self, key, num_samples: int, direction: str, side=None):
         batch_sizes, n = _required(side), self.iterations
         sampled_key, kept_key = threefry.split(key)
         positions = self.uncut.draw_positions(sampled_key, num_samples)
@@ -395,7 +367,7 @@ class TruncatedBMinSep(Scheme):
         Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """
         one = log_ratios.ndim == 1
-        of_uncut = self.uncut.log_likelihood_ratio if one else self.uncut.log_likelihood_ratios
+        of_uncut = self.uncut.log_likelihood_ratios
         if not self.can_cut:
             return of_uncut(log_ratios), jnp.zeros(log_ratios.shape[:-1], log_ratios.dtype)
         # Time first, as in the recurrence and in the batch sizes that were drawn: one order for all.
@@ -429,13 +401,10 @@ class TruncatedBMinSep(Scheme):
         each = 1 / (above + self.max_batch_size)
         return above > 0, self.max_batch_size * each, above * each
 
-    def log_likelihood_ratio(self, log_ratios, half_square_norms=None, batch_sizes=None):
-        """`ln P/Q` given the others' batch sizes; see `log_likelihoods`."""
-        log_p, log_q = self.log_likelihoods(log_ratios, half_square_norms, _required(batch_sizes))
-        return log_p - log_q
-
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        return self.log_likelihood_ratio(log_ratios, half_square_norms, side)
+        """Compute `ln P/Q` given the others' batch sizes; see `log_likelihoods`."""
+        log_p, log_q = self.log_likelihoods(log_ratios, half_square_norms, _required(side))
+        return log_p - log_q
 
 
 @dataclass(frozen=True)

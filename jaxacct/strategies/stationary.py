@@ -104,9 +104,10 @@ def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
     A window is then faster than its share of a Fourier transform of the whole row, and rounds less. For
     schemes whose draws come as positions.
     """
-    if not (scheme.draws_positions and has_windows(scheme, strategy) and strategy.bands > 1):
+    sparse = scheme.sparse_positions
+    if sparse is None or not has_windows(scheme, strategy) or strategy.bands == 1:
         return False
-    return 1000 * (replicas * scheme.iterations * scheme.participation_rate + 4) <= scheme.iterations
+    return 1000 * (replicas * scheme.iterations * sparse.rate + 4) <= scheme.iterations
 
 
 def has_windows(scheme, strategy: Strategy) -> bool:

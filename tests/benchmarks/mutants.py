@@ -787,32 +787,32 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/multi_attribution.py",
-        "def others_are_independent(self) -> bool:\n        return False",
-        "def others_are_independent(self) -> bool:\n        return True",
+        "others_are_independent = False",
+        "others_are_independent = True",
         SCHEMES,
     ),
     Mutant(
         "jaxacct/schemes/independent_attribution.py",
-        "def others_are_independent(self) -> bool:\n        return False",
-        "def others_are_independent(self) -> bool:\n        return True",
+        "others_are_independent = False",
+        "others_are_independent = True",
         SCHEMES,
     ),
     Mutant(
         "jaxacct/schemes/truncated_b_min_sep.py",
-        "def holds_for_shared_examples(self) -> bool:\n        return False",
-        "def holds_for_shared_examples(self) -> bool:\n        return True",
+        "others_are_independent = False",
+        "others_are_independent = True",
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/b_min_sep.py",
-        "def holds_for_shared_examples(self) -> bool:\n        return False",
-        "def holds_for_shared_examples(self) -> bool:\n        return True",
+        "jaxacct/schemes/base.py",
+        "holds_for_shared_examples = False",
+        "holds_for_shared_examples = True",
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/cyclic_poisson.py",
-        "def examples_overlap(self) -> bool:\n        return False",
-        "def examples_overlap(self) -> bool:\n        return True",
+        "jaxacct/schemes/base.py",
+        "examples_overlap = False",
+        "examples_overlap = True",
         SCHEMES,
     ),
     Mutant(
@@ -1059,7 +1059,7 @@ MUTANTS = [
         FOLDER, " for at, line in _lines(path) if at <= step", " for at, line in _lines(path)", INTERRUPTIONS
     ),
     # Where a plan's cover ends.
-    Mutant("train/loop.py", " or plan.mechanism.scheme.cut_to is not None", "", LIMITS),
+    Mutant("train/loop.py", " or plan.mechanism.scheme.batch_size_cap is not None", "", LIMITS),
     Mutant(
         "train/loop.py",
         """            folder.save(state, drawn)
@@ -1470,8 +1470,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/cyclic_poisson.py",
-        "if certain else None",
-        "if certain or True else None",
+        "if self.sampling_probability == 1 else None",
+        "if True else None",
         ACCOUNTANTS,
     ),
     # Cut batches with the mean.
@@ -1548,7 +1548,9 @@ MUTANTS = [
     Mutant(SAMPLERS, "<= norm <= 1 + 1e-12:", "<= norm <= 1 + 1e-5:", PEERS),
     Mutant(SAMPLERS, "if given.partition_type != independent:", "if False:", PEERS),
     Mutant(SAMPLERS, "        _refuse_truncation(given)\n", "", PEERS),
-    Mutant(SAMPLERS, "scheme.warm_start and b > 1, scheme.cut_to)", "scheme.warm_start and b > 1)", PEERS),
+    Mutant(
+        SAMPLERS, "scheme.warm_start and b > 1, scheme.batch_size_cap)", "scheme.warm_start and b > 1)", PEERS
+    ),
     Mutant(SAMPLERS, "given.sampling_prob, given.warm_start\n", "given.sampling_prob, True\n", PEERS),
     Mutant(
         DOMINATING,

@@ -142,8 +142,8 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/proposals/families/inflated.py", "tests/core/test_loading.py"): [
         (
-            "mechanism.scheme.more_often(times) if mechanism.is_stationary else None",
-            "mechanism.scheme.more_often(times)",
+            "mechanism.scheme.inflated(times) if mechanism.is_stationary else None",
+            "mechanism.scheme.inflated(times)",
         ),
     ],
     ("jaxacct/proposals/families/pair_weights.py", "tests/core/test_allowances.py"): [

@@ -17,6 +17,7 @@ import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, privacy_loss
 from jaxacct.cli.problem import SchemeName
+from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.schemes import (
     SCHEMES,
     BalancedMinSep,
@@ -33,6 +34,7 @@ from jaxacct.schemes import (
 from jaxacct.schemes.base import Scheme
 from jaxacct.schemes.batch_sizes import OVERFLOW, overflow
 from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.truncated_b_min_sep import BatchSizes
 from tests.oracles import enumeration
 
 # By name: one of four or five steps, and edges (b = 1, p = 1, n < b, one step).
@@ -166,7 +168,7 @@ def test_jit_vmap_precision_and_one_trace(scheme):
     @functools.partial(jax.jit, static_argnums=0)
     def traced(scheme, x):
         traces.append(scheme)
-        return scheme.participation_rate * x
+        return scheme.largest_rate * x
 
     traced(scheme, 1.0)
     traced(dataclasses.replace(scheme), 2.0)
@@ -246,22 +248,36 @@ def test_bad_input(scheme):
 def test_a_scheme_must_say_what_the_guarantee_rests_on():
     """A made scheme whose users have five examples: once its sensitivity came out as 3.16, not 15.8."""
 
-    class Partial(Scheme):
-        name, unit, iterations, min_separation = "made", "user", 10, 1
-
-    for needed in (
-        "squared_sensitivity",
-        "sums",
-        "others_are_independent",
-        "holds_for_shared_examples",
-        "examples_overlap",
-    ):
-        with pytest.raises(TypeError, match=needed):
-            Partial()
-    with pytest.raises(TypeError, match="name and its unit"):
-        type("Nameless", (Scheme,), {})
+    stated = {"name": "made", "unit": "user", "adjacencies": ("zero-out",), "examples_overlap": True}
+    stated |= {"others_are_independent": False, "holds_for_shared_examples": False}
+    for forgotten in stated:
+        with pytest.raises(TypeError, match=f"must state its {forgotten}$"):
+            type("Made", (Scheme,), {key: value for key, value in stated.items() if key != forgotten})
+    made = type("Made", (Scheme,), stated)
+    abstract = "examples_per_unit max_participations side_information participation_probabilities sums "
+    abstract += "largest_rate expected_batch_sizes log_probability_of_none squared_sensitivity batches "
+    abstract += "draw_participation draw_error log_likelihood_ratios from_batch_size"
+    assert made.__abstractmethods__ == set(abstract.split())
+    with pytest.raises(TypeError, match="squared_sensitivity"):
+        made()
+    whole = type("Whole", (made,), dict.fromkeys(abstract.split()))()
+    with pytest.raises(NotImplementedError, match="made must state its overlap bound"):
+        whole.overlap_bound(IDENTITY)
+    whole.side_information = BatchSizes(MEMBERS["truncated-b-min-sep"][0])
+    with pytest.raises(NotImplementedError, match="made must state its counts given batch_sizes"):
+        whole.draw_counts(None, 1, "remove")
     for five in (MultiAttribution(10, 1, 0.1, 5), IndependentAttribution(10, 1, 0.1, 5)):
         assert math.sqrt(five.squared_sensitivity(0.0)) == pytest.approx(15.811, abs=1e-3)
+
+
+@pytest.mark.parametrize("scheme", TYPICAL)
+def test_adjacencies_are_stated_and_others_refused(scheme):
+    """For independent examples alone zero-out and add-or-remove-one share a pair (proofs/adjacency.md)."""
+    independent = scheme.unit == "example" and scheme.others_are_independent and scheme.batch_size_cap is None
+    assert scheme.adjacencies == (ADJACENCIES if independent else ADJACENCIES[:1])
+    for adjacency in {*ADJACENCIES, "replace-one"} - set(scheme.adjacencies):
+        with pytest.raises(ValueError, match="adjacency must be"):
+            Mechanism(scheme, IDENTITY, 1.0, adjacency)
 
 
 # What the guarantee takes from a scheme: whether others' batches are independent of the unit, whether the
@@ -283,7 +299,7 @@ def test_what_a_scheme_states_of_batches_and_graphs(scheme):
     """Where others are not independent of the unit, a batch too large is seen under D, and D' times e^eps."""
     stated = scheme.others_are_independent, scheme.holds_for_shared_examples, scheme.examples_overlap
     assert stated == STATED[scheme.name]
-    if scheme.cut_to is None:
+    if scheme.batch_size_cap is None:
         booked = overflow(scheme, 3.0, 1.0, 10_000)
         assert booked.probability == pytest.approx(OVERFLOW) or booked.delta == pytest.approx(1e-3)
         times = 1.0 if STATED[scheme.name][0] else 1 + math.exp(3.0)
@@ -295,7 +311,7 @@ def test_what_a_scheme_states_of_batches_and_graphs(scheme):
 @pytest.mark.parametrize("scheme", TYPICAL)
 def test_batches_beside_the_law(scheme):
     """Real batches have the mean size that the law says; 400 runs, false alarm 1e-9 each by the CLT."""
-    if scheme.examples_bar_each_other and scheme.unit == "user":
+    if scheme.unit == "user" and not scheme.examples_overlap:
         with pytest.raises(ValueError, match="graph must be given"):  # drawn in tests/training
             scheme.batches(10, np.random.default_rng(0))
         return

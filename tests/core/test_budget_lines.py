@@ -146,7 +146,7 @@ def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     """As if the tables of two examples did fit, and of more did not."""
     monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(4, 2, True))
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
-    assert mechanism.scheme.bounds_by_pairs and mechanism.scheme.sums.times == examples
+    assert mechanism.scheme.pair_bound is not None and mechanism.scheme.sums.times == examples
     plain = proposal_by_name(mechanism, 1.0, "remove", "pairs:1,1")
     expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V, "remove"), 1)
     compare(budget_lines(plain, DELTA_V), expected, law(plain))
@@ -230,7 +230,7 @@ def test_items_of_two_losses(sigma, p):
         )
     one = Mechanism(BMinSep(300, 4, p), ROOT(4), sigma)
     for times in (2, 8):
-        inflated, log_ratio = one.scheme.more_often(times)
+        inflated, log_ratio = one.scheme.inflated(times)
         of_none = inflated.log_probability_of_none() - one.scheme.log_probability_of_none()
         found = inflated_lines(
             one, Mechanism(inflated, one.strategy, sigma), DELTA_V, 3, 2.0, min(log_ratio, of_none) - 1e-9
@@ -241,7 +241,7 @@ def test_items_of_two_losses(sigma, p):
 def test_items_of_few_participations_of_another_example():
     """They are added by a transform, however few; others as windows."""
     mechanism, times, m = SETTINGS["windows"], 3, 3
-    inflated, log_ratio = mechanism.scheme.more_often(times)
+    inflated, log_ratio = mechanism.scheme.inflated(times)
     of_none = inflated.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
     another = Mechanism(inflated, mechanism.strategy, mechanism.noise_multiplier)
     lines = inflated_lines(mechanism, another, DELTA_V, m, 2.0, min(log_ratio, of_none) - 1e-9)
@@ -310,7 +310,7 @@ def test_items_of_pairs(setting):
 @pytest.mark.parametrize(("m", "times"), [(2, 4), (3, 16)])
 def test_items_of_a_inflated_example(m, times):
     mechanism = Mechanism(BMinSep(60, 2, 0.001), BandedToeplitz((2.0, 1.0)), 1.0)
-    inflated = Mechanism(mechanism.scheme.more_often(times)[0], mechanism.strategy, 1.0)
+    inflated = Mechanism(mechanism.scheme.inflated(times)[0], mechanism.strategy, 1.0)
     found = proposal_by_name(mechanism, 0.3, "remove", f"inflated-replicas:{m},{times}")
     log_z = inflated.scheme.replicas.log_normalizer(inflated, m)
     expected = families.inflated_items(mechanism, DELTA_V, m, times, log_z)

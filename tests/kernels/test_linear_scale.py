@@ -53,11 +53,11 @@ def by_enumeration(scheme, factors, arrays, halves):
 )
 def test_sums_against_enumeration(scheme):
     """Right to float32's rounding wherever finite; infinite or NaN only where e^r has no room, and there."""
-    assert scheme.takes_sums
+    assert scheme.many_multipliers is not None
     rng = np.random.default_rng(scheme.iterations)
     arrays = [rng.normal(size=(scheme.iterations, 200)).astype(np.float32) for _ in range(2)]
     halves = rng.uniform(0.02, 0.1, scheme.iterations).astype(np.float32)
-    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)(arrays, FACTORS, halves))
+    ours = np.asarray(jax.jit(scheme.many_multipliers.log_likelihood_ratios)(arrays, FACTORS, halves))
     exact, ratios = by_enumeration(scheme, FACTORS, arrays, halves)
     assert ours.shape == exact.shape
     finite = np.isfinite(ours)
@@ -73,7 +73,7 @@ def test_many_counts():
     scheme, rng = MultiAttribution(3, 5, 0.02, 20, False), np.random.default_rng(0)
     arrays = [rng.normal(size=(3, 200)).astype(np.float32) / 2 for _ in range(2)]
     halves, factors = np.full(3, 0.5, np.float32), np.array([[0.25, 0.5], [1 / 0.49, 1 / 0.7]], np.float32)
-    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)(arrays, factors, halves))
+    ours = np.asarray(jax.jit(scheme.many_multipliers.log_likelihood_ratios)(arrays, factors, halves))
     exact, _ = by_enumeration(scheme, factors, arrays, halves)
     np.testing.assert_allclose(ours, exact, rtol=5e-6, atol=5e-6)
     assert exact.max() > 1
@@ -101,7 +101,7 @@ def test_independent_examples_against_enumeration(scheme):
     noise = rng.normal(size=signal.shape)
     arrays = [((signal @ dense) - 0.5).T.astype(np.float32), (noise @ dense).T.astype(np.float32)]
     norms = strategy.column_products(scheme.min_separation).astype(np.float32)
-    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)(arrays, FACTORS, norms))
+    ours = np.asarray(jax.jit(scheme.many_multipliers.log_likelihood_ratios)(arrays, FACTORS, norms))
     outputs = [signal + sigma * noise for sigma in SIGMAS]
     exact = [
         enumeration.log_ratio(scheme, strategy.coefficients, *at) for at in zip(SIGMAS, outputs, strict=True)
@@ -118,7 +118,7 @@ def test_independent_examples_against_enumeration(scheme):
 def test_coefficients_that_float32_does_not_have(scheme):
     """Two examples at one step, where the second costs e^-50 to e^-110 and one is worth up to e^88."""
     ratios, halves = np.linspace(40, 89, 200), np.linspace(25, 55, 20).astype(np.float32)
-    run, each = jax.jit(scheme.log_likelihood_ratios_of_sums), np.ones((1, 1), np.float32)
+    run, each = jax.jit(scheme.many_multipliers.log_likelihood_ratios), np.ones((1, 1), np.float32)
     # What a scheme is told of two at one step: half a square norm, or the square norm of d = 0.
     told = (
         np.float32(halves)
@@ -144,7 +144,9 @@ def test_scales_whose_reciprocals_float32_does_not_have(scheme, last, first):
     ratios = np.full((n, 400), -30, np.float32)
     ratios[-2], ratios[0] = np.linspace(last, last + 28, 400), first
     norms = np.float32([0.5, 0])
-    ours = np.asarray(jax.jit(scheme.log_likelihood_ratios_of_sums)([ratios], np.ones((1, 1)), norms))[0]
+    ours = np.asarray(
+        jax.jit(scheme.many_multipliers.log_likelihood_ratios)([ratios], np.ones((1, 1)), norms)
+    )[0]
     law = {(): 1.0}
     for _ in range(scheme.examples_per_unit):
         one = enumeration.pattern_law(scheme if scheme.parts is None else scheme.one)

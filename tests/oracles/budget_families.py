@@ -113,7 +113,7 @@ def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
 
 def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) -> Items:
     """Replicas of an example that takes part `times` as often."""
-    scheme, log_ratio = mechanism.scheme.more_often(times)
+    scheme, log_ratio = mechanism.scheme.inflated(times)
     inflated, spent = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier), SPENT * delta_v
     of_none = scheme.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
     log_least = min(log_ratio, of_none) - 1e-9

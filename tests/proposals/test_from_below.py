@@ -49,7 +49,7 @@ def bounded(examples: int, sigma: float, monkeypatch) -> Mechanism:
     """As if the tables of the likelihood of more than two, or of any, did not fit."""
     monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(2, 2, False) * (examples > 2))
     mechanism = Mechanism(IndependentAttribution(2, 2, P, examples, False), BandedToeplitz.identity(), sigma)
-    assert mechanism.is_upper_bound and mechanism.scheme.bounds_by_pairs == (examples > 2)
+    assert mechanism.is_upper_bound and (mechanism.scheme.pair_bound is not None) == (examples > 2)
     return mechanism
 
 

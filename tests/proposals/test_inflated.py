@@ -23,7 +23,7 @@ from tests.rounding_errors import _losses, _normals, _probe
 
 
 def more_often(scheme, times):
-    found = scheme.more_often(times)
+    found = scheme.inflated(times)
     assert found is not None
     return found
 
@@ -43,7 +43,7 @@ def test_the_least_ratio_of_all_participation_vectors(n, b, warm, p, times):
     assert log_ratio <= least
     # Exact where a vector passes up every other chance.
     assert b > 1 or log_ratio == pytest.approx(least, abs=1e-9)
-    assert scheme.more_often(math.floor(0.5 / p) + 1) is None and Poisson(5, 0.01).more_often(2) is None
+    assert scheme.inflated(math.floor(0.5 / p) + 1) is None and Poisson(5, 0.01).inflated(2) is None
 
 
 def exact_scale(mechanism, m, times, epsilon) -> float:

@@ -49,7 +49,7 @@ def log_weight(mechanism, name: str):
     m, pairs = spec.parameters[0], spec.family == "pairs"
     other = one
     if spec.family == "inflated-replicas":
-        other = scheme.more_often(spec.parameters[1])[0]
+        other = scheme.inflated(spec.parameters[1])[0]
     if pairs:
         log_z = m / 2 * math.log(tuples.count_law(one, C, sigma / math.sqrt(m - 1), 2)[0])
     else:

@@ -56,7 +56,7 @@ def test_likelihood_and_its_gradient(scheme, x64):
     law = enumeration.pattern_law(scheme)
     patterns, weights = np.array(list(law), float), np.array(list(law.values()))
     r = np.random.default_rng(1).normal(0, 4, (scheme.iterations, 5))
-    ours, gradient = jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratio))(jnp.asarray(r.T))
+    ours, gradient = jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.asarray(r.T))
     terms = weights[:, None] * np.exp(patterns @ r)
     np.testing.assert_allclose(ours, np.log(terms.sum(axis=0)), rtol=1e-10)
     np.testing.assert_allclose(gradient, (terms / terms.sum(axis=0)).T @ patterns, atol=1e-10)

@@ -224,7 +224,7 @@ def test_what_is_refused():
             Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0), 2, 1.0
         )
     with pytest.raises(ValueError, match="norms must be"):
-        IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratio(jax.numpy.zeros(5))
+        IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratios(jax.numpy.zeros(5))
 
 
 def test_which_likelihoods_are_exact():

@@ -54,14 +54,14 @@ def test_a_step_after_the_last_one_is_nan(name):
     assert np.isnan(flat(state.params)).all()
 
 
-CUT = [name for name, scheme in SCHEMES.items() if scheme.cut_to is not SCHEMES["poisson"].cut_to]
+CUT = [name for name, scheme in SCHEMES.items() if scheme.batch_size_cap is not None]
 
 
 @pytest.mark.parametrize("name", CUT)
 def test_a_scheme_that_cuts_batches_takes_the_same_time_for_all_of_them(name, monkeypatch):
     """By default, and whoever asks for less is refused; as for a Poisson plan with a truncation_delta."""
     scheme = SCHEMES[name](12, 4, 0.1, 12, ROWS)
-    assert scheme.cut_to == 12
+    assert scheme.batch_size_cap == 12
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
     covered = with_derived(plan_of(mechanism, ROWS), max_batch_size=12)
     monkeypatch.setattr(Plan, "certified", True)

@@ -199,7 +199,7 @@ def _log_means(scheme: Scheme) -> np.ndarray:
     """
     with jax.enable_x64(True):
         equal = jnp.asarray(_RATES)[:, None] * jnp.ones(scheme.iterations)
-        return np.asarray(jax.jit(jax.vmap(scheme.log_likelihood_ratio))(equal))
+        return np.asarray(jax.jit(scheme.log_likelihood_ratios)(equal))
 
 
 __all__ = ["FALSE_ALARM", "Check", "examine"]

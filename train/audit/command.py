@@ -210,7 +210,7 @@ def _check(plan, kinds) -> None:
     scheme = plan.mechanism.scheme
     if scheme.unit != "example":
         raise ValueError(f"plan must protect examples to be audited, protects a {scheme.unit}")
-    cut = plan.truncation_delta is not None or scheme.cut_to is not None
+    cut = plan.truncation_delta is not None or scheme.batch_size_cap is not None
     if cut or scheme.side_information is not None:
         raise ValueError("plan must not cut batches to be audited: canaries would not be independent")
     if plan.compose_with is not None:

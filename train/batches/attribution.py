@@ -414,7 +414,7 @@ def expected_batch_sizes(graph: Attribution, scheme) -> np.ndarray:
     Under a cold start fewer than b - 1 steps have been before the first ones. Independent attribution has the
     sizes of b-min-sep on every graph.
     """
-    if not scheme.examples_bar_each_other:
+    if scheme.examples_overlap:
         return scheme.expected_batch_sizes(graph.num_examples)
     b = scheme.min_separation
     before = np.minimum(np.arange(scheme.iterations), b - 1)

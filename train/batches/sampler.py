@@ -17,6 +17,7 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.core.plan import Plan
 from jaxacct.schemes import Scheme
+from jaxacct.schemes.batch_sizes import check_dataset_size
 from jaxacct.schemes.batches import choose
 
 from .attribution import Attribution, check_graph
@@ -101,11 +102,11 @@ class Sampler:
         self.dataset_size = _validate.positive_integer("dataset_size", dataset_size)
         self.max_batch_size = _validate.positive_integer("max_batch_size", max_batch_size)
         self._key = fresh_key() if key is None else tuple(int(word) for word in key)
-        self.truncate = truncate or scheme.cut_to is not None
-        scheme.check_dataset_size(self.dataset_size)
-        if scheme.cut_to not in (None, self.max_batch_size):
+        self.truncate = truncate or scheme.batch_size_cap is not None
+        check_dataset_size(scheme, self.dataset_size)
+        if scheme.batch_size_cap not in (None, self.max_batch_size):
             raise ValueError(
-                f"max_batch_size must be the scheme's {scheme.cut_to}, was {self.max_batch_size}"
+                f"max_batch_size must be the scheme's {scheme.batch_size_cap}, was {self.max_batch_size}"
             )
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()

@@ -85,7 +85,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
 @compiled(static=1)
 def loss_and_gradient(scheme, excess, norms):
     """(ln P/Q, its gradient by the log-ratios `excess`)."""
-    return jax.value_and_grad(scheme.log_likelihood_ratio)(excess, norms)
+    return jax.value_and_grad(scheme.log_likelihood_ratios)(excess, norms)
 
 
 def jensen(mechanism: Mechanism) -> Minorant | None:

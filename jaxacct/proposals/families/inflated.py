@@ -130,7 +130,7 @@ def inflated_sizes(
 
 
 def _inflated(mechanism: Mechanism, times: int) -> tuple[Mechanism, float] | None:
-    found = mechanism.scheme.more_often(times) if mechanism.is_stationary else None
+    found = mechanism.scheme.inflated(times) if mechanism.is_stationary else None
     if found is None:
         return None
     return Mechanism(found[0], mechanism.strategy, mechanism.noise_multiplier), found[1]
@@ -162,4 +162,4 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 
 @functools.cache  # one function for each factor, so that nothing compiles twice
 def _more_often(times: int) -> Callable:
-    return lambda scheme: scheme.more_often(times)[0]
+    return lambda scheme: scheme.inflated(times)[0]

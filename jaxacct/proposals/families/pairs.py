@@ -74,7 +74,7 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         raise ValueError(
             "strategy must be banded within min_separation, so that it has columns that do not overlap"
         )
-    by_pairs = mechanism.scheme.bounds_by_pairs if by_pairs is None else by_pairs
+    by_pairs = mechanism.scheme.pair_bound is not None if by_pairs is None else by_pairs
     drawn = checked_replicas(_sharper(one, m), 2)
     lines = pair_lines_by_pairs if by_pairs else pair_lines
     pairs = m // 2
@@ -165,7 +165,7 @@ def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) 
     size = dataclasses.replace(size, largest=2 * size.largest)
     # What two share is so many times as much.
     sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)
-    two = Mechanism(scheme.two, mechanism.strategy, sharing)
+    two = Mechanism(scheme.pair_bound.two, mechanism.strategy, sharing)
     amount = pairs * rounding.interacting_error(two, size, rounding.most_participations(two.scheme))
     name, source = "rounding of the likelihood ratio", rounding.SOURCE + "7"
     alone = next(line.amount for line in lines if line.name == name)
@@ -190,7 +190,7 @@ def build(setting: Setting, m: int, by_pairs: int) -> Proposal:
     Raises:
       ValueError: as `pair_proposal`, or where losses are not by pairs of examples for `by_pairs` = 1.
     """
-    if by_pairs not in (0, 1) or (by_pairs and not setting.mechanism.scheme.bounds_by_pairs):
+    if by_pairs not in (0, 1) or (by_pairs and setting.mechanism.scheme.pair_bound is None):
         raise ValueError(f"by_pairs must be 0, or 1 where losses are by pairs of examples, was {by_pairs}")
     if (m, by_pairs) == (1, 1):
         return plain_by_pairs(setting.mechanism)
@@ -199,7 +199,9 @@ def build(setting: Setting, m: int, by_pairs: int) -> Proposal:
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """Return `pair_candidates`, and plain sampling with losses by pairs where the scheme has those."""
-    plain_ones = [plain_by_pairs(setting.mechanism)] if setting.mechanism.scheme.bounds_by_pairs else []
+    plain_ones = (
+        [plain_by_pairs(setting.mechanism)] if setting.mechanism.scheme.pair_bound is not None else []
+    )
     return pair_candidates(setting, samples_needed) + plain_ones
 
 

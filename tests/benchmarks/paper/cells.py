@@ -118,7 +118,7 @@ def certified(cell: Cell, progress: Progress | None = None) -> dict[str, str]:
     """The row of a cell: schemes of independent rounds by privacy loss distributions, others by draws."""
     started = time.monotonic()
     scheme = scheme_of(cell)
-    accountant = "pld" if scheme.independent_rounds() is not None and cell.scheme != "b-min-sep" else None
+    accountant = "pld" if scheme.independent_rounds is not None and cell.scheme != "b-min-sep" else None
     plan = calibrate(
         scheme,
         by_name("optimal", cell.bands, scheme),

@@ -12,6 +12,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
 from jaxacct.cli import main as cli
 from jaxacct.core.evidence import Bound
+from jaxacct.core.text import unit_in_words
 from tests.oracles import enumeration, shared_examples
 from tests.schemes.test_schemes import chi_square_p_value
 from tests.stored_plans import whole
@@ -418,8 +419,8 @@ def test_where_nobody_bars_others_sharing_is_no_matter(separation):
     shared = bound_contributions(papers(), k_u)
     scheme = MultiAttribution(5, separation, 0.1, k_u)
     Sampler(scheme, shared.num_examples, 60, graph=shared).next()
-    assert "whoever shares them" in scheme.unit_in_words
-    assert "each with no other user" in MultiAttribution(5, 3, 0.1, 2).unit_in_words
+    assert "whoever shares them" in unit_in_words(scheme)
+    assert "each with no other user" in unit_in_words(MultiAttribution(5, 3, 0.1, 2))
     with pytest.raises(ValueError, match="graph must give every example one owner"):
         Sampler(MultiAttribution(5, 3, 0.1, 2), shared.num_examples, 60, graph=shared)
 
