@@ -12,7 +12,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "tests/README.md", *sorted((ROOT / "jaxacct").rglob("*.md"))]
 
 
-REPOSITORY = re.compile(r"https://(github\.com/jaxacct/jaxacct/blob|raw\.githubusercontent\.com/jaxacct/jaxacct)/main/")
+REPOSITORY = re.compile(
+    r"https://(github\.com/jaxacct/jaxacct/blob|raw\.githubusercontent\.com/jaxacct/jaxacct)/main/"
+)
 
 
 def test_it_is_short():
