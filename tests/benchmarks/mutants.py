@@ -856,7 +856,7 @@ MUTANTS = [
     Mutant(
         "train/clipping/ghost.py", "jnp.where(real & keep, each, 0.0)", "jnp.where(keep, each, 0.0)", GHOST
     ),
-    Mutant("train/clipping/ghost.py", "_in_memory(found, once)", "found", GHOST),
+    Mutant("train/clipping/ghost.py", "_in_memory(lambda: found_in(rows), rows)", "found_in(rows)", GHOST),
     Mutant(
         "train/clipping/ghost.py",
         "jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)",
@@ -937,10 +937,12 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/ghost.py",
-        "left.reshape(len(left), -1) / jnp.where(length > 0, length, 1.0)",
+        "left.reshape(len(left), -1) * (1 / jnp.where(length > 0, length, 1.0))",
         "left.reshape(len(left), -1) * length",
         GHOST,
     ),
+    Mutant("train/clipping/ghost.py", "min(micro, _ROWS_IN_FLOAT32) + pieces", "1 + pieces", GHOST),
+    Mutant("train/clipping/ghost.py", "range(0, len(left), _ROWS_IN_FLOAT32)", "range(0, 1)", GHOST),
     Mutant("train/clipping/ghost.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
     Mutant("train/noise/keystream.py", "[0, step, 0, 0]", "[0, 0, 0, 0]", NOISE),
     Mutant("train/noise/keystream.py", "range(0, out.size, len(_ZEROS))", "range(0, 1)", NOISE),
