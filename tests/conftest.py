@@ -1,18 +1,17 @@
 """Shared fixtures. Statistical tests fix their keys and derive tolerances from a stated false alarm."""
 
-import functools
 import gc
 import hashlib
 import itertools
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 
 # Before NumPy is loaded: two workers with a thread for every core each spend half of their time waiting.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import chex
 import jax
 import pytest
 
@@ -80,26 +79,6 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(MIN_COMPILE_SECONDS)
-    share_lowering_contexts()
-
-
-def share_lowering_contexts():
-    """MLIR's tables are made once a thread, not once a program.
-
-    JAX fills new ones for every program that it lowers: five milliseconds, two megabytes kept with the
-    program, and a third of what a program of one operation takes. What is lowered is the same. No public part
-    of JAX: a version that makes them elsewhere is only slower.
-    """
-    from jax._src.interpreters import mlir
-
-    make = getattr(mlir, "make_ir_context", None)
-    if make is not None:
-        mlir.make_ir_context = lambda: _context_of(threading.get_ident(), make)
-
-
-@functools.cache
-def _context_of(thread, make):
-    return make()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -137,6 +116,25 @@ def entropy(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "urandom", urandom)
         yield
+
+
+@pytest.fixture
+def default_promotion():
+    """JAX's default promotion, for other libraries: flax's pooling, optax's Adam and bfloat16 mix dtypes."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture
+def traced_once(monkeypatch):
+    """Let a function made by `jaxacct.kernels.programs.compiled` be traced only once more."""
+
+    def once(compiled):
+        chex.clear_trace_counter()
+        compiled.clear_cache()
+        monkeypatch.setattr(compiled, "_function", chex.assert_max_traces(compiled.__wrapped__, n=1))
+
+    return once
 
 
 @pytest.fixture

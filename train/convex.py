@@ -113,7 +113,7 @@ class LogisticRegression:
     def mean_gradient(self, weights, x, y):
         """Mean gradient over rows `x` (b, d + 1) with labels `y` (b,), clipped each, with the ridge term."""
         if self.num_classes == 2:
-            slope = jax.nn.sigmoid(x @ weights) - y
+            slope = jax.nn.sigmoid(x @ weights) - y.astype(x.dtype)
             if self.clip_norm is not None:
                 most = self.clip_norm / jnp.linalg.norm(x, axis=1)
                 slope = jnp.clip(slope, -most, most)

@@ -317,7 +317,8 @@ class DiceStep:
             real = jnp.maximum(1, mask.sum())
             clipped_share = jnp.sum((norms > plan.clip_norm) & mask) / real
             median = jnp.nanmedian(jnp.where(mask, norms, jnp.nan))
-            info = StepInfo(jnp.where(mask, values, 0).sum() / real, clipped_share, median)
+            mean = jnp.where(mask, values, 0).sum() / real.astype(values.dtype)
+            info = StepInfo(mean, clipped_share, median)
             return DiceTrainState(optax.apply_updates(state.params, updates), opt_state, dice), info
 
         self._jitted, self._loss = jax.jit(step, donate_argnums=0), as_loss(loss)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.core
 import jax.numpy as jnp
@@ -201,16 +202,20 @@ def advance(
       fresh: the step's normals, if they are drawn already; without a mesh.
       mesh, specs: devices, and how each parameter and its kept noise is cut over them.
     """
+    chex.assert_trees_all_equal_shapes(found.total.shaped, state.params)
+    chex.assert_equal_shape([found.losses, found.norms, mask])
     if mesh is None:
         gradient, noise = private.update(found.total, state.noise, fresh=fresh)
     else:
         gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, specs)
+    chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     real = jnp.maximum(1, mask.sum())
     median = jnp.nanmedian(jnp.where(mask, found.norms, jnp.nan))
-    aux = jax.tree.map(lambda leaf: leaf.sum() / real, found.aux)
-    info = StepInfo(found.losses.sum() / real, found.clipped_fraction, median, aux)
+    aux = jax.tree.map(lambda leaf: leaf.sum() / real.astype(leaf.dtype), found.aux)
+    loss = found.losses.sum() / real.astype(found.losses.dtype)
+    info = StepInfo(loss, found.clipped_fraction, median, aux)
     return TrainState(params, noise, opt_state), info
 
 

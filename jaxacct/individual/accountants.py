@@ -156,7 +156,7 @@ class _Bucketed:
         # Compared as integers, which order numbers of at least 0 alike: a subnormal norm, which the
         # hardware may take for 0, must not be charged as nothing.
         pattern = jax.lax.bitcast_convert_type(jnp.abs(norms), bits)
-        reached = pattern[:, None] <= jnp.asarray(limits.view(bits))
+        reached = pattern[:, None] <= jnp.asarray(limits.view(bits))[None]
         return jnp.where(known, jnp.maximum(0, reached.sum(axis=1) - 1), 0), known
 
     def update(self, state: CountState, norms) -> CountState:
@@ -171,7 +171,7 @@ class _Bucketed:
         """One step of examples in the buckets that `bucket_of` gave."""
         rows = jnp.arange(state.counts.shape[0])
         counts = state.counts.at[rows, bucket].add(known.astype(jnp.int32))
-        return CountState(counts, state.refused + ~known)
+        return CountState(counts, state.refused + (~known).astype(state.refused.dtype))
 
     def from_norms(self, norms) -> CountState:
         """The state after the steps of `norms`, (steps, num_examples).

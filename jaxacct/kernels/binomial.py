@@ -16,6 +16,7 @@ import itertools
 import math
 from typing import Any, NamedTuple
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 
@@ -77,6 +78,8 @@ def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
     Returns:
       `(drawn, tie)`, (num_samples,) int32 and bool: whether the draw hangs on `low_words`.
     """
+    chex.assert_type([trials, *words], [jnp.int32, *[jnp.uint32] * len(words)])
+    chex.assert_equal_shape([trials, *words])
     shapes = [level.cells.shape[1:] for level in arrays.levels]
     places = [digits.bit_length() - 1 for digits, _ in shapes]
     window = 1 << sum(places)

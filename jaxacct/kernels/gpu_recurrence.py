@@ -15,6 +15,7 @@ import operator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,6 +93,7 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     Returns:
       (block, count, num_samples) float32.
     """
+    chex.assert_type([*arrays, factors], jnp.float32)
     if log_q == -np.inf:  # then nothing is added up inside a block
         sums = weighted_sums(arrays, factors)
         return blocked_log_recurrence(sums, log_p=log_p, log_q=log_q, block=block)

@@ -13,6 +13,7 @@ What lies beyond float32's range comes out as infinite or NaN, never as a wrong 
 import math
 from typing import Any
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -45,6 +46,8 @@ def interacting_ratios_of_sums(
     Returns:
       (count, num_samples) float32; not finite where float32 has no room.
     """
+    chex.assert_type([*arrays, factors, overlaps], jnp.float32)
+    chex.assert_axis_dimension(overlaps, -1, block)
     options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
     if log_q == -math.inf:  # for certain, so what happens is linear in the log-ratios
         parts = [

@@ -17,6 +17,7 @@ A step without participation leaves that alone, so thousands of steps round no m
 import math
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,6 +60,7 @@ def interacting_log_recurrence(
     Returns:
       (...) of the same dtype. Exact up to rounding.
     """
+    chex.assert_axis_dimension(overlaps, -1, block)
     options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
     values, weights = log_values_at_the_start(log_ratios, overlaps, start_law=start_law, **options)
     return log_mean_of_starts(values, weights)

@@ -13,6 +13,7 @@ b |ln(1 - p)| above 69.
 import math
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +67,7 @@ def first_block_of_sums(
 
     Source: arXiv 2602.09338, eq. (1) and theorem 5.1.
     """
+    chex.assert_type([*arrays, factors], jnp.float32)
     if log_q == -np.inf:  # nothing is added up inside a block: a product of e^r for every phase
         totals = weighted_sums([phase_totals(array, block) for array in arrays], factors)
         return totals + number(log_p * -(-arrays[0].shape[0] // block))
@@ -265,6 +267,7 @@ def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int, c
     Returns:
       (cycle_length, count, num_samples) float32; not finite where float32 has no room.
     """
+    chex.assert_type([*arrays, factors], jnp.float32)
     n, num_samples = arrays[0].shape
     rounds = -(-n // cycle_length)
     groups = -(-rounds // _ROUNDS)

@@ -84,10 +84,6 @@ class Compiled:
                 del self._programs[next(iter(self._programs))]
         return found, leaves
 
-    def traced(self) -> int:
-        """How many programs are kept."""
-        return len(self._programs)
-
     def clear_cache(self) -> None:
         """Forget them all."""
         self._programs.clear()

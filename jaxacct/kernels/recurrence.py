@@ -11,6 +11,7 @@ block too, so no common scale per block would do.
 import functools
 import operator
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -179,6 +180,8 @@ def log_mean_of_phases(per_phase, each: float = 0.0, *, iterations: int):
 
 def weighted_sums(arrays, factors):
     """(n, count, num_samples): `sum_k factors[v, k] arrays[k]` for arrays of (n, num_samples)."""
+    chex.assert_shape(factors, (None, len(arrays)))
+    chex.assert_equal_shape(arrays)
     return functools.reduce(
         operator.add, (factors[None, :, k, None] * array[:, None, :] for k, array in enumerate(arrays))
     )

@@ -1,5 +1,6 @@
 """From outputs or from keys to privacy losses `L = ln P/Q`."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,6 +127,7 @@ def loss_of_scores(
     Where C is not banded within the separation, a bound on L: from above for `direction` "remove" and from
     below for "add", so that both divergences come out too large (proofs/non_banded.md).
     """
+    chex.assert_shape(scores_, (None, scheme.iterations))
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
     lowered = lowered_norms(scheme, strategy, direction, scores_.dtype)
@@ -137,6 +139,7 @@ def loss_of_scores(
 
 def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
     """At least L of (num_samples, iterations) scores, where the scheme has a `pair_bound`."""
+    chex.assert_shape(scores_, (None, scheme.iterations))
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
     lowered = lowered_norms(scheme, strategy, Direction.REMOVE, scores_.dtype)

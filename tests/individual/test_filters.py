@@ -20,7 +20,7 @@ def run(privacy_filter, costs, steps):
         def body(_, carry):
             state, taken = carry
             state, active = privacy_filter.step(state, costs)
-            return state, taken + active
+            return state, taken + active.astype(jnp.int32)
 
         return jax.lax.fori_loop(0, steps, body, (state, jnp.zeros(costs.shape, jnp.int32)))
 

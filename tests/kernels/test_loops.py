@@ -70,7 +70,7 @@ def test_samples_of_all_blocks_together():
     @samples_together
     def weighted(values, column, one):
         seen.append(values.shape)
-        return (values * column * one).sum(axis=0), values[0] + column[0] + one
+        return (values * column * one).sum(axis=0), (values[:1] + column[:1] + one)[0]
 
     values, columns = np.arange(24.0).reshape(2, 3, 4), np.array([[[1.0], [2], [3]], [[4], [5], [6]]])
     for axes in ((0, 0, 0), (0, None, None), (None, 0, 0)):

@@ -31,7 +31,7 @@ from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.loop import fit
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 

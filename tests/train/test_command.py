@@ -13,7 +13,7 @@ from train.individual import IndividualAccounting
 from train.loop import PROCEDURES, Result, procedure_of
 from train.plans import read_plan
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
 GENERAL = GeneralPlan(1440, 1, 36, 1, "shuffling", 1, sigma=1.0, epsilon=50.0, delta=1e-5)
 

@@ -46,6 +46,7 @@ def test_poisson_batches_are_divided_by_the_fixed_size():
     np.testing.assert_allclose(flat(state.error), [1.38461538, 1.84615385, 5.53846154], atol=UNIT)
 
 
+@pytest.mark.usefixtures("default_promotion")
 def test_adam():
     rule = dice_adam(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=0.0, batch_size=2, key=KEY)
     params = tree(np.zeros(3))

@@ -112,6 +112,7 @@ def test_poisson_batches_against_a_loop_in_plain_numpy():
     np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("default_promotion")
 def test_resumed_it_ends_with_the_same_bits_and_keeps_its_secrets(tmp_path, monkeypatch):
     options = dict(checkpoint_every=4, optimizer=optax.adam(0.1))
     whole = run(out=tmp_path / "whole", **options)

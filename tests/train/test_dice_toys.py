@@ -138,8 +138,9 @@ def test_with_noise_the_mean_is_right_and_the_identity_holds():
             x, state = carry
             updates, after = rule.update(four(x), state, x, mask=mask)
             released = -updates / rate
-            v = state[0].error + (four(x) * mask).sum() / size - after[0].error
-            ideal = x - rate * state[0].error - rate * ((four(x) * mask).sum() / size + released - v)
+            mean = jnp.where(mask, four(x), 0).sum() / size
+            v = state[0].error + mean - after[0].error
+            ideal = x - rate * state[0].error - rate * (mean + released - v)
             moved = optax.apply_updates(x, updates)
             return (moved, after), (moved, moved - rate * after[0].error - ideal)
 

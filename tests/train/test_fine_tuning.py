@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,7 @@ from train.optimizers import privatize
 from train.run_folder import save_model
 from train.step import make_step
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
 
 class Adapted(nnx.Module):
@@ -76,7 +77,7 @@ def test_only_what_is_selected_is_trained():
     assert np.abs(flat(result.params) - flat(params)).min() > 0
     np.testing.assert_allclose(flat(result.params), flat(ours.params), rtol=1e-5, atol=1e-6)
     after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    jax.tree.map(np.testing.assert_array_equal, before, after)
+    chex.assert_trees_all_equal(before, after)
 
 
 def test_frozen_weights_are_arguments_and_not_in_the_state():

@@ -181,6 +181,7 @@ def test_a_retired_example_adds_exactly_nothing():
     assert "taken together" in again[0].statement and losses(again[0]).steps == 24
 
 
+@pytest.mark.usefixtures("default_promotion")
 def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path, monkeypatch):
     individual = IndividualAccounting(1.2, DELTA)
     options = dict(individual=individual, checkpoint_every=4, optimizer=optax.adam(0.1))

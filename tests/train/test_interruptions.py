@@ -116,6 +116,7 @@ def wide(params, example):
     return (jnp.tanh(example["x"] @ params["w"]).sum() - example["y"]) ** 2
 
 
+@pytest.mark.usefixtures("default_promotion")
 def test_a_changed_byte_of_a_checkpoint_is_noticed(tmp_path):
     """In any file, also in large arrays, of which Orbax keeps no checksum: refused, or the same end."""
     values = np.random.default_rng(0).normal(size=(3, 600)).astype(np.float32)

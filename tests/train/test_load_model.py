@@ -1,8 +1,8 @@
 """A trained model is loaded back with the bits that were released."""
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
@@ -39,13 +39,11 @@ def test_a_module(covered, tmp_path):
     result = fit(covered, Linear(nnx.Rngs(0)), squared, data(), sgd(0.1, 2), out=tmp_path / "run")
     other = Linear(nnx.Rngs(7))
     assert load_model(tmp_path / "run", other) is other
-    ours, theirs = (jax.tree.leaves(state) for state in (nnx.state(other, nnx.Param), result.params))
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(a, b)
+    theirs = jax.tree.leaves(result.params)
+    chex.assert_trees_all_equal(jax.tree.leaves(nnx.state(other, nnx.Param)), theirs)
     model = Linear(nnx.Rngs(3))
     filled = with_params(model, result.params)
-    for a, b in zip(jax.tree.leaves(nnx.state(filled)), theirs, strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(jax.tree.leaves(nnx.state(filled)), theirs)
     assert (model.layer.kernel[...] != filled.layer.kernel[...]).all()
     with pytest.raises(
         ValueError, match=r"model must be of the structure that was trained: its layer\.kernel"
@@ -58,13 +56,12 @@ def test_a_module(covered, tmp_path):
 @pytest.mark.parametrize(
     ("params", "function"), [(PARAMS, loss), (jnp.zeros(3, jnp.bfloat16), array_loss)], ids=["tree", "array"]
 )
+@pytest.mark.usefixtures("default_promotion")
 def test_a_pytree(params, function, covered, tmp_path):
     result = fit(covered, params, function, data(), sgd(0.1, 2), out=tmp_path / "run")
     found = load_model(tmp_path / "run", params)
-    assert jax.tree.structure(found) == jax.tree.structure(params)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(result.params), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    chex.assert_trees_all_equal_structs(found, params)
+    chex.assert_trees_all_equal(found, result.params, strict=True)
 
 
 def test_no_run(tmp_path):

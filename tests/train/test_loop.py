@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +30,7 @@ from train.optimizers import privatize
 from train.run_folder import CheckpointError, RunFolder, write_secret
 from train.step import make_step
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS = 60
@@ -493,9 +494,8 @@ def test_bfloat16_parameters_resume_to_the_same_bits(optimizer, tmp_path):
     with crash_at(Sampler, "next", 8), pytest.raises(Crash):
         run(out=tmp_path / "part", **options)
     part = run(out=tmp_path / "part", **options)
-    for a, b in zip(jax.tree.leaves(part.params), jax.tree.leaves(whole.params), strict=True):
-        assert a.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    chex.assert_type(jax.tree.leaves(part.params), jnp.bfloat16)
+    chex.assert_trees_all_equal(part.params, whole.params)
 
 
 def test_the_state_keeps_its_dtypes():
@@ -505,9 +505,8 @@ def test_the_state_keeps_its_dtypes():
     for optimizer in (optax.adam(0.1), optax.sgd(0.05, momentum=0.9), optax.adamw(0.1), optax.lion(0.1)):
         step = make_step(loss, private, optimizer)
         state = step.init(params)
-        before = [leaf.dtype for leaf in jax.tree.leaves(state)]
         after, _ = jax.eval_shape(step, state, rows, np.ones(4, bool))
-        assert before == [leaf.dtype for leaf in jax.tree.leaves(after)]
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
 
 
 def test_an_optimizer_whose_state_never_settles_is_refused():

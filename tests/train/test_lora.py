@@ -67,6 +67,7 @@ def command(out, *more):
     return ended.value.code
 
 
+@pytest.mark.usefixtures("default_promotion")
 def test_the_script(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lora, "poisson_plan", functools.cache(lora.poisson_plan))
     text = tmp_path / "text.txt"

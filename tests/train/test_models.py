@@ -10,6 +10,8 @@ from tests.train.modules import made
 from train.models import MODELS, cross_entropy
 from train.step import nnx_loss, refuse_batch_statistics
 
+pytestmark = pytest.mark.usefixtures("default_promotion")  # of flax's average pooling
+
 
 @pytest.mark.parametrize("shape", [(8, 8, 1), (32, 32, 3)])
 @pytest.mark.parametrize("name", MODELS)

@@ -198,7 +198,7 @@ def _log_means(scheme: Scheme) -> np.ndarray:
     It is the likelihood ratio of an output whose log-ratio is r at every step.
     """
     with jax.enable_x64(True):
-        equal = jnp.asarray(_RATES)[:, None] * jnp.ones(scheme.iterations)
+        equal = jnp.broadcast_to(jnp.asarray(_RATES)[:, None], (len(_RATES), scheme.iterations))
         return np.asarray(jax.jit(scheme.log_likelihood_ratios)(equal))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,6 +98,7 @@ class GridSum:
 
     def plus(self, part) -> "GridSum":
         """Add a pytree of int32 of at most 2^31 - 2^16 in absolute value."""
+        chex.assert_trees_all_equal_shapes_and_dtypes(self.low, part)
         low = jax.tree.map(lambda a, b: a + b, self.low, part)
         high = jax.tree.map(lambda a, b: a + (b >> _LIMB), self.high, low)
         return GridSum(high, jax.tree.map(lambda a: a & (2**_LIMB - 1), low), self.grid)
@@ -119,6 +121,7 @@ class GridSum:
         with jax.enable_x64(True):
             if added is None:
                 added = jax.tree.map(jnp.zeros_like, self.low)
+            chex.assert_trees_all_equal_shapes(self.low, added)
             return jax.tree.map(value, self.high, self.low, added)
 
     @property
@@ -205,6 +208,7 @@ class RoundedSum:
 
         with jax.enable_x64(True):
             added = jax.tree.map(jnp.zeros_like, self.whole) if added is None else added
+            chex.assert_trees_all_equal_shapes(self.whole, added)
             return jax.tree.map(value, self.whole, added)
 
 

@@ -220,7 +220,8 @@ class _RunningSums:
 
         def store(parts, drawn):
             def split():
-                sums = [(decays[j] * summed(parts, j) + drawn) / units[j] for j in buffers]
+                wide = drawn.astype(jnp.float64)
+                sums = [(decays[j] * summed(parts, j) + wide) / units[j] for j in buffers]
                 whole = [jnp.round(each) for each in sums]
                 fractions = [jnp.round((each - of) / _FINE) for each, of in zip(sums, whole, strict=True)]
                 return [each.astype(jnp.int32) for each in whole + fractions]

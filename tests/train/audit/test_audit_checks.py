@@ -99,12 +99,13 @@ def divided_by_the_batch_size(noise_too):
         real = train.step.advance
 
         def broken(private, optimizer, state, found, mask, *more):
-            factor = private.expected_batch_size / jnp.maximum(1, mask.sum())
+            factor = private.expected_batch_size / jnp.maximum(1, mask.sum()).astype(jnp.float32)
             if not noise_too:
                 with jax.enable_x64(True):
 
                     def scaled(high, low):
-                        total = jnp.round((high.astype(jnp.float64) * 2.0**16 + low) * factor)
+                        whole = high.astype(jnp.float64) * 2.0**16 + low.astype(jnp.float64)
+                        total = jnp.round(whole * factor.astype(jnp.float64))
                         high = jnp.floor(total / 2.0**16)
                         return high.astype(jnp.int32), (total - high * 2.0**16).astype(jnp.int32)
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,8 +117,9 @@ def test_microbatches_change_nothing(micro, key):
     mask = np.array([True, False] * 4)
     whole, _ = summed()(params, batch, mask)
     parts, _ = summed(microbatch_size=micro)(params, batch, mask)
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2)  # gradients differ in their last bits by batch
+    chex.assert_trees_all_close(
+        whole, parts, rtol=1e-5, atol=2
+    )  # gradients differ in their last bits by batch
 
 
 def test_padding_and_poison_contribute_exactly_zero(key):
@@ -127,14 +129,12 @@ def test_padding_and_poison_contribute_exactly_zero(key):
     batch = jax.tree.map(np.copy, batch)  # JAX may read the first one later, where it lies
     batch["x"][2], batch["x"][3] = np.nan, np.inf
     padded, _ = summed()(params, batch, mask)
-    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(padded), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(clean, padded)
     batch = jax.tree.map(np.copy, batch)
     batch["x"][1] = np.nan
     poisoned, _ = summed()(params, batch, mask)
     alone, _ = summed()(params, batch, np.array([True, False, False, False]))
-    for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(alone.total), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(poisoned.total, alone.total)
     assert np.isinf(poisoned.norms[1])
 
 
@@ -161,8 +161,7 @@ def test_one_infinity_spoils_no_other_row(sum_of, micro):
     poisoned = found(kernel, batch, np.ones(4, bool))
     without = found(kernel, batch, np.array([True, False, True, True]))
     np.testing.assert_array_equal(np.isinf(poisoned.norms), [False, True, False, False])
-    for a, b in zip(jax.tree.leaves(poisoned.total), jax.tree.leaves(without.total), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(poisoned.total, without.total)
     assert np.any(poisoned.total.units())
 
 
@@ -355,7 +354,7 @@ def test_no_work_for_padding_and_the_same_bits(key):
         whole = jax.block_until_ready(constant(mask))
         jax.effects_barrier()
         assert len(called) == 3 + (max(real) // 4 + 1 if len(real) else 0)
-        jax.tree.map(np.testing.assert_array_equal, skipped, whole)
+        chex.assert_trees_all_equal(skipped, whole)
 
 
 def test_microbatches_are_as_large_as_caches_hold():

@@ -55,7 +55,7 @@ def programs(by):
         return jax.lax.cond(x > 0, lambda: constant.sum(), lambda: 0.0)
 
     plain, inner = (lambda x: constant * x), jax.jit(lambda x: constant * x)
-    kept = (lambda x: constant), (lambda x: jax.random.bits(jax.random.key(0)) * by * x)
+    kept = (lambda x: constant), (lambda x: jax.random.bits(jax.random.key(0)).astype(jnp.float32) * by * x)
     return [plain, of_loop, of_branch, lambda x: inner(x).sum(), *kept]
 
 

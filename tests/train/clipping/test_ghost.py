@@ -52,13 +52,13 @@ class Everything(nnx.Module):
     def __call__(self, words, image):
         x = self.words(words) + self.places(jnp.arange(POSITIONS)) + self.parities(words % 2)
         seen = self.grouped(jnp.tanh(self.strided(image)))
-        x = x + seen.reshape(-1, CHANNELS).mean(axis=0)
+        x = x + seen.reshape(-1, CHANNELS).mean(axis=0, keepdims=True)
         x = x + self.attention(self.layer_norm(x))
         x = self.low_rank(self.rms_norm(x)) + self.half(x).astype(x.dtype)
         x = x + self.product(x.reshape(POSITIONS, 2, -1)).sum((1, 2))[:, None]
         x = self.twice(jnp.tanh(self.twice(x)))
         x = nnx.remat(lambda layer, y: layer(y))(self.again, x)
-        x, _ = jax.lax.scan(lambda y, scale: (jnp.tanh(y * scale), None), x, self.stacked[...])
+        x, _ = jax.lax.scan(lambda y, scale: (jnp.tanh(y * scale[None]), None), x, self.stacked[...])
         pooled = x.mean(axis=0)
         return self.last(pooled) + self.turned[...] @ pooled + self.words.attend(x).mean()
 
@@ -476,14 +476,14 @@ def test_bad_input():
 
 def of_spectrum(params, example):
     """A real matrix times complex numbers."""
-    return jnp.sum(jnp.abs(jnp.fft.rfft(example) @ params))
+    return jnp.sum(jnp.abs(jnp.fft.rfft(example) @ params.astype(jnp.complex64)))
 
 
 def of_filtered(params, example):
     """A real kernel on complex numbers."""
     image = jnp.fft.fft(example)[None]
     found = jax.lax.conv_general_dilated(
-        image, params + 0j, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        image, params.astype(jnp.complex64), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
     )
     return jnp.sum(jnp.abs(found))
 
@@ -518,7 +518,7 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
         with pytest.raises(
             ValueError, match="loss must return a real floating-point number, returned complex64"
         ):
-            sum_of(lambda p, e: e @ p + 0j, jnp.ones(3), batch, mask, grid=GRID)
+            sum_of(lambda p, e: (e @ p).astype(jnp.complex64), jnp.ones(3), batch, mask, grid=GRID)
     for refuse in (ghost._plain, functools.partial(clip_to_grid, grid=GRID)):
         with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, had complex64"):
             refuse(jnp.ones(3, jnp.complex64))

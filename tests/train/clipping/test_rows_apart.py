@@ -18,6 +18,8 @@ from jax.interpreters import batching, mlir
 
 from train.clipping.rows_apart import why_not
 
+pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
+
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 ONE = jax.ShapeDtypeStruct((), jnp.float32)
 OTHER = jax.random.key(0, impl="rbg")
@@ -28,7 +30,7 @@ def doubled(x):
 
 
 def of_words(x):
-    return x + jax.lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (3,))[1].sum()
+    return x + jax.lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), (3,))[1].sum().astype(x.dtype)
 
 
 @jax.custom_batching.custom_vmap

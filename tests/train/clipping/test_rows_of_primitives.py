@@ -16,6 +16,8 @@ from jax.extend.core import primitives
 
 from train.clipping import rows_apart as _rows_apart
 
+pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
+
 ROWS = 4
 W = np.linspace(0.5, 1.5, 16, dtype=np.float32).reshape(4, 4)  # the same for all rows
 

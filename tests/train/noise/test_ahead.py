@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,8 +116,7 @@ def test_who_goes_on_from_a_state_draws_what_the_run_would_have_drawn(step, thre
     kept = jax.tree.map(np.asarray, state)  # as a checkpoint holds it
     state, _ = step(state, ROWS, MASK)
     again, _ = new_step()(jax.tree.map(jnp.asarray, kept), ROWS, MASK)
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(state, again)
 
 
 @pytest.mark.parametrize(("number", "key"), [(1, KEY), (0, KEY + 1)])

@@ -7,6 +7,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,14 +157,12 @@ def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path, capf
     assert one == other and one
     assert not any(re.search(rb"timestamp_nsecs|[0-9]{16}", text) for text in one.values())
     loaded = load_model(tmp_path / "one", jax.tree.map(jnp.zeros_like, model))
-    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(model), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float))
+    chex.assert_trees_all_equal(loaded, model, strict=True)
     assert capfd.readouterr() == ("", "")
     with ocp.StandardCheckpointer() as checkpointer:  # as earlier releases wrote it
         plain = {"params": model} if isinstance(model, jax.Array) else model
         checkpointer.save(tmp_path / "one/model", plain, force=True)
-    jax.tree.map(np.testing.assert_array_equal, load_model(tmp_path / "one", model), model)
+    chex.assert_trees_all_equal(load_model(tmp_path / "one", model), model)
 
 
 def test_what_is_published_of_a_run_has_no_times(finished):

@@ -1,5 +1,6 @@
 """Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -384,6 +385,7 @@ def test_one_band_is_plain_dp_sgd_and_keeps_no_buffer():
     assert all(leaf.size == 0 for leaf in jax.tree.leaves(state.recent))
 
 
+@pytest.mark.usefixtures("default_promotion")
 def test_it_drops_into_a_chain_before_any_optimizer():
     mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
     private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0, key=KEY)
@@ -391,7 +393,7 @@ def test_it_drops_into_a_chain_before_any_optimizer():
         chain = optax.chain(private, optimizer)
         first = jax.jit(lambda total, chain=chain: chain.update(total, chain.init(PARAMS), PARAMS)[0])
         update = first(grid_sum(private, 0))
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
+        chex.assert_tree_all_finite(update)
 
 
 @pytest.mark.parametrize(

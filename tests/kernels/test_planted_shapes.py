@@ -1,0 +1,33 @@
+"""Planted mistakes of shape and dtype, which would broadcast or widen, are refused by kernels."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxacct import BandedToeplitz, Poisson
+from jaxacct.kernels import interacting_recurrence, linear_scale, recurrence
+from jaxacct.likelihood.loss import loss_of_scores
+
+ARRAY, FACTORS = jnp.ones((4, 3)), jnp.ones((2, 1))
+OPTIONS = dict(log_p=-1.0, log_q=-0.5, block=2)
+
+
+@pytest.mark.parametrize(("arrays", "columns"), [((ARRAY,), 2), ((ARRAY, ARRAY[:, :1]), 2)])
+def test_a_factor_for_every_array_of_one_shape(arrays, columns):
+    with pytest.raises(AssertionError, match="shape"):
+        jax.jit(recurrence.weighted_sums)(arrays, jnp.ones((2, columns)))
+
+
+def test_float64_does_not_reach_a_kernel_in_float32(x64):
+    with pytest.raises(AssertionError, match="assert_type"):
+        linear_scale.first_block_of_sums([ARRAY.astype(jnp.float64)], FACTORS, **OPTIONS)
+
+
+def test_overlaps_have_an_axis_for_every_step_apart():
+    with pytest.raises(AssertionError, match="assert_axis_dimension"):
+        interacting_recurrence.interacting_log_recurrence(ARRAY, jnp.ones((4, 1)), processes=2, **OPTIONS)
+
+
+def test_scores_of_another_horizon():
+    with pytest.raises(AssertionError, match="assert_shape"):
+        loss_of_scores(Poisson(4, 0.5), BandedToeplitz.identity(), ARRAY.T[:, :1], 1.0)
