@@ -16,7 +16,7 @@ from jaxacct.strategies.workload_names import name_of
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
 MATRICES = ("optimal", "square-root", "amplified", "buffered")
-SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep")
+SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "balanced-min-sep")
 
 
 @dataclass(frozen=True)

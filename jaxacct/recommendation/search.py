@@ -26,7 +26,7 @@ from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.proposals.families import replicas
-from jaxacct.schemes import SCHEMES, Poisson, Scheme, scheme_from_json, scheme_to_json
+from jaxacct.schemes import SCHEMES, BalancedMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
@@ -630,6 +630,9 @@ def _grid(numbers: _Numbers, most: int, scheme, bands, separation) -> list[tuple
         wanted = _doublings(b, min(n, math.floor(cycle)))
         if cycle == math.floor(cycle):
             wanted.append(int(cycle))  # probability 1: balls-in-bins
+        if scheme == BalancedMinSep.name:  # as many steps as there is room for
+            room = n // math.ceil(round(n / cycle, 12))
+            wanted = [s for s in wanted if s <= room]
         for s in wanted if separation is None else [separation]:
             pair = (_scheme(numbers, scheme, s, separation is not None), b)
             if b <= min(n, pair[0].min_separation) and pair not in found:
@@ -780,6 +783,8 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
     mixing = b * (b * p) ** 2 / (1 - p) if p < 1 else math.inf
     about = getattr(scheme.replicas, "log_normalizer_about", None)
+    if about is not None and scheme.sums.fixed_count:  # tables are those of the whole run
+        return about(mechanism, m)
     if m > 2 and about is not None and 4 * mixing <= n:  # else weights may grow alike for a while only
         return about(mechanism, m)
     short = max(_SHORT, 8 * b, 4 * mixing)
@@ -868,6 +873,8 @@ def _numbers_of_table(scheme: Scheme, strategy: Strategy, m: int) -> float:
     if float(scheme.min_separation) ** 2 > _MOST_NUMBERS or m > replicas.most_replicas(mechanism):
         return math.inf
     tuples = float(scheme.min_separation) ** m
+    if scheme.sums.fixed_count:
+        return replicas.table_samples(mechanism, m) * scheme.iterations
     if scheme.sums.probability == 1:
         return tuples
     if scheme.sums.phases:

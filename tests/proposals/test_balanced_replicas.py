@@ -29,6 +29,7 @@ SETTINGS = [
     (BalancedMinSep(7, 3, 2), 3, 0.6, True),
     (BalancedMinSep(5, 5, 0.6), 4, 0.5, False),
     (BalancedMinSep(5, 5, 1), 5, 0.5, True),
+    (BalancedMinSep(6, 6, 0.8), 6, 0.6, True),
 ]
 
 

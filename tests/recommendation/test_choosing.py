@@ -8,6 +8,7 @@ import math
 import typing
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -237,6 +238,17 @@ def test_another_workload_ranks_and_shapes_the_matrices(name, found):
             assert row.strategy == ending(made, row.scheme)
     assert all(row.error == row.prefix_sum_error for row in found.candidates)
     assert f"error of {name} about" in told.why() and "prefix-sum error about" in found.why()
+
+
+def test_balanced_min_sep_is_searched_where_it_is_asked_for():
+    """Separations that leave room for all participations; the estimated noise is near what is needed."""
+    numbers = dict(dataset_size=60, batch_size=18, iterations=10, epsilon=2.0, delta=1e-2)
+    rows = recommend(**numbers, scheme="balanced-min-sep", memory_copies=2, strategy="square-root").candidates
+    assert {row.scheme.min_separation for row in rows} <= {1, 2}
+    assert {row.scheme.max_participations for row in rows} == {3}
+    best = Mechanism(rows[0].scheme, rows[0].strategy, rows[0].noise_multiplier)
+    delta = jaxacct.estimate_delta(best, 2.0, num_samples=20_000, key=jax.random.key(0)).value
+    assert 2e-3 < delta < 3e-2
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 5])

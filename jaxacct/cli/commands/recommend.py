@@ -17,7 +17,8 @@ def command(
     iterations: Integer,
     target: Annotated[TargetOptions | None, Flat] = None,
     memory_copies: Integer = 16,
-    scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"] | None = None,
+    scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "balanced-min-sep"]
+    | None = None,
     bands: Integer | None = None,
     min_separation: Integer | None = None,
     strategy: Literal["optimal", "square-root", "amplified", "buffered"] | None = None,

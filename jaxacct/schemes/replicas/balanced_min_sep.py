@@ -21,6 +21,7 @@ import numpy as np
 from jaxacct.kernels import fixed_counts, threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.base import counts_at
+from jaxacct.schemes.replicas import one_participation
 from jaxacct.schemes.replicas.b_min_sep import log_attractions
 from jaxacct.schemes.replicas.base import Attracting, log_lift
 
@@ -41,6 +42,8 @@ def kinds_of(scheme) -> list[tuple[float, bool]]:
 def table_bytes(mechanism: Attracting) -> float:
     """Bytes of the table."""
     scheme = mechanism.scheme
+    if scheme.max_participations == 1:
+        return one_participation.table_bytes(mechanism)
     states = scheme.min_separation * len(kinds_of(scheme)) * (scheme.max_participations + 1) ** 2
     return 8.0 * (scheme.iterations + scheme.min_separation) * states
 
@@ -64,6 +67,12 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
     return _summary(mechanism)[0]
 
 
+def log_normalizer_about(mechanism: Attracting, m: int) -> float:
+    """ln Z_2 of linear patterns, also on a cycle: a guide, nothing certified may rest on it."""
+    scheme = mechanism.scheme
+    return log_normalizer(mechanism, m) - 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
+
+
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """(relative, total variation) errors of the law that is drawn (proofs/fixed_counts.md, section 5)."""
     assert m == 2
@@ -75,11 +84,15 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
     """(ln of the normalizer, relative error of the drawn law)."""
     scheme = mechanism.scheme
     k = scheme.max_participations
-    table, rarest = _weights(mechanism)
-    total = float(table[0, 0, 0, k, k])
-    if not 0 < total < math.inf or not rarest < math.inf:
+    if k == 1:
+        log_z, rarest = one_participation.summary(mechanism)
+    else:
+        table, rarest = _weights(mechanism)
+        total = float(table[0, 0, 0, k, k])
+        log_z = math.log(total) if 0 < total < math.inf else math.inf
+        log_z += 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
+    if not (log_z < math.inf and rarest < math.inf):
         return math.inf, math.inf
-    log_z = math.log(total) + 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
     each = _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
     # Where attraction is so strong that float32 does not tell rare events apart, there are no replicas.
     return (log_z, math.expm1(2 * k * each)) if 2 * k * each < _MAX_LOG_ERROR else (math.inf, math.inf)
@@ -151,6 +164,8 @@ def _rarest(total, event, parts) -> float:
 def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that draws need: U in float32, and what it is in units of."""
     assert m == 2
+    if mechanism.scheme.max_participations == 1:
+        return one_participation.tables(mechanism)
     table, _ = _weights(mechanism)
     scheme = mechanism.scheme
     k = scheme.max_participations
@@ -179,6 +194,8 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
       mine: the same of the first replica alone.
       fits: (num_samples,) bool, whether both patterns are ones of the scheme.
     """
+    if scheme.max_participations == 1:
+        return one_participation.draw_fitting(key, scheme, arrays, num_samples)
     n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
     kinds = kinds_of(scheme)
     weights, ends = arrays["weights"], len(arrays["attraction"])

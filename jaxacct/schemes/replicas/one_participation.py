@@ -1,0 +1,98 @@
+"""Two replicas of a scheme with at most one participation, which is at any of n steps alike.
+
+Kept with probability q, two participations at the steps i and j attract each other by `E_ij`, so
+`Z_2 = 1 - q^2 + q^2 mean E_ij`. A pair is drawn by its later step, whose total weight is a sum over lags, and
+then by its lag (proofs/fixed_counts.md, section 4).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import threefry
+from jaxacct.kernels.randomness import uniform_64
+from jaxacct.schemes.replicas.b_min_sep import log_attractions
+from jaxacct.schemes.replicas.base import Attracting
+
+
+def table_bytes(mechanism: Attracting) -> float:
+    """Bytes of the table."""
+    n, strategy = mechanism.scheme.iterations, mechanism.strategy
+    return 8.0 * n * (strategy.bands if strategy.rows(n) == n else 1)
+
+
+@functools.lru_cache(maxsize=1)
+def _sums(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, float]:
+    """(sums over lags up to each, (ends, n) by `log_attractions`; those of each later step; rarest event)."""
+    n = mechanism.scheme.iterations
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        weights = np.exp(log_attractions(mechanism)[:, :n])
+        weights[:, 1:] *= 2  # either replica may be the later one
+        by_lag = np.cumsum(weights, axis=1)
+        by_step = by_lag[_row(n, len(by_lag), np.arange(n)), np.arange(n)]
+        rarest = by_step.sum() / by_step.min() + float((by_lag / weights).max())
+    return by_lag, by_step, float(rarest)
+
+
+def _row(n: int, ends: int, step):
+    """Row of the table for a later step."""
+    return np.minimum(n - 1 - step, ends - 1)
+
+
+def summary(mechanism: Attracting) -> tuple[float, float]:
+    """(ln Z_2, how rare an event is at most)."""
+    scheme = mechanism.scheme
+    q, (_, by_step, rarest) = scheme.keep_probability, _sums(mechanism)
+    both = q**2 * float(by_step.sum()) / scheme.iterations**2
+    apart = [q * (1 - q), (1 - q) ** 2]
+    total = both + 2 * apart[0] + apart[1]
+    if not math.isfinite(total):
+        return math.inf, math.inf
+    return math.log(total), rarest + max(total / part for part in (both, *apart) if part > 0)
+
+
+def tables(mechanism: Attracting) -> dict:
+    """The arrays that draws need, float32."""
+    scheme = mechanism.scheme
+    q, (by_lag, by_step, _) = scheme.keep_probability, _sums(mechanism)
+    both = q**2 * by_step.sum() / scheme.iterations**2
+    kinds = np.cumsum([both, q * (1 - q), q * (1 - q), (1 - q) ** 2])
+    arrays = {"by_lag": by_lag, "by_step": np.cumsum(by_step) / by_step.sum(), "kinds": kinds / kinds[-1]}
+    return {name: jax.device_put(np.asarray(part, np.float32)) for name, part in arrays.items()}
+
+
+def draw_fitting(key, scheme, arrays, num_samples: int):
+    """Return what `balanced_min_sep.draw_fitting` does."""
+    n, shape = scheme.iterations, (num_samples,)
+    kind_key, pair_key, one_key = threefry.split(key, 3)
+    kind = (uniform_64(kind_key, shape)[:, None] > arrays["kinds"][:3]).sum(axis=1)
+    step_key, lag_key, which_key = threefry.split(pair_key, 3)
+    later = jnp.searchsorted(arrays["by_step"][:-1], uniform_64(step_key, shape)).astype(jnp.int32)
+    by_lag = arrays["by_lag"]
+    row = jnp.minimum(n - 1 - later, len(by_lag) - 1)
+    level = uniform_64(lag_key, shape) * by_lag[row, later]
+
+    def halve(_, between):  # the first lag whose sum is not below the level
+        low, high = between
+        middle = (low + high) // 2
+        below = by_lag[row, middle] < level
+        return jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
+
+    lag, _ = jax.lax.fori_loop(0, n.bit_length(), halve, (jnp.zeros_like(later), later))
+    alone = threefry.integers(one_key, shape, n)
+    first_is_later = threefry.integers(which_key, shape, 2)
+    met = kind == 0
+    earlier = jnp.where(met & (lag > 0), later - lag, jnp.where((kind == 1) | (kind == 2), alone, n))
+    last = jnp.where(met, later, n)
+    # Both at one step are in the second slot alone, which is then the first one.
+    same = met & (lag == 0)
+    positions = jnp.stack([jnp.where(same, later, earlier), jnp.where(same, n, last)], axis=1)
+    counts = jnp.where(positions < n, jnp.where(same[:, None], 2.0, 1.0), 0.0)
+    of_pair = jnp.stack([1 - first_is_later, first_is_later], axis=1)
+    mine = jnp.where(same[:, None], jnp.asarray([1, 0], jnp.int32), of_pair)
+    mine = jnp.where(met[:, None], mine, (kind == 1)[:, None].astype(jnp.int32))
+    mine = jnp.where(positions < n, mine, 0).astype(jnp.float32)
+    return positions, counts, mine, jnp.ones(shape, bool)
