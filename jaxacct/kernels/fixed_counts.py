@@ -160,7 +160,7 @@ def log_mean_over_patterns(log_ratios, count: int, separation: int, rotated: boo
     return total - jnp.asarray(log_num_patterns(len(log_ratios), count, separation, rotated), total.dtype)
 
 
-def rounding_bound(sums, *, largest_ratio: float, ratio_error: float) -> float:
+def rounding_bound(sums, largest_ratio: float, ratio_error: float) -> float:
     """Return a bound on the float32 error of `log_mean_over_patterns` (proofs/fixed_counts.md, section 3).
 
     Args:

@@ -278,7 +278,6 @@ def _certain_step(all_moves, log_p: float, log_q: float, block: int):
 
 def rounding_bound(
     sums,
-    *,
     block: int,
     variance: float,
     counts: tuple[int, int],

@@ -29,13 +29,7 @@ from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
-from jaxacct.strategies.stationary import (
-    adds_windows,
-    circulant_length,
-    largest_amplitude,
-    noise_norm,
-    window_norm,
-)
+from jaxacct.strategies import stationary
 
 UNIT = 2.0**-24  # half a unit in the last place
 RARE = 2.0**-50  # probability of each event that is ruled out and booked as total variation
@@ -141,11 +135,7 @@ class Bounded(NamedTuple):
 def bounded(mechanism, direction, replicas, size_of: Callable[[float], Size]) -> Bounded:
     """Return the errors of the log-likelihood ratio, with what vectors beyond the count add.
 
-    Args:
-      mechanism: the mechanism whose likelihood ratio is computed.
-      direction: "remove" or "add".
-      replicas: participation vectors added up in the drawn outputs.
-      size_of: `Size` for a share.
+    `size_of` returns the `Size` for a share; the other arguments are those of `loss_lines`.
     """
     most = most_participations(mechanism.scheme)
 
@@ -175,11 +165,8 @@ def relative_line(name: str, error: float, source: str) -> BudgetLine:
     return BudgetLine(name, "relative", math.expm1(error) if error < 600 else math.inf, source)
 
 
-# --- How large the numbers are ---
-
-
 def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
-    """See `Size`; `share` is what vectors of more participations may carry of a likelihood ratio."""
+    """Return `Size`; vectors of more participations may have this `share` of a likelihood ratio."""
     scheme = mechanism.scheme
     count, beyond = _count(mechanism, delta_v, direction, share)
     noise, score, ratio = magnitudes(mechanism, direction, replicas, push)
@@ -205,7 +192,7 @@ def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
 
 
 def log_coincidence(mechanism, power: int) -> float:
-    """`ln E e^{power <C x, C x'> / sigma^2}`, of one example's vectors x, x'; inf without tables."""
+    """Return `ln E e^{power <C x, C x'> / sigma^2}` of one example's vectors x, x'; inf without tables."""
     one, _ = mechanism.scheme.parts
     sharper = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(power))
     if not sharper.is_stationary or one.replicas.most_replicas(sharper) < 2:
@@ -215,7 +202,7 @@ def log_coincidence(mechanism, power: int) -> float:
 
 
 def magnitudes(mechanism, direction, replicas, push) -> tuple[float, float, float]:
-    """(noise, score, ratio) of `Size`."""
+    """Return (noise, score, ratio) of `Size`."""
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     noise = float(-ndtri(RARE / (2 * scheme.iterations)))
     cross = float(np.max(mechanism.cross_terms))
@@ -230,35 +217,33 @@ def _mixed(scheme) -> bool:
 
 
 def _multiplicity(scheme) -> tuple[int, int]:
-    """(the most that one participation counts, the most of a unit's at one step).
+    """Return the most that one participation counts, and the most of a unit's at one step.
 
-    Independent examples take part one by one.
+    Independent examples participate one by one.
     """
     each = 1 + _mixed(scheme) if scheme.examples_per_unit == 1 else scheme.examples_per_unit
     return (each, each) if scheme.parts is None else (1, each)
 
 
 def most_participations(scheme) -> int:
-    """The most participations of one sum over vectors."""
+    """Return the most participations of one sum over vectors."""
     return scheme.max_participations * scheme.sums.processes
 
 
 def reach_of(scheme, count) -> float:
-    """|x| of count vectors x of `count` participations, `|x|^2 <= max x sum x`."""
+    """Return a bound on |x| of vectors x of `count` participations: `|x|^2 <= max x sum x`."""
     own, at_once = _multiplicity(scheme)
     return math.sqrt(own * (1 if scheme.sums.times > 1 else at_once) * count)
 
 
 def log_count_tail(scheme, count: int) -> float:
-    """ln of a bound on the probability of `count` participations or more: all sets of so many steps.
+    """Return ln of a bound on the probability of `count` participations or more: all sets of so many steps.
 
-    Of several processes: all ways to share the participations out, of which an even one is the likeliest.
+    With several processes these are all ways to divide the participations, of which an even one is likeliest.
     """
     sums = scheme.sums
     if sums.probability == 1:
         return 0.0 if count <= most_participations(scheme) else -math.inf
-    if sums.processes == 1:
-        return min(0.0, _log_sets(scheme, count))
     each, more = divmod(count, sums.processes)
     even = (sums.processes - more) * _log_sets(scheme, each)
     even += more * _log_sets(scheme, each + 1) if more else 0.0
@@ -267,7 +252,7 @@ def log_count_tail(scheme, count: int) -> float:
 
 
 def _log_sets(scheme, count: int) -> float:
-    """ln of `p^count` times the number of sets of so many steps, as far apart as participations are."""
+    """Return ln of `p^count` times the number of sets of so many steps, as far apart as participations."""
     sums = scheme.sums
     places = sums.steps if sums.phases else scheme.iterations - (count - 1) * (scheme.min_separation - 1)
     if count > places:
@@ -277,7 +262,7 @@ def _log_sets(scheme, count: int) -> float:
 
 
 def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
-    """(k, probability): outputs at which vectors of more than k carry more than `share` have at most this.
+    """Return k, and a bound on the probability that vectors of more than k carry more than `share`.
 
     By Markov's inequality: `E_P P(x | y) = P(x)`. Under another law than P a likelihood ratio is at least
     P(x = 0), and the summands of x have mean p(x) at most.
@@ -294,18 +279,18 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
 
 
 def fewest_participations(scheme, allowed: float) -> int:
-    """The least k >= 1 for which more have a probability of `e^allowed` at most, or the most there can be."""
+    """Return the least k >= 1 that is exceeded with probability e^allowed at most, or the largest k."""
     found = bisect_left(
         range(most_participations(scheme)), True, key=lambda k: log_count_tail(scheme, k + 1) <= allowed
     )
     return max(found, 1)
 
 
-# --- The three parts ---
-
-
 def _error_parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, float, float]:
-    """(normals, scores, recurrence): errors of ln of the summand of a vector of `count` participations."""
+    """Return errors of ln of the summand of a vector of `count` participations.
+
+    They come from the normals, the scores and the recurrence.
+    """
     scheme, times = mechanism.scheme, mechanism.scheme.sums.times
     reach = reach_of(scheme, count)
     if _mixed(scheme):  # ln P/R and ln Q/R together
@@ -317,15 +302,15 @@ def _error_parts(mechanism, size: Size, direction, replicas, count) -> tuple[flo
 
 
 def _pairs(mechanism) -> int:
-    """Pairs of normals in one sample."""
+    """Return the number of pairs of normals in one sample."""
     n, strategy = mechanism.scheme.iterations, mechanism.strategy
     if strategy.rows(n) == n:
         return -(-n // 2)
-    return circulant_length(n, strategy.bands) // 2 + 1
+    return stationary.circulant_length(n, strategy.bands) // 2 + 1
 
 
 def fourier_roundings(length: int) -> float:
-    """Relative norm-wise error of a transform of this length, in units of 2^-24."""
+    """Return the relative norm-wise error of a transform of this length, in units of 2^-24."""
     return _FOURIER_ROUNDINGS[0] * math.log2(length) + _FOURIER_ROUNDINGS[1]
 
 
@@ -341,15 +326,15 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
         return local + each * count * 2 * (n + 4) * UNIT * outputs / variance
     if strategy.bands == 1:
         return local
-    transform = fourier_roundings(circulant_length(n, strategy.bands)) * UNIT
+    transform = fourier_roundings(stationary.circulant_length(n, strategy.bands)) * UNIT
     if strategy.rows(n) == n:
         drawn = size.drawn if direction == Direction.REMOVE or _mixed(scheme) else 0.0
         return local + reach * _error_of_outputs(mechanism, drawn, transform) / variance
-    noise = (transform + _SPECTRUM_ROUNDINGS * UNIT) * sigma * noise_norm(strategy, n, RARE)
+    noise = (transform + _SPECTRUM_ROUNDINGS * UNIT) * sigma * stationary.noise_norm(strategy, n, RARE)
     error = reach * noise
-    windows = adds_windows(scheme, strategy, replicas) and not size.transformed
+    windows = stationary.adds_windows(scheme, strategy, replicas) and not size.transformed
     if not windows and (direction == Direction.REMOVE or _mixed(scheme)):
-        window = window_norm(strategy, n, scheme.min_separation)
+        window = stationary.window_norm(strategy, n, scheme.min_separation)
         # The participations' transform, seen through C^T C x, and their part of the inverse one.
         error += 2 * reach * (transform + 2 * UNIT) * window * size.drawn
     return local + error / variance
@@ -364,11 +349,11 @@ def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
     """
     strategy, n, sigma = mechanism.strategy, mechanism.scheme.iterations, mechanism.noise_multiplier
     product = transform + _PRODUCT_ROUNDINGS * UNIT
-    signal = (transform * largest_amplitude(strategy, n) + product) * drawn
+    signal = (transform * stationary.largest_amplitude(strategy, n) + product) * drawn
     outputs = sigma * (math.sqrt(n) + math.sqrt(-2 * math.log(RARE))) + drawn
     scores = (
-        sigma * noise_norm(strategy, n, RARE)
-        + window_norm(strategy, n, mechanism.scheme.min_separation) * drawn
+        sigma * stationary.noise_norm(strategy, n, RARE)
+        + stationary.window_norm(strategy, n, mechanism.scheme.min_separation) * drawn
     )
     # sigma, its product with the noise, the sum; errors of errors are below a thousandth.
     return (signal + (transform + 3 * UNIT) * outputs + product * scores) * (1 + 1e-3)
@@ -378,9 +363,7 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
     scheme = mechanism.scheme
     sums, each = scheme.sums, _multiplicity(scheme)[0] + _mixed(scheme)
     if sums.fixed_count:
-        return fixed_counts.rounding_bound(
-            sums, largest_ratio=size.ratio, ratio_error=_RATIO_ROUNDINGS * size.ratio
-        )
+        return fixed_counts.rounding_bound(sums, size.ratio, _RATIO_ROUNDINGS * size.ratio)
     if sums.processes > 1:
         return interacting_error(mechanism, size, count)
     half = 0.5 / mechanism.noise_multiplier**2
@@ -410,13 +393,8 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
 
 def interacting_error(mechanism, size: Size, count: int) -> float:
     """Return the error of `kernels.interacting_recurrence` for vectors of `count` participations."""
-    scheme = mechanism.scheme
+    scheme, variance = mechanism.scheme, mechanism.noise_multiplier**2
+    counts, ratio_error = (count, most_participations(scheme)), (_RATIO_ROUNDINGS + 1) * size.ratio
     return interacting_recurrence.rounding_bound(
-        scheme.sums,
-        block=scheme.min_separation,
-        variance=mechanism.noise_multiplier**2,
-        counts=(count, most_participations(scheme)),
-        largest_ratio=size.ratio,
-        ratio_error=(_RATIO_ROUNDINGS + 1) * size.ratio,
-        log_largest=size.largest,
+        scheme.sums, scheme.min_separation, variance, counts, size.ratio, ratio_error, size.largest
     )

@@ -12,7 +12,7 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.validate import read_only
-from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, schedule_of
+from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, check_iterations, schedule_of
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -114,10 +114,7 @@ class BandedInverse(Stationary):
         return min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
 
     def check(self, scheme) -> None:
-        if self.iterations != scheme.iterations:
-            raise ValueError(
-                f"strategy must have the scheme's {scheme.iterations} iterations, had {self.iterations}"
-            )
+        check_iterations(self, scheme)
         check_is_bounded(scheme)
 
     def noise_recursion(self) -> NoiseRecursion:
@@ -125,13 +122,6 @@ class BandedInverse(Stationary):
 
     def describe(self) -> str:
         return f"Toeplitz, its inverse of {len(self.inverse)} bands"
-
-    def to_json(self) -> dict:
-        return {"kind": self.kind, "inverse": list(self.inverse), "iterations": self.iterations}
-
-    @classmethod
-    def from_json(cls, data: dict) -> "BandedInverse":
-        return cls(tuple(data["inverse"]), data["iterations"])
 
 
 @functools.lru_cache(maxsize=64)

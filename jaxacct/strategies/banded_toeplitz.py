@@ -40,15 +40,7 @@ class BandedToeplitz(FirstColumn):
     kind: ClassVar[str] = "banded-toeplitz"
 
     def __post_init__(self):
-        try:
-            given = np.asarray(self.coefficients)
-            if given.dtype.kind not in "iufO":  # no text, truth values or complex numbers
-                raise TypeError
-            values = given.astype(np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError("coefficients must be a list of numbers") from None
-        if values.ndim != 1 or values.size == 0:
-            raise ValueError(f"coefficients must be a non-empty list, had shape {values.shape}")
+        values = _validate.numbers("coefficients", self.coefficients)
         bad = ~(np.isfinite(values) & (values >= 0))
         if bad.any():
             worst = float(values[bad][0])
@@ -76,7 +68,7 @@ class BandedToeplitz(FirstColumn):
             )
 
     def to_json(self) -> dict:
-        """Without a "kind", as in plans before there were others."""
+        """Return the coefficients, without a kind."""
         return {"coefficients": list(self.coefficients)}
 
     @classmethod

@@ -6,7 +6,8 @@ privacy loss sees of the outputs are their scores `s = C^T y`.
 """
 
 import abc
-from typing import Any, ClassVar, NamedTuple
+import dataclasses
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -180,14 +181,15 @@ class Strategy(abc.ABC):
     def describe(self) -> str:
         """For people, a clause."""
 
-    @abc.abstractmethod
     def to_json(self) -> dict:
-        """Plain JSON values."""
+        """Return the kind and the fields as plain JSON values."""
+        return {"kind": self.kind} | {name: _plain(getattr(self, name)) for name in _fields(self)}
 
     @classmethod
-    @abc.abstractmethod
-    def from_json(cls, data: dict) -> "Strategy":
-        """The inverse of `to_json`; `KeyError` for a missing field."""
+    def from_json(cls, data: dict) -> Self:
+        """Return the strategy that `to_json` wrote; `KeyError` for a missing field."""
+        values = (data[name] for name in _fields(cls))
+        return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
     def numbers_per_sample(self, iterations: int) -> int:
         """Of the longest array that drawing a sample needs, for the use of memory."""
@@ -206,6 +208,16 @@ class Strategy(abc.ABC):
     def save(self, path) -> None:
         """Write the coefficients to a file, where they are few."""
         raise ValueError(f"out must not be given for {self.kind}: it is made again from its bands")
+
+
+def _fields(strategy) -> list[str]:
+    return [field.name for field in dataclasses.fields(strategy)]
+
+
+def _plain(value):
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: float) -> float:
@@ -254,6 +266,14 @@ def schedule_of(iterations: int, min_separation: int | None, participations: int
     if k > most:
         raise ValueError(f"participations must be at most {most}, was {k}")
     return separation, k
+
+
+def check_iterations(strategy, scheme) -> None:
+    """Refuse a scheme of another number of steps than the strategy has; ValueError."""
+    if strategy.iterations != scheme.iterations:
+        raise ValueError(
+            f"strategy must have the scheme's {scheme.iterations} iterations, had {strategy.iterations}"
+        )
 
 
 def check_is_bounded(scheme) -> None:

@@ -15,7 +15,12 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.validate import read_only
-from jaxacct.strategies.base import BufferedRecursion, check_is_bounded, schedule_of
+from jaxacct.strategies.base import (
+    BufferedRecursion,
+    check_is_bounded,
+    check_iterations,
+    schedule_of,
+)
 from jaxacct.strategies.series import product, quotient, sums_at_lags
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
@@ -53,7 +58,7 @@ class BufferedToeplitz(Stationary):
     def __post_init__(self):
         object.__setattr__(self, "iterations", _validate.positive_integer("iterations", self.iterations))
         for name in ("decays", "weights"):
-            values = _numbers(name, getattr(self, name))
+            values = _validate.numbers(name, getattr(self, name))
             object.__setattr__(self, name, tuple(values.tolist()))
         decays, weights = np.array(self.decays), np.array(self.weights)
         if decays.size != weights.size:
@@ -131,10 +136,7 @@ class BufferedToeplitz(Stationary):
         return cls(tuple(found[1]), tuple(found[2]), n)
 
     def check(self, scheme) -> None:
-        if self.iterations != scheme.iterations:
-            raise ValueError(
-                f"strategy must have the scheme's {scheme.iterations} iterations, had {self.iterations}"
-            )
+        check_iterations(self, scheme)
         check_is_bounded(scheme)
 
     def noise_recursion(self) -> BufferedRecursion:
@@ -149,32 +151,6 @@ class BufferedToeplitz(Stationary):
 
     def describe(self) -> str:
         return f"buffered Toeplitz, {self.buffers} buffers"
-
-    def to_json(self) -> dict:
-        return {
-            "kind": self.kind,
-            "decays": list(self.decays),
-            "weights": list(self.weights),
-            "iterations": self.iterations,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict) -> "BufferedToeplitz":
-        return cls(tuple(data["decays"]), tuple(data["weights"]), data["iterations"])
-
-
-def _numbers(name: str, given) -> np.ndarray:
-    """One or more finite float64 numbers; ValueError otherwise."""
-    try:
-        values = np.asarray(given)
-        if values.dtype.kind not in "iufO":  # no text, truth values or complex numbers
-            raise TypeError
-        values = values.astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a list of numbers") from None
-    if values.ndim != 1 or not values.size or not np.isfinite(values).all():
-        raise ValueError(f"{name} must be a non-empty list of finite numbers")
-    return values
 
 
 def _column(decays: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:

@@ -114,13 +114,6 @@ class Dense(Strategy):
     def describe(self) -> str:
         return "dense, not for training"
 
-    def to_json(self) -> dict:
-        return {"kind": self.kind, "matrix": self.matrix.tolist()}
-
-    @classmethod
-    def from_json(cls, data: dict) -> "Dense":
-        return cls(np.array(data["matrix"], np.float64))
-
 
 @functools.lru_cache(maxsize=64)
 def _cross_terms(strategy: Dense, iterations: int, min_separation: int) -> np.ndarray:

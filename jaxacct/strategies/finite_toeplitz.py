@@ -16,9 +16,8 @@ from jax import lax
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness
-from jaxacct.strategies import stationary
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
-from jaxacct.strategies.base import Strategy
+from jaxacct.strategies.base import Strategy, check_iterations
 from jaxacct.strategies.stationary import FirstColumn, circulant_length
 
 # With more steps for each band but the first, the rows after the end are certified along with the others:
@@ -56,10 +55,7 @@ class FiniteToeplitz(FirstColumn):
 
     def check(self, scheme) -> None:
         """Two participations must not overlap."""
-        if self.iterations != scheme.iterations:
-            raise ValueError(
-                f"strategy must have the scheme's {scheme.iterations} iterations, had {self.iterations}"
-            )
+        check_iterations(self, scheme)
         BandedToeplitz(self.coefficients).check(scheme)
 
     def rows(self, iterations: int) -> int:
@@ -89,7 +85,7 @@ class FiniteToeplitz(FirstColumn):
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
         """On the n rows that there are: outputs, then their scores, by two FFTs each."""
         if self.bands == 1:
-            return stationary.scores_from_normals(normals, self, iterations, sigma, participation)
+            return super().scores_from_normals(normals, iterations, sigma, participation)
         outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
         if participation is not None:
             outputs = outputs + self._signal(participation)
@@ -117,17 +113,6 @@ class FiniteToeplitz(FirstColumn):
 
     def describe(self) -> str:
         return f"banded Toeplitz, {self.bands} bands, {self.iterations} x {self.iterations}"
-
-    def to_json(self) -> dict:
-        return {
-            "kind": self.kind,
-            "coefficients": list(self.coefficients),
-            "iterations": self.iterations,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict) -> "FiniteToeplitz":
-        return cls(tuple(data["coefficients"]), data["iterations"])
 
 
 def ending(strategy: Strategy, scheme) -> Strategy:

@@ -23,79 +23,21 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import any_left
 from jaxacct.strategies import overlaps
 from jaxacct.strategies.base import NoiseRecursion, Strategy
+from jaxacct.strategies.series import quotient
 from jaxacct.strategies.workload import Workload
 
 
 @functools.lru_cache(maxsize=64)
 def circulant_length(iterations: int, bands: int) -> int:
-    """The smallest even FFT-friendly length on which no score wraps around."""
+    """Return the smallest even FFT-friendly length on which no score wraps around."""
     need = iterations + bands - 1
     return 2 * int(scipy.fft.next_fast_len((need + 1) // 2, real=False) or 0)
 
 
 @functools.lru_cache(maxsize=64)
 def _amplitude(strategy: "Stationary", length: int) -> np.ndarray:
-    """|c_hat| on the half spectrum, (length / 2 + 1,) float64."""
+    """Return |c_hat| on the half spectrum, (length / 2 + 1,) float64."""
     return np.abs(np.fft.rfft(strategy.array, length))
-
-
-def draw_normals(key, strategy: "Stationary", iterations: int, num_samples: int, dtype):
-    """Standard normals behind one sample's noise spectrum: two (num_samples, N / 2 + 1) arrays.
-
-    For one band one (num_samples, iterations) array: its noise itself.
-    """
-    if strategy.bands == 1:
-        return (randomness.normals(key, (num_samples, iterations), dtype),)
-    shape = (num_samples, circulant_length(iterations, strategy.bands) // 2 + 1)
-    return randomness.normal_pairs(key, shape, dtype)
-
-
-def scores_from_normals(normals, strategy: "Stationary", iterations: int, sigma, participation=None):
-    """Scores of `C x + sigma z`: `C^T C x + sigma C^T z` on the extended horizon, one inverse FFT.
-
-    Args:
-      normals: what `draw_normals` returned.
-      sigma: noise multiplier, scalar.
-      participation: (num_samples, iterations) counts or weights x of the normals' dtype; None is x = 0.
-
-    Returns:
-      (num_samples, iterations). At sigma = 1 and x = 0 each has unit variance, and the covariance of
-      scores d steps apart is the autocorrelation of the coefficients at d.
-    """
-    if strategy.bands == 1:
-        noise = jnp.asarray(sigma, normals[0].dtype) * normals[0]
-        return noise if participation is None else noise + participation
-    real, imaginary = normals
-    length = circulant_length(iterations, strategy.bands)
-    scale = _amplitude(strategy, length) * np.sqrt(length / 2)
-    # The zero and the Nyquist frequency are real: all their variance is in the real part.
-    real_scale, imaginary_scale = scale.copy(), scale.copy()
-    real_scale[[0, -1]] *= np.sqrt(2)
-    imaginary_scale[[0, -1]] = 0
-    sigma = jnp.asarray(sigma, real.dtype)
-    spectrum = jax.lax.complex(
-        real * (sigma * jnp.asarray(real_scale, real.dtype))[None],
-        imaginary * (sigma * jnp.asarray(imaginary_scale, real.dtype))[None],
-    )
-    if participation is not None:
-        power = jnp.asarray(_amplitude(strategy, length) ** 2, real.dtype)
-        spectrum = spectrum + jnp.fft.rfft(participation, length) * power.astype(spectrum.dtype)[None]
-    return jnp.fft.irfft(spectrum, length)[:, :iterations]
-
-
-def signal_scores(participation, strategy: "Stationary"):
-    """`C^T C x` on the extended horizon, for (..., iterations) participation counts or weights.
-
-    Returns the same shape and dtype: the autocorrelation of the coefficients around each participation.
-    """
-    if strategy.bands == 1:
-        return participation
-    iterations = participation.shape[-1]
-    length = circulant_length(iterations, strategy.bands)
-    power = jnp.asarray(_amplitude(strategy, length) ** 2, participation.dtype)
-    transformed = jnp.fft.rfft(participation, length)
-    power = lax.broadcast_to_rank(power.astype(transformed.dtype), transformed.ndim)
-    return jnp.fft.irfft(transformed * power, length)[..., :iterations]
 
 
 def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
@@ -115,34 +57,6 @@ def has_windows(scheme, strategy: Strategy) -> bool:
     if not strategy.is_toeplitz or strategy.bands > scheme.min_separation:
         return False
     return strategy.rows(scheme.iterations) == scheme.iterations + strategy.bands - 1
-
-
-def add_signal_windows(scores, positions, strategy: "Stationary", scale, counts=None):
-    """`scores + scale C^T C x` for few participations at known steps, each a window of 2 bands - 1 numbers.
-
-    What `signal_scores` does by two FFTs, without passes over whole rows.
-
-    Args:
-      scores: (num_samples, iterations) float.
-      positions: (num_samples, slots) int32, the steps taken part in, first slots first; iterations and above
-        is no participation.
-      scale: scalar.
-      counts: (num_samples, slots) float, how often; 1 by default.
-
-    Returns:
-      The shape and dtype of `scores`. The autocorrelation is that of `signal_scores`, on the same horizon.
-    """
-    n, reach = scores.shape[1], strategy.bands - 1
-    window = jnp.asarray(np.correlate(strategy.array, strategy.array, "full"), scores.dtype) * scale
-    counts = jnp.ones(positions.shape, scores.dtype) if counts is None else counts.astype(scores.dtype)
-    counts = jnp.where(positions < n, counts, 0)
-    # The last slot that any sample uses.
-    used = jnp.where(counts != 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
-    positions = jnp.where(positions < n, positions, n + reach).astype(jnp.int32)
-    added = lax.platform_dependent(
-        scores, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
-    )
-    return added[:, reach : reach + n]
 
 
 @jax.custom_batching.sequential_vmap
@@ -180,22 +94,6 @@ def _windows_by_slot(scores, positions, counts, window, used):
         return slot + 1, padded.at[rows, positions[:, now, None] + along].add(some[:, None] * window[None])
 
     return lax.while_loop(unfinished, add, (jnp.int32(0), padded))[1]
-
-
-def output_scores(outputs, strategy: "Stationary"):
-    """Sliding dot products `s_i = <c, y_i .. y_{i+bands-1}>` of given outputs, y being zero past n.
-
-    Args:
-      outputs: (..., iterations) float, the released `C x + sigma z`.
-
-    Returns the same shape and dtype.
-    """
-    iterations = outputs.shape[-1]
-    length = circulant_length(iterations, strategy.bands)
-    spectrum = jnp.asarray(np.conj(np.fft.rfft(strategy.array, length)))
-    transformed = jnp.fft.rfft(outputs, length)
-    spectrum = lax.broadcast_to_rank(spectrum.astype(transformed.dtype), transformed.ndim)
-    return jnp.fft.irfft(transformed * spectrum, length)[..., :iterations]
 
 
 @functools.lru_cache(maxsize=64)
@@ -301,19 +199,87 @@ class Stationary(Strategy):
         return circulant_length(iterations, self.bands)
 
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        return draw_normals(key, self, iterations, num_samples, dtype)
+        """Draw the standard normals behind the noise spectrum: two (num_samples, N / 2 + 1) arrays.
+
+        For one band one (num_samples, iterations) array: the noise itself.
+        """
+        if self.bands == 1:
+            return (randomness.normals(key, (num_samples, iterations), dtype),)
+        shape = (num_samples, circulant_length(iterations, self.bands) // 2 + 1)
+        return randomness.normal_pairs(key, shape, dtype)
 
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
-        return scores_from_normals(normals, self, iterations, sigma, participation)
+        """Return scores of `C x + sigma z` on the extended horizon, by one inverse FFT.
+
+        At sigma = 1 and x = 0 each has unit variance, and the covariance of scores d steps apart is the
+        autocorrelation of the coefficients at d.
+        """
+        if self.bands == 1:
+            noise = jnp.asarray(sigma, normals[0].dtype) * normals[0]
+            return noise if participation is None else noise + participation
+        real, imaginary = normals
+        length = circulant_length(iterations, self.bands)
+        scale = _amplitude(self, length) * np.sqrt(length / 2)
+        # The zero and the Nyquist frequency are real: all their variance is in the real part.
+        real_scale, imaginary_scale = scale.copy(), scale.copy()
+        real_scale[[0, -1]] *= np.sqrt(2)
+        imaginary_scale[[0, -1]] = 0
+        sigma = jnp.asarray(sigma, real.dtype)
+        spectrum = jax.lax.complex(
+            real * (sigma * jnp.asarray(real_scale, real.dtype))[None],
+            imaginary * (sigma * jnp.asarray(imaginary_scale, real.dtype))[None],
+        )
+        if participation is not None:
+            power = jnp.asarray(_amplitude(self, length) ** 2, real.dtype)
+            spectrum = spectrum + jnp.fft.rfft(participation, length) * power.astype(spectrum.dtype)[None]
+        return jnp.fft.irfft(spectrum, length)[:, :iterations]
 
     def signal_scores(self, participation):
-        return signal_scores(participation, self)
+        """Return `C^T C x` on the extended horizon."""
+        if self.bands == 1:
+            return participation
+        iterations = participation.shape[-1]
+        length = circulant_length(iterations, self.bands)
+        power = jnp.asarray(_amplitude(self, length) ** 2, participation.dtype)
+        transformed = jnp.fft.rfft(participation, length)
+        power = lax.broadcast_to_rank(power.astype(transformed.dtype), transformed.ndim)
+        return jnp.fft.irfft(transformed * power, length)[..., :iterations]
 
     def output_scores(self, outputs):
-        return output_scores(outputs, self)
+        """Return `s_i = <c, y_i .. y_{i+bands-1}>`, y being zero past n."""
+        iterations = outputs.shape[-1]
+        length = circulant_length(iterations, self.bands)
+        spectrum = jnp.asarray(np.conj(np.fft.rfft(self.array, length)))
+        transformed = jnp.fft.rfft(outputs, length)
+        spectrum = lax.broadcast_to_rank(spectrum.astype(transformed.dtype), transformed.ndim)
+        return jnp.fft.irfft(transformed * spectrum, length)[..., :iterations]
 
     def add_signal_windows(self, scores, positions, scale, counts=None):
-        return add_signal_windows(scores, positions, self, scale, counts)
+        """Return `scores + scale C^T C x` for few participations, each a window of 2 bands - 1 numbers.
+
+        What `signal_scores` does by two FFTs, without passes over whole rows.
+
+        Args:
+          scores: (num_samples, iterations) float.
+          positions: (num_samples, slots) int32, the steps of participation, first slots first; iterations and
+            above is no participation.
+          scale: scalar.
+          counts: (num_samples, slots) float, how often; 1 by default.
+
+        Returns:
+          The shape and dtype of `scores`, on the horizon of `signal_scores`.
+        """
+        n, reach = scores.shape[1], self.bands - 1
+        window = jnp.asarray(np.correlate(self.array, self.array, "full"), scores.dtype) * scale
+        counts = jnp.ones(positions.shape, scores.dtype) if counts is None else counts.astype(scores.dtype)
+        counts = jnp.where(positions < n, counts, 0)
+        # The last slot that any sample uses.
+        used = jnp.where(counts != 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
+        positions = jnp.where(positions < n, positions, n + reach).astype(jnp.int32)
+        added = lax.platform_dependent(
+            scores, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
+        )
+        return added[:, reach : reach + n]
 
     def gram(self, weights: np.ndarray) -> np.ndarray:
         length = circulant_length(weights.size, self.bands)
@@ -325,13 +291,13 @@ class Stationary(Strategy):
 
     def unit_prefix_sum_error(self, iterations: int) -> float:
         n = iterations
-        sums = _divide(np.ones(n), self.array)
+        sums = quotient(np.ones(n), self.array)
         return float(np.dot(n - np.arange(n), sums**2) / n)
 
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
         impulse = np.zeros(iterations)
         impulse[0] = 1.0
-        return workload.error(_divide(impulse, self.array))
+        return workload.error(quotient(impulse, self.array))
 
     def describe(self) -> str:
         return f"{self.kind.replace('-', ' ').replace('toeplitz', 'Toeplitz')}, {self.bands} bands"
@@ -350,16 +316,3 @@ class FirstColumn(Stationary):
     def array(self) -> np.ndarray:
         """(bands,) float64, read-only; a copy each time."""
         return read_only(np.array(self.coefficients))
-
-
-def _divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """`C^-1 series` by forward substitution, in O(n bands) time and O(n) memory.
-
-    What `scipy.signal.lfilter` does, without a second of imports for those who only look at a plan.
-    """
-    earlier = coefficients.size - 1
-    backwards = coefficients[:0:-1]
-    solved = np.zeros(earlier + series.size)  # zeros before the first step
-    for i, value in enumerate(series):
-        solved[earlier + i] = (value - np.dot(backwards, solved[i : earlier + i])) / coefficients[0]
-    return solved[earlier:]

@@ -31,10 +31,3 @@ class Toeplitz(FirstColumn):
 
     def check(self, scheme) -> None:
         check_is_bounded(scheme)
-
-    def to_json(self) -> dict:
-        return {"kind": self.kind, "coefficients": list(self.coefficients)}
-
-    @classmethod
-    def from_json(cls, data: dict) -> "Toeplitz":
-        return cls(tuple(data["coefficients"]))

@@ -768,15 +768,15 @@ MUTANTS = [
         "tests/kernels/test_randomness.py",
     ),
     Mutant(
-        "jaxacct/strategies/finite_toeplitz.py",
-        "if self.iterations != scheme.iterations:",
-        "if self.iterations < scheme.iterations:",
+        "jaxacct/strategies/base.py",
+        "if strategy.iterations != scheme.iterations:",
+        "if strategy.iterations < scheme.iterations:",
         FINITE,
     ),
     Mutant(
-        "jaxacct/strategies/finite_toeplitz.py",
-        "if self.iterations != scheme.iterations:",
-        "if self.iterations > scheme.iterations:",
+        "jaxacct/strategies/base.py",
+        "if strategy.iterations != scheme.iterations:",
+        "if strategy.iterations > scheme.iterations:",
         FINITE,
     ),
     Mutant(

@@ -13,7 +13,6 @@ from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from jaxacct.proposals import base as proposals
 from jaxacct.schemes.poisson import log_probabilities
-from jaxacct.strategies import stationary
 from tests.oracles import enumeration
 
 
@@ -151,14 +150,14 @@ def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
     for row, steps in zip(participation, positions, strict=True):
         np.testing.assert_array_equal(np.flatnonzero(row), steps[steps < n])
     before = np.random.default_rng(0).normal(size=(200, n))
-    add = jax.jit(lambda *arrays: stationary.add_signal_windows(*arrays, strategy, 0.7))
+    add = jax.jit(lambda *arrays: strategy.add_signal_windows(*arrays, 0.7))
     ours = add(jnp.asarray(before), jnp.asarray(positions))
     dense = enumeration.strategy_matrix(strategy.coefficients, n + bands - 1, n)
     expected = before + 0.7 * participation @ dense.T @ dense
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
     if n == 41:  # counted twice, not at all, and down, as of an example whose batch is cut
         counts = np.random.default_rng(1).integers(-1, 3, positions.shape)
-        ours = jax.jit(lambda *arrays: stationary.add_signal_windows(*arrays[:2], strategy, 0.7, arrays[2]))(
+        ours = jax.jit(lambda *arrays: strategy.add_signal_windows(*arrays[:2], 0.7, arrays[2]))(
             jnp.asarray(before), jnp.asarray(positions), jnp.asarray(counts)
         )
         rows, slots = np.nonzero(positions < n)
