@@ -159,17 +159,3 @@ def read_only(values):
     """Return the same NumPy array, marked as read-only."""
     values.setflags(write=False)
     return values
-
-
-def numbers(name: str, given) -> np.ndarray:
-    """Return a non-empty list of numbers as float64; ValueError for text, truth values or complex numbers."""
-    try:
-        values = np.asarray(given)
-        if values.dtype.kind not in "iufO":
-            raise TypeError
-        values = values.astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a list of numbers") from None
-    if values.ndim != 1 or not values.size:
-        raise ValueError(f"{name} must be a non-empty list, had shape {values.shape}")
-    return values

@@ -16,7 +16,7 @@ import scipy
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
 from jaxacct.strategies.series import quotient, sums_at_lags
-from jaxacct.strategies.stationary import FirstColumn
+from jaxacct.strategies.stationary import FirstColumn, checked_numbers
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
@@ -40,7 +40,7 @@ class BandedToeplitz(FirstColumn):
     kind: ClassVar[str] = "banded-toeplitz"
 
     def __post_init__(self):
-        values = _validate.numbers("coefficients", self.coefficients)
+        values = checked_numbers("coefficients", self.coefficients)
         bad = ~(np.isfinite(values) & (values >= 0))
         if bad.any():
             worst = float(values[bad][0])

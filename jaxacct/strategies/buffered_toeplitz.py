@@ -22,7 +22,7 @@ from jaxacct.strategies.base import (
     schedule_of,
 )
 from jaxacct.strategies.series import product, quotient, sums_at_lags
-from jaxacct.strategies.stationary import Stationary
+from jaxacct.strategies.stationary import Stationary, checked_numbers
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 _SLOWEST = 1e-3  # (1 - decay) n that the search may go down to: over n steps hardly a decay
@@ -58,7 +58,7 @@ class BufferedToeplitz(Stationary):
     def __post_init__(self):
         object.__setattr__(self, "iterations", _validate.positive_integer("iterations", self.iterations))
         for name in ("decays", "weights"):
-            values = _validate.numbers(name, getattr(self, name))
+            values = checked_numbers(name, getattr(self, name))
             object.__setattr__(self, name, tuple(values.tolist()))
         decays, weights = np.array(self.decays), np.array(self.weights)
         if decays.size != weights.size:
