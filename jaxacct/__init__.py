@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.likelihood.loss import privacy_loss
     from jaxacct.mechanisms.mechanism import Mechanism
     from jaxacct.proposals.sampling import sample_privacy_loss
-    from jaxacct.recommendation.search import Recommendation, Recommended, recommend
+    from jaxacct.recommendation.result import Recommendation, Recommended
+    from jaxacct.recommendation.search import recommend
     from jaxacct.schemes import (
         SCHEMES,
         BalancedMinSep,
@@ -93,7 +94,8 @@ __all__ = [
 # Where public names live. `import jaxacct` loads none of it: the first use of a name loads its module.
 _HOMES = {
     "jaxacct.calibration.calibrate": "NotCertifiedError calibrate",
-    "jaxacct.recommendation.search": "Recommendation Recommended recommend",
+    "jaxacct.recommendation.result": "Recommendation Recommended",
+    "jaxacct.recommendation.search": "recommend",
     "jaxacct.estimates.estimate": "Estimate estimate_delta estimate_epsilon",
     "jaxacct.estimates.profile": "Profile privacy_profile",
     "jaxacct.estimates.shared_draws": "delta_curve sample_privacy_losses",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jaxacct.cli.output import refuse
 from jaxacct.cli.usage import Integer, Number, hint
 from jaxacct.common import validate
-from jaxacct.recommendation.search import amplified_matrix
+from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.schemes import SCHEMES
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.strategies import NAMES, BandedToeplitz, by_name, ending, workload_named

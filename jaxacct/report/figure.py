@@ -1,17 +1,20 @@
-"""An empty matplotlib figure, which is asked for only here, and a figure as part of a page or as a file."""
+"""Figures of matplotlib, which is imported here alone; a figure as part of a page or as a file."""
 
 import io
+from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from jaxacct.common.files import check_target, write_bytes_atomically
 
-# What tells lines and points apart without colour.
+# Distinguish lines and points without colour.
 DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 2, 1, 2, 1, 2)), (0, (8, 2)))
 MARKERS = "osD^vP"
 _MARK = b"Software\0jaxacct"
 
 
 def blank(width: float, height: float):
-    """An empty figure, without a window.
+    """Return an empty figure, without a window.
 
     Raises:
       ValueError: where matplotlib is not installed.
@@ -35,8 +38,21 @@ def blank(width: float, height: float):
     return figure
 
 
+def blank_axes(width: float, height: float):
+    """Return an empty figure with one pair of axes, and these; ValueError as `blank`."""
+    figure = blank(width, height)
+    return figure, figure.add_subplot()
+
+
+def finished(figure, legend: str = "best"):
+    """Return the figure with a grid and a legend on its last axes."""
+    figure.axes[-1].grid(alpha=0.3)
+    figure.axes[-1].legend(fontsize=8, frameon=False, loc=legend)
+    return figure
+
+
 def svg(figure) -> str:
-    """A figure as an `<svg>` element for a page, its words as words."""
+    """Return a figure as an `<svg>` element for a page, its text as text."""
     import matplotlib
 
     file = io.StringIO()
@@ -48,19 +64,19 @@ def svg(figure) -> str:
 
 def save(figure, path) -> None:
     """Write a figure as PNG, whole or not at all."""
-    metadata = {"Software": "jaxacct"}  # by which `is_ours` knows it again
+    metadata = {"Software": "jaxacct"}  # which `is_ours` looks for
     write_bytes_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150, metadata=metadata))
 
 
 def is_ours(path) -> bool:
-    """Whether a file is a PNG that `save` wrote."""
+    """Return whether a file is a PNG that `save` wrote."""
     with open(path, "rb") as file:
         head = file.read(4096)
     return head.startswith(b"\x89PNG\r\n\x1a\n") and _MARK in head
 
 
 def check_plot(path, name: str = "plot") -> None:
-    """Refuse, before any work, a target that no picture can be written to; a picture of ours is replaced.
+    """Check, before any work, that a picture can be written; a picture by jaxacct is replaced.
 
     Raises:
       ValueError: in one line, also where matplotlib is not installed.
@@ -71,4 +87,14 @@ def check_plot(path, name: str = "plot") -> None:
     check_target(path, is_ours, "a picture by jaxacct", name, may_force=False)
 
 
-__all__ = ["DASHES", "MARKERS", "blank", "check_plot", "is_ours", "save", "svg"]
+def tradeoff_figure(curves: Mapping[str, Callable], title: str):
+    """Return type II against type I error of several curves, the first one heavier."""
+    figure, axes = blank_axes(5.2, 5.0)
+    alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
+    axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="perfect privacy")
+    for index, (name, f) in enumerate(curves.items()):
+        style = DASHES[index % len(DASHES)]
+        axes.plot(alphas, f(alphas), linestyle=style, linewidth=2.4 if index == 0 else 1.5, label=name)
+    axes.set(xlabel="type I error", ylabel="type II error", title=title, xlim=(0, 1), ylim=(0, 1))
+    axes.set_aspect("equal")
+    return finished(figure)

@@ -1,7 +1,7 @@
 """Pictures of plans and mechanisms as matplotlib figures.
 
-Lines differ in dash, marker and weight and not in colour alone, so that they can be told apart in grey and by
-the colour-blind. A notebook shows a figure that a cell ends with; `save` writes one as PNG.
+Lines differ in dash, marker and weight and not in colour alone, for grey prints and
+colour-blind readers. A notebook shows a figure that a cell ends with; `save` writes one as PNG.
 """
 
 import math
@@ -19,26 +19,28 @@ from jaxacct.estimates.profile import Profile
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.sampling import sample_privacy_loss
-from jaxacct.recommendation.search import Recommendation
+from jaxacct.recommendation.result import Recommendation
 from jaxacct.report import risk
-from jaxacct.report.figure import DASHES, MARKERS, blank, save, svg
+from jaxacct.report.figure import DASHES, MARKERS, blank_axes, finished, tradeoff_figure
+from jaxacct.report.figure import blank as blank
+from jaxacct.report.figure import save as save
+from jaxacct.report.figure import svg as svg
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import DIRECTIONS, LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
 
 DARK, LIGHT = "#1f4e79", "#c55a11"
 _COLOURS = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
-_ORDERS = 5  # in which the draws might have come, of `verification`
+_ORDERS = 5  # of the samples, in `verification`
 _LOOKS = 60
 
 
 def profile(plan: Plan, bands: Profile | None = None):
-    """delta over epsilon: the certified point, what it says alone, and `bands` of `privacy_profile`."""
-    figure = blank(5.6, 4.0)
-    axes = figure.add_subplot()
+    """Return delta over epsilon: the certified point, what it implies, and `bands` of `privacy_profile`."""
+    figure, axes = blank_axes(5.6, 4.0)
     epsilons = np.linspace(0, 2 * plan.epsilon or 3.0, 201)
     implied = _delta_from_point(plan.epsilon, plan.delta, epsilons)
-    axes.plot(epsilons, implied, color="0.35", linestyle="--", label="what the certified point alone says")
+    axes.plot(epsilons, implied, color="0.35", linestyle="--", label="implied by the certified point alone")
     least = plan.delta / 10
     if bands is not None:
         low, label = np.maximum(bands.lower, 1e-300), f"bands, {bands.confidence:.4g} confidence in all"
@@ -50,18 +52,15 @@ def profile(plan: Plan, bands: Profile | None = None):
         least = min(least, bands.upper.min() / 10)
     axes.plot(plan.epsilon, plan.delta, "*", color=LIGHT, markersize=15, label="certified")
     axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(least, 1.5), title="privacy profile")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+    return finished(figure)
 
 
 def tradeoff(plan: Plan, bands: Profile | None = None):
-    """True against false positive rate of the best test for membership, both axes logarithmic.
+    """Return true against false positive rates of the best membership test, both axes logarithmic.
 
     With `bands` of `privacy_profile` also the bound that they give at their confidence.
     """
-    figure = blank(5.6, 4.0)
-    axes = figure.add_subplot()
+    figure, axes = blank_axes(5.6, 4.0)
     rates = np.geomspace(1e-5, 1, 300)
     axes.plot(rates, rates, color="0.6", linestyle=":", label="guessing")
     bound = risk.true_positive_rate(plan.epsilon, plan.delta, rates)
@@ -75,46 +74,35 @@ def tradeoff(plan: Plan, bands: Profile | None = None):
         )
     axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1.3), title="membership inference")
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
-    return figure
+    return finished(figure, "lower right")
 
 
 def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
-    """Type II against type I error of the best test for membership: the plan's trade-off curve.
+    """Return type II against type I error of the best membership test: the plan's trade-off curve.
 
     Args:
-      plan: whose (epsilon, delta) alone gives the dashed curve.
+      plan: whose (epsilon, delta) alone gives the first curve.
       bands: of `privacy_profile`, for the curve that all of its points give together.
       curves: others to draw beside them by name, functions of an array of type I errors such as
         `jaxacct.accountants.tradeoff.Gaussian(1.0)`.
     """
-    figure = blank(5.2, 5.0)
-    axes = figure.add_subplot()
-    alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
-    axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="guessing: perfect privacy")
-    label = f"({plan.epsilon:g}, {plan.delta:g}), certified: no test is below"
     certified = EpsilonDelta(plan.epsilon, plan.delta)
-    axes.plot(alphas, certified(alphas), color=LIGHT, linestyle="--", linewidth=2, label=label)
+    shown: dict[str, Any] = {f"({plan.epsilon:g}, {plan.delta:g}), certified: no test is below": certified}
     if bands is not None:
-        most = risk.true_positive_rate(bands.epsilons, bands.upper, alphas)
-        label = f"whole profile, confidence {bands.confidence:.4g}"
-        axes.plot(alphas, np.maximum(certified(alphas), 1 - most), color=DARK, linewidth=2.4, label=label)
-    for index, (name, curve) in enumerate((curves or {}).items()):
-        style = _style(index + 2)  # the first two are taken
-        axes.plot(alphas, curve(alphas), linewidth=1.5, label=name, **style)
-    axes.set(xlabel="type I error (false alarm)", ylabel="type II error (miss)", xlim=(0, 1), ylim=(0, 1))
-    axes.set_title("errors of a test for membership")
-    axes.set_aspect("equal")
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+
+        def measured(alphas):
+            most = risk.true_positive_rate(bands.epsilons, bands.upper, alphas)
+            return np.maximum(certified(alphas), 1 - most)
+
+        shown[f"whole profile, confidence {bands.confidence:.4g}"] = measured
+    return tradeoff_figure(shown | (curves or {}), "errors of a membership test")
 
 
 def losses(plan: Plan):
-    """Histograms of the privacy losses that the evidence holds; None where none were drawn.
+    """Return histograms of the privacy losses in the evidence; None where it has no samples.
 
-    Losses of the direction: ln P/Q for "remove", ln Q/P for "add", so that delta pays for draws beyond
-    epsilon in both. Where they were drawn from a proposal its law is shown, which has more of them.
+    Losses of the direction: ln P/Q for "remove", ln Q/P for "add", so that delta covers samples beyond
+    epsilon in both. Samples of a proposal show the proposal distribution, which has more of them.
     """
     drawn = {}
     for each in plan.verdict.directions:
@@ -122,8 +110,7 @@ def losses(plan: Plan):
             drawn[each.direction] = dict(each.side.loss_counts)
     if not drawn:
         return None
-    figure = blank(5.6, 3.2)
-    axes = figure.add_subplot()
+    figure, axes = blank_axes(5.6, 3.2)
     for (direction, counts), style, colour in zip(drawn.items(), ("-", "--"), (DARK, LIGHT), strict=False):
         low, high = min(counts), max(counts)
         heights = np.array([counts.get(index, 0) for index in range(low, high + 1)], float)
@@ -137,18 +124,16 @@ def losses(plan: Plan):
             label=direction,
         )
     axes.axvline(plan.epsilon, color="0.35", linestyle=":", label="epsilon")
-    axes.set(xlabel="privacy loss of a draw, natural log", ylabel="share of draws", title="what was drawn")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+    axes.set(xlabel="privacy loss of a sample, natural log", ylabel="fraction of samples", title="samples")
+    return finished(figure)
 
 
 def histogram(samples, epsilon: float | None = None):
-    """Privacy losses that were drawn, such as by `sample_privacy_loss`, by name.
+    """Return histograms of privacy losses by name, such as of `sample_privacy_loss`.
 
     Args:
       samples: {name: (draws,) losses, natural log}; each name has one outline, all over the same bins.
-      epsilon: marked where given: draws beyond it are what delta pays for.
+      epsilon: marked where given: delta covers samples beyond it.
 
     Raises:
       ValueError: where there is nothing to draw, or a loss is not finite.
@@ -156,8 +141,7 @@ def histogram(samples, epsilon: float | None = None):
     samples = {name: np.asarray(drawn, np.float64).ravel() for name, drawn in samples.items()}
     if not samples or not all(drawn.size and np.isfinite(drawn).all() for drawn in samples.values()):
         raise ValueError("samples must be finite losses by name, at least one a name")
-    figure = blank(5.6, 3.4)
-    axes = figure.add_subplot()
+    figure, axes = blank_axes(5.6, 3.4)
     edges = np.histogram_bin_edges(np.concatenate(list(samples.values())), bins=60)
     for index, (name, drawn) in enumerate(samples.items()):
         heights = np.histogram(drawn, edges)[0] / drawn.size
@@ -166,21 +150,21 @@ def histogram(samples, epsilon: float | None = None):
         axes.stairs(heights, edges, linewidth=1.8, label=name, **style)
     if epsilon is not None:
         axes.axvline(epsilon, color="0.35", linestyle=":", label="epsilon")
-    axes.set(xlabel="privacy loss of a draw, natural log", ylabel="share of draws", title="privacy losses")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+    axes.set(
+        xlabel="privacy loss of a sample, natural log", ylabel="fraction of samples", title="privacy losses"
+    )
+    return finished(figure)
 
 
 def privacy_losses(mechanism: Mechanism, epsilon: float | None = None, num_samples: int = 20_000, key=None):
-    """The `histogram` of plain draws of a mechanism's privacy loss in both directions; no guarantee.
+    """Return the `histogram` of plain samples of the privacy loss in both directions; no guarantee.
 
-    ln P/Q under P, and ln Q/P under Q: delta pays for draws beyond epsilon in both.
+    ln P/Q under P, and ln Q/P under Q: delta covers samples beyond epsilon in both.
 
     Args:
       mechanism: the mechanism.
       epsilon: marked where given.
-      num_samples: draws a direction.
+      num_samples: samples for each direction.
       key: a JAX key; from the operating system by default.
     """
     key = randomness.checked_key(key)
@@ -192,20 +176,18 @@ def privacy_losses(mechanism: Mechanism, epsilon: float | None = None, num_sampl
 
 
 def verification(verdict: Verdict):
-    """How the bet against "too little noise" grows with draws, up to what accepts; None where none was drawn.
+    """Return how the bet against "too little noise" grows with the samples; None where there are none.
 
     Args:
       verdict: `plan.verdict`, or what `plan.verify()` returned.
 
-    The draws are independent and stored as a histogram, so every order in which they might have come is as
-    likely as any other: a few of them are shown, drawn with a fixed seed. Where the add direction was
-    certified by concavity its bet is another one and is not shown.
+    The samples are independent and stored as a histogram, so all their orders are equally likely: a few of
+    them are shown, drawn with a fixed seed. An add direction certified by a line is not shown.
     """
     shown = [each for each in verdict.directions if isinstance(each.side, Mean) and each.side.bets]
     if not shown or not isinstance(verdict.evidence, Sampled):
         return None
-    figure = blank(5.6, 3.6)
-    axes = figure.add_subplot()
+    figure, axes = blank_axes(5.6, 3.6)
     random = np.random.default_rng(0)
     for found, style, colour in zip(shown, ("-", "--"), (DARK, LIGHT), strict=False):
         for order in range(_ORDERS):
@@ -213,18 +195,16 @@ def verification(verdict: Verdict):
             label = f"{found.direction}, in {_ORDERS} orders" if order == 0 else None
             axes.plot(drawn, wealth, color=colour, linestyle=style, linewidth=1, alpha=0.8, label=label)
     needed = -math.log(verdict.evidence.share * verdict.claim.target.budget.failure_probability)
-    label = f"accepted: wealth {math.exp(needed):.3g}, one over the chance to err"
+    label = f"accepted: wealth {math.exp(needed):.3g}, one over the failure probability"
     axes.axhline(needed, color="0.35", linestyle=":", label=label)
     axes.set(
-        xlabel="draws", ylabel="wealth, natural log", title="verification: a bet against the plan's noise"
+        xlabel="samples", ylabel="wealth, natural log", title="verification: a bet against the plan's noise"
     )
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
-    return figure
+    return finished(figure, "lower right")
 
 
 def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
-    """(draws so far, log of the wealth) in one random order of a direction's draws."""
+    """Return (numbers of samples, log of the wealth) in one random order of a direction's samples."""
     side = found.side
     places, counts = np.array(side.term_counts, np.int64).T
     looks = np.unique(np.linspace(0, found.num_samples, _LOOKS + 1).astype(np.int64))
@@ -239,25 +219,24 @@ def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
 
 
 def participation(mechanism: Mechanism, examples: int = 40, key=None):
-    """Who is in which batch: the steps of made examples, drawn by the scheme with a fresh key."""
+    """Return which steps synthetic examples participate in, drawn by the scheme with a fresh key."""
     scheme = mechanism.scheme
-    figure = blank(7.0, 3.2)
-    axes = figure.add_subplot()
+    figure, axes = blank_axes(7.0, 3.2)
     key = randomness.checked_key(key)
     shown = min(scheme.iterations, 200)
     drawn = np.asarray(jax.jit(scheme.draw_participation, static_argnums=1)(key, examples))[:, :shown]
     axes.imshow(drawn > 0, aspect="auto", cmap="Greys", interpolation="nearest")
-    axes.set(xlabel="step", ylabel=scheme.unit, title=f"{scheme.name}: who takes part when")
+    axes.set(xlabel="step", ylabel=scheme.unit, title=f"{scheme.name}: participation")
     return figure
 
 
 def matrices(mechanism: Mechanism, steps: int = 64):
-    """C, what it is inverted to, and how noise adds up over the steps with it and without."""
+    """Return C, its inverse, and the noise in the running sum with and without correlation."""
     return strategy_matrices(mechanism.strategy, mechanism.scheme.iterations, steps)
 
 
 def strategy_matrices(strategy: Strategy, iterations: int, steps: int = 64):
-    """The same of a strategy by itself."""
+    """Return the same of a strategy by itself."""
     n = min(steps, iterations)
     matrix, inverse = _inverse(strategy, iterations, n)
     figure = blank(10.0, 3.2)
@@ -278,10 +257,10 @@ def strategy_matrices(strategy: Strategy, iterations: int, steps: int = 64):
 
 
 def running_sums(mechanism: Mechanism, steps: int = 200, paths: int = 3, key=None):
-    """Sums of all noise so far: drawn paths of independent and of correlated noise, with their spread.
+    """Return sums of all noise so far: paths of independent and of correlated noise, with their spread.
 
-    Left as many unit normals as there are steps, added up; right the same ones through the inverse of C.
-    Both are times the noise multiplier: what parameters are off by, in units of clip norm x learning rate.
+    Left cumulative sums of unit normals, one a step; right the same ones through the inverse of C. Both are
+    times the noise multiplier: the error of the parameters, in units of clip norm x learning rate.
 
     Args:
       steps: shown, from the first.
@@ -312,7 +291,7 @@ def running_sums(mechanism: Mechanism, steps: int = 200, paths: int = 3, key=Non
 
 
 def against_epsilon(lines, ylabel: str, log: bool = False):
-    """Error or accuracy against epsilon, a line a mechanism.
+    """Return error or accuracy against epsilon, a line for each mechanism.
 
     Args:
       lines: {name: (epsilons, values)} or {name: (epsilons, values, half widths of intervals)}.
@@ -322,8 +301,7 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
     Raises:
       ValueError: where there is nothing to draw, or lines have other numbers of values than epsilons.
     """
-    figure = blank(5.6, 3.8)
-    axes = figure.add_subplot()
+    figure, axes = blank_axes(5.6, 3.8)
     if not lines:
         raise ValueError("lines must have at least one line, was empty")
     ticks = sorted({float(epsilon) for epsilons, *_ in lines.values() for epsilon in epsilons})
@@ -338,15 +316,12 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
     axes.set(xscale="log", xlabel="epsilon", ylabel=ylabel, yscale="log" if log else "linear")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+    return finished(figure)
 
 
 def recommendation(found: Recommendation):
-    """The error that ranks against the copies of the parameters that the noise takes, a marker a scheme."""
-    figure = blank(5.6, 3.8)
-    axes = figure.add_subplot()
+    """Return the ranking error against the copies of the parameters kept for the noise, a marker a scheme."""
+    figure, axes = blank_axes(5.6, 3.8)
     names = list(dict.fromkeys(candidate.scheme.name for candidate in found.candidates))
     for index, name in enumerate(names):
         of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]
@@ -360,18 +335,16 @@ def recommendation(found: Recommendation):
     axes.set(ylabel=f"{found.what_error}, an estimate", title="more bands, less error")
     axes.set_xticks(copies, map(str, copies))
     axes.tick_params(axis="x", which="minor", bottom=False)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+    return finished(figure)
 
 
 def _style(index: int) -> dict[str, Any]:
-    """What tells the lines of a picture apart: a dash, and a colour besides."""
+    """Return the dash and the colour of a line."""
     return dict(linestyle=DASHES[index % len(DASHES)], color=_COLOURS[index % len(_COLOURS)])
 
 
 def _inverse(strategy: Strategy, whole: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first n rows and columns of C, of `whole` steps, and of its inverse, float64."""
+    """Return the first n rows and columns of C, of `whole` steps, and of its inverse, float64."""
     # The scores of a unit output are a row of C; the first rows of a Toeplitz matrix are the same for any n.
     rows = np.asarray(strategy.output_scores(np.eye(n if strategy.is_toeplitz else whole, dtype=np.float32)))
     matrix = np.tril(rows.astype(np.float64)[:n, :n])
@@ -379,27 +352,8 @@ def _inverse(strategy: Strategy, whole: int, n: int) -> tuple[np.ndarray, np.nda
 
 
 def _delta_from_point(epsilon: float, delta: float, others: np.ndarray) -> np.ndarray:
-    """The bound on delta at `others` that (epsilon, delta) alone gives: the worst pair of laws has it."""
-    # Its losses are epsilon and -epsilon but for delta (Kairouz, Oh and Viswanath, ICML 2015).
+    """Return the bound on delta at `others` that (epsilon, delta) alone implies."""
+    # The worst pair attains it (Kairouz, Oh and Viswanath, ICML 2015).
     odds = (1 - delta) / (1 + np.exp(epsilon))
     gain = np.maximum(0.0, np.exp(epsilon) - np.exp(others)) * odds
     return delta + gain
-
-
-__all__ = [
-    "against_epsilon",
-    "blank",
-    "histogram",
-    "losses",
-    "matrices",
-    "participation",
-    "profile",
-    "recommendation",
-    "running_sums",
-    "save",
-    "strategy_matrices",
-    "svg",
-    "tradeoff",
-    "tradeoff_curve",
-    "verification",
-]

@@ -4,7 +4,8 @@ import time
 from typing import Any
 
 from jaxacct import BMinSep, Poisson
-from jaxacct.recommendation.search import _Estimates, _matrix
+from jaxacct.recommendation.matrices import matrix
+from jaxacct.recommendation.noise_estimate import Estimates
 from jaxacct.strategies.workload import PREFIX_SUMS
 
 CASES = [  # steps, examples, batch, epsilon, delta, separation, bands
@@ -22,11 +23,11 @@ def main():
     for n, examples, batch, epsilon, delta, separation, bands in CASES:
         numbers: dict[str, Any] = dict(dataset_size=examples, batch_size=batch, iterations=n)
         scheme = BMinSep.from_batch_size(**numbers, min_separation=separation)
-        estimates = _Estimates.at(Poisson.from_batch_size(**numbers), epsilon, delta, lambda what: None)
+        estimates = Estimates.at(Poisson.from_batch_size(**numbers), epsilon, delta)
         cells, errors = [], []
         for name in ("square-root", "optimal", "amplified"):
             start = time.perf_counter()
-            made = _matrix(name, bands, scheme, PREFIX_SUMS, estimates.mu)
+            made = matrix(name, bands, scheme, PREFIX_SUMS, estimates.mu)
             seconds = time.perf_counter() - start
             place = estimates.of(scheme, made, name, None, PREFIX_SUMS)
             assert place is not None

@@ -17,7 +17,8 @@ from unittest import mock
 
 import numpy as np
 
-from jaxacct.calibration import calibrate as calibration
+from jaxacct.calibration import search as calibration
+from jaxacct.calibration.calibrate import PATIENCE
 from jaxacct.core.check import accepts
 from jaxacct.core.shares import FIRST_SHARES, LADDER
 from jaxacct.core.verify import PILOT_BLOCKS, Stop, _is_settled, next_check
@@ -66,7 +67,7 @@ class Law:
         return counts
 
 
-class Search(calibration._Search):
+class Search(calibration.Search):
     """The real one with terms of a `law`."""
 
     law: Law
@@ -94,11 +95,11 @@ class Search(calibration._Search):
             theta=self.law.theta(mechanism.exponent),
         )
 
-    def pilot(self, chosen, stream, theta, limit, glance=False) -> np.ndarray:
+    def pilot(self, chosen, stream, theta, limit, coarse=False) -> np.ndarray:
         noise = chosen.mechanism.noise_multiplier, chosen.direction
         blocks, counts = self.seen.setdefault(noise, (0, np.zeros(len(bounds.TERM_EDGES), np.int64)))
-        while not (blocks if glance else calibration._seen_enough(counts, theta, limit)):
-            step = max(calibration.SEARCH_BLOCKS, blocks // 2)
+        while not (blocks if coarse else calibration._seen_enough(counts, theta, limit)):
+            step = max(calibration.NUM_PILOT_BLOCKS, blocks // 2)
             counts = counts + self.law.draw(chosen.mechanism.exponent, 128 * step)
             blocks += step
             self.seen[noise] = blocks, counts
@@ -131,7 +132,7 @@ def decided(law: Law, before: bool) -> tuple[int, int, int]:
     samples, released = 0, None
     for step, share in tried:
         if released is None:
-            patience = math.inf if before else calibration._PATIENCE * limit
+            patience = math.inf if before else PATIENCE * limit
             accepted, more = verified(law, smallest + step, limit, share, patience)
             samples, released = samples + more, smallest + step if accepted else None
     if released is None:

@@ -34,7 +34,7 @@ from jaxacct.accountants.tradeoff import (
     subsampled_gdp_clt,
 )
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
-from jaxacct.report import tradeoff_plots as plots
+from jaxacct.report import figure as plots
 from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
 from train.batches.data import load
 from train.convex import LogisticRegression
@@ -88,6 +88,16 @@ class Report:
 
     def row(self, name: str, cells) -> None:
         print(f"{name:<28}" + "  ".join(cells))
+
+
+def epsilon_figure(lines: dict[str, tuple], delta: float, xlabel: str, title: str):
+    """Return epsilon at delta over steps or epochs: `{name: (x, epsilon)}`, both axes logarithmic."""
+    figure, axes = plots.blank_axes(6.0, 4.2)
+    for index, (name, (x, epsilon)) in enumerate(lines.items()):
+        style = plots.DASHES[index % len(plots.DASHES)]
+        axes.plot(x, epsilon, linestyle=style, linewidth=2.2 if index == 0 else 1.5, label=name)
+    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"epsilon at delta = {delta:g}", title=title)
+    return plots.finished(figure)
 
 
 def mnist_mu(decay: float, epochs: int) -> float:
@@ -196,7 +206,7 @@ def figures() -> int:
     thin = Subsampled(Gaussian(2 / 3), 0.025)
     sgd = [compose([(thin, 40 * int(E))]).epsilon(DELTA) for E in few]
     plots.save(
-        plots.epsilon_figure(
+        epsilon_figure(
             {
                 "cyclic, theorem 4.5 (converges)": (epochs, cyclic),
                 "cyclic, Renyi bound": (epochs, [rdp_to_epsilon(one, DELTA) for one in rho]),

@@ -1299,8 +1299,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/recommendation/search.py",
-        "_matrix(matrix, number, scheme, numbers.workload, estimates.mu)",
-        "_matrix(matrix, number, scheme, PREFIX_SUMS, estimates.mu)",
+        "matrix(name, number, scheme, numbers.workload, estimates.mu)",
+        "matrix(name, number, scheme, PREFIX_SUMS, estimates.mu)",
         CHOOSING,
     ),
     Mutant(
@@ -1431,9 +1431,9 @@ MUTANTS = [
         AMPLIFIED,
     ),
     Mutant(
-        "jaxacct/recommendation/search.py",
-        "        return sigma**2 * _unit_error(strategy, n, workload), strategy\n",
-        "        return -(sigma**2) * _unit_error(strategy, n, workload), strategy\n",
+        "jaxacct/recommendation/matrices.py",
+        "        return sigma**2 * unit_error(strategy, n, workload), strategy\n",
+        "        return -(sigma**2) * unit_error(strategy, n, workload), strategy\n",
         CHOOSING,
     ),
     # Balls-in-bins between two bounds.
@@ -1519,7 +1519,7 @@ MUTANTS = [
         INFLATED,
     ),
     Mutant(
-        "jaxacct/recommendation/search.py",
+        "jaxacct/recommendation/noise_estimate.py",
         "self.ratio if like is None else",
         "self.ratio if True else",
         CHOOSING,

@@ -24,8 +24,7 @@ from jaxacct import (
     sample_privacy_loss,
 )
 from jaxacct.accountants import analytic, unamplified
-from jaxacct.calibration import calibrate as calibration
-from jaxacct.calibration.calibrate import _smallest_where, analytic_exponent
+from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, analytic_exponent, smallest_where
 from jaxacct.core.claim import Target
 from jaxacct.schemes.batch_sizes import max_batch_size
 from jaxacct.verification.profile import profile
@@ -129,16 +128,16 @@ def test_low_rate_poisson_falls_back_to_pld():
 @pytest.mark.parametrize("start", [-300, 0, 36, 37, 38, 500])
 def test_the_smallest_integer_where_something_holds(start):
     asked = []
-    assert _smallest_where(lambda i: asked.append(i) or i >= 37, start, 1000) == 37
+    assert smallest_where(lambda i: asked.append(i) or i >= 37, start, 1000) == 37
     assert len(asked) <= 2 * math.log2(abs(start - 37) + 2) + 3
-    assert _smallest_where(lambda i: False, start, 1000) is None
+    assert smallest_where(lambda i: False, start, 1000) is None
 
 
 def test_a_search_ends_where_any_noise_is_private():
     """An example that hardly ever takes part: delta is larger than the probability that it does at all."""
     plan = calibrate(BMinSep(60, 6, 1e-7), STRATEGY, epsilon=1.0, delta=1e-3)
     assert plan.certified
-    assert plan.mechanism.noise_multiplier == pytest.approx(calibration.LEAST_SEARCHED, rel=0.02)
+    assert plan.mechanism.noise_multiplier == pytest.approx(MIN_NOISE_MULTIPLIER, rel=0.02)
 
 
 def test_the_analytic_search_ends_at_the_boundary():

@@ -26,7 +26,7 @@ from jaxacct import (
 )
 from jaxacct.accountants.composition import _GRID
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.calibration import calibrate as calibration
+from jaxacct.calibration import search as search_module
 from jaxacct.core.check import check_direction
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import NotRun, Sampled
@@ -289,10 +289,10 @@ def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
     proposal = composed_proposals.composed_replicas(MECHANISMS[0], 3, 1.0, Composed(profile, 1e-6))
     loss = np.full(1024, -30.0)
     draws = Draws(loss, proposal.log_normalizer - 2 * loss)
-    monkeypatch.setattr(calibration.base, "draw_in_batches", lambda *_: [draws])
+    monkeypatch.setattr(search_module.base, "draw_in_batches", lambda *_: [draws])
     target = SimpleNamespace(epsilon=1.0, profile=profile)
     search = SimpleNamespace(target=target, seen={}, proposal=proposal)
-    counts = calibration._Search.pilot(search, proposal, None, 0.5, 1e3)
+    counts = search_module.Search.pilot(search, proposal, None, 0.5, 1e3)
     assert np.flatnonzero(counts).tolist() == [0]
     assert (threshold.Resolved(proposal, 1.0, profile, (), 0.5).terms(draws, 0.0) == 0).all()
 

@@ -20,6 +20,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
 from jaxacct.accountants import analytic, truncation
 from jaxacct.calibration import calibrate as calibration
+from jaxacct.calibration import search as search_module
 from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
 from jaxacct.common.records import differences, read
@@ -292,8 +293,8 @@ def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=
 
     monkeypatch.setattr(calibration, "verify_claim", stub)
     monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: fallback)
-    monkeypatch.setattr(calibration._Search, "smallest_exponent", lambda *arguments: (10, 1000))
-    monkeypatch.setattr(calibration._Search, "covered", covered)
+    monkeypatch.setattr(search_module.Search, "smallest_exponent", lambda *arguments: (10, 1000))
+    monkeypatch.setattr(search_module.Search, "covered", covered)
     found = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
     return asked, (exponent_of(found.mechanism), found.evidence)
 
@@ -420,18 +421,18 @@ def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
 @pytest.mark.parametrize("misled", [-9, 0, 9])
 @pytest.mark.parametrize("estimate", [None, 1e-9, 0.75, 1e9])
 def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misled, estimate, monkeypatch):
-    """What a glance says only chooses where to look, and an estimate where to glance: the answer is of looks
+    """What a coarse says only chooses where to look, and an estimate where to coarse: the answer is of looks
     alone, and few of them.
     """
     looked = []
 
-    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
         exponent = round(math.log(noise) / math.log(1.01))
-        looked.append(exponent) if not glance else None
-        return 1.0 if exponent >= truth + glance * misled else math.inf
+        looked.append(exponent) if not coarse else None
+        return 1.0 if exponent >= truth + coarse * misled else math.inf
 
-    monkeypatch.setattr(calibration._Search, "cost", cost)
-    search = calibration._Search(*[None] * 6)
+    monkeypatch.setattr(search_module.Search, "cost", cost)
+    search = search_module.Search(*[None] * 6)
     for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
         looked.clear()
         assert search.smallest_exponent(fallback, 1.01, 1000, estimate) == (truth, 1000)
@@ -441,15 +442,15 @@ def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misle
 def test_a_good_estimate_saves_glances(monkeypatch):
     glanced = []
 
-    def cost(self, noise, limit, draws_for=math.inf, glance=False):
-        glanced.append(noise) if glance else None
+    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
+        glanced.append(noise) if coarse else None
         return 1.0 if noise > 0.7 else math.inf
 
-    monkeypatch.setattr(calibration._Search, "cost", cost)
+    monkeypatch.setattr(search_module.Search, "cost", cost)
     spent = []
     for estimate in (None, 0.68):
         glanced.clear()
-        search = calibration._Search(*[None] * 6)  # pyright: ignore[reportArgumentType]
+        search = search_module.Search(*[None] * 6)  # pyright: ignore[reportArgumentType]
         assert search.smallest_exponent(100, 1.01, 1000, estimate) == (-35, 1000)
         spent.append(len(glanced))
     assert spent[1] <= 3 < 6 <= spent[0]
@@ -462,17 +463,17 @@ def test_looks_begin_where_glances_together_say(seen, monkeypatch):
     """From divergences that fall by a third with every step, in pilots of a hundred hits at the edge."""
     looked = []
 
-    def cost(self, noise, limit, draws_for=math.inf, glance=False):
+    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
         exponent = round(math.log(noise) / math.log(1.01))
-        looked.append(exponent) if not glance else None
+        looked.append(exponent) if not coarse else None
         self.laws[noise, "remove"] = "plain", 0.01
         hits = round(100 * 0.4 * math.exp(-0.35 * (exponent + 30))) if seen and -40 < exponent < 20 else 0
         self.seen[noise, "remove"] = 80, counts(_0=max(0, 10_000 - hits), _5120=hits)
         return 1.0 if exponent >= -30 else math.inf
 
-    monkeypatch.setattr(calibration._Search, "cost", cost)
-    monkeypatch.setattr(calibration._Search, "cost_by_trend", lambda self, noise: None)
-    search = calibration._Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(search_module.Search, "cost", cost)
+    monkeypatch.setattr(search_module.Search, "cost_by_trend", lambda self, noise: None)
+    search = search_module.Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)  # pyright: ignore[reportArgumentType]
     assert search.smallest_exponent(100, 1.01, 10_000) == (-30, 10_000)
     assert (looked == [-30, -31]) is seen
 
@@ -482,17 +483,17 @@ def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something
     """To be sure of seeing nothing took a third of a search at delta 1e-6."""
     asked, counts = [], bounds.bin_terms(np.full(2048, term))
 
-    def cost(self, noise, limit, draws_for=math.inf, glance=False):
-        asked.append((noise, glance))
+    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
+        asked.append((noise, coarse))
         self.seen[noise, "remove"] = 16, counts
         return 1e5 if noise >= 1 else math.inf
 
-    monkeypatch.setattr(calibration._Search, "cost", cost)
-    monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: 1e4)
-    monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
-    search = calibration._Search(*[None] * 6)
+    monkeypatch.setattr(search_module.Search, "cost", cost)
+    monkeypatch.setattr(search_module.Search, "best_case", lambda self, mechanism: 1e4)
+    monkeypatch.setattr(search_module.Search, "at", lambda self, noise: None)
+    search = search_module.Search(*[None] * 6)
     assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
-    assert [glance for noise, glance in asked if noise == 1.01**30] == [True, False][: 1 + looks]
+    assert [coarse for noise, coarse in asked if noise == 1.01**30] == [True, False][: 1 + looks]
 
 
 @pytest.mark.parametrize(
@@ -506,20 +507,20 @@ def test_the_limit_on_samples_is_what_an_easy_target_needs(fewest, most, limit, 
     """
     looked = []
 
-    def cost(self, noise, limit, draws_for=math.inf, glance=False):
-        looked.append(limit) if not glance else None
+    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
+        looked.append(limit) if not coarse else None
         return 1.0 if noise >= 1 else math.inf
 
-    monkeypatch.setattr(calibration._Search, "cost", cost)
-    monkeypatch.setattr(calibration._Search, "best_case", lambda self, mechanism: fewest)
-    search = calibration._Search(*[None] * 6)
-    monkeypatch.setattr(calibration._Search, "at", lambda self, noise: None)
+    monkeypatch.setattr(search_module.Search, "cost", cost)
+    monkeypatch.setattr(search_module.Search, "best_case", lambda self, mechanism: fewest)
+    search = search_module.Search(*[None] * 6)
+    monkeypatch.setattr(search_module.Search, "at", lambda self, noise: None)
     assert search.smallest_exponent(30, 1.01, most, 1.1) == (0, limit)
     assert set(looked) == {limit}
 
 
 def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
-    """A look has the draws of the glance and new ones, none twice, and none are drawn where all are seen."""
+    """A look has the draws of the coarse and new ones, none twice, and none are drawn where all are seen."""
     asked, proposal = [], plain(MECHANISM, "remove")
 
     def draws(chosen, stream, first, number):
@@ -527,10 +528,10 @@ def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
         return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    search = calibration._Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)
+    search = search_module.Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)
     pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
-    assert pilot(glance=True).sum() == 16 * 128
-    assert pilot().sum() == pilot(glance=True).sum() == pilot().sum() == 48 * 128
+    assert pilot(coarse=True).sum() == 16 * 128
+    assert pilot().sum() == pilot(coarse=True).sum() == pilot().sum() == 48 * 128
     assert asked == [(0, 16), (16, 32), (32, 48)]
 
 
@@ -838,7 +839,7 @@ def test_a_search_ends_a_pilot_where_it_is_clear_and_not_before():
     def ends(zeros, ones):
         counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
         counts[0], counts[-1] = zeros, ones
-        return calibration._seen_enough(counts, 1e-3, 500_000)
+        return search_module._seen_enough(counts, 1e-3, 500_000)
 
     assert not ends(0, 0)
     assert ends(4990, 30) and ends(2000, 10)  # enough seen; far above

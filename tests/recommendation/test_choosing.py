@@ -34,19 +34,15 @@ from jaxacct.cli.problem import Problem
 from jaxacct.core.evidence import Bound
 from jaxacct.kernels import randomness
 from jaxacct.proposals.families.replicas import log_normalizer
-from jaxacct.recommendation import search as choosing
-from jaxacct.recommendation.search import (
-    ALIKE,
-    _falling_root,
-    amplified_matrix,
-    estimated_errors,
-    log_moment,
-    recommend,
-)
+from jaxacct.recommendation import noise_estimate
+from jaxacct.recommendation.matrices import amplified_matrix
+from jaxacct.recommendation.noise_estimate import _root_and_slope, log_moment
+from jaxacct.recommendation.search import ALIKE, recommend
 from jaxacct.schemes.replicas import b_min_sep, balls_in_bins
 from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from jaxacct.strategies.workload import PREFIX_SUMS
+from tests.benchmarks.paper.cells import estimated_errors
 from tests.oracles.enumeration import pattern_law
 from train.noise import recursion as noise
 
@@ -440,7 +436,7 @@ def test_sums_over_tuples_of_phases_need_no_table():
 )
 def test_the_root_of_a_falling_function(f, root):
     asked = []
-    assert _falling_root(lambda x: asked.append(x) or f(x), 0.0, -2.0) == pytest.approx(root, abs=2e-4)
+    assert _root_and_slope(lambda x: asked.append(x) or f(x), 0.0, -2.0)[0] == pytest.approx(root, abs=2e-4)
     assert len(asked) < 30
 
 
@@ -451,7 +447,7 @@ def test_recommend_on_the_command_line(found, capsys):
     assert told["candidates"] == json.loads(json.dumps([c.to_json() for c in found.candidates]))
     assert run("recommend", *README, *TARGET) == 0
     text = capsys.readouterr().out
-    assert "not guarantees" in text and "nothing of epsilon or delta" in text
+    assert "not guarantees" in text and "privacy cost of this search: none" in text
     starred = [line for line in text.splitlines() if line.startswith("* ")]
     assert len(starred) == 1 and f"~{found.chosen.prefix_sum_error:.4g}" in starred[0]
 
@@ -468,7 +464,7 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     assert plan.certified
     assert (plan.mechanism.scheme, plan.mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 0.9 < chosen.noise_multiplier / plan.mechanism.noise_multiplier < 1.05
-    assert text.index("chosen: ") < text.index("differentially private")
+    assert text.index("selected: ") < text.index("differentially private")
     assert "nothing of the data" in text
 
 
@@ -548,7 +544,7 @@ def test_separations_are_ordered_as_their_certified_errors_are(most_of_third, le
     1.16 was estimated where the long separation had no third moment and was given the ratio of independent
     noise in its place, so nobody was recommended the better one.
     """
-    monkeypatch.setattr("jaxacct.recommendation.search._MOST_OF_THIRD", most_of_third)
+    monkeypatch.setattr("jaxacct.recommendation.noise_estimate.MAX_THIRD_TABLE_SIZE", most_of_third)
     run = dict(dataset_size=300_000, batch_size=1000)
     schemes = [BMinSep.from_batch_size(iterations=1500, min_separation=s, **run) for s in (64, 150)]
     short, long = estimated_errors([(scheme, 64) for scheme in schemes], epsilon=4.0, delta=2.8e-6, **run)
@@ -581,9 +577,9 @@ def test_losses_without_end_have_no_estimate():
 
 def test_third_moments_are_left_out_where_an_error_is_far_behind(monkeypatch):
     """The ratio of a candidate that is alike is right to 3 %; without one they are taken."""
-    monkeypatch.setattr(choosing, "_MUCH_OF_THIRD", 0)
+    monkeypatch.setattr(noise_estimate, "COSTLY_THIRD_TABLE_SIZE", 0)
     rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
-    estimates = choosing._Estimates.at(rate, **AT, say=lambda what: None)
+    estimates = noise_estimate.Estimates.at(rate, **AT)
     root = ending(BandedToeplitz.square_root(4), FOURS)
     like = estimates.of(FOURS, ending(BandedToeplitz.square_root(2), FOURS), "square-root", None, PREFIX_SUMS)
     assert like is not None and len(like.moments) == 2

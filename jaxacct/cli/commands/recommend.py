@@ -78,7 +78,7 @@ def command(
         aim = f"({exact(found.choice.epsilon)}, {exact(found.choice.delta)})"
     print(
         f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
-        f" batches of about {batch_size:g} of {dataset_size:,} examples:\n\n"
+        f"batches of about {batch_size:g} of {dataset_size:,} examples:\n\n"
         f"{found.table()}\n\n{found.why()}\n\ncertify it: {calibration} --out plan.json"
     )
     return 0

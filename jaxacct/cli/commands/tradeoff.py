@@ -17,7 +17,7 @@ from jaxacct.accountants.tradeoff.plan import PLANS, GeneralPlan, LastIteratePla
 from jaxacct.cli.output import show
 from jaxacct.cli.usage import Integer, Number, new_app
 from jaxacct.common import files, validate
-from jaxacct.report import tradeoff_plots as plots
+from jaxacct.report import figure as plots
 
 KINDS = PLANS | {DicePlan.schema: DicePlan}
 app = new_app("tradeoff", "Trade-off functions: convert, generalised DP-SGD, last iterates.")

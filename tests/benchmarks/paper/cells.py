@@ -3,17 +3,19 @@
 import csv
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.common.files import write_atomically
 from jaxacct.common.progress import Progress
 from jaxacct.core.evidence import Sampled
-from jaxacct.recommendation.search import estimated_errors
-from jaxacct.schemes import SCHEMES, Scheme
+from jaxacct.recommendation.matrices import matrix
+from jaxacct.recommendation.noise_estimate import Estimates
+from jaxacct.schemes import SCHEMES, Poisson, Scheme
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.strategies import by_name
+from jaxacct.strategies.workload import PREFIX_SUMS
 from tests.benchmarks.paper.setting import EXAMPLES_A_BATCH, Cell
 
 KEYS = tuple(field.name for field in dataclasses.fields(Cell))
@@ -136,3 +138,40 @@ def certified(cell: Cell, progress: Progress | None = None) -> dict[str, str]:
         "samples": str(drawn),
         "seconds": f"{time.monotonic() - started:.1f}",
     }
+
+
+def estimated_errors(
+    pairs: Sequence[tuple[Scheme, int]],
+    *,
+    dataset_size: int,
+    batch_size: float,
+    epsilon: float,
+    delta: float,
+    progress: Progress | None = None,
+) -> list[float | None]:
+    """Prefix-sum errors of given schemes with optimal matrices at estimated noise; no guarantee.
+
+    Args:
+      pairs: (scheme, bands) each, of equally many steps.
+      dataset_size, batch_size: of the run.
+      epsilon, delta: the target.
+      progress: called with (what, 0, 0).
+
+    Returns:
+      An estimate for each pair, None where the moments would take too long.
+    """
+    n = pairs[0][0].iterations
+    rate = Poisson.from_batch_size(dataset_size=dataset_size, batch_size=batch_size, iterations=n)
+
+    def say(what: str) -> None:
+        if progress:
+            progress(f"estimating: {what}", 0, 0)
+
+    estimates, found, like = Estimates.at(rate, epsilon, delta), [], None
+    for scheme, bands in pairs:
+        say(f"{scheme.name}, separation {scheme.min_separation}, {bands} bands")
+        strategy = matrix("optimal", bands, scheme, PREFIX_SUMS, estimates.mu)
+        place = estimates.of(scheme, strategy, "optimal", like, PREFIX_SUMS)
+        like = place or like
+        found.append(None if place is None else place.error)
+    return found

@@ -1,0 +1,97 @@
+"""What is calibrated, the grid of its noise multipliers, and the analytic candidate that always exists."""
+
+import bisect
+import dataclasses
+import math
+
+from jaxacct.accountants import analytic, unamplified
+from jaxacct.common import validate
+from jaxacct.core.claim import Claim, Target
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import Scheme
+from jaxacct.statistics import roots
+from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies import Strategy
+
+MIN_NOISE_MULTIPLIER = 0.05
+"""Smallest noise multiplier of a search: some targets hold at any, and privacy loss distributions of less
+take minutes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A mechanism without its noise multiplier, and its data set."""
+
+    scheme: Scheme
+    strategy: Strategy
+    adjacency: str
+    dataset_size: int | None
+    truncate_to: int | None
+
+    def at(self, noise_multiplier: float) -> Mechanism:
+        """Return the mechanism with that noise multiplier."""
+        return Mechanism(self.scheme, self.strategy, noise_multiplier, self.adjacency)
+
+    def claim(self, mechanism: Mechanism, target: Target) -> Claim:
+        """Return the claim that a mechanism of the problem has a target."""
+        return Claim(mechanism, target, self.dataset_size, self.truncate_to)
+
+    def target(self, epsilon: float, delta: float, failure_fraction: float, compose_with) -> Target:
+        """Return the target with a budget of all of delta that is not reserved for batch sizes.
+
+        Raises:
+          ValueError: where reserves leave less than half of delta, or cannot be computed.
+        """
+        whole = Target(epsilon, delta, Budget.split(delta, failure_fraction), compose_with)
+        claim = self.claim(self.at(1.0), whole)
+        truncation_delta = claim.truncation_delta or 0.0
+        if not truncation_delta < delta / 2:
+            raise ValueError(
+                f"max_batch_size must be larger: truncating batches to {self.truncate_to} may cost "
+                f"{truncation_delta:.3g} of {delta:g}; the scheme truncated-b-min-sep has likelihoods "
+                "that know the truncation"
+            )
+        return dataclasses.replace(whole, budget=Budget.split(delta - claim.reserved, failure_fraction))
+
+
+def analytic_exponent(
+    mechanism: Mechanism, target: Target, ratio: float, accountant: str | None = None
+) -> int:
+    """Return the smallest grid exponent at which an analytic accountant proves the target's budget.
+
+    The noise multiplier of `mechanism` is replaced by those of the grid.
+
+    Raises:
+      ValueError: when the composed event alone exceeds the target, or for a named `accountant` that does not
+        cover the scheme.
+    """
+
+    epsilon, delta, compose_with = target.epsilon, target.budget.delta, target.compose_with
+    top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)
+    start = math.ceil(math.log(top) / math.log(ratio)) + 1
+    most = start + math.ceil(math.log(1e4) / math.log(ratio))
+
+    def private(exponent: int) -> bool:
+        if not MIN_NOISE_MULTIPLIER <= ratio**exponent <= validate.MOST_NOISE:
+            return False
+        noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
+        return analytic.bound_by(accountant, noisy, epsilon, compose_with)[1] <= delta
+
+    found = smallest_where(private, start, most)
+    if found is None and compose_with is None:
+        raise ValueError(f"accountant {accountant} reaches no delta as small as {delta:g}")
+    if found is None:
+        raise ValueError(
+            f"compose_with must leave room for the mechanism at epsilon {epsilon:g}, delta {delta:g}; "
+            "it alone exceeds the target"
+        )
+    return found
+
+
+def smallest_where(holds, start: int, most: int) -> int | None:
+    """Return the smallest integer from which a property holds, None above `most`; few steps near `start`."""
+    low, high = roots.bracket(holds, start, 1, highest=most)
+    if high > most:
+        return None
+    between = range(int(low) + 1, int(high))
+    return between.start + bisect.bisect_left(between, True, key=holds)

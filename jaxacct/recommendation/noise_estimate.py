@@ -1,0 +1,284 @@
+"""Estimates of the noise multiplier that a candidate needs, without samples; no guarantee.
+
+With f the likelihood ratio and Q the distribution without the example, the moments `Z_m = E_Q f^m` are known
+exactly for two and three replicas (proofs/proposals.md). A Gaussian mechanism of sensitivity mu has
+`ln Z_m = m (m - 1) mu^2 / 2`, so for each m there is a noise multiplier s_m at which Z_m is that of the
+Gaussian mechanism that just meets the target. The truth lies on the line through (2, s_2) and (3, s_3) at an
+order that depends on epsilon and delta, and hardly on the candidate; Poisson sampling of independent noise,
+for which the truth is known (`accountants.pld`), gives that order.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxacct.accountants import unamplified
+from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
+from jaxacct.proposals.families import replicas
+from jaxacct.schemes import Poisson, Scheme, scheme_from_json, scheme_to_json
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
+from jaxacct.strategies import BandedToeplitz, Strategy, Workload, prefix_sum_error, workload_error
+from jaxacct.strategies.workload import PREFIX_SUMS
+
+MAX_TABLE_SIZE = 2e7  # numbers of a table of second moments, about half a second
+MAX_THIRD_TABLE_SIZE = 1e8  # of third moments, which end early: a few seconds
+# Third moments of this size take a quarter of a second or more: they are left out where by the second moment
+# and the ratio of a similar candidate, which is right to 3 %, the error is so many times the smallest.
+COSTLY_THIRD_TABLE_SIZE, FAR_BEHIND = 5e6, 1.06
+MAX_ORDER = 20.0
+SHORT_RUN = 1024  # steps of a run whose moments are not worth extrapolating
+
+
+@functools.lru_cache(maxsize=256)
+def unit_error(strategy: Strategy, iterations: int, workload: Workload) -> float:
+    """Return the error at noise multiplier 1; the same for every separation."""
+    at = dict(iterations=iterations, noise_multiplier=1.0)
+    return (
+        prefix_sum_error(strategy, **at)
+        if workload == PREFIX_SUMS
+        else workload_error(strategy, workload=workload, **at)
+    )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The noise multiplier at which a moment has its wanted value, and the slope of logarithms there."""
+
+    noise_multiplier: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """A candidate with its estimated noise multiplier, and the second and third moments it comes from."""
+
+    scheme: Scheme
+    strategy: Strategy
+    matrix: str
+    noise_multiplier: float
+    workload: Workload
+    moments: tuple[Moment, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Estimated error of the workload."""
+        return self.noise_multiplier**2 * unit_error(self.strategy, self.scheme.iterations, self.workload)
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """How noise multipliers are estimated for one target.
+
+    Attributes:
+      mu: sensitivity per unit of noise of the Gaussian mechanism that just meets the target.
+      order: m - 2 of the point on the line through s_2 and s_3, in units of s_3 - s_2.
+      ratio: of the truth to s_2 for Poisson sampling; for others where s_3 would take too long and nothing
+        alike has one.
+      third: s_3 over s_2 of Poisson sampling, near where others have theirs.
+    """
+
+    mu: float
+    order: float
+    ratio: float
+    third: float
+
+    @staticmethod
+    @functools.lru_cache(maxsize=16)
+    def at(poisson: Scheme, epsilon: float, delta: float) -> "Estimates":
+        """Return the estimates from Poisson sampling of independent noise with the same sizes."""
+        identity, mu = BandedToeplitz.identity(), gaussian_sensitivity(epsilon, delta)
+        second, third = (by_moment(poisson, identity, m, mu).noise_multiplier for m in (2, 3))
+        truth = _poisson_noise(poisson, epsilon, delta, second)
+        order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
+        return Estimates(mu, min(MAX_ORDER, max(-1.0, order)), truth / second, third / second)
+
+    def of(
+        self,
+        scheme: Scheme,
+        strategy: Strategy,
+        matrix: str,
+        like: Place | None,
+        workload: Workload,
+        least: float = math.inf,
+    ) -> Place | None:
+        """One candidate, looked for from another; None where even its second moment takes too long.
+
+        Where s_3 would take too long the ratio to s_2 is that of the other one: Poisson sampling of
+        independent noise has up to a tenth more, and long separations would look that much worse. So it is
+        where s_3 would take long and by that ratio the error is far behind the `least` there is.
+        """
+        if table_size(scheme, strategy, 2) > MAX_TABLE_SIZE:
+            return None
+        known = like.moments if like is not None else ()
+        second = by_moment(scheme, strategy, 2, self.mu, known[0] if known else 1.0)
+        ratio = self.ratio if like is None else like.noise_multiplier / like.moments[0].noise_multiplier
+        noise, moments = ratio * second.noise_multiplier, (second,)
+        numbers = table_size(scheme, strategy, 3)
+        behind = Place(scheme, strategy, matrix, noise, workload).error > FAR_BEHIND * least
+        if numbers <= (COSTLY_THIRD_TABLE_SIZE if like is not None and behind else MAX_THIRD_TABLE_SIZE):
+            start: Moment | float = self.third * second.noise_multiplier
+            if len(known) > 1:
+                start = known[1].noise_multiplier / known[0].noise_multiplier * second.noise_multiplier
+                start = Moment(start, known[1].slope)
+            third = by_moment(scheme, strategy, 3, self.mu, start)
+            noise = second.noise_multiplier + self.order * (third.noise_multiplier - second.noise_multiplier)
+            moments = (second, third)
+        # Revealing the pattern is enough, whatever the line says.
+        most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / self.mu
+        return Place(scheme, strategy, matrix, min(most, max(MIN_NOISE_MULTIPLIER, noise)), workload, moments)
+
+
+def gaussian_sensitivity(epsilon: float, delta: float) -> float:
+    """Return the sensitivity per unit of noise of the Gaussian mechanism that just meets a target."""
+    step = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
+    return 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
+
+
+def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: "Moment | float" = 1.0) -> Moment:
+    """The noise multiplier at which `ln Z_m = m (m - 1) mu^2 / 2`; `MIN_NOISE_MULTIPLIER` at least.
+
+    Looked for from `start`, which may be what was found for a mechanism much like this one.
+    """
+
+    def excess(log_sigma):
+        mechanism = Mechanism(scheme, strategy, math.exp(log_sigma))
+        log_z = log_moment(mechanism, m)
+        return math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
+
+    if isinstance(start, Moment):
+        found, slope = _root_and_slope(excess, math.log(start.noise_multiplier), start.slope, 0.05)
+    else:
+        found, slope = _root_and_slope(excess, math.log(start), -2.0 * m)
+    return Moment(math.exp(found), slope)
+
+
+def log_moment(mechanism: Mechanism, m: int) -> float:
+    """`ln Z_m`, of a long run from two shorter ones: it grows alike with every step once patterns have mixed.
+
+    Two participations s steps apart forget where they began as waits of variance (1 - p) / p^2 add up to the
+    square of the separation b: after about (b p)^2 / (1 - p) waits of b steps.
+    """
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
+    mixing = b * (b * p) ** 2 / (1 - p) if p < 1 else math.inf
+    about = getattr(scheme.replicas, "log_normalizer_about", None)
+    if about is not None and scheme.sums.fixed_count:  # tables are those of the whole run
+        return about(mechanism, m)
+    if m > 2 and about is not None and 4 * mixing <= n:  # else weights may grow alike for a while only
+        return about(mechanism, m)
+    short = max(SHORT_RUN, 8 * b, 4 * mixing)
+    ends_at_n = strategy.bands > 1 and strategy.rows(n) == n
+    if n <= 2 * short or scheme.sums.phases or ends_at_n:
+        return replicas.log_normalizer(mechanism, m)
+
+    def of(steps):
+        shorter = scheme_from_json(scheme_to_json(scheme) | {"iterations": steps})
+        return replicas.log_normalizer(Mechanism(shorter, strategy, mechanism.noise_multiplier), m)
+
+    long = math.ceil(short)
+    half, whole = of(long // 2), of(long)
+    return whole + (n - long) * (whole - half) / (long - long // 2)
+
+
+def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:
+    """The noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
+    if poisson.largest_rate == 1:
+        return start  # a Gaussian mechanism, whose moments are exact
+    # Losses rounded to this grid add up to a thousandth of epsilon or so; they reach to about start^-2.
+    finest = math.sqrt(1e-3 * max(1.0, epsilon) / poisson.iterations)
+    interval = min(5e-3, 0.02 * max(epsilon, delta), finest)
+    interval = max(interval, 5e-5 / start**2)
+
+    rounds = poisson.independent_rounds
+    assert rounds is not None
+
+    def excess(log_sigma):
+        sigma = math.exp(log_sigma)
+        found = composed_subsampled_gaussian(
+            rounds[0], sigma, rounds[1], epsilon, delta=delta, interval=interval
+        )
+        return math.log(max(found, 1e-300) / delta)
+
+    # A target that holds far below needs no estimate.
+    return math.exp(
+        _root_and_slope(
+            excess, math.log(start), -15.0, least=math.log(max(0.7 * start, MIN_NOISE_MULTIPLIER))
+        )[0]
+    )
+
+
+def _root_and_slope(
+    f: Callable[[float], float],
+    x: float,
+    slope: float,
+    doubt: float = 0.2,
+    least: float = math.log(MIN_NOISE_MULTIPLIER),
+) -> tuple[float, float]:
+    """Return (root of a falling function, slope near it); the root to about 1e-4, `least` at least.
+
+    The secant method between known signs, from `x` and a slope that is right but for `doubt`. The function
+    may be infinite left of the root.
+    """
+    low, high = -math.inf, math.inf
+    x = max(x, least)
+    before = None
+    for _ in range(60):
+        y = f(x)
+        if y <= 0 and x <= least:
+            return least, slope
+        low, high = (x, high) if y > 0 else (low, x)
+        if before is not None and math.isfinite(y) and math.isfinite(before[1]) and x != before[0]:
+            secant = (y - before[1]) / (x - before[0])
+            if secant < 0:  # of logarithms, whose slope changes at most twice as fast as they do
+                slope, doubt = secant, 2 * abs(x - before[0])
+        before = (x, y)
+        step = max(-1.0, min(1.0, -y / slope)) if math.isfinite(y) else math.copysign(0.5, y)
+        if math.isfinite(y) and abs(step) * (doubt + abs(step)) < 1e-4:  # the step after this one, about
+            return x + step, slope
+        x = x + step
+        if not low < x < high:
+            x = (low + high) / 2
+        x = max(x, least)
+    return high, slope
+
+
+def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
+    """Return about how many numbers computing `Z_m` takes; infinite where there are no tables."""
+    mechanism = Mechanism(scheme, strategy, 1.0)
+    if float(scheme.min_separation) ** 2 > MAX_TABLE_SIZE or m > replicas.most_replicas(mechanism):
+        return math.inf
+    tuples = float(scheme.min_separation) ** m
+    if scheme.sums.fixed_count:
+        return replicas.table_samples(mechanism, m) * scheme.iterations
+    if scheme.sums.probability == 1:
+        return tuples
+    if scheme.sums.phases:
+        return max(tuples, replicas.table_samples(mechanism, m) * scheme.iterations)
+    return replicas.table_samples(mechanism, m) * scheme.iterations / 15
+
+
+def predicted(mechanism: Mechanism, epsilon: float, budget: Budget) -> tuple[float, int]:
+    """Return about (samples to verify the remove direction, replica order) as `verify` chooses them."""
+
+    def needed(log_scale: float) -> float:
+        theta = math.exp(min(0.0, math.log(budget.delta_v) - log_scale))
+        return predicted_samples(theta, budget.failure_probability)
+
+    samples, replicas_of, last = needed(0.0), 1, math.inf
+    for m in range(2, replicas.most_replicas(mechanism) + 1):
+        # Fewer draws than these are not worth the tables of one more (`around_the_smallest_scale`).
+        if (last if last > FEW_SAMPLES else 0.0) <= replicas.table_samples(mechanism, m) and m > 2:
+            break
+        log_z = log_moment(mechanism, m)
+        if not math.isfinite(log_z):
+            break
+        before, last = last, needed(replicas.log_scale(log_z, m, epsilon))
+        if last < samples:
+            samples, replicas_of = last, m
+        if last >= before:
+            break
+    return samples, replicas_of

@@ -1,0 +1,148 @@
+"""Ranked candidates, the recommended one among them, as data and as text."""
+
+from dataclasses import dataclass
+
+from jaxacct.calibration.choice import Choice
+from jaxacct.schemes import Scheme, scheme_to_json
+from jaxacct.strategies import Strategy
+from jaxacct.strategies.workload_names import PREFIX_SUM
+
+
+@dataclass(frozen=True)
+class Recommended:
+    """A candidate with estimates of its error and of the cost of certifying it; no guarantee.
+
+    Attributes:
+      scheme: who participates when.
+      strategy: how noise is correlated.
+      matrix: "optimal", "square-root", "amplified" or "buffered".
+      memory_copies: copies of the parameters that training keeps for the noise, the one being made included.
+      noise_multiplier: an estimate of the smallest one that can be certified.
+      prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
+      error: of the workload that candidates are ranked by, an estimate; prefix sums by default.
+      predicted_samples: samples of one verification; an estimate.
+      predicted_seconds: of `calibrate` on two CPU cores, roughly.
+      accountant: by which `calibrate` is to certify it without samples, or None for samples.
+    """
+
+    scheme: Scheme
+    strategy: Strategy
+    matrix: str
+    memory_copies: int
+    noise_multiplier: float
+    prefix_sum_error: float
+    error: float
+    predicted_samples: float
+    predicted_seconds: float
+    accountant: str | None = None
+
+    def to_json(self) -> dict:
+        """Return plain JSON values."""
+        return {
+            "scheme": scheme_to_json(self.scheme),
+            "bands": self.strategy.named_bands,
+            "min_separation": self.scheme.min_separation,
+            "matrix": self.matrix,
+            "memory_copies": self.memory_copies,
+            "noise_multiplier_estimate": self.noise_multiplier,
+            "prefix_sum_error_estimate": self.prefix_sum_error,
+            "error_estimate": self.error,
+            "predicted_samples": self.predicted_samples,
+            "predicted_seconds": self.predicted_seconds,
+        }
+
+    def options(self) -> str:
+        """Return the options of `jaxacct calibrate` besides those of the problem."""
+        takes_separation = "separation" in self.scheme.options
+        separation = f" --min-separation {self.scheme.min_separation}" if takes_separation else ""
+        by = "" if self.accountant is None else f" --accountant {self.accountant}"
+        bands = self.strategy.named_bands
+        return f"--scheme {self.scheme.name}{separation} --bands {bands} --strategy {self.matrix}{by}"
+
+    def describe(self) -> str:
+        """Return a clause for people."""
+        number = self.strategy.named_bands
+        matrix = f"{number} bands, {self.matrix} matrix"
+        if self.matrix == "buffered":
+            matrix = f"{number} buffer{'s' * (number > 1)} (BLT), participation revealed"
+        elif self.strategy.bands == 1:
+            matrix = "1 band, which is DP-SGD"
+        return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Candidates ranked by the error of the workload at the noise multiplier that each is estimated to need.
+
+    Attributes:
+      candidates: the best of all candidates, smallest error first, with DP-SGD among them where nothing rules
+        it out.
+      place: of the selected one: the one that keeps fewest copies, then the cheapest to certify, of those
+        whose error is within 2 % of the smallest.
+      looked_at: number of candidates.
+      choice: what was searched and selected, for the plan (`calibrate(..., choice=)`).
+    """
+
+    candidates: tuple[Recommended, ...]
+    place: int
+    looked_at: int
+    choice: Choice
+
+    @property
+    def chosen(self) -> Recommended:
+        """The selected candidate."""
+        return self.candidates[self.place]
+
+    @property
+    def one_band(self) -> Recommended | None:
+        """The best with independent noise (DP-SGD), to compare with; None where it was ruled out."""
+        return next((c for c in self.candidates if c.strategy.bands == 1), None)
+
+    @property
+    def what_error(self) -> str:
+        """Name of the error that candidates are ranked by."""
+        workload = self.choice.workload
+        return "prefix-sum error" if workload == PREFIX_SUM else f"error of {workload or 'this schedule'}"
+
+    def table(self) -> str:
+        """Return a table for people; the selected candidate has a star."""
+        heads = ("scheme", "separation", "bands", "matrix", "copies", "noise", "error", "samples", "seconds")
+        rows: list[tuple[str, ...]] = [heads]
+        for c in self.candidates:
+            matrix = "none" if c.strategy.bands == 1 else c.matrix
+            numbers = c.scheme.min_separation, c.strategy.named_bands, matrix, c.memory_copies
+            estimates = f"~{c.noise_multiplier:.3g}", f"~{c.error:.4g}", f"~{c.predicted_samples:,.0f}"
+            rows.append((c.scheme.name, *map(str, numbers), *estimates, f"~{c.predicted_seconds:.0f}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            ("* " if i - 1 == self.place else "  ")
+            + "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
+            for i, row in enumerate(rows)
+        )
+
+    def why(self) -> str:
+        """Return what was selected and why, for people."""
+        chosen, best, dp_sgd = self.chosen, self.candidates[0], self.one_band
+        why = f"the smallest of {self.looked_at} candidates"
+        if chosen is not best:
+            saved = "less memory" if chosen.memory_copies < best.memory_copies else "fewer samples to certify"
+            why = f"within 2 % of {why}, and it needs {saved}"
+        if dp_sgd is not None and chosen.strategy.bands > 1:
+            why += f"; independent noise (DP-SGD) would have about {dp_sgd.error:.3g}"
+        copies = "copy" if chosen.memory_copies == 1 else "copies"
+        return (
+            f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters\n"
+            f"why: {self.what_error} about {chosen.error:.3g}, {why}\n"
+            "privacy cost of this search: none (it reads only public numbers); these are estimates"
+        )
+
+    def to_json(self) -> dict:
+        """Return plain JSON values."""
+        return {
+            "kind": "recommendation",
+            "chosen": self.place,
+            "looked_at": self.looked_at,
+            "data_independent": True,
+            "choice": self.choice.to_json(),
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+        }
