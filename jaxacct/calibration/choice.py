@@ -1,7 +1,7 @@
-"""How a plan's scheme and matrix were chosen: by a search that sees public numbers alone.
+"""How a plan's scheme and matrix were chosen: by a search that reads only public numbers.
 
-It says so in the plan, with all that the search was given, so that anybody can search again. The guarantee
-does not rest on it: whatever is certified is certified, and this says that choosing it spent nothing.
+The plan stores all inputs of the search, so that anyone can repeat it. The guarantee does not depend on it;
+it documents that the choice has no privacy cost.
 """
 
 import math
@@ -21,16 +21,16 @@ SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "bala
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search by `jaxacct.recommend` was given, and what it chose; equal numbers choose alike.
+    """Inputs of a search by `jaxacct.recommend`, and its result; equal inputs give equal results.
 
     Attributes:
       dataset_size, batch_size, iterations: of the run.
       epsilon, delta: the target, epsilon a natural log; 0 where delta is an advantage.
-      memory_copies: the most copies of the parameters that training may keep for the noise.
-      workload: by what candidates were ranked, a name that `strategies.workload_named` reads, or None for a
-        learning-rate schedule of the caller's own make.
+      memory_copies: maximum copies of the parameters that training may keep for the noise.
+      workload: the error that candidates were ranked by, a name that `strategies.workload_named` reads, or
+        None for another learning-rate schedule of the caller.
       given: those of `SEARCHED` that were given and not searched, in that order.
-      looked_at: how many candidates there were.
+      looked_at: number of candidates.
       scheme, min_separation, bands, matrix: what was chosen; for "buffered" bands are buffers.
     """
 
@@ -71,7 +71,7 @@ class Choice:
     def flaws(
         self, scheme: Scheme, strategy: Strategy, epsilon: float, delta: float, dataset_size: int | None
     ) -> list[str]:
-        """Where a plan is not the one that this is about, a line each."""
+        """Return where a plan differs from the one that this describes, a line each."""
         about = {
             "scheme": (self.scheme, scheme.name),
             "min_separation": (self.min_separation, scheme.min_separation),
@@ -91,43 +91,39 @@ class Choice:
         return found
 
     def command(self) -> str:
-        """That searches again."""
+        """Return the command that repeats the search."""
         numbers = f"--dataset-size {self.dataset_size} --batch-size {exact(self.batch_size)}"
         target = f"--epsilon {exact(self.epsilon)} --delta {exact(self.delta)}"
         if self.epsilon == 0:
             target = f"--advantage {exact(self.delta)}"
-        values = {
-            "scheme": self.scheme,
-            "bands": self.bands,
-            "min_separation": self.min_separation,
-            "strategy": self.matrix,
-        }
+        values = vars(self) | {"strategy": self.matrix}
         kept = "".join(f" --{name.replace('_', '-')} {values[name]}" for name in self.given)
         ranked = f" --workload {self.workload}" if self.workload not in (None, "prefix-sum") else ""
         copies = f"--memory-copies {self.memory_copies}"
         return f"jaxacct recommend {numbers} --iterations {self.iterations} {target} {copies}{kept}{ranked}"
 
     def statement(self) -> str:
-        """For a privacy review: what was searched, the criterion, and that nothing is spent."""
+        """Return for a privacy review: what was searched, the criterion, and that it has no privacy cost."""
         searched = [_IN_WORDS[name] for name in SEARCHED if name not in self.given]
-        what = " and ".join([", ".join(searched[:-1]), searched[-1]] if len(searched) > 1 else searched)
-        chosen = f"{what or 'Nothing but the noise'} {'were' if len(searched) > 1 else 'was'} chosen"
+        what = (
+            " and ".join(filter(None, [", ".join(searched[:-1]), *searched[-1:]]))
+            or "only the noise multiplier"
+        )
         ranked = "prefix-sum error" if self.workload == "prefix-sum" else "error of the optimizer's iterates"
-        by = {None: " under a learning-rate schedule of the caller's", "prefix-sum": ""}
+        by = {None: " under a learning-rate schedule of the caller", "prefix-sum": ""}
         under = by.get(self.workload, f" under {self.workload}")
-        again = "" if self.workload is None else f" Whoever searches again finds the same: {self.command()}"
+        again = "" if self.workload is None else f" The same search again: {self.command()}"
         return (
-            f"{chosen[0].upper()}{chosen[1:]} by a search over {self.looked_at} candidates that keep at most "
-            f"{self.memory_copies} copies of the parameters, ranked by {ranked}{under} at the noise "
-            "multiplier that each was estimated to need. The search saw this, the data set's size, the batch "
-            "size, the number of steps and the target, nothing of the data and no draws: no privacy is spent "
-            f"by it, unless one of these numbers was itself taken from the data.{again}"
+            f"A search over {self.looked_at} candidates that keep at most {self.memory_copies} copies of the "
+            f"parameters chose {what}, ranked by {ranked}{under} at the estimated noise multiplier. It read "
+            "only this, the data set's size, the batch size, the number of steps and the target, nothing of "
+            "the data and no samples: it has no privacy cost, unless one of these numbers was itself taken from "
+            f"the data.{again}"
         )
 
     def to_json(self) -> dict:
         """Return plain JSON values, readable by `choice_from_json`."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return fields | {"given": list(self.given)}
+        return vars(self) | {"given": list(self.given)}
 
 
 _BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind)
@@ -163,6 +159,3 @@ def choice_from_json(data) -> Choice | None:
       ValueError: for a field that is missing, unknown or of another type.
     """
     return None if data is None else records.read(Choice, data, "plan choice")
-
-
-__all__ = ["Choice", "choice_from_json", "choice_of"]

@@ -28,20 +28,39 @@ def instance(name: str, value, kinds: type | tuple[type, ...], allowed: str):
     return value
 
 
+def positive_number(name: str, value) -> float:
+    """Return `value` as a finite float above zero, or raise ValueError."""
+    return _within(name, value, "a finite number above 0", lambda x: 0 < x < math.inf)
+
+
+def nonnegative_number(name: str, value) -> float:
+    """Return `value` as a finite float of at least zero, or raise ValueError."""
+    return _within(name, value, "a finite number of at least 0", lambda x: 0 <= x < math.inf)
+
+
+def open_probability(name: str, value) -> float:
+    """Return `value` as a float in (0, 1), or raise ValueError."""
+    return _within(name, value, "in (0, 1)", lambda x: 0 < x < 1)
+
+
+def probability(name: str, value) -> float:
+    """Return `value` as a float in (0, 1] that 32 random bits can draw, or raise ValueError."""
+    number = _within(name, value, "in (0, 1]", lambda x: 0 < x <= 1)
+    return _within(name, number, "at least 2^-32, the grid of the draws", lambda x: x >= 2.0**-32)
+
+
 def noise_multiplier(name: str, value) -> float:
     """Return `value` as a float whose square float32 holds with room to spare, or raise ValueError."""
     number = positive_number(name, value)
-    if not LEAST_NOISE <= number <= MOST_NOISE:
-        raise ValueError(f"{name} must be between 1e-9 and 1e9, was {_shown(value)}")
-    return number
+    return _within(name, number, "between 1e-9 and 1e9", lambda x: LEAST_NOISE <= x <= MOST_NOISE)
 
 
-def positive_number(name: str, value) -> float:
-    """Return `value` as a finite float above zero, or raise ValueError."""
-    number = _number(name, value, "a finite number above 0")
-    if not math.isfinite(number) or number <= 0:
-        raise ValueError(f"{name} must be a finite number above 0, was {_shown(value)}")
-    return number
+def filter_budget(name: str, value) -> float:
+    """Return `value` as a float in [1e-9, 1e9], or raise ValueError.
+
+    Costs whose squares float32 takes for 0 are then below the slack of a filter for 2^31 steps together.
+    """
+    return noise_multiplier(name, value)
 
 
 def scale(name: str, value) -> float:
@@ -51,9 +70,7 @@ def scale(name: str, value) -> float:
     squares of the closed forms of `jaxacct.accountants.tradeoff`.
     """
     number = positive_number(name, value)
-    if not MIN_SCALE <= number <= MAX_SCALE:
-        raise ValueError(f"{name} must be in [1e-30, 1e30], was {_shown(value)}")
-    return number
+    return _within(name, number, "in [1e-30, 1e30]", lambda x: MIN_SCALE <= x <= MAX_SCALE)
 
 
 def scale_or_zero(name: str, value) -> float:
@@ -61,15 +78,9 @@ def scale_or_zero(name: str, value) -> float:
     return 0.0 if nonnegative_number(name, value) == 0 else scale(name, value)
 
 
-def filter_budget(name: str, value) -> float:
-    """Return `value` as a float in [1e-9, 1e9], or raise ValueError.
-
-    Costs whose squares float32 takes for 0 are then below the slack of a filter for 2^31 steps together.
-    """
-    number = positive_number(name, value)
-    if not LEAST_NOISE <= number <= MOST_NOISE:
-        raise ValueError(f"{name} must be in [1e-9, 1e9], was {_shown(value)}")
-    return number
+def target_epsilon(name: str, value) -> float:
+    """Return `value` as a float in (0, 100], or raise ValueError; above that nothing is protected."""
+    return _within(name, positive_number(name, value), "at most 100", lambda x: x <= 100)
 
 
 def calibration_target(epsilon_name: str, epsilon, delta_name: str, delta) -> tuple[float, float]:
@@ -78,17 +89,11 @@ def calibration_target(epsilon_name: str, epsilon, delta_name: str, delta) -> tu
     return found and target_epsilon(epsilon_name, found), open_probability(delta_name, delta)
 
 
-def target_epsilon(name: str, value) -> float:
-    """Return `value` as a float in (0, 100], or raise ValueError; above that nothing is protected."""
-    number = positive_number(name, value)
-    if number > 100:
-        raise ValueError(f"{name} must be at most 100, was {_shown(value)}")
-    return number
-
-
 def target(epsilon, delta, advantage=None) -> tuple[float, float]:
-    """(epsilon, delta) as given, or (0, advantage): the divergence at epsilon 0 is the total variation, which
-    is the largest advantage of any test (proofs/derivations.md section 4).
+    """Return (epsilon, delta) as given, or (0, advantage).
+
+    The divergence at epsilon 0 is the total variation, which is the largest advantage of any test
+    (proofs/derivations.md section 4).
 
     Raises:
       ValueError: for numbers out of range, for both or for neither.
@@ -104,32 +109,6 @@ def target(epsilon, delta, advantage=None) -> tuple[float, float]:
     return 0.0, open_probability("advantage", advantage)
 
 
-def nonnegative_number(name: str, value) -> float:
-    """Return `value` as a finite float of at least zero, or raise ValueError."""
-    number = _number(name, value, "a finite number of at least 0")
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, was {_shown(value)}")
-    return number
-
-
-def probability(name: str, value) -> float:
-    """Return `value` as a float in (0, 1] that 32 random bits can draw, or raise ValueError."""
-    number = _number(name, value, "in (0, 1]")
-    if 0 < number < 2.0**-32:
-        raise ValueError(f"{name} must be at least 2^-32, the grid of the draws, was {_shown(value)}")
-    if not 0 < number <= 1:
-        raise ValueError(f"{name} must be in (0, 1], was {_shown(value)}")
-    return number
-
-
-def open_probability(name: str, value) -> float:
-    """Return `value` as a float in (0, 1), or raise ValueError."""
-    number = _number(name, value, "in (0, 1)")
-    if not 0 < number < 1:
-        raise ValueError(f"{name} must be in (0, 1), was {_shown(value)}")
-    return number
-
-
 def one_of(name: str, value, allowed):
     """Return `value` if it is one of `allowed`, or raise ValueError."""
     if value not in allowed:
@@ -137,13 +116,16 @@ def one_of(name: str, value, allowed):
     return value
 
 
-def _number(name: str, value, allowed: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}")
+def _within(name: str, value, allowed: str, holds) -> float:
+    """Return `value` as a float for which `holds` is true; false for NaN."""
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
-        return float(value)
+        number = float(value) if is_real else math.nan
     except OverflowError:
-        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}") from None
+        number = math.nan
+    if not holds(number):
+        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}")
+    return number
 
 
 def _shown(value) -> str:

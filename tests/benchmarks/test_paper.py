@@ -202,7 +202,7 @@ def test_bad_commands_are_one_line(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("mine")
     for arguments, words in (
-        (["figure-5", "--out", tmp_path], "command must be one of figure-2"),
+        (["figure-5", "--out", tmp_path], "Available commands: figure-2"),
         (["figure-2"], "--out"),
         (["figure-2", "--out", file], "out must be a folder"),
         (["figure-2", "--out", tmp_path, "--seconds", "-1"], "seconds must be at least 0"),

@@ -243,16 +243,16 @@ SIZES: dict[str, Any] = dict(dataset_size=500, batch_size=25, iterations=24, min
 
 
 def test_a_plan_says_how_it_was_chosen_and_is_readable_without():
-    """What was searched, the criterion, that nothing is spent; not a word where nothing was chosen."""
+    """What was searched, the criterion, that it has no privacy cost; nothing where nothing was chosen."""
     plan = chosen_plan()
     data = as_json(plan)
     assert choice_of(Plan.from_json(data)) == CHOICE
     said = CHOICE.statement()
-    for part in ("30 candidates", "16 copies", "momentum:0.9", "no privacy is spent", CHOICE.command()):
+    for part in ("30 candidates", "16 copies", "momentum:0.9", "no privacy cost", CHOICE.command()):
         assert part in said
     assert "number of bands" not in said and "--bands 3" in CHOICE.command()  # that was given
     assert said in describe(plan) and "How it was chosen" in report(plan)
-    assert "no privacy is spent" in dataclasses.replace(CHOICE, workload=None).statement()
+    assert "no privacy cost" in dataclasses.replace(CHOICE, workload=None).statement()
     assert Plan.from_json(data | {"choice": None}) == dataclasses.replace(plan, choice=None)
 
 
