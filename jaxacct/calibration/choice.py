@@ -105,10 +105,8 @@ class Choice:
     def statement(self) -> str:
         """Return for a privacy review: what was searched, the criterion, and that it has no privacy cost."""
         searched = [_IN_WORDS[name] for name in SEARCHED if name not in self.given]
-        what = (
-            " and ".join(filter(None, [", ".join(searched[:-1]), *searched[-1:]]))
-            or "only the noise multiplier"
-        )
+        *most, last = searched or ["only the noise multiplier"]
+        what = f"{', '.join(most)} and {last}" if most else last
         ranked = "prefix-sum error" if self.workload == "prefix-sum" else "error of the optimizer's iterates"
         by = {None: " under a learning-rate schedule of the caller", "prefix-sum": ""}
         under = by.get(self.workload, f" under {self.workload}")
@@ -117,8 +115,8 @@ class Choice:
             f"A search over {self.looked_at} candidates that keep at most {self.memory_copies} copies of the "
             f"parameters chose {what}, ranked by {ranked}{under} at the estimated noise multiplier. It read "
             "only this, the data set's size, the batch size, the number of steps and the target, nothing of "
-            "the data and no samples: it has no privacy cost, unless one of these numbers was itself taken from "
-            f"the data.{again}"
+            "the data and no samples: it has no privacy cost, unless one of these numbers was itself taken "
+            f"from the data.{again}"
         )
 
     def to_json(self) -> dict:
