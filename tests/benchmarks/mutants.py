@@ -1401,8 +1401,8 @@ MUTANTS = [
     Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
     Mutant(
         "train/noise/recursion.py",
-        "(decays[j] * summed(parts, j) + wide)",
-        "(decays[0] * summed(parts, j) + wide)",
+        "decays[j] * summed(parts, j) +",
+        "decays[0] * summed(parts, j) +",
         SUMS,
     ),
     Mutant(

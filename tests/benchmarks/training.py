@@ -1,10 +1,8 @@
-"""What a private step costs, as ratios in one run; sampler steps a second; noise by bands.
+"""What a private step costs, as ratios in one run; sampler steps a second. By bands: `steps.py`.
 
-PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [costs] [batches] [groups]
-    [samplers] [noises]
+PYTHONPATH=. python tests/benchmarks/training.py [steps] [kinds] [clippings] [costs] [groups] [samplers]
 """
 
-import functools
 import itertools
 import sys
 import time
@@ -25,12 +23,10 @@ from train.loop import fit
 from train.lora import poisson_plan
 from train.models import SmallCNN, Transformer, add_lora, cross_entropy, next_token
 from train.noise import normals
-from train.noise import recursion as noise
 from train.optimizers import OPTIMIZERS, privatize
 from train.step import CLIPPINGS, make_step, nnx_loss
 
 BATCH, MICRO, REPEATS = 256, 64, 15
-SIZES = 64, 256, 1024  # batches of `batches`
 
 
 def seconds(run) -> float:
@@ -274,51 +270,6 @@ def costs() -> None:
         print(f"| {name}, {size:,} | {quartile['plain']:.1f} | {' | '.join(shown)} |", flush=True)
 
 
-def batches() -> None:
-    """Private steps over plain ones, by turns: CPU time (lower quartiles) and wall time (least)."""
-    mechanism = Mechanism(Poisson(100_000, 0.01), BandedToeplitz.square_root(1), 1.0)
-    for name, size in itertools.product(("perceptron", "CNN on 8 x 8"), SIZES):
-        make, of_one, wrt, rows_of, _, _ = KINDS[name]
-        loss, params = nnx_loss(make(), of_one, wrt)
-        rows, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
-        noisy = privatize(mechanism, clip_norm=1.0, expected_batch_size=size)
-        private = make_step(loss, noisy, optax.sgd(0.1), clipping="ghost")
-
-        @functools.partial(jax.jit, donate_argnums=0)
-        def plain(params, loss, rows):
-            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, rows).mean())(params)
-            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-
-        held = [jax.tree.map(jnp.copy, params), private.init(jax.tree.map(jnp.copy, params))]
-
-        def plainly(held=held, plain=plain, loss=loss, rows=rows):
-            held[0] = plain(held[0], loss, rows)
-            return held[0]
-
-        def privately(held=held, private=private, rows=rows, mask=mask):
-            held[1], info = private(held[1], rows, mask)
-            return info
-
-        taken = {"plain": [], "private": []}
-        for turn in range(31):
-            for kind, run in (("plain", plainly), ("private", privately)):
-                begun = time.process_time(), time.perf_counter()
-                jax.block_until_ready([run() for _ in range(4)][-1])
-                ended = time.perf_counter()
-                if (coming := private._ahead._coming) is not None:
-                    coming.drawn.result()  # or it would count for what is run next
-                if turn:
-                    taken[kind].append((time.process_time() - begun[0], ended - begun[1]))
-        cpu, wall = zip(
-            *((np.quantile(times, 0.25, 0)[0], np.min(times, 0)[1]) for times in taken.values()), strict=True
-        )
-        print(
-            f"| {name}, batch {size} | {250 * cpu[0]:.1f} | {250 * cpu[1]:.1f} ({cpu[1] / cpu[0]:.1f}) | "
-            f"{250 * wall[0]:.1f} | {250 * wall[1]:.1f} ({wall[1] / wall[0]:.1f}) |",
-            flush=True,
-        )
-
-
 class Bright(SmallCNN):
     """Of pixels as digits have them, 0 to 16: gradients of the first layer are the longest by far."""
 
@@ -360,27 +311,7 @@ def samplers() -> None:
         print(f"| {scheme.name}, 14,745,600 examples | {rate:,.0f} batches/s | set-up {ready:.2f} s |")
 
 
-def noises() -> None:
-    params = {"w": jnp.zeros(1_000_000)}
-    taken = {}
-    for bands in (1, 16, 64, 256):
-        strategy = BandedToeplitz.square_root(bands)
-        draw = jax.jit(lambda state, s=strategy: noise.draw(s, 2.0**19, state, params), donate_argnums=0)
-        held = {"state": noise.init(strategy, params, noise.fresh_key())}
-
-        def one(draw=draw, held=held):
-            drawn, held["state"] = draw(held["state"])
-            return drawn
-
-        taken[bands] = seconds(one)
-    for bands, value in taken.items():
-        print(
-            f"| {bands} bands, 1,000,000 parameters | {1e3 * value:.1f} ms | {value / taken[1]:.2f} | "
-            f"buffer {4 * (bands - 1)} MB |"
-        )
-
-
-PARTS = {part.__name__: part for part in (steps, kinds, clippings, costs, batches, samplers, noises, groups)}
+PARTS = {part.__name__: part for part in (steps, kinds, clippings, costs, samplers, groups)}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:

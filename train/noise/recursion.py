@@ -219,15 +219,15 @@ class _RunningSums:
             return (jnp.round((levels / first) * z - earlier).astype(jnp.int32),)
 
         def store(parts, drawn):
-            def split():
-                wide = drawn.astype(jnp.float64)
-                sums = [(decays[j] * summed(parts, j) + wide) / units[j] for j in buffers]
-                whole = [jnp.round(each) for each in sums]
-                fractions = [jnp.round((each - of) / _FINE) for each, of in zip(sums, whole, strict=True)]
-                return [each.astype(jnp.int32) for each in whole + fractions]
+            for j in buffers:
 
-            for i, each in enumerate(in_memory(split, step >= 0)):
-                parts = jax.lax.dynamic_update_index_in_dim(parts, each, i, 0)
+                def split(parts=parts, j=j):
+                    units_of = (decays[j] * summed(parts, j) + drawn.astype(jnp.float64)) / units[j]
+                    whole = jnp.round(units_of)
+                    return whole.astype(jnp.int32), jnp.round((units_of - whole) / _FINE).astype(jnp.int32)
+
+                for at, part in zip((j, j + len(buffers)), in_memory(split, step >= 0), strict=True):
+                    parts = jax.lax.dynamic_update_index_in_dim(parts, part, at, 0)
             return parts
 
         return solve, store

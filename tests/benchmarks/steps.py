@@ -1,0 +1,202 @@
+"""Private steps beside plain ones by bands, batch and model; noise beside a pass over its memory.
+
+    python -m tests.benchmarks.steps [noise] [steps] [loop]
+
+All kinds of a table take turns in one process; a time is the lower quartile of CPU time of all threads (least
+wall time in brackets), milliseconds, as other jobs on the machine then count for little.
+"""
+
+import functools
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import jax_privacy
+import numpy as np
+import optax
+from jax_privacy.matrix_factorization import toeplitz
+
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
+from tests.benchmarks.results import record
+from tests.benchmarks.training import KINDS, poisson_plan
+from train.loop import fit
+from train.noise import normals, recursion
+from train.optimizers import privatize
+from train.step import make_step, nnx_loss
+
+TURNS, LEVELS, KEY = 9, 2.0**19, np.arange(8, dtype=np.uint32)
+JOBS = [
+    *(("perceptron", size, bands) for size in (64, 256, 1024) for bands in (1, 4, 16, 64, 256)),
+    *((name, 64, b) for name in ("CNN on 8 x 8", "transformer", "its adapters of rank 4") for b in (1, 16)),
+]  # fmt: skip
+
+
+def by_turns(runs: dict, calls: int = 1) -> dict:
+    """(CPU, wall) milliseconds a call of each; a run gives arrays, and maybe a future to wait for."""
+    taken = {name: [] for name in runs}
+    for turn in range(TURNS + 1):
+        for name, run in runs.items():
+            begun = time.process_time(), time.perf_counter()
+            jax.block_until_ready([run() for _ in range(calls)][-1])
+            ended = time.process_time(), time.perf_counter()
+            if turn:
+                taken[name].append(np.subtract(ended, begun) * 1e3 / calls)
+    return {name: (np.quantile(t, 0.25, 0)[0], np.min(t, 0)[1]) for name, t in taken.items()}
+
+
+def bands_of(number: int) -> Mechanism:
+    """Noise multiplier 1, square-root bands."""
+    scheme = BMinSep(100_000, number, 0.01) if number > 1 else Poisson(100_000, 0.01)
+    return Mechanism(scheme, BandedToeplitz.square_root(number), 1.0)
+
+
+def noise() -> None:
+    """Correlated noise of 669,706 and 10,000,000 parameters whose normals are drawn, and drawing them."""
+    strategies = {f"{b} bands": BandedToeplitz.square_root(b) for b in (2, 4, 16, 64, 256)} | {
+        "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
+        "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 5000),
+    }
+    rows = []
+    for size in (669_706, 10_000_000):
+        fresh = recursion.Fresh(np.int32(0), KEY, normals.drawn_on_the_host(KEY, 0, size))
+        draw = jax.jit(functools.partial(jax.random.normal, shape=(size,)))
+        runs = {"ours": lambda size=size: normals.drawn_on_the_host(KEY, 3, size).numbers}
+        runs["beside"] = lambda draw=draw: draw(jax.random.key(0))
+        found = by_turns(runs)
+        rows.append(["normals (jax.random.normal)", size, *shown(found)])
+        for name, strategy in strategies.items():
+            if strategy.noise_copies * size > 2e8:
+                continue  # 800 MB
+            params = jax.ShapeDtypeStruct((size,), jnp.float32)
+            step = jax.jit(
+                lambda state, fresh, s=strategy, p=params: recursion.draw(s, LEVELS, state, p, fresh),
+                donate_argnums=0,
+            )
+            held = [recursion.init(strategy, jnp.zeros(size), KEY)]
+            kept = np.ones((strategy.noise_copies, size), np.float32)
+            weights, out = np.ones(len(kept), np.float32), np.empty(size, np.float32)
+
+            def ours(step=step, held=held, fresh=fresh):
+                drawn, held[0] = step(held[0], fresh)
+                return drawn, held[0].recent
+
+            runs = {"ours": ours, "beside": lambda w=weights, a=kept, o=out: np.matmul(w, a, out=o)}
+            rows.append([name, size, *shown(by_turns(runs))])
+    record(
+        "noise",
+        question="Correlated noise of given normals, beside a product of NumPy over as many bytes",
+        order=64,
+        columns=["noise", "parameters", "ours, ms", "beside, ms", "ratio"],
+        rows=rows,
+        note="CPU time (least wall time). Beside it: one matrix-vector product of float32 that reads what is "
+        "kept and writes one vector. Buffers write all that they keep, too.",
+    )
+
+
+def shown(found: dict) -> list[str]:
+    """Ours, what is beside it and the ratio of CPU times."""
+    (ours, wall), (beside, other) = found["ours"], found["beside"]
+    return [f"{ours:.2f} ({wall:.2f})", f"{beside:.2f} ({other:.2f})", f"{ours / beside:.2f}"]
+
+
+def steps() -> None:
+    """Steps of SGD with ghost clipping, and jax-privacy's with gradients of 8 examples at a time."""
+    rows = []
+    for name, size, bands in JOBS:
+        make, of_one, wrt, rows_of, _, _ = KINDS[name]
+        loss, params = nnx_loss(make(), of_one, wrt)
+        batch, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
+        private = privatize(bands_of(bands), clip_norm=1.0, expected_batch_size=size)
+        step = make_step(loss, private, optax.sgd(0.1), clipping="ghost")
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def plain(params, loss, batch):
+            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, batch).mean())(params)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+        held = {"plain": jax.tree.map(jnp.copy, params), "private": step.init(jax.tree.map(jnp.copy, params))}
+
+        def plainly(held=held, plain=plain, loss=loss, batch=batch):
+            held["plain"] = plain(held["plain"], loss, batch)
+            return held["plain"]
+
+        def privately(held=held, step=step, batch=batch, mask=mask):
+            held["private"], info = step(held["private"], batch, mask)
+            return info, held["private"].params
+
+        runs = {"plain": plainly, "private": privately}
+        if size == 64 and bands == 16 and name != "transformer":
+            runs["jax-privacy"] = peer(loss, params, batch, bands, held)
+        found = by_turns(runs, calls=4)
+        rows.append([name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))])
+        for kind in ("private", "jax-privacy"):
+            ratios = [found[kind][i] / found["plain"][i] for i in (0, 1)] if kind in found else []
+            rows[-1].append(f"{found[kind][0]:.1f}: {ratios[0]:.2f} ({ratios[1]:.2f})" if ratios else "")
+        print(rows[-1], flush=True)
+    record(
+        "steps",
+        question="Private steps by bands, batch and model, over plain ones",
+        order=65,
+        columns=["model", "batch", "bands", "plain, CPU ms", "wall ms", "private", "jax-privacy"],
+        rows=rows,
+        note="Private: CPU ms: over plain, CPU (wall). jax-privacy 2.0.0: clipped_grad by 8 examples and its "
+        "own streamed noise of as many bands, float32.",
+    )
+
+
+def peer(loss, params, batch, bands: int, held: dict):
+    """jax-privacy's step in the configuration that takes least memory."""
+    gradient = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=8)
+    matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BandedToeplitz.square_root(bands).array))
+    noisy = jax_privacy.noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
+    held["peer"] = params, noisy.init(params)
+
+    @jax.jit
+    def step(state, batch):
+        params, kept = state
+        update, kept = noisy.update(gradient(params, batch), kept)
+        return jax.tree.map(lambda p, g: p - 0.1 / 64 * g, params, update), kept
+
+    def run():
+        held["peer"] = step(held["peer"], batch)
+        return held["peer"]
+
+    return run
+
+
+def loop() -> None:
+    """`fit` in memory beside a bare loop over `make_step`, milliseconds a step after 50 steps."""
+    make, of_one, wrt, rows_of, _, _ = KINDS["perceptron"]
+    data, steps, rows = rows_of(5000), 250, 96  # rows: of batches of 64 that `fit` draws, padded
+    plan = poisson_plan(5000, 64, steps, 4.0, 1e-5)
+    loss, params = nnx_loss(make(), of_one, wrt)
+    private = privatize(plan.mechanism, clip_norm=1.0, expected_batch_size=64)
+    step = make_step(loss, private, optax.sgd(0.1), clipping="ghost", skip_padding=True)
+    batch, mask = jax.tree.map(lambda leaf: jnp.asarray(leaf[:rows]), data), jnp.arange(rows) < 64
+    begun = {}
+
+    def at(number: int, _=None) -> None:
+        if number == 50:
+            begun["at"] = time.process_time(), time.perf_counter()
+
+    def taken() -> np.ndarray:
+        now = time.process_time(), time.perf_counter()
+        return 1e3 * np.subtract(now, begun["at"]) / (steps - 50)
+
+    for _ in range(3):
+        options = dict(clipping="ghost", verify=False, progress=False, callback=at, wrt=wrt)
+        fit(plan, make(), of_one, data, optax.sgd(0.1), **options)
+        fitted, state = taken(), step.init(jax.tree.map(jnp.copy, params))
+        for number in range(steps):
+            state, _ = step(state, batch, mask)
+            at(number)
+        jax.block_until_ready(state.params)
+        print("fit", fitted.round(2), "bare", taken().round(2), "(CPU, wall)", flush=True)
+
+
+PARTS = {"noise": noise, "steps": steps, "loop": loop}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()
