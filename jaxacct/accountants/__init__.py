@@ -1,4 +1,4 @@
-"""Deterministic bounds: no draws. One file an accountant; what all say of themselves is in `base`."""
+"""Deterministic bounds: no samples. One file an accountant; their protocol is in `base`."""
 
 from jaxacct.accountants.base import Accountant
 from jaxacct.accountants.pld import PrivacyLossDistribution

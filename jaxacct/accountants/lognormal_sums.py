@@ -1,13 +1,12 @@
-"""Hockey-stick divergences of a mixture of orthogonal Gaussian shifts, between two bounds, without draws.
+"""Hockey-stick divergences of a mixture of orthogonal Gaussian shifts, between two bounds, without samples.
 
-Where all that is random of a unit's participations is one uniform phase of b, and columns share no output,
-`f = P/Q = (1/b) sum_j X_j` with independent lognormals `X_j = e^{mu_j z_j - mu_j^2 / 2}` under Q. So
+With `f = (1/b) sum_j X_j` as in `lognormal_lattice`, S the sum and `alpha = e^epsilon`,
 
-    H(P, Q) = E_Q (S - alpha b)_+ / b,    H(Q, P) = (alpha / b) E_Q (b / alpha - S)_+,    S = sum_j X_j:
+    H(P, Q) = E_Q (S - alpha b)_+ / b,    H(Q, P) = (alpha / b) E_Q (b / alpha - S)_+:
 
 means of convex functions of a sum. Each X_j is moved to a lattice such that these means can only grow, or
 only shrink, to second order of its step; the law of the sum is one product of Fourier transforms, tilted to
-where the mean comes from. What is cut off, what wraps around and every rounding is booked
+where the mean comes from. The bounds include what is cut off, what wraps around and every rounding
 (proofs/random_allocation.md).
 """
 
@@ -16,50 +15,30 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy
 
+from jaxacct.accountants.lognormal_lattice import (
+    Lattice,
+    Law,
+    Mixture,
+    Rough,
+    above,
+    highest,
+    lattice_law,
+    lowest,
+    tails_of,
+)
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
-# Of scipy's normal distribution function, relative; `_tails` adds what its rounded argument does.
-_NDTR_ERROR = 1e-12
-# Standard deviations of ln X within which X is told apart.
-_REACH = 9.5
 _FEWEST_POINTS, _MOST_POINTS = 2**14, 2**21
-# Of the lattice for each X: bounds from above converge sooner.
-_POINTS_A_TERM = {1: 256, -1: 2048}
-# Beyond it, epsilon counts as this; and with a larger mu nothing is known but the chance of taking part.
+_POINTS_A_TERM = {1: 256, -1: 2048}  # bounds from above converge faster
+# A larger epsilon counts as this; with a larger mu only the probability of participation is known.
 _LARGEST_EPSILON, _LARGEST_MU = 300.0, 15.0
-# What may be booked for cut tails, as a part of what the divergence is guessed to be.
-_BOOKED = 1e-4
+_BOOKED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
 _ATTEMPTS = 6
 _FURTHEST = 64.0  # times alpha b
-
-
-@dataclass(frozen=True)
-class Phases:
-    """So many phases in which the unit's pattern has the same norm: `mu` is that norm over sigma, above 0."""
-
-    number: int
-    mu: float
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """One uniform phase; in `unused` of them the unit takes no part at all."""
-
-    phases: tuple[Phases, ...]
-    unused: int = 0
-
-    @property
-    def terms(self) -> int:
-        """Phases in which the unit takes part."""
-        return sum(part.number for part in self.phases)
-
-    @property
-    def total(self) -> int:
-        """b."""
-        return self.terms + self.unused
+# Of tables: probability of what is cut off, and the step over the standard deviation of X.
+_TABLE_CUT, _TABLE_STEP, _FEWEST_TABLE_POINTS = 1e-9, 0.02, 2**16
 
 
 @functools.lru_cache(maxsize=64)
@@ -94,159 +73,6 @@ def _points(mixture: Mixture, side: int) -> int:
     return 1 << math.ceil(math.log2(wanted))
 
 
-# -- One X on a lattice ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Lattice:
-    """X at `low + step i`, i = 0 .. cells; sums of `terms` of them at `points` places."""
-
-    low: float
-    step: float
-    cells: int
-    points: int
-    terms: int
-
-    @functools.cached_property
-    def places(self) -> np.ndarray:
-        """(cells + 1,) of one X."""
-        return self.low + self.step * np.arange(self.cells + 1)
-
-    @functools.cached_property
-    def sums(self) -> np.ndarray:
-        """(points,)"""
-        return self.terms * self.low + self.step * np.arange(self.points)
-
-    @property
-    def end(self) -> float:
-        """The first sum that is not told apart from a smaller one."""
-        return self.terms * self.low + self.step * self.points
-
-    @property
-    def wraps(self) -> bool:
-        return self.cells * self.terms >= self.points
-
-
-@dataclass(frozen=True, eq=False)
-class _Law:
-    """X on a lattice. `masses` are of X there; what is beyond it, on the side that weighs, is not in them."""
-
-    masses: np.ndarray
-    least_beyond: float
-    """P(X beyond) is between this and `most_beyond`."""
-    most_beyond: float
-    least_weighted: float
-    """E[X; X beyond] is between this and `most_weighted`."""
-    most_weighted: float
-
-
-def _tails(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """(P(X beyond x), E[X; X beyond x], relative error): above for `sign` -1, below for 1."""
-    logs = np.log(x)
-    z = (logs + mu * mu / 2) / mu
-    # x, ln x, the sum and z are rounded, and the slope of ln ndtr at z is at most |z| + 1.
-    rounded = 8 * UNIT * (2 + np.abs(logs).max() + mu * mu) / mu
-    error = _NDTR_ERROR + rounded * (np.abs(z).max() + mu + 1)
-    return scipy.special.ndtr(sign * z), scipy.special.ndtr(sign * (z - mu)), error
-
-
-def lattice_law(mu: float, lattice: _Lattice, direction: str, side: int) -> _Law:
-    """The law of X on the lattice: means of convex functions that rise ("remove") or fall ("add") in every X
-    are at least what they are for X itself (`side` 1), or at most (-1).
-
-    Written for rising ones, by the tail T(x) = P(X >= x) and its mean over each cell; for falling ones it is
-    the same with the order turned round and T(x) = P(X <= x).
-    """
-    rising = direction == Direction.REMOVE
-    x = lattice.places
-    tail, weighted, error = _tails(mu, x, -1.0 if rising else 1.0)
-    parts = x * tail
-    # By parts, the integral of T over a cell; of numbers that may be close to each other.
-    mean = (np.diff(parts) - np.diff(weighted)) / lattice.step
-    slack = (error + 4 * UNIT) * (parts[1:] + parts[:-1] + weighted[1:] + weighted[:-1]) / lattice.step
-    if not rising:
-        tail, mean, slack = tail[::-1], mean[::-1], slack[::-1]
-    last = -1 if rising else 0
-    high, low = np.minimum(1.0, tail * (1 + error)), tail * (1 - error)
-    if side > 0:
-        # Split between both ends of its cell X keeps its mean: P(X^ beyond a place) is the mean of T over the
-        # next cell. What is before the first place is moved up to it.
-        beyond = np.minimum(mean + slack, high[:-1])
-        beyond = np.maximum.accumulate(beyond[::-1])[::-1]
-        masses = np.append(1.0, beyond) - np.append(beyond, low[-1])
-    else:
-        # Half of each cell goes up at most, to where as much comes down to meet it; all else goes down.
-        comes_down = np.maximum(0.0, np.append(mean[1:] - slack[1:] - high[2:], 0.0))
-        goes_up = high[:-1] - np.maximum(0.0, mean - slack)
-        share = (
-            np.minimum(1.0, np.divide(comes_down, goes_up, out=np.zeros_like(mean), where=goes_up > 0)) / 2
-        )
-        beyond = low[1:] + np.maximum(0.0, low[:-1] - high[1:]) * share
-        beyond = np.minimum.accumulate(np.append(low[0], beyond))
-        masses = beyond - np.append(beyond[1:], high[-1])
-    masses = np.maximum(0.0, masses)
-    outside = low[-1], high[-1], weighted[last] * (1 - error), weighted[last] * (1 + error)
-    return _Law(masses if rising else masses[::-1].copy(), *map(float, outside))
-
-
-# -- Where a lattice should be: a rough model, on which only the width of the bounds hangs --------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Rough:
-    """Quadrature nodes of each X up to `most`."""
-
-    parts: tuple[tuple[int, np.ndarray, np.ndarray], ...]
-    """(number, places, ln of their weights)"""
-
-    @classmethod
-    def of(cls, mixture: Mixture, most: float) -> "_Rough":
-        parts = []
-        for part in mixture.phases:
-            nodes = int(min(max(20 * part.mu * (2 * _REACH + part.mu), 400), 6000))
-            z = np.linspace(-_REACH, _REACH + part.mu, nodes)
-            x = np.exp(part.mu * z - part.mu**2 / 2)
-            log_weights = math.log(z[1] - z[0]) - z * z / 2 - math.log(2 * math.pi) / 2
-            # The lowest node stays: all of one phase's nodes can be above `most`, which another's set.
-            kept = max(1, int(np.searchsorted(x, most, side="right")))
-            parts.append((part.number, x[:kept], log_weights[:kept]))
-        return cls(tuple(parts))
-
-    def log_moment(self, tilt: float) -> tuple[float, float]:
-        """(ln E e^{tilt S}, mean of S under that tilt)."""
-        log, mean = 0.0, 0.0
-        for number, x, log_weights in self.parts:
-            exponents = tilt * x + log_weights
-            top = exponents.max()
-            tilted = np.exp(exponents - top)
-            mass = tilted.sum()
-            log += number * (top + math.log(mass))
-            mean += number * float(tilted @ x) / mass
-        return log, mean
-
-    def tilt_to(self, target: float) -> float:
-        """The tilt whose mean is `target`, about; 80 doublings at most."""
-        sign = 1.0 if self.log_moment(0.0)[1] < target else -1.0
-
-        def passed(tilt):
-            return sign * (self.log_moment(tilt)[1] - target) >= 0
-
-        far = sign / target
-        for _ in range(60):
-            if passed(far):
-                break
-            far *= 2
-        near = 0.0
-        for _ in range(24):
-            middle = (near + far) / 2
-            near, far = (near, middle) if passed(middle) else (middle, far)
-        return far
-
-    def log_chernoff(self, target: float) -> float:
-        tilt = self.tilt_to(target)
-        return self.log_moment(tilt)[0] - tilt * target
-
-
 # -- Sums -----------------------------------------------------------------------------------------------
 
 
@@ -258,8 +84,8 @@ class _Sums:
     """
 
     mixture: Mixture
-    lattice: _Lattice
-    laws: tuple[_Law, ...]
+    lattice: Lattice
+    laws: tuple[Law, ...]
     firsts: tuple[np.ndarray, ...] | None
     """Masses of the X that is size-biased, not weighted yet; None where none is."""
 
@@ -296,6 +122,17 @@ class _Sums:
         steep = max(steep, tilt)
         rest = self.lattice.end - (self.lattice.places[-1] if self.firsts is not None else 0.0)
         return self.log_first(tilt) + self.log_others(steep) - (steep - tilt) * rest + 1e-9
+
+    def all_masses(self, steep: float) -> tuple[np.ndarray, float]:
+        """Return (points,) masses of the sum, and a bound on the error of their mean with weights in [0, 1].
+
+        The bound is absolute, for rounding here and in running sums, and for sums that wrap around at the
+        tilt `steep`; it holds as a relative error, too.
+        """
+        plain = _Tilted.by(self, np.ones(self.lattice.points), 0.0, steep)
+        masses = plain.terms()
+        running = 4 * self.lattice.points * UNIT * float(np.abs(masses).sum())
+        return masses, plain.rounding + running + plain.relative + (plain.wrapped if steep > 0 else 0.0)
 
     def mean(self, weights: np.ndarray, tilts: tuple[float, ...], steep: float) -> tuple[float, float]:
         """(lower, upper) bounds on the mean of weights in [0, 1] over sums up to the end."""
@@ -357,9 +194,12 @@ class _Tilted:
             for i, first in enumerate(self.firsts)
         ]
 
+    def terms(self) -> np.ndarray:
+        """Return (points,) weighted masses of the sum."""
+        return sums(self.products(), self.sums.lattice.points) * self.weights
+
     def value(self) -> float:
-        # A pairwise sum.
-        return float(np.sum(sums(self.products(), self.sums.lattice.points) * self.weights))
+        return float(np.sum(self.terms()))  # a pairwise sum
 
 
 def _log_add(logs: list[float]) -> float:
@@ -375,24 +215,6 @@ def _threshold(mixture: Mixture, direction: Direction, epsilon: float, side: int
     factor = math.exp(sign * epsilon)
     found = mixture.total * factor - mixture.unused
     return found - sign * side * 2.0**-46 * mixture.total * (1 + factor)
-
-
-def _lowest(mixture: Mixture) -> float:
-    return min(math.exp(-_REACH * part.mu - part.mu**2 / 2) for part in mixture.phases)
-
-
-def _highest(mixture: Mixture, sign: int) -> float:
-    """Where the tail of X itself (-1) or of the size-biased X (1) ends, about."""
-    return max(math.exp(_REACH * part.mu + sign * part.mu**2 / 2) for part in mixture.phases)
-
-
-def _above(mixture: Mixture, x: float, biased: bool) -> float:
-    """About P(X > x) of all X together, or the share of size-biased ones above x."""
-    found = 0.0
-    for part in mixture.phases:
-        z = (math.log(x) - (1 if biased else -1) * part.mu**2 / 2) / part.mu
-        found += part.number * float(scipy.special.ndtr(-z))
-    return found / mixture.total if biased else found
 
 
 def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
@@ -415,7 +237,6 @@ def _remove_up_to(
 ) -> tuple[float, float]:
     """(counted on the lattice or in closed form, booked besides); their sum is the bound."""
     lattice = cut.lattice(points)
-    top, terms = float(lattice.places[-1]), mixture.terms
     laws = tuple(lattice_law(part.mu, lattice, Direction.REMOVE, side) for part in mixture.phases)
     firsts = tuple(law.masses for law in laws)
     shares = [part.number / mixture.total for part in mixture.phases]
@@ -429,17 +250,26 @@ def _remove_up_to(
         return low + beyond * (1 - 1e-12), 0.0
     sums = _Sums(mixture, lattice, laws, firsts)
     _, high = sums.mean(weights, tilts, cut.steep)
+    beyond, booked = _beyond(sums, np.array([threshold]))
+    wrapped = math.exp(min(0.0, sums.log_wrapped(0.0, cut.steep)))
+    return high + float(beyond[0]), booked + wrapped * (1 + 1e-9)
+
+
+def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return upper bounds on the parts of the remove direction with X, or another, beyond the lattice."""
+    mixture, laws, places = sums.mixture, sums.laws, sums.lattice.places
+    top = float(places[-1])
     # Beyond K, 1 - K / S is concave in the sum of the others: with their mean it is at most
     # 1 - (K / X) (1 - mean / X).
-    mean = terms * max(float(law.masses @ lattice.places) + law.most_weighted for law in laws)
-    less = threshold * max(0.0, 1 - mean * (1 + 1e-9) / top) if top > threshold else 0.0
-    tails = [law.most_weighted - less * law.least_beyond for law in laws]
-    beyond = sum(share * max(0.0, tail) for share, tail in zip(shares, tails, strict=True))
-    others = sum(part.number * law.most_beyond for part, law in zip(mixture.phases, laws, strict=True))
-    wrapped = math.exp(min(0.0, sums.log_wrapped(0.0, cut.steep)))
+    each = max(float(law.masses @ places) + law.most_weighted for law in laws)
+    less = np.where(top > thresholds, thresholds * max(0.0, 1 - mixture.terms * each * (1 + 1e-9) / top), 0.0)
+    beyond, others = np.zeros(thresholds.size), 0.0
+    for part, law in zip(mixture.phases, laws, strict=True):
+        tail = np.maximum(0.0, law.most_weighted - less * law.least_beyond)
+        beyond += part.number / mixture.total * tail
+        others += part.number * law.most_beyond
     # A size-biased X on the lattice has the mass E X^, 1 but for rounding.
-    booked = (others * max(1.0, mean / terms) + wrapped) * (1 + 1e-9)
-    return high + beyond * (1 + 1e-9), booked
+    return beyond * (1 + 1e-9), others * max(1.0, each) * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -454,27 +284,24 @@ class _Cut:
     steep: float
 
     @classmethod
-    def at(cls, mixture: Mixture, threshold: float, allowed: float) -> "_Cut":
-        """Where what is beyond has a probability of about `allowed`."""
-        terms, low, most = mixture.terms, _lowest(mixture), _highest(mixture, 1)
+    def at(cls, mixture: Mixture, threshold: float, allowed: float, furthest: float = 0.0) -> "_Cut":
+        """Return the cut beyond which the probability is about `allowed`, or the furthest one."""
+        terms, low, most = mixture.terms, lowest(mixture), highest(mixture, 1)
+        furthest = max(furthest, _FURTHEST * threshold)
         top = 1.2 * threshold
-        while top < min(most, _FURTHEST * threshold) and _above(mixture, top, False) > allowed:
+        while top < min(most, furthest) and above(mixture, top, False) > allowed:
             top *= 1.3
         top = min(most, top)
-        rough, rest = _Rough.of(mixture, top), terms * 1.01
-        while (
-            rest < terms * top
-            and rest < _FURTHEST * threshold
-            and rough.log_chernoff(rest) > math.log(allowed)
-        ):
+        rough, rest = Rough.of(mixture, top), terms * 1.01
+        while rest < terms * top and rest < furthest and rough.log_chernoff(rest) > math.log(allowed):
             rest *= 1.15
         rest = max(rest, 1.02 * threshold - top)
         return cls(low, top, rest, terms, rough.tilt_to(threshold), rough.tilt_to(rest))
 
-    def lattice(self, points: int) -> _Lattice:
+    def lattice(self, points: int) -> Lattice:
         step = (self.top + self.rest - self.terms * self.low) / (points - 4)
         cells = min(points - 2, math.ceil((self.top - self.low) / step))
-        return _Lattice(self.low, step, cells, points, self.terms)
+        return Lattice(self.low, step, cells, points, self.terms)
 
 
 def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
@@ -482,20 +309,20 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     threshold = _threshold(mixture, Direction.ADD, epsilon, side)
     if threshold <= 0:
         return 0.0
-    terms, low = mixture.terms, _lowest(mixture)
+    terms, low = mixture.terms, lowest(mixture)
     near = low * (1 + 0.1 * min(1.0, *(part.mu for part in mixture.phases)))
     if threshold <= terms * near:
         # Some X is below `near` then.
         rest = 0.0
         for part in mixture.phases:
-            below, _, error = _tails(part.mu, np.array([near]), 1.0)
+            below, _, error = tails_of(part.mu, np.array([near]), 1.0)
             rest += part.number * float(below[0]) * (1 + error)
         return min(1.0, rest * (1 + 1e-9)) if side > 0 else 0.0
     step = (threshold - terms * low) / (points // 4 - 8)
-    top = min(_highest(mixture, -1), threshold - (terms - 1) * low)
-    lattice = _Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
+    top = min(highest(mixture, -1), threshold - (terms - 1) * low)
+    lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
     laws = tuple(lattice_law(part.mu, lattice, Direction.ADD, side) for part in mixture.phases)
-    rough = _Rough.of(mixture, float(lattice.places[-1]))
+    rough = Rough.of(mixture, float(lattice.places[-1]))
     tilt, steep = min(0.0, rough.tilt_to(threshold)), rough.tilt_to(lattice.end)
     weights = np.maximum(0.0, threshold - lattice.sums) * (math.exp(epsilon) / mixture.total)
     bounds = _Sums(mixture, lattice, laws, None).mean(weights, (0.0, tilt), steep)
@@ -503,3 +330,71 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
         return min(1.0, bounds[0])
     beyond = sum(part.number * law.most_beyond for part, law in zip(mixture.phases, laws, strict=True))
     return min(1.0, bounds[1] + beyond * (1 + 1e-9))
+
+
+# -- Tables for composition ------------------------------------------------------------------------------
+
+
+def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> np.ndarray:
+    """Return upper bounds on one direction's divergence at many epsilons from one lattice, without tilts.
+
+    No bound is below about 1e-9: for compositions, whose delta is far above (proofs/random_allocation.md,
+    section 7).
+
+    Args:
+      mixture: of mu up to 15, all phases with participations.
+      epsilons: (points,) float64, natural log, at least 0, ascending from 0.
+      direction: "remove" or "add".
+    """
+    direction = Direction.of(direction)
+    thresholds = np.array([_threshold(mixture, direction, float(epsilon), 1) for epsilon in epsilons])
+    of = _remove_table if direction == Direction.REMOVE else _add_table
+    return np.where(thresholds > 0, np.minimum(1.0, of(mixture, thresholds)), 0.0)
+
+
+def _table_points(mixture: Mixture, span: float) -> int:
+    wanted = min(max(span / _table_step(mixture), _FEWEST_TABLE_POINTS), _MOST_POINTS)
+    return 1 << math.ceil(math.log2(wanted))
+
+
+def _table_step(mixture: Mixture) -> float:
+    return _TABLE_STEP * min(math.sqrt(math.expm1(part.mu**2)) for part in mixture.phases)
+
+
+def _remove_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
+    furthest = 0.4 * _MOST_POINTS * _table_step(mixture)
+    cut = _Cut.at(mixture, float(thresholds[0]), _TABLE_CUT, furthest)
+    lattice = cut.lattice(_table_points(mixture, cut.top + cut.rest))
+    laws = tuple(lattice_law(part.mu, lattice, Direction.REMOVE, 1) for part in mixture.phases)
+    found = _Sums(mixture, lattice, laws, tuple(law.masses for law in laws))
+    masses, error = found.all_masses(cut.steep)
+    places = lattice.sums
+    start = np.searchsorted(places, thresholds)
+    tails, ratios = _from_the_end(masses), _from_the_end(masses / places)
+    counted = tails[start] - thresholds * ratios[start]
+    beyond, others = _beyond(found, thresholds)
+    return np.maximum(counted, 0.0) * (1 + error) + error + beyond + others
+
+
+def _from_the_end(values: np.ndarray) -> np.ndarray:
+    """Return (points + 1,) sums of the values from each place on."""
+    return np.append(np.cumsum(values[::-1])[::-1], 0.0)
+
+
+def _add_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
+    most, terms, low = float(thresholds[0]), mixture.terms, lowest(mixture)
+    rough, end = Rough.of(mixture, most), 1.1 * most
+    while end < 1.02 * terms * most and rough.log_chernoff(end) > math.log(_TABLE_CUT):
+        end *= 1.15
+    points = _table_points(mixture, end)
+    step = (end - terms * low) / (points - 4)
+    top = min(highest(mixture, -1), most)
+    lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
+    laws = tuple(lattice_law(part.mu, lattice, Direction.ADD, 1) for part in mixture.phases)
+    masses, error = _Sums(mixture, lattice, laws, None).all_masses(0.0)
+    start = np.searchsorted(lattice.sums, thresholds)
+    below = np.append(0.0, np.cumsum(masses))[start]
+    means = np.append(0.0, np.cumsum(masses * lattice.sums))[start]
+    counted = below - means / thresholds
+    beyond = sum(part.number * law.most_beyond for part, law in zip(mixture.phases, laws, strict=True))
+    return np.maximum(counted, 0.0) * (1 + error) + error + beyond * (1 + 1e-9)

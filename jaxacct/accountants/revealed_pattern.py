@@ -19,6 +19,7 @@ from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.gaussian import gaussian_deltas
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
+from jaxacct.statistics import roots
 
 _MOST_CELLS = 50_000_000  # of the convolutions; beyond, counts are taken as their largest
 
@@ -83,19 +84,16 @@ def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -
 
 
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, target: float) -> float:
-    """The smallest noise multiplier, in place of the mechanism's and up to 1e-9 of it, at which the bound is
-    at most `target`.
+    """Return the least noise multiplier, in place of the mechanism's, with a bound of at most `target`.
+
+    Rounded up by at most 1e-9 of it, and at least 1e-3.
     """
     accountant = RevealedPattern()
 
-    def is_above(log_sigma: float) -> bool:
+    def is_enough(log_sigma: float) -> bool:
         noisy = dataclasses.replace(mechanism, noise_multiplier=math.exp(log_sigma))
-        return accountant.delta(noisy, epsilon) > target
+        return accountant.delta(noisy, epsilon) <= target
 
-    low = high = math.log(1e-3)
-    while is_above(high):
-        low, high = high, high + 1.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_above(middle) else (low, middle)
-    return math.exp(high)
+    least = math.log(1e-3)
+    low, high = roots.bracket(is_enough, least, 1.0, lowest=least)
+    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-9)[1])

@@ -7,12 +7,11 @@ a Toeplitz C what they share is counted (proofs/non_banded.md).
 
 import math
 
-import scipy
-
 from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics import roots
 from jaxacct.statistics.loss_curves import GaussianPair, both_directions
 
 
@@ -35,7 +34,7 @@ class Unamplified(Accountant):
 
 
 def sensitivity(mechanism: Mechanism) -> float:
-    """The largest norm of `C x` with the participation pattern revealed, per unit of clip norm."""
+    """Return the largest norm of `C x` with the participation pattern revealed, per unit of clip norm."""
     scheme, cross = mechanism.scheme, cross_term(mechanism)
     square = scheme.squared_sensitivity(cross)
     if cross > 0 and not scheme.examples_overlap:
@@ -48,33 +47,28 @@ def sensitivity(mechanism: Mechanism) -> float:
 
 
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:
-    """The noise multiplier, in place of the mechanism's, at which the pattern may be revealed.
+    """Return the least noise multiplier, in place of the mechanism's, at which the pattern may be revealed.
 
-    An upper end for any search.
+    Rounded up, and at least 1e-3: an upper end for any search.
     """
     length = sensitivity(mechanism)
 
-    def excess(log_sigma):
-        return gaussian_delta(epsilon, math.exp(log_sigma), length) - delta
+    def is_enough(log_sigma):
+        return gaussian_delta(epsilon, math.exp(log_sigma), length) <= delta
 
-    low, high = math.log(1e-3), math.log(1e-3)
-    while excess(high) > 0:
-        high += 1.0
-    return math.exp(scipy.optimize.brentq(excess, low, high)) if high > low else math.exp(low)
+    least = math.log(1e-3)
+    low, high = roots.bracket(is_enough, least, 1.0, lowest=least)
+    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-12)[1])
 
 
 def epsilon_at(mechanism: Mechanism, delta: float) -> float:
-    """The epsilon at `delta` with the participation pattern revealed, rounded up; inf beyond float64."""
+    """Return epsilon at `delta` with the participation pattern revealed, rounded up; inf beyond float64."""
     length = sensitivity(mechanism)
 
-    def excess(epsilon):
-        return gaussian_delta(epsilon, mechanism.noise_multiplier, length) - delta
+    def is_enough(epsilon):  # False for a bound that is not a number
+        return gaussian_delta(epsilon, mechanism.noise_multiplier, length) <= delta
 
-    high = 1.0
-    while not excess(high) <= 0:  # not a number counts as too much
-        high *= 2
-        if high > 1e300:
-            return math.inf
-    if excess(0.0) <= 0:
-        return 0.0
-    return float(scipy.optimize.brentq(excess, 0.0, high, rtol=1e-12)) * (1 + 1e-9)
+    low, high = roots.bracket(is_enough, 0.0, 1.0, lowest=0.0, highest=1e300)
+    if not math.isfinite(low + high):
+        return 0.0 if low == -math.inf else math.inf
+    return roots.bisect(is_enough, low, high, relative=1e-12)[1] * (1 + 1e-9)

@@ -27,13 +27,12 @@ from jaxacct.common.progress import Progress
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.statistics import roots
-from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.loss_curves import ChordCurve
+from jaxacct.statistics.hockey_stick import DIRECTIONS
+from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
 INTERVAL = 1e-3  # of epsilons; what is composed must have the same
 LARGEST = 500.0  # epsilon; e to it is still a number
 _EPSILON_ERROR = 1e-9  # relative
-_ROUNDINGS = 1e-12  # bounds are raised by this, far more than float64 loses below
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,35 +160,15 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
         raise ValueError(f"profile must have epsilons up to {LARGEST:g}, had {profile.epsilons[-1]!r}")
     if not np.allclose(whole * interval, profile.epsilons, rtol=1e-12, atol=1e-12):
         raise ValueError(f"profile must have epsilons that are multiples of {interval}")
-    remove, add = (
-        _bounds(profile.directions[direction][2]) for direction in (Direction.REMOVE, Direction.ADD)
-    )
-    if remove[-1] == 1 or add[-1] == 1:
+    remove, add = (profile.directions[direction][2] for direction in DIRECTIONS)
+    if not all(np.any(bounds < 1) for bounds in (remove, add)):
         raise ValueError("profile must have a bound below 1 in both directions: nothing is known otherwise")
-    # One number, the total variation distance, known twice.
-    remove[0] = add[0] = min(remove[0], add[0])
-    both = _on_the_line(whole, remove, add, interval), _on_the_line(whole, add, remove, interval)
-    curves = tuple(ChordCurve.below(points * interval, bounds) for points, bounds in both)
+    points = whole * interval
+    curves = dominating_curves((points, remove), (points, add))
     exported = (_distribution(curve, interval) for curve in curves)
     distribution = privacy_loss_distribution.PrivacyLossDistribution(*exported)
-    steps = (((curves[0], curves[1]), 1),)
+    steps = ((curves, 1),)
     return PessimisticPLD(steps, (distribution,), 1 - profile.confidence, interval)
-
-
-def _bounds(upper) -> np.ndarray:
-    """Upper ends as numbers in [0, 1] that do not rise; what is not a number is 1."""
-    found = np.asarray(upper, np.float64)
-    found = np.where(np.isfinite(found) & (found >= 0), found * (1 + _ROUNDINGS), 1.0)
-    return np.minimum.accumulate(np.minimum(found, 1.0))
-
-
-def _on_the_line(whole, forward, backward, interval: float) -> tuple[np.ndarray, np.ndarray]:
-    """(multiples of the interval, ascending, from minus to plus the last; bounds there)."""
-    small = np.exp(-whole[:0:-1] * interval)
-    mirrored = 1 - small * (1 - backward[:0:-1])
-    # No divergence is below 1 - e^epsilon, nor above 1.
-    bounds = np.concatenate([np.minimum(1.0, mirrored * (1 + _ROUNDINGS)), forward])
-    return np.concatenate([-whole[:0:-1], whole]), np.minimum.accumulate(bounds)
 
 
 def _distribution(curve: ChordCurve, interval: float):

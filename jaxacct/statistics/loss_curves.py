@@ -18,6 +18,7 @@ from jaxacct.statistics.tilted_sums import UNIT
 # Standard deviations beyond which the tail of a Gaussian is 0 in float64, about.
 _REACH = 38.0
 _NODES = 1521
+_ROUNDINGS = 1e-12  # bounds are raised by this, far more than float64 loses
 
 
 class Values(NamedTuple):
@@ -165,6 +166,36 @@ def both_directions(
     """(remove, add) of a step that is taken with probability q, in (0, 1]; the pair is symmetric."""
     remove = Sampled(pair, q)
     return remove, (remove if q == 1 else Sampled(pair, q, remove=False))
+
+
+def dominating_curves(remove, add) -> tuple["ChordCurve", "ChordCurve"]:
+    """Return the (remove, add) curves of a pair that dominates all pairs with divergences below these bounds.
+
+    `H(P, Q)(-e) = 1 - alpha^-1 (1 - H(Q, P)(e))`, so that each direction is bounded on the whole line.
+
+    Args:
+      remove, add: (epsilons, upper bounds) of a direction, (points,) float64 each; epsilons natural log, the
+        first of them 0, ascending; a bound that is not a number counts as 1.
+    """
+    falling = [(epsilons, _falling(bounds)) for epsilons, bounds in (remove, add)]
+    # One number, the total variation distance, bounded twice.
+    falling[0][1][0] = falling[1][1][0] = min(falling[0][1][0], falling[1][1][0])
+    return _on_the_line(*falling), _on_the_line(*falling[::-1])
+
+
+def _falling(bounds) -> np.ndarray:
+    """Return the bounds as numbers in [0, 1] that do not rise."""
+    found = np.asarray(bounds, np.float64)
+    found = np.where(np.isfinite(found) & (found >= 0), found * (1 + _ROUNDINGS), 1.0)
+    return np.minimum.accumulate(np.minimum(found, 1.0))
+
+
+def _on_the_line(forward, backward) -> "ChordCurve":
+    negative = -backward[0][:0:-1]
+    mirrored = 1 - np.exp(negative) * (1 - backward[1][:0:-1])
+    # No divergence is below 1 - e^epsilon, nor above 1.
+    bounds = np.concatenate([np.minimum(1.0, mirrored * (1 + _ROUNDINGS)), forward[1]])
+    return ChordCurve.below(np.concatenate([negative, forward[0]]), np.minimum.accumulate(bounds))
 
 
 @dataclass(frozen=True, eq=False)

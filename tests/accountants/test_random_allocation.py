@@ -12,9 +12,16 @@ import pytest
 from scipy import special, stats
 
 from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism, NotCertifiedError, calibrate
-from jaxacct.accountants import ACCOUNTANTS, lognormal_sums, random_allocation, unamplified
+from jaxacct.accountants import (
+    ACCOUNTANTS,
+    lognormal_lattice,
+    lognormal_sums,
+    random_allocation,
+    unamplified,
+)
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.lognormal_sums import Mixture, Phases, divergence_bound, lattice_law
+from jaxacct.accountants.lognormal_lattice import Mixture, Phases, lattice_law
+from jaxacct.accountants.lognormal_sums import divergence_bound
 from jaxacct.core.evidence import Bound
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
 
@@ -114,11 +121,11 @@ def test_the_normal_distribution_function_is_as_accurate_as_is_booked():
     mpmath = pytest.importorskip("mpmath")
     for z in np.concatenate([-np.linspace(0, 24.5, 400), [1.0, 5.0, 24.0]]):
         exact = mpmath.erfc(-mpmath.mpf(float(z)) / mpmath.sqrt(2)) / 2
-        assert abs(special.ndtr(z) / exact - 1) < lognormal_sums._NDTR_ERROR / 4
+        assert abs(special.ndtr(z) / exact - 1) < lognormal_lattice._NDTR_ERROR / 4
 
 
 def lattice(low, step, cells, points=2**12, terms=3):
-    return lognormal_sums._Lattice(low, step, cells, points, terms)
+    return lognormal_lattice.Lattice(low, step, cells, points, terms)
 
 
 @pytest.mark.parametrize("step", [0.03, 0.5, 4.0])
@@ -162,7 +169,7 @@ def test_means_of_sums_against_convolution(tilt, biased):
     places = lattice(0.1, 0.25, 9, points=32, terms=4)
     mixture = Mixture((Phases(3, 1.0), Phases(1, 1.0)), 2)
     laws = tuple(
-        lognormal_sums._Law(generator.dirichlet(np.ones(10)) * 0.99, 0.01, 0.01, 0.1, 0.1) for _ in range(2)
+        lognormal_lattice.Law(generator.dirichlet(np.ones(10)) * 0.99, 0.01, 0.01, 0.1, 0.1) for _ in range(2)
     )
     firsts = tuple(law.masses for law in laws) if biased else None
     sums = lognormal_sums._Sums(mixture, places, laws, firsts)

@@ -73,6 +73,7 @@ AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
 AUDIT_CHECKS = "tests/train/audit/test_audit_checks.py"
 AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/accountants/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
+LATTICE_OF_X, REDRAWN = "jaxacct/accountants/lognormal_lattice.py", "tests/accountants/test_redrawn_bins.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
 TRUNCATED_MEAN, MEANS = (
@@ -717,7 +718,7 @@ MUTANTS = [
         "pass",
         EXTREMES,
     ),
-    Mutant("jaxacct/accountants/lognormal_sums.py", "kept = max(1, int", "kept = max(0, int", ALLOCATION),
+    Mutant(LATTICE_OF_X, "kept = max(1, int", "kept = max(0, int", ALLOCATION),
     # One key for two purposes, and allowances for how draws are made.
     Mutant(
         "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
@@ -1438,12 +1439,27 @@ MUTANTS = [
     ),
     # Balls-in-bins between two bounds.
     Mutant(
-        SUMS_OF_X,
+        LATTICE_OF_X,
         "out=np.zeros_like(mean), where=goes_up > 0)",
         "out=np.zeros_like(mean), where=goes_up > 0) * 2",
         ALLOCATION,
     ),
-    Mutant(SUMS_OF_X, "np.minimum(mean + slack, high[:-1])", "high[1:]", ALLOCATION),
+    Mutant(LATTICE_OF_X, "np.minimum(mean + slack, high[:-1])", "high[1:]", ALLOCATION),
+    Mutant(SUMS_OF_X, "lattice, Direction.ADD, 1)", "lattice, Direction.ADD, -1)", REDRAWN),
+    Mutant(SUMS_OF_X, "tails[start] - thresholds", "tails[start] - 1.01 * thresholds", REDRAWN),
+    Mutant(
+        SUMS_OF_X,
+        "counted = below - means / thresholds",
+        "counted = below - 1.01 * means / thresholds",
+        REDRAWN,
+    ),
+    Mutant("jaxacct/accountants/redrawn_bins.py", "Part(curve, E)", "Part(curve, E - 1)", REDRAWN),
+    Mutant(
+        CURVES,
+        "_on_the_line(*falling), _on_the_line(*falling[::-1])",
+        "_on_the_line(*falling), _on_the_line(*falling)",
+        REDRAWN,
+    ),
     Mutant(
         SUMS_OF_X, "law.most_weighted - less * law.least_beyond", "law.most_weighted - threshold", ALLOCATION
     ),
@@ -1556,16 +1572,16 @@ MUTANTS = [
     Mutant(SAMPLERS, "given.sampling_prob, given.warm_start\n", "given.sampling_prob, True\n", PEERS),
     Mutant(
         DOMINATING,
-        "_bounds(profile.directions[direction][2])",
-        "_bounds(profile.directions[direction][1])",
+        "(profile.directions[direction][2] for",
+        "(profile.directions[direction][1] for",
         PEERS,
     ),
-    Mutant(DOMINATING, "found * (1 + _ROUNDINGS), 1.0)", "found * (1 + _ROUNDINGS), 0.0)", PEERS),
-    Mutant(DOMINATING, "1 - small * (1 - backward[:0:-1])", "1 - small", PEERS),
+    Mutant(CURVES, "found * (1 + _ROUNDINGS), 1.0)", "found * (1 + _ROUNDINGS), 0.0)", PEERS),
+    Mutant(CURVES, "1 - np.exp(negative) * (1 - backward[1][:0:-1])", "1 - np.exp(negative)", PEERS),
     Mutant(
-        DOMINATING,
-        "_on_the_line(whole, add, remove, interval)",
-        "_on_the_line(whole, add, add, interval)",
+        CURVES,
+        "return _on_the_line(*falling), _on_the_line(*falling[::-1])",
+        "return _on_the_line(*falling), _on_the_line(falling[1], falling[1])",
         PEERS,
     ),
     Mutant(DOMINATING, "1 - profile.confidence, interval)", "0.0, interval)", PEERS),

@@ -8,7 +8,8 @@ import time
 import scipy
 
 from jaxacct import BallsInBins, BandedToeplitz, calibrate
-from jaxacct.accountants.lognormal_sums import Mixture, Phases, divergence_bound
+from jaxacct.accountants.lognormal_lattice import Mixture, Phases
+from jaxacct.accountants.lognormal_sums import divergence_bound
 
 
 def width(terms: int, epsilon: float) -> tuple[float, float, float]:

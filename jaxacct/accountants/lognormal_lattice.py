@@ -1,0 +1,215 @@
+"""Lognormals on a lattice, in convex order above or below, and a rough model of their sums.
+
+A unit has one uniform phase of b and columns share no output, so that `f = P/Q = (1/b) sum_j X_j` with
+independent lognormals `X_j = e^{mu_j z_j - mu_j^2 / 2}` under Q (proofs/random_allocation.md, sections 1, 2).
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+
+from jaxacct.statistics import roots
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.tilted_sums import UNIT
+
+# Relative error of SciPy's normal distribution function; `tails_of` adds the error of its rounded argument.
+_NDTR_ERROR = 1e-12
+# Standard deviations of ln X that the lattice covers.
+REACH = 9.5
+
+
+@dataclass(frozen=True)
+class Phases:
+    """So many phases in which the unit's pattern has the same norm: `mu` is that norm over sigma, above 0."""
+
+    number: int
+    mu: float
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """One uniform phase; in `unused` of them the unit takes no part at all."""
+
+    phases: tuple[Phases, ...]
+    unused: int = 0
+
+    @property
+    def terms(self) -> int:
+        """Phases in which the unit takes part."""
+        return sum(part.number for part in self.phases)
+
+    @property
+    def total(self) -> int:
+        """b."""
+        return self.terms + self.unused
+
+
+# -- One X on a lattice ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """X at `low + step i`, i = 0 .. cells; sums of `terms` of them at `points` places."""
+
+    low: float
+    step: float
+    cells: int
+    points: int
+    terms: int
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """(cells + 1,) of one X."""
+        return self.low + self.step * np.arange(self.cells + 1)
+
+    @functools.cached_property
+    def sums(self) -> np.ndarray:
+        """(points,)"""
+        return self.terms * self.low + self.step * np.arange(self.points)
+
+    @property
+    def end(self) -> float:
+        """The first sum that is not told apart from a smaller one."""
+        return self.terms * self.low + self.step * self.points
+
+    @property
+    def wraps(self) -> bool:
+        return self.cells * self.terms >= self.points
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """X on a lattice. `masses` are of X there; what is beyond it, on the side that weighs, is not in them."""
+
+    masses: np.ndarray
+    least_beyond: float
+    """P(X beyond) is between this and `most_beyond`."""
+    most_beyond: float
+    least_weighted: float
+    """E[X; X beyond] is between this and `most_weighted`."""
+    most_weighted: float
+
+
+def tails_of(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """(P(X beyond x), E[X; X beyond x], relative error): above for `sign` -1, below for 1."""
+    logs = np.log(x)
+    z = (logs + mu * mu / 2) / mu
+    # x, ln x, the sum and z are rounded, and the slope of ln ndtr at z is at most |z| + 1.
+    rounded = 8 * UNIT * (2 + np.abs(logs).max() + mu * mu) / mu
+    error = _NDTR_ERROR + rounded * (np.abs(z).max() + mu + 1)
+    return scipy.special.ndtr(sign * z), scipy.special.ndtr(sign * (z - mu)), error
+
+
+def lattice_law(mu: float, lattice: Lattice, direction: str, side: int) -> Law:
+    """The law of X on the lattice: means of convex functions that rise ("remove") or fall ("add") in every X
+    are at least what they are for X itself (`side` 1), or at most (-1).
+
+    Written for rising ones, by the tail T(x) = P(X >= x) and its mean over each cell; for falling ones it is
+    the same with the order turned round and T(x) = P(X <= x).
+    """
+    rising = direction == Direction.REMOVE
+    x = lattice.places
+    tail, weighted, error = tails_of(mu, x, -1.0 if rising else 1.0)
+    parts = x * tail
+    # By parts, the integral of T over a cell; of numbers that may be close to each other.
+    mean = (np.diff(parts) - np.diff(weighted)) / lattice.step
+    slack = (error + 4 * UNIT) * (parts[1:] + parts[:-1] + weighted[1:] + weighted[:-1]) / lattice.step
+    if not rising:
+        tail, mean, slack = tail[::-1], mean[::-1], slack[::-1]
+    last = -1 if rising else 0
+    high, low = np.minimum(1.0, tail * (1 + error)), tail * (1 - error)
+    if side > 0:
+        # Split between both ends of its cell X keeps its mean: P(X^ beyond a place) is the mean of T over the
+        # next cell. What is before the first place is moved up to it.
+        beyond = np.minimum(mean + slack, high[:-1])
+        beyond = np.maximum.accumulate(beyond[::-1])[::-1]
+        masses = np.append(1.0, beyond) - np.append(beyond, low[-1])
+    else:
+        # Half of each cell goes up at most, to where as much comes down to meet it; all else goes down.
+        comes_down = np.maximum(0.0, np.append(mean[1:] - slack[1:] - high[2:], 0.0))
+        goes_up = high[:-1] - np.maximum(0.0, mean - slack)
+        share = (
+            np.minimum(1.0, np.divide(comes_down, goes_up, out=np.zeros_like(mean), where=goes_up > 0)) / 2
+        )
+        beyond = low[1:] + np.maximum(0.0, low[:-1] - high[1:]) * share
+        beyond = np.minimum.accumulate(np.append(low[0], beyond))
+        masses = beyond - np.append(beyond[1:], high[-1])
+    masses = np.maximum(0.0, masses)
+    outside = low[-1], high[-1], weighted[last] * (1 - error), weighted[last] * (1 + error)
+    return Law(masses if rising else masses[::-1].copy(), *map(float, outside))
+
+
+# -- Where a lattice should be: a rough model, on which only the width of the bounds hangs --------------
+
+
+@dataclass(frozen=True, eq=False)
+class Rough:
+    """Quadrature nodes of each X up to `most`."""
+
+    parts: tuple[tuple[int, np.ndarray, np.ndarray], ...]
+    """(number, places, ln of their weights)"""
+
+    @classmethod
+    def of(cls, mixture: Mixture, most: float) -> "Rough":
+        parts = []
+        for part in mixture.phases:
+            nodes = int(min(max(20 * part.mu * (2 * REACH + part.mu), 400), 6000))
+            z = np.linspace(-REACH, REACH + part.mu, nodes)
+            x = np.exp(part.mu * z - part.mu**2 / 2)
+            log_weights = math.log(z[1] - z[0]) - z * z / 2 - math.log(2 * math.pi) / 2
+            # The lowest node stays: all of one phase's nodes can be above `most`, which another's set.
+            kept = max(1, int(np.searchsorted(x, most, side="right")))
+            parts.append((part.number, x[:kept], log_weights[:kept]))
+        return cls(tuple(parts))
+
+    def log_moment(self, tilt: float) -> tuple[float, float]:
+        """(ln E e^{tilt S}, mean of S under that tilt)."""
+        log, mean = 0.0, 0.0
+        for number, x, log_weights in self.parts:
+            exponents = tilt * x + log_weights
+            top = exponents.max()
+            tilted = np.exp(exponents - top)
+            mass = tilted.sum()
+            log += number * (top + math.log(mass))
+            mean += number * float(tilted @ x) / mass
+        return log, mean
+
+    def tilt_to(self, target: float) -> float:
+        """Return about the tilt whose mean is `target`."""
+
+        def is_past(tilt):
+            return self.log_moment(tilt)[1] >= target
+
+        low, high = roots.bracket(
+            is_past, 0.0, 1 / target, lowest=-(2.0**60) / target, highest=2.0**60 / target
+        )
+        if not math.isfinite(low + high):
+            return high if low == -math.inf else low
+        ends = roots.bisect(is_past, low, high, absolute=2.0**-24 * (high - low), relative=0.0)
+        return ends[1] if high > 0 else ends[0]
+
+    def log_chernoff(self, target: float) -> float:
+        tilt = self.tilt_to(target)
+        return self.log_moment(tilt)[0] - tilt * target
+
+
+def lowest(mixture: Mixture) -> float:
+    """Return the first place of a lattice."""
+    return min(math.exp(-REACH * part.mu - part.mu**2 / 2) for part in mixture.phases)
+
+
+def highest(mixture: Mixture, sign: int) -> float:
+    """Return about where the tail of X itself (-1) or of the size-biased X (1) ends."""
+    return max(math.exp(REACH * part.mu + sign * part.mu**2 / 2) for part in mixture.phases)
+
+
+def above(mixture: Mixture, x: float, biased: bool) -> float:
+    """Return about P(X > x) of all X together, or the share of size-biased ones above x."""
+    found = 0.0
+    for part in mixture.phases:
+        z = (math.log(x) - (1 if biased else -1) * part.mu**2 / 2) / part.mu
+        found += part.number * float(scipy.special.ndtr(-z))
+    return found / mixture.total if biased else found
