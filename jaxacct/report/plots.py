@@ -19,7 +19,6 @@ from jaxacct.estimates.profile import Profile
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.sampling import sample_privacy_loss
-from jaxacct.recommendation.result import Recommendation
 from jaxacct.report import risk
 from jaxacct.report.figure import DASHES, MARKERS, blank_axes, finished, tradeoff_figure
 from jaxacct.report.figure import blank as blank
@@ -319,8 +318,8 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
     return finished(figure)
 
 
-def recommendation(found: Recommendation):
-    """Return the ranking error against the copies of the parameters kept for the noise, a marker a scheme."""
+def recommendation(found: Any):
+    """Plot the ranking error against copies of the parameters for the noise; `found`: a `Recommendation`."""
     figure, axes = blank_axes(5.6, 3.8)
     names = list(dict.fromkeys(candidate.scheme.name for candidate in found.candidates))
     for index, name in enumerate(names):

@@ -74,6 +74,79 @@ def test_no_arrow_goes_up():
         done |= free
 
 
+MAX_FLOORS = 11  # folders of the longest chain of imports
+
+
+def test_few_floors():
+    rooms = graph()
+
+    @functools.cache
+    def floor(name: str) -> int:
+        return 1 + max((floor(other) for other in rooms[name]), default=0)
+
+    # `__main__` is no folder.
+    floors = {name: floor(name) for name in rooms if name != "__main__"}
+    assert max(floors.values()) <= MAX_FLOORS, sorted(floors.items(), key=lambda pair: pair[1])
+
+
+# Pairs of which one is imported inside functions of the other: a kernel for one device, the text of a plan, a
+# source of data.
+LATE = {
+    ("kernels.gpu_recurrence", "kernels.recurrence"),
+    ("core.plan", "core.text"),
+    ("train.batches.sources", "train.batches.tables"),
+}
+
+
+def modules() -> dict[str, set[str]]:
+    """Modules of both packages, each with those that it imports, at its top or inside its functions.
+
+    `jaxacct` itself is left out: it imports its public names when they are first used.
+    """
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in SOURCES
+    }
+    del paths["jaxacct"]
+    found = {}
+    for name, path in paths.items():
+        package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        used = set()
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import):
+                used |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) + 1 - node.level] if node.level else []
+                base = ".".join([*above, *([node.module] if node.module else [])])
+                used |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+        # A package is imported with its modules; what counts is the module that is asked for.
+        modules_of = {one for one in used if any(other.startswith(f"{one}.") for other in used & set(paths))}
+        found[name] = (used & set(paths)) - modules_of - {name}
+    return found
+
+
+def circles(used: dict[str, set[str]]) -> set[str]:
+    """Return the modules on or between circles, by taking away those that import or serve nothing else."""
+    left = {name: set(others) for name, others in used.items()}
+    while free := {
+        name for name in left if not left[name] or not any(name in others for others in left.values())
+    }:
+        left = {name: others - free for name, others in left.items() if name not in free}
+    return set(left)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    used = modules()
+    assert len(used) > 150
+    for one, other in LATE:
+        names = [name if name.startswith("train") else f"jaxacct.{name}" for name in (one, other)]
+        assert circles({name: used[name] & set(names) for name in names}) == set(names)
+        used[names[0]].discard(names[1])
+    assert not circles(used)
+    # A circle is seen.
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == {"b", "c"}
+
+
 def test_the_package_does_not_know_the_trainer():
     for path in (ROOT / "jaxacct").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
