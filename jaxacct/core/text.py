@@ -18,6 +18,9 @@ def statement(plan: Plan) -> str:
         return "NOT CERTIFIED: the stored evidence does not support the stated guarantee."
     mechanism, scheme = plan.mechanism, plan.mechanism.scheme
     unit = unit_in_words(scheme, plan.reveals_all_participations)
+    sizes = ""
+    if mechanism.is_add_or_remove and plan.dataset_size is not None:
+        sizes = f" (data sets of at most {plan.dataset_size} examples)"
     together = "" if plan.compose_with is None else f", composed with {plan.compose_with!r}"
     truncated = ""
     if scheme.batch_size_cap is not None:
@@ -32,7 +35,7 @@ def statement(plan: Plan) -> str:
         )
     return (
         f"The training run is ({exact(plan.epsilon)}, {exact(plan.delta)})-differentially private for one "
-        f"{unit} under {mechanism.adjacency} adjacency{together}, certified {_how(plan)}."
+        f"{unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(plan)}."
         f"{_advantage(plan, unit)} It assumes that batches are drawn exactly as the {scheme.name} scheme "
         f"says, that each example's gradient is clipped, {truncated}and that only the noisy sums and what "
         f"follows from them are released.{_upper_bound(plan)}"

@@ -18,6 +18,7 @@ def command(
     problem: Annotated[Problem, Flat],
     *,
     target: Annotated[TargetOptions | None, Flat] = None,
+    adjacency: Literal["zero-out", "add-or-remove-one"] = "zero-out",
     out: str | None = None,
     noise_multiplier: Number | None = None,
     max_batch_size: Integer | None = None,
@@ -39,6 +40,8 @@ def command(
     with any of them it selects nothing, and the defaults of the others hold.
 
     Args:
+      adjacency: neighbouring data set: the example's gradients are zero, or the example is absent; the second
+        needs examples that are sampled independently.
       out: write the plan to this file.
       noise_multiplier: certify this value only, or say why it was not certified.
       max_batch_size: truncate larger batches to this size, and account for it.
@@ -89,6 +92,7 @@ def command(
             scheme,
             strategy,
             dataset_size=problem.dataset_size,
+            adjacency=adjacency,
             noise_multiplier=noise_multiplier,
             max_batch_size=max_batch_size,
             checkpoint_dir=checkpoint_dir,
