@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.kernels.randomness import uniform_64
+from jaxacct.kernels.randomness import thresholds_64, uniform_64
 from jaxacct.schemes.replicas.b_min_sep import log_attractions
 from jaxacct.schemes.replicas.base import Attracting
 
@@ -33,8 +33,11 @@ def _sums(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, float]:
         weights[:, 1:] *= 2  # either replica may be the later one
         by_lag = np.cumsum(weights, axis=1)
         by_step = by_lag[_row(n, len(by_lag), np.arange(n)), np.arange(n)]
-        rarest = by_step.sum() / by_step.min() + float((by_lag / weights).max())
-    return by_lag, by_step, float(rarest)
+        rarest = float((by_lag / weights).max())
+        # Steps are drawn from 64 bits, whose first 32 are to tell any two apart.
+        if not by_step.min() > 2.0**-30 * by_step.sum():
+            rarest = math.inf
+    return by_lag, by_step, rarest
 
 
 def _row(n: int, ends: int, step):
@@ -60,8 +63,23 @@ def tables(mechanism: Attracting) -> dict:
     q, (by_lag, by_step, _) = scheme.keep_probability, _sums(mechanism)
     both = q**2 * by_step.sum() / scheme.iterations**2
     kinds = np.cumsum([both, q * (1 - q), q * (1 - q), (1 - q) ** 2])
-    arrays = {"by_lag": by_lag, "by_step": np.cumsum(by_step) / by_step.sum(), "kinds": kinds / kinds[-1]}
-    return {name: jax.device_put(np.asarray(part, np.float32)) for name, part in arrays.items()}
+    steps = thresholds_64(np.cumsum(by_step)[:-1] / by_step.sum())
+    arrays = {
+        name: np.asarray(part, np.float32)
+        for name, part in (("by_lag", by_lag), ("kinds", kinds / kinds[-1]))
+    }
+    return jax.device_put(arrays | {"by_step": steps})
+
+
+def _drawn_steps(key, thresholds, num_samples: int):
+    """(num_samples,) int32: how many of the (2, number) `thresholds_64` are at or below 64 random bits."""
+    if thresholds.shape[1] == 0:
+        return jnp.zeros(num_samples, jnp.int32)
+    high, low = threefry.bits_32(key, (2, num_samples))
+    below = jnp.searchsorted(thresholds[0], high).astype(jnp.int32)
+    at = jnp.minimum(below, thresholds.shape[1] - 1)
+    same = (thresholds[0, at] == high) & (below < thresholds.shape[1])
+    return below + (same & (thresholds[1, at] <= low)).astype(jnp.int32)
 
 
 def draw_fitting(key, scheme, arrays, num_samples: int):
@@ -70,7 +88,7 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
     kind_key, pair_key, one_key = threefry.split(key, 3)
     kind = (uniform_64(kind_key, shape)[:, None] > arrays["kinds"][:3]).sum(axis=1)
     step_key, lag_key, which_key = threefry.split(pair_key, 3)
-    later = jnp.searchsorted(arrays["by_step"][:-1], uniform_64(step_key, shape)).astype(jnp.int32)
+    later = _drawn_steps(step_key, arrays["by_step"], num_samples)
     by_lag = arrays["by_lag"]
     row = jnp.minimum(n - 1 - later, len(by_lag) - 1)
     level = uniform_64(lag_key, shape) * by_lag[row, later]

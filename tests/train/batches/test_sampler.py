@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
+from jaxacct import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
 from tests.oracles import enumeration
 from tests.oracles.settings import SMALL
 from tests.schemes.test_schemes import chi_square_p_value
@@ -89,7 +89,14 @@ def test_no_more_steps_than_the_scheme_has():
 
 
 @pytest.mark.parametrize(
-    "scheme", [Poisson(30, 0.1), BallsInBins(30, 4), CyclicPoisson(30, 4, 0.3), BMinSep(30, 4, 0.3)]
+    "scheme",
+    [
+        Poisson(30, 0.1),
+        BallsInBins(30, 4),
+        CyclicPoisson(30, 4, 0.3),
+        BMinSep(30, 4, 0.3),
+        BalancedMinSep(30, 4, 2.5),
+    ],
 )
 def test_a_resumed_sampler_goes_on_with_the_same_batches(scheme):
     whole = Sampler(scheme, 300, 300, KEY)
