@@ -40,14 +40,9 @@ class TargetOptions:
     may be above its false positive rate, whatever the test."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `calibrate` and `recommend`.
-
-        Raises:
-          ValueError: for no target, or for two.
-        """
+        """Return the arguments of `calibrate` and `recommend`, which check them; ValueError for no target."""
         if self.advantage is None and (self.epsilon is None or self.delta is None):
             raise ValueError("--epsilon and --delta must be given, or --advantage in their place")
-        validate.target(self.epsilon, self.delta, self.advantage)
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:

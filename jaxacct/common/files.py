@@ -20,7 +20,7 @@ def write_atomically(path, text: str, *, secret: bool = False) -> None:
 
 
 def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> None:
-    """The same for what `write(file)` writes to a binary file.
+    """Write as `write_atomically` what `write(file)` writes to a binary file.
 
     A link is followed and stays one; a device or a pipe is written to where it is; a file that was there
     keeps its mode, a new one has that of the umask, or 0600 where it is `secret`.
@@ -70,7 +70,7 @@ def create_secret(path, text: str, name: str = "out") -> None:
 def check_target(
     path, is_ours: Callable[[Path], bool] | None, kind: str, name: str = "out", *, may_force: bool = True
 ) -> None:
-    """Refuse a file that could not be written to `path`, before the work that it is for; leaves no trace.
+    """Check that a file can be written to `path`, before the work that it is for; leaves no trace.
 
     Args:
       path: None for no file.
@@ -107,7 +107,7 @@ def check_target(
 
 
 def holds_schema(path: Path, schema: str) -> bool:
-    """Whether a file is a JSON object with this `schema`."""
+    """Return whether a file is a JSON object with this `schema`."""
     try:
         return read_json(path, "file").get("schema") == schema
     except ValueError:
@@ -115,7 +115,7 @@ def holds_schema(path: Path, schema: str) -> bool:
 
 
 def _standard_stream(path) -> int | None:
-    """1 or 2 for the names of standard output and standard error."""
+    """Return 1 or 2 for the names of standard output and standard error."""
     names = {"/dev/stdout": 1, "/dev/fd/1": 1, "/proc/self/fd/1": 1}
     names |= {"/dev/stderr": 2, "/dev/fd/2": 2, "/proc/self/fd/2": 2}
     return names.get(str(path))
@@ -136,7 +136,7 @@ def _umask() -> int:
 
 
 def to_json(data, **options) -> str:
-    """JSON text; ValueError for NaN and infinity, which are not JSON."""
+    """Return JSON text; ValueError for NaN and infinity, which are not JSON."""
     return json.dumps(data, allow_nan=False, **options)
 
 
@@ -145,7 +145,7 @@ def _refuse(constant: str):
 
 
 def _object(pairs: list) -> dict:
-    """A JSON object; one that has a key twice says one thing to one reader and another to the next."""
+    """Return a JSON object; ValueError for a key that comes twice, of which readers take either value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -155,7 +155,7 @@ def _object(pairs: list) -> dict:
 
 
 def read_json(path, what: str) -> dict:
-    """The JSON object in `path`; ValueError naming `what` when it is missing, truncated or another thing."""
+    """Return the JSON object in `path`; ValueError naming `what` where it is missing or malformed."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         data = json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
@@ -190,7 +190,7 @@ class Checkpoint:
             raise ValueError(f"checkpoint_dir {folder} is in use by another process") from None
 
     def load(self, name: str) -> dict | None:
-        """The entry `name`, None if there is none; ValueError when it is damaged."""
+        """Return the entry `name`, None if there is none; ValueError where it is damaged."""
         path = self.folder / f"{name}.json"
         return read_json(path, "checkpoint") if path.exists() else None
 

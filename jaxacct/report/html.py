@@ -71,10 +71,10 @@ _FURTHEST = 3.0  # epsilon of the profile of a plan whose own is 0
 
 
 def measure(plan: Plan, draws: int, key=None, progress: Progress | None = None) -> Profile:
-    """The plan's privacy profile from `draws` fresh draws a direction, with bands of 99.9 % all together.
+    """Return the privacy profile from `draws` fresh samples for each direction, with 99.9 % bands in all.
 
-    Of a composed plan that of both mechanisms. Where batches are cut, what that may add at each epsilon
-    (`truncation.reserve`) is added to the upper ends, and nothing is said from below.
+    For a composed plan the profile of both mechanisms. For truncated batches the reserve at each epsilon
+    (`truncation.reserve`) is added to the upper ends, and the lower ends are 0.
     """
     grid = np.linspace(0, 1.5 * plan.epsilon if plan.epsilon > 0 else _FURTHEST, 13)
     options: dict[str, Any] = dict(num_samples=draws, confidence=CONFIDENCE, key=key, progress=progress)
@@ -93,7 +93,7 @@ def measure(plan: Plan, draws: int, key=None, progress: Progress | None = None) 
 
 
 def _cuts_add(plan: Plan, epsilon: float) -> float:
-    """What cut batches may add to delta(epsilon); 1 where no bound is known for this noise."""
+    """Return the reserve of delta(epsilon) for truncated batches; 1 where no bound covers this noise."""
     assert plan.dataset_size is not None and plan.max_batch_size is not None
     if not truncation.covers(plan.mechanism, epsilon):
         return 1.0
@@ -103,12 +103,12 @@ def _cuts_add(plan: Plan, epsilon: float) -> float:
 def report(
     plan: Plan, source: str = "plan.json", bands: Profile | None = None, second: dict | None = None
 ) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Args:
-      plan: certified or not; a plan that is not says so first.
+      plan: certified or not; the page of a plan that is not says so first.
       source: what to call its file in the commands.
-      bands: of `measure`, for what (epsilon, delta) alone does not tell.
+      bands: of `measure`, for the whole privacy profile.
       second: what `checker.check_file` found, where it was run.
 
     Without matplotlib it has no pictures.
@@ -157,7 +157,7 @@ def save(
 
 
 def _second(found: dict | None) -> list[str]:
-    """What the second implementation found."""
+    """Return what the second implementation found."""
     if found is None:
         return []
     said = f"second implementation (jaxacct check): {found['verdict']}"
@@ -167,7 +167,7 @@ def _second(found: dict | None) -> list[str]:
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file begins as these pages do."""
+    """Return whether a file begins as these pages do."""
     with open(path, "rb") as file:
         return file.read(len(FIRST_LINE)) == FIRST_LINE.encode()
 
@@ -188,7 +188,7 @@ def _budget(plan: Plan) -> str:
 
 
 def _risk(plan: Plan, bands: Profile | None) -> str:
-    """From the certified point, and from the bands of fresh draws where there are any."""
+    """Return the risk at the certified point, and by the bands of fresh samples where there are any."""
     rates = np.array((1e-4, 1e-3, 0.01, 0.1))
     names = [f"true positive rate at false positive rate {rate:g}" for rate in rates]
     names.append("advantage: true minus false positive rate")
@@ -263,7 +263,7 @@ def _drawn(plan: Plan) -> list[str]:
 
 
 def _rounded_up(bound: float) -> str:
-    """Three digits that are not below the bound."""
+    """Return three digits that are not below the bound."""
     shown = float(f"{bound:.2e}")
     return f"{shown if shown >= bound else min(1.0, shown + 10.0 ** (math.floor(math.log10(bound)) - 2)):.3g}"
 

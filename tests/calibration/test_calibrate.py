@@ -21,13 +21,11 @@ from jaxacct import (
     Poisson,
     calibrate,
     estimate_delta,
-    sample_privacy_loss,
 )
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, analytic_exponent, smallest_where
 from jaxacct.core.claim import Target
 from jaxacct.schemes.batch_sizes import max_batch_size
-from jaxacct.verification.profile import profile
 from tests.stored_plans import histograms, loaded, with_histograms
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
@@ -82,28 +80,6 @@ def plain_plan():
     return calibrate(
         SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain", noise_multiplier=0.55
     )
-
-
-@pytest.mark.parametrize("draws", [60_000, pytest.param(200_000, marks=pytest.mark.slow)])
-def test_profile_is_an_estimate_of_the_curve(draws, plain_plan):
-    """A plain plan's histogram against a fresh estimate, a bin's width of epsilon apart at most."""
-    plan = plain_plan
-    losses = {
-        direction: np.asarray(sample_privacy_loss(jax.random.key(2), plan.mechanism, draws, direction), float)
-        for direction in ("remove", "add")
-    }
-
-    def fresh(epsilon):
-        excess = {"remove": losses["remove"] - epsilon, "add": -losses["add"] - epsilon}
-        return max(np.maximum(0, -np.expm1(-e)).mean() for e in excess.values())
-
-    for epsilon in (0.5, 1.0, 2.0):
-        upper, lower = fresh(epsilon - 1 / 32), fresh(epsilon)
-        value = float(profile(plan.verdict, np.array([epsilon]))[0])
-        noise = 6 * np.sqrt(value / plan.evidence.remove.num_samples) + 6 * np.sqrt(value / draws)
-        assert lower - noise <= value <= upper + noise
-    curve = profile(plan.verdict, np.linspace(0, 3, 31))
-    assert np.all(np.diff(curve) <= 0)
 
 
 def test_one_noise_multiplier(plan):
