@@ -1,4 +1,4 @@
-"""Analytic guarantees: the fallback candidate that needs no sampling, the best of `ACCOUNTANTS`."""
+"""The best deterministic bound of `ACCOUNTANTS`: the fallback candidate that needs no samples."""
 
 from jaxacct.accountants import ACCOUNTANTS, Accountant
 from jaxacct.common import validate as _validate
@@ -6,17 +6,17 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 
 
 def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
-    """The upper bound on delta(epsilon) by the accountant of that name; see `Accountant.delta`.
+    """Return the upper bound on delta(epsilon) by the accountant of that name; see `Accountant.delta`.
 
     Raises:
-      ValueError: for an accountant that is not known or does not cover the mechanism, or bad arguments.
+      ValueError: an unknown accountant, one that does not cover the mechanism, or bad arguments.
     """
     _validate.one_of("accountant", accountant, tuple(ACCOUNTANTS))
     return ACCOUNTANTS[accountant].delta(mechanism, epsilon, compose_with)
 
 
 def best_accountant(mechanism: Mechanism, epsilon: float, compose_with=None) -> tuple[str, float]:
-    """(name, bound) of the accountant with the smallest bound on delta(epsilon); see `Accountant.delta`."""
+    """Return (name, bound) of the accountant with the smallest bound; see `Accountant.delta`."""
     checked(mechanism)
     members = [member for member in ACCOUNTANTS.values() if member.supports(mechanism, compose_with)]
     if compose_with is not None:
@@ -30,7 +30,7 @@ def best_accountant(mechanism: Mechanism, epsilon: float, compose_with=None) -> 
 def bound_by(
     accountant: str | None, mechanism: Mechanism, epsilon: float, compose_with=None
 ) -> tuple[str, float]:
-    """(name, bound) of the accountant of that name as by `delta_by`, or of the best where none is named."""
+    """Return (name, bound) of the accountant of that name as `delta_by`, or of the best if None."""
     arguments = (mechanism, epsilon, compose_with)
     if accountant is None:
         return best_accountant(*arguments)
@@ -38,12 +38,12 @@ def bound_by(
 
 
 def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
-    """The best analytic upper bound on delta(epsilon); see `Accountant.delta`."""
+    """Return the best analytic upper bound on delta(epsilon); see `Accountant.delta`."""
     return best_accountant(mechanism, epsilon, compose_with)[1]
 
 
 def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:
-    """The accountant that knows the mechanism's delta from both sides, if there is one."""
+    """Return the accountant that bounds the mechanism's delta from both sides, if there is one."""
     checked(mechanism)
     found = (member for member in ACCOUNTANTS.values() if member.is_two_sided)
     return next((member for member in found if member.supports(mechanism, compose_with)), None)

@@ -1,7 +1,7 @@
-"""Independent Poisson-sampled Gaussians by their privacy loss distribution, an upper bound.
+"""Upper bound by the privacy loss distribution of independent Poisson-sampled Gaussians.
 
-They are the mechanism itself where the pattern is Poisson (b = 1), and dominate it where the phase of a
-cyclic scheme is revealed.
+These are the mechanism itself for Poisson sampling (b = 1), and dominate it where the phase of a cyclic
+scheme is revealed.
 """
 
 from jaxacct.accountants.base import Accountant, cross_term

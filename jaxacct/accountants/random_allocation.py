@@ -1,6 +1,6 @@
-"""Balls-in-bins without correlation (C = I): delta between two bounds, without a draw.
+"""Balls-in-bins without correlation (C = I): delta between two bounds, without samples.
 
-A unit takes part in one uniform phase, the same in every cycle. Its turns in a phase add up to one Gaussian
+A unit participates in one uniform phase, the same in every cycle. Its turns in a phase add up to one Gaussian
 shift of length `sqrt(turns)`, and phases share no output, so `f = P/Q` is the mean of as many independent
 lognormals as there are phases, however many cycles there are (proofs/random_allocation.md).
 """
@@ -15,7 +15,7 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
 class RandomAllocation(Accountant):
-    """The mixture over the phases itself: nothing is revealed that is not released."""
+    """Bounds on the mixture over the phases itself, with no side information."""
 
     name = "random-allocation"
     adjacency = "zero-out"
@@ -41,7 +41,7 @@ class RandomAllocation(Accountant):
 
 
 def mixture_of(mechanism: Mechanism) -> Mixture:
-    """The law of `f` of a mechanism that is covered."""
+    """Return the distribution of `f` of a mechanism that is covered."""
     turns = mechanism.scheme.phase_participations
     assert turns is not None
     values, numbers = np.unique(turns, return_counts=True)

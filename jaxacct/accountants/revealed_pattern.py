@@ -1,7 +1,8 @@
 """All participations revealed: a deterministic bound for every scheme, and for algorithm 3 on every graph.
 
-Given all coins the outputs are those of a Gaussian mechanism with sensitivity `|C x|`, x the unit's counts.
-The coins have the same law with and without the unit, so by joint convexity, in both directions,
+Given the participations the outputs are those of a Gaussian mechanism with sensitivity `|C x|`, x the
+unit's counts. Participations have the same law with and without the unit, so by
+joint convexity, in both directions,
 
     H <= E_x delta_Gauss(epsilon; |C x| / sigma)                    (proofs/shared_examples.md, theorem 6).
 
@@ -25,7 +26,7 @@ _MOST_CELLS = 50_000_000  # of the convolutions; beyond, counts are taken as the
 
 
 def participation_tail(timing: BMinSep) -> np.ndarray:
-    """(max_participations,) float64: the probability of at least j = 1, 2, .. participations.
+    """Return (max_participations,) float64, the probability of at least j = 1, 2, .. participations.
 
     The j-th comes at step `W + (j - 1) b + 1`, W the sum of j geometric waits, so it is a negative
     binomial; under a warm start averaged over the first eligible step.
@@ -68,7 +69,7 @@ class RevealedPattern(Accountant):
 
 
 def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -> np.ndarray:
-    """(most,) mean of the Gaussian delta given j = 1 .. most participations, each of 1 .. k; ascending."""
+    """Return (most,) means of the Gaussian delta given j = 1 .. most participations of 1 .. k examples."""
     k = len(weights)
     if most * most * k**4 > _MOST_CELLS:
         return gaussian_deltas(epsilon, sigma, k * np.sqrt(np.arange(1, most + 1)))

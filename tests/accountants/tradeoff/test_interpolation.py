@@ -22,7 +22,6 @@ from jaxacct.accountants.tradeoff import (
     rdp_to_epsilon,
     shifted_interpolation_gdp,
 )
-from jaxacct.accountants.tradeoff.last_iterate.langevin import pure_dp_threshold
 from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import convex_mu
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import contracting_window_mu, convex_window_mu
 from jaxacct.accountants.tradeoff.last_iterate.renyi import METHODS
@@ -283,7 +282,10 @@ def test_langevin_and_exponential_mechanism():
     for diameter in (0.01, 0.93, 1.0, 7.3):
         found = projected_langevin_gdp(stepsize=0.1, lipschitz=1.0, diameter=diameter, smoothness=1.0)
         assert found <= math.sqrt(4 * diameter + 0.2) * (1 + 1e-12)
-    assert pure_dp_threshold() == pytest.approx(0.6763896796, rel=1e-9)
+    # Below this L D pure (2 L D)-DP is the better bound: f_eps >= G_mu iff Phi(-mu/2) <= 1/(1 + e^eps).
+    for product, is_better in ((0.6763896795, True), (0.6763896797, False)):
+        mu = exponential_mechanism_gdp(lipschitz=1.0, diameter=product)
+        assert (special.ndtr(-mu / 2) <= special.expit(-2 * product)) == is_better
 
 
 def test_limits_and_order():

@@ -6,8 +6,6 @@ printed proposition 5.1 simplifies constants; these are exact for the strongly c
 
 import math
 
-from scipy import optimize, special
-
 from jaxacct.accountants.tradeoff.last_iterate.contraction import contraction_factor
 from jaxacct.common import validate as _validate
 
@@ -15,7 +13,7 @@ from jaxacct.common import validate as _validate
 def langevin_gdp(
     *, steps: int | None, stepsize: float, lipschitz: float, strong_convexity: float, smoothness: float
 ) -> float:
-    """mu of `X <- X - eta grad F(X) + N(0, 2 eta I)`, F - F' being `lipschitz`-Lipschitz; exact.
+    """Return mu of `X <- X - eta grad F(X) + N(0, 2 eta I)`, F - F' being `lipschitz`-Lipschitz; exact.
 
     `L sqrt((2 - eta m)/(2 m) (1 - c^t)/(1 + c^t))`, `c = 1 - eta m`; eta at most 2/(M + m). Steps None is the
     stationary law.
@@ -35,9 +33,10 @@ def langevin_gdp(
 def exponential_mechanism_gdp(
     *, lipschitz: float, strong_convexity: float | None = None, diameter: float | None = None
 ) -> float:
-    """mu of drawing from exp(-F): `L / sqrt(m)` for F - F' L-Lipschitz, `2 sqrt(L D)` for F, F' L-Lipschitz.
+    """Return mu of sampling from exp(-F): `L / sqrt(m)`, or `2 sqrt(L D)`.
 
-    The first (corollary 5.2) is attained; the second (corollary 5.4) is for convex F on a set of diameter D.
+    The first (F - F' L-Lipschitz, corollary 5.2) is attained; the second (F, F' L-Lipschitz, corollary 5.4)
+    is for convex F on a set of diameter D.
     """
     L = _validate.scale("lipschitz", lipschitz)
     if (strong_convexity is None) == (diameter is None):
@@ -48,8 +47,9 @@ def exponential_mechanism_gdp(
 
 
 def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float, smoothness: float) -> float:
-    """mu of the stationary law of projected LMC, at most `sqrt(4 L D + 2 eta L^2)`, eta at most 2/M
-    (corollary 5.4).
+    """Return mu of the stationary law of projected LMC, at most `sqrt(4 L D + 2 eta L^2)` (corollary 5.4).
+
+    eta is at most 2/M.
 
     The best window is D / (2 eta L) steps of sensitivity 2 eta L, rounded to the better side.
     """
@@ -59,13 +59,3 @@ def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float
     s = 2 * stepsize * L
     windows = {max(1, math.floor(D / s)), max(1, math.ceil(D / s))}
     return min((s + D / w) * math.sqrt(w) for w in windows) / math.sqrt(2 * stepsize)
-
-
-def pure_dp_threshold() -> float:
-    """The L D below which pure (2 L D)-DP of the exponential mechanism says more than `2 sqrt(L D)`-GDP.
-
-    `f_eps >= G_mu` iff `Phi(-mu/2) <= 1/(1 + e^eps)`.
-    """
-    return float(
-        optimize.brentq(lambda x: special.ndtr(-math.sqrt(x)) - special.expit(-2 * x), 0.1, 2.0, xtol=1e-15)
-    )
