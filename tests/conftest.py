@@ -27,6 +27,8 @@ QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < 
     "--xla_backend_optimization_level=1",
 ]
 
+STRICT = {"conformance", "individual", "kernels", "likelihood", "schemes", "train"}
+
 # From twenty-five seconds down to six: run first, so that no worker is left alone with one of them.
 LONG_FILES = (
     "test_rounding test_verify test_audit test_extrapolation "
@@ -100,6 +102,17 @@ def compilation(request):
     if jax.config.read("jax_disable_most_optimizations") != wanted:
         jax.clear_caches()
         jax.config.update("jax_disable_most_optimizations", wanted)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion(request):
+    """Refuse implicit promotion of dtypes and ranks in the folders of `STRICT`."""
+    strict = request.path.relative_to(Path(__file__).parent).parts[0] in STRICT
+    with (
+        jax.numpy_dtype_promotion("strict" if strict else "standard"),
+        jax.numpy_rank_promotion("raise" if strict else "allow"),
+    ):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -97,7 +97,7 @@ def log_sum_of_rotated_patterns(log_ratios, count: int, separation: int):
     )
     total = jnp.where(ends[:, :, None], total + log_ratios[:m, None], -jnp.inf).reshape(m * k, -1)
     top = lax.stop_gradient(total.max(axis=0))
-    return top + jnp.log(tree_sum(jnp.exp(total - top), axis=0))
+    return top + jnp.log(tree_sum(jnp.exp(total - top[None]), axis=0))
 
 
 def _chains(log_ratios, rows, inside):

@@ -188,10 +188,11 @@ class BalancedMinSep(ExampleScheme):
         n, k, b = self.iterations, self.max_participations, self.min_separation
         subset_key, turn_key, keep_key = threefry.split(key, 3)
         if self.is_linear:
-            steps = draw_subsets(subset_key, self.num_columns, k, num_samples) + jnp.arange(k) * (b - 1)
+            lockouts = jnp.arange(k, dtype=jnp.int32)[None] * (b - 1)
+            steps = draw_subsets(subset_key, self.num_columns, k, num_samples) + lockouts
         else:
             others = draw_subsets(subset_key, self._columns_of_others, k - 1, num_samples)
-            others = others + 1 + jnp.arange(1, k) * (b - 1)
+            others = others + 1 + jnp.arange(1, k, dtype=jnp.int32)[None] * (b - 1)
             turn = threefry.integers(turn_key, (num_samples, 1), n)
             steps = jnp.concatenate([jnp.zeros_like(turn), others], axis=1) + turn
             steps = jnp.where(steps < n, steps, steps - n)

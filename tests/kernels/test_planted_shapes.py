@@ -31,3 +31,10 @@ def test_overlaps_have_an_axis_for_every_step_apart():
 def test_scores_of_another_horizon():
     with pytest.raises(AssertionError, match="assert_shape"):
         loss_of_scores(Poisson(4, 0.5), BandedToeplitz.identity(), ARRAY.T[:, :1], 1.0)
+
+
+@pytest.mark.parametrize("other", [jnp.ones(3, jnp.int32), jnp.ones((2, 3))])
+def test_nothing_is_promoted_implicitly(other):
+    """`STRICT` of `conftest.py` holds."""
+    with pytest.raises((ValueError, TypeError), match=r"promotion"):
+        jax.jit(jnp.add)(jnp.ones(3), other)

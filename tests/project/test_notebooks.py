@@ -14,6 +14,8 @@ import jaxacct
 from jaxacct.report import plots as plot
 from train import loop
 
+pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 BADGE = "https://colab.research.google.com/github/jaxacct/jaxacct/blob/main/notebooks"

@@ -32,6 +32,7 @@ def test_every_link_leads_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.usefixtures("default_promotion")
 def test_the_training_script_ends_with_a_model(tmp_path, monkeypatch, capsys):
     """Under a plan of a few steps, in this process, where `train` stands for `jaxacct.train`."""
     script = next(b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "load_model" in b)

@@ -63,6 +63,7 @@ def test_optimum_is_the_published_one(n, bands, published):
 
 
 @pytest.mark.parametrize(("n", "bands"), [(100, 7), (333, 20)])
+@pytest.mark.usefixtures("default_promotion")
 def test_not_worse_than_the_peers_optimiser(n, bands, x64):
     theirs = BandedToeplitz(tuple(np.asarray(peer.optimize_banded_toeplitz(n, bands)).tolist()))
     ours = prefix_sum_error(optimal(n, bands), iterations=n, noise_multiplier=1.0)

@@ -33,6 +33,7 @@ def dense(workload: Workload, strategy, n: int = N) -> float:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.usefixtures("default_promotion")
 def test_matrix_is_what_optax_does(workload, x64):
     """Each coordinate gets noise at one step only, and its iterates are a column of A."""
     optimizer = optax.chain(
