@@ -1,4 +1,5 @@
-"""Differentially private training in Flax under a plan: what was certified is what runs.
+"""Differentially private training in Flax under a plan: the mechanism that runs is the one that was
+certified.
 
 Installed as `jaxacct.train` (the extra `jaxacct[train]`); in a checkout the folder is the package `train`. It
 imports `jaxacct` and never the other way round.
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from .batch_clipping import aggregate, clip_by_l2_norm, epoch_batches, outer_update, private_round_update
     from .convex import noisy_cgd, noisy_gd, noisy_sgd, project_box, project_l2_ball
-    from .loop import fit
+    from .loop import TrainOptions, fit
     from .loss import with_params
-    from .run_folder import load_model, save_model
+    from .saved_model import load_model, save_model
 
 __all__ = [
+    "TrainOptions",
     "aggregate",
     "clip_by_l2_norm",
     "epoch_batches",
@@ -31,22 +33,22 @@ __all__ = [
     "with_params",
 ]
 
-# Where they live; the first use of a name loads its module.
-_HOMES = {
+# Module -> its public names; the first use of a name loads the module.
+_NAMES = {
     "batch_clipping": "aggregate clip_by_l2_norm epoch_batches outer_update private_round_update",
     "convex": "noisy_cgd noisy_gd noisy_sgd project_box project_l2_ball",
-    "loop": "fit",
+    "loop": "TrainOptions fit",
     "loss": "with_params",
-    "run_folder": "load_model save_model",
+    "saved_model": "load_model save_model",
 }
-_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str):
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
-    return value
+    for module, names in _NAMES.items():
+        if name in names.split():
+            value = globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@
 from a checkout; `python -m jaxacct.train` where jaxacct[train] is installed.
 
 Exit codes: 0 done, 1 the run stopped (a full disk, an overfull batch), 2 bad input, 130 interrupted; the same
-command goes on where it was.
+command continues the run.
 """
 
 import json
@@ -24,39 +24,40 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.progress import watch
 
 from . import command as _command
-from .batches.attribution import Attribution
 from .batches.data import Dataset, Split, load
+from .batches.graph import Attribution
 from .convex import LogisticRegression
 from .individual import IndividualAccounting
-from .loop import TrainingPlan, fit
+from .loop import TrainOptions, fit
 from .metrics import tensorboard as event_files
 from .models import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
 from .plans import read_plan
+from .procedures import TrainingPlan
 
 
 def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):
-    """`evaluate(params) -> {"accuracy"}` on a data set; the model gives the structure."""
+    """Return `evaluate(params) -> {"accuracy"}` on a data set; the model gives the structure."""
     graph, _, rest = nnx.split(model, nnx.Param, ...)
 
     @jax.jit
-    def right(params, rows):
+    def correct(params, rows):
         logits = nnx.merge(graph, params, rest)(rows["inputs"])
         return jnp.argmax(logits, axis=-1) == rows["labels"]
 
     def evaluate(params) -> dict[str, float]:
-        found = 0
+        count = 0
         for start in range(0, len(data), chunk):
             indices = np.arange(start, min(start + chunk, len(data)))
-            found += int(right(params, data.take(indices, chunk))[: len(indices)].sum())
-        return {"accuracy": found / len(data)}
+            count += int(correct(params, data.take(indices, chunk))[: len(indices)].sum())
+        return {"accuracy": count / len(data)}
 
     return evaluate
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the command line says of model and optimizer; None where it says nothing."""
+    """Model and optimizer of the command line; None where an option is missing."""
 
     model: str | None
     optimizer: str | None
@@ -67,7 +68,7 @@ class Chosen:
 
 
 def network(plan: TrainingPlan, split: Split, chosen: Chosen) -> dict[str, Any]:
-    """A Flax model, its loss and an optimizer, as `fit` takes them."""
+    """Return a Flax model, its loss and an optimizer, as arguments of `fit`; `inner` is an option."""
     total = plan.iterations if chosen.steps is None else chosen.steps
     rate = 0.5 if chosen.learning_rate is None else chosen.learning_rate
     _validate.positive_number("learning_rate", rate)
@@ -87,7 +88,7 @@ def network(plan: TrainingPlan, split: Split, chosen: Chosen) -> dict[str, Any]:
 
 
 def logistic(plan: LastIteratePlan, split: Split, chosen: Chosen) -> dict[str, Any]:
-    """The logistic regression that a plan of last iterates covers; there is nothing left to choose."""
+    """Return the logistic regression that a plan of last iterates covers; nothing is left to choose."""
     for name in ("model", "optimizer", "learning_rate", "inner_learning_rate", "model_seed"):
         if getattr(chosen, name) is not None:
             raise ValueError(f"{name} must not be given for a plan of {plan.training}")
@@ -134,35 +135,33 @@ def train(
     tensorboard: str | None = None,
     json_output: bool = False,
 ) -> int:
-    """Train a model exactly as a plan says: DP-SGD or BandMF, batch clipping, DiceSGD, or noisy descent.
+    """Train a model under a plan: DP-SGD or BandMF, batch clipping, DiceSGD, or noisy descent.
 
     Args:
       plan: from `jaxacct calibrate --out`, made with --dataset-size; or from `jaxacct tradeoff general --out`
-        or `last-iterate --out`. The last trains the logistic regression that it covers, and no network.
+        or `last-iterate --out`, which trains the logistic regression that it covers.
       out: folder of the run: model, logs, checkpoints (secret) and the guarantee.
-      data: which data set.
-      data_folder: where it is, in its published layout; digits need none.
+      data: name of the data set.
+      data_folder: its folder, in the published layout; digits need none.
       model: "cnn" (the default), or the "vgg" of the paper for 32 x 32 images.
       optimizer: SGD with momentum 0.95 (the default), or Adam; both with the paper's learning-rate decay.
-      learning_rate: before the decay; 0.5 by default.
+      learning_rate: initial learning rate, 0.5 by default.
       clip_norm: norm that each example's gradient, or each term, is clipped to; 1 by default.
       clip: what is clipped, to be checked against the plan.
-      inner_learning_rate: go through the records of each term by SGD, in place of their mean gradient; for
-        plans that clip whole terms.
+      inner_learning_rate: SGD through the records of each term instead of their mean gradient, for plans that
+        clip whole terms.
       normalize: automatic clipping.
-      steps: by default all of the plan's.
+      steps: number of steps, by default all of the plan's.
       microbatch_size: examples, or terms, whose gradients are in memory at a time; "auto" measures.
-      clipping: "ghost" clips without the gradients of examples, much faster for dense layers
-      (`train.clipping.ghost`).
+      clipping: "ghost" clips without the gradients of examples, much faster for dense layers.
       clip_groups: "layer" clips each layer's gradient to its own norm, clip_norm / sqrt(layers).
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `python -m train.batches.attribution`, for an attribution plan.
-      individual_epsilon, individual_delta: leave every example out of each step that would take its own
-        loss past this (`train.individual`); for Poisson batches with independent noise. Who is left out is
-        private and is not shown.
-      elastic: go on with a run of `out` that began on other devices or with other versions of packages; what
-        is trained is then no longer the same to the bit.
+      individual_epsilon, individual_delta: exclude every example from each step that would take its own loss
+        past this (`train.individual`), for Poisson batches with independent noise. Excluded examples are
+        private and not shown.
+      elastic: continue a run of `out` that began on other devices or package versions; the bits then differ.
       tensorboard: folder for event files of the metrics of every step. Private: no guarantee covers them.
       json_output: print one JSON object and nothing else.
     """
@@ -175,25 +174,22 @@ def train(
     if individual_epsilon is not None or individual_delta is not None:
         individual = IndividualAccounting(individual_epsilon, individual_delta)
     with watch(unit="steps") as progress:
-        result = fit(
-            covered,
-            data=split.train,
-            clip_norm=clip_norm,
-            clip=clip,
-            out=out,
+        options = TrainOptions(
             steps=steps,
-            microbatch_size=microbatch_size,
+            clip=clip,
             clipping=clipping,
             clip_groups=clip_groups,
             normalize=normalize,
-            checkpoint_every=checkpoint_every,
-            progress=progress,
+            inner=recipe.pop("inner", None),
+            microbatch_size=microbatch_size,
             graph=None if graph is None else Attribution.load(graph),
             individual=individual,
+            checkpoint_every=checkpoint_every,
+            progress=progress or False,
             callback=callback,
             elastic=elastic,
-            **recipe,
         )
+        result = fit(covered, data=split.train, clip_norm=clip_norm, out=out, options=options, **recipe)
     if json_output:
         print(json.dumps({"steps": result.steps, **result.evaluation, "guarantee": result.statement}))
     else:

@@ -1,4 +1,4 @@
-"""How the commands that train end, whatever happens to the run."""
+"""Exit codes and error lines of the commands that train."""
 
 import sys
 from collections.abc import Callable
@@ -16,19 +16,16 @@ def run(command: Callable[..., int | None], name: str, *, prog: str, argv: list[
 
     Args:
       command: its parameters are the options; returns the exit code, None for 0.
-      name: begins the line that says what went wrong.
-      prog: how it is called, for its help.
-      argv: the arguments; those of the process where None.
+      name: begins the error line.
+      prog: the command, for its help.
+      argv: arguments; by default those of the process.
     """
     keep_compiled_programs()
     try:
         code = parse(single(command, prog), sys.argv[1:] if argv is None else argv)()
-    except ValueError as error:
+    except (ValueError, CheckpointError, BatchOverflowError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        code = 2
-    except (CheckpointError, BatchOverflowError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        code = 1
+        code = 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
-        leave(f"{name}: interrupted; the same command goes on")
+        leave(f"{name}: interrupted; the same command continues the run")
     sys.exit(code)

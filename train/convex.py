@@ -1,10 +1,9 @@
-"""Noisy gradient descent on losses that are convex by construction; only the last iterate leaves.
+"""Noisy gradient descent on losses that are convex by construction; only the last iterate is released.
 
-Logistic regression, binary or multinomial (arXiv 2403.00278): every example's features are cut to a norm and
-get a constant, so its loss has a known gradient bound and smoothness; a ridge term gives strong convexity
-(proofs/shifted_interpolation.md).
-Runs in float64. The last iterate is rounded to 2^-16 of its last noise before it is shown; those before it
-are in checkpoints, which are secret, and nowhere else.
+Logistic regression, binary or multinomial (arXiv 2403.00278): features are scaled to a bounded norm and get a
+constant, so every example's loss has a known gradient bound and smoothness; a ridge term makes it strongly
+convex (proofs/shifted_interpolation.md). Runs in float64. The last iterate is rounded to 2^-16 of its last
+noise before it is shown; earlier ones are in checkpoints, which are secret, and nowhere else.
 """
 
 from collections.abc import Iterator
@@ -20,10 +19,16 @@ from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.common import validate as _validate
 
-from .batch_clipping import Replayed
-from .batches import sampler
-from .loop import ArrayRows, Procedure, Result, Rows, Wanted, fit, run_and_keep
+from .batches.sampler import Replayed
+from .batches.sources import ArrayRows
+from .correlated_noise import Rows
+from .loop import fit
 from .noise import normals
+from .options import TrainOptions
+from .procedures import Procedure, Request
+from .run import Result, take_steps
+
+_INSIDE = 1 - 1e-12  # factor of a norm bound, for rounding
 
 
 @dataclass(frozen=True)
@@ -32,10 +37,10 @@ class LogisticRegression:
 
     Attributes:
       num_classes: 2 is the binary loss with one weight vector; more is softmax.
-      feature_norm: features are cut to this norm; then a constant 1 is appended.
+      feature_norm: longer features are scaled to this norm; then a constant 1 is appended.
       regularization: m, of `(m/2) |weights|^2`, added to every example's loss; 0 for none.
-      clip_norm: per-example gradients are clipped to this norm; binary only. Clipping a softmax gradient
-        does not give the gradient of a convex function, so there the features' norm is the only bound.
+      clip_norm: per-example gradients are clipped to this norm; binary only. Clipping a softmax gradient does
+        not give the gradient of a convex function, so there the features' norm is the only bound.
     """
 
     num_classes: int
@@ -52,15 +57,15 @@ class LogisticRegression:
 
     @classmethod
     def within(cls, plan: LastIteratePlan, num_classes: int) -> "LogisticRegression":
-        """The loss with the plan's strong convexity and the longest features that it covers.
+        """Return the loss with the plan's strong convexity and the longest features that it covers.
 
         Two classes are clipped where the plan's sensitivity is below what its smoothness allows.
 
         Raises:
-          ValueError: for a plan that covers no features at all.
+          ValueError: for a plan that covers no features.
         """
         _validate.positive_integer("num_classes", num_classes, minimum=2)
-        binary, hair = num_classes == 2, 1 - 1e-12
+        binary = num_classes == 2
         squared = (4 if binary else 2) * (plan.smoothness - plan.strong_convexity)
         longest = plan.grad_sensitivity / 2
         if not binary:
@@ -72,7 +77,7 @@ class LogisticRegression:
                 "--num-classes --feature-norm` computes them"
             )
         clip = longest if binary and longest**2 < squared else None
-        return cls(num_classes, (squared - 1) ** 0.5 * hair, plan.strong_convexity, clip)
+        return cls(num_classes, (squared - 1) ** 0.5 * _INSIDE, plan.strong_convexity, clip)
 
     @property
     def grad_sensitivity(self) -> float:
@@ -90,28 +95,28 @@ class LogisticRegression:
         return self._conditions["strong_convexity"]
 
     def __call__(self, weights, example):
-        """Loss of one example `(features with their constant, label)`; what is clipped is its gradient."""
+        """Return the loss of one example `(features with their constant, label)`; its gradient is clipped."""
         x, y = example
         scores = jnp.stack([0.0 * (x @ weights), x @ weights]) if self.num_classes == 2 else weights @ x
         return -jax.nn.log_softmax(scores)[y] + self.regularization / 2 * jnp.sum(jnp.square(weights))
 
     def shape(self, features: int) -> tuple[int, ...]:
-        """Of the weights."""
+        """Return the shape of the weights."""
         return (features + 1,) if self.num_classes == 2 else (self.num_classes, features + 1)
 
     def prepare(self, features):
-        """(n, d + 1) float64: each row cut to `feature_norm`, with a constant 1. Depends on no other row."""
+        """Return (n, d + 1) float64: each row scaled to `feature_norm`, by itself, with a constant 1."""
         x = np.asarray(features, np.float64).reshape(len(features), -1)
         if not np.isfinite(x).all():
             raise ValueError("features must be finite, had NaN or infinity")
-        # A hair inside the norm, for rounding.
-        scale = np.minimum(
-            1.0, self.feature_norm * (1 - 1e-12) / np.maximum(np.linalg.norm(x, axis=1), 1e-300)
-        )
+        norms = np.maximum(np.linalg.norm(x, axis=1), 1e-300)
+        scale = np.minimum(1.0, self.feature_norm * _INSIDE / norms)
         return np.concatenate([x * scale[:, None], np.ones((len(x), 1))], axis=1)
 
     def mean_gradient(self, weights, x, y):
-        """Mean gradient over rows `x` (b, d + 1) with labels `y` (b,), clipped each, with the ridge term."""
+        """Return the mean gradient, each clipped, of rows `x` (b, d + 1) with labels `y` (b,), with ridge
+        term.
+        """
         if self.num_classes == 2:
             slope = jax.nn.sigmoid(x @ weights) - y.astype(x.dtype)
             if self.clip_norm is not None:
@@ -124,7 +129,7 @@ class LogisticRegression:
         return data + self.regularization * weights
 
     def predict(self, weights, features):
-        """(n,) classes."""
+        """Return (n,) classes."""
         x = self.prepare(features)
         weights = np.asarray(weights)
         return (x @ weights > 0).astype(int) if self.num_classes == 2 else (x @ weights.T).argmax(axis=1)
@@ -142,7 +147,6 @@ class L2Ball:
 
     @property
     def diameter(self) -> float:
-        """Of the ball."""
         return 2 * self.radius
 
     def __call__(self, weights):
@@ -166,66 +170,22 @@ class Box:
 
     @property
     def diameter(self) -> float:
-        """Of the box."""
         return (self.high - self.low) * self.size**0.5
 
     def __call__(self, weights):
         return jnp.clip(weights, self.low, self.high)
 
 
-def project_l2_ball(radius: float, center=0.0) -> L2Ball:
-    """The projection onto a ball of diameter 2 `radius`."""
-    return L2Ball(radius, center)
-
-
-def project_box(low: float, high: float, size: int) -> Box:
-    """The projection onto `[low, high]^size`, of diameter `(high - low) sqrt(size)`."""
-    return Box(low, high, size)
-
-
-def fit_convex(
-    plan: LastIteratePlan,
-    loss: LogisticRegression,
-    features,
-    labels,
-    *,
-    return_iterates: bool = False,
-    **options,
-) -> np.ndarray:
-    """The last iterate of noisy gradient descent under a plan: `train.loop.fit` for a `LastIteratePlan`.
-
-    Args:
-      plan: certified again here.
-      loss: whose conditions must be at least the plan's.
-      features: (num_examples, ...) finite.
-      labels: (num_examples,) classes 0 .. num_classes - 1.
-      return_iterates: refused: an iterate that is seen voids the plan.
-      options: out, checkpoint_every, evaluate, progress, keys of `fit`.
-
-    Returns:
-      weights, float64.
-
-    Raises:
-      ValueError: what the plan does not cover.
-    """
-    if return_iterates:
-        raise ValueError(
-            "return_iterates must be False: the plan holds only where no iterate but the last is shown"
-        )
-    if getattr(plan, "training", None) != LastIteratePlan.training:
-        raise ValueError(f"plan must be a LastIteratePlan, was {type(plan).__name__}")
-    # Its `training` is an attribute of the class, which the protocol does not know.
-    data = {"inputs": features, "labels": labels}
-    return fit(plan, None, loss, data, **options).params  # pyrefly: ignore[bad-argument-type]
+project_l2_ball, project_box = L2Ball, Box
 
 
 class Iterate(NamedTuple):
-    """All that changes from step to step: secret until the last step."""
+    """State of the descent: secret until the last step."""
 
     params: jax.Array
     """The weights, float64."""
     step: jax.Array
-    """() uint32: steps so far; the noise of a step is a function of it and the key."""
+    """() uint32: steps so far. The noise of a step is a function of it and the key."""
     key: jax.Array
     """(8,) uint32."""
 
@@ -236,22 +196,20 @@ class IterateInfo(NamedTuple):
     gradient_norm: jax.Array
 
 
-def _train(plan: LastIteratePlan, wanted: Wanted) -> Result:
-    """Noisy gradient descent of which only the last iterate is shown: the procedure of a `LastIteratePlan`.
+def _train(plan: LastIteratePlan, request: Request) -> Result:
+    """Noisy gradient descent from 0, of which only the last iterate is shown.
 
-    Starts at 0. Batches of "gd" and "cgd" are the rows in their order, never shuffled; those of "sgd" are
-    drawn without replacement from a secret key.
+    Batches of "gd" and "cgd" are the rows in their order, never shuffled; those of "sgd" are drawn without
+    replacement from a secret key.
     """
-    if wanted.model is not None:
+    if request.model is not None:
         raise ValueError("model must be None for a plan of last-iterate: weights of the loss start at 0")
-    loss, steps = wanted.loss, wanted.steps
+    loss, steps = request.loss, request.options.steps
     if not isinstance(loss, LogisticRegression):
         raise ValueError(
             "loss must be a LogisticRegression, which is convex and smooth by construction, was "
             f"{type(loss).__name__}"
         )
-    if not plan.certified:
-        raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
     if steps not in (None, plan.steps):
         raise ValueError(
             f"steps must be the plan's {plan.steps}, was {steps!r}: only its last iterate is shown"
@@ -266,34 +224,33 @@ def _train(plan: LastIteratePlan, wanted: Wanted) -> Result:
                 f"loss must have the plan's {name} {getattr(plan, name):g}, has {getattr(loss, name):g}"
             )
     contraction_factor(plan.stepsize, plan.strong_convexity, plan.smoothness)
-    rows = _prepared(plan, loss, wanted.data)
-    sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), normals.fresh_key())
-    evaluate, kept = wanted.evaluate, wanted.kept()
+    rows, evaluate = _prepared(plan, loss, request.data), request.evaluate
+    sampler_key, noise_key = request.keys()
+    noise_key = normals.fresh_key() if noise_key is None else noise_key
     if evaluate is not None:
 
         def evaluated(weights):
             with jax.enable_x64(False):
                 return evaluate(weights)
 
-        kept["evaluate"] = evaluated
+        request = replace(request, evaluate=evaluated)
     fine = plan.stepsize * plan.noise_std * 2.0**-16
     with jax.enable_x64(True):
         weights = jnp.zeros(loss.shape(rows.arrays[0].shape[1] - 1), jnp.float64)
-        return run_and_keep(
+        return take_steps(
+            request,
             _Step(plan, loss),
             Iterate(weights, jnp.uint32(0), jnp.asarray(noise_key, jnp.uint32)),
-            Rows(rows, plan.batch_size, None),
+            Rows(rows, plan.batch_size),
             plan.steps,
-            plan=plan.to_json(),
+            claim=plan.to_json(),
             clip_norm=loss.grad_sensitivity / 2,
             sampler_key=sampler_key,
             source_at=lambda key, drawn: Replayed(lambda generator: _batches(plan, generator), key, drawn),
             statement=plan.statement(),
             frozen=dict,  # the loss is all in its program
-            before_first=None,  # the plan was computed again above
             released=lambda weights: np.asarray(jnp.round(weights / fine) * fine),
             only_last=True,
-            **kept,
         )
 
 
@@ -301,16 +258,10 @@ PROCEDURE = Procedure(_train, frozenset({"steps"}))
 
 
 def _prepared(plan: LastIteratePlan, loss: LogisticRegression, data) -> ArrayRows:
-    """Rows of (features of bounded norm, label); of `{"inputs", "labels"}`, a pair, or a
-    `train.batches.data` set."""
+    """Rows of (features of bounded norm, label), of `{"inputs", "labels"}`, a pair or a data set."""
     if hasattr(data, "take") and hasattr(data, "fingerprint"):
         data = data.take(np.arange(len(data)), len(data))
-    if isinstance(data, dict):
-        if set(data) != {"inputs", "labels"}:
-            raise ValueError(f"data must have inputs and labels, had {', '.join(map(str, data))}")
-        data = data["inputs"], data["labels"]
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(f"data must be features and labels, was {type(data).__name__}")
+    data = _pair(data)
     x, y = loss.prepare(data[0]), np.asarray(data[1])
     if y.shape != (len(x),) or len(x) != plan.num_examples:
         raise ValueError(
@@ -332,7 +283,7 @@ def _batches(plan: LastIteratePlan, generator: np.random.Generator) -> Iterator[
 
 
 class _Step:
-    """One step, as `train.step.PrivateStep`: `step(state, (x, y), mask) -> (state, private info)`."""
+    """One step: `step(state, (x, y), mask) -> (state, private info)`."""
 
     def __init__(self, plan: LastIteratePlan, loss: LogisticRegression):
         project = (lambda w: w) if plan.diameter is None else project_l2_ball(plan.diameter / 2)
@@ -356,12 +307,12 @@ class _Step:
 
 
 def noisy_gd(loss_fn, data, key=None, *, steps: int, **options) -> np.ndarray:
-    """Full batches; the last iterate and nothing else. See `noisy_sgd` for the arguments."""
+    """Return the last iterate of noisy gradient descent on full batches; arguments as of `noisy_sgd`."""
     return _run("gd", loss_fn, data, key, steps=steps, batch_size=len(_pair(data)[0]), **options)
 
 
 def noisy_cgd(loss_fn, data, key=None, *, epochs: int, batch_size: int, **options) -> np.ndarray:
-    """The same with a fixed cycle of batches, `epochs` times."""
+    """Return the last iterate over a fixed cycle of batches, `epochs` times; arguments as of `noisy_sgd`."""
     n = len(_pair(data)[0])
     if n % _validate.positive_integer("batch_size", batch_size):
         raise ValueError(f"batch_size must divide the number of examples {n}, was {batch_size}")
@@ -370,11 +321,10 @@ def noisy_cgd(loss_fn, data, key=None, *, epochs: int, batch_size: int, **option
 
 
 def noisy_sgd(loss_fn, data, key=None, *, steps: int, batch_size: int, **options) -> np.ndarray:
-    """The same with batches drawn without replacement.
+    """Return the last iterate, (weights) float64, with batches drawn without replacement.
 
     Args:
-      loss_fn: a `LogisticRegression`: only of losses that are convex and smooth by construction can the
-        conditions be checked.
+      loss_fn: a `LogisticRegression`, convex and smooth by construction.
       data: (features, labels), or `{"inputs", "labels"}`.
       key: as `keys` of `fit`. Only tests should fix it.
       options: `stepsize`; `delta`, and `epsilon` (to calibrate) or `noise_std` (on the mean gradient, which
@@ -388,10 +338,14 @@ def noisy_sgd(loss_fn, data, key=None, *, steps: int, batch_size: int, **options
 
 
 def _pair(data):
-    found = (data["inputs"], data["labels"]) if isinstance(data, dict) and len(data) == 2 else data
-    if not isinstance(found, tuple | list) or len(found) != 2:
+    """Features and labels."""
+    if isinstance(data, dict):
+        if set(data) != {"inputs", "labels"}:
+            raise ValueError(f"data must have inputs and labels, had {', '.join(map(str, data))}")
+        data = data["inputs"], data["labels"]
+    if not isinstance(data, tuple | list) or len(data) != 2:
         raise ValueError(f"data must be a pair of features and labels, was {type(data).__name__}")
-    return found
+    return data
 
 
 def _run(
@@ -421,13 +375,14 @@ def _run(
         loss_fn = replace(loss_fn, clip_norm=clip_norm)
     if regularizer is not None:
         loss_fn = replace(loss_fn, regularization=regularizer)
-    features, labels = _pair(data)
+    data = _pair(data)
     if projection is not None and projection != L2Ball(getattr(projection, "radius", 1.0)):
         raise ValueError("projection must be project_l2_ball(radius), the set around 0 that a plan can name")
     diameter = None if projection is None else projection.diameter
-    run = dict(num_examples=len(features), steps=steps, batch_size=batch_size)
+    run = dict(num_examples=len(data[0]), steps=steps, batch_size=batch_size)
     run |= dict(stepsize=stepsize, diameter=diameter)
     make = LastIteratePlan.calibrate if noise_std is None else LastIteratePlan.at_noise
     given: Any = epsilon if noise_std is None else noise_std
     plan = make(given, delta, method=method, loss=loss_fn, **run)
-    return fit_convex(plan, loss_fn, features, labels, keys=key)
+    # Its `training` is an attribute of the class, which the protocol does not know.
+    return fit(plan, None, loss_fn, data, options=TrainOptions(keys=key)).params  # pyrefly: ignore[bad-argument-type]

@@ -1,13 +1,13 @@
-"""DiceSGD: clipping with error feedback, whose fixed point is the minimum and not a biased point beside it.
+"""DiceSGD: clipping with error feedback, whose fixed point is the minimum (arXiv 2311.14632).
 
-What clipping cuts off is kept in an error `e` and fed back, clipped, in later steps (arXiv 2311.14632,
-algorithms 2 and 3). `v = m + clip(e, C2)` plus noise is released; `e` is as private as the data and leaves
-neither in checkpoints (`release`) nor in metrics. The valid accountant is `accountants.dice.dice_mu`; it asks
-for much noise, as theorem 3.7 of the paper, which asks for less, is false (proofs/dice.md). `fit` trains
-under a `DicePlan`, in whose run folder the error is in `checkpoints/`, which is secret.
+What clipping removes is kept in an error `e` and fed back, clipped, in later steps (algorithms 2 and 3): `v =
+m + clip(e, C2)` plus noise is released. `e` is as private as the data and leaves neither in checkpoints
+(`release`) nor in metrics; in the run folder of `fit` it is in `checkpoints/`, which is secret. The valid
+accountant is `accountants.dice.dice_mu`: theorem 3.7 of the paper, which asks for less noise, is false
+(proofs/dice.md).
 
-Gradients and the error that is fed back are rounded towards zero onto a public grid, so no norm can grow,
-and added as integers with integer noise: the release is a function of what was accounted for.
+Gradients and the clipped error are rounded towards zero onto a public grid, so no norm can grow, and added as
+integers with integer noise: the release is a function of what was accounted for.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -23,45 +24,36 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common import validate as _validate
 
 from . import by_device as _by_device
-from .batch_clipping import Replayed
-from .batches import sampler
+from .batches.sampler import Replayed, Sampler
 from .clipping.convolutions import without_batch_groups
 from .clipping.grid import Grid
 from .clipping.per_example import check_loss, clip_to_grid, global_norm
-from .loop import (
-    Procedure,
-    Result,
-    Rows,
-    Wanted,
-    as_rows,
-    functional,
-    given_microbatch_size,
-    given_optimizer,
-    run_and_keep,
-)
+from .correlated_noise import Rows
 from .loss import Loss, as_loss, numbered
 from .noise.normals import key_of_run, standard_normals
+from .procedures import Procedure, Request
+from .run import Result, take_steps
 from .step import StepInfo
 
 _BITS = 20  # the clip norm in grid units is 2^20
-# A gradient of this many clip norms is as far as the error takes notice: it stays finite, whatever the data.
+# Raw gradients are scaled to at most this many clip norms: the error stays finite, whatever the data.
 _LARGEST_RESIDUAL = 2.0**40
 _AUTOMATIC = 0.01
 
 
 class DiceState(NamedTuple):
-    """What is kept between steps. **Private**: `error` and `key` are secrets."""
+    """State between steps. **Private**: `error` and `key` are secrets."""
 
     count: jax.Array
     """() int32: steps so far."""
     error: Any
-    """Pytree like the parameters, float32: what clipping has cut off and not yet fed back, on the mean."""
+    """Pytree like the parameters, float32: what clipping has removed from the mean and not yet fed back."""
     key: jax.Array
     """(8,) uint32: the noise of a step is a function of it and of the count."""
 
 
 def noise_std_from_multiplier(noise_multiplier: float, clip_norm: float, batch_size: int) -> float:
-    """`sigma_1`, on the mean, of noise `z C` on the sum: `z C / B`."""
+    """Return `sigma_1 = z C / B`, on the mean, of noise `z C` on the sum."""
     z = _validate.positive_number("noise_multiplier", noise_multiplier)
     size = _validate.positive_integer("batch_size", batch_size)
     return z * _validate.positive_number("clip_norm", clip_norm) / size
@@ -69,10 +61,7 @@ def noise_std_from_multiplier(noise_multiplier: float, clip_norm: float, batch_s
 
 @dataclass(frozen=True)
 class DiceRule:
-    """What a step releases, as pure functions: contributions of examples are added up, then `released`.
-
-    Attributes: as the arguments of `dice_aggregate`.
-    """
+    """What a step releases, as pure functions; attributes as the arguments of `dice_aggregate`."""
 
     clip_norm: float
     error_clip_norm: float
@@ -94,17 +83,17 @@ class DiceRule:
 
     @property
     def grid(self) -> Grid:
-        """On which gradients are summed."""
+        """Grid on which gradients are summed."""
         return Grid(_validate.positive_number("clip_norm", self.clip_norm), _BITS)
 
     def nothing(self, like):
-        """The sums over no example: (clipped, raw), pytrees like the parameters, float64."""
+        """Return the sums over no example: (clipped, raw), pytrees like the parameters, float64."""
         with jax.enable_x64(True):
             zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), like)
             return zeros, zeros
 
     def sums(self, gradients, mask):
-        """(clipped in grid units, raw) sums over examples with leading axis, and norms before clipping.
+        """Return (clipped in grid units, raw) sums over the leading axis, and norms before clipping.
 
         An example whose gradient is not finite counts as zero in both.
         """
@@ -116,7 +105,7 @@ class DiceRule:
             return (_sum_where(keep, counts), _sum_where(keep, raw)), norms
 
     def release(self, state: "DiceState", clipped, raw):
-        """(`v + w`, the state after it) of the sums over a whole batch."""
+        """Return (`v + w`, the state after it) from the sums over a whole batch."""
         with jax.enable_x64(True):
             units = self.batch_size / self.grid.unit  # a mean in grid units of the sum
             error = state.error
@@ -150,7 +139,7 @@ def dice_aggregate(
     reset_every: int | None = None,
     key=None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Per-example gradients in, `v + w` out: put it first in an optax chain.
+    """Return the first transformation of an optax chain: per-example gradients in, `v + w` out.
 
     `update(gradients, state, params, mask=mask)`: leaves of `gradients` have a leading axis of examples;
     `mask`, (examples,) bool, is False for padding and must be given where there may be more or fewer than
@@ -158,13 +147,12 @@ def dice_aggregate(
 
     Args:
       clip_norm: C1, of each example's gradient.
-      error_clip_norm: C2, of what is fed back; below C1 the method may be biased, and the error may grow.
+      error_clip_norm: C2, of the error that is fed back; below C1 the method may be biased.
       noise_std: sigma_1, standard deviation on the mean; 0 trains without any privacy.
       batch_size: B, the fixed divisor: the expected batch size, never the one that was drawn.
       automatic: scale every gradient to norm C1 |g| / (|g| + 0.01) and the error likewise (algorithm 4).
       reset_every: the error is set to 0 before steps 0, R, 2 R, ...; None for never.
-      key: (8,) uint32; by default `init` draws one from the operating system for every run. Only tests should
-        fix it.
+      key: as of `train.optimizers.privatize`.
 
     Raises:
       ValueError: bad arguments; `init` without a key where JAX traces a program; updates without a common
@@ -182,7 +170,7 @@ def dice_aggregate(
     def init(params) -> DiceState:
         return _fresh(params, key)
 
-    # Its state is told by name, where optax writes one of any kind.
+    # optax's type of `update` has no state of its own kind.
     return optax.GradientTransformationExtraArgs(init, update)  # pyrefly: ignore[bad-argument-type]
 
 
@@ -192,7 +180,7 @@ def _fresh(params, key) -> DiceState:
 
 
 def _examples(updates, error, size: int, mask) -> int:
-    """The number of rows, checked; static."""
+    """The checked number of rows; static."""
     leaves = jax.tree.leaves(updates)
     rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
     if jax.tree.structure(updates) != jax.tree.structure(error):
@@ -235,49 +223,45 @@ def _clip_to_units(error, c2: float, units: float, automatic: bool):
 
 def _normals(key, step, like):
     """Standard normals, float64, a pytree like `like`."""
-    leaves, structure = jax.tree.flatten(like)
-    sizes = [leaf.size for leaf in leaves]
-    drawn = jax.lax.split(standard_normals(key, step, sum(sizes)), sizes)
-    parts = [part.reshape(leaf.shape) for part, leaf in zip(drawn, leaves, strict=True)]
-    return jax.tree.unflatten(structure, parts)
+    flat, unravel = jax.flatten_util.ravel_pytree(like)
+    return unravel(standard_normals(key, step, flat.size))
 
 
 def dice_sgd(
     learning_rate, *, momentum: float | None = None, **options
 ) -> optax.GradientTransformationExtraArgs:
-    """`dice_aggregate(**options)` before SGD."""
+    """Return `dice_aggregate(**options)` before SGD."""
     return optax.chain(dice_aggregate(**options), optax.sgd(learning_rate, momentum=momentum))
 
 
 def dice_adam(learning_rate, *, b1=0.9, b2=0.999, eps=1e-8, eps_root=0.0, **options):
-    """`dice_aggregate(**options)` before Adam (algorithm 3): post-processing of what is released."""
+    """Return `dice_aggregate(**options)` before Adam (algorithm 3), which is post-processing."""
     return optax.chain(dice_aggregate(**options), optax.adam(learning_rate, b1, b2, eps, eps_root))
 
 
 def release(opt_state):
-    """The state with every error and key set to zero: what may leave the trust boundary."""
-
-    def scrub(node):
-        if isinstance(node, DiceState):
-            return DiceState(node.count, jax.tree.map(jnp.zeros_like, node.error), jnp.zeros_like(node.key))
-        return node
-
-    return jax.tree.map(scrub, opt_state, is_leaf=lambda node: isinstance(node, DiceState))
+    """Return the state with every error and key set to zero: what may leave the trust boundary."""
+    return _replaced(opt_state, "error", "key")
 
 
 def reset_error(opt_state):
-    """Every error set to zero, at times fixed beforehand; `dice_mu(reset_every=)` accounts for it."""
+    """Return the state with every error set to zero; `dice_mu(reset_every=)` accounts for fixed times."""
+    return _replaced(opt_state, "error")
 
-    def reset(node):
-        if isinstance(node, DiceState):
-            return node._replace(error=jax.tree.map(jnp.zeros_like, node.error))
-        return node
 
-    return jax.tree.map(reset, opt_state, is_leaf=lambda node: isinstance(node, DiceState))
+def _replaced(opt_state, *names: str):
+    """The state with these fields of every `DiceState` set to zero."""
+
+    def zeroed(node):
+        if not isinstance(node, DiceState):
+            return node
+        return node._replace(**{name: jax.tree.map(jnp.zeros_like, getattr(node, name)) for name in names})
+
+    return jax.tree.map(zeroed, opt_state, is_leaf=lambda node: isinstance(node, DiceState))
 
 
 class DiceTrainState(NamedTuple):
-    """All that changes from step to step."""
+    """State from step to step."""
 
     params: Any
     opt_state: Any
@@ -300,9 +284,7 @@ class DiceStep:
         rule = rule_of(plan)
         self._key = key
         self._optimizer = optimizer
-        micro = plan.max_batch_size
-        if microbatch_size is not None:
-            micro = min(micro, _validate.positive_integer("microbatch_size", microbatch_size))
+        micro = min(plan.max_batch_size, microbatch_size or plan.max_batch_size)
 
         def step(state: DiceTrainState, batch, mask, loss: Loss) -> tuple[DiceTrainState, StepInfo]:
             _by_device.refuse_several_devices(state=state, batch=batch, mask=mask, loss=loss)
@@ -324,7 +306,7 @@ class DiceStep:
         self._jitted, self._loss = jax.jit(step, donate_argnums=0), as_loss(loss)
 
     def init(self, params) -> DiceTrainState:
-        """The state of a new run before its first step, with a noise key of its own unless one was given."""
+        """Return the state before the first step, with a noise key of its own unless one was given."""
         return DiceTrainState(params, self._optimizer.init(params), _fresh(params, self._key))
 
     def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:
@@ -336,17 +318,11 @@ class DiceStep:
 
 
 def rule_of(plan: DicePlan) -> DiceRule:
-    """What a certified plan releases; ValueError for another."""
+    """Return what a certified plan releases; ValueError for another."""
     if not plan.certified:
         raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
-    return DiceRule(
-        plan.clip_norm,
-        plan.error_clip_norm,
-        plan.noise_std,
-        plan.batch_size,
-        plan.automatic,
-        plan.reset_every,
-    )
+    names = "clip_norm error_clip_norm noise_std batch_size automatic reset_every".split()
+    return DiceRule(**{name: getattr(plan, name) for name in names})
 
 
 def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
@@ -375,50 +351,40 @@ def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
 
 
 def _shuffled(plan: DicePlan, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Batches of exactly `batch_size`: a fresh order every epoch, of which what does not fill one is left."""
+    """Batches of exactly `batch_size`: a fresh order every epoch, whose incomplete last batch is dropped."""
     while True:
         order = generator.permutation(plan.dataset_size)
         for first in range(0, plan.dataset_size - plan.batch_size + 1, plan.batch_size):
             yield order[first : first + plan.batch_size]
 
 
-def _train(plan: DicePlan, wanted: Wanted) -> Result:
+def _train(plan: DicePlan, request: Request) -> Result:
     """Clipped error feedback: the procedure of a `DicePlan`."""
-    steps = plan.iterations if wanted.steps is None else _validate.positive_integer("steps", wanted.steps)
-    if steps > plan.iterations:
-        raise ValueError(
-            f"steps must be at most the plan's {plan.iterations}, was {steps}: more are not covered"
-        )
-    if wanted.clip_norm not in (None, plan.clip_norm):
-        raise ValueError(f"clip_norm must be the plan's {plan.clip_norm:g}, was {wanted.clip_norm!r}")
-    rows = as_rows(wanted.data)
-    if len(rows) != plan.dataset_size:
-        raise ValueError(f"data must have the plan's dataset_size {plan.dataset_size} rows, had {len(rows)}")
-    loss, params = functional(wanted)
-    rows = numbered(loss, rows)
-    sampler_key, noise_key = wanted.keys or (sampler.fresh_key(), None)
-    micro = given_microbatch_size(wanted)
-    step = DiceStep(plan, loss, given_optimizer(wanted), key=noise_key, microbatch_size=micro)
+    steps, rows = request.steps(plan.iterations), request.rows(plan.dataset_size)
+    if request.clip_norm not in (None, plan.clip_norm):
+        raise ValueError(f"clip_norm must be the plan's {plan.clip_norm:g}, was {request.clip_norm!r}")
+    loss, params = request.functional()
+    sampler_key, noise_key = request.keys()
+    micro = request.given_microbatch_size()
+    step = DiceStep(plan, loss, request.given_optimizer(), key=noise_key, microbatch_size=micro)
 
     def source_at(key, drawn):
         if plan.sampling == "shuffling":
             return Replayed(lambda generator: _shuffled(plan, generator), key, drawn)
-        sizes = plan.scheme, plan.dataset_size, plan.max_batch_size
-        return sampler.Sampler(*sizes, key) if drawn is None else sampler.Sampler.resume(*sizes, drawn)
+        return Sampler(plan.scheme, plan.dataset_size, plan.max_batch_size, key, state=drawn)
 
-    return run_and_keep(
+    return take_steps(
+        request,
         step,
         step.init(params),
-        Rows(rows, plan.max_batch_size, None),
+        Rows(numbered(loss, rows), plan.max_batch_size),
         steps,
-        plan=plan.to_json(),
+        claim=plan.to_json(),
         clip_norm=plan.clip_norm,
         sampler_key=sampler_key,
         source_at=source_at,
         statement=plan.statement(),
         frozen=loss.digests,
-        before_first=None,  # the plan was computed again by `rule_of`
-        **wanted.kept(),
     )
 
 

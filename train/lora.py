@@ -2,11 +2,11 @@
 
     python -m train.lora --out tuned/                            # minutes on two cores, nothing to download
     python -m train.lora --out tuned/ --checkpoint pretrained/   # what train.save_model wrote, sizes as given
-    python -m train.lora --out tuned/ --text letters.txt         # text of your own
+    python -m train.lora --out tuned/ --text letters.txt         # your own text
 
 A transformer on characters is trained on public text (NumPy's documentation), frozen, and adapted to private
-text (the reference of the Python language). One example is one piece of `length` characters: the guarantee is
-for a piece and not for whoever wrote several of them.
+text (the reference of the Python language). One example is a piece of `length` characters: the guarantee is
+for a piece, not for an author of several of them.
 """
 
 from pathlib import Path
@@ -23,22 +23,22 @@ from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 
 from . import command as _command
-from .loop import fit
+from .loop import TrainOptions, fit
 from .models import Transformer, add_lora, next_token
-from .run_folder import load_model, save_model
+from .saved_model import load_model, save_model
 
 VOCABULARY = 128  # ASCII
 _BATCH = 64  # of public text, and of text to evaluate
 
 
 def public_text() -> str:
-    """What NumPy says of itself."""
+    """Return the documentation of NumPy."""
     pages = {getattr(getattr(np, name), "__doc__", None) for name in dir(np)}
     return "\n".join(sorted(page for page in pages if isinstance(page, str)))
 
 
 def private_text() -> tuple[str, str]:
-    """What Python says of itself, to train on, and every tenth page of it, to evaluate."""
+    """Return the reference of Python, to train on, and every tenth page of it, to evaluate."""
     from pydoc_data.topics import topics
 
     pages = [topics[name] for name in sorted(topics)]
@@ -46,7 +46,7 @@ def private_text() -> tuple[str, str]:
 
 
 def pieces(text: str, length: int) -> np.ndarray:
-    """(pieces, length + 1) int32: a text cut up; what is not ASCII is a question mark."""
+    """Return (pieces, length + 1) int32 of a text; what is not ASCII is a question mark."""
     found = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32)
     number = len(found) // (length + 1)
     if number == 0:
@@ -55,7 +55,7 @@ def pieces(text: str, length: int) -> np.ndarray:
 
 
 def pretrain(model: nnx.Module, rows: np.ndarray, steps: int) -> None:
-    """Adam on public text, in place; without privacy."""
+    """Train with Adam on public text, in place, without privacy."""
     optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
 
     @nnx.jit
@@ -72,7 +72,7 @@ def pretrain(model: nnx.Module, rows: np.ndarray, steps: int) -> None:
 
 
 def nats(model: nnx.Module, rows: np.ndarray):
-    """`evaluate(adapters) -> {"nats"}`: mean loss a character on text that is public, or not trained on."""
+    """Return `evaluate(adapters) -> {"nats"}`, the mean loss a character on public text."""
     graph, _, others = nnx.split(model, nnx.LoRAParam, ...)
 
     @jax.jit
@@ -80,7 +80,7 @@ def nats(model: nnx.Module, rows: np.ndarray):
         return jax.vmap(lambda row: next_token(nnx.merge(graph, adapters, others), row))(batch)
 
     def evaluate(adapters) -> dict[str, float]:
-        # One program: arrays of other shapes, and those that a device is bound to, would each make another.
+        # One program for all: other shapes and committed arrays would be compiled again.
         adapters = jax.tree.map(np.asarray, adapters)
         padded = np.pad(rows, ((0, -len(rows) % _BATCH), (0, 0)))
         parts = [losses(adapters, others, padded[i : i + _BATCH]) for i in range(0, len(rows), _BATCH)]
@@ -90,7 +90,7 @@ def nats(model: nnx.Module, rows: np.ndarray):
 
 
 def poisson_plan(rows: int, batch_size: int, steps: int, epsilon: float, delta: float) -> Plan:
-    """DP-SGD on Poisson batches, by dp-accounting's bound: nothing is drawn."""
+    """Return a plan of DP-SGD on Poisson batches, by dp-accounting's bound."""
     scheme = Poisson.from_batch_size(dataset_size=rows, batch_size=batch_size, iterations=steps)
     white = BandedToeplitz.square_root(1)
     return calibrate(scheme, white, epsilon=epsilon, delta=delta, dataset_size=rows, accountant="pld")
@@ -118,13 +118,13 @@ def tune(
     """Train adapters of a language model under a plan for this text.
 
     Args:
-      out: folder: base/ (public), plan.json and run/, see `train.run_folder`; the same command goes on.
+      out: folder: base/ (public), plan.json and run/, see `train.run_folder`; the same command continues.
       checkpoint: folder that `train.save_model` wrote a Transformer of these sizes to; by default one is
         trained on public text first.
-      text: file with private text; by default the reference of the Python language, but for every tenth page.
+      text: file with private text; by default the reference of the Python language without every tenth page.
       test_text: file with public text to evaluate on; by default those pages, and nothing for a `text`.
-      epsilon, delta: of the guarantee, for one piece of `length` characters.
-      steps: of private training.
+      epsilon, delta: guarantee for one piece of `length` characters.
+      steps: steps of private training.
       batch_size: expected pieces a step.
       learning_rate: of Adam.
       clip_norm: of the gradient of a piece's adapters.
@@ -151,19 +151,9 @@ def tune(
     evaluate = None if test is None else nats(model, pieces(test, length))
     before = {} if evaluate is None else evaluate(nnx.state(model, nnx.LoRAParam))
     with watch(unit="steps") as progress:
-        result = fit(
-            covered,
-            model,
-            next_token,
-            rows,
-            optax.adam(learning_rate),
-            wrt=nnx.LoRAParam,
-            clip_norm=clip_norm,
-            clipping=clipping,
-            out=folder / "run",
-            evaluate=evaluate,
-            progress=progress,
-        )
+        options = TrainOptions(wrt=nnx.LoRAParam, clipping=clipping, progress=progress or False)
+        parts = covered, model, next_token, rows, optax.adam(learning_rate)
+        result = fit(*parts, clip_norm=clip_norm, out=folder / "run", evaluate=evaluate, options=options)
     if evaluate is not None:
         after = result.evaluation["nats"]
         print(f"nats a character: {before['nats']:.3f} before, {after:.3f} after {result.steps} steps")

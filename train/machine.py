@@ -1,8 +1,7 @@
 """What decides the last bits of a run beside its program: versions, devices, compiler flags, processor.
 
-Clipped gradients are rounded to integers after float32 arithmetic, and on a CPU the order of a long sum
-depends on the instruction set and on the number of threads. A run that goes on elsewhere may release other
-sums with the same noise, so a folder is bound to all of this.
+On a CPU the order of a long float32 sum depends on the instruction set and the number of threads. A run that
+continues elsewhere may release other sums with the same noise, so a folder is bound to all of this.
 """
 
 import hashlib
@@ -13,6 +12,7 @@ from typing import Any
 
 import jax
 import jaxlib
+import numpy as np
 
 # Fields of /proc/cpuinfo that are the same for every core and every boot.
 _FIELDS = (
@@ -23,18 +23,19 @@ _VARIABLES = "XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE"
 
 
 def describe(devices: int) -> dict[str, Any]:
-    """Return JSON values that a run is bound to; `train.run_folder` says what follows where one changes.
-
-    Args:
-      devices: number of devices of the mesh, 1 without one.
-    """
+    """Return JSON values that a run is bound to; `devices`: number of devices of the mesh, 1 without one."""
     return {
-        "jaxlib": jaxlib.__version__,
+        "versions": versions(),
         "device": jax.devices()[0].device_kind,
         "devices": devices,
         "flags": _flags(),
         "processor": _processor(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that compute."""
+    return {"jax": jax.__version__, "jaxlib": jaxlib.__version__, "numpy": np.__version__}
 
 
 def _flags() -> str:
@@ -63,6 +64,3 @@ def _num_threads() -> int:
     if given.isdigit() and int(given):
         return int(given)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-__all__ = ["describe"]

@@ -10,8 +10,8 @@ from flax import nnx
 class SmallCNN(nnx.Module):
     """Two convolutions of 16 and 32 channels with tanh, each pooled by 2, and a linear layer.
 
-    tanh rather than ReLU: bounded activations keep gradient norms, and so the clipping bias, small
-    (Papernot et al. 2021).
+    tanh rather than ReLU: bounded activations keep gradient norms, and so the clipping bias, small (Papernot
+    et al. 2021).
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs):

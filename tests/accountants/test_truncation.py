@@ -162,7 +162,7 @@ def test_a_cut_run_resumes_with_the_same_batches():
     part = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
     for _ in range(7):
         part.next()
-    resumed = Sampler.resume(scheme, 100, 45, part.state, truncate=True)
+    resumed = Sampler(scheme, 100, 45, state=part.state, truncate=True)
     for batch in batches[7:]:
         np.testing.assert_array_equal(resumed.next(), batch)
 

@@ -20,7 +20,7 @@ from jaxacct.accountants.dice import paper_theorem_3_7_sigma
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common.files import write_atomically
 from tests.benchmarks.individual import FIGURES, imbalanced, network, pyplot
-from train.loop import fit
+from tests.train.fitting import fit
 
 EPSILON, DELTA, STEPS, BATCH = 8.0, 1e-4, 200, 128
 CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)

@@ -25,10 +25,10 @@ from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Plan, P
 from jaxacct.common.files import write_atomically
 from jaxacct.report.figure import MARKERS, blank, save
 from tests.benchmarks.paper.statements import Verdict
+from tests.train.fitting import fit
 from train import command as _command
 from train.__main__ import accuracy
 from train.batches.data import load
-from train.loop import fit
 from train.models import SmallCNN, cross_entropy
 from train.optimizers import sgd
 

@@ -28,8 +28,8 @@ from jaxacct.individual import (
     gdp_epsilon,
     rdp_to_epsilon,
 )
+from tests.train.fitting import fit
 from train.individual import IndividualAccounting
-from train.loop import fit
 
 FIGURES = Path(__file__).parent / "figures"
 DELTA = 1e-5

@@ -17,8 +17,8 @@ from sklearn.metrics import roc_auc_score
 
 from jaxacct.individual import gdp_epsilon
 from tests.benchmarks.individual import DELTA, FIGURES, pyplot, white_plan
+from tests.train.fitting import fit
 from train.individual import IndividualAccounting
-from train.loop import fit
 
 # Of the authors' code: noise, clip norm, learning rate, weight decay, epochs before filtering, and in all.
 SIGMA, CLIP, RATE, DECAY, FIRST, TOTAL = (

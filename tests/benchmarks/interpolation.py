@@ -36,9 +36,9 @@ from jaxacct.accountants.tradeoff import (
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.report import figure as plots
 from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
+from tests.train.fitting import fit
 from train.batches.data import load
 from train.convex import LogisticRegression
-from train.loop import fit
 
 FIGURES = Path(__file__).parent / "figures"
 MNIST = dict(batches_per_epoch=40, batch_size=1500, stepsize=0.05, noise_std=0.01, grad_sensitivity=10.0)

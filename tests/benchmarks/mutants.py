@@ -1203,8 +1203,8 @@ MUTANTS = [
     Mutant(
         "train/batches/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS
     ),
-    Mutant("train/batches/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
-    Mutant("train/batches/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
+    Mutant("train.batches.sources.py", "    if array.null_count:\n", "    if False:\n", ROWS),
+    Mutant("train.batches.sources.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
     Mutant("train/batches/prefetch.py", "len(self._items) < self._depth", "True", PREFETCHED),
     Mutant(
         "train/batches/prefetch.py",

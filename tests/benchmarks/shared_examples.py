@@ -27,12 +27,8 @@ from jaxacct import (
     prefix_sum_error,
 )
 from jaxacct.accountants import revealed_pattern, unamplified
-from train.batches.attribution import (
-    bound_contributions,
-    find_sampling_probability,
-    from_edges,
-    neighborhood_sizes,
-)
+from train.batches.attribution import bound_contributions, find_sampling_probability
+from train.batches.graph import from_edges, neighborhood_sizes
 
 ITERATIONS, BATCH, BANDS, EXAMPLES, DELTA = 1000, 1024, 16, 2, 2e-6
 

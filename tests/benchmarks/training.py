@@ -15,11 +15,11 @@ import optax
 from flax import nnx
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
+from tests.train.fitting import fit
 from train.__main__ import accuracy
 from train.batches.data import load
 from train.batches.sampler import Sampler
 from train.clipping.per_example import clipped_gradient_sum
-from train.loop import fit
 from train.lora import poisson_plan
 from train.models import SmallCNN, Transformer, add_lora, cross_entropy, next_token
 from train.noise import normals

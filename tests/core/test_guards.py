@@ -594,11 +594,12 @@ def test_a_certified_direction_does_not_carry_the_other(drawn):
 
 
 def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, monkeypatch):
-    from train import loop
+    import train.loop
+    from train import correlated_noise
 
     other = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, claim="0" * 64))
     with pytest.raises(ValueError, match="plan must be certified"):
-        loop._check(other, np.zeros((5, 1)), 1, None)
+        train.loop.fit(other, np.zeros(1), None, np.zeros((5, 1)))
     asked = []
 
     def rejects(self, **options):
@@ -608,7 +609,7 @@ def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, mo
 
     monkeypatch.setattr(Plan, "verify", rejects)
     with pytest.raises(ValueError, match="could not be verified with fresh randomness: remove: "):
-        loop._verify_anew(drawn, None)
+        correlated_noise._verify(drawn, None)
     assert "key" not in asked[0]
 
 
@@ -694,7 +695,7 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     unless the caller says that it need not be verified."""
     import optax
 
-    from train.loop import fit
+    from tests.train.fitting import fit
 
     by_any_proposal = Plan.verify  # here by the one that is compiled already
     monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))

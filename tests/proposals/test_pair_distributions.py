@@ -23,7 +23,7 @@ from jaxacct import (
 from tests.oracles.enumeration import pattern_law
 from tests.oracles.pair_distributions import batch_size_distributions, pair_distributions, smallest_p_value
 from tests.schemes.test_schemes import chi_square_p_value
-from train.batches.attribution import from_edges
+from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
 
 FALSE_ALARM = 1e-6

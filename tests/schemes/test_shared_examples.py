@@ -21,7 +21,7 @@ from jaxacct.core.evidence import Bound
 from tests.oracles import shared_examples
 from tests.oracles.tuples import two_step_delta
 from tests.stored_plans import claim_with
-from train.batches.attribution import AttributionPool, from_edges
+from train.batches.graph import AttributionPool, from_edges
 from train.batches.sampler import Sampler
 
 FALSE_ALARM = 1e-6

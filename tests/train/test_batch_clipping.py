@@ -12,14 +12,12 @@ import optax
 import pytest
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from tests.train.fitting import fit
 from tests.train.modules import made
 from train.batch_clipping import (
-    Replayed,
     aggregate,
     clip_by_l2_norm,
     epoch_batches,
-    fit_general,
-    make_generator,
     make_round,
     mean_gradient_term,
     optimizer_term,
@@ -27,9 +25,9 @@ from train.batch_clipping import (
     private_round_update,
     private_rounds,
 )
+from train.batches.sampler import Replayed, make_generator
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
-from train.loop import fit
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -184,7 +182,7 @@ def test_noise_of_a_round():
 
 def test_fit_runs_all_rounds_and_says_who_it_covers():
     data, calls = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), []
-    result = fit_general(
+    result = fit(
         plan(),
         jnp.zeros(3),
         square,
@@ -198,18 +196,18 @@ def test_fit_runs_all_rounds_and_says_who_it_covers():
     )
     assert result.steps == 6 == len(calls) and np.isfinite(result.params).all()
     assert "sees which records" in result.statement and "batch clipping, shuffling" in result.statement
-    again = fit_general(
+    again = fit(
         plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, inner=optax.adam(0.01), keys=KEYS
     )
     np.testing.assert_array_equal(result.params, again.params)
-    other = fit_general(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0)
+    other = fit(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0)
     assert (np.asarray(other.params) != np.asarray(result.params)).any()
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path):
     """Interrupted after four of six rounds, a checkpoint after three; other runs' folders are refused."""
     data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-    whole = fit_general(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, keys=KEYS)
+    whole = fit(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, keys=KEYS)
 
     def stop(what, done, expected):
         if done == 4:
@@ -218,11 +216,11 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path):
     fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=data, optimizer=optax.adam(0.1))
     fields |= dict(clip_norm=1.0, out=tmp_path / "run", checkpoint_every=3)
     with pytest.raises(KeyboardInterrupt):
-        fit_general(**fields, keys=KEYS, progress=stop)
+        fit(**fields, keys=KEYS, progress=stop)
     for change, word in (({"data": data + 1}, "other data"), ({"clip_norm": 2.0}, "another clip_norm")):
         with pytest.raises(ValueError, match=word):
-            fit_general(**fields | change)
-    result = fit_general(**fields)  # with fresh keys, which the folder's replace
+            fit(**fields | change)
+    result = fit(**fields)  # with fresh keys, which the folder's replace
     np.testing.assert_array_equal(result.params, whole.params)
     assert result.steps == 6
 
@@ -260,7 +258,7 @@ def test_what_the_plan_does_not_cover_is_refused(change, word):
     fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=np.zeros((12, 3), np.float32))
     fields |= dict(optimizer=optax.sgd(0.1), clip_norm=1.0)
     with pytest.raises(ValueError, match=word) as caught:
-        fit_general(**fields | change)
+        fit(**fields | change)
     assert "\n" not in str(caught.value)
 
 
@@ -326,14 +324,11 @@ def test_an_attack_does_as_well_as_the_accountant_allows():
 
 
 def test_fit_dispatches_by_what_the_plan_says(tmp_path):
-    """The same bits as `fit_general`, also of a Flax model; options of other kinds of plan are refused."""
+    """Also a Flax model is trained; options of other kinds of plan are refused."""
     from flax import nnx
 
     data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
     fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=data, optimizer=optax.adam(0.1))
-    result = fit(**fields, clip="batch", clip_norm=1.0, keys=KEYS)
-    again = fit_general(**fields, clip_norm=1.0, keys=KEYS)
-    np.testing.assert_array_equal(result.params, again.params)
     assert fit(**fields, steps=2).steps == 2
 
     model = made(lambda: nnx.Linear(3, 1, rngs=nnx.Rngs(0)))

@@ -19,11 +19,11 @@ from tests.train.modules import made
 from tests.train.plans import plan
 from tests.train.test_individual import DELTA, FULL, losses
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
-from train import loop, machine
+from train import correlated_noise, loop, machine
 from train.batches.sampler import Sampler
 from train.clipping.groups import ClipGroups
 from train.individual import IndividualAccounting
-from train.loop import Wanted, fit
+from train.options import TrainOptions
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -68,9 +68,9 @@ HARMLESS = {
 
 def test_every_argument_is_bound_or_harmless():
     """Fails for a new argument until a line above says which it is."""
-    arguments = set(inspect.signature(fit).parameters)
+    options = {field.name for field in dataclasses.fields(TrainOptions)}
+    arguments = (set(inspect.signature(loop.fit).parameters) | options) - {"options"}
     assert arguments == BOUND.keys() | HARMLESS.keys() and not BOUND.keys() & HARMLESS.keys()
-    assert arguments == {field.name for field in dataclasses.fields(Wanted)} | {"plan"}
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_other_earlier_losses_are_refused(begun, then, ended, earlier, tmp_path)
 def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path, monkeypatch):
     """Once a folder: not again where it was verified, and before more steps where it was not."""
     asked = []
-    monkeypatch.setattr(loop, "_verify_anew", lambda *_: asked.append(1))
+    monkeypatch.setattr(correlated_noise, "_verify", lambda *_: asked.append(1))
     with crash_at(Sampler, "next", 9), pytest.raises(Crash):
         run(out=tmp_path, checkpoint_every=4, verify=False)
     assert not asked
@@ -193,7 +193,7 @@ def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path
         raise ValueError("plan could not be verified")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_verify_anew", refuse)
+        patch.setattr(correlated_noise, "_verify", refuse)
         with pytest.raises(ValueError, match="could not be verified"):
             run(out=tmp_path)
     assert not (tmp_path / "result.json").exists()
@@ -214,21 +214,13 @@ def test_another_processor_or_compiler_is_elsewhere(name, finished, tmp_path, mo
     shutil.copytree(folder, tmp_path / "run")
     for variable, value in MOVED[name].items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(ValueError, match=f"another {name}: .*elastic goes on all the same, not to the bit$"):
+    with pytest.raises(
+        ValueError, match=f"another {name}: .*elastic continues all the same, with other last bits$"
+    ):
         run(out=tmp_path / "run")
-    with pytest.warns(UserWarning, match=f"goes on elsewhere from step 12 .{name}"):
+    with pytest.warns(UserWarning, match=f"continues elsewhere from step 12 .{name}"):
         again = run(out=tmp_path / "run", elastic=True)
     np.testing.assert_array_equal(flat(again.params), flat(whole.params))
-
-
-def test_folders_that_do_not_state_the_processor_go_on(finished, tmp_path):
-    folder, _ = finished
-    shutil.copytree(folder, tmp_path / "run")
-    path = tmp_path / "run/run.json"
-    stored = json.loads(path.read_text())
-    kept = {name: value for name, value in stored.items() if name not in ("flags", "processor", "jaxlib")}
-    path.write_text(json.dumps(kept))
-    assert run(out=tmp_path / "run").steps == 12
 
 
 def test_a_processor_is_told_from_another(tmp_path):

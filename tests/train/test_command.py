@@ -10,8 +10,9 @@ from tests.train import plans
 from train.__main__ import RECIPES, main
 from train.convex import LogisticRegression
 from train.individual import IndividualAccounting
-from train.loop import PROCEDURES, Result, procedure_of
 from train.plans import read_plan
+from train.procedures import PROCEDURES, procedure_of
+from train.run import Result
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -34,7 +35,7 @@ def command(capsys, *words):
 def test_every_kind_of_plan_has_a_procedure_and_a_recipe():
     assert set(RECIPES) == set(PROCEDURES)
     for plan in (GENERAL, convex()):
-        assert procedure_of(plan).honours and plan.iterations > 0
+        assert procedure_of(plan).supports and plan.iterations > 0
 
 
 def test_batch_clipping_from_the_command_line(tmp_path, capsys):
@@ -75,7 +76,8 @@ def test_filters_of_individuals_from_the_command_line(tmp_path, capsys, monkeypa
     """The two options reach `fit`; what comes back prints no individual value."""
     seen = []
 
-    def fit(plan, *, individual, **_):
+    def fit(plan, *, options, **_):
+        individual = options.individual
         seen.append(individual)
         return Result({}, 1, {"accuracy": 0.5}, individual.statement(individual.tracker(0.5, 3.0)))
 

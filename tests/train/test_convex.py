@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
+from tests.train.fitting import fit
 from train.convex import (
     LogisticRegression,
-    fit_convex,
     noisy_cgd,
     noisy_gd,
     noisy_sgd,
     project_box,
     project_l2_ball,
 )
-from train.loop import fit
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -104,6 +103,11 @@ def test_projections():
     np.testing.assert_allclose(box(np.array([3.0, -0.5])), [1.0, -0.5])
 
 
+def last(plan, loss, data, **options):
+    """The last iterate, float64."""
+    return fit(plan, None, loss, {"inputs": data[0], "labels": data[1]}, **options).params
+
+
 def plan(method="cgd", **change):
     loss = LOSSES[0]
     fields = dict(
@@ -132,7 +136,7 @@ def test_iterates_are_the_algorithm_in_numpy(method, x64):
     from train.noise import normals
 
     run, loss = plan(method, diameter=1.0), LOSSES[0]
-    found = fit_convex(run, loss, *DATA, keys=KEYS)
+    found = last(run, loss, DATA, keys=KEYS)
     x, y, w = loss.prepare(DATA[0]), DATA[1], np.zeros(3)
     for step in range(run.steps):
         rows = [(step * run.batch_size + i) % 8 for i in range(run.batch_size)]
@@ -147,9 +151,9 @@ def test_iterates_are_the_algorithm_in_numpy(method, x64):
 
 def test_stochastic_batches_and_fresh_keys():
     run = plan("sgd", epsilon=30.0)
-    one, two = (fit_convex(run, LOSSES[0], *DATA, keys=KEYS) for _ in range(2))
+    one, two = (last(run, LOSSES[0], DATA, keys=KEYS) for _ in range(2))
     np.testing.assert_array_equal(one, two)
-    assert (fit_convex(run, LOSSES[0], *DATA) != one).any()
+    assert (last(run, LOSSES[0], DATA) != one).any()
 
 
 def test_learning_something():
@@ -175,7 +179,6 @@ def test_learning_something():
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"return_iterates": True}, "return_iterates"),
         ({"plan": plan(noise_std=0.1)}, "certified"),
         ({"plan": plan(grad_sensitivity=LOSSES[0].grad_sensitivity * 0.999)}, "grad_sensitivity"),
         ({"plan": plan(smoothness=LOSSES[0].smoothness * 0.999)}, "smoothness"),
@@ -189,9 +192,9 @@ def test_learning_something():
     ],
 )
 def test_what_the_plan_does_not_cover_is_refused(change, word):
-    fields = dict(plan=plan(), loss=LOSSES[0], features=DATA[0], labels=DATA[1])
+    fields = dict(plan=plan(), loss=LOSSES[0], features=DATA[0], labels=DATA[1]) | change
     with pytest.raises(ValueError, match=word) as caught:
-        fit_convex(**fields | change)
+        last(fields["plan"], fields["loss"], (fields["features"], fields["labels"]))
     assert "\n" not in str(caught.value)
 
 
@@ -264,7 +267,7 @@ def test_the_loss_that_a_plan_covers():
 def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(tmp_path):
     """Stopped after 8 of 12 steps, a checkpoint after 6: `evaluate` never saw an iterate on the way."""
     run, seen = plan("sgd", epsilon=30.0), []
-    whole = fit_convex(run, LOSSES[0], *DATA, keys=KEYS)
+    whole = last(run, LOSSES[0], DATA, keys=KEYS)
 
     def stop(what, done, expected):
         if done == 8:
@@ -306,7 +309,7 @@ def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(
         ({"clip_norm": 1.0}, "clip_norm must not be given"),
         ({"inner": object()}, "inner must not be given"),
         ({"normalize": True}, "normalize must not be given"),
-        ({"data": np.zeros((8, 3))}, "data must be features and labels"),
+        ({"data": np.zeros((8, 3))}, "data must be a pair of features and labels"),
         ({"data": {"x": DATA[0]}}, "data must have inputs and labels, had x"),
         ({"loss": lambda w, x: 0.0}, "loss must be a LogisticRegression"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
@@ -335,7 +338,7 @@ def test_the_functions_of_the_paper():
         diameter=1.0,
     )
     assert covered.certified and covered.epsilon < 8
-    np.testing.assert_array_equal(by_noise, fit_convex(covered, LOSSES[0], *DATA, keys=KEYS))
+    np.testing.assert_array_equal(by_noise, last(covered, LOSSES[0], DATA, keys=KEYS))
     with pytest.raises(ValueError, match="clip_norm"):
         noisy_sgd(LOSSES[2], DATA, KEYS, steps=2, batch_size=2, noise_std=20.0, clip_norm=1.0, **given)
     for change, word in (

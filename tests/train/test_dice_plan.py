@@ -12,11 +12,10 @@ import pytest
 from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.individual import gdp_delta
+from tests.train.fitting import fit
 from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
-from train.batch_clipping import Replayed, make_generator
-from train.batches.sampler import Sampler
+from train.batches.sampler import Replayed, Sampler, make_generator
 from train.dice import DiceState, _shuffled, rule_of
-from train.loop import fit
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

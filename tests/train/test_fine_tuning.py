@@ -12,8 +12,9 @@ from flax import nnx
 from jax.experimental.buffer_callback import buffer_callback
 
 from tests.train import test_batch_clipping
+from tests.train.fitting import fit
 from tests.train.test_loop import KEYS, ROWS, Crash, crash_at, data, flat, plan, run
-from train import fit, load_model
+from train import load_model
 from train.batches.sampler import Sampler
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
@@ -21,7 +22,7 @@ from train.clipping.per_example import clipped_gradient_sum
 from train.dice import DiceStep
 from train.loss import Loss, Numbered, NumberedRows, as_loss, nnx_loss, public_key
 from train.optimizers import privatize
-from train.run_folder import save_model
+from train.saved_model import save_model
 from train.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")

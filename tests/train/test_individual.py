@@ -18,11 +18,12 @@ from jaxacct.individual import (
     rdp_to_epsilon,
     subsampled_gaussian_rdp,
 )
+from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
 from train.batches.sampler import Sampler
+from train.batches.sources import ArrayRows
 from train.individual import IndividualAccounting, PrivateLosses
-from train.loop import ArrayRows, fit
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -15,14 +15,15 @@ from jaxacct.individual.accountants import NORM_SLACK
 from jaxacct.schemes import SCHEMES
 from tests.stored_plans import with_derived
 from tests.train import test_dice_plan, test_individual
-from tests.train.clipping.test_microbatch import wanted
 from tests.train.noise.test_keys import steps
 from tests.train.plans import plan, plan_of
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
-from train import loop
+from train import correlated_noise
 from train.dice import DiceRule, DiceStep
-from train.individual import IndividualAccounting, IndividualStep
+from train.individual import IndividualAccounting
+from train.individual.steps import IndividualStep
 from train.optimizers import privatize
+from train.options import TrainOptions
 from train.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -65,8 +66,8 @@ def test_a_scheme_that_cuts_batches_takes_the_same_time_for_all_of_them(name, mo
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
     covered = with_derived(plan_of(mechanism, ROWS), max_batch_size=12)
     monkeypatch.setattr(Plan, "certified", True)
-    assert not loop._skips_padding(covered, wanted())
-    with pytest.raises(ValueError, match="skip_padding must not be True for a plan that cuts batches"):
+    assert not correlated_noise._skips_padding(covered, TrainOptions())
+    with pytest.raises(ValueError, match="skip_padding must not be True for a plan that truncates batches"):
         run(plan=covered, skip_padding=True)
 
 

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import PARAMS, ROWS, data, loss
-from train import fit, load_model, with_params
+from train import load_model, with_params
 from train.optimizers import sgd
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

@@ -20,14 +20,16 @@ import pytest
 from flax import nnx
 
 from jaxacct import BufferedToeplitz, Plan
+from jaxacct.common.files import write_atomically
+from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan, plan_of
 from train import loop, run_folder
 from train.batches.sampler import Sampler
-from train.loop import ArrayRows, fit
+from train.batches.sources import ArrayRows
 from train.noise import recursion as noise
 from train.optimizers import privatize
-from train.run_folder import CheckpointError, RunFolder, write_secret
+from train.run_folder import CheckpointError, RunFolder
 from train.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -363,9 +365,9 @@ with tempfile.TemporaryDirectory() as out:
     options |= dict(out=out, checkpoint_every=4)
     with crash_at(Sampler, "next", 8), pytest.raises(Crash):
         run(model=big, **options)
-    with pytest.raises(ValueError, match="devices: 1, now 8; .* elastic goes on all the same"):
+    with pytest.raises(ValueError, match="devices: 1, now 8; .* elastic continues all the same"):
         run(model=params, mesh=mesh, **options)
-    with pytest.warns(UserWarning, match="goes on elsewhere from step 4 .devices 1, now 8"):
+    with pytest.warns(UserWarning, match="continues elsewhere from step 4 .devices 1, now 8"):
         moved = run(model=params, mesh=mesh, elastic=True, **options)
     np.testing.assert_allclose(flat(moved.params), flat(alone.params), rtol=1e-5, atol=1e-6)
     assert moved.statement == alone.statement
@@ -556,11 +558,11 @@ def test_a_crash_before_the_first_checkpoint_keeps_the_key(tmp_path):
 def test_a_secret_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     """Mutant 29: a failure in the middle of the write leaves the old content and nothing else."""
     path = tmp_path / "secret.json"
-    write_secret(path, "old")
+    write_atomically(path, "old", secret=True)
     assert path.stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(OSError, match="No space"):
-        write_secret(path, "new")
+        write_atomically(path, "new", secret=True)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -588,7 +590,7 @@ def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypat
     (folder / "secret.json").write_text(json.dumps(secret))
     sampler = next((folder / "checkpoints" / "12").glob("sampler/*"))
     sampler.write_text(json.dumps(json.loads(sampler.read_text()) | {"step": 0}))
-    with pytest.raises(CheckpointError, match="its sampler stands elsewhere"):
+    with pytest.raises(CheckpointError, match="its sampler is at another step"):
         run(out=folder, checkpoint_every=6)
 
 
@@ -599,12 +601,12 @@ def test_one_sampler_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Sampler, "__init__", lambda self, *a, **k: built.append(a[3]) or begin(self, *a, **k))
     run(out=tmp_path / "run")
     run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
-    assert built == [[1, 2, 3, 4], (1, 2, 3, 4)]
+    assert built == [[1, 2, 3, 4], [1, 2, 3, 4]]
 
 
 def test_a_run_is_bound_to_what_its_plan_is_composed_with():
     """Else a folder could end with the statement of another plan than it began with, never verified."""
     from tests.stored_plans import whole
 
-    assert loop._lasting(whole("composed"))["compose_with"]["kind"] == "GaussianDpEvent"
-    assert loop._lasting(whole("plain"))["compose_with"] is None
+    assert whole("composed").claim.to_json()["compose_with"]["kind"] == "GaussianDpEvent"
+    assert whole("plain").claim.to_json()["compose_with"] is None

@@ -25,8 +25,8 @@ def epsilon_lower_bound(
 
     An event has probability `a <= e^epsilon b + delta` under neighbouring data sets, so epsilon is at least
     `log((a - delta) / b)`. The event, a score above or not above a threshold, is chosen on the first half of
-    the trials; on the second the Clopper-Pearson bounds on a and b fail with probability
-    `(1 - confidence) / 2` each.
+    the trials; on the second the Clopper-Pearson bounds on a and b fail with probability `(1 - confidence) /
+    2` each.
 
     Args:
       present, absent: (trials,) scores with the canary and without.

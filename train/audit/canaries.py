@@ -18,10 +18,10 @@ from jax.experimental import io_callback
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import Mechanism
 
-from .. import loop
 from ..batches.sources import ArrayRows
 from ..clipping.grid import Grid
 from ..clipping.per_example import default_microbatch_size
+from ..loop import TrainOptions, fit
 from ..loss import Loss, Numbered
 from .bystanders import Bystanders
 
@@ -54,7 +54,7 @@ class Setting:
     params: Any
     rows: Any
     clip_norm: float
-    options: dict[str, Any]
+    options: TrainOptions
 
     @property
     def coordinates(self) -> int:
@@ -65,7 +65,7 @@ class Setting:
     def amplitude(self) -> float:
         """What one participation of a canary adds to a sum, in clip norms."""
         length = LENGTH * self.clip_norm
-        return length / (length + 0.01) if self.options.get("normalize", False) else 1.0
+        return length / (length + 0.01) if self.options.normalize else 1.0
 
     def observed(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> Observed:
         """Run `fit` and return what it shows at `coordinates`.
@@ -81,15 +81,14 @@ class Setting:
         if known.any():
             others = self._bystanders(known, coordinates)
         rows = _Rows(self.rows, canary_of, others, steps)
-        loop.fit(
+        fit(
             self.plan,
             self.params,
             self.loss.wrapped(lambda base: _with_canaries(base, self.clip_norm)),
             rows,
             _recorded(optimizer, coordinates, log, rows),
             clip_norm=self.clip_norm,
-            prefetch=0,  # a batch is read after the step before it
-            **self.options,
+            options=self.options,
         )
         jax.effects_barrier()
         if not np.isfinite(log).all():
@@ -114,8 +113,8 @@ class Setting:
         return float(grid + 2.0**-22 * worst / self.clip_norm)
 
     def _bystanders(self, known: np.ndarray, coordinates: np.ndarray) -> Bystanders:
-        largest, asked = self.plan.max_batch_size, self.options.get("microbatch_size")
-        assert largest is not None
+        largest, asked = self.plan.max_batch_size, self.options.microbatch_size
+        assert largest is not None and not isinstance(asked, str)
         return Bystanders(
             self.loss,
             self.rows,
@@ -124,7 +123,7 @@ class Setting:
             steps=self.plan.mechanism.scheme.iterations,
             at_once=min(largest, asked or default_microbatch_size(self.params)),
             clip_norm=self.clip_norm,
-            normalize=self.options.get("normalize", False),
+            normalize=self.options.normalize,
         )
 
 

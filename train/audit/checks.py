@@ -117,8 +117,8 @@ def _normality(noise: np.ndarray, rounding: float) -> float:
 def _repeated(rows: np.ndarray, rounding: float) -> tuple[float, float]:
     """P-values of the largest correlation of two rows, and of the sums of those at the same distance.
 
-    A row's inner product with the direction of an earlier one is a standard normal, whatever that is; for
-    one distance these are independent.
+    A row's inner product with the direction of an earlier one is a standard normal, whatever that is; for one
+    distance these are independent.
     """
     number, size = rows.shape
     if number < 2:

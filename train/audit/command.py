@@ -42,9 +42,10 @@ from jaxacct.likelihood.loss import privacy_loss
 from jaxacct.report.figure import check_plot, save
 
 from .. import command as _command
-from .. import loop
 from ..batches.sources import as_rows
+from ..options import TrainOptions
 from ..plans import read_plan
+from ..procedures import Request
 from .bounds import independent_bound, most_canaries, one_run_bound
 from .canaries import REAL, SILENT, Setting, quiet
 from .checks import FALSE_ALARM, Check, examine
@@ -178,17 +179,18 @@ def audit(
     """
     _check(plan, kinds)
     confidence = _validate.open_probability("confidence", confidence)
-    wanted = loop.Wanted(model=model, loss=loss, data=dataset, wrt=wrt, loss_key=loss_key)
-    functional, params = loop.functional(wanted)
-    options = dict(keys=keys, progress=progress, microbatch_size=microbatch_size, normalize=normalize)
-    setting = Setting(
-        plan,
-        functional,
-        params,
-        as_rows(dataset),
-        _validate.positive_number("clip_norm", clip_norm),
-        options | {"verify": False},  # what is attacked is how the plan is realised
+    request = Request(model, loss, dataset, options=TrainOptions(wrt=wrt, loss_key=loss_key))
+    functional, params = request.functional()
+    options = TrainOptions(
+        keys=keys,
+        progress=progress,
+        microbatch_size=microbatch_size,
+        normalize=normalize,
+        verify=False,  # the audit attacks how the plan is realised
+        prefetch=0,  # a batch is read after the step before it
     )
+    clip_norm = _validate.positive_number("clip_norm", clip_norm)
+    setting = Setting(plan, functional, params, as_rows(dataset), clip_norm, options)
     # The order of trials and the coins: secret as the keys are.
     generator = np.random.default_rng(None if keys is None else [int(word) for word in keys[0]])
     found = []

@@ -1,14 +1,12 @@
-"""Real batches for a sampling scheme: the very dataclass that was accounted for decides who is in a batch.
+"""Real batches, drawn from the scheme object that was accounted for.
 
-Every step costs O(batch), never a pass over the data. The draws of a step are a function of a secret key
-and the step alone, and the state is a function of the earlier draws, so a sampler is resumed by replaying
-it: a key and a step number are all that a checkpoint needs.
-
-Which examples were in a batch is private, and so is the key.
+A step costs O(batch). Its draws are a function of a secret key and the step alone, so a sampler is resumed by
+replaying it: a checkpoint holds a key and a step number. Which examples were in a batch is private.
 """
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +18,7 @@ from jaxacct.schemes import Scheme
 from jaxacct.schemes.batch_sizes import check_dataset_size
 from jaxacct.schemes.batches import choose
 
-from .attribution import Attribution, check_graph
+from .graph import Attribution, check_graph
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
 
@@ -54,7 +52,7 @@ class SamplerState:
 
 
 def batch_sizes(plan: Plan) -> tuple[int, float, int]:
-    """(dataset_size, expected_batch_size, max_batch_size) of a plan; ValueError when it states none."""
+    """Return (dataset_size, expected_batch_size, max_batch_size) of a plan; ValueError when it has none."""
     size, expected, most = plan.dataset_size, plan.expected_batch_size, plan.max_batch_size
     if size is None or expected is None or most is None:
         raise ValueError("plan must state the dataset_size to draw batches; calibrate with dataset_size=...")
@@ -62,29 +60,29 @@ def batch_sizes(plan: Plan) -> tuple[int, float, int]:
 
 
 def fresh_key() -> tuple[int, ...]:
-    """128 bits from the operating system's generator."""
+    """Return 128 bits from the operating system's generator."""
     return tuple(int(word) for word in np.frombuffer(os.urandom(16), np.uint32))
 
 
 class Sampler:
     """Batches of one run of a scheme over `dataset_size` examples, in order.
 
-    Each example is sampled exactly by the law of the scheme's participation vectors, independently of all
+    Every example is sampled by the distribution of the scheme's participation vectors, independently of
     others.
 
     Args:
-      scheme: who takes part when.
+      scheme: the scheme of the plan.
       dataset_size: number of examples, at least 1.
       max_batch_size: length that batches are padded to.
-      truncate: cut larger batches to a uniformly random subset rather than stop; those left out stay barred.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
+      truncate: truncate larger batches to a uniformly random subset rather than stop; lockouts still apply.
       graph: of users and examples, for the attribution schemes; a batch then holds numbers of its examples.
-      shared_examples: whether the guarantee holds where examples have several owners,
-        `Plan.holds_for_shared_examples`; such a graph is refused otherwise. By default what the scheme alone
-        guarantees.
+      shared_examples: `Plan.holds_for_shared_examples`, whether examples may have several owners; by default
+        what the scheme alone guarantees.
+      state: continue from here, by drawing the earlier batches again; its key counts.
 
     Raises:
-      ValueError: bad arguments.
+      ValueError: bad arguments, or a `state` whose batches come out differently (another NumPy version).
     """
 
     def __init__(
@@ -97,7 +95,9 @@ class Sampler:
         truncate: bool = False,
         graph: Attribution | None = None,
         shared_examples: bool | None = None,
+        state: SamplerState | None = None,
     ):
+        key = key if state is None else state.key
         self.scheme = scheme
         self.dataset_size = _validate.positive_integer("dataset_size", dataset_size)
         self.max_batch_size = _validate.positive_integer("max_batch_size", max_batch_size)
@@ -114,31 +114,33 @@ class Sampler:
             shared_examples = scheme.holds_for_shared_examples
         check_graph(scheme, graph, self.dataset_size, shared_examples)
         self._pool = scheme.batches(self.dataset_size, self._generator(_SETUP), graph)
+        while state is not None and self._step < state.step:
+            self.next()
+        if state is not None and self._digest != state.digest:
+            raise ValueError(
+                f"state of the sampler does not replay with numpy {np.__version__}: its earlier batches come "
+                "out differently; resume with the version that the run began with"
+            )
 
     @classmethod
     def from_plan(
         cls, plan: Plan, key=None, graph: Attribution | None = None, state: SamplerState | None = None
     ) -> "Sampler":
-        """The sampler of a plan, fresh from `key` or as it was when `state` was taken.
-
-        Raises:
-          ValueError: a plan that does not say how large the data set is, a graph that its guarantee is not
-            for, or as `resume`.
-        """
+        """Return the sampler of a plan, fresh from `key` or from `state`; ValueError as the constructor."""
         dataset_size, _, largest = batch_sizes(plan)
-        sampler = cls(
+        return cls(
             plan.mechanism.scheme,
             dataset_size,
             largest,
-            key if state is None else state.key,
+            key,
             truncate=plan.truncation_delta is not None,
             graph=graph,
             shared_examples=plan.holds_for_shared_examples,
+            state=state,
         )
-        return sampler if state is None else sampler._replayed(state)
 
     def next(self) -> Batch:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
           ValueError: after the last step of the scheme.
@@ -167,47 +169,41 @@ class Sampler:
     def state(self) -> SamplerState:
         return SamplerState(self._key, self._step, self._digest)
 
-    @classmethod
-    def resume(
-        cls,
-        scheme: Scheme,
-        dataset_size: int,
-        max_batch_size: int,
-        state: SamplerState,
-        *,
-        truncate: bool = False,
-        graph: Attribution | None = None,
-        shared_examples: bool | None = None,
-    ) -> "Sampler":
-        """The sampler as it was when `state` was taken, by drawing the earlier batches again.
-
-        Raises:
-          ValueError: when they come out differently (another NumPy version draws otherwise).
-        """
-        sampler = cls(
-            scheme,
-            dataset_size,
-            max_batch_size,
-            state.key,
-            truncate=truncate,
-            graph=graph,
-            shared_examples=shared_examples,
-        )
-        return sampler._replayed(state)
-
-    def _replayed(self, state: SamplerState) -> "Sampler":
-        """This sampler after the batches that `state` counts; ValueError when they come out differently."""
-        while self._step < state.step:
-            self.next()
-        if self._digest != state.digest:
-            raise ValueError(
-                f"state of the sampler does not replay with numpy {np.__version__}: its earlier batches come "
-                "out differently; resume with the version that the run began with"
-            )
-        return self
-
     def _generator(self, step: int) -> np.random.Generator:
-        low, high = self._key[0] | self._key[1] << 32, self._key[2] | self._key[3] << 32
-        # Philox counts up from the lowest word, so the highest keeps the steps apart for ever.
-        counter = np.array([0, 0, 0, step], np.uint64)
-        return np.random.Generator(np.random.Philox(key=np.array([low, high], np.uint64), counter=counter))
+        return make_generator(self._key, step)
+
+
+def make_generator(key, step: int = 0) -> np.random.Generator:
+    """Return a counter-based generator of a step, from 4 secret words of 32 bits."""
+    words = [int(word) for word in key]
+    if len(words) != 4 or not all(0 <= word < 2**32 for word in words):
+        raise ValueError(f"key must be 4 words of 32 bits, had {len(words)}")
+    whole = words[0] | words[1] << 32 | words[2] << 64 | words[3] << 96
+    # Philox counts up from the lowest word, so steps in the highest never overlap.
+    return np.random.Generator(np.random.Philox(key=whole, counter=step << 192))
+
+
+class Replayed:
+    """Batches that one generator draws one after the other: `draws(generator)` yields positions.
+
+    Raises:
+      ValueError: for a `drawn` that the key does not draw.
+    """
+
+    def __init__(
+        self, draws: Callable[[np.random.Generator], Iterator[np.ndarray]], key, drawn: SamplerState | None
+    ):
+        self._key = tuple(int(word) for word in key)
+        self._left = draws(make_generator(self._key))
+        self.state = SamplerState(self._key, 0, "")
+        while drawn is not None and self.state.step < drawn.step:
+            self.next()
+        if drawn is not None and drawn != self.state:
+            raise ValueError("state must be of this plan and key: its batches were others")
+
+    def next(self) -> Batch:
+        """Return the records of the next step, all of its terms in a row."""
+        places = next(self._left).reshape(-1).astype(np.int64)
+        digest = hashlib.blake2b(self.state.digest.encode() + places.tobytes(), digest_size=16).hexdigest()
+        self.state = SamplerState(self._key, self.state.step + 1, digest)
+        return Batch(places, np.ones(len(places), bool))

@@ -1,7 +1,7 @@
-"""What `fit` takes as data: arrays, files of them that stay on disk, and anything with rows by their place.
+"""Data of `fit`: arrays, files of them that stay on disk, and anything with rows by index.
 
-A guarantee is for one row of the data. It holds only of a source that keeps what `Source` promises; of that a
-part is checked while a run reads (`SourceRows`), and the rest is the promise of who wrote the source.
+A guarantee is for one row of the data. It holds only for a source that keeps the promise of `Source`, of
+which a part is checked while a run reads (`SourceRows`).
 """
 
 import os
@@ -16,35 +16,34 @@ from . import fingerprints
 
 
 class Source(Protocol):
-    """Rows by their place, and what a source promises with them.
+    """Rows by index, and what a source promises with them.
 
     Row `i` is a function of record `i` alone and the same at every reading: of no other row, of nothing that
     was read before or with it, of no clock and no generator. Else one record changes the gradients of other
-    examples, whose clip norms then bound nothing. So: no statistics of the private data (means, vocabularies,
-    deduplication) in a transformation unless they are public, no augmentation at random (`fit(loss_key=)` has
-    keys for it), no order that changes from epoch to epoch (`fit` draws batches itself), no packing of
-    several records into one row unless the row is what is to be protected. A record in two rows has twice
-    the influence that is accounted for.
+    examples, which clipping does not bound. So: no statistics of the private data (means, vocabularies,
+    deduplication) in a transformation unless they are public, no random augmentation (use
+    `TrainOptions(loss_key=)`), no order that changes from epoch to epoch, no packing of several records into
+    one row unless the row is the privacy unit. A record in two rows has twice the influence that is accounted
+    for.
 
-    Attributes of a source beside these: `gather(indices) -> pytree of arrays (len(indices), ...)`, where rows
-    can be read at one go.
+    Optional: `gather(indices) -> pytree of arrays (len(indices), ...)` reads rows at once.
     """
 
     def __len__(self) -> int:
-        """Rows; the same throughout a run."""
+        """Number of rows; the same throughout a run."""
         ...
 
     def __getitem__(self, index: int) -> Any:
-        """A pytree of numbers or arrays, of the same structure, shapes and dtypes for every row."""
+        """Return a pytree of numbers or arrays, of the same structure, shapes and dtypes for every row."""
         ...
 
     def fingerprint(self) -> str:
-        """A text that changes with the content; see `train.batches.fingerprints`."""
+        """Return a text that changes with the content; see `train.batches.fingerprints`."""
         ...
 
 
 def as_rows(data):
-    """The data as an object with `take(indices, size)` and `fingerprint`.
+    """Return the data as an object with `take(indices, size)` and `fingerprint`.
 
     Raises:
       ValueError: for what is neither arrays nor a source, or a source whose rows are not the same twice.
@@ -53,10 +52,8 @@ def as_rows(data):
         return data
     if hasattr(data, "take") and hasattr(data, "fingerprint"):
         return SourceRows(Taken(data))
-    arrow = sys.modules.get("pyarrow")  # imported by whoever has a table
+    arrow = sys.modules.get("pyarrow")  # imported where there is a table
     if arrow is not None and isinstance(data, arrow.Table):
-        from .tables import ArrowTable
-
         return SourceRows(ArrowTable(data))
     if _is_source(data):
         return SourceRows(data if hasattr(data, "fingerprint") else Indexed(data))
@@ -68,13 +65,13 @@ def as_rows(data):
 
 
 def _is_source(data) -> bool:
-    """Whether it has rows by their place and is no container of arrays."""
-    leaf = jax.tree_util.all_leaves([data]) and not isinstance(data, str) and not hasattr(data, "__array__")
-    return leaf and hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    """Whether it has rows by index and is no container of arrays."""
+    container = not jax.tree_util.all_leaves([data]) or isinstance(data, str) or hasattr(data, "__array__")
+    return not container and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 class ArrayRows:
-    """A pytree of arrays (rows, ...) in memory as a data set."""
+    """Data set of a pytree of arrays (rows, ...) in memory."""
 
     def __init__(self, arrays):
         self.arrays = jax.tree.map(np.asarray, arrays)
@@ -89,11 +86,11 @@ class ArrayRows:
         return self._length
 
     def take(self, indices, size: int):
-        """Rows at `indices`, padded with zeros to `size`."""
+        """Return the rows at `indices`, padded with zeros to `size`."""
         return jax.tree.map(lambda leaf: _padded(leaf[indices], size), self.arrays)
 
     def fingerprint(self) -> str:
-        """Digest of all content."""
+        """Return a digest of all content."""
         return fingerprints.of_arrays(self.arrays)
 
 
@@ -120,15 +117,14 @@ def _padded(rows: np.ndarray, size: int) -> np.ndarray:
 
 
 class MemoryMapped:
-    """A pytree of arrays (rows, ...) that stay in their files: a batch is one indexed read.
+    """Source of a pytree of arrays (rows, ...) that stay in their files: a batch is one indexed read.
 
-    Rows are not looked at before a batch asks for them: what is not finite there counts as zero when its
-    gradient is clipped.
+    Rows are not checked in advance: a value that is not finite counts as zero when its gradient is clipped.
 
     Args:
       arrays: pytree of `np.memmap`, or of paths of `.npy` files.
       fingerprint: "content" or "sampled", see `train.batches.fingerprints`; by default the content up to 4
-      GiB.
+        GiB.
 
     Raises:
       ValueError: no such file, other lengths, no numbers; "sampled" for a mapping whose file is not known.
@@ -154,11 +150,11 @@ class MemoryMapped:
         return jax.tree.map(lambda leaf: np.array(leaf[index]), self.arrays)
 
     def gather(self, indices: np.ndarray):
-        """Rows at `indices`, copied to memory."""
+        """Return the rows at `indices`, copied to memory."""
         return jax.tree.map(lambda leaf: np.asarray(leaf[indices]), self.arrays)
 
     def fingerprint(self) -> str:
-        """Of all content as it would be of these arrays in memory, or of some rows and the files' times."""
+        """Return the digest of these arrays in memory, or of some rows and the files' times."""
         if self.how == fingerprints.CONTENT:
             return fingerprints.of_arrays(self.arrays)
         shapes = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(self.arrays)]
@@ -178,15 +174,15 @@ def _opened(leaf):
 
 
 class Indexed:
-    """Anything with `len(source)` and `source[index]`, a Grain source or `MapDataset` above all.
+    """Source of anything with `len(source)` and `source[index]`, as a Grain source or `MapDataset`.
 
-    Where it has `__getitems__` (PyTorch) or `_getitems` (Grain) a batch is read by it at one go.
+    Where it has `__getitems__` (PyTorch) or `_getitems` (Grain) a batch is read at once.
 
     Args:
-      source: its rows are pytrees of numbers or arrays, each the same whenever it is read (`Source`).
+      source: as `Source` promises.
       version: a text that is changed whenever the content is, for data that is too large to be read whole.
         The fingerprint is then of it and of 1,024 rows evenly spaced: **a change of other rows under the same
-        version is not seen**. By default every row is read once, when a run with a folder begins or goes on.
+        version is not noticed**. By default every row is read once, when a run with a folder begins.
 
     Raises:
       ValueError: for something else.
@@ -208,15 +204,51 @@ class Indexed:
         return self.source[index]
 
     def gather(self, indices: np.ndarray):
-        """Rows at `indices`, one under the other."""
+        """Return the rows at `indices`, stacked."""
         places = [int(index) for index in indices]
         rows = [self.source[i] for i in places] if self._several is None else self._several(places)
         return stacked(rows)
 
     def fingerprint(self) -> str:
-        """Of every row; or of the version and some rows."""
+        """Return the digest of every row, or of the version and some rows."""
         how = fingerprints.CONTENT if self.version is None else fingerprints.SAMPLED
         return fingerprints.of_source(self, how, str(self.version))
+
+
+class ArrowTable(Indexed):
+    """Source of a `pyarrow.Table`, in memory or mapped: a row is a dictionary of numbers and of arrays.
+
+    Its columns hold numbers, or lists of numbers of one length; text and images become numbers before, or in
+    a source that wraps it. ValueError for other columns, or missing values.
+    """
+
+    def __getitem__(self, index):
+        return {name: column[0] for name, column in self.gather(np.array([index])).items()}
+
+    def gather(self, indices: np.ndarray):
+        import pyarrow
+
+        # Slices copy nothing, while `Table.take` may join a whole column.
+        taken = pyarrow.concat_tables([self.source.slice(int(index), 1) for index in indices])
+        return {name: _numbers(taken.column(name).combine_chunks(), name) for name in taken.column_names}
+
+
+def _numbers(array, name: str) -> np.ndarray:
+    """(rows, ...) of an Arrow column of numbers, or of lists of one length."""
+    from pyarrow import compute, types
+
+    shape, kind = [len(array)], array.type
+    while not array.null_count and hasattr(array, "flatten") and hasattr(array.type, "value_type"):
+        lengths = compute.call_function("list_value_length", [array]).unique()
+        if len(lengths) != 1:
+            raise ValueError(f"column {name} must have lists of one length, has others: pad or cut them")
+        shape.append(lengths[0].as_py())
+        array = array.flatten()
+    if array.null_count:
+        raise ValueError(f"column {name} must have a value in every row, has missing ones")
+    if not (types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)):
+        raise ValueError(f"column {name} must hold numbers or lists of them, holds {kind}: select others")
+    return array.to_numpy(zero_copy_only=False).reshape(shape)
 
 
 def _as_arrays(row):
@@ -230,11 +262,7 @@ def _as_arrays(row):
 
 
 def stacked(rows) -> Any:
-    """Rows with arrays for leaves as one pytree of arrays (rows, ...).
-
-    Raises:
-      ValueError: rows of other structure or shapes, or what is no number.
-    """
+    """Return rows as one pytree of arrays (rows, ...); ValueError where they differ or are no numbers."""
     rows = [_as_arrays(row) for row in rows]
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
@@ -245,7 +273,7 @@ def stacked(rows) -> Any:
 
 
 class Taken:
-    """An object with `len`, `take(indices, size)` and `fingerprint()`, read by place."""
+    """Source of an object with `len`, `take(indices, size)` and `fingerprint()`."""
 
     def __init__(self, data):
         self.data = data
@@ -257,39 +285,39 @@ class Taken:
         return _row(self.take(np.array([index]), 1), 0)
 
     def take(self, indices: np.ndarray, size: int):
-        """Rows at `indices`; ValueError where they are not padded to `size`."""
+        """Return the rows at `indices`; ValueError where they are not padded to `size`."""
         found = _as_arrays(self.data.take(indices, size))
         if {leaf.shape[:1] for leaf in jax.tree.leaves(found)} != {(size,)}:
             raise ValueError(f"data must return rows padded to size {size} from take, returned others")
         return jax.tree.map(lambda leaf: leaf[: len(indices)], found)
 
     def fingerprint(self) -> str:
-        """The object's own."""
+        """Return the object's own."""
         return self.data.fingerprint()
 
 
 NUM_PROBES = 6
 FIRST_BATCHES = 8
 CHECKED_AT_FIRST = 64
-"""Rows of each of the first batches that are read again, alone; of each later batch it is one."""
+"""Rows of each of the first batches that are read again; of each later batch it is one."""
 DIGESTED_A_BATCH = 256
 DIGESTED = 2**17
-"""Rows of which a digest is kept in memory."""
+"""Maximum number of rows whose digests are kept in memory."""
 
 
 class SourceRows:
-    """A `Source` as a data set: padded batches, and checks that each row is the same at every reading.
+    """Data set of a `Source`: padded batches, and checks that each row is the same at every reading.
 
-    When it is made, six rows (the first, the middle, the last, others at random) are read alone, together in
+    At construction six rows (the first, the middle, the last, others at random) are read alone, together in
     another order, and alone again. Of each of the first 8 batches the first row, the last and 64 at random
-    places are read again alone, twice; of each later batch one row, and one of the six. A digest of up to 256
-    rows of every batch is compared with those of earlier batches. All must come out bit for bit
-    the same. That finds rows that depend on what was read before or with them, on a generator or on the time.
-    It does not find a transformation that mixes records in a fixed way, a record that is in two rows, a row
-    that differs in one late batch only, or a source that recognises the checks.
+    are read again alone, twice; of each later batch one row, and one of the six. Digests of up to 256 rows of
+    every batch are compared with earlier ones. All must be the same bits. That finds rows that depend on what
+    was read before or with them, on a generator or on the time; not a transformation that mixes records in a
+    fixed way, a record in two rows, a row that differs in one late batch only, or a source that recognises
+    the checks.
 
     Raises:
-      ValueError: when they do not, naming no row of a batch: who is in one is private.
+      ValueError: when they differ, naming no row of a batch, whose members are private.
     """
 
     def __init__(self, source: Source):
@@ -297,7 +325,7 @@ class SourceRows:
         length = len(source)
         if length == 0:
             raise ValueError("data must have at least one row, had 0")
-        # Of the operating system: what is checked is independent of every key of the run.
+        # From the operating system: what is checked is independent of every key of the run.
         self._random = np.random.default_rng()
         others = self._random.choice(length, min(length, NUM_PROBES), replace=False)
         places = list(dict.fromkeys(int(place) for place in (0, length // 2, length - 1, *others)))[
@@ -316,17 +344,16 @@ class SourceRows:
         return len(self.source)
 
     def take(self, indices, size: int):
-        """Rows at `indices`, padded with zeros to `size`."""
+        """Return the rows at `indices`, padded with zeros to `size`."""
         indices = np.asarray(indices, np.int64)
         if len(indices) == 0:
             return jax.tree.map(lambda leaf: _padded(leaf, size), self._like)
-        # A copy, which later readings do not write to.
         found = jax.tree.map(lambda leaf: _padded(leaf, size), self._gather(indices, size))
         self._check(found, indices)
         return found
 
     def fingerprint(self) -> str:
-        """The source's own."""
+        """Return the source's own."""
         return self.source.fingerprint()
 
     def _gather(self, indices: np.ndarray, size: int):
@@ -374,12 +401,10 @@ def _row(rows, at: int):
 
 
 def _same(first, again, what: str) -> None:
-    """ValueError where a row is not the same, to the bit."""
-    a, b = ([np.asarray(leaf) for leaf in jax.tree.leaves(row)] for row in (first, again))
-    if [(leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in a] != [
-        (leaf.dtype, leaf.shape, leaf.tobytes()) for leaf in b
-    ]:
+    """ValueError where the bits of a row differ."""
+
+    def content(row):
+        return [(a.dtype, a.shape, a.tobytes()) for a in map(np.asarray, jax.tree.leaves(row))]
+
+    if content(first) != content(again):
         raise ValueError(_NOT_THE_SAME.format(what))
-
-
-__all__ = ["ArrayRows", "Indexed", "MemoryMapped", "Source", "SourceRows", "Taken", "as_rows", "stacked"]

@@ -1,9 +1,9 @@
 """Where a loss uses its parameters: by which equation of its program, and with what.
 
 The gradient of a matrix W in `y = x W` is the outer product of x and the cotangent of y. A *tap* is such an
-equation: x is read off on the way, and the cotangent is the gradient with respect to a zero that is added
-to y. That is the gradient of W only if nothing else uses it, so a parameter has a tap where the one thing
-that happens to it, after changes of shape or dtype, is one equation of a known kind; others have none and are
+equation: x is read off on the way, and the cotangent is the gradient with respect to a zero that is added to
+y. That is the gradient of W only if nothing else uses it, so a parameter has a tap where the one thing that
+happens to it, after changes of shape or dtype, is one equation of a known kind; others have none and are
 differentiated as they are.
 """
 

@@ -150,7 +150,7 @@ def test_forged_and_relabelled_draws_are_refused(plan, tmp_path):
 
 
 def test_fit_trains_under_it_and_draws_anew(plan, tmp_path):
-    from train.loop import fit
+    from tests.train.fitting import fit
 
     data, seen = np.ones((24, 2), np.float32), []
 

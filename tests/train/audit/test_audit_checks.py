@@ -9,7 +9,7 @@ import optax
 import pytest
 import scipy
 
-import train.loop
+import train.correlated_noise
 import train.step
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from tests.train.plans import plan
@@ -59,13 +59,13 @@ def other_updates(change):
             return released, after
 
     def plant(patch):
-        real = train.loop.privatize
+        real = train.correlated_noise.privatize
 
         def broken(mechanism, **options):
             made = real(mechanism, **options)
             return Broken(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
 
-        patch.setattr(train.loop, "privatize", broken)
+        patch.setattr(train.correlated_noise, "privatize", broken)
 
     return plant
 
@@ -74,8 +74,10 @@ def other_mechanism(change):
     """Plant a trainer that adds the noise of another mechanism."""
 
     def plant(patch):
-        real = train.loop.privatize
-        patch.setattr(train.loop, "privatize", lambda mechanism, **named: real(change(mechanism), **named))
+        real = train.correlated_noise.privatize
+        patch.setattr(
+            train.correlated_noise, "privatize", lambda mechanism, **named: real(change(mechanism), **named)
+        )
 
     return plant
 
@@ -87,7 +89,7 @@ def other_batches(scheme):
         def broken(plan, key=None, graph=None, state=None):
             return Sampler(scheme, ROWS, plan.max_batch_size, key)
 
-        patch.setattr(train.loop.Sampler, "from_plan", broken)
+        patch.setattr(train.correlated_noise.Sampler, "from_plan", broken)
 
     return plant
 
@@ -147,13 +149,13 @@ def less(mechanism):
 
 def twice_the_clip_norm(patch):
     """Plant gradients clipped at twice the clip norm beside the noise of one."""
-    real = train.loop.privatize
+    real = train.correlated_noise.privatize
 
     def broken(mechanism, *, clip_norm, **options):
         half = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 2)
         return real(half, clip_norm=2 * clip_norm, **options)
 
-    patch.setattr(train.loop, "privatize", broken)
+    patch.setattr(train.correlated_noise, "privatize", broken)
 
 
 def always_the_first(state):

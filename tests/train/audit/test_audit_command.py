@@ -11,7 +11,7 @@ import optax
 import pytest
 import scipy
 
-import train.loop
+import train.correlated_noise
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 from tests.stored_plans import with_derived
@@ -20,6 +20,9 @@ from train.audit import canaries, command
 from train.audit.canaries import outputs
 from train.audit.command import KINDS, Finding, audit, named, picture
 from train.batches import sampler
+from train.batches.sources import as_rows
+from train.options import TrainOptions
+from train.procedures import Request
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -67,7 +70,7 @@ CLIPPING = pytest.param(no_clipping, id="clipping")
 )
 def test_both_audits_find_planted_faults_and_nothing_else(fault, monkeypatch):
     if fault:
-        monkeypatch.setattr(train.loop, "privatize", fault(train.loop.privatize))
+        monkeypatch.setattr(train.correlated_noise, "privatize", fault(train.correlated_noise.privatize))
     kinds = KINDS if fault is not no_clipping else KINDS[1:]
     found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP, kinds=kinds)
     assert [each.kind for each in found] == list(kinds)
@@ -125,7 +128,7 @@ def test_a_network_is_audited(fault, monkeypatch):
     """The small CNN on digits; `test_audit.py` has correlated noise, `test_audit_bounds.py` no network."""
     covered = plan("poisson", dataset_size=1440, iterations=4, rate=0.9, sigma=4.0, epsilon=2.2)
     if fault:
-        monkeypatch.setattr(train.loop, "privatize", fault(train.loop.privatize))
+        monkeypatch.setattr(train.correlated_noise, "privatize", fault(train.correlated_noise.privatize))
     independent, one_run = audit(**command.digits(), plan=covered, keys=KEYS)
     assert independent.contradicts == (fault is not None), independent.statement()
     assert one_run.contradicts == (fault is not None), one_run.statement()
@@ -143,12 +146,11 @@ def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(n
     covered = plan("poisson", dataset_size=40, iterations=3, rate=0.5, sigma=1e-3)
     data = {"x": np.ones((40, 3), np.float32), "y": np.arange(40, dtype=np.float32)}
     params = {"b": jnp.zeros(()), "w": jnp.zeros((3, 2))}
-    functional, params = train.loop.functional(train.loop.Wanted(params, jittered, data, loss_key=3))
-    rows, options = (
-        train.loop.as_rows(data),
-        dict(keys=KEYS, progress=False, normalize=normalize, microbatch_size=8),
+    functional, params = Request(params, jittered, data, options=TrainOptions(loss_key=3)).functional()
+    options = TrainOptions(
+        keys=KEYS, progress=False, normalize=normalize, microbatch_size=8, prefetch=0, verify=False
     )
-    setting = canaries.Setting(covered, functional, params, rows, CLIP, options)
+    setting = canaries.Setting(covered, functional, params, as_rows(data), CLIP, options)
     canary_of = np.full(40, canaries.REAL, np.int32)
     canary_of[:3] = 4, canaries.SILENT, 2
     members = sampler.Sampler.from_plan(covered, KEYS[0])

@@ -22,8 +22,9 @@ import train.batch_clipping
 import train.clipping.per_example
 from jaxacct.accountants.tradeoff import gdp_delta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
-from train.batch_clipping import epoch_batches, make_generator
-from train.loop import fit
+from tests.train.fitting import fit
+from train.batch_clipping import epoch_batches
+from train.batches.sampler import make_generator
 from train.step import make_step
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))

@@ -105,7 +105,7 @@ def test_a_resumed_sampler_goes_on_with_the_same_batches(scheme):
         part = Sampler(scheme, 300, 300, KEY)
         for _ in range(stop):
             part.next()
-        resumed = Sampler.resume(scheme, 300, 300, part.state)
+        resumed = Sampler(scheme, 300, 300, state=part.state)
         for batch in batches[stop:]:
             np.testing.assert_array_equal(resumed.next(), batch)
         assert resumed.state == whole.state
@@ -115,7 +115,7 @@ def test_a_sampler_that_replays_differently_is_refused():
     part = Sampler(Poisson(5, 0.5), 10, 10, KEY)
     part.next()
     with pytest.raises(ValueError, match="does not replay"):
-        Sampler.resume(Poisson(5, 0.4), 10, 10, part.state)
+        Sampler(Poisson(5, 0.4), 10, 10, state=part.state)
 
 
 def test_fresh_keys_differ_and_batches_with_them():

@@ -10,13 +10,11 @@ import optax
 import pyarrow as pa
 import pytest
 
+from tests.train.fitting import fit
 from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss, run
-from train import loop
+from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, run
 from train.batches import fingerprints, sources
-from train.batches.sources import ArrayRows, Indexed, MemoryMapped, SourceRows, as_rows
-from train.batches.tables import ArrowTable
-from train.loop import fit
+from train.batches.sources import ArrayRows, ArrowTable, Indexed, MemoryMapped, SourceRows, as_rows
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -488,7 +486,3 @@ def test_training_on_fourteen_million_rows_starts_at_once(tmp_path):
 
     fit(covered, PARAMS, small, np.load(path, mmap_mode="r"), optax.sgd(0.1), out=tmp_path / "run", keys=KEYS)
     assert time.process_time() - begun < 60
-
-
-def test_names_of_before_are_still_there():
-    assert loop.ArrayRows is ArrayRows and loop.as_rows is as_rows and callable(loss)

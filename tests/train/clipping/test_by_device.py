@@ -17,6 +17,7 @@ from flax import nnx
 from jax import lax
 
 from tests.train.clipping.test_ghost import Everything, of_everything
+from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan
 from train.clipping.ghost import budget, ghost_gradient_sum
@@ -25,7 +26,6 @@ from train.clipping.groups import Groups
 from train.clipping.per_example import admitted_gradient_sum, clipped_gradient_sum
 from train.dice import DiceRule
 from train.individual import IndividualAccounting
-from train.loop import fit
 from train.step import nnx_loss
 
 ROWS, GRID = 16, Grid(1.0, 20)

@@ -19,7 +19,7 @@ from train.clipping import per_example as clipping
 from train.clipping.grid import Grid
 from train.clipping.groups import ClipGroups, Groups, partition
 from train.individual import IndividualAccounting
-from train.loop import Result
+from train.run import Result
 from train.step import CLIPPINGS
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -245,8 +245,8 @@ def test_a_run_is_bound_to_its_partition(tmp_path):
 def test_the_command_line(tmp_path, capsys, monkeypatch):
     seen = []
 
-    def fit(plan, *, clip_groups, **_):
-        seen.append(clip_groups)
+    def fit(plan, *, options, **_):
+        seen.append(options.clip_groups)
         return Result(PARAMS, 1, {"accuracy": 0.5}, "guarantee")
 
     monkeypatch.setattr("train.__main__.fit", fit)

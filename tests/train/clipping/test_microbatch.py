@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jaxacct import Plan
-from tests.train.test_loop import PARAMS, ROWS, Crash, crash_at, data, flat, loss, plan, run
-from train import loop
+from tests.train.test_loop import PARAMS, ROWS, Crash, crash_at, flat, loss, plan, run
+from train import correlated_noise
 from train.batches.sampler import Sampler
 from train.clipping import microbatch
-from train.loop import Wanted
+from train.options import TrainOptions
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -65,21 +65,17 @@ def test_it_measures_real_steps(monkeypatch):
     np.testing.assert_allclose(flat(found.params), flat(run(steps=1).params), rtol=1e-5, atol=1e-7)
 
 
-def wanted(**options):
-    return Wanted(PARAMS, loss, data(), **options)
-
-
-def test_batches_that_are_cut_take_the_same_time_whatever_their_size(monkeypatch):
-    """Who times the steps would know the sizes, and the pair of cut batches does not hold for who does."""
+def test_batches_that_are_truncated_take_the_same_time_whatever_their_size(monkeypatch):
+    """Run times would show the sizes, and the pair of truncated batches does not hold if they are known."""
     covered = plan("poisson", dataset_size=ROWS)
     cut = plan("poisson", dataset_size=ROWS, truncation_delta=1e-6)
     mesh = jax.make_mesh((1,), ("data",))
-    assert loop._skips_padding(covered, wanted())
-    assert not loop._skips_padding(covered, wanted(skip_padding=False))
-    assert not loop._skips_padding(cut, wanted())
-    assert not loop._skips_padding(covered, wanted(mesh=mesh))
+    assert correlated_noise._skips_padding(covered, TrainOptions())
+    assert not correlated_noise._skips_padding(covered, TrainOptions(skip_padding=False))
+    assert not correlated_noise._skips_padding(cut, TrainOptions())
+    assert not correlated_noise._skips_padding(covered, TrainOptions(mesh=mesh))
     monkeypatch.setattr(Plan, "certified", True)
-    for options, message in ((dict(plan=cut), "a plan that cuts"), (dict(mesh=mesh), "with mesh")):
+    for options, message in ((dict(plan=cut), "a plan that truncates"), (dict(mesh=mesh), "with mesh")):
         with pytest.raises(ValueError, match=f"skip_padding must not be True .*{message}|{message}"):
             run(**options, skip_padding=True)
 

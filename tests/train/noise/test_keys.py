@@ -1,6 +1,5 @@
 """Noise keys of runs, folders that lost their checkpoints, and what a folder shows to others."""
 
-import json
 import os
 import re
 import shutil
@@ -185,14 +184,3 @@ def test_others_see_nothing_of_the_private_log(finished):
         assert stat.S_IMODE((finished / name).stat().st_mode) == 0o666 & ~mask
     for path in [finished / "model", *(finished / "model").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~mask
-
-
-def test_the_log_of_an_earlier_release_moves_into_the_private_folder(tmp_path):
-    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
-        run(out=tmp_path, checkpoint_every=4)
-    os.replace(tmp_path / "private/metrics.jsonl", tmp_path / "private_metrics.jsonl")
-    (tmp_path / "private").rmdir()
-    run(out=tmp_path, checkpoint_every=4)
-    lines = (tmp_path / "private/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
-    assert not (tmp_path / "private_metrics.jsonl").exists()

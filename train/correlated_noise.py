@@ -1,0 +1,199 @@
+"""Per-example clipped gradients with correlated noise: the procedure of a `jaxacct.Plan`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.core.plan import Plan
+
+from . import by_device as _by_device
+from .batches import fingerprints
+from .batches.attribution import expected_batch_sizes
+from .batches.graph import Attribution, check_graph
+from .batches.sampler import Sampler, batch_sizes
+from .clipping import ghost, microbatch
+from .clipping.groups import partition
+from .clipping.per_example import default_microbatch_size
+from .individual.steps import follow
+from .loss import numbered
+from .optimizers import privatize
+from .options import TrainOptions
+from .procedures import Procedure, Request
+from .run import Result, take_steps
+from .step import PER_EXAMPLE, make_step
+
+
+def train(plan: Plan, request: Request) -> Result:
+    """Train under a plan of correlated noise; ValueError for whatever it does not cover."""
+    mechanism, options = plan.mechanism, request.options
+    mesh, graph = options.mesh, options.graph
+    if options.clip not in (None, "individual"):
+        raise ValueError(f"clip must be 'individual' for this plan, was {options.clip!r}")
+    steps = request.steps(plan.mechanism.scheme.iterations)
+    _, expected, largest = batch_sizes(plan)
+    rows = _rows(plan, request, graph)
+    if graph is not None:
+        expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
+    clip_norm = request.given_clip_norm()
+    loss, params = request.functional()
+    rows = numbered(loss, rows)
+    if mesh is not None:
+        # Axes left to the compiler: a model written for one device then runs as it is.
+        mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+        loss, params = jax.tree.map(lambda leaf: _on(mesh, leaf), (loss, params))
+    sampler_key, noise_key = request.keys()
+    private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
+    optimizer, claim = request.given_optimizer(), plan.claim.to_json()
+    groups = described_groups = None
+    if options.clip_groups is not None:
+        groups, described_groups = partition(params, options.clip_groups, clip_norm, request.model)
+        groups.limits(private.grid)
+    shared: dict[str, Any] = dict(normalize=options.normalize, has_aux=options.has_aux)
+    micro = None
+    if options.individual is None:
+        batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
+        shared |= dict(skip_padding=_skips_padding(plan, options), clipping=options.clipping)
+        shared |= dict(groups=groups, mesh=mesh)
+
+        def make(micro):
+            return make_step(loss, private, optimizer, microbatch_size=micro, **shared)
+
+        micro = _microbatch_size(request, make, loss, params, batch)
+        parts: dict[str, Any] = dict(
+            step=make(micro),
+            batch=batch,
+            source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn),
+            statement=plan.statement(),
+        )
+    else:
+        _check_individual(options)
+        shared |= dict(microbatch_size=request.given_microbatch_size() or largest)
+        parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
+        claim |= {"individual": repr(options.individual)}  # all of its fields but `continues`
+    return take_steps(
+        request,
+        state=parts["step"].init(params),
+        steps=steps,
+        claim=claim,
+        clip_norm=clip_norm,
+        sampler_key=sampler_key,
+        frozen=loss.digests,
+        described=dict(clipping=options.clipping, clip_groups=described_groups, microbatch_size=micro),
+        before_first=(lambda: _verify(plan, options.progress)) if options.verify else None,
+        **parts,
+    )
+
+
+PROCEDURE = Procedure(
+    train,
+    frozenset(
+        "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
+        "skip_padding has_aux clipping clip_groups".split()
+    ),
+)
+
+
+def _rows(plan: Plan, request: Request, graph: Attribution | None):
+    """The data, as the plan's examples."""
+    check_graph(plan.mechanism.scheme, graph, plan.dataset_size, plan.holds_for_shared_examples)
+    if graph is None:
+        return request.rows(plan.dataset_size)
+    return GraphRows(request.rows(graph.dataset_size, "graph's"), graph)
+
+
+def _microbatch_size(request: Request, make, loss, params, batch) -> int:
+    """The number of gradients in memory at a time: given, measured, or by the number of parameters."""
+    options, (rows, mask) = request.options, batch.take(np.zeros(0, np.int64))
+
+    def by_default() -> int:
+        if options.clipping == PER_EXAMPLE:
+            return default_microbatch_size(params)
+        return ghost.default_microbatch_size(loss, params, rows, options.has_aux)
+
+    if options.microbatch_size == microbatch.AUTO:
+        stored = microbatch.stored(request.out)
+        return stored or microbatch.fastest(make, params, rows, mask, by_default())
+    return request.given_microbatch_size() or min(by_default(), batch.size)
+
+
+def _check_individual(options: TrainOptions) -> None:
+    if options.mesh is not None:
+        raise ValueError("mesh must not be given with individual: its records are on one device")
+    if options.clipping != PER_EXAMPLE:
+        raise ValueError("clipping must be 'per_example' with individual, which needs every example's norm")
+    if options.clip_groups is not None:
+        raise ValueError("clip_groups must not be given with individual, which follows one clip norm")
+    if options.skip_padding:
+        raise ValueError("skip_padding must not be given with individual: every example is charged")
+
+
+def _skips_padding(plan: Plan, options: TrainOptions) -> bool:
+    """Whether the duration of a step depends on its batch size; ValueError where it must not."""
+    truncated = plan.truncation_delta is not None or plan.mechanism.scheme.cut_to is not None
+    if options.skip_padding and truncated:
+        raise ValueError(
+            "skip_padding must not be True for a plan that truncates batches: its guarantee does not hold "
+            "against an adversary who knows their sizes, which run times would show"
+        )
+    if options.skip_padding and options.mesh is not None:
+        raise ValueError("skip_padding must not be True with mesh: most devices would have nothing to do")
+    if options.skip_padding is None:
+        return not truncated and options.mesh is None
+    return options.skip_padding
+
+
+def _verify(plan: Plan, progress) -> None:
+    """Refuse a plan that fresh draws do not verify: stored counts do not show how they were obtained."""
+    if not plan.is_sampled:
+        return  # `certified` computed it again
+    max_samples = max(2_000_000, 8 * plan.evidence.num_samples)
+    verdict = plan.verify(rule="anytime", max_samples=max_samples, progress=progress)
+    if not verdict.certified:
+        raise ValueError(f"plan could not be verified with fresh randomness: {verdict.flaws[0]}")
+
+
+@dataclass(frozen=True)
+class GraphRows:
+    """The examples of a graph as a data set: each is a row of another one."""
+
+    rows: Any
+    graph: Attribution
+
+    def __len__(self) -> int:
+        return self.graph.num_examples
+
+    def take(self, indices, size: int):
+        return self.rows.take(self.graph.rows[indices], size)
+
+    def fingerprint(self) -> str:
+        """Digest of the rows and of the graph."""
+        parts = (self.graph.rows, self.graph.first_user, self.graph.users)
+        return fingerprints.of_bytes(
+            self.rows.fingerprint().encode() + b"".join(part.tobytes() for part in parts)
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Padded batches and their masks, spread over the mesh if there is one."""
+
+    rows: Any
+    size: int
+    mesh: jax.sharding.Mesh | None = None
+
+    def take(self, indices):
+        batch = self.rows.take(indices, self.size), np.arange(self.size) < len(indices)
+        if self.mesh is None:
+            return batch
+        along = jax.sharding.NamedSharding(self.mesh, _by_device.spec_of_rows(self.mesh))
+        return jax.device_put(batch, along)
+
+
+def _on(mesh, leaf):
+    """A parameter sharded over the mesh as over one of the same axes, or else a copy on each device."""
+    old = leaf.sharding
+    same = isinstance(old, jax.sharding.NamedSharding) and old.mesh.axis_names == mesh.axis_names
+    spec = old.spec if same else jax.sharding.PartitionSpec()
+    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec))

@@ -1,0 +1,147 @@
+"""What a run keeps of every example, and what it reports of it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxacct.common import validate as _validate
+from jaxacct.common.records import exact
+from jaxacct.individual import (
+    GDPIndividualAccountant,
+    IndividualGDPFilter,
+    IndividualRDPFilter,
+    RDPIndividualAccountant,
+    SigmaGrid,
+    subsampled_gaussian_rdp,
+)
+from jaxacct.individual.rdp import ORDERS
+
+from .trackers import FullBatches, Sampled, Tracker
+
+
+@dataclass(frozen=True)
+class IndividualAccounting:
+    """What is kept of every example; with an epsilon examples are also filtered.
+
+    Without `epsilon` losses are tracked and nothing else changes: the same plan and keys give the same bits.
+    With it no example participates in a step that would take its own loss past (epsilon, delta), so the
+    release is (epsilon, delta)-DP for one example under zero-out adjacency, even where the plan's epsilon is
+    larger. Training runs to the last step for any number of admitted examples: stopping early would reveal
+    it.
+
+    Attributes:
+      epsilon, delta: budget of each example, both or neither; epsilon is a natural log.
+      readmit: whether an excluded example may return when its gradient is small again; sound either way.
+      order: of the Renyi filter where batches are sampled; by default the one that lasts longest for an
+        example of the clip norm, a public choice. Full batches have a filter of mu.
+      buckets: number of distinguished norms where batches are sampled; memory is examples x buckets x 4
+        bytes.
+      smallest_norm: as a share of the clip norm: smaller norms, but 0, are charged as this.
+      continues: `Result.private_individual` of an earlier run on the same data: its charges count here too,
+        and the guarantee is for both runs together. **Private.**
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    readmit: bool = True
+    order: int | None = None
+    buckets: int = 40
+    smallest_norm: float = 1 / 32
+    continues: "PrivateLosses | None" = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self):
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError("epsilon and delta of individual must be given together, or neither")
+        if self.epsilon is not None:
+            _validate.positive_number("epsilon", self.epsilon)
+            _validate.open_probability("delta", self.delta)
+        elif self.order is not None:
+            raise ValueError("order of individual must not be given without an epsilon: nothing is filtered")
+        _validate.positive_integer("buckets", self.buckets)
+        if not 0 < self.smallest_norm < 1:
+            raise ValueError(f"smallest_norm must be in (0, 1), was {self.smallest_norm!r}")
+
+    def tracker(self, sampling_probability: float, noise_multiplier: float) -> Tracker:
+        """Return the tracker of a run; ValueError for an epsilon that no filter can keep at this delta."""
+        if sampling_probability == 1:
+            if self.order is not None:
+                raise ValueError("order of individual must not be given for full batches: no Renyi filter")
+            mu = None
+            if self.epsilon is not None and self.delta is not None:
+                mu = IndividualGDPFilter.from_epsilon_delta(self.epsilon, self.delta, readmit=self.readmit)
+            return FullBatches(GDPIndividualAccountant(noise_multiplier, 1.0), mu)
+        grid = SigmaGrid(noise_multiplier, noise_multiplier / self.smallest_norm, self.buckets)
+        accountant = RDPIndividualAccountant(sampling_probability, noise_multiplier, 1.0, grid)
+        return Sampled(accountant, self._renyi_filter(accountant))
+
+    def _renyi_filter(self, accountant: RDPIndividualAccountant) -> IndividualRDPFilter | None:
+        if self.epsilon is None or self.delta is None:
+            return None
+        filters = {}
+        for order in ORDERS if self.order is None else (self.order,):
+            try:
+                filters[order] = IndividualRDPFilter.from_epsilon_delta(self.epsilon, self.delta, order)
+            except ValueError:
+                if self.order is not None:
+                    raise
+        if not filters:
+            raise ValueError(
+                f"epsilon of individual must be larger at delta {self.delta:g}, was {self.epsilon:g}: no "
+                "Renyi order has a positive budget"
+            )
+        largest = accountant.charged_sigmas[0]
+        costs = subsampled_gaussian_rdp(accountant.sampling_probability, largest, tuple(filters))
+        best = max(zip(filters.values(), costs, strict=True), key=lambda pair: pair[0].budget / pair[1])[0]
+        return IndividualRDPFilter(best.order, best.budget, self.readmit)
+
+    def statement(self, tracker: Tracker) -> str:
+        """Return what it adds to the guarantee of the plan, in sentences."""
+        private = (
+            "Individual privacy losses are functions of the data: no guarantee covers them, nor who or how "
+            "many were left out, nor any mean of them."
+        )
+        if self.epsilon is None or self.delta is None:
+            return f"Every example's own privacy loss was tracked, which changes no guarantee. {private}"
+        together = "" if self.continues is None else ", this run and those that it continues taken together,"
+        return (
+            f"An individual filter ({tracker.describe()}) left each example out of every step that would "
+            "have taken its own loss past its budget: what is released"
+            f"{together} is also ({exact(self.epsilon)}, {exact(self.delta)})-differentially private for one "
+            "example under zero-out adjacency. Every example was charged at every step that it was not left "
+            "out of for the norm of its own clipped gradient there, whether it was in the batch or not. "
+            f"{private}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateLosses:
+    """Every example's own loss in a run, in the order of the data. **Private**, not for publication.
+
+    Attributes:
+      steps: of the run.
+      tracker: the accountant and the filter of the run.
+      records: of every example.
+      fingerprint: of the data that the records are of.
+    """
+
+    steps: int
+    tracker: Tracker = field(repr=False)
+    records: Any = field(repr=False)
+    fingerprint: str = field(repr=False)
+
+    def epsilon(self, delta: float) -> np.ndarray:
+        """Return (num_examples,) float64 at delta. **Private.**
+
+        Full batches: exact, by mu-GDP. Sampled batches: the Fourier accountant, an estimate where norms
+        depend on training (proofs/individual.md, section 4).
+        """
+        return self.tracker.epsilon(self.records, _validate.open_probability("delta", delta))
+
+    def renyi_epsilon(self, delta: float) -> np.ndarray:
+        """Return (num_examples,) float64 at delta by Renyi divergences, for sampled batches. **Private.**"""
+        return self.tracker.renyi_epsilon(self.records, _validate.open_probability("delta", delta))
+
+    def active(self) -> np.ndarray:
+        """Return (num_examples,) bool: admitted to the last step. **Private.**"""
+        return np.asarray(self.records.active)

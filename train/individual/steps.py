@@ -1,0 +1,169 @@
+"""Steps that follow every example: the parts of a run with `individual`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxacct.common import validate as _validate
+from jaxacct.core.plan import Plan
+
+from .. import by_device as _by_device
+from ..batches.sampler import Sampler, SamplerState
+from ..clipping.per_example import admitted_gradient_sum
+from ..loss import Loss, as_loss, digest
+from ..noise.recursion import Fresh, NoiseState
+from ..optimizers import Privatizer
+from ..step import PrivateStep, StepInfo, TrainState, advance
+from .accounting import IndividualAccounting, PrivateLosses
+from .trackers import Tracker
+
+
+class IndividualTrainState(NamedTuple):
+    """A `TrainState` and the records of all examples."""
+
+    params: Any
+    noise: NoiseState
+    """Secret: it holds the key."""
+    opt_state: Any
+    private_individual: Any
+    """**Private**; checkpoints have an item of this name."""
+
+
+class IndividualStep(PrivateStep):
+    """`step(state, all rows, sampled) -> (state, info)`: the step of `make_step` on admitted examples."""
+
+    def __init__(
+        self,
+        loss: Callable[..., jax.Array],
+        private: Privatizer,
+        optimizer: optax.GradientTransformation,
+        tracker: Tracker,
+        start,
+        **options,
+    ):
+        self._start = start
+
+        def admit(records, squares):
+            with jax.enable_x64(True):
+                norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
+            return tracker.step(records, norms)
+
+        def step(
+            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs=()
+        ) -> tuple[IndividualTrainState, StepInfo]:
+            del specs  # of no mesh
+            _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
+            now, records = loss.at(state.noise.step), state.private_individual
+            found, records = admitted_gradient_sum(
+                now, state.params, rows, sampled, admit, records, grid=private.grid, **options
+            )
+            after, info = advance(private, optimizer, TrainState(*state[:3]), found, sampled, fresh)
+            return IndividualTrainState(*after, records), info
+
+        super().__init__(step, as_loss(loss), private, optimizer)
+
+    def init(self, params) -> IndividualTrainState:
+        """Return the state before the first step."""
+        return IndividualTrainState(*super().init(params), jax.tree.map(jnp.array, self._start))
+
+
+def _rounded_up(values) -> jax.Array:
+    """float64 as float32 that is not below it."""
+    rounded = values.astype(jnp.float32)
+    above = jnp.nextafter(rounded, jnp.full_like(rounded, jnp.inf))
+    return jnp.where(rounded.astype(jnp.float64) < values, above, rounded)
+
+
+@dataclass(frozen=True)
+class _AllRows:
+    """All rows at every step, and which of them were sampled: every example is charged."""
+
+    rows: Any
+    on_device: Any
+
+    def take(self, indices):
+        sampled = np.zeros(len(self.rows), bool)
+        sampled[indices] = True
+        return self.on_device, sampled
+
+
+def follow(
+    individual: IndividualAccounting,
+    plan: Plan,
+    rows,
+    loss: Callable[..., jax.Array],
+    private: Privatizer,
+    optimizer: optax.GradientTransformation,
+    **options,
+) -> dict[str, Any]:
+    """Return the arguments of `train.run.take_steps` for a run that follows every example.
+
+    Args:
+      options: microbatch_size, normalize and has_aux, as of `train.step.make_step`.
+
+    Raises:
+      ValueError: a plan whose steps are not independent, losses of another data set or of another tracker.
+    """
+    _validate.instance(
+        "individual", individual, IndividualAccounting, "a train.individual.IndividualAccounting"
+    )
+    scheme, size = plan.mechanism.scheme, len(rows)
+    tracker = individual.tracker(_probability(plan), plan.mechanism.noise_multiplier)
+    start, before = tracker.init(size), individual.continues
+    fingerprint = rows.fingerprint()
+    if before is not None:
+        _validate.instance("continues", before, PrivateLosses, "the private_individual of an earlier result")
+        if before.fingerprint != fingerprint:
+            raise ValueError("continues of individual must be of this data set, was of another one")
+        if before.tracker != tracker:
+            raise ValueError(
+                "continues of individual must have this run's sampling probability, noise multiplier, buckets"
+                f" and filter, had {before.tracker}"
+            )
+        start = before.records
+
+    def source_at(key, drawn: SamplerState | None) -> Sampler:
+        # Batches may be as long as the data set: every gradient is computed anyway.
+        return Sampler(scheme, size, size, key, state=drawn)
+
+    def report(state: IndividualTrainState, steps: int) -> PrivateLosses:
+        records = jax.tree.map(np.asarray, state.private_individual)
+        earlier = 0 if before is None else before.steps
+        return PrivateLosses(steps + earlier, tracker, records, fingerprint)
+
+    return dict(
+        step=IndividualStep(loss, private, optimizer, tracker, start, **options),
+        batch=_AllRows(rows, jax.tree.map(jnp.asarray, rows.take(np.arange(size), size))),
+        source_at=source_at,
+        statement=f"{plan.statement()} {individual.statement(tracker)}",
+        report=report,
+        bound={} if before is None else {"continues": f"{before.steps} {digest(before.records)}"},
+    )
+
+
+def _probability(plan: Plan) -> float:
+    """Sampling probability of every example at every step; ValueError where there is no such number."""
+    mechanism, scheme = plan.mechanism, plan.mechanism.scheme
+    rounds = scheme.independent_rounds()
+    if (
+        rounds is None
+        or rounds[1] != scheme.iterations
+        or scheme.unit != "example"
+        or scheme.cut_to is not None
+        or plan.truncation_delta is not None
+    ):
+        raise ValueError(
+            "individual needs a plan whose examples join every batch independently (Poisson, not truncated), "
+            f"was {scheme.name}"
+        )
+    if mechanism.strategy.noise_copies:
+        raise ValueError(
+            "individual needs a plan of independent noise (one band): the proof adds individual losses of "
+            f"steps, was {mechanism.strategy.describe()}"
+        )
+    return float(rounds[0])

@@ -1,0 +1,88 @@
+"""Options of `train.fit` beside plan, model, data and optimizer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+
+from jaxacct.common import validate as _validate
+
+from .batches.graph import Attribution
+from .clipping.groups import ClipGroups
+from .clipping.microbatch import AUTO
+from .individual import IndividualAccounting
+from .step import PER_EXAMPLE, clipping_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a run is computed, followed and kept; an option that does not apply to a plan is refused.
+
+    Attributes:
+      steps: number of steps, at most the plan's; by default all of them.
+      clip: "individual", "batch" or "mixed", to be checked against the plan.
+      clipping: "per_example", or "ghost" (`train.clipping.ghost`): much faster where parameters are many and
+        examples are short; gradients are scaled to slightly less than `clip_norm`. For a `jaxacct.Plan`.
+      clip_groups: clip each group of parameters to a norm of its own, together at most `clip_norm`: "layer",
+        nnx filters (one a group) or a `train.clipping.groups.ClipGroups`. For a `jaxacct.Plan`.
+      normalize: automatic clipping: every gradient is scaled to about `clip_norm`.
+      inner: optimizer that goes through the records of each term of a `GeneralPlan`, with a new state in each
+        term; by default a term is the mean gradient of its records.
+      microbatch_size: gradients of examples (or terms) in memory at a time; by default derived from the
+        number of parameters. "auto" measures the fastest before the run and stores it. For a `jaxacct.Plan`.
+      skip_padding: do not compute padded rows. The duration of a step then shows its batch size, which no
+        guarantee covers. Default: True, except for truncated batches (refused), a mesh and `individual`.
+      has_aux: the loss returns (scalar, dictionary of scalars); the means are logged privately.
+      wrt: nnx filter of the variables to train, by default `nnx.Param`. All others are frozen and public: no
+        noise, no part in the clip norm, no copy in checkpoints; the run is bound to their values.
+      loss_key: public integer or `jax.random` key, for dropout or augmentation: the loss is called with a
+        third argument, a key derived from this one, the step and the example's index. Unrelated to `keys`.
+      graph: users and examples, for an attribution plan; its `rows` map the plan's examples to rows of data.
+      individual: follow every example's own privacy loss (`train.individual`), for Poisson batches and
+        independent noise.
+      mesh: devices; each computes an equal share of the rows of a batch, `microbatch_size` at a time.
+      verify: draw a Monte Carlo plan's evidence again before the first step. A run in a folder is verified
+        once. Takes as long as certification.
+      checkpoint_every: steps between checkpoints.
+      progress: called with ("training", steps done, total steps); by default a bar on an interactive terminal
+        or in a notebook; False for none.
+      callback: called with (step, metrics) of every step, a few steps late. **Private**: no guarantee covers
+        the metrics (`train.metrics` writes them for TensorBoard).
+      prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.
+      elastic: continue a run on other devices, processors, compiler flags or package versions, with a
+        warning: the bits are then no longer reproduced. Refused by default.
+      keys: (sampler key, noise key); by default from the operating system. Fix them in tests only.
+    """
+
+    steps: int | None = None
+    clip: str | None = None
+    clipping: str = PER_EXAMPLE
+    clip_groups: str | Sequence[Any] | ClipGroups | None = None
+    normalize: bool = False
+    inner: optax.GradientTransformation | None = None
+    microbatch_size: int | str | None = None
+    skip_padding: bool | None = None
+    has_aux: bool = False
+    wrt: Any = None
+    loss_key: Any = None
+    graph: Attribution | None = None
+    individual: IndividualAccounting | None = None
+    mesh: jax.sharding.Mesh | None = None
+    verify: bool = True
+    checkpoint_every: int = 100
+    progress: Callable[[str, int, float], None] | bool | None = None
+    callback: Callable[[int, dict[str, float | None]], Any] | None = None
+    prefetch: int = 2
+    elastic: bool = False
+    keys: tuple | None = None
+
+    def __post_init__(self):
+        clipping_of(self.clipping)
+        _validate.positive_integer("checkpoint_every", self.checkpoint_every)
+        _validate.positive_integer("prefetch", self.prefetch, minimum=0)
+        if self.steps is not None:
+            _validate.positive_integer("steps", self.steps)
+        if self.microbatch_size not in (None, AUTO):
+            _validate.positive_integer("microbatch_size", self.microbatch_size)

@@ -1,0 +1,161 @@
+"""Procedures that realise plans, one for each kind, and what they share: a request and its checks."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import optax
+from flax import nnx
+
+from jaxacct.common import validate as _validate
+
+from .batches import sampler
+from .batches.sources import as_rows
+from .loss import Loss, as_loss, nnx_loss, public_key
+from .options import TrainOptions
+
+if TYPE_CHECKING:
+    from .run import Result
+
+# The `training` of a plan -> the module whose PROCEDURE realises it, loaded for the first such plan.
+PROCEDURES = {
+    "correlated-noise": "correlated_noise",
+    "general-dpsgd": "batch_clipping",
+    "last-iterate": "convex",
+    "dice": "dice",
+}
+
+
+class TrainingPlan(Protocol):
+    """What `train.fit` needs of a plan."""
+
+    @property
+    def training(self) -> str:
+        """Key of `PROCEDURES`."""
+        ...
+
+    @property
+    def certified(self) -> bool:
+        """Whether the guarantee holds, computed again."""
+        ...
+
+    @property
+    def iterations(self) -> int:
+        """Steps that the guarantee covers."""
+        ...
+
+    def statement(self) -> str:
+        """The guarantee, with its adversary, in a sentence."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `train.fit` beside the plan."""
+
+    model: Any
+    loss: Any
+    data: Any
+    optimizer: optax.GradientTransformation | None = None
+    clip_norm: float | None = None
+    out: Any = None
+    evaluate: Callable[[Any], dict[str, float]] | None = None
+    options: TrainOptions = field(default_factory=TrainOptions)
+
+    def steps(self, covered: int) -> int:
+        """Number of steps; ValueError for more than the plan covers."""
+        steps = covered if self.options.steps is None else self.options.steps
+        if steps > covered:
+            raise ValueError(
+                f"steps must be at most the plan's {covered}, was {steps}: more are not covered by the "
+                "guarantee"
+            )
+        return steps
+
+    def rows(self, number: int | None, whose: str = "plan's dataset_size"):
+        """The data as an object with `take`; ValueError for another number of rows."""
+        rows = as_rows(self.data)
+        if len(rows) != number:
+            raise ValueError(f"data must have the {whose} {number} rows, had {len(rows)}")
+        return rows
+
+    def given_clip_norm(self) -> float:
+        """The clip norm, by default 1."""
+        return _validate.positive_number("clip_norm", 1.0 if self.clip_norm is None else self.clip_norm)
+
+    def given_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer; ValueError where it is missing or none of optax."""
+        given = self.optimizer
+        if given is None:
+            raise ValueError("optimizer must be given")
+        if isinstance(given, nnx.Optimizer) or not (hasattr(given, "init") and hasattr(given, "update")):
+            hint = ": give the transformation that it was made of" if isinstance(given, nnx.Optimizer) else ""
+            raise ValueError(f"optimizer must be an optax transformation, was {type(given).__name__}{hint}")
+        return given
+
+    def given_microbatch_size(self) -> int | None:
+        """The number of gradients at a time, where "auto" is not supported."""
+        size = self.options.microbatch_size
+        return None if size is None else _validate.positive_integer("microbatch_size", size)
+
+    def keys(self) -> tuple[Any, Any]:
+        """(sampler key, noise key or None for a fresh one)."""
+        return self.options.keys or (sampler.fresh_key(), None)
+
+    def functional(self) -> tuple[Loss, Any]:
+        """`(Loss, params)`; parameters are copied, as a step donates its state. Frozen arrays are not."""
+        key, wrt = public_key(self.options.loss_key), self.options.wrt
+        if isinstance(self.loss, Loss) and key is not None:
+            raise ValueError("loss_key must not be given with a train.loss.Loss, which has its own")
+        if isinstance(self.model, nnx.Module):
+            loss, params = nnx_loss(self.model, self.loss, nnx.Param if wrt is None else wrt, key)
+        elif wrt is not None:
+            raise ValueError(
+                "wrt must not be given for a pytree of parameters: bind what is frozen to the loss by "
+                "jax.tree_util.Partial(loss, frozen), which calls loss(frozen, params, example)"
+            )
+        else:
+            loss, params = as_loss(self.loss, key), self.model
+        loss = jax.tree.map(jax.numpy.asarray, loss)
+        return loss, jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), params)
+
+
+@dataclass(frozen=True)
+class Procedure:
+    """How plans of one kind are realised.
+
+    Attributes:
+      train: (plan, request) -> `Result`; refuses whatever the plan does not cover.
+      supports: names of the arguments and options that it uses, beside `COMMON`. Others are refused where
+        they are set: an ignored option may be the one that a guarantee is thought to rest on.
+    """
+
+    train: "Callable[[Any, Request], Result]"
+    supports: frozenset[str]
+
+    def check(self, plan: TrainingPlan, request: Request) -> None:
+        """ValueError, in one line, for an argument or option that is set and not supported."""
+        for record in (request, request.options):
+            for each in dataclasses.fields(record):
+                if each.name in COMMON | self.supports or each.default is dataclasses.MISSING:
+                    continue
+                value = getattr(record, each.name)
+                if value is not each.default and not (isinstance(value, str) and value == each.default):
+                    raise ValueError(f"{each.name} must not be given for a plan of {plan.training}")
+
+
+# Arguments and options of every procedure: they say where a run is kept and how it is followed.
+COMMON = frozenset(
+    "out evaluate options checkpoint_every progress keys verify prefetch callback elastic".split()
+)
+
+
+def procedure_of(plan: TrainingPlan) -> Procedure:
+    """Return the procedure of a plan; ValueError for something else."""
+    name = getattr(plan, "training", None)
+    if name not in PROCEDURES:
+        raise ValueError(f"plan must be a plan of {', '.join(PROCEDURES)}, was {type(plan).__name__}")
+    return importlib.import_module(f".{PROCEDURES[name]}", __package__).PROCEDURE

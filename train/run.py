@@ -1,0 +1,173 @@
+"""The loop of a private run: steps, checkpoints, logs, and what a resumed run is bound to."""
+
+import contextlib
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import numpy as np
+
+from . import machine, run_folder
+from .batches import fingerprints
+from .batches import prefetch as prefetching
+from .batches.sampler import SamplerState
+from .procedures import Request
+from .run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from .individual import PrivateLosses
+
+_LOG_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+      params: pytree like the given parameters; of an nnx model, the state of its trained variables.
+      steps: number of steps.
+      evaluation: what `evaluate` returned at the end.
+      statement: the guarantee, in a sentence.
+      private_individual: with `individual`, every example's own loss. **Private**: not covered.
+    """
+
+    params: Any
+    steps: int
+    evaluation: dict[str, float]
+    statement: str
+    private_individual: "PrivateLosses | None" = dataclasses.field(default=None, repr=False)
+
+
+class Step(Protocol):
+    """A step, as `train.step.PrivateStep`."""
+
+    def __call__(self, state, batch, mask) -> tuple[Any, Any]:
+        """`(state, private info)`; a state is a pytree with `params`."""
+        ...
+
+    def trace(self, state, batch, mask) -> jax.stages.Traced:
+        """Return the step as a program."""
+        ...
+
+
+def take_steps(
+    request: Request,
+    step: Step,
+    state: Any,
+    batch,
+    steps: int,
+    *,
+    claim: dict,
+    clip_norm: float,
+    sampler_key,
+    source_at: Callable[[Any, SamplerState | None], Any],
+    statement: str,
+    frozen: Callable[[], dict[str, str]],
+    described: dict[str, Any] | None = None,
+    before_first: Callable[[], None] | None = None,
+    released: Callable[[Any], Any] = lambda params: params,
+    only_last: bool = False,
+    report: "Callable[[Any, int], PrivateLosses] | None" = None,
+    bound: dict[str, str] | None = None,
+) -> Result:
+    """All steps of a private run, kept in the folder `request.out` where there is one.
+
+    Args:
+      batch: `take(indices)` returns the arguments of `step` for these examples; `rows` has a `fingerprint()`.
+      claim: JSON values of the plan that a resumed run must share.
+      source_at: (key, state of the sampler or None) -> batches, with `next()` and `state`.
+      frozen: returns digests, by name, of what the loss reads beside the parameters; bound as `claim`.
+      described: further JSON values that a resumed run must share.
+      before_first: called before the first step of this call, once in a run with a folder.
+      released: parameters of the last state -> what is shown of them.
+      only_last: whether parameters before the end are shown to nobody, `evaluate` included; they are in
+        checkpoints, which are secret.
+      report: (last state, steps) -> every example's own loss.
+      bound: private texts that a resumed run must share: only keyed digests of them are stored.
+    """
+    options, evaluate = request.options, request.evaluate
+    mesh = getattr(batch, "mesh", None)
+    described = {
+        "plan": fingerprints.of_bytes(json.dumps(claim, sort_keys=True).encode()),
+        "clip_norm": clip_norm,
+        "steps": steps,
+        "program": fingerprints.of_program(step.trace(state, *batch.take(np.zeros(0, np.int64)))),
+        **(described or {}),
+        **machine.describe(1 if mesh is None else mesh.size),
+    }
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(request.out)) if request.out is not None else None
+        drawn = None
+        if folder:
+            # A resumed run uses the key that it began with.
+            described |= {"frozen": frozen(), "generator": run_folder.generator()}
+            private = {"data": batch.rows.fingerprint()} | (bound or {})
+            sampler_key = folder.begin(described, sampler_key, private, options.elastic)
+            state, drawn = folder.restore(state) or (state, None)
+            if drawn is not None and drawn.key != tuple(sampler_key):
+                raise ValueError(f"out {request.out} holds checkpoints of another run than its secret.json")
+        source = source_at(sampler_key, drawn)
+        if folder:
+            folder.went_on(source.state.step)
+        if folder and drawn is None:
+            folder.save(state, source.state)
+        # A run that began unverified is verified at the first call that asks for it.
+        if before_first and not (folder and folder.verified):
+            before_first()
+            if folder:
+                folder.note(verified=True)
+        seen = None if only_last else evaluate
+        if folder and seen and 0 < source.state.step < steps and not folder.has_logged(source.state.step):
+            # The run was interrupted between the checkpoint and its evaluation.
+            folder.log({"step": source.state.step, "evaluation": _finite(seen(state.params))})
+        coming = prefetching.batches(source, batch, source.state.step, steps)
+        with prefetching.ahead(coming, options.prefetch) as ready:
+            state = _loop(step, state, ready, steps, folder, seen, options)
+        params = released(state.params)
+        evaluation = evaluate(params) if evaluate else {}
+        losses = None if report is None else report(state, steps)
+        result = Result(params, steps, evaluation, statement, losses)
+        if folder:
+            folder.save_model(params)
+            folder.finish({"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement})
+        return result
+
+
+def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
+    waiting = []
+    for rows, mask, drawn in ready:
+        state, info = step(state, rows, mask)
+        done = drawn.step
+        keep = done % options.checkpoint_every == 0 or done == steps
+        if folder or options.callback:
+            waiting.append((done, info))
+        if waiting and (done % _LOG_EVERY == 0 or keep):
+            found = [(at, _floats(seen)) for at, seen in waiting]
+            waiting = []
+            if folder:
+                folder.log_private([{"step": at, **values} for at, values in found])
+            for at, values in found if options.callback else []:
+                options.callback(at, values)
+        if folder and keep:
+            folder.save(state, drawn)
+            if evaluate and done < steps:
+                folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
+        if options.progress:
+            options.progress("training", done, steps)
+    return state
+
+
+def _floats(info) -> dict[str, float | None]:
+    """Numbers for JSON, which has no NaN (the median of an empty batch) and no infinity."""
+    values = info._asdict()
+    values |= {f"aux.{name}": value for name, value in (values.pop("aux", None) or {}).items()}
+    return _finite({name: float(value) for name, value in values.items()})
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

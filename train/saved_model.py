@@ -1,0 +1,137 @@
+"""Trained parameters in a folder: `save_model` and `load_model`."""
+
+import contextlib
+import json
+import logging
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from jaxacct.common.files import read_json, write_atomically
+
+from .loss import digest
+
+
+def save_model(folder, model) -> None:
+    """Write the parameters of a model to `folder`, where `load_model` finds them.
+
+    Args:
+      folder: made where it is missing; a `model/` in it is replaced.
+      model: an `nnx.Module`, of which its `nnx.Param` are written, or a pytree of parameters.
+    """
+    params = nnx.state(model, nnx.Param) if isinstance(model, nnx.Module) else model
+    write_model(Path(folder).absolute(), params)
+
+
+def write_model(folder: Path, params) -> None:
+    """Write parameters to `model/`, without the times and the path that Orbax adds.
+
+    The same parameters are then the same bytes, and times would show batch sizes.
+    """
+    model = folder / "model"
+    # One file a parameter: Orbax's default, OCDBT, stores when each version was written.
+    with _without_warnings(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
+        checkpointer.save(model, args=ocp.args.PyTreeSave(_plain(params)), force=True)
+    (model / "commit_success.txt").unlink(missing_ok=True)
+    about = model / "_CHECKPOINT_METADATA"
+    if about.exists():
+        kept = {name: value for name, value in read_json(about, "model").items() if "timestamp" not in name}
+        write_atomically(about, json.dumps(kept))
+
+
+@contextlib.contextmanager
+def _without_warnings():
+    """Silence Orbax, which warns where there is no OCDBT to merge."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def load_model(run, model):
+    """Return the trained model of a finished run, or of `save_model`.
+
+    Of a fine-tuned model only the trained variables are stored. They are put into `model`, whose other
+    variables must be those that the run began with.
+
+    Args:
+      run: folder of the run; only what the guarantee covers, or what is public, is read.
+      model: an `nnx.Module` or a pytree of parameters of the same shapes and dtypes, of any values.
+
+    Returns:
+      `model` itself with the parameters set, where it is a module; else a pytree like it.
+
+    Raises:
+      ValueError: no such folder, parameters of another structure, shape or dtype, or a fine-tuned run that
+        began with other frozen variables.
+    """
+    folder = Path(run).absolute() / "model"
+    if not folder.is_dir():
+        raise ValueError(f"run must be the folder of a finished run, {str(run)!r} has no model")
+    is_module = isinstance(model, nnx.Module)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            found = _shapes(checkpointer.metadata(folder).item_metadata.tree)
+            params = _trained(Path(run), model, set(found)) if is_module else model
+            wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(params))
+            given = _shapes(wanted)
+            if found != given:
+                name = min(set(found.items()) ^ set(given.items()), key=str)[0]
+                raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
+            plain = checkpointer.restore(folder, wanted)
+    except _OtherWeightsError:
+        raise
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"model must be of the structure that was trained: {error}") from None
+    if is_module:
+        nnx.replace_by_pure_dict(params, plain)
+        nnx.update(model, params)
+        return model
+    return plain["params"] if isinstance(model, jax.Array | np.ndarray) else plain
+
+
+class _OtherWeightsError(ValueError):
+    """The model has other frozen variables than the run."""
+
+
+def _trained(run: Path, model: nnx.Module, names: set[str]):
+    """The variables of a model that are stored: all parameters, or those of a run that froze the others."""
+    params = nnx.state(model, nnx.Param)
+    if set(_shapes(_plain(params))) == names:
+        return params
+    began = read_json(run / "run.json", "run") if (run / "run.json").exists() else {}
+    began = began.get("frozen") if isinstance(began, dict) else None
+    if not isinstance(began, dict):
+        return params  # nothing was frozen: the structure is another one
+
+    def stored(path, _) -> bool:
+        return ".".join(map(str, path)) in names
+
+    _, trained, _, frozen = nnx.split(model, stored, nnx.RngState, ...)
+    others = digest(frozen) if jax.tree.leaves(frozen) else None
+    if set(_shapes(_plain(trained))) == names and others != began.get("variables"):
+        raise _OtherWeightsError("model must have the frozen variables that the run began with, has others")
+    return trained
+
+
+def _plain(params):
+    """Parameters as Orbax stores them: plain nested dictionaries; a single array is the entry "params"."""
+    plain = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+    return {"params": plain} if isinstance(plain, jax.Array | np.ndarray) else plain
+
+
+def _shapes(tree) -> dict[str, tuple]:
+    """(shape, dtype) by name, which is the same for attributes, keys and positions."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+    return {
+        ".".join(
+            str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path
+        ): (tuple(leaf.shape), leaf.dtype)
+        for path, leaf in leaves
+    }
