@@ -17,6 +17,7 @@ import numpy as np
 from jaxacct.cli.usage import parse, single
 from jaxacct.common import validate as _validate
 from jaxacct.schemes import IndependentAttribution, MultiAttribution
+from jaxacct.statistics import roots
 
 from .graph import Attribution, check_one_owner, from_edges, neighborhood_sizes, phantoms, subgraph
 
@@ -169,9 +170,8 @@ def find_sampling_probability(
             f"batch_size must be at most {sizes[best]:.6g}, reached at sampling_probability "
             f"{math.exp(grid[best]):.4g}, was {batch_size!r}"
         )
-    low, high = grid[reached[0] - 1], grid[reached[0]]
-    root = scipy.optimize.brentq(lambda log_p: size(log_p) - target, low, high, xtol=1e-14)
-    return min(1.0, math.exp(root))
+    ends = grid[reached[0] - 1], grid[reached[0]]
+    return min(1.0, math.exp(roots.bisect(lambda log_p: size(log_p) >= target, *ends, relative=0.0)[1]))
 
 
 def prepare(
