@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -204,7 +205,7 @@ def _rounds(plan: GeneralPlan, generator: np.random.Generator) -> Iterator[np.nd
 def clip_by_l2_norm(tree, clip_norm: float) -> Any:
     """Return a pytree scaled to a global norm of at most `clip_norm`; training clips on the grid instead."""
     _validate.positive_number("clip_norm", clip_norm)
-    norm = optax.global_norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree))
+    norm = jnp.linalg.norm(jax.flatten_util.ravel_pytree(tree)[0].astype(jnp.float32))
     scale = 1 / jnp.maximum(1.0, norm / clip_norm)
     return jax.tree.map(lambda leaf: leaf * scale, tree)
 

@@ -1,8 +1,7 @@
-"""Each device of a mesh computes its own rows of a batch, and sums are added up across devices once.
+"""Each device of a mesh computes its own rows of a batch, and sums are added across devices once.
 
-`jax.shard_map` fixes which device computes what. Neither clipping nor noise (`train.step`) rests on XLA's
-automatic partitioner, which returns zeros for kernel gradients of convolutions on all devices but the first
-(proofs/errata.md).
+`jax.shard_map` fixes which device computes what: XLA's automatic partitioner returns zeros for kernel
+gradients of convolutions on all devices but the first (proofs/errata.md).
 """
 
 import math
@@ -16,11 +15,7 @@ _MAX_DEVICES = 2**14  # low parts of so many sums, of 16 bits each, add up in 32
 
 
 def rows_of_each(size: int, mesh: jax.sharding.Mesh | None) -> int:
-    """Return how many of `size` rows a device computes.
-
-    Raises:
-      ValueError: rows that cannot be divided evenly, or a mesh that is none, or too large.
-    """
+    """Return how many of `size` rows a device computes; ValueError for an uneven share or a bad mesh."""
     if mesh is None:
         return size
     if not isinstance(mesh, jax.sharding.Mesh) or mesh.size > _MAX_DEVICES:
@@ -45,12 +40,11 @@ def over_rows(
 
     Args:
       function: `(whole, pytrees of arrays with a row an example) -> (sum over these rows, pytree of arrays of
-        rows)`. The arrays of the pytree `whole` are whole on every device, and so is what it closes over.
-      add: `(sum over some rows, axes of the mesh) -> sum over all`, exact and in whatever order the same;
-        without a mesh there are no axes.
-      mesh: of the devices; None for one.
+        rows)`. The arrays of `whole`, and those it closes over, are whole on every device.
+      add: `(sum over some rows, axes of the mesh) -> sum over all`, exact in any order; without a mesh there
+        are no axes.
+      mesh: devices; None for one.
     """
-
     if mesh is None:
 
         def on_one(whole, *rows):
@@ -58,7 +52,7 @@ def over_rows(
             return add(total, ()), found
 
         return on_one
-    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # of axes that losses need not know of
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # losses do not see its axes
     along, same = spec_of_rows(mesh), jax.sharding.PartitionSpec()
 
     def on_all(whole, *rows):
@@ -70,7 +64,7 @@ def over_rows(
             total, found = function(jax.tree.unflatten(structure, given), *rows)
             return add(total, mesh.axis_names), found
 
-        # `check_vma` would have losses say what varies by device, and add their gradients up by itself.
+        # `check_vma` would require losses to state what varies by device, and add their gradients itself.
         specs = dict(in_specs=(same, along), out_specs=(same, along))
         return jax.shard_map(on_each, mesh=mesh, check_vma=False, **specs)(arrays, rows)
 
@@ -78,25 +72,22 @@ def over_rows(
 
 
 def specs_of(mesh: jax.sharding.Mesh | None, tree) -> tuple[jax.sharding.PartitionSpec, ...]:
-    """Return how each leaf is cut over the mesh; leaves that are not, or are traced, count as whole."""
+    """Return how each leaf is sharded over the mesh; unsharded and traced leaves count as whole."""
+
+    if mesh is None:
+        return ()
 
     def spec(leaf):
         given = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
-        named = isinstance(given, jax.sharding.NamedSharding) and mesh is not None
-        return (
-            given.spec if named and given.mesh.axis_names == mesh.axis_names else jax.sharding.PartitionSpec()
-        )
+        if isinstance(given, jax.sharding.NamedSharding) and given.mesh.axis_names == mesh.axis_names:
+            return given.spec
+        return jax.sharding.PartitionSpec()
 
-    return tuple(spec(leaf) for leaf in jax.tree.leaves(tree)) if mesh is not None else ()
+    return tuple(spec(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def refuse_several_devices(mesh: jax.sharding.Mesh | None = None, /, **named) -> None:
-    """ValueError for arrays on several devices where no mesh says which computes what.
-
-    Args:
-      mesh: with one anything goes: what a device computes does not depend on where its arrays come from.
-      named: pytrees of arrays, or of tracers.
-    """
+    """ValueError for arrays, or tracers, on several devices without a mesh."""
     for name, tree in named.items() if mesh is None else ():
         for leaf in jax.tree.leaves(tree):
             number = _num_devices(leaf)
@@ -105,7 +96,7 @@ def refuse_several_devices(mesh: jax.sharding.Mesh | None = None, /, **named) ->
 
 
 def _num_devices(leaf) -> int:
-    """Return how many devices an array, or what it is traced for, is on."""
+    """Return the number of devices of an array or a tracer."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
         return len(leaf.sharding.device_set)
     mesh = getattr(getattr(getattr(leaf, "aval", None), "sharding", None), "mesh", None)

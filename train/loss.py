@@ -1,7 +1,6 @@
 """A loss of one example, with what it reads beside the parameters: frozen weights, and a key.
 
-Both are public: frozen weights are trained on no private data, and the key decides only what dropout or
-augmentation do. They are arguments of the step and not literals in its program, and a run is bound to them.
+Both are public, and arguments of the step rather than literals of its program; a run is bound to them.
 """
 
 import contextlib
@@ -16,17 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
-from .clipping import passed_on as _passed_on
+from .clipping import programs as _programs
 
 _M = TypeVar("_M", bound=nnx.Module)
 
 
 class WritingLossError(ValueError):
-    """A loss left something in the model."""
+    """A loss wrote to its model."""
 
 
 class Numbered(NamedTuple):
-    """An example, or a batch of them, with its number in the data set: what a loss with a key is given."""
+    """An example, or a batch of them, with its index in the data set: the input of a loss with a key."""
 
     example: Any
     number: Any
@@ -36,14 +35,13 @@ class Numbered(NamedTuple):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["frozen", "key"], meta_fields=["function"])
 @dataclass(frozen=True)
 class Loss:
-    """`loss(params, example) -> scalar`; as a pytree its leaves are what it reads beside them.
+    """`loss(params, example) -> scalar`; its leaves as a pytree are the arrays that it reads beside these.
 
     Attributes:
       function: `(frozen, key of the step or None, params, example) -> scalar`.
-      frozen: dictionary of pytrees of arrays, which are read and never trained; public.
-      key: a `jax.random` key or None; public. With one, examples are `Numbered`, and what the loss gets is a
-        function of it, of the step and of the example's number: not of who else is in the batch, which would
-        let one example change the gradients of others.
+      frozen: dictionary of pytrees of arrays, which are not trained; public.
+      key: a `jax.random` key or None; public. With one, examples are `Numbered`, and the loss gets a key
+        derived from it, the step and the example's number, independent of the rest of the batch.
     """
 
     function: Callable[..., jax.Array]
@@ -51,7 +49,7 @@ class Loss:
     key: Any = None
 
     def at(self, step) -> Callable[..., jax.Array]:
-        """`(params, example) -> scalar` of one step."""
+        """Return `(params, example) -> scalar` of one step."""
         key = None if self.key is None else jax.random.fold_in(self.key, step)
         return jax.tree_util.Partial(self.function, self.frozen, key)
 
@@ -59,7 +57,7 @@ class Loss:
         return self.at(0)(params, example)
 
     def wrapped(self, wrapper: Callable[..., Callable[..., jax.Array]]) -> "Loss":
-        """The loss `wrapper(this loss)`, which reads the same."""
+        """Return the loss `wrapper(this loss)`, which reads the same arrays."""
 
         def function(frozen, key, params, example):
             return wrapper(functools.partial(self.function, frozen, key))(params, example)
@@ -67,7 +65,7 @@ class Loss:
         return Loss(function, self.frozen, self.key)
 
     def digests(self) -> dict[str, str]:
-        """What of the frozen arrays and of the key a run is bound to, by name."""
+        """Return digests, by name, of the frozen arrays and the key, which a run is bound to."""
         if "key" in self.frozen:
             raise ValueError("frozen must not have a part called key: that is the name of the loss key")
         named = self.frozen if self.key is None else self.frozen | {"key": self.key}
@@ -75,10 +73,10 @@ class Loss:
 
 
 def as_loss(loss, key=None) -> Loss:
-    """A `Loss` of a function of (params, example), or of (params, example, key) where `key` is given.
+    """Return a `Loss` of a function of (params, example), or of (params, example, key) with a `key`.
 
     Arrays bound by `jax.tree_util.Partial(function, ...)` are frozen; those that a plain function closes over
-    are literals of the program: right, and slow to compile where they are large.
+    are literals of the program, slow to compile where they are large.
     """
     if isinstance(loss, Loss):
         return loss
@@ -100,19 +98,18 @@ def as_loss(loss, key=None) -> Loss:
 
 
 def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, key=None):
-    """`(Loss, params)` of an nnx model and `loss(model, example) -> scalar`.
+    """Return `(Loss, params)` of an nnx model and `loss(model, example) -> scalar`.
 
     Args:
-      model: it stays as it is.
-      loss: of (model, example), or of (model, example, key) where `key` is given.
-      wrt: an nnx filter; only the variables it selects are parameters, the others are frozen.
-      key: a `jax.random` key, public. The streams of the model (of `nnx.Dropout`, say) are seeded from it as
-        well, anew for every step and example.
+      model: not changed.
+      loss: of (model, example), or of (model, example, key) with a `key`.
+      wrt: an nnx filter of the parameters; other variables are frozen.
+      key: a public `jax.random` key, which also seeds the streams of the model (of `nnx.Dropout`, say) for
+        every step and example.
 
     Raises:
-      ValueError: for batch norm with the statistics of a batch (`refuse_batch_statistics`), a filter that
-        selects nothing or what is no floating-point array; when traced, for a loss that writes to the model,
-        which would carry one example into what others see, or be lost.
+      ValueError: for batch norm with the statistics of a batch, a filter that selects nothing or no
+        floating-point array; when traced, for a loss that writes to the model.
     """
     refuse_batch_statistics(model)
     try:
@@ -128,7 +125,7 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
             )
 
     def run(call, params, streams, others):
-        """The loss, and the state of the model after it."""
+        """Return the loss, and the state of the model after it."""
         merged = nnx.merge(graph, params, streams, others, copy=True)
         value = call(merged)
         return value, nnx.state(merged)
@@ -152,7 +149,7 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
 
 
 def with_params(model: _M, params) -> _M:
-    """A copy of a model that has these variables: a `Result.params`, or what `evaluate` of `fit` is given."""
+    """Return a copy of a model with these variables: `Result.params`, or the argument of `evaluate`."""
     copy = nnx.clone(model)
     nnx.update(copy, params)
     return copy
@@ -166,7 +163,7 @@ _BATCH_STATISTICS = (
 
 
 def refuse_batch_statistics(model: nnx.Module) -> None:
-    """ValueError for batch norm, but where it uses stored statistics (`model.eval()`), which are frozen."""
+    """ValueError for batch norm that does not use stored statistics (`model.eval()`), which are frozen."""
     for _, module in nnx.iter_graph(model):
         if isinstance(module, nnx.BatchNorm) and module.use_running_average is not True:
             raise ValueError(_BATCH_STATISTICS.format("model"))
@@ -174,7 +171,7 @@ def refuse_batch_statistics(model: nnx.Module) -> None:
 
 @contextlib.contextmanager
 def no_batch_statistics():
-    """WritingLossError when a linen module is traced that `refuse_batch_statistics` would refuse of nnx."""
+    """WritingLossError when a linen module is traced that has batch norm with statistics of a batch."""
 
     def intercept(call, args, kwargs, context):
         module = context.module
@@ -189,7 +186,7 @@ def no_batch_statistics():
 
 
 def _seeded(streams, key):
-    """The streams of a model begun anew from a key, each its own."""
+    """The streams of a model, each seeded from a key of its own."""
 
     def begin(number, variable):
         value = variable[...]
@@ -203,16 +200,16 @@ def _seeded(streams, key):
 
 
 def _refuse_writes(traced, given, args, after, *, seeded: bool) -> None:
-    """ValueError where the loss left another value in a variable of the model than it found there.
+    """ValueError where the loss changed a variable of the model.
 
-    The same traced value is the same. Transformations like `nnx.remat` hand every variable back as another
-    one; of these the traced program says whether it is what went in.
+    A variable that is the same traced value is unchanged. Transformations like `nnx.remat` return every
+    variable as another value; for these the traced program shows whether it is the argument.
     """
     before = {path: variable for state in given for path, variable in nnx.to_flat_state(state)}
     suspects = []
     for path, variable in nnx.to_flat_state(after):
         if isinstance(variable, nnx.Intermediate) or (seeded and isinstance(variable, nnx.RngState)):
-            continue  # looked at by nobody; or begun anew for every example
+            continue  # not read; or seeded for every example
         if path not in before:
             raise WritingLossError(
                 f"loss must not add variables to the model, added {_name(path)}: it is not kept"
@@ -228,7 +225,7 @@ def _refuse_writes(traced, given, args, after, *, seeded: bool) -> None:
         found = {path: _value(variable) for state in given for path, variable in nnx.to_flat_state(state)}
         return [values[path] for path in suspects], [found[path] for path in suspects]
 
-    for path, same in zip(suspects, _passed_on.pairs(changed, *shapes), strict=True):
+    for path, same in zip(suspects, _programs.pairs(changed, *shapes), strict=True):
         if not same:
             hint = "; give loss_key to draw from it" if isinstance(before[path], nnx.RngState) else ""
             raise WritingLossError(
@@ -251,7 +248,7 @@ def _name(path) -> str:
 
 @dataclass(frozen=True)
 class NumberedRows:
-    """A data set whose examples come with their numbers."""
+    """A data set whose examples come with their index."""
 
     rows: Any
 
@@ -259,18 +256,18 @@ class NumberedRows:
         return len(self.rows)
 
     def take(self, indices, size: int) -> Numbered:
-        """Rows at `indices` and their numbers, padded with zeros."""
+        """Return the rows at `indices` and their numbers, padded with zeros."""
         numbers = np.zeros(size, np.uint32)
         numbers[: len(indices)] = indices
         return Numbered(self.rows.take(indices, size), numbers)
 
     def fingerprint(self) -> str:
-        """Digest of the rows."""
+        """Return a digest of the rows."""
         return self.rows.fingerprint()
 
 
 def numbered(loss: Loss, rows):
-    """The rows of a data set as a loss is to get them: with their numbers where it has a key."""
+    """Return the rows of a data set, with their numbers where the loss has a key."""
     return rows if loss.key is None else NumberedRows(rows)
 
 
@@ -278,12 +275,9 @@ _IMPLEMENTATION = "threefry2x32"
 
 
 def public_key(value):
-    """A threefry key of one or of an integer, whatever JAX's default is; None of None.
+    """Return a threefry key of one or of an integer, whatever JAX's default is; None of None.
 
-    Other keys draw for a whole batch from its first example's (`train.clipping.rows_apart`).
-
-    Raises:
-      ValueError: for anything else.
+    Other keys draw for a whole batch from its first example's (`train.clipping.rows_apart`): ValueError.
     """
     if value is None:
         return None
@@ -298,7 +292,7 @@ def public_key(value):
 
 
 def digest(tree) -> str:
-    """Of names, shapes, dtypes and content of all arrays of a pytree."""
+    """Return a digest of names, shapes, dtypes and content of all arrays of a pytree."""
     content = hashlib.blake2b(digest_size=16)
     for path, leaf in jax.tree.leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -1,24 +1,17 @@
-"""Where private metrics may go beside `private/metrics.jsonl`: callbacks of `fit(callback=)`.
-
-No guarantee covers them: they are for the eyes of whoever may see the data.
-"""
+"""Private metrics as event files for TensorBoard: a callback of `TrainOptions(callback=)`."""
 
 import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-# Modules with a `SummaryWriter(folder)`, in the order in which they are looked for.
+# Modules with a `SummaryWriter(folder)`, in order of preference.
 _WRITERS = ("tensorboardX", "torch.utils.tensorboard")
 
 
 def tensorboard(folder) -> Callable[[int, dict[str, float | None]], None]:
-    """A callback that writes event files for TensorBoard to a folder that is open to its owner only.
+    """Return a callback that writes event files to a folder, made where it is missing, of mode 0700.
 
-    **Private**, and more so than `private/metrics.jsonl`: events have times, and how long steps take tells
-    how many examples were in their batches.
-
-    Args:
-      folder: made where it is missing.
+    **Private**: no guarantee covers metrics, and the times of events show batch sizes.
 
     Raises:
       ValueError: where neither tensorboardX nor torch with tensorboard is installed.
@@ -45,16 +38,3 @@ def _summary_writer():
         except ImportError:
             continue
     raise ValueError(f"tensorboard needs {' or '.join(_WRITERS)}, neither is installed")
-
-
-def several(*callbacks: Callable[[int, dict[str, float | None]], object]):
-    """One callback that calls each of these."""
-
-    def callback(step: int, metrics: dict[str, float | None]) -> None:
-        for each in callbacks:
-            each(step, dict(metrics))
-
-    return callback
-
-
-__all__ = ["several", "tensorboard"]

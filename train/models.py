@@ -1,6 +1,7 @@
-"""Models for images and text, without batch norm: what one example does must not pass through the others."""
+"""Models for images and text, without batch norm, which would mix examples."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +29,10 @@ class SmallCNN(nnx.Module):
 
 
 class VGG(nnx.Module):
-    """The VGG of DP-FTRL's CIFAR-10 experiments (Kairouz et al. 2021), which arXiv 2602.09338, 7.2, calls
-    standard.
+    """The VGG of DP-FTRL's CIFAR-10 experiments (Kairouz et al. 2021; arXiv 2602.09338, 7.2).
 
     Convolutions of 32, 32, 64, 64, 128, 128 channels with ReLU, pooled by 2 after every second, a dense layer
-    of 128 and a linear one: 0.55 million parameters at 32 x 32 x 3. The seed gives no widths.
+    of 128 and a linear one: 0.55 million parameters at 32 x 32 x 3.
     """
 
     def __init__(self, shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs):
@@ -59,7 +59,7 @@ MODELS = {"cnn": SmallCNN, "vgg": VGG}
 
 
 def cross_entropy(model, example) -> jax.Array:
-    """Loss of one example `{"inputs", "labels"}`."""
+    """Return the loss of one example `{"inputs", "labels"}`."""
     logits = model(example["inputs"])
     return -jax.nn.log_softmax(logits)[example["labels"]]
 
@@ -69,9 +69,9 @@ class Transformer(nnx.Module):
 
     Args:
       vocabulary: number of tokens.
-      length: most tokens that it sees.
+      length: maximum number of tokens.
       width: of the stream, a multiple of `heads`.
-      layers: attention and perceptron, each.
+      layers: number of blocks.
       heads: of every attention.
       rngs: of the initial parameters.
     """
@@ -92,7 +92,7 @@ class Transformer(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention to what came before, then a perceptron of four times the width; each added to the stream."""
+    """Causal attention, then a perceptron of four times the width; each added to the stream."""
 
     def __init__(self, width: int, heads: int, rngs: nnx.Rngs):
         self.heads = heads
@@ -115,33 +115,27 @@ class Block(nnx.Module):
 def add_lora(model: nnx.Module, rank: int, rngs: nnx.Rngs) -> None:
     """Give every `nnx.Linear` that is an attribute of a module in `model` an adapter, in place.
 
-    `x W + b` becomes `x W + b + x A B`, with B = 0 to begin with (LoRA, arXiv 2106.09685); A and B are
-    `nnx.LoRAParam`, W and b the arrays that were there.
+    `x W + b` becomes `x W + b + x A B`, initially B = 0 (LoRA, arXiv 2106.09685); A and B are
+    `nnx.LoRAParam`, W and b stay the same arrays.
     """
     modules = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)]
     for module in modules:
         for name, linear in list(vars(module).items()):
             if type(linear) is nnx.Linear:
                 sizes = linear.in_features, linear.out_features
-                # No other W is drawn to be thrown away.
-                lora = nnx.LoRALinear(
-                    *sizes,
-                    lora_rank=rank,
-                    use_bias=linear.use_bias,
-                    kernel_init=_given(linear.kernel),
-                    bias_init=_given(linear.bias),
-                    rngs=rngs,
-                )
+                given: dict[str, Any] = dict(lora_rank=rank, use_bias=linear.use_bias, rngs=rngs)
+                # Initializers that return the existing arrays: no other W is drawn.
+                given |= dict(kernel_init=_given(linear.kernel), bias_init=_given(linear.bias))
+                lora = nnx.LoRALinear(*sizes, **given)
                 lora.kernel, lora.bias = linear.kernel, linear.bias
                 setattr(module, name, lora)
 
 
 def _given(variable):
-    """The initializer that makes what is there, where something is."""
     return lambda *_: variable[...]
 
 
 def next_token(model, tokens) -> jax.Array:
-    """Mean cross entropy (nats a token) of the tokens after the first, of one example (length,)."""
+    """Return the mean cross entropy (nats a token) of the tokens after the first of one example."""
     logits = jax.nn.log_softmax(model(tokens[:-1]))
     return -jnp.take_along_axis(logits, tokens[1:, None], axis=-1).mean()

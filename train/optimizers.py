@@ -16,11 +16,11 @@ from .noise import recursion as noise
 
 @dataclass(frozen=True, eq=False)
 class Privatizer:
-    """What turns integer sums of clipped gradients into private mean gradients: an optax transformation.
+    """The optax transformation from integer sums of clipped gradients to private mean gradients.
 
     Attributes:
       mechanism: what was accounted for.
-      grid: the clip norm, and the grid on which gradients are summed: `clipped_gradient_sum(.., grid=)`.
+      grid: the clip norm, and the grid on which gradients are summed.
       expected_batch_size: public; the batch size that was drawn is not.
       key: (8,) uint32; secret. None to draw one for every run, in `init`.
     """
@@ -31,7 +31,7 @@ class Privatizer:
     key: Any = field(repr=False)
 
     def init(self, params) -> noise.NoiseState:
-        """The noise of a new run before its first step, with a key of its own unless one was given.
+        """Return the noise of a new run before its first step, with a key of its own unless one was given.
 
         Raises:
           ValueError: where JAX traces a program and no key was given: all its runs would share the noise.
@@ -49,13 +49,13 @@ class Privatizer:
         return noise.deviation_alone(self.mechanism.strategy, self.levels)
 
     def update(self, updates, state: noise.NoiseState, params=None, *, fresh: noise.Fresh | None = None):
-        """`(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
+        """Return `(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
         Args:
-          updates: the `GridSum` or `RoundedSum` of the step; one on another grid, or of another clip norm, is
-            refused; of one that is not finite updates are NaN, and all later ones.
-          fresh: the normals of this step if they are drawn already; with those of another one updates are
-            NaN, and all later ones.
+          updates: the `GridSum` or `RoundedSum` of the step. One on another grid, or of another clip norm, is
+            refused; after one that is not finite all updates are NaN.
+          fresh: the normals of this step if they are drawn already; after those of another step all updates
+            are NaN.
         """
         if not isinstance(updates, SUMS) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
@@ -63,7 +63,7 @@ class Privatizer:
         drawn, after = noise.draw(self.mechanism.strategy, self.levels, state, updates.shaped, fresh)
         end, sound = self.mechanism.scheme.iterations, jnp.asarray(updates.is_finite)
         if fresh is not None:
-            # Noise that is kept is made of the wrong normals, too: from here on nothing is covered.
+            # Kept noise is made of the wrong normals, too: no later step is covered.
             sound &= fresh.are_of(state)
         covered = (state.step < end) & sound
         after = after._replace(step=jnp.where(sound, after.step, end))
@@ -72,38 +72,37 @@ class Privatizer:
 
 
 def privatize(mechanism: Mechanism, *, clip_norm: float, expected_batch_size: float, key=None) -> Privatizer:
-    """What `make_step` needs besides a loss and an optimizer: the noise, and the clip norm it is meant for.
+    """Return the noise of `make_step`, and the clip norm that it is for.
 
         private = privatize(mechanism, clip_norm=1.0, expected_batch_size=64)
         step = make_step(loss, private, optax.adam(1e-3))
 
     The update is `(sum + clip_norm sigma w_t) / expected_batch_size`, `w = C^{-1} z`, of integers
-    (proofs/released_numbers.md). What comes after is post-processing. After the mechanism's last step updates
-    are NaN: nothing more is covered.
+    (proofs/released_numbers.md); after the mechanism's last step it is NaN.
 
     Args:
       mechanism: what was accounted for.
       clip_norm: the norm that gradients are clipped to.
       expected_batch_size: public; the batch size that was drawn is not.
-      key: (8,) uint32; by default `init` draws one from the operating system for every run. Only tests should
-        fix it, for one run: two runs with one key can be subtracted from each other.
+      key: (8,) uint32; by default `init` draws one from the operating system for every run. Fix it in tests
+        only: two runs with one key can be subtracted from each other.
     """
     expected = _validate.positive_number("expected_batch_size", expected_batch_size)
     return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key)
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:
-    """From `base` to `base` / 20 over steps n/4 to 3n/4, constant elsewhere (arXiv 2602.09338, 7.2)."""
+    """Return the schedule from `base` to `base` / 20 over steps n/4 to 3n/4 (arXiv 2602.09338, 7.2)."""
     return optax.linear_schedule(base, base / 20, max(1, steps // 2), steps // 4)
 
 
 def sgd(learning_rate: float, steps: int) -> optax.GradientTransformation:
-    """SGD with momentum 0.95 and `linear_decay` (arXiv 2602.09338, 7.2)."""
+    """Return SGD with momentum 0.95 and `linear_decay` (arXiv 2602.09338, 7.2)."""
     return optax.sgd(linear_decay(learning_rate, steps), momentum=0.95)
 
 
 def adam(learning_rate: float, steps: int) -> optax.GradientTransformation:
-    """Adam with `linear_decay`."""
+    """Return Adam with `linear_decay`."""
     return optax.adam(linear_decay(learning_rate, steps))
 
 

@@ -1,9 +1,8 @@
 """One private training step: clipped gradient sum, noise, optimizer; jitted, its state donated.
 
 The core takes any pytree of parameters, so linen and plain JAX users call it as it is; `nnx_loss` turns an
-nnx model into that form. Over a mesh each device computes its own
-rows, and the sum is that of one device. What the loss reads beside the parameters (`train.loss`) is an
-argument of the program as well.
+nnx model into that form. Over a mesh each device computes its own rows, and the sum is that of one device.
+What the loss reads beside the parameters (`train.loss`) is an argument of the program as well.
 """
 
 import math
@@ -146,8 +145,7 @@ def make_step(
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
       microbatch_size, normalize, skip_padding, has_aux, groups, mesh: as in `train.clipping.per_example`;
-      groups of
-        parameters are made by `train.clipping.groups.partition`.
+        groups of parameters are made by `train.clipping.groups.partition`.
       clipping: "per_example", or "ghost" for `train.clipping.ghost`.
     """
     clip_and_sum = clipping_of(clipping)

@@ -47,7 +47,8 @@ SAMPLER, NOISE, CLIPPING = (
     for name in ("batches/test_sampler", "noise/test_noise", "clipping/test_clipping")
 )
 DRAWN_AHEAD = "tests/train/noise/test_ahead.py"
-FOLDER = "train/run_folder.py"
+FOLDER, STORED, RUN = "train/run_folder.py", "train/saved_model.py", "train/run.py"
+CORRELATED, FOLLOWED = "train/correlated_noise.py", "train/individual/steps.py"
 BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
 LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
@@ -919,9 +920,8 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
-    Mutant("train/run_folder.py", '{"clipping": "per_example"} | read_json', "read_json", GHOST),
-    Mutant("train/loop.py", '{"clipping": clipping, ', "{", GHOST),
-    Mutant("train/loop.py", ', "clip_groups": clip_groups}', "}", GROUPS),
+    Mutant(CORRELATED, "described=dict(clipping=options.clipping, ", "described=dict(", GHOST),
+    Mutant(CORRELATED, "clip_groups=described_groups, ", "", GROUPS),
     Mutant(
         "train/noise/normals.py",
         "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",
@@ -1002,22 +1002,17 @@ MUTANTS = [
         "tests/accountants/test_truncation.py",
     ),
     Mutant("train/loop.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
-    Mutant("train/loop.py", "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
-    Mutant(
-        "train/loop.py",
-        "if steps > plan.mechanism.scheme.iterations:",
-        "if steps > 2 * plan.mechanism.scheme.iterations:",
-        LOOP,
-    ),
+    Mutant(CORRELATED, "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
+    Mutant("train/procedures.py", "if steps > covered:", "if steps > 2 * covered:", f"{LOOP} {BATCHES}"),
     Mutant(FOLDER, "if kept.get(name) != given:", "if False:", f"{LOOP} {BOUND}"),
     Mutant(FOLDER, "if kept.get(name) != given:", "if given and kept.get(name) != given:", BOUND),
-    Mutant(FOLDER, "            (self.folder / name).chmod(0o700)\n", "", LOOP),
+    Mutant(FOLDER, "(self.folder / name).chmod(0o700)", "pass", LOOP),
     # What a run is bound to; keys of runs; what a folder shows.
-    Mutant("train/individual.py", '{"continues": f"{before.steps} {digest(before.records)}"}', "{}", BOUND),
-    Mutant("train/individual.py", " {digest(before.records)}", "", BOUND),
-    Mutant("train/loop.py", "not (folder and folder.verified)", "source.state.step == 0", BOUND),
-    Mutant("train/loop.py", "folder.note(verified=True)", "pass", BOUND),
-    Mutant("train/loop.py", '"steps": steps,\n        **(', "**(", LOOP),
+    Mutant(FOLLOWED, '{"continues": f"{before.steps} {digest(before.records)}"}', "{}", BOUND),
+    Mutant(FOLLOWED, " {digest(before.records)}", "", BOUND),
+    Mutant(RUN, "not (folder and folder.verified)", "source.state.step == 0", BOUND),
+    Mutant(RUN, "folder.note(verified=True)", "pass", BOUND),
+    Mutant(RUN, '        "steps": steps,\n', "", LOOP),
     Mutant("train/machine.py", '"flags": _flags(),', "", BOUND),
     Mutant("train/machine.py", '"processor": _processor(),', "", BOUND),
     Mutant("train/machine.py", ", {_num_threads()} threads", "", BOUND),
@@ -1039,32 +1034,31 @@ MUTANTS = [
         KEYS,
     ),
     Mutant("train/dice.py", "        self._key = key\n", "        self._key = key_of_run(key, ())\n", KEYS),
-    Mutant(FOLDER, "        self._refuse_without_checkpoints()\n", "", KEYS),
+    Mutant(FOLDER, "self._manager.latest_step() is None and (shown := self._shown())", "False", KEYS),
     Mutant(FOLDER, '(self.folder / "model").exists() or', "", KEYS),
     Mutant(FOLDER, ' or (self.folder / "result.json").exists()', "", KEYS),
     Mutant(
-        FOLDER,
+        STORED,
         'for name, value in read_json(about, "model").items() if "timestamp" not in name',
         'for name, value in read_json(about, "model").items()',
         KEYS,
     ),
-    Mutant(FOLDER, '    (model / "commit_success.txt").unlink(missing_ok=True)\n', "", KEYS),
-    Mutant(FOLDER, "PyTreeCheckpointHandler(use_ocdbt=False)", "PyTreeCheckpointHandler()", KEYS),
+    Mutant(STORED, '    (model / "commit_success.txt").unlink(missing_ok=True)\n', "", KEYS),
+    Mutant(STORED, "PyTreeCheckpointHandler(use_ocdbt=False)", "PyTreeCheckpointHandler()", KEYS),
     Mutant(
         FOLDER,
-        '_SECRET_FOLDERS = "checkpoints", "private"',
-        '_SECRET_FOLDERS = ("checkpoints",)',
+        'for name in ("checkpoints", "private"):',
+        'for name in ("checkpoints",):',
         f"{KEYS} {LOOP}",
     ),
-    Mutant(FOLDER, "if (self.folder / _OLD_PRIVATE_LOG).exists():", "if False:", KEYS),
-    Mutant(FOLDER, "checksum not in (None, _checksum(kept, state))", "False", INTERRUPTIONS),
+    Mutant(FOLDER, "checksum != _checksum(kept, state)", "False", INTERRUPTIONS),
     Mutant(
         FOLDER, " for at, line in _lines(path) if at <= step", " for at, line in _lines(path)", INTERRUPTIONS
     ),
     # Where a plan's cover ends.
-    Mutant("train/loop.py", " or plan.mechanism.scheme.batch_size_cap is not None", "", LIMITS),
+    Mutant(CORRELATED, " or plan.mechanism.scheme.batch_size_cap is not None", "", LIMITS),
     Mutant(
-        "train/loop.py",
+        RUN,
         """            folder.save(state, drawn)
             if evaluate and done < steps:
                 folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
@@ -1075,7 +1069,7 @@ MUTANTS = [
 """,
         LIMITS,
     ),
-    Mutant("train/loop.py", "not folder.has_logged(source.state.step)", "False", LIMITS),
+    Mutant(RUN, "not folder.has_logged(source.state.step)", "False", LIMITS),
     Mutant("train/dice.py", "covered = state.private_dice.count < plan.iterations", "covered = True", LIMITS),
     Mutant(
         "train/dice.py",
@@ -1085,7 +1079,7 @@ MUTANTS = [
     ),
     Mutant("train/dice.py", "real & jnp.isfinite(values)", "real", LIMITS),
     Mutant("train/dice.py", "jnp.trunc(e.astype", "jnp.round(e.astype", LIMITS),
-    Mutant("train/individual.py", "        or plan.truncation_delta is not None\n", "", LIMITS),
+    Mutant(FOLLOWED, "        or plan.truncation_delta is not None\n", "", LIMITS),
     Mutant(
         "jaxacct/individual/accountants.py",
         "return self.grid.sigmas / (1 + NORM_SLACK)",
@@ -1104,10 +1098,9 @@ MUTANTS = [
     Mutant("train/convex.py", "if steps not in (None, plan.steps):", "if False:", CONVEX),
     Mutant("train/convex.py", "state.step + jnp.uint32(1)", "state.step", CONVEX),
     Mutant("train/batch_clipping.py", "2 * plan.sigma)", "plan.sigma)", BATCHES),
-    Mutant("train/batch_clipping.py", "    if rounds > plan.rounds:\n", "    if False:\n", BATCHES),
-    Mutant("train/batch_clipping.py", "if drawn is not None and drawn != self.state:", "if False:", BATCHES),
-    Mutant("train/batch_clipping.py", "if wanted.verify else None", "if False else None", DRAWN),
-    Mutant("train/loop.py", "field.name not in procedure.honours", "False", f"{BATCHES} {CONVEX}"),
+    Mutant("train/batches/sampler.py", "if drawn is not None and drawn != self.state:", "if False:", BATCHES),
+    Mutant("train/batch_clipping.py", "if options.verify else None", "if False else None", DRAWN),
+    Mutant("train/procedures.py", "if value is not each.default and", "if False and", f"{BATCHES} {CONVEX}"),
     Mutant(
         SOURCES,
         "            _same(_row(found, at), self.source[int(indices[at])], _OF_A_BATCH)\n",
@@ -1203,13 +1196,13 @@ MUTANTS = [
     Mutant(
         "train/batches/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS
     ),
-    Mutant("train.batches.sources.py", "    if array.null_count:\n", "    if False:\n", ROWS),
-    Mutant("train.batches.sources.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
-    Mutant("train/batches/prefetch.py", "len(self._items) < self._depth", "True", PREFETCHED),
+    Mutant(SOURCES, "    if array.null_count:\n", "    if False:\n", ROWS),
+    Mutant(SOURCES, "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
+    Mutant("train/batches/prefetch.py", "queue.Queue(depth)", "queue.Queue()", PREFETCHED),
     Mutant(
         "train/batches/prefetch.py",
-        "            queue.put((None, error))\n",
-        "            queue.put((None, StopIteration()))\n",
+        "            error = failure\n",
+        "            del failure\n",
         PREFETCHED,
     ),
     Mutant(

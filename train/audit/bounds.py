@@ -1,8 +1,7 @@
-"""Lower bounds on epsilon from what attacks got right, each at a stated confidence.
+"""Lower bounds on epsilon from correct guesses of attacks, each at a stated confidence.
 
-They rest on (epsilon, delta)-DP alone and on no approximation. `one_run_bound` is of coins that one run was
-to hide (jaxacct/proofs/audits.md); `independent_bound` is of trials that are independent of each other, and
-chooses between guesses of their coins and the rates of `epsilon_lower_bound`.
+They rest on (epsilon, delta)-DP alone. `one_run_bound` uses coins that one run was to hide
+(jaxacct/proofs/audits.md); `independent_bound` uses independent trials.
 """
 
 import itertools
@@ -14,14 +13,15 @@ import scipy
 from jaxacct.statistics import roots
 
 SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)
-"""Of the canaries whose coins are guessed in one run, those first of which the scores tell most."""
+"""Fractions of the canaries of one run whose coins are guessed, largest scores first."""
 _THRESHOLDS = np.linspace(0.02, 0.98, 97)
 
 
 def epsilon_lower_bound(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """At most the true epsilon at `delta`, but with probability 1 - confidence, of independent trials.
+    """Return a lower bound on epsilon at `delta` from independent trials, false with probability 1 -
+    confidence.
 
     An event has probability `a <= e^epsilon b + delta` under neighbouring data sets, so epsilon is at least
     `log((a - delta) / b)`. The event, a score above or not above a threshold, is chosen on the first half of
@@ -39,7 +39,7 @@ def epsilon_lower_bound(
     first, second = (present[:half], absent[:half]), (present[half:], absent[half:])
 
     def rates(threshold, above, sides):
-        """Hits and false alarms of events, and the bounds on their rates."""
+        """Hits and false alarms of events, and bounds on their rates."""
         p, q = (np.sort(side) for side in (sides if above else sides[::-1]))
         hits, false = (np.searchsorted(side, threshold, side="right") for side in (p, q))
         hits, false = (len(p) - hits, len(q) - false) if above else (hits, false)
@@ -58,35 +58,36 @@ def epsilon_lower_bound(
 def independent_bound(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float, epsilon: float, generator
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """At most the true epsilon at `delta`, but with probability 1 - confidence, of independent trials.
+    """Return a lower bound on epsilon at `delta` from independent trials, false with probability 1 -
+    confidence.
 
-    By `one_run_bound`: coins say of so many trials whether each is one of those with the canary, which are as
-    many as heads came up. By `epsilon_lower_bound` where delta would cost that one too much.
+    By `one_run_bound`, with coins that select trials with and without the canary; by `epsilon_lower_bound`
+    where delta would cost the first too much. The claimed `epsilon` decides which, not the scores.
 
     Args:
       present, absent: (trials,) scores with the canary and without, as of `one_run_bound`.
-      epsilon: claimed; it decides which of the two, and not the scores.
+      epsilon: claimed.
       generator: NumPy's, for the coins.
 
     Returns:
-      as these do.
+      As `one_run_bound`.
     """
     trials = len(present)
-    # A few less than there are, so that neither side runs short, but with probability 1e-6.
+    # Fewer than there are, so that either side is exhausted with probability at most 1e-6.
     tossed = max(trials, 2 * trials - math.ceil(7 * math.sqrt(trials)))
     if not _affordable(tossed, delta, confidence, epsilon):
         return epsilon_lower_bound(present, absent, delta, confidence)
     heads = int(generator.binomial(tossed, 0.5))
     if max(heads, tossed - heads) > trials:
         return 0.0, {"accuracy of guesses": (0.0, 1.0)}, {"guesses": 0, "right": 0}
-    # In random order: which comes first among equal scores must not depend on the coins.
+    # In random order: the order of equal scores must not depend on the coins.
     order = generator.permutation(tossed)
     scores = np.concatenate([present[:heads], absent[: tossed - heads]])[order]
     return one_run_bound(scores, order < heads, delta, confidence)
 
 
 def clopper_pearson(hits, trials: int, level: float):
-    """(low, high) of which each misses the true rate with probability at most `level`; arrays of `hits`."""
+    """Return (low, high), each of which misses the true rate with probability at most `level`."""
     hits = np.asarray(hits, np.float64)
     low = scipy.special.betaincinv(np.maximum(hits, 1), trials - hits + 1, level)
     high = 1 - scipy.special.betaincinv(np.maximum(trials - hits, 1), hits + 1, level)
@@ -96,19 +97,20 @@ def clopper_pearson(hits, trials: int, level: float):
 def one_run_bound(
     scores: np.ndarray, inside: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """At most the true epsilon at `delta`, but with probability 1 - confidence, from the coins of one run.
+    """Return a lower bound on epsilon at `delta` from the coins of one run, false with probability 1 -
+    confidence.
 
-    Of m fair coins, r are guessed from what the run shows, "in" where the score is above 0 and "out"
-    otherwise, those whose scores are furthest from 0. Under (epsilon, delta)-DP at least W guesses are right
-    with probability at most `refusal(W, r, m, delta, epsilon)`. The bound is the largest epsilon that is
-    refused at an equal share of the failure probability by one of the `SHARES` of guesses, fixed beforehand.
+    Of m fair coins the r with the largest |score| are guessed, "in" where the score is above 0. Under
+    (epsilon, delta)-DP at least W guesses are right with probability at most `refusal(W, r, m, delta,
+    epsilon)`. The bound is the largest epsilon that is refused at an equal share of the failure probability
+    by one of the `SHARES`.
 
     Args:
-      scores: (m,) how much more likely each canary is in than silent, logarithm.
+      scores: (m,) log likelihood ratio of each canary being in, not silent.
       inside: (m,) bool, the coins.
 
     Returns:
-      the bound (natural log, at least 0), the accuracy of its guesses as an interval (for delta 0), and the
+      The bound (natural log, at least 0), the accuracy of its guesses as an interval (for delta 0), the
       counts.
 
     Source: arXiv 2305.08846; the proof with this term for delta is in jaxacct/proofs/audits.md.
@@ -128,15 +130,17 @@ def one_run_bound(
 
 
 def refusal(right: int, guesses: int, canaries: int, delta: float, epsilon: float) -> float:
-    """At least the probability of so many right guesses under (epsilon, delta)-DP; it may be above 1."""
+    """Return an upper bound on the probability of so many right guesses under (epsilon, delta)-DP."""
     q = 1 / (1 + math.exp(-epsilon))
     tail = float(scipy.special.betainc(right, guesses - right + 1, q)) if right > 0 else 1.0
     return tail + (price(guesses, canaries, delta, epsilon) if delta > 0 else 0.0)
 
 
 def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
-    """What delta adds to that probability: `canaries delta / (1 + e^epsilon)` times the mean over n < guesses
-    of the largest probability of a binomial number of n trials.
+    """Return what delta adds to that probability.
+
+    It is `canaries delta / (1 + e^epsilon)` times the mean over n < guesses of the largest binomial
+    probability.
     """
     n, odds = np.arange(guesses), math.exp(-epsilon)  # of a wrong guess; all below holds where it underflows
     log_right = -math.log1p(odds)
@@ -147,8 +151,7 @@ def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
 
 
 def most_canaries(delta: float, confidence: float, epsilon: float) -> int:
-    """With which delta costs `one_run_bound` at most half of the failure probability, at this epsilon."""
-
+    """Return how many canaries let delta cost `one_run_bound` at most half of the failure probability."""
     low, high = 0, 1
     while high <= _MOST and _affordable(high, delta, confidence, epsilon):
         low, high = high, 2 * high
@@ -172,7 +175,7 @@ def _guesses(canaries: int, share: float) -> int:
 
 
 def _largest_refused(right: int, guesses: int, canaries: int, delta: float, level: float) -> float:
-    """The largest epsilon that so many right guesses refuse at this level, from below; 0 where none is."""
+    """The largest epsilon that so many right guesses refuse at this level, or less; 0 where none is."""
     accuracy = float(clopper_pearson(right, guesses, level)[0])
     if accuracy <= 0.5:
         return 0.0
@@ -180,22 +183,10 @@ def _largest_refused(right: int, guesses: int, canaries: int, delta: float, leve
     def refused(epsilon: float) -> bool:
         return refusal(right, guesses, canaries, delta, epsilon) <= level
 
-    # At delta 0 the end is refused. The price falls as epsilon grows, so what is refused need not begin at 0.
+    # The price falls as epsilon grows, so refused values need not begin at 0.
     steps = np.linspace(math.log(accuracy / (1 - accuracy)), 0, 33)
     for high, low in itertools.pairwise(steps):
         if refused(low):
             width = (high - low) * 2.0**-20
             return float(roots.bisect(lambda epsilon: not refused(epsilon), low, high, absolute=width)[0])
     return 0.0
-
-
-__all__ = [
-    "SHARES",
-    "clopper_pearson",
-    "epsilon_lower_bound",
-    "independent_bound",
-    "most_canaries",
-    "one_run_bound",
-    "price",
-    "refusal",
-]

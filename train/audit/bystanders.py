@@ -1,7 +1,7 @@
-"""What the examples that are no canaries gave to a run, as an adversary who knows them can compute it.
+"""Contributions of the examples that are no canaries, as an adversary who knows them can compute.
 
-The guarantee is for one example against an adversary who knows all others, when they took part and every
-parameter that was trained: their clipped gradients are known to him, and are no noise that hides a canary.
+The guarantee for one example is against an adversary who knows all others, when they participated and every
+released parameter: their clipped gradients are no noise that hides a canary.
 """
 
 from typing import Any
@@ -14,19 +14,15 @@ from ..loss import Loss, Numbered
 
 
 class Bystanders:
-    """Sums of the clipped gradients of some examples, step by step, while a run goes on.
+    """Sums of the clipped gradients of some examples at each step, (steps, coordinates) float64 in `sums`.
 
-    Computed apart from what clips and sums in a run: where a run is honest they differ by rounding.
+    Computed separately from the clipping and the sums of a run: in an honest run they differ by rounding.
 
     Args:
-      loss, rows, clip_norm, normalize: of the run.
-      known: (dataset_size,) bool: whose gradients are added up.
-      coordinates: (coordinates,) of the parameters laid end to end: where.
-      steps: of the run.
+      loss, rows, steps, clip_norm, normalize: of the run.
+      known: (dataset_size,) bool: examples whose gradients are added.
+      coordinates: (coordinates,) of the flattened parameters.
       at_once: examples whose gradients are in memory at a time.
-
-    Attributes:
-      sums: (steps, coordinates) float64.
     """
 
     def __init__(
@@ -51,17 +47,17 @@ class Bystanders:
         self._total = jax.jit(total)
 
     def draw(self, indices: np.ndarray) -> None:
-        """A batch is read; the step before it was taken or is about to be."""
+        """Record that a batch is read; the step before it was taken or is about to be."""
         self.settle()
         self._drawn = indices[self._known[indices]]
 
     def step(self, step: int, params: Any) -> None:
-        """The batch that was read last was used at these parameters; what a program calls back."""
-        # Copied: what a program calls back with may be its own memory, which it uses again.
+        """Record that the last batch is used at these parameters; called back by the program."""
+        # Copied: the arrays of a callback may be memory that the program uses again.
         self._before = step, jax.tree.map(lambda leaf: np.array(leaf, copy=True), params)
 
     def settle(self) -> None:
-        """Add up what the last batch gave, once its step has been taken."""
+        """Add the sum of the last batch, once its step has been taken."""
         jax.effects_barrier()
         if self._before is None:
             return
@@ -73,6 +69,3 @@ class Bystanders:
                 rows = Numbered(rows, np.pad(some, (0, self._size - len(some))).astype(np.uint32))
             real = np.arange(self._size) < len(some)
             self.sums[step] += np.asarray(self._total(self._loss, params, rows, real, np.int32(step)))
-
-
-__all__ = ["Bystanders"]

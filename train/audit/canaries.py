@@ -1,7 +1,7 @@
-"""Canaries in the data of a run, and what the run releases where they are.
+"""Canaries in the data of a run, and what the run releases in their coordinates.
 
 A canary's loss is linear in one coordinate of the model: its gradient is 100 clip norms long there and zero
-elsewhere, wherever the model is, so that clipping leaves it at the clip norm. A silent canary has none.
+elsewhere, so it is clipped to the clip norm wherever the model is. A silent canary has gradient 0.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from ..loss import Loss, Numbered
 from .bystanders import Bystanders
 
 LENGTH = 100.0
-"""Of a canary's gradient, in clip norms, before it is clipped."""
+"""Length of a canary's gradient, in clip norms, before it is clipped."""
 REAL, SILENT = -1, -2  # in place of a coordinate
 
 
@@ -36,8 +36,8 @@ class Observed:
 
     Attributes:
       outputs: (coordinates, steps) float64: outputs of the mechanism per clip norm.
-      batches: the examples that were read for each step.
-      rounding: bound on the error of an output through rounding to the grid and to float32.
+      batches: the examples of each step.
+      rounding: bound on the error of an output by rounding to the grid and to float32.
     """
 
     outputs: np.ndarray
@@ -47,7 +47,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is attacked: a plan, a loss, parameters to begin from and data, as `fit` takes them."""
+    """What is attacked: a plan, a loss, initial parameters and data, as arguments of `fit`."""
 
     plan: Plan
     loss: Loss
@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def coordinates(self) -> int:
-        """Parameters, laid end to end."""
+        """Number of coordinates of the parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     @property
@@ -68,12 +68,10 @@ class Setting:
         return length / (length + 0.01) if self.options.normalize else 1.0
 
     def observed(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> Observed:
-        """Run `fit` and return what it shows at `coordinates`.
-
-        What examples that are no canaries gave is taken off (`train.audit.bystanders`).
+        """Run `fit` and return what it shows at `coordinates`, less what other examples contributed.
 
         Args:
-          canary_of: (dataset_size,) int32: the coordinate of an example's canary, or that it has none.
+          canary_of: (dataset_size,) int32: the coordinate of an example's canary, `REAL` or `SILENT`.
         """
         steps = self.plan.mechanism.scheme.iterations
         log = np.full((steps, len(coordinates)), np.nan, np.float32)
@@ -106,9 +104,9 @@ class Setting:
         """Bound on the rounding error of outputs, per clip norm: of the grid, then of float32."""
         mechanism = self.plan.mechanism
         sizes = np.abs(first_column(mechanism)[: sums.shape[1]])
-        # Noise is rounded to the grid (at most a unit off), and so is a canary's gradient.
+        # Noise and a canary's gradient are rounded to the grid, with errors of at most a unit.
         grid = 2 * sizes.sum() * 2.0 ** -Grid.of(mechanism, self.clip_norm).bits
-        # A release is rounded to float32 once, and twice on its way to a sum per clip norm.
+        # A release is rounded to float32 once, and twice when it is scaled to a sum per clip norm.
         worst = scipy.signal.lfilter(sizes, [1.0], np.abs(sums, dtype=np.float64), axis=1).max()
         return float(grid + 2.0**-22 * worst / self.clip_norm)
 
@@ -128,13 +126,7 @@ class Setting:
 
 
 class _Rows(ArrayRows):
-    """A data set of which some examples are canaries.
-
-    `fit` reads it as it is, once a step, as it does arrays; the rows behind it check themselves.
-
-    Attributes:
-      batches: the examples of each step that was taken.
-    """
+    """A data set of which some examples are canaries; `batches` has the examples of each step taken."""
 
     def __init__(self, rows, canary_of: np.ndarray, others: Bystanders | None, steps: int):
         self.rows, self.canary_of, self.others = rows, canary_of, others
@@ -145,7 +137,7 @@ class _Rows(ArrayRows):
         return len(self.rows)
 
     def used(self, step: int, params: Any) -> None:
-        """Note that a step uses the batch that was read last; what a program calls back."""
+        """Record that a step uses the batch that was read last; called back by the program."""
         self.batches[step] = self._last
         if self.others is not None:
             self.others.step(step, params)
@@ -164,7 +156,7 @@ class _Rows(ArrayRows):
 
 
 def _with_canaries(base: Callable, clip_norm: float) -> Callable:
-    """A loss of rows of `_Rows`: of a canary, linear in one coordinate; of a silent one, nothing."""
+    """A loss of rows of `_Rows`: for a canary, linear in one coordinate; for a silent one, 0."""
 
     def loss(params, row):
         number = row.number if isinstance(row, Numbered) else None
@@ -181,7 +173,7 @@ def _with_canaries(base: Callable, clip_norm: float) -> Callable:
 def _recorded(
     optimizer, coordinates: np.ndarray, log: np.ndarray, rows: _Rows
 ) -> optax.GradientTransformation:
-    """`optimizer`, writing what it is given in some coordinates into the rows of `log`."""
+    """`optimizer`, which writes some coordinates of its input into the rows of `log`."""
 
     def write(step, row, params):
         log[int(step)] = np.asarray(row)
@@ -192,24 +184,12 @@ def _recorded(
 
     def update(updates, state, params=None):
         inner, step = state
-        io_callback(write, None, step, _at(updates, coordinates), None if rows.others is None else params)
+        flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in jax.tree.leaves(updates)])
+        io_callback(write, None, step, flat[coordinates], None if rows.others is None else params)
         updates, inner = optimizer.update(updates, inner, params)
         return updates, (inner, step + 1)
 
     return optax.GradientTransformation(init, update)
-
-
-def _at(tree, coordinates: np.ndarray):
-    """Entries of the leaves laid end to end, without laying them end to end."""
-    leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree)]
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    which = np.searchsorted(ends, coordinates, side="right")
-    found = jnp.zeros(len(coordinates), jnp.float32)
-    for i, leaf in enumerate(leaves):
-        mine = np.flatnonzero(which == i)
-        if mine.size:
-            found = found.at[mine].set(leaf[coordinates[mine] - (ends[i] - leaf.size)].astype(jnp.float32))
-    return found
 
 
 def first_column(mechanism: Mechanism) -> np.ndarray:
@@ -221,22 +201,20 @@ def first_column(mechanism: Mechanism) -> np.ndarray:
 
 
 def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
-    """`C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`: what the mechanism is said to put out."""
+    """Return `C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`, the outputs of the mechanism."""
     column = first_column(mechanism)
     return scipy.signal.lfilter(column, [1.0], np.asarray(released, np.float64), axis=1)
 
 
 def quiet(setting: Setting, number: int) -> np.ndarray:
-    """Coordinates in which the other examples add up to least before the run: less hides a canary.
+    """Return the coordinates in which the other examples add up to least before the run.
 
-    What an honest run has of them is taken off anyway; a broken one may not have clipped them.
-
-    Judged by some examples, whose clipped gradients are g: `(n mean g)^2 + n mean g^2` is the square of what
-    n of them shift a coordinate by and how much that varies with who is drawn, at most. Any choice that no
-    coin decides is as valid.
+    An honest run's other examples are subtracted; a broken one may not have clipped them. Judged by the
+    clipped gradients g of some examples: `(n mean g)^2 + n mean g^2` bounds the square of the shift by n of
+    them and of its standard deviation. Any choice independent of the coins is valid.
     """
     n = len(setting.rows)
-    places = np.arange(max(0, n - 64), n)  # of the last: the first are replaced
+    places = np.arange(max(0, n - 64), n)  # the last ones: the first are canaries
     rows = setting.rows.take(places, len(places))
     if setting.loss.key is not None:
         rows = Numbered(rows, places.astype(np.uint32))
@@ -249,6 +227,3 @@ def quiet(setting: Setting, number: int) -> np.ndarray:
     mean, square = sums / len(places)
     nuisance = np.nan_to_num((n * mean) ** 2 + n * square, nan=np.inf)
     return np.sort(np.argsort(nuisance, kind="stable")[:number])
-
-
-__all__ = ["LENGTH", "REAL", "SILENT", "Observed", "Setting", "first_column", "outputs", "quiet"]

@@ -1,10 +1,10 @@
-"""Exact tests of noise, canaries and batches of the independent audit, against what its plan says of them.
+"""Exact tests of noise, canaries and batches of the independent audit against the plan.
 
-Where no example moves a coordinate, C times what was released there is the mechanism's own noise: independent
-standard normals in units of its deviation, one for each coordinate and step. Where a canary does, taking off
-C times its participations leaves the same. Both hold exactly but for rounding, whose bound is taken off every
-statistic. Batches are compared with the distribution of the plan's scheme. The proof that no p-value is too
-small is in jaxacct/proofs/audits.md.
+Where no example moves a coordinate, C times the releases is the mechanism's noise: independent standard
+normals in units of its deviation, for each coordinate and step. Where a canary does, subtracting C times its
+participations leaves the same. Both hold up to rounding, whose bound is subtracted from every statistic.
+Batches are compared with the distribution of the plan's scheme. Proof that p-values are valid:
+jaxacct/proofs/audits.md.
 """
 
 import functools
@@ -31,12 +31,12 @@ _RATES = np.concatenate([sign * np.geomspace(1e-5, 8, 64) for sign in (1, -1)])
 
 @dataclass(frozen=True)
 class Check:
-    """What one test says.
+    """Result of one test.
 
     Attributes:
       name: what is tested.
-      p_value: at least the probability of what was observed, or worse, under the plan.
-      level: below which the plan is refuted.
+      p_value: upper bound on the probability of the observation, or a worse one, under the plan.
+      level: p-value below which the plan is refuted.
     """
 
     name: str
@@ -45,18 +45,17 @@ class Check:
 
     @property
     def refuted(self) -> bool:
-        """Whether the run is not the one that the plan describes, at this level."""
+        """Whether the plan is refuted at this level."""
         return self.p_value < self.level
 
 
 def examine(
     mechanism: Mechanism, observed: Observed, canaries: int, dataset_size: int, amplitude: float
 ) -> tuple[Check, ...]:
-    """Test a run in which the first examples are canaries and all others are silent.
+    """Test a run in which the first `canaries` examples are canaries and all others are silent.
 
     Args:
-      observed: coordinates in pairs, the first of each with the canary of the example of its number.
-      canaries: number of canaries.
+      observed: coordinates in pairs; the first of each has the canary of the example of its number.
       amplitude: what one participation of a canary adds, in clip norms.
     """
     present, silent = (observed.outputs[side::2] / mechanism.noise_multiplier for side in (0, 1))
@@ -97,7 +96,7 @@ def _noise(noise: np.ndarray, rounding: float) -> dict[str, float]:
 
 
 def _energy(rows: np.ndarray, rounding: float) -> float:
-    """By the chi-square distribution of each row's squared norm, two-sided; as many tests as rows."""
+    """Two-sided, by the chi-square distribution of each row's squared norm; as many tests as rows."""
     norms, slack = np.linalg.norm(rows, axis=1), rounding * math.sqrt(rows.shape[1])
     above = scipy.stats.chi2.sf(np.maximum(norms - slack, 0) ** 2, rows.shape[1])
     below = scipy.stats.chi2.cdf((norms + slack) ** 2, rows.shape[1])
@@ -115,10 +114,10 @@ def _normality(noise: np.ndarray, rounding: float) -> float:
 
 
 def _repeated(rows: np.ndarray, rounding: float) -> tuple[float, float]:
-    """P-values of the largest correlation of two rows, and of the sums of those at the same distance.
+    """P-values of the largest correlation of two rows, and of sums of those at the same distance.
 
-    A row's inner product with the direction of an earlier one is a standard normal, whatever that is; for one
-    distance these are independent.
+    A row's inner product with the direction of an earlier one is a standard normal, independent at one
+    distance.
     """
     number, size = rows.shape
     if number < 2:
@@ -149,7 +148,7 @@ def _canary(mechanism, residual, joined, batches, expected, rounding) -> dict[st
     Given the batches, the inner product of the noise with any direction is normal.
     """
     column = first_column(mechanism)[: joined.shape[1]]
-    # C' times the residuals: what of them is along each participation.
+    # C' times the residuals: their parts along each participation.
     along = joined * scipy.signal.lfilter(column, [1.0], residual[:, ::-1], axis=1)[:, ::-1]
     slack = rounding * math.sqrt(residual.size)
 
@@ -169,7 +168,7 @@ def _canary(mechanism, residual, joined, batches, expected, rounding) -> dict[st
 
 
 def _batches(scheme: Scheme, batches: Sequence[np.ndarray], dataset_size: int) -> dict[str, float]:
-    """P-values of sizes and participations, where examples take part independently of each other."""
+    """P-values of batch sizes and participations, for independent examples."""
     sizes = np.array([len(members) for members in batches])
     exact = scipy.stats.binom(dataset_size, np.clip(scheme.participation_probabilities(), 0, 1))
     tails = np.minimum(exact.cdf(sizes), exact.sf(sizes - 1))
@@ -193,13 +192,7 @@ def _total(scheme: Scheme, total: int, dataset_size: int) -> float:
 
 @functools.lru_cache(maxsize=8)
 def _log_means(scheme: Scheme) -> np.ndarray:
-    """ln of the mean of e^(r participations) of one example for `_RATES` r.
-
-    It is the likelihood ratio of an output whose log-ratio is r at every step.
-    """
+    """Log of the mean of e^(r participations): the likelihood ratio of log-ratios r at every step."""
     with jax.enable_x64(True):
         equal = jnp.broadcast_to(jnp.asarray(_RATES)[:, None], (len(_RATES), scheme.iterations))
         return np.asarray(jax.jit(scheme.log_likelihood_ratios)(equal))
-
-
-__all__ = ["FALSE_ALARM", "Check", "examine"]

@@ -1,26 +1,24 @@
-"""`python -m train.audit`: attack a training run with canaries, and say how much privacy it can at most have.
+"""`python -m train.audit`: attack a training run with canaries; a lower bound on its epsilon.
 
     python -m train.audit --plan plan.json --plot audit.png               # a small CNN on digits
     python -m train.audit --plan plan.json --model my_project:what_i_train  # yours
 
 A canary is an example whose gradient is 100 clip norms long and along one coordinate of the model, so that
-`fit` clips it to the clip norm: the worst example that the guarantee allows for. What `fit` releases in that
-coordinate is scored by the privacy loss of the plan's mechanism with a third of its noise: an audit is to
-find too little noise, and tells rare participations apart by what there is. Two audits are made of it.
+`fit` clips it to the clip norm: the worst example of the guarantee. The releases in that coordinate are
+scored by the privacy loss of the plan's mechanism with a third of its noise, as an audit is to find too
+little noise.
 
-independent   Canaries alone, every one in a coordinate of its own, beside as many coordinates without one:
-              independent trials of the pipeline (batches, clipping, noise), for the shapes of the model.
-              Coins say which are looked at, and are guessed. Noise is taken to be alike and independent in
-              all coordinates, which one-run does not need. Exact tests of the same run compare its noise,
-              its canaries and its batches with what the plan says of them (`train.audit_checks`).
+independent   Canaries alone, each in its own coordinate, beside as many coordinates without one: independent
+              trials of the pipeline (batches, clipping, noise). Coins select trials and are guessed. Noise is
+              taken to be independent and of one distribution in all coordinates, which one-run does not need.
+              Exact tests of the same run compare its noise, canaries and batches with the plan
+              (`train.audit.checks`).
 one-run       Canaries among the user's own examples in one run of the model, loss and optimizer: each is in
-              or is silent by the toss of a coin, and the coins are guessed from what the run releases
-              (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxacct/proofs/audits.md). The guesser knows
-              the other examples and when they took part, as the guarantee lets him: what they gave is taken
-              off (`train.audit.bystanders`).
+              or silent by a coin, and the coins are guessed from the releases (Steinke, Nasr, Jagielski 2023,
+              arXiv 2305.08846; jaxacct/proofs/audits.md). The adversary knows the other examples and when
+              they participated: their contributions are subtracted (`train.audit.bystanders`).
 
-Exit codes: 0 nothing that contradicts the plan, 1 an audit that does, or a run that stopped, 2 bad input, 130
-interrupted.
+Exit codes: 0 nothing contradicts the plan, 1 an audit does, or the run stopped, 2 bad input, 130 interrupted.
 """
 
 import dataclasses
@@ -52,9 +50,9 @@ from .checks import FALSE_ALARM, Check, examine
 from .picture import picture
 
 CANARIES = 4000
-"""By default, where there is room for so many."""
+"""Default number of canaries, where there is room."""
 SUSPECTED = 1 / 3
-"""Of the plan's noise: what scores suppose was added, as too little is what an audit is to find."""
+"""Fraction of the plan's noise that scores assume."""
 SCHEMA = "jaxacct-audit-1"
 KINDS = ("independent", "one-run")
 CAN_SEE = (
@@ -72,21 +70,18 @@ CAN_SEE = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one audit says.
+    """Result of one audit.
 
     Attributes:
       kind: of `KINDS`.
-      lower: the mechanism is not (epsilon, delta)-DP for any epsilon below, or chance had its way with
-        probability 1 - confidence; natural log, 0 where nothing was found.
+      lower: lower bound on epsilon (natural log, at least 0), false with probability 1 - confidence.
       epsilon, delta: the claim of the plan.
       confidence: of `lower`, and of the intervals together.
-      canaries: how many.
+      canaries: number of canaries.
       intervals: exact (Clopper-Pearson) ones, (low, high) by name, of rates of the attack.
-      counts: what they are of.
-      checks: exact tests of noise, canaries and batches, all of them with probability `FALSE_ALARM` of
-        refuting an honest run; empty where none was made.
-      private_scores: (trials,) float32; who knows these and `private_present` knows what was in the run.
-      private_present: (trials,) bool.
+      counts: the counts of these rates.
+      checks: exact tests, which refute an honest run with probability `FALSE_ALARM` together; perhaps none.
+      private_scores, private_present: (trials,) float32 and bool; they reveal what was in the run.
     """
 
     kind: str
@@ -103,11 +98,11 @@ class Finding:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the plan is refuted: its epsilon at `confidence`, or what a check tests."""
+        """Whether the plan is refuted, by `lower` or by a check."""
         return self.lower > self.epsilon or any(check.refuted for check in self.checks)
 
     def statement(self) -> str:
-        """In a sentence."""
+        """Return the result in sentences."""
         rates = ", ".join(f"{name} [{low:.4g}, {high:.4g}]" for name, (low, high) in self.intervals.items())
         verdict = (
             f"the plan's {self.epsilon:.4g} is CONTRADICTED: something is broken"
@@ -134,7 +129,7 @@ class Finding:
         )
 
     def to_json(self) -> dict:
-        """What may be shown: nothing that is private."""
+        """Return the fields that are not private."""
         named = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         shown = {name: value for name, value in named.items() if not name.startswith("private_")}
         checks = [dataclasses.asdict(check) | {"refuted": check.refuted} for check in self.checks]
@@ -164,7 +159,7 @@ def audit(
     Args:
       model, loss, dataset, wrt, loss_key, clip_norm, microbatch_size, normalize: as of `fit`.
       plan: of correlated noise (`jaxacct.Plan`) for examples, batches not cut.
-      optimizer: of the one-run audit; SGD at 0.1 by default. What comes after the noise changes no guarantee.
+      optimizer: of the one-run audit; SGD at 0.1 by default.
       kinds: which audits, of `KINDS`.
       canaries: by default `CANARIES`, or what examples, coordinates and delta allow.
       confidence: of each finding, in (0, 1).
@@ -172,10 +167,10 @@ def audit(
       progress: as of `fit`.
 
     Returns:
-      a `Finding` for each kind.
+      A `Finding` for each kind.
 
     Raises:
-      ValueError: bad arguments, or a plan that cannot be audited so.
+      ValueError: bad arguments, or a plan that cannot be audited.
     """
     _check(plan, kinds)
     confidence = _validate.open_probability("confidence", confidence)
@@ -278,10 +273,9 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
 
 
 def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:
-    """How much more likely canaries are in than silent if only a third of the noise was added, (canaries,).
+    """(canaries,) log likelihood ratios of being in, not silent, at a third of the plan's noise.
 
-    With noise that is right they tell nearly as much as those of the plan, and far more with less of it:
-    single participations stand out then, where the plan's noise would have hidden them.
+    With the right noise these separate nearly as well as at the plan's noise, and far better with less.
     """
     mechanism = plan.mechanism
     supposed = dataclasses.replace(mechanism, noise_multiplier=SUSPECTED * mechanism.noise_multiplier)
@@ -289,7 +283,7 @@ def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:
 
 
 def digits() -> dict[str, Any]:
-    """What `--model` stands for by default: the small CNN on the digits that scikit-learn brings along."""
+    """Return the default of `--model`: the small CNN on the digits of scikit-learn."""
     from flax import nnx
 
     from ..batches.data import load
@@ -301,7 +295,7 @@ def digits() -> dict[str, Any]:
 
 
 def named(name: str) -> dict[str, Any]:
-    """What `module:function` returns: arguments of `audit`, `model`, `loss` and `dataset` among them."""
+    """Return what `module:function` returns: arguments of `audit`, at least `model`, `loss` and `dataset`."""
     module, _, function = name.partition(":")
     if not (module and function):
         raise ValueError(f"model must be module:function, was {name!r}")

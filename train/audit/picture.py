@@ -6,14 +6,7 @@ from jaxacct.report.figure import blank
 
 
 def picture(findings):
-    """Return a matplotlib figure: the scores of each audit, and its bound beside the claim.
-
-    Args:
-      findings: of `train.audit.command.audit`.
-
-    Raises:
-      ValueError: where matplotlib is not installed.
-    """
+    """Return a matplotlib figure of the scores of each finding, and its bound beside the claim."""
     from jaxacct.report.plots import DARK, LIGHT  # imports matplotlib
 
     figure = blank(4.6 * len(findings) + 3.4, 3.6)
@@ -51,6 +44,3 @@ def picture(findings):
     last.set(title=f"what epsilon may be, confidence {findings[0].confidence:.6g}")
     last.grid(alpha=0.3)
     return figure
-
-
-__all__ = ["picture"]

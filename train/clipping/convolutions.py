@@ -1,12 +1,12 @@
-"""Convolutions in the one layout that XLA is fast with on CPUs, and without groups of their batch.
+"""Convolutions in the layout that XLA is fast with on CPUs, and without groups of their batch.
 
 The gradient of a grouped convolution's kernel groups the batch, and `jax.vmap` adds the rows to these groups.
-XLA may compute such a convolution as one of all groups with zeros in between: zero times what is not finite
-in one row is NaN in all of them. As groups of features the rows stay apart.
+XLA may compute it as one convolution of all groups with zeros in between: zero times a value of one row that
+is not finite is NaN in all of them. As groups of features the rows stay apart.
 
-Its pass that brings convolutions into that layout (images batch, places, channels; kernels window, inputs,
-outputs) looks at the outermost program only. Those of a backward pass in a loop over microbatches keep
-theirs, and take ten times as long.
+XLA's pass for the fast layout (images batch, places, channels; kernels window, inputs, outputs) visits only
+the outermost program: convolutions of a backward pass in a loop over microbatches take ten times as long
+without this.
 """
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import uses as _uses
+from . import programs as _programs
 from .rows_apart import programs_in
 
 # Programs within programs, whose arguments are the equation's in the same order.
@@ -22,11 +22,11 @@ _CALLS = frozenset("jit pjit closed_call custom_jvp_call custom_vjp_call".split(
 
 
 def in_fast_layout(function):
-    """`function` of arrays, with its convolutions between transpositions."""
+    """Return `function` of arrays with its convolutions in the fast layout."""
 
     def run(*args):
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = _uses.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _run)
+        found = _programs.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _run)
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return run
@@ -34,7 +34,7 @@ def in_fast_layout(function):
 
 def _run(_, eqn, values):
     if eqn.primitive.name != "conv_general_dilated":
-        return _uses.bind(eqn, values)
+        return _programs.bind(eqn, values)
     image, kernel, result = (list(spec) for spec in eqn.params["dimension_numbers"])
     # From (batch, channels, places) and (outputs, inputs, window), by axis.
     orders = [spec[:1] + spec[2:] + spec[1:2] for spec in (image, result)]
@@ -48,7 +48,7 @@ def _run(_, eqn, values):
 
 
 def without_batch_groups(function):
-    """`function` of one example, with groups of features where its convolutions have groups of their batch.
+    """Return `function` of one example with groups of features in place of groups of the batch.
 
     Raises:
       ValueError: when called, for such a convolution in a loop or a branch.
@@ -58,7 +58,7 @@ def without_batch_groups(function):
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         if not _has_batch_groups(closed):
             return function(*args)
-        found = _uses.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _ungrouped)
+        found = _programs.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _ungrouped)
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return run
@@ -78,7 +78,7 @@ def _ungrouped(_, eqn, values):
 
         def run(*values):
             consts = getattr(inner, "consts", ())
-            return _uses.evaluate(getattr(inner, "jaxpr", inner), consts, values, _ungrouped)
+            return _programs.evaluate(getattr(inner, "jaxpr", inner), consts, values, _ungrouped)
 
         if name in _CALLS:
             return run(*values)
@@ -89,7 +89,7 @@ def _ungrouped(_, eqn, values):
         )
     groups = eqn.params.get("batch_group_count", 1)
     if groups == 1:
-        return _uses.bind(eqn, values)
+        return _programs.bind(eqn, values)
     image, kernel, result = eqn.params["dimension_numbers"]
     # (groups * batch, channels, places) to (batch, places, groups * channels).
     given = jnp.transpose(values[0], image)

@@ -178,7 +178,7 @@ class Table:
     rank_one = False
 
     def total(self, weights, in_float32=False):
-        _, height, columns = self.tap.equation.sizes
+        *_, height, columns = self.tap.equation.sizes
         rows = jnp.where(self.rows >= 0, self.rows, height)
         empty = jnp.zeros((height, columns), jnp.float64)
         return self.tap.gradient(empty.at[rows].add(_weighted(weights, self.right), mode="drop"))

@@ -1,8 +1,7 @@
-"""Clipping by group: each layer's gradient, or each of some parts', has a clip norm of its own.
+"""Clipping by group: the gradient of each layer, or of each given part, has a clip norm of its own.
 
 The squares of these norms add up to at most that of the clip norm C, so an example still moves the sum by at
-most C, in whatever groups its gradient is long: the plan's noise, which is relative to C, and its guarantee
-stay as they are (proofs/released_numbers.md, section 6).
+most C: the plan's noise and guarantee stay as they are (proofs/released_numbers.md, section 6).
 """
 
 import math
@@ -19,18 +18,18 @@ from jaxacct.common import validate as _validate
 from .grid import Grid
 
 LAYER = "layer"
-_MOST_PLACES = 256  # of one parameter; a module that holds itself has any number
+_MAX_PATHS = 256  # of one parameter; a module that holds itself has infinitely many
 
 
 @dataclass(frozen=True)
 class ClipGroups:
-    """What a group is, for `fit(.., clip_groups=)`.
+    """Groups of parameters, for `TrainOptions(clip_groups=)`.
 
     Attributes:
       filters: "layer" (a group of all parameters with the same parent), or nnx filters, one a group: a
         parameter is in the group of the first that selects it; `...` selects what is left.
-      norms: of each filter's group, whose squares must add up to at most the square of `clip_norm`; by
-        default `clip_norm` / sqrt(groups) for all. Public, like the filters: made without the private data.
+      norms: of each filter's group, squares adding up to at most that of `clip_norm`; by default `clip_norm`
+        / sqrt(groups) for all. Public, as the filters.
     """
 
     filters: Any = LAYER
@@ -62,11 +61,11 @@ class Groups:
 
     @classmethod
     def one(cls, leaves: int) -> "Groups":
-        """All together."""
+        """Return one group of all leaves."""
         return cls((0,) * leaves, (Fraction(1),))
 
     def split(self, leaves: Sequence[Any]) -> list[list[Any]]:
-        """Leaves by group."""
+        """Return the leaves by group."""
         if len(leaves) != len(self.of):
             raise ValueError(f"groups must be of {len(leaves)} parameters, was of {len(self.of)}")
         parts: list[list[Any]] = [[] for _ in self.shares]
@@ -75,9 +74,7 @@ class Groups:
         return parts
 
     def limits(self, grid: Grid) -> tuple[int, ...]:
-        """The most that the square of a group's gradient may be, in whole squared grid units.
-
-        They add up to at most 4^bits, in integers.
+        """Return the maximum squared norm of each group in squared grid units; they sum to at most 4^bits.
 
         Raises:
           ValueError: where nothing of a group would be left.
@@ -93,16 +90,13 @@ class Groups:
 
 
 def partition(params, given, clip_norm: float, model: Any = None) -> tuple[Groups, list[dict[str, Any]]]:
-    """The groups of parameters that are trained, and what to keep of them with a run.
+    """Return the groups of parameters, and {"norm", "parameters": names} of each to store with a run.
 
     Args:
-      params: pytree of parameters, an nnx state perhaps.
+      params: pytree of parameters, perhaps an nnx state.
       given: "layer", a sequence of nnx filters, or a `ClipGroups`.
       clip_norm: C.
-      model: of which the parameters are, to see those that are in several places.
-
-    Returns:
-      the groups, and of each {"norm", "parameters": names}.
+      model: the module of the parameters, to find those with several paths.
 
     Raises:
       ValueError: a filter that selects nothing, a parameter that none selects or that is shared by two
@@ -145,7 +139,7 @@ def _shares(norms, number: int, clip_norm: float) -> tuple[Fraction, ...]:
             f"clip_groups must have norms whose squares add up to at most {clip_norm:g}^2, the clip norm's, "
             f"had {math.sqrt(total):g}^2"
         )
-    # 0.6 and 0.8 are not quite so as floats.
+    # The squares of 0.6 and 0.8 do not add up to 1 exactly as floats.
     return tuple(square / max(whole, total) for square in squares)
 
 
@@ -168,7 +162,7 @@ def _by_layer(paths, aliases: Callable[[tuple], list[tuple]]) -> list[int]:
     numbers: dict[tuple, int] = {}
     of = []
     for path, _ in paths:
-        # A module in two places is one layer, wherever it is met first.
+        # A module with two paths is one layer.
         layers = {aliases(other[:-1])[0]: other for other in aliases(path)}
         if len(layers) > 1:
             raise _shared(*list(layers.values())[:2])
@@ -221,7 +215,7 @@ def _shared(path, other) -> ValueError:
 
 
 def _aliases(model) -> Callable[[tuple], list[tuple]]:
-    """All paths of what is at a path of a model, in one order for all of them."""
+    """Return a function from a path to all paths of the same variable, in one order."""
     same = nnx.find_duplicates(model) if isinstance(model, nnx.Module) else []
 
     def elsewhere(path: tuple) -> Iterator[tuple]:
@@ -236,11 +230,8 @@ def _aliases(model) -> Callable[[tuple], list[tuple]]:
             fresh = set(elsewhere(waiting.pop())) - known
             known |= fresh
             waiting += fresh
-            if len(known) > _MOST_PLACES:
+            if len(known) > _MAX_PATHS:
                 raise ValueError("clip_groups must be of a model that is no part of itself")
         return sorted(known, key=lambda one: [str(part) for part in one])
 
     return of
-
-
-__all__ = ["LAYER", "ClipGroups", "Groups", "partition"]

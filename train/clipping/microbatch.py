@@ -1,7 +1,7 @@
-"""How many gradients to compute at a time: measured on the machine that trains, and kept with the run.
+"""Number of gradients to compute at a time: measured on the machine that trains, and stored with the run.
 
-Sums are of integers and do not depend on it, but the last bit of a gradient may, so a run that goes on uses
-what it began with. Measured is a batch of zeros: what is found tells nothing of the data.
+Integer sums do not depend on it, but the last bit of a gradient may, so a resumed run uses the stored number.
+The measurement is on a batch of zeros and reveals nothing of the data.
 """
 
 import time
@@ -21,7 +21,7 @@ _REPEATS = 3
 
 
 def stored(out) -> int | None:
-    """What the run in a folder began with, None where none did."""
+    """Return the number that the run in a folder began with, or None."""
     path = None if out is None else Path(out) / "run.json"
     found = read_json(path, "run") if path is not None and path.exists() else {}
     size = found.get("microbatch_size") if isinstance(found, dict) else None
@@ -29,13 +29,13 @@ def stored(out) -> int | None:
 
 
 def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None = None) -> int:
-    """The microbatch size of the fastest step, looked for in powers of 2.
+    """Return the microbatch size of the fastest step, searched in powers of 2.
 
     Args:
-      make: microbatch size -> step, with `init` and a call as `train.step.PrivateStep`.
-      params: pytree of arrays; they stay as they are.
+      make: microbatch size -> step, as `train.step.PrivateStep`.
+      params: pytree of arrays, not donated.
       batch, mask: of the shapes and shardings of training.
-      begin: where to look first, a power of 2; by default `default_microbatch_size`.
+      begin: first candidate, a power of 2; by default `default_microbatch_size`.
     """
     taken: dict[int, float] = {}
     if isinstance(mask, np.ndarray):
@@ -62,6 +62,3 @@ def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None =
         while 0 <= at + turn < len(candidates) and seconds(candidates[at + turn]) < seconds(candidates[at]):
             at += turn
     return candidates[at]
-
-
-__all__ = ["AUTO", "fastest", "stored"]

@@ -1,14 +1,14 @@
-"""Whether a loss of one example stays one of one example when JAX computes many of them together.
+"""Whether a loss of one example stays one of one example when `jax.vmap` computes many of them together.
 
 `jax.vmap` replaces each primitive of a traced program by that primitive's rule for batches. The tables below
-list the primitives of JAX whose rule computes a row from that row alone, and why. Every other primitive is
-refused: a callback, a foreign kernel or a rule of one's own receives all rows, a collective reads the other
-rows of its axis, and generators other than threefry draw the bits of a batch from its first row's key. One
-example could then change what others contribute, and clipping would not bound it.
+list the primitives of JAX whose rule computes a row from that row alone. Every other primitive is refused: a
+callback, a foreign kernel or a custom rule receives all rows, a collective reads the other rows of its axis,
+and generators other than threefry draw the bits of a batch from its first row's key. One example could then
+change what others contribute, and clipping would not bound it.
 
-`regularized_incomplete_beta` is not listed: JAX iterates it until all rows have converged, which moves the
-last bits of a row. The tables hold the primitives themselves, as another library may use a name again. Not
-seen: a rule of JAX that was replaced, and a loss that computes otherwise when it is traced again.
+`regularized_incomplete_beta` is not listed: JAX iterates it until all rows have converged. The tables hold
+the primitives themselves, as another library may use a name again. Not noticed: a rule of JAX that was
+replaced, and a loss that computes otherwise when it is traced again.
 """
 
 import functools

@@ -1,10 +1,9 @@
-"""Where a loss uses its parameters: by which equation of its program, and with what.
+"""Taps: the one equation of a loss's program that uses a parameter.
 
 The gradient of a matrix W in `y = x W` is the outer product of x and the cotangent of y. A *tap* is such an
-equation: x is read off on the way, and the cotangent is the gradient with respect to a zero that is added to
-y. That is the gradient of W only if nothing else uses it, so a parameter has a tap where the one thing that
-happens to it, after changes of shape or dtype, is one equation of a known kind; others have none and are
-differentiated as they are.
+equation: x is read from it, and the cotangent is the gradient with respect to a zero that is added to y. That
+is the gradient of W only if nothing else uses W. A parameter has a tap where its only use, after changes of
+shape or dtype, is one equation of a known kind; others are differentiated as they are.
 """
 
 import collections
@@ -12,19 +11,21 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# What programs within programs are put in the place of.
+from . import programs as _programs
+
+# Primitives that are replaced by the program that they call.
 _CALLS = frozenset(("jit", "pjit", "closed_call"))
 
 
 class Outer(NamedTuple):
-    """What makes up the gradients of a matrix: `sum_t left_t (x) right_t`, one a head."""
+    """Factors of the gradients of a matrix, `sum_t left_t (x) right_t` for each head."""
 
     left: jax.Array
     """(heads, positions, inputs)."""
@@ -33,7 +34,7 @@ class Outer(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """What makes up the gradients of a table: row `rows_t` gets `right_t`; of a row -1 nothing comes."""
+    """Factors of the gradient of a table: `right_t` is added to row `rows_t`, if that is not -1."""
 
     rows: jax.Array
     """(positions,) int32, -1 or a row of the table."""
@@ -41,31 +42,9 @@ class Picked(NamedTuple):
     """(positions, columns): cotangents."""
 
 
-class Equation(Protocol):
-    """An equation with one parameter."""
-
-    @property
-    def parameter(self) -> int:
-        """Which of its arguments is the parameter."""
-        ...
-
-    @property
-    def other(self) -> int:
-        """Which argument is read off."""
-        ...
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Heads, positions, inputs, outputs of an `Outer`; positions, rows, columns of a `Picked`."""
-        ...
-
-    def factors(self, other, cotangent) -> Outer | Picked:
-        """What makes up the gradient."""
-        ...
-
-    def laid_out(self, gradient) -> jax.Array:
-        """A gradient (heads, inputs, outputs), or (rows, columns), in the shape of the argument."""
-        ...
+# Members of a known equation: `parameter` and `other`, the numbers of the arguments that are the parameter
+# and the one that is read; `sizes`: heads, positions, inputs, outputs of an `Outer`, or positions, rows,
+# columns of a `Picked`; `factors(other, cotangent)`; `laid_out(gradient)`, in the shape of the argument.
 
 
 @dataclass(frozen=True)
@@ -79,11 +58,10 @@ class Product:
 
     @property
     def other(self) -> int:
-        """The argument that is no parameter."""
         return 1 - self.parameter
 
     def _axes(self, which: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Axes of an argument: heads, contracted, those that are left."""
+        """Axes of an argument: heads, contracted, the rest."""
         heads, inputs = self.batched[which], self.contracted[which]
         rest = set(range(len(self.shapes[which]))) - set(heads) - set(inputs)
         return tuple(heads), tuple(inputs), tuple(sorted(rest))
@@ -93,7 +71,6 @@ class Product:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Heads, positions, inputs, outputs."""
         heads, inputs, positions = self._axes(self.other)
         outputs = self._axes(self.parameter)[2]
         counted = [self._sizes(self.other, axes) for axes in (heads, positions, inputs)]
@@ -133,7 +110,6 @@ class Convolution:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Groups, places, entries of a patch, outputs; the last two of one group."""
         outputs, channels, *window = self._canonical(1)
         batch, _, *places = self._canonical(2)
         return self.groups, batch * math.prod(places), channels * math.prod(window), outputs // self.groups
@@ -182,7 +158,6 @@ class Lookup:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Positions, rows, columns."""
         return self.positions, self.rows, self.columns
 
     def factors(self, other, cotangent) -> Picked:
@@ -197,7 +172,7 @@ class Lookup:
 
 
 def _is_real(*vars) -> bool:
-    """Whether all of these are real floating-point numbers: what a tap's parts are read as."""
+    """Whether all of these are real floating-point numbers."""
     return all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in vars)
 
 
@@ -253,7 +228,7 @@ _KNOWN: dict[str, Callable[[Any, int], Any]] = {
 
 
 def _back(eqn) -> Callable[[Any], Any] | None:
-    """What undoes an equation that changes nothing but shape, order or dtype; None for any other."""
+    """The inverse of an equation that changes only shape, order or dtype; None for any other."""
     before, after, name = eqn.invars[0].aval, eqn.outvars[0].aval, eqn.primitive.name
     if name == "transpose":
         return lambda array: array.transpose(np.argsort(eqn.params["permutation"]))
@@ -266,19 +241,20 @@ def _back(eqn) -> Callable[[Any], Any] | None:
     return None
 
 
+Equation = Product | Convolution | Lookup
+
+
 class Tap(NamedTuple):
-    """The equation that uses a parameter."""
+    """The equation that uses a parameter: its number in the program, and that of the parameter."""
 
     leaf: int
-    """Which leaf of the parameters."""
     place: int
-    """Which equation of the program."""
     equation: Equation
     back: tuple[Callable[[Any], Any], ...]
-    """What undoes the changes of shape before it, the last first."""
+    """Inverses of the changes of shape before it, the last first."""
 
     def gradient(self, array) -> jax.Array:
-        """What `equation` takes its gradient to be, in the shape of the parameter."""
+        """Return a gradient as `equation` has it, in the shape of the parameter."""
         array = self.equation.laid_out(array)
         for undo in self.back:
             array = undo(array)
@@ -290,10 +266,10 @@ class Program:
     """A loss of one example as equations.
 
     Attributes:
-      closed: the traced program, its parameters first and then the example; calls inlined.
-      number: of leaves of the parameters.
+      closed: the traced program of parameters and example; calls inlined.
+      number: number of leaves of the parameters.
       taps: at most one a leaf.
-      structure: of what it returns.
+      structure: of the result.
     """
 
     closed: Any
@@ -303,24 +279,24 @@ class Program:
 
     @property
     def computed(self) -> int:
-        """Entries of all that is computed of one example."""
+        """Number of entries computed from one example."""
         jaxpr = self.closed.jaxpr
         of_example = _reached(jaxpr, self.number)
         outs = (var for eqn in jaxpr.eqns for var in eqn.outvars if var in of_example)
         return sum(math.prod(var.aval.shape) for var in outs)
 
     def tapped(self, params, example, added):
-        """What the loss returns, and what each tap's equation was given beside the parameter.
+        """Return the loss's result and the other argument of each tap's equation.
 
         Args:
           params, example: lists of leaves.
-          added: an array a tap, added to what its equation gives.
+          added: an array a tap, added to the result of its equation.
         """
         more = dict(zip((tap.place for tap in self.taps), added, strict=True))
         beside = {}
 
         def run(place, eqn, values):
-            found = bind(eqn, values)
+            found = _programs.bind(eqn, values)
             if place not in more:
                 return found
             tap = next(tap for tap in self.taps if tap.place == place)
@@ -328,22 +304,18 @@ class Program:
             return [found[0] + more[place]]
 
         jaxpr = self.closed.jaxpr
-        found = evaluate(jaxpr, self.closed.consts, [*params, *example], run)
+        found = _programs.evaluate(jaxpr, self.closed.consts, [*params, *example], run)
         return jax.tree.unflatten(self.structure, found), [beside[tap.place] for tap in self.taps]
 
     def added(self) -> list[jax.Array]:
-        """What to add to change nothing."""
+        """Return zeros for `added`."""
         outs = (self.closed.jaxpr.eqns[tap.place].outvars[0].aval for tap in self.taps)
         return [jnp.zeros(aval.shape, aval.dtype) for aval in outs]
 
 
 def traced(loss: Callable[..., Any], params, example, wanted: Callable[[Equation], bool]) -> Program:
-    """The program of `loss(params, example)`, with a tap for every parameter that `wanted` wants one for.
-
-    Args:
-      loss: of one example.
-      params, example: pytrees of arrays or of shapes.
-      wanted: whether a use of a parameter is to be tapped.
+    """Return the program of `loss(params, example)`, pytrees of arrays or shapes; taps where `wanted` says
+    so.
     """
     shaped = functools.partial(
         jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
@@ -353,19 +325,19 @@ def traced(loss: Callable[..., Any], params, example, wanted: Callable[[Equation
 
     def flat(*leaves):
         closed = jax.make_jaxpr(lambda *args: loss(*jax.tree.unflatten(structure, args)))(*given)
-        return evaluate(closed.jaxpr, closed.consts, leaves, _inlined)
+        return _programs.evaluate(closed.jaxpr, closed.consts, leaves, _inlined)
 
     closed, number = jax.make_jaxpr(flat)(*given), len(jax.tree.leaves(params))
     users, of_example = _users(closed.jaxpr), _reached(closed.jaxpr, number)
     found = (_tap(closed.jaxpr, leaf, users, of_example) for leaf in range(number))
     taps = tuple(tap for tap in found if tap is not None and wanted(tap.equation))
-    # Two parameters of one equation: neither is the only one that it is a function of.
+    # Two parameters of one equation: it is a function of both.
     times = collections.Counter(tap.place for tap in taps)
     return Program(closed, number, tuple(tap for tap in taps if times[tap.place] == 1), outputs)
 
 
 def _users(jaxpr):
-    """Variable -> the (equation, argument) that read it; (None, None) for what is returned."""
+    """Variable -> the (equation, argument) pairs that read it; (None, None) where it is returned."""
     users = collections.defaultdict(list)
     for place, eqn in enumerate(jaxpr.eqns):
         for position, var in enumerate(eqn.invars):
@@ -378,7 +350,7 @@ def _users(jaxpr):
 
 
 def _reached(jaxpr, number: int) -> set:
-    """Variables that the example, what comes after the first `number` arguments, has a part in."""
+    """Variables that depend on the example, the arguments after the first `number`."""
     reached = set(jaxpr.invars[number:])
     for eqn in jaxpr.eqns:
         if any(not hasattr(var, "val") and var in reached for var in eqn.invars):
@@ -392,7 +364,7 @@ def _tap(jaxpr, leaf: int, users, of_example) -> Tap | None:
         if len(users[var]) != 1:
             return None
         place, position = users[var][0]
-        if place is None:
+        if place is None:  # it is returned
             return None
         eqn = jaxpr.eqns[place]
         undo = _back(eqn) if len(eqn.invars) == 1 else None
@@ -402,38 +374,14 @@ def _tap(jaxpr, leaf: int, users, of_example) -> Tap | None:
         var = eqn.outvars[0]
     find = _KNOWN.get(eqn.primitive.name)
     equation = None if find is None else find(eqn, position)
-    # What is the same for all examples would be kept for each; of a lookup that is a few integers.
+    # A result that is the same for all examples would be stored for each; a lookup has a few integers.
     if equation is None or not (eqn.outvars[0] in of_example or isinstance(equation, Lookup)):
         return None
     return Tap(leaf, place, equation, tuple(back))
 
 
-def evaluate(jaxpr, consts, args, run):
-    """What a program returns, each equation by `run(place, equation, values)`, a list."""
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-    def read(var):
-        return var.val if hasattr(var, "val") else env[var]
-
-    for place, eqn in enumerate(jaxpr.eqns):
-        env.update(zip(eqn.outvars, run(place, eqn, [read(var) for var in eqn.invars]), strict=True))
-    return [read(var) for var in jaxpr.outvars]
-
-
 def _inlined(place, eqn, values):
     if eqn.primitive.name in _CALLS:
         inner = eqn.params["jaxpr"]
-        return evaluate(inner.jaxpr, inner.consts, values, _inlined)
-    return bind(eqn, values)
-
-
-def bind(eqn, values):
-    with eqn.ctx.manager:
-        given = eqn.primitive.get_bind_params(eqn.params)
-        # Functions and parameters apart in JAX before 0.9.
-        functions, params = given if isinstance(given, tuple) else ((), given)
-        found = eqn.primitive.bind(*functions, *values, **params)
-    return found if eqn.primitive.multiple_results else [found]
-
-
-__all__ = ["Equation", "Outer", "Picked", "Program", "Tap", "bind", "evaluate", "traced"]
+        return _programs.evaluate(inner.jaxpr, inner.consts, values, _inlined)
+    return _programs.bind(eqn, values)

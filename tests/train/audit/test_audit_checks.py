@@ -22,6 +22,7 @@ from train.clipping.grid import GridSum
 from train.loss import as_loss
 from train.noise import recursion as noise
 from train.optimizers import Privatizer
+from train.options import TrainOptions
 
 pytestmark = pytest.mark.optimized  # as test_audit.py
 
@@ -282,7 +283,7 @@ def test_the_bound_on_rounding_holds(strategy):
     """Outputs of silent coordinates against the noise's own normals in float64."""
     made = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, sigma=0.8, strategy=strategy)
     params = {"a": jnp.zeros(500), "b": jnp.zeros(300)}
-    options = dict(keys=KEYS, verify=False, microbatch_size=16)
+    options = TrainOptions(keys=KEYS, verify=False, microbatch_size=16, prefetch=0)
     rows = as_rows(np.zeros(ROWS, np.float32))
     setting = Setting(
         made, as_loss(lambda params, row: 0.0 * params["a"][0] * row), params, rows, CLIP, options

@@ -1,0 +1,70 @@
+"""Traced programs: evaluation equation by equation, and whether they return arguments unchanged."""
+
+from collections.abc import Callable
+
+import jax
+from jax.extend import core
+
+# Programs within programs, whose arguments are the equation's in the same order.
+_CALLS = {"jit", "pjit", "checkpoint", "remat2", "closed_call", "core_call", "custom_jvp_call"}
+
+
+def evaluate(jaxpr, consts, args, run):
+    """Return the results of a program, each equation by `run(place, equation, values)`, a list."""
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(var):
+        return var.val if hasattr(var, "val") else env[var]
+
+    for place, eqn in enumerate(jaxpr.eqns):
+        env.update(zip(eqn.outvars, run(place, eqn, [read(var) for var in eqn.invars]), strict=True))
+    return [read(var) for var in jaxpr.outvars]
+
+
+def bind(eqn, values):
+    """Return the results of one equation."""
+    with eqn.ctx.manager:
+        given = eqn.primitive.get_bind_params(eqn.params)
+        # Functions and parameters apart in JAX before 0.9.
+        functions, params = given if isinstance(given, tuple) else ((), given)
+        found = eqn.primitive.bind(*functions, *values, **params)
+    return found if eqn.primitive.multiple_results else [found]
+
+
+def pairs(function: Callable[..., tuple[list, list]], *args) -> list[bool]:
+    """Return for each pair of values in the two lists of `function(*args)` whether both are one argument.
+
+    A computed value is another one, even if it is equal. `args`: pytrees of arrays or `jax.ShapeDtypeStruct`.
+    """
+    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
+    sources = [_source(jaxpr, var) for var in jaxpr.outvars]
+    half = len(sources) // 2
+    return [a is not None and a == b for a, b in zip(sources[:half], sources[half:], strict=True)]
+
+
+def _source(jaxpr, var) -> int | None:
+    """The number of the argument that a value is, or None."""
+    while not isinstance(var, core.Literal) and var not in jaxpr.invars:
+        made = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
+        place = None if made is None else _argument(made, made.outvars.index(var))
+        if made is None or place is None:
+            return None
+        var = made.invars[place]
+    return None if isinstance(var, core.Literal) else jaxpr.invars.index(var)
+
+
+def _argument(eqn, output: int) -> int | None:
+    """The number of the argument that an output of an equation is, or None."""
+    name, params = eqn.primitive.name, eqn.params
+    inner = params.get("jaxpr", params.get("call_jaxpr"))
+    if inner is None or name not in _CALLS | {"scan"}:
+        return None
+    inner = getattr(inner, "jaxpr", inner)
+    place = _source(inner, inner.outvars[output])
+    if name != "scan" or place is None:
+        return place
+    consts, carry = params["num_consts"], params["num_carry"]
+    if output < carry:
+        return place if place == consts + output else None
+    # Rows of an array that is scanned over; a constant of all rows becomes another array.
+    return place if place >= consts + carry else None
