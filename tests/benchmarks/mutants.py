@@ -1184,7 +1184,7 @@ MUTANTS = [
         "np.where(inside, coordinates, REAL)",
         AUDIT,
     ),
-    Mutant("train/run_folder.py", "if self._shown() > stands:", "if False:", ELASTIC),
+    Mutant("train/run_folder.py", "if self._shown() > step:", "if False:", ELASTIC),
     Mutant(
         "train/run_folder.py",
         "(not elastic or not moved or set(other) - _ELASTIC)",
