@@ -10,7 +10,6 @@ command continues the run.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -55,42 +54,25 @@ def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):
     return evaluate
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Model and optimizer of the command line; None where an option is missing."""
-
-    model: str | None
-    optimizer: str | None
-    learning_rate: float | None
-    inner_learning_rate: float | None
-    model_seed: int | None
-    steps: int | None
-
-
-def network(plan: TrainingPlan, split: Split, chosen: Chosen) -> dict[str, Any]:
+def network(plan: TrainingPlan, split: Split, chosen: dict[str, Any]) -> dict[str, Any]:
     """Return a Flax model, its loss and an optimizer, as arguments of `fit`; `inner` is an option."""
-    total = plan.iterations if chosen.steps is None else chosen.steps
-    rate = 0.5 if chosen.learning_rate is None else chosen.learning_rate
+    total = plan.iterations if chosen["steps"] is None else chosen["steps"]
+    rate = 0.5 if chosen["learning_rate"] is None else chosen["learning_rate"]
     _validate.positive_number("learning_rate", rate)
-    model = MODELS[chosen.model or "cnn"](
-        split.train.shape, split.num_classes, nnx.Rngs(chosen.model_seed or 0)
-    )
-    inner = None
-    if chosen.inner_learning_rate is not None:
-        inner = optax.sgd(_validate.positive_number("inner_learning_rate", chosen.inner_learning_rate))
-    return dict(
-        model=model,
-        loss=cross_entropy,
-        optimizer=OPTIMIZERS[chosen.optimizer or "sgd"](rate, total),
-        inner=inner,
-        evaluate=accuracy(model, split.test),
-    )
+    rngs = nnx.Rngs(chosen["model_seed"] or 0)
+    model = MODELS[chosen["model"] or "cnn"](split.train.shape, split.num_classes, rngs)
+    inner = chosen["inner_learning_rate"]
+    if inner is not None:
+        inner = optax.sgd(_validate.positive_number("inner_learning_rate", inner))
+    optimizer = OPTIMIZERS[chosen["optimizer"] or "sgd"](rate, total)
+    evaluate = accuracy(model, split.test)
+    return dict(model=model, loss=cross_entropy, optimizer=optimizer, inner=inner, evaluate=evaluate)
 
 
-def logistic(plan: LastIteratePlan, split: Split, chosen: Chosen) -> dict[str, Any]:
+def logistic(plan: LastIteratePlan, split: Split, chosen: dict[str, Any]) -> dict[str, Any]:
     """Return the logistic regression that a plan of last iterates covers; nothing is left to choose."""
-    for name in ("model", "optimizer", "learning_rate", "inner_learning_rate", "model_seed"):
-        if getattr(chosen, name) is not None:
+    for name, value in chosen.items():
+        if name != "steps" and value is not None:
             raise ValueError(f"{name} must not be given for a plan of {plan.training}")
     loss = LogisticRegression.within(plan, split.num_classes)
     test = split.test.take(np.arange(len(split.test)), len(split.test))
@@ -101,8 +83,8 @@ def logistic(plan: LastIteratePlan, split: Split, chosen: Chosen) -> dict[str, A
     return dict(model=None, loss=loss, evaluate=evaluate)
 
 
-# The `training` of a plan -> what there is to train with, as arguments of `fit`.
-RECIPES: dict[str, Callable[[Any, Split, Chosen], dict[str, Any]]] = {
+# The `training` of a plan -> (plan, data, model and optimizer options) -> arguments of `fit`.
+RECIPES: dict[str, Callable[[Any, Split, dict[str, Any]], dict[str, Any]]] = {
     "correlated-noise": network,
     "general-dpsgd": network,
     "last-iterate": logistic,
@@ -168,7 +150,8 @@ def train(
     covered = read_plan(plan)
     callback = None if tensorboard is None else event_files(tensorboard)
     split = load(data, data_folder)
-    chosen = Chosen(model, optimizer, learning_rate, inner_learning_rate, model_seed, steps)
+    chosen = dict(model=model, optimizer=optimizer, learning_rate=learning_rate, steps=steps)
+    chosen |= dict(inner_learning_rate=inner_learning_rate, model_seed=model_seed)
     recipe = RECIPES[covered.training](covered, split, chosen)
     individual = None
     if individual_epsilon is not None or individual_delta is not None:

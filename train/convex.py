@@ -239,7 +239,7 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
         weights = jnp.zeros(loss.shape(rows.arrays[0].shape[1] - 1), jnp.float64)
         return take_steps(
             request,
-            _Step(plan, loss),
+            _step(plan, loss),
             Iterate(weights, jnp.uint32(0), jnp.asarray(noise_key, jnp.uint32)),
             Rows(rows, plan.batch_size),
             plan.steps,
@@ -282,28 +282,19 @@ def _batches(plan: LastIteratePlan, generator: np.random.Generator) -> Iterator[
             yield np.arange(first, first + b)
 
 
-class _Step:
-    """One step: `step(state, (x, y), mask) -> (state, private info)`."""
+def _step(plan: LastIteratePlan, loss: LogisticRegression):
+    """One step: `step(state, (x, y), mask) -> (state, private info)`, jitted."""
+    project = (lambda w: w) if plan.diameter is None else project_l2_ball(plan.diameter / 2)
 
-    def __init__(self, plan: LastIteratePlan, loss: LogisticRegression):
-        project = (lambda w: w) if plan.diameter is None else project_l2_ball(plan.diameter / 2)
+    def step(state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
+        del mask  # every batch is full
+        gradient = loss.mean_gradient(state.params, *batch)
+        z = normals.standard_normals(state.key, state.step, gradient.size).reshape(gradient.shape)
+        params = project(state.params - plan.stepsize * (gradient + plan.noise_std * z))
+        info = IterateInfo(jnp.linalg.norm(gradient.ravel()))
+        return Iterate(params, state.step + jnp.uint32(1), state.key), info
 
-        def step(state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
-            del mask  # every batch is full
-            gradient = loss.mean_gradient(state.params, *batch)
-            z = normals.standard_normals(state.key, state.step, gradient.size).reshape(gradient.shape)
-            params = project(state.params - plan.stepsize * (gradient + plan.noise_std * z))
-            info = IterateInfo(jnp.linalg.norm(gradient.ravel()))
-            return Iterate(params, state.step + jnp.uint32(1), state.key), info
-
-        self._jitted = jax.jit(step, donate_argnums=0)
-
-    def __call__(self, state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
-        return self._jitted(state, batch, mask)
-
-    def trace(self, state: Iterate, batch, mask) -> jax.stages.Traced:
-        """Return the step as a program."""
-        return self._jitted.trace(state, batch, mask)
+    return jax.jit(step, donate_argnums=0)
 
 
 def noisy_gd(loss_fn, data, key=None, *, steps: int, **options) -> np.ndarray:

@@ -1196,8 +1196,8 @@ MUTANTS = [
     Mutant(
         "train/batches/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS
     ),
-    Mutant(SOURCES, "    if array.null_count:\n", "    if False:\n", ROWS),
-    Mutant(SOURCES, "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
+    Mutant("train/batches/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
+    Mutant("train/batches/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
     Mutant("train/batches/prefetch.py", "queue.Queue(depth)", "queue.Queue()", PREFETCHED),
     Mutant(
         "train/batches/prefetch.py",

@@ -54,6 +54,8 @@ def as_rows(data):
         return SourceRows(Taken(data))
     arrow = sys.modules.get("pyarrow")  # imported where there is a table
     if arrow is not None and isinstance(data, arrow.Table):
+        from .tables import ArrowTable
+
         return SourceRows(ArrowTable(data))
     if _is_source(data):
         return SourceRows(data if hasattr(data, "fingerprint") else Indexed(data))
@@ -213,42 +215,6 @@ class Indexed:
         """Return the digest of every row, or of the version and some rows."""
         how = fingerprints.CONTENT if self.version is None else fingerprints.SAMPLED
         return fingerprints.of_source(self, how, str(self.version))
-
-
-class ArrowTable(Indexed):
-    """Source of a `pyarrow.Table`, in memory or mapped: a row is a dictionary of numbers and of arrays.
-
-    Its columns hold numbers, or lists of numbers of one length; text and images become numbers before, or in
-    a source that wraps it. ValueError for other columns, or missing values.
-    """
-
-    def __getitem__(self, index):
-        return {name: column[0] for name, column in self.gather(np.array([index])).items()}
-
-    def gather(self, indices: np.ndarray):
-        import pyarrow
-
-        # Slices copy nothing, while `Table.take` may join a whole column.
-        taken = pyarrow.concat_tables([self.source.slice(int(index), 1) for index in indices])
-        return {name: _numbers(taken.column(name).combine_chunks(), name) for name in taken.column_names}
-
-
-def _numbers(array, name: str) -> np.ndarray:
-    """(rows, ...) of an Arrow column of numbers, or of lists of one length."""
-    from pyarrow import compute, types
-
-    shape, kind = [len(array)], array.type
-    while not array.null_count and hasattr(array, "flatten") and hasattr(array.type, "value_type"):
-        lengths = compute.call_function("list_value_length", [array]).unique()
-        if len(lengths) != 1:
-            raise ValueError(f"column {name} must have lists of one length, has others: pad or cut them")
-        shape.append(lengths[0].as_py())
-        array = array.flatten()
-    if array.null_count:
-        raise ValueError(f"column {name} must have a value in every row, has missing ones")
-    if not (types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)):
-        raise ValueError(f"column {name} must hold numbers or lists of them, holds {kind}: select others")
-    return array.to_numpy(zero_copy_only=False).reshape(shape)
 
 
 def _as_arrays(row):

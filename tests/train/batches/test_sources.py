@@ -14,7 +14,8 @@ from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, run
 from train.batches import fingerprints, sources
-from train.batches.sources import ArrayRows, ArrowTable, Indexed, MemoryMapped, SourceRows, as_rows
+from train.batches.sources import ArrayRows, Indexed, MemoryMapped, SourceRows, as_rows
+from train.batches.tables import ArrowTable
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

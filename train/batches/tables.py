@@ -1,0 +1,39 @@
+"""Rows of a `pyarrow.Table`, with which Arrow, Parquet and Hugging Face files are read."""
+
+import numpy as np
+import pyarrow
+from pyarrow import compute, types
+
+from .sources import Indexed
+
+
+class ArrowTable(Indexed):
+    """Source of a `pyarrow.Table`, in memory or mapped: a row is a dictionary of numbers and of arrays.
+
+    Its columns hold numbers, or lists of numbers of one length; text and images become numbers before, or in
+    a source that wraps it. ValueError for other columns, or missing values.
+    """
+
+    def __getitem__(self, index):
+        return {name: column[0] for name, column in self.gather(np.array([index])).items()}
+
+    def gather(self, indices: np.ndarray):
+        # Slices copy nothing, while `Table.take` may join a whole column.
+        taken = pyarrow.concat_tables([self.source.slice(int(index), 1) for index in indices])
+        return {name: _numbers(taken.column(name).combine_chunks(), name) for name in taken.column_names}
+
+
+def _numbers(array, name: str) -> np.ndarray:
+    """(rows, ...) of an Arrow column of numbers, or of lists of one length."""
+    shape, kind = [len(array)], array.type
+    while not array.null_count and hasattr(array, "flatten") and hasattr(array.type, "value_type"):
+        lengths = compute.call_function("list_value_length", [array]).unique()
+        if len(lengths) != 1:
+            raise ValueError(f"column {name} must have lists of one length, has others: pad or cut them")
+        shape.append(lengths[0].as_py())
+        array = array.flatten()
+    if array.null_count:
+        raise ValueError(f"column {name} must have a value in every row, has missing ones")
+    if not (types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)):
+        raise ValueError(f"column {name} must hold numbers or lists of them, holds {kind}: select others")
+    return array.to_numpy(zero_copy_only=False).reshape(shape)
