@@ -112,20 +112,17 @@ class DiceRule:
             if self.reset_every is not None:
                 first = state.count % self.reset_every == 0
                 error = jax.tree.map(lambda e: jnp.where(first, jnp.zeros_like(e), e), error)
-            v = jax.tree.map(
-                jnp.add, clipped, _clip_to_units(error, self.error_clip_norm, units, self.automatic)
-            )
-            after = jax.tree.map(
-                lambda e, g, n: (e.astype(jnp.float64) + g / self.batch_size - n / units).astype(jnp.float32),
-                error,
-                raw,
-                v,
-            )
-            released = jax.tree.map(
-                lambda n, w: ((n + jnp.round(self.noise_std * units * w)) / units).astype(jnp.float32),
-                v,
-                _normals(state.key, state.count, v),
-            )
+            fed_back = _clip_to_units(error, self.error_clip_norm, units, self.automatic)
+            v = jax.tree.map(jnp.add, clipped, fed_back)
+
+            def kept(e, g, n):
+                return (e.astype(jnp.float64) + g / self.batch_size - n / units).astype(jnp.float32)
+
+            def noisy(n, w):
+                return ((n + jnp.round(self.noise_std * units * w)) / units).astype(jnp.float32)
+
+            released = jax.tree.map(noisy, v, _normals(state.key, state.count, v))
+            after = jax.tree.map(kept, error, raw, v)
         return released, DiceState(state.count + 1, after, state.key)
 
 
@@ -337,9 +334,8 @@ def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
     def accumulate(total, inputs):
         rows, real = inputs
         with jax.enable_x64(wide):  # the loss in the caller's precision
-            values, gradients = jax.vmap(without_batch_groups(jax.value_and_grad(loss)), (None, 0))(
-                params, rows
-            )
+            of_one = without_batch_groups(jax.value_and_grad(loss))
+            values, gradients = jax.vmap(of_one, (None, 0))(params, rows)
             values = values.astype(jnp.float32)
         part, norms = rule.sums(gradients, real & jnp.isfinite(values))
         return jax.tree.map(jnp.add, total, part), (values, norms)

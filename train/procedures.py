@@ -30,25 +30,22 @@ PROCEDURES = {
 
 
 class TrainingPlan(Protocol):
-    """What `train.fit` needs of a plan."""
+    """What `train.fit` needs of a plan.
+
+    Attributes:
+      training: key of `PROCEDURES`.
+      certified: whether the guarantee holds, computed again.
+      iterations: steps that the guarantee covers.
+    """
 
     @property
-    def training(self) -> str:
-        """Key of `PROCEDURES`."""
-        ...
-
+    def training(self) -> str: ...
     @property
-    def certified(self) -> bool:
-        """Whether the guarantee holds, computed again."""
-        ...
-
+    def certified(self) -> bool: ...
     @property
-    def iterations(self) -> int:
-        """Steps that the guarantee covers."""
-        ...
-
+    def iterations(self) -> int: ...
     def statement(self) -> str:
-        """The guarantee, with its adversary, in a sentence."""
+        """Return the guarantee, with its adversary, in a sentence."""
         ...
 
 

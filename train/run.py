@@ -6,9 +6,8 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from . import machine, run_folder
@@ -43,21 +42,9 @@ class Result:
     private_individual: "PrivateLosses | None" = dataclasses.field(default=None, repr=False)
 
 
-class Step(Protocol):
-    """A step, as `train.step.PrivateStep`."""
-
-    def __call__(self, state, batch, mask) -> tuple[Any, Any]:
-        """`(state, private info)`; a state is a pytree with `params`."""
-        ...
-
-    def trace(self, state, batch, mask) -> jax.stages.Traced:
-        """Return the step as a program."""
-        ...
-
-
 def take_steps(
     request: Request,
-    step: Step,
+    step: Any,
     state: Any,
     batch,
     steps: int,
@@ -78,6 +65,7 @@ def take_steps(
     """All steps of a private run, kept in the folder `request.out` where there is one.
 
     Args:
+      step: as `train.step.PrivateStep`, with a call and `trace`; a state is a pytree with `params`.
       batch: `take(indices)` returns the arguments of `step` for these examples; `rows` has a `fingerprint()`.
       claim: JSON values of the plan that a resumed run must share.
       source_at: (key, state of the sampler or None) -> batches, with `next()` and `state`.

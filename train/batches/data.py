@@ -173,11 +173,10 @@ def _cifar_10(folder: Path) -> Split:
     for name, read, suffix in (("py", _read_pickled, ""), ("bin", _read_binary, ".bin")):
         place = folder / f"cifar-10-batches-{name}"
         if place.is_dir():
-            parts = [
-                zip(*(read(place / f"{n}{suffix}") for n in names), strict=True) for names in (train, test)
-            ]
-            sets = (from_arrays(*map(np.concatenate, part), scale=255.0) for part in parts)
-            return Split("cifar-10", *sets, 10)
+            parts = ([read(place / f"{n}{suffix}") for n in names] for names in (train, test))
+            joined = (map(np.concatenate, zip(*part, strict=True)) for part in parts)
+            first, second = (from_arrays(*part, scale=255.0) for part in joined)
+            return Split("cifar-10", first, second, 10)
     raise ValueError(
         f"data_folder {folder} must hold cifar-10-batches-py or cifar-10-batches-bin, holds neither"
     )

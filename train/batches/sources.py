@@ -29,10 +29,7 @@ class Source(Protocol):
     Optional: `gather(indices) -> pytree of arrays (len(indices), ...)` reads rows at once.
     """
 
-    def __len__(self) -> int:
-        """Number of rows; the same throughout a run."""
-        ...
-
+    def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any:
         """Return a pytree of numbers or arrays, of the same structure, shapes and dtypes for every row."""
         ...
