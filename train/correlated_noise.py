@@ -131,7 +131,7 @@ def _check_individual(options: TrainOptions) -> None:
 
 def _skips_padding(plan: Plan, options: TrainOptions) -> bool:
     """Whether the duration of a step depends on its batch size; ValueError where it must not."""
-    truncated = plan.truncation_delta is not None or plan.mechanism.scheme.cut_to is not None
+    truncated = plan.truncation_delta is not None or plan.mechanism.scheme.batch_size_cap is not None
     if options.skip_padding and truncated:
         raise ValueError(
             "skip_padding must not be True for a plan that truncates batches: its guarantee does not hold "

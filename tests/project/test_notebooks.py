@@ -12,7 +12,7 @@ import pytest
 
 import jaxacct
 from jaxacct.report import plots as plot
-from train import loop
+from train import run
 
 pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
 
@@ -73,7 +73,7 @@ def no_steps(step, state, ready, *_):
 def test_every_cell_runs_with_small_numbers(path, monkeypatch, tmp_path, calibrated):
     """In this process, where `train` stands for `jaxacct.train`; nothing is shown, nothing trained."""
     monkeypatch.setattr(jaxacct, "calibrate", calibrated)
-    monkeypatch.setattr(loop, "_run", no_steps)
+    monkeypatch.setattr(run, "_loop", no_steps)
     monkeypatch.setattr(plot, "svg", lambda figure: "<svg></svg>")  # drawing takes a second a page
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt, "show", lambda: None)

@@ -453,8 +453,11 @@ def test_bad_input_ends_with_one_line_and_2(change, message, tmp_path, capsys):
     from train.__main__ import main
 
     plan(dataset_size=1440).save(tmp_path / "plan.json")
+    given = command(tmp_path / "plan.json", tmp_path / "run")[3:]
+    if change[0] in given:
+        del given[(at := given.index(change[0])) : at + 2]
     with pytest.raises(SystemExit) as ended:
-        main([*command(tmp_path / "plan.json", tmp_path / "run")[3:], *change])
+        main([*given, *change])
     assert ended.value.code == 2
     error = capsys.readouterr().err.strip()
     assert message in error

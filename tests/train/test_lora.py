@@ -52,8 +52,8 @@ def test_pieces():
         lora.pieces("abc", 7)
 
 
-def command(out, *more):
-    options = [f"--{name}={value}" for name, value in SIZES.items()]
+def command(out, *more, **sizes):
+    options = [f"--{name}={value}" for name, value in (SIZES | sizes).items()]
     options += [
         "--steps=3",
         "--batch-size=8",
@@ -92,7 +92,7 @@ def test_the_script(tmp_path, capsys, monkeypatch):
     assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(nnx.state(tuned, nnx.LoRAParam)))
     capsys.readouterr()
     # One of other sizes is refused in a line.
-    assert command(tmp_path / "c", *ours, "--checkpoint", tmp_path / "a/base", "--layers=2") == 2
+    assert command(tmp_path / "c", *ours, "--checkpoint", tmp_path / "a/base", layers=2) == 2
     error = capsys.readouterr().err.strip()
     assert "model must be of the structure" in error and len(error.splitlines()) == 1
 

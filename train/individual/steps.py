@@ -149,12 +149,12 @@ def follow(
 def _probability(plan: Plan) -> float:
     """Sampling probability of every example at every step; ValueError where there is no such number."""
     mechanism, scheme = plan.mechanism, plan.mechanism.scheme
-    rounds = scheme.independent_rounds()
+    rounds = scheme.independent_rounds
     if (
         rounds is None
         or rounds[1] != scheme.iterations
         or scheme.unit != "example"
-        or scheme.cut_to is not None
+        or scheme.batch_size_cap is not None
         or plan.truncation_delta is not None
     ):
         raise ValueError(
