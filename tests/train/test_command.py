@@ -41,15 +41,15 @@ def test_every_kind_of_plan_has_a_procedure_and_a_recipe():
 def test_batch_clipping_from_the_command_line(tmp_path, capsys):
     GENERAL.save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--inner-learning-rate", "0.1"]
-    given += ["--steps", "2"]
-    code, out, _ = command(capsys, *given, "--clip", "batch", "--json-output")
+    two = ["--steps", "2"]
+    code, out, _ = command(capsys, *given, *two, "--clip", "batch", "--json-output")
     found = json.loads(out)
     assert code == 0 and found["steps"] == 2 and 0 <= found["accuracy"] <= 1
     assert "batch clipping, shuffling" in found["guarantee"] and (tmp_path / "run/model").is_dir()
     for words, said in (
-        (["--clip", "individual"], "clip must be the plan's batch"),
-        (["--normalize"], "normalize must not be given for a plan of general-dpsgd"),
-        (["--clip-norm", "2"], "another clip_norm"),
+        ([*two, "--clip", "individual"], "clip must be the plan's batch"),
+        ([*two, "--normalize"], "normalize must not be given for a plan of general-dpsgd"),
+        ([*two, "--clip-norm", "2"], "another clip_norm"),
         (["--steps", "41"], "steps must be at most the plan's 40"),
     ):
         code, _, error = command(capsys, *given, *words)
