@@ -28,8 +28,8 @@ from .clipping.grid import Grid, GridSum
 from .clipping.per_example import clip_to_grid
 from .loss import as_loss, numbered
 from .optimizers import Privatizer, privatize
-from .procedures import Procedure, Request
-from .run import Result, take_steps
+from .procedures import Procedure, Request, Result
+from .run import take_steps
 from .step import PrivateStep, make_step
 
 

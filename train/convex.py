@@ -25,8 +25,8 @@ from .correlated_noise import Rows
 from .loop import fit
 from .noise import normals
 from .options import TrainOptions
-from .procedures import Procedure, Request
-from .run import Result, take_steps
+from .procedures import Procedure, Request, Result
+from .run import take_steps
 
 _INSIDE = 1 - 1e-12  # factor of a norm bound, for rounding
 

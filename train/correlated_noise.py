@@ -20,8 +20,8 @@ from .individual.steps import follow
 from .loss import numbered
 from .optimizers import privatize
 from .options import TrainOptions
-from .procedures import Procedure, Request
-from .run import Result, take_steps
+from .procedures import Procedure, Request, Result
+from .run import take_steps
 from .step import PER_EXAMPLE, make_step
 
 

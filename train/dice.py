@@ -31,8 +31,8 @@ from .clipping.per_example import check_loss, clip_to_grid, global_norm
 from .correlated_noise import Rows
 from .loss import Loss, as_loss, numbered
 from .noise.normals import key_of_run, standard_normals
-from .procedures import Procedure, Request
-from .run import Result, take_steps
+from .procedures import Procedure, Request, Result
+from .run import take_steps
 from .step import StepInfo
 
 _BITS = 20  # the clip norm in grid units is 2^20

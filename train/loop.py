@@ -11,8 +11,7 @@ from jaxacct.common.progress import somebody_watches, watch
 
 from .options import TrainOptions
 from .plans import read_plan
-from .procedures import Request, TrainingPlan, procedure_of
-from .run import Result
+from .procedures import Request, Result, TrainingPlan, procedure_of
 
 
 def fit(

@@ -18,7 +18,7 @@ from .loss import Loss, as_loss, nnx_loss, public_key
 from .options import TrainOptions
 
 if TYPE_CHECKING:
-    from .run import Result
+    from .individual import PrivateLosses
 
 # The `training` of a plan -> the module whose PROCEDURE realises it, loaded for the first such plan.
 PROCEDURES = {
@@ -47,6 +47,25 @@ class TrainingPlan(Protocol):
     def statement(self) -> str:
         """Return the guarantee, with its adversary, in a sentence."""
         ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+      params: pytree like the given parameters; of an nnx model, the state of its trained variables.
+      steps: number of steps.
+      evaluation: what `evaluate` returned at the end.
+      statement: the guarantee, in a sentence.
+      private_individual: with `individual`, every example's own loss. **Private**: not covered.
+    """
+
+    params: Any
+    steps: int
+    evaluation: dict[str, float]
+    statement: str
+    private_individual: "PrivateLosses | None" = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +149,7 @@ class Procedure:
         they are set: an ignored option may be the one that a guarantee is thought to rest on.
     """
 
-    train: "Callable[[Any, Request], Result]"
+    train: Callable[[Any, Request], Result]
     supports: frozenset[str]
 
     def check(self, plan: TrainingPlan, request: Request) -> None:

@@ -1,11 +1,9 @@
 """The loop of a private run: steps, checkpoints, logs, and what a resumed run is bound to."""
 
 import contextlib
-import dataclasses
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,32 +12,13 @@ from . import machine, run_folder
 from .batches import fingerprints
 from .batches import prefetch as prefetching
 from .batches.sampler import SamplerState
-from .procedures import Request
+from .procedures import Request, Result
 from .run_folder import RunFolder
 
 if TYPE_CHECKING:
     from .individual import PrivateLosses
 
 _LOG_EVERY = 10
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-      params: pytree like the given parameters; of an nnx model, the state of its trained variables.
-      steps: number of steps.
-      evaluation: what `evaluate` returned at the end.
-      statement: the guarantee, in a sentence.
-      private_individual: with `individual`, every example's own loss. **Private**: not covered.
-    """
-
-    params: Any
-    steps: int
-    evaluation: dict[str, float]
-    statement: str
-    private_individual: "PrivateLosses | None" = dataclasses.field(default=None, repr=False)
 
 
 def take_steps(
