@@ -11,8 +11,7 @@ from train.__main__ import RECIPES, main
 from train.convex import LogisticRegression
 from train.individual import IndividualAccounting
 from train.plans import read_plan
-from train.procedures import PROCEDURES, procedure_of
-from train.run import Result
+from train.procedures import PROCEDURES, Result, procedure_of
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
