@@ -19,7 +19,7 @@ from jaxacct.proposals import base
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.proposals.families.extrapolation import supports
-from jaxacct.proposals.families.from_below import from_below
+from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction

@@ -91,7 +91,7 @@ def bands_of_both(
     q: float,
     profile=hockey_stick.hockey_stick,
 ) -> np.ndarray:
-    """`bands`, whose lower ends are those of `below` (`proposals.from_below`); 0 where that is None.
+    """`bands`, whose lower ends are those of `below` (`mean_overlaps.from_below`); 0 where that is None.
 
     Each end is wrong with probability q / 2 at most, so together with q, whatever their draws share.
 
@@ -136,7 +136,7 @@ def crossing(
     """(low, high): the epsilon whose divergence is `delta` lies between, wrong with probability at most q.
 
     Args:
-      lower: of `proposals.from_below`, and its draws; None where nothing is known from below.
+      lower: of `mean_overlaps.from_below`, and its draws; None where nothing is known from below.
     """
     low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)
     return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2))

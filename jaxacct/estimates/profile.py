@@ -18,7 +18,7 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.families.extrapolation import supports
-from jaxacct.proposals.families.from_below import from_below
+from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 
@@ -38,7 +38,7 @@ class Profile:
     Attributes:
       epsilons: (points,) float64, ascending, natural logs.
       lower, estimate, upper: (points,) float64, of the larger of both directions; `lower` is 0 where all
-        that is drawn is a bound from above (`proposals.from_below`).
+        that is drawn is a bound from above (`mean_overlaps.from_below`).
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
       confidence: of both directions and all points together.
       num_samples: draws a direction; 0 where an accountant knows both ends, `proposals` then naming it.

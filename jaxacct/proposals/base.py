@@ -36,9 +36,9 @@ from jaxacct.strategies.stationary import adds_windows, has_windows
 
 # Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
 CACHE_NUMBERS = 8 * 128 * 1024
-# Of long rows four blocks are sooner than eight, of which short ones need as many to hide their loops. One
-# block alone is another program, which may round differently, and evidence is drawn again to the bit.
-_LONG, _OF_LONG = 512, 4
+# Four blocks of long rows are faster than eight, which short rows need to hide their loops. One block alone
+# is another program, which may round differently, and drawing evidence again reproduces the same bits.
+_LONG_ROW, _MAX_LONG_ROWS = 512, 4
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Proposal:
     """Whether what is drawn is a bound on the divergence: a lower bound on that says nothing."""
     below: Callable[[], "Proposal"] | None = None
     """The same law, with losses that make terms at most the exact ones; None where losses are exact, or
-    nothing is known from below. `from_below.from_below` asks for it."""
+    nothing is known from below. `mean_overlaps.from_below` asks for it."""
     words: int = 1
     """How draws are made of random words, as a number: kept draws go on only where it is the same."""
 
@@ -224,7 +224,7 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
 def blocks_side_by_side(iterations: int) -> int:
     """How many blocks of so many steps a CPU core draws at once."""
     most = max(1, CACHE_NUMBERS // (randomness.BLOCK_SIZE * iterations))
-    return min(most, _OF_LONG) if iterations >= _LONG else most
+    return min(most, _MAX_LONG_ROWS) if iterations >= _LONG_ROW else most
 
 
 def direction_key(key, direction: str):

@@ -23,7 +23,7 @@ class Direction(enum.StrEnum):
     """
 
     REMOVE = "remove"
-    """H(P, Q), draws from P: the unit takes part."""
+    """H(P, Q), samples from P: the unit participates."""
     ADD = "add"
     """H(Q, P), draws from Q: its gradients are zero."""
 

@@ -250,7 +250,7 @@ def _starts(n: int, buffers: int, separation: int, participations: int):
 
 
 def _one_fewer(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two neighbours made one that are missed least: alike, or one of them with next to no weight."""
+    """Return the sums with two neighbours merged: similar ones, or one of hardly any weight."""
     together = weights[:-1] + weights[1:]
     missed = weights[:-1] * weights[1:] / together * np.diff(np.log1p(-decays)) ** 2
     i = int(np.argmin(missed))

@@ -1317,7 +1317,7 @@ MUTANTS = [
         REPORT,
     ),
     Mutant(
-        "jaxacct/proposals/families/from_below.py",
+        "jaxacct/proposals/families/mean_overlaps.py",
         "return proposal.below()",
         "return proposal",
         "tests/proposals/test_from_below.py",

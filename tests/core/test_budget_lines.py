@@ -26,9 +26,9 @@ from jaxacct import (
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
 from jaxacct.proposals.families.example_replicas import example_replica_lines
-from jaxacct.proposals.families.from_below import from_below
 from jaxacct.proposals.families.half_space import coordinate_lines
 from jaxacct.proposals.families.inflated import inflated_lines
+from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.proposals.families.truncated import truncated_lines
 from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes import independent_attribution

@@ -21,8 +21,7 @@ from jaxacct.estimates.estimate import draw_samples
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.families import pairs
-from jaxacct.proposals.families.from_below import from_below
-from jaxacct.proposals.families.mean_overlaps import loss_from_below
+from jaxacct.proposals.families.mean_overlaps import from_below, loss_from_below
 from jaxacct.proposals.families.pair_weights import log_factor, rounds
 from jaxacct.proposals.families.pairs import pair_proposal
 from jaxacct.proposals.threshold import budget_lines

@@ -277,7 +277,7 @@ def _expected(near: np.ndarray, far: np.ndarray, ratios: np.ndarray, samples: in
 
 
 def margin_of_line(extrapolation: Extrapolation) -> float:
-    """What is put aside for float32 losses of both laws, natural log."""
+    """Return what is reserved for float32 losses of both distributions, natural log."""
     return finite_margin(total(extrapolation.lines, "epsilon"))
 
 

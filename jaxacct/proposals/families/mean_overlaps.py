@@ -92,7 +92,7 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | No
     if best is None or epsilon + best.constant <= 0:
         return None  # no noise at all would be in the half-space
     table = coordinate_table(*edge_and_slope(best))
-    # Where examples take part for certain, only their starts are not known.
+    # Where every eligible example participates, only the starts are random.
     if mechanism.scheme.sums.probability == 1:
         return proposal_along(mechanism, best, *table, _LARGEST)
     lines = functools.partial(with_the_law_of_means, mechanism)
@@ -149,7 +149,7 @@ def with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -
     """`lines` of k times the loss of one example, and that means are those of a law which is only near to the
     one given the outputs."""
     one, number = mechanism.scheme.parts  # pyrefly: ignore[not-iterable]
-    # At least three times what ln f_1 is off by from any step on: the odds of taking part.
+    # At least three times what ln f_1 is off by from any step on: the odds of a participation.
     odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
     apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2
     source = "proofs/rounding.md, section 7"
@@ -234,3 +234,31 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     if found is not None:
         return [found]
     return [plain_proposal(mechanism, epsilon)] if has_means(scheme, strategy) else []
+
+
+def from_below(proposal: Proposal) -> Proposal | None:
+    """Return the proposal of the same distribution whose terms have a mean of at most the divergence.
+
+    Where the likelihood ratio f of a user with several examples is only known to lie between two bounds,
+    f_low <= f <= F, terms with one bound the divergence from above and with the other from below:
+
+        H(P, Q) = E_P (1 - alpha / f)_+  >=  E_P (1 - alpha / f_low)_+ ,
+        H(Q, P) = E_Q (1 - alpha f)_+    >=  E_Q (1 - alpha F)_+ .
+
+    A distribution and its weights serve any function of the outputs, and its scale, which bounds the exact
+    terms, bounds the smaller ones (proofs/shared_examples.md, theorem 11). Intervals of estimates use it.
+
+    Returns:
+      The given proposal where its losses are exact and its weights are rounded up by less than is booked;
+      None where no lower bound is known.
+    """
+    mechanism = proposal.mechanism
+    if proposal.of_a_bound:
+        return None
+    if proposal.below is not None:
+        return proposal.below()
+    if not mechanism.is_upper_bound:
+        return proposal
+    # Samples of the target itself, whose scale is not lower than that of the terms.
+    is_plain = proposal.spec.family in ("plain", "plain-bounded") and proposal.log_scale > -math.inf
+    return plain_from_below(mechanism, proposal.direction) if mechanism.scheme.parts and is_plain else None

@@ -23,7 +23,7 @@ def shared_events(positions, first, second, attractions, m: int, iterations: int
     Args:
       positions: (num_samples, slots) int32, of m / 2 pairs one after the other, as many slots for each;
         iterations and above is none.
-      first, second: (num_samples, slots) float32, whether the first and the second of the pair take part.
+      first, second: (num_samples, slots) float32, whether the first and the second of the pair participate.
     """
     (ends, width), (size, slots) = attractions.shape, positions.shape
     slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32), positions.shape)

@@ -48,10 +48,10 @@ from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows
 
-# Few numbers, so that noise multipliers that are alike are drawn for by one program.
+# Few numbers, so that similar noise multipliers share a program.
 NUMBERS = (4, 6, 8, 12, 16, 24, 32, 48)
-# Odds of taking part up to which float32 tables tell rare outcomes apart (`replicas.b_min_sep.errors`).
-_LARGEST_ODDS = 4.0
+# Odds of a participation up to which float32 tables resolve rare outcomes (`replicas.b_min_sep.errors`).
+_MAX_ODDS = 4.0
 _FAMILY = "pairs"
 
 
@@ -247,7 +247,7 @@ def pair_candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Pro
         sharper = _sharper(one, m)
         if number == 1 and adds_windows(one.scheme, one.strategy, m):
             continue
-        if not (_told_apart(sharper) and math.isfinite(log_normalizer(sharper, 2))):
+        if not (_is_resolved(sharper) and math.isfinite(log_normalizer(sharper, 2))):
             break
         proposal = pair_proposal(mechanism, m, epsilon)
         if found and proposal.log_scale > found[-1].log_scale:
@@ -274,10 +274,10 @@ def _by_positions(module) -> bool:
     return hasattr(module, "draw_positions_with_one")
 
 
-def _told_apart(sharper: Mechanism) -> bool:
-    """Whether attraction leaves somebody and nobody taking part both likely enough for float32 tables."""
+def _is_resolved(sharper: Mechanism) -> bool:
+    """Return whether float32 tables resolve both a participation and none under this attraction."""
     p = getattr(sharper.scheme, "sampling_probability", 1.0)
-    return p == 1 or p * math.exp(min(600.0, float(log_attractions(sharper).max()))) <= _LARGEST_ODDS
+    return p == 1 or p * math.exp(min(600.0, float(log_attractions(sharper).max()))) <= _MAX_ODDS
 
 
 @functools.cache  # one function each, so that nothing compiles twice

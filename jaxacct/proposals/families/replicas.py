@@ -153,7 +153,7 @@ def around_the_smallest_scale(
 
     Orders are looked at from `first` on while their tables fit and Z_m is finite. The scale is log-convex in
     m, so the first increase ends the search; so does a proposal for which all samples that it needs are
-    drawn sooner than the tables of one more replica are built.
+    drawn faster than the tables of one more replica are built.
 
     Args:
       tabled: the mechanism whose replicas are drawn.
