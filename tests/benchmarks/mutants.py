@@ -1490,8 +1490,8 @@ MUTANTS = [
     Mutant(TRUNCATED_MEAN, "(times**2 - once**2) * halves", "(times - once) ** 2 * halves", MEANS),
     Mutant(
         TRUNCATED_MEAN,
-        "(direction.sign * (drawn.ratios + half_norms) + k * half_norms)",
-        "(direction.sign * drawn.ratios + k * half_norms)",
+        "(sign * (ratios + half_norms) + k * half_norms)",
+        "(sign * ratios + k * half_norms)",
         MEANS,
     ),
     Mutant(TRUNCATED_MEAN, "(math.fsum(sums) + of_all)", "math.fsum(sums)", MEANS),

@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.recurrence import tree_sum
 from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.families.truncated import (
     checked_truncation,
-    draw_truncated,
     offered,
     proposal_of_truncation,
     truncated_lines,
@@ -106,23 +107,27 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 
 
 def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> Draws:
+    # Written out: compiled from `draw_truncated` weights round differently, and evidence has these bits.
+    cuts, sign = scheme.independent_cuts, direction.sign
+    normals_key, counts_key = threefry.split(key)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = strategy.draw_normals(normals_key, n, size, dtype)
+    cut, counts = replicas.draw(counts_key, cuts.uncut, tables["arrays"], size)
     once, more = _TIMES[direction]
     mean = tables["mean"][None]
-
-    def counted(cut):
-        """Minus the log-ratio of a participation of the other side: 1 or 2 under P, 0 or -1 under Q."""
-        return once + more * cut.astype(mean.dtype)
-
-    def moved_by(cut):
-        return (mean * counted(cut)).astype(dtype)
-
-    drawn = draw_truncated(key, scheme, strategy, sigma, tables, dtype, direction, moved_by)
-    half_norms = lax.broadcast_to_rank(drawn.half_norms, 2)
-    k, moved, variance = counted(drawn.cut), moved_by(drawn.cut), jnp.asarray(sigma, dtype) ** 2
-    linear = tree_sum(mean * k * (direction.sign * (drawn.ratios + half_norms) + k * half_norms), axis=1)
-    log_f = drawn.log_p if direction == Direction.REMOVE else drawn.log_q
-    factor = log_factor(strategy, tables, drawn.cut, drawn.counts, moved, direction) / variance
-    return Draws(drawn.log_p - drawn.log_q, tables["log_z"] - log_f - linear + factor.astype(dtype))
+    # Minus the log-ratio of a participation of the other side: 1 or 2 under P, 0 or -1 under Q.
+    k = once + more * cut.astype(mean.dtype)
+    moved = (mean * k).astype(dtype)
+    drawn = strategy.scores_from_normals(normals, n, sigma, sign * (counts.astype(dtype) + moved))
+    halves = jnp.asarray(column_norms(cuts.uncut, strategy), drawn.dtype)
+    variance = jnp.asarray(sigma, drawn.dtype) ** 2
+    ratios = (drawn - lax.broadcast_to_rank(halves, 2)) / variance
+    log_p, log_q = cuts.log_likelihoods(ratios, halves / variance, cut)
+    half_norms = lax.broadcast_to_rank(halves / variance, 2)
+    linear = tree_sum(mean * k * (sign * (ratios + half_norms) + k * half_norms), axis=1)
+    log_f = log_p if direction == Direction.REMOVE else log_q
+    factor = log_factor(strategy, tables, cut, counts, moved, direction) / variance
+    return Draws(log_p - log_q, tables["log_z"] - log_f - linear + factor.astype(dtype))
 
 
 _DRAW = {direction: functools.partial(_draw, direction=direction) for direction in Direction}
