@@ -12,7 +12,13 @@ import functools
 import math
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from jaxacct.kernels import threefry
+from jaxacct.kernels.programs import any_left
+from jaxacct.kernels.randomness import exponential_64, uniform_64
 
 
 def rank(codes):
@@ -106,3 +112,193 @@ def start_states(b: int, m: int, law: np.ndarray) -> tuple[np.ndarray, np.ndarra
         orders /= run
     number = np.zeros(len(bars), np.int64) + rank(np.where(left > 0, left + b - 1, 0))
     return earliest, number, orders * law[bars].prod(axis=1)
+
+
+def _wait(codes, steps, b: int):
+    """Codes after `steps` more steps without an event."""
+    virtual = codes >= b
+    remaining = jnp.maximum(jnp.where(virtual, codes - (b - 1), codes) - steps, 0)
+    return remaining + jnp.where(virtual & (remaining > 0), b - 1, 0)
+
+
+def shares_of_one(key, positions, counts, m: int, b: int):
+    """(num_samples, slots) float32: 1 where the first of m replicas is among those that take part.
+
+    Replicas are alike, so whoever is free takes part with the same probability. The virtual history of those
+    that did not take part yet is not known, and need not be: while one of them may be barred, the first b - 1
+    steps, all that did take part are barred.
+
+    Args:
+      positions, counts: of `draw_positions`.
+    """
+    rows, slots = positions.shape
+    words = threefry.bits_32(key, (slots, rows, m))
+    earlier = np.tri(m, k=-1, dtype=bool)[None]  # of two with the same word
+
+    def slot(free_from, at):
+        step, count, word = at
+        free = free_from <= step[:, None]
+        # The `count` free ones with the smallest words.
+        drawn = jnp.where(free, word >> 1, jnp.uint32(2**31))
+        mine, others = drawn[:, :, None], drawn[:, None, :]
+        order = ((others < mine) | ((others == mine) & earlier)).sum(axis=2)
+        joins = free & (order < count[:, None])
+        return jnp.where(joins, step[:, None] + b, free_from), joins[:, 0].astype(jnp.float32)
+
+    inputs = positions.T, counts.T.astype(jnp.int32), words
+    return jax.lax.scan(slot, jnp.zeros((rows, m), jnp.int32), inputs)[1].T
+
+
+def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
+    """Draw sums of m processes' participations: `(positions, counts)`, (num_samples, slots) int32, float32.
+
+    Positions are distinct, ascending and in the first slots; n is no participation.
+
+    Waits are drawn from a rate that no hazard of the state exceeds (a geometric law, exact) and then
+    thinned to the hazard of the step at hand, so that no small difference of large numbers is ever taken in
+    float32.
+
+    Args:
+      step: (num_samples,) int32, first step with an eligible process.
+      codes: (num_samples, m - 1) int32, the state there.
+      arrays: "hazards", "virtual_hazards" and "rate" of `schemes.replicas.b_min_sep.tables`.
+    """
+    m, num_samples = len(arrays["hazards"]), len(step)
+    positions = jnp.full((num_samples, slots), n, jnp.int32)
+    counts = jnp.zeros((num_samples, slots), jnp.float32)
+    slot = jnp.zeros(num_samples, jnp.int32)
+    rows = jnp.arange(num_samples)
+
+    def unfinished(state):
+        return any_left(state[1] < n)
+
+    def advance(state):
+        turn, step, codes, slot, positions, counts = state
+        wait_key, thin_key = threefry.split(threefry.fold_in(key, turn))
+        remaining = jnp.where(codes >= b, codes - (b - 1), codes)
+        release = jnp.min(jnp.where(remaining > 0, remaining, n + b), axis=1)
+        rate = arrays["rate"][rank(codes)]
+        words = threefry.bits_32_each((wait_key, thin_key), (2 * num_samples, 2 * num_samples))
+        exponential = exponential_64(wait_key, (num_samples,), threefry.drawn(words[0]))
+        wait = jnp.minimum(jnp.floor(exponential / rate), n).astype(jnp.int32)
+        released = wait >= release
+        wait = jnp.minimum(wait, release)
+        at = step + wait
+        codes = _ascending(_wait(codes, wait[:, None], b))
+        here = jnp.minimum(at, n - 1)
+        # u times the rate's probability against the hazards of m, m-1, .., 1 taking part, added up.
+        uniforms = uniform_64(thin_key, (num_samples,), bits=threefry.drawn(words[1]))
+        level = uniforms * -jnp.expm1(-rate)
+        reached = jnp.zeros(num_samples)
+        taking = jnp.zeros(num_samples, jnp.int32)
+        for j in range(m, 0, -1):
+            hazard = _hazard(arrays, j, here, codes, b)
+            reached = reached + hazard
+            taking = jnp.where((level <= reached) & (taking == 0) & (hazard > 0), j, taking)
+        taking = jnp.where((at < n) & ~released, taking, 0)
+        joined = taking > 0
+        positions = positions.at[rows, slot].set(jnp.where(joined, here, n), mode="drop")
+        counts = counts.at[rows, slot].set(taking.astype(jnp.float32), mode="drop")
+        slot = slot + joined.astype(jnp.int32)
+        # The first `taking` replicas, all free, are barred; then time runs on until one is free.
+        bars = jnp.concatenate([jnp.zeros((num_samples, 1), jnp.int32), codes], axis=1)
+        barred = jnp.where(bars >= b, bars - (b - 1), bars)
+        joins = jnp.arange(m, dtype=jnp.int32)[None] < taking[:, None]
+        shortest = jnp.min(jnp.where(joins, b, barred), axis=1)
+        advance_by = jnp.where(released, 0, jnp.maximum(1, shortest))[:, None]
+        moved = jnp.where(joins, b - advance_by, _wait(bars, advance_by, b))
+        # Those just barred for b steps have moved at least one, so their codes are below b.
+        codes = _all_but_the_least(moved)
+        return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, slot, positions, counts
+
+    state = jnp.uint32(0), step, codes, slot, positions, counts
+    return jax.lax.while_loop(unfinished, advance, state)[-2:]
+
+
+def _ascending(codes):
+    """Each row of (num, number) in ascending order."""
+    return codes if codes.shape[1] == 1 else jnp.sort(codes, axis=1)
+
+
+def _all_but_the_least(codes):
+    """(num, number - 1), each row in ascending order. Of two a maximum: XLA sorts row by row."""
+    return codes.max(axis=1, keepdims=True) if codes.shape[1] == 2 else jnp.sort(codes, axis=1)[:, 1:]
+
+
+def _hazard(arrays, j: int, here, codes, b: int):
+    """Probability that j replicas take part at step `here`; 0 where fewer are free."""
+    free = jnp.all(codes[:, : j - 1] == 0, axis=1)
+    number = rank(codes[:, j - 1 :])
+    hazard = arrays["hazards"][j - 1]
+    found = hazard[here, jnp.minimum(number, hazard.shape[1] - 1)]
+    if arrays["virtual_hazards"] is not None:
+        early = arrays["virtual_hazards"][j - 1]
+        found = jnp.where(jnp.any(codes >= b, axis=1), early[jnp.minimum(here, b - 1), number], found)
+    return jnp.where(free, found, 0.0)
+
+
+def weights_of_two(n: int, p: float, q: float, pull: np.ndarray, ending: np.ndarray) -> np.ndarray:
+    """Return U of two processes that attract each other, (n + b, b) float64, b steps at a time.
+
+    While one replica is barred for s steps more, only the other one acts, and at t = i + s both are known:
+    after k steps without participation, or never, so that with r = b - s + k steps left for it at t
+
+        U_i(s) = q^s U_t(0) + sum_{r = b-s}^{b-1} p q^{r-(b-s)} E_r U_t(r).
+
+    Then t + r is at least i + b: what a sum needs of its own b steps looks beyond them itself. So two passes
+    over b steps make all of them, and U_i(0) is a linear recurrence of what is b steps ahead.
+
+    Args:
+      p: weight of a participation.
+      q: probability of no participation.
+      pull: (b + 1,) `E_d` of participations d steps apart.
+      ending: the last rows of U, longer than b.
+    """
+    last, b = len(ending) - ending.shape[1], ending.shape[1]
+    weights = np.ones((n + b, b))
+    weights[n - last :] = ending
+    sums = np.zeros_like(weights)
+    sums[n - last :] = _suffix_sums(weights[n - last :], p * pull[:b], q)
+    steps = np.arange(b)
+    waited = q ** steps[1:]
+    # Steps of a block as columns: the last one first, as each needs the one after it.
+    decay = np.tril(q ** (2.0 * np.maximum(steps[:, None] - steps, 0)))
+    for end in range(n - last, 0, -b):
+        first = max(0, end - b)
+        rows = np.arange(end - 1, first - 1, -1)
+        both = weights[rows + b, 0]
+        one = q ** (b - 1) * both + sums[rows + b, 1]
+        gained = 2 * p * q * one + p**2 * pull[0] * both
+        size = len(rows)
+        free = decay[:size, :size] @ gained + q ** (2.0 * (steps[:size] + 1)) * weights[end, 0]
+        weights[rows, 0] = free
+        for _ in range(2):
+            weights[first:end, 1:] = _released(weights, sums, waited, first, end)
+            sums[first:end] = _suffix_sums(weights[first:end], p * pull[:b], q)
+    return weights
+
+
+def _released(weights, sums, waited, first: int, end: int) -> np.ndarray:
+    """`q^s U_{i+s}(0) + sums_{i+s}(b - s)`, i = first..end-1, s = 1..b-1: what is known as the bar ends."""
+    b = weights.shape[1]
+    shape, (row, column) = (end - first, b - 1), sums.strides
+    # Views by their strides, as `sliding_window_view` takes longer than all else: one row on with every s in
+    # the first, and one column back besides in the second.
+    free = np.ndarray(shape, float, weights, (first + 1) * weights.strides[0], 2 * weights.strides[:1])
+    along = np.ndarray(shape, float, sums, (first + 1) * row + (b - 1) * column, (row, row - column))
+    return waited * free + along
+
+
+def _suffix_sums(weights: np.ndarray, chances: np.ndarray, q: float) -> np.ndarray:
+    """`sum_{r >= v} q^{r-v} chances_r U(r)` for v = 0..b-1, of (steps, b) weights U."""
+    scale = q ** np.arange(len(chances))
+    return np.cumsum((weights * (scale * chances))[:, ::-1], axis=1)[:, ::-1] / scale
+
+
+def virtual_weights_of_two(b: int, p: float, q: float, real: np.ndarray) -> np.ndarray:
+    """Return U of two processes at the first b steps with virtual history, (b, 2 b - 1), for n above 2 b.
+
+    As `weights_of_two`, but a virtual history does not attract.
+    """
+    sums = _suffix_sums(real[: 2 * b], np.full(b, p), q)
+    return np.concatenate([real[:b], _released(real, sums, q ** np.arange(1, b), 0, b)], axis=1)

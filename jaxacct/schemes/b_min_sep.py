@@ -197,7 +197,7 @@ class BMinSep(ExampleScheme):
         _, log_q = log_probabilities(self.sampling_probability)
         exponential = exponential_64(gap_key, (num_samples, self.max_participations))
         waiting = jnp.minimum(jnp.floor(exponential / number(-log_q)), n).astype(jnp.int32)
-        released = draw_barred_steps(start_key, self, num_samples)
+        released = draw_lockouts(start_key, self, num_samples)
         # Every later wait begins b steps after the last participation; past the end it stays there.
         position = released[:, None] + jnp.cumsum(waiting, axis=1)
         return position + b * jnp.arange(self.max_participations, dtype=jnp.int32)[None]
@@ -272,7 +272,7 @@ class BMinSep(ExampleScheme):
         return np.log(weights * self.eligible_probability)
 
 
-def draw_barred_steps(key, scheme: BMinSep, num_samples: int):
+def draw_lockouts(key, scheme: BMinSep, num_samples: int):
     """(num_samples,) int32: for how many first steps each sample is barred, 0 under a cold start."""
     b = scheme.min_separation
     if not scheme.warm_start or b == 1:

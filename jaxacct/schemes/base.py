@@ -282,10 +282,7 @@ class Scheme(abc.ABC):
     # -- Optional structure: None claims nothing, and the accountants that need it refuse the scheme --------
 
     supports_truncation: bool = False
-    """Whether `accountants.truncation` covers truncated batches.
-
-    It does where examples are sampled independently of each other and of which batches are truncated.
-    """
+    """Whether `accountants.truncation` covers it: examples are sampled independently of truncation."""
     batch_size_cap: int | None = None
     """Batch-size cap of a scheme that truncates batches itself."""
     required_dataset_size: int | None = None
@@ -293,15 +290,9 @@ class Scheme(abc.ABC):
     independent_cuts: Any = None
     """Dominating pair whose truncated steps are independent (`schemes.independent_cuts`)."""
     independent_rounds: tuple[float, int] | None = None
-    """(probability, rounds) of Poisson-sampled steps that together are no more private.
-
-    For columns that do not overlap. None leaves the bound with all participations revealed.
-    """
+    """(probability, rounds) of Poisson steps that are no more private, where columns do not overlap."""
     phase_participations: np.ndarray | None = None
-    """(phases,) int64: number of participations of each phase, at steps of its own.
-
-    Where the participations depend on one uniform phase and on nothing else.
-    """
+    """(phases,) int64: participations of each phase, where nothing but a uniform phase is random."""
     revealed_counts: "tuple[Any, np.ndarray] | None" = None
     """(b-min-sep timing, probabilities of the counts 1 .. k there) that bound the unit's counts from above.
 

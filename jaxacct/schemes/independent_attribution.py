@@ -75,25 +75,11 @@ class IndependentAttribution(Scheme):
         set_(self, "examples_per_user", number)
 
     @classmethod
-    def from_batch_size(
-        cls,
-        *,
-        dataset_size: int,
-        batch_size: float,
-        iterations: int,
-        min_separation: int,
-        examples_per_user: int,
-        warm_start: bool = True,
-    ) -> "IndependentAttribution":
-        """Long-run expected batch size `batch_size` of `dataset_size` examples, whoever owns them."""
-        one = BMinSep.from_batch_size(
-            dataset_size=dataset_size,
-            batch_size=batch_size,
-            iterations=iterations,
-            min_separation=min_separation,
-            warm_start=warm_start,
-        )
-        return cls(iterations, min_separation, one.sampling_probability, examples_per_user, warm_start)
+    def from_batch_size(cls, *, examples_per_user: int, **sizes) -> "IndependentAttribution":
+        """Return the scheme of long-run expected batch size `batch_size`, as `BMinSep` does."""
+        one = BMinSep.from_batch_size(**sizes)
+        start = one.iterations, one.min_separation, one.sampling_probability
+        return cls(*start, examples_per_user, one.warm_start)
 
     @functools.cached_property
     def one(self) -> BMinSep:

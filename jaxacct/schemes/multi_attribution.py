@@ -1,24 +1,17 @@
-"""Multi-attribution b-min-sep sampling (arXiv 2602.09338, section 6): privacy for users with several
-examples.
+"""Multi-attribution b-min-sep sampling (arXiv 2602.09338, section 6): users with several examples.
 
-**Every example has one owner here.** Where examples are shared theorem 6.1 is false
-(proofs/shared_examples.md has the counterexample and what holds). The trainer takes such a graph where
-nobody's coins bar others (b = 1 or k_u = 1), or where the plan's bound reveals all coins.
+At each step every example is sampled with probability p, and a sampled one joins the batch unless an example
+of the same user was sampled in one of the last b - 1 steps (algorithm 3, `train.batches.attribution`). What
+is accounted for is the dominating pair of theorem 6.1: the counts x of one user, where x_i = 0 if any of
+x_{i-b+1} .. x_{i-1} is above 0, and x_i ~ Binomial(k_u, p) otherwise.
 
-At each step every example is sampled with probability p, and a sampled one joins the batch unless an
-example of the same user was sampled in one of the last b - 1 steps (algorithm 3, drawn by
-`train.batches.attribution`). What is accounted for is the dominating pair of theorem 6.1: the counts x of
-one user
-alone, where x_i = 0 if any of x_{i-b+1} .. x_{i-1} is above 0, and x_i ~ Binomial(k_u, p) otherwise.
+**Every example has one owner here.** Where examples are shared theorem 6.1 is false:
+proofs/shared_examples.md has the counterexample, what holds (theorem 1) and the warm start, which the paper
+leaves open. The trainer takes a shared graph where no example causes a lockout of others (b = 1 or k_u = 1),
+or where the bound reveals all coins.
 
-Why it dominates, and why a warm start has an accountant of its own, which the paper leaves open:
-proofs/shared_examples.md, theorem 1.
-
-Its argument is for a user with exactly k_u examples. For fewer the paper says that they are no worse ("having
-fewer examples only improves the privacy guarantee"), which is no proof: fewer examples also bar less
-often.
-So `train.batches.attribution` gives every user phantom examples up to k_u, which bar as any other and
-never join.
+The argument is for a user with exactly k_u examples; fewer cause fewer lockouts. So
+`train.batches.attribution` adds phantom examples up to k_u, which cause lockouts and never join a batch.
 """
 
 import dataclasses
@@ -51,17 +44,17 @@ from jaxacct.schemes.base import (
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
-# Counts up to this are written out in the program, more are a loop in it, which compiles sooner.
+# Counts up to this are unrolled in the program; more are a loop, which compiles faster.
 _WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True)
 class MultiAttribution(Scheme):
-    """Sampling of a user with `examples_per_user` examples, any number of which take part together.
+    """Sampling of a user with `examples_per_user` examples, any number of which participate together.
 
     Attributes:
       iterations: number of steps n.
-      min_separation: b >= 1; a user takes part at most once in any b consecutive steps.
+      min_separation: b >= 1; a user participates at most once in any b consecutive steps.
       sampling_probability: p in (0, 1] for each example at each step.
       examples_per_user: k_u >= 1, the most examples that any user has (after contribution bounding).
       warm_start: the first batch comes after b - 1 steps of sampling without training, so that the expected
@@ -107,7 +100,7 @@ class MultiAttribution(Scheme):
         neighborhood_size: int | None = None,
         warm_start: bool = True,
     ) -> "MultiAttribution":
-        """The smallest p whose expected batch size under algorithm 3 is `batch_size`.
+        """Return the smallest p whose expected batch size under algorithm 3 is `batch_size`.
 
         Every example shares a user with `neighborhood_size` examples, itself included (default: one user an
         example, k_u examples a user), so B = |D| p (1-p)^((b-1) N), which is largest at
@@ -121,11 +114,11 @@ class MultiAttribution(Scheme):
         b = _validate.positive_integer("min_separation", min_separation)
         k_u = _validate.positive_integer("examples_per_user", examples_per_user)
         number = k_u if neighborhood_size is None else neighborhood_size
-        barring = (b - 1) * _validate.positive_integer("neighborhood_size", number)
-        best = 1 / (1 + barring)
+        lockouts = (b - 1) * _validate.positive_integer("neighborhood_size", number)
+        best = 1 / (1 + lockouts)
 
         def expected(p):
-            return size * p * (math.exp(barring * math.log1p(-p)) if barring else 1.0)
+            return size * p * (math.exp(lockouts * math.log1p(-p)) if lockouts else 1.0)
 
         if batch > expected(best):
             raise ValueError(
@@ -137,7 +130,7 @@ class MultiAttribution(Scheme):
 
     @property
     def timing(self) -> BMinSep:
-        """When the user takes part with any examples at all: b-min-sep at 1 - (1-p)^k_u."""
+        """Steps at which the user participates with any example: b-min-sep at 1 - (1-p)^k_u."""
         p = self.sampling_probability
         if self.examples_per_user > 1:
             p = -math.expm1(self.examples_per_user * math.log1p(-p)) if p < 1 else 1.0
@@ -165,44 +158,42 @@ class MultiAttribution(Scheme):
 
     @property
     def holds_for_shared_examples(self) -> bool:
-        """Where a user's coins bar no example of others: without barring, or with one example a user."""
+        """Whether no coin of a user causes a lockout of another's examples."""
         return self.min_separation == 1 or self.examples_per_user == 1
 
     @property
     def max_participations(self) -> int:
-        """The most steps at which one user takes part, ceil(n / b), each with up to k_u examples."""
         return self.timing.max_participations
 
     def participation_probabilities(self) -> np.ndarray:
-        """(iterations,) float64: the probability of taking part, with one example or more, at each step."""
         return self.timing.participation_probabilities()
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: where every example has one user with k_u examples, and a warm start."""
-        p, barring = self.sampling_probability, (self.min_separation - 1) * self.examples_per_user
-        return np.full(self.iterations, dataset_size * p * (1 - p) ** barring)
+        """Return (iterations,) float64, for users with k_u examples of their own and a warm start."""
+        p, lockouts = self.sampling_probability, (self.min_separation - 1) * self.examples_per_user
+        return np.full(self.iterations, dataset_size * p * (1 - p) ** lockouts)
 
     def count_probabilities(self) -> np.ndarray:
-        """(k_u + 1,) float64: Binomial(k_u, p), how many of a user's examples are sampled at a step."""
+        """Return (k_u + 1,) float64: Binomial(k_u, p), the number of a user's examples sampled at a step."""
         counts = np.arange(self.examples_per_user + 1)
         return scipy.stats.binom.pmf(counts, self.examples_per_user, self.sampling_probability)
 
     def count_weights(self) -> np.ndarray:
-        """(k_u,) float64: the probabilities of the counts 1 .. k_u at a step at which the user takes part."""
+        """Return (k_u,) float64: the probabilities of the counts 1 .. k_u at a participation."""
         counts = np.arange(1, self.examples_per_user + 1)
         log_weights = scipy.stats.binom.logpmf(counts, self.examples_per_user, self.sampling_probability)
         weights = np.exp(log_weights - log_weights.max())
         return weights / weights.sum()
 
     def _log_count_weights(self) -> np.ndarray:
-        """ln of the `count_weights`, without the last ones where these are 0 in float64."""
+        """Return ln of the `count_weights`, without trailing ones that are 0 in float64."""
         weights = np.trim_zeros(self.count_weights(), "b")
         with np.errstate(divide="ignore"):
             return np.log(weights)
 
     @property
     def revealed_counts(self) -> tuple[BMinSep, np.ndarray]:
-        """On every graph: what of the proof fails on shared ones is that the coins stay hidden."""
+        """Hold on every graph: on shared ones the proof fails only because the coins are hidden."""
         return self.timing, self.count_weights()
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
@@ -211,10 +202,7 @@ class MultiAttribution(Scheme):
         return graph.barring_batches(self, generator)
 
     def draw_error(self) -> float:
-        """Bound on the relative error of the density that `draw_participation` draws from.
-
-        That of the times, and for each participation that of every coin thrown for its count.
-        """
+        """Add to the error of the times, for each participation, that of every coin of its count."""
         error = math.log1p(self.timing.draw_error())
         k, p = self.examples_per_user, self.sampling_probability
         if k > 1 and p < 1:
@@ -225,7 +213,7 @@ class MultiAttribution(Scheme):
         return math.expm1(error)
 
     def draw_participation(self, key, num_samples: int):
-        """(num_samples, iterations) float32 counts 0 .. k_u of the dominating pair."""
+        """Draw (num_samples, iterations) float32 counts 0 .. k_u of the dominating pair."""
         if self.examples_per_user == 1:
             return self.timing.draw_participation(key, num_samples)
         times_key, counts_key = threefry.split(key)
@@ -238,7 +226,7 @@ class MultiAttribution(Scheme):
         return taking_part * jnp.take_along_axis(counts, jnp.maximum(order, 0), axis=1)
 
     def _first_probabilities(self) -> np.ndarray:
-        """(k_u,): the probability that example l is sampled, given that one of l .. k_u is, none before."""
+        """Return (k_u,): the probability that example l is sampled, given one of l .. k_u and none before."""
         with np.errstate(divide="ignore"):
             log_q = np.log1p(-self.sampling_probability)
         left = np.arange(self.examples_per_user, 0, -1)
@@ -247,7 +235,7 @@ class MultiAttribution(Scheme):
         return found
 
     def _draw_counts(self, key, shape):
-        """Binomial(k_u, p) given that it is not 0: coin by coin, so that rare counts are exact too."""
+        """Draw Binomial(k_u, p) given that it is not 0, coin by coin, so that rare counts are exact too."""
         free = self.sampling_probability
         total = jnp.zeros(shape, jnp.float32)
         first, keys = self._first_probabilities(), threefry.split(key, self.examples_per_user)
@@ -274,24 +262,22 @@ class MultiAttribution(Scheme):
         return total
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """Compute ln P/Q; jittable.
+        """Compute ln P/Q, exact up to rounding; jittable.
 
-        With `r_i = (s_i - ||c_i||^2 / 2) / sigma^2` for one example and `h_i = ||c_i||^2 / (2 sigma^2)`, `j`
-        examples have the log-ratio `(j s_i - j^2 ||c_i||^2 / 2) / sigma^2 = j r_i - j (j-1) h_i`.
+        j examples have the log-ratio `(j s_i - j^2 ||c_i||^2 / 2) / sigma^2 = j r_i - j (j-1) h_i`: b-min-sep
+        at 1 - (1-p)^k_u with the mixture over the counts 1 .. k_u in place of the ratio of one participation.
 
         Args:
-          log_ratios: (num_samples, iterations) or (iterations,) float, `r_i`.
-          half_square_norms: () or (iterations,) of the same dtype, `h_i`: `0.5 / sigma**2` where the columns
-            have norm 1. May be None where k_u = 1, which does not need it.
+          log_ratios: (num_samples, iterations) or (iterations,) float, `r_i` of one example.
+          half_square_norms: () or (iterations,) of the same dtype, `h_i`; may be None where k_u = 1.
 
         Returns:
-          (num_samples,) or () of the dtype of `log_ratios`; exact up to rounding.
+          (num_samples,) or () of the dtype of `log_ratios`.
 
         Raises:
           ValueError: without `half_square_norms` where k_u > 1.
 
-        Source: arXiv 2602.09338, theorem 6.1 and the recursion before it, as b-min-sep at 1 - (1-p)^k_u with
-        the mixture over the counts 1 .. k_u in place of the ratio of one participation.
+        Source: arXiv 2602.09338, theorem 6.1 and the recursion before it.
         """
         return self.timing.log_likelihood_ratios(self._any_count(log_ratios, half_square_norms))
 
@@ -327,7 +313,7 @@ class MultiAttribution(Scheme):
         return self.log_likelihood_ratios(log_ratios, halves * factors[0])
 
     def _any_count(self, log_ratios, half_square_norms):
-        """(..., iterations) log-likelihood ratio of some count at each step, given that it is not zero."""
+        """Return (..., iterations) log-likelihood ratio of a count at each step, given that it is not 0."""
         if self.examples_per_user == 1:
             return log_ratios
         if half_square_norms is None:

@@ -20,30 +20,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jax import lax
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
-from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables, digit_errors
-from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ExampleScheme, SideInformation, Sums, counts_at, disjoint_participations
+from jaxacct.schemes.base import ExampleScheme, Sums, counts_at, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
-from jaxacct.schemes.independent_cuts import IndependentCuts, binomial_quantile, time_first
+from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
+from jaxacct.schemes.truncated_batch_sizes import BatchSizes
 from jaxacct.statistics.hockey_stick import Direction
-
-# Steps whose random words are made together, so that they fit a cache.
-_STEPS_AT_ONCE = 256
-# The bit of a state, beside those of a pool, that tells that a draw was a tie.
-_TIE = np.uint32(1 << 31)
-# That a pool is ever outside the window that tables are made for; booked as total variation.
-_OUTSIDE = 2.0**-64
 
 
 @dataclass(frozen=True)
@@ -96,26 +86,11 @@ class TruncatedBMinSep(ExampleScheme):
             object.__setattr__(self, field, value)
 
     @classmethod
-    def from_batch_size(
-        cls,
-        *,
-        dataset_size: int,
-        batch_size: float,
-        iterations: int,
-        min_separation: int,
-        max_batch_size: int,
-        warm_start: bool = True,
-    ) -> "TruncatedBMinSep":
-        """Long-run expected batch size `batch_size` before cutting."""
-        plain = BMinSep.from_batch_size(
-            dataset_size=dataset_size,
-            batch_size=batch_size,
-            iterations=iterations,
-            min_separation=min_separation,
-            warm_start=warm_start,
-        )
-        p = plain.sampling_probability
-        return cls(iterations, min_separation, p, max_batch_size, dataset_size, warm_start)
+    def from_batch_size(cls, *, dataset_size: int, max_batch_size: int, **sizes) -> "TruncatedBMinSep":
+        """Return the scheme of expected batch size `batch_size` before truncation, as `BMinSep` does."""
+        uncut = BMinSep.from_batch_size(dataset_size=dataset_size, **sizes)
+        start = uncut.iterations, uncut.min_separation, uncut.sampling_probability
+        return cls(*start, max_batch_size, dataset_size, uncut.warm_start)
 
     @functools.cached_property
     def uncut(self) -> BMinSep:
@@ -141,8 +116,8 @@ class TruncatedBMinSep(ExampleScheme):
         return dataclasses.replace(self.uncut.sums, most_sampled=self.dataset_size)
 
     @property
-    def side_information(self) -> "BatchSizes":
-        return BatchSizes(self)
+    def side_information(self) -> BatchSizes:
+        return BatchSizes(self.uncut, self.dataset_size)
 
     def squared_sensitivity(self, cross: float) -> float:
         # An example may take another one's place in the batch.
@@ -169,91 +144,6 @@ class TruncatedBMinSep(ExampleScheme):
         return self.uncut.participation_probabilities()
 
     # -- Drawing ------------------------------------------------------------------------------------------
-
-    def batch_size_tables(self) -> Any:
-        """The pytree of arrays that `draw_batch_sizes` looks up; made once per process, 8 bytes a cell."""
-        return tuple(None if tables is None else tables.arrays for tables in self._tables)
-
-    @property
-    def _tables(self) -> tuple[Tables | None, Tables | None]:
-        """Of who joins from the pool; and, under a warm start, at the first b - 1 steps."""
-        p, b = self.sampling_probability, self.min_separation
-        joining = binomial_tables((self._pool_window,), (p,)) if p < 1 else None
-        if not self.warm_start or b == 1:
-            return joining, None
-        return joining, binomial_tables(self._first_windows, self._first_probabilities)
-
-    @functools.cached_property
-    def _pool_window(self) -> tuple[int, int]:
-        """Between which numbers the pool is at every step, but for a probability of `_OUTSIDE`."""
-        # The others are independent, so as many are eligible as a binomial says.
-        eligible = np.minimum(self.participation_probabilities() / self.sampling_probability, 1)
-        low, high = _windows(self.dataset_size - 1, np.unique(eligible), _OUTSIDE / (8 * self.iterations))
-        return int(low.min()), int(high.max())
-
-    @functools.cached_property
-    def _first_windows(self) -> tuple[tuple[int, int], ...]:
-        """The same of those not sampled before the first steps t = 0 .. b - 2, under a warm start."""
-        left = 1 - np.arange(self.min_separation - 1) * self.participation_rate
-        low, high = _windows(self.dataset_size - 1, left, _OUTSIDE / (8 * self.min_separation))
-        return tuple(zip(low.astype(int).tolist(), high.astype(int).tolist(), strict=True))
-
-    @property
-    def _first_probabilities(self) -> tuple[float, ...]:
-        """Of being sampled at step t = 0 .. b-2 given at none before, under a warm start.
-
-        The stationary law has p / (1 + (b-1) p) for each of these steps, at most one of which samples an
-        example, so given none of t it is `p / (1 + (b-1-t) p)`.
-        """
-        p, b = self.sampling_probability, self.min_separation
-        return tuple(p / (1 + (b - 1 - t) * p) for t in range(b - 1))
-
-    def draw_batch_sizes(self, key, num_samples: int, tables=None):
-        """Batch sizes of the other `dataset_size` - 1 examples before cutting.
-
-        Exact recurrence over counts: the pool at step i is everyone who was not sampled at steps
-        i-b+1 .. i-1, and each member joins with probability p. Under a warm start the sizes of the first
-        b - 1 steps are one multinomial of the stationary law (proofs/truncated_batches.md, section 6).
-
-        Args:
-          key: a JAX key.
-          num_samples: independent runs; static.
-          tables: what `batch_size_tables` returns, to pass it through a jit boundary; by default built in.
-
-        Returns:
-          (num_samples, iterations) int32.
-
-        Source: arXiv 2602.09338, appendix D and algorithm 2. Error: `batch_size_error`.
-        """
-        joining, first = self.batch_size_tables() if tables is None else tables
-        n, b, others = self.iterations, self.min_separation, self.dataset_size - 1
-        first_key, key = threefry.split(key)
-        pool = jnp.full((num_samples,), others, jnp.int32)
-        recent, sizes = jnp.zeros((b - 1, num_samples), jnp.int32), []  # of the b - 1 steps before
-        if first is not None:
-            places = jnp.arange(min(n, b - 1), dtype=jnp.int32)
-            starts = range(0, len(places), _STEPS_AT_ONCE)
-            keys = threefry.split_array(first_key, 2 * len(starts)).reshape(-1, 2)
-            for number, start in enumerate(starts):
-                at = places[start : start + _STEPS_AT_ONCE]
-                pool, some = _block(keys[number], pool, first, at, 0 * at)
-                sizes.append(some)
-            recent = jnp.concatenate(sizes)
-        if (left := n - (len(recent) if sizes else 0)) > 0:
-            blocks = -(-left // min(left, _STEPS_AT_ONCE, b - 1 if b > 1 else left))
-            each = -(-left // blocks)
-
-            def block(carry, keys):
-                pool, recent = carry
-                back = recent[:each] if b > 1 else None
-                pool, some = _block(keys, pool, joining, each, back)
-                return (pool, jnp.concatenate([recent, some])[each:] if b > 1 else recent), some
-
-            keys = threefry.split_array(key, 2 * blocks).reshape(blocks, 2)
-            _, later = lax.scan(block, (pool, recent), keys)
-            sizes.append(later.reshape(-1, num_samples))
-        # Else XLA puts them together once for each use.
-        return lax.optimization_barrier(jnp.concatenate(sizes)[:n]).T
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
         """(iterations,) float64: the mean size of the cut batches (padding is not counted)."""
@@ -327,28 +217,6 @@ class TruncatedBMinSep(ExampleScheme):
             kept = self.max_participations * 2.0**-32 * rarest
         return float(np.expm1(np.log1p(self.uncut.draw_error()) + kept))
 
-    def batch_size_error(self) -> tuple[float, float]:
-        """How far the law of `draw_batch_sizes` is from the intended one: (relative error, total variation).
-
-        It is within that total variation of a law whose density is within that relative error. The first
-        is float64 rounding in the tables, the second their 62-bit grid, cut tails and pools that are out of
-        their windows. At least what the tables of the first plans were off by (`digit_errors`), as plans
-        hold these numbers: more is booked than is needed.
-        """
-        n, b, others = self.iterations, self.min_separation, self.dataset_size - 1
-        p, (joining, first) = self.sampling_probability, self._tables
-        starting = 0 if first is None else min(n, b - 1)
-        relative, variation, before = 0.0, _OUTSIDE, np.zeros(2)
-        for tables, steps in ((joining, n - starting), (first, starting)):
-            if tables is not None:
-                relative, variation = relative + steps * tables.relative, variation + steps * tables.variation
-        if joining is not None:
-            before += n * np.array(digit_errors(others, (p,)))
-        if first is not None:
-            before += (b - 1) * np.array(digit_errors(others, self._first_probabilities))
-        relative, variation = max(relative, before[0]), max(variation, before[1])
-        return float(np.expm1(relative)), float(variation)
-
     # -- Likelihoods --------------------------------------------------------------------------------------
 
     def log_likelihoods(self, log_ratios, half_square_norms, batch_sizes):
@@ -405,109 +273,6 @@ class TruncatedBMinSep(ExampleScheme):
         """Compute `ln P/Q` given the others' batch sizes; see `log_likelihoods`."""
         log_p, log_q = self.log_likelihoods(log_ratios, half_square_norms, _required(side))
         return log_p - log_q
-
-
-@dataclass(frozen=True)
-class BatchSizes(SideInformation):
-    """How many other examples were sampled at each step, before cutting."""
-
-    scheme: TruncatedBMinSep
-    name: ClassVar[str] = "batch_sizes"
-    words: ClassVar[int] = 2  # 1: tables of all digits, a past before the first step
-
-    def tables(self) -> Any:
-        return self.scheme.batch_size_tables()
-
-    def draw(self, key, num_samples: int, tables):
-        return self.scheme.draw_batch_sizes(key, num_samples, tables)
-
-    def error(self) -> tuple[float, float]:
-        return self.scheme.batch_size_error()
-
-
-def _windows(number: int, probabilities: np.ndarray, outside: float) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest values of Binomial(number, probabilities), each but for a probability `outside`."""
-    return number - binomial_quantile(number, 1 - probabilities, outside), binomial_quantile(
-        number, probabilities, outside
-    )
-
-
-def _block(keys, pool, arrays, steps, back):
-    """`(pool after, (steps, num_samples) sizes)` of some steps from a pool.
-
-    Args:
-      keys: two, of these steps.
-      pool: (num_samples,) int32.
-      arrays: of `binomial_tables`; None where all that may join do.
-      steps: how many; or for every one of them which of the probabilities of `arrays` is its own.
-      back: (steps, ...) int32, how many come back to the pool after every step; None: all that joined.
-    """
-    at, length = (None, steps) if isinstance(steps, int) else (steps, len(steps))
-    shape = (length, *pool.shape)
-    if arrays is None:  # all of the pool; who comes back is the next one
-        sizes = jnp.broadcast_to(pool, shape) if back is None else jnp.concatenate([pool[None], back[:-1]])
-        return (pool if back is None else back[-1]), sizes
-
-    number = len(arrays.levels)
-
-    def words_of(key):
-        return _pairs_of_words(key, number, shape)
-
-    def words_in(pairs):
-        return None if pairs is None else _words_of_pairs(pairs, number)
-
-    def run(pairs, low_pairs=None):
-        if back is None:
-            trials, words, low_words = jnp.broadcast_to(pool, shape), words_in(pairs), words_in(low_pairs)
-            sizes, tie = binomial_of_words(words, trials, arrays, 0, low_words)
-            return tie, pool, sizes
-
-        # One array a step, the pool: what is written besides makes XLA compute all of it again. The sizes
-        # follow from the pools, and a tie at any step is a bit.
-        def step(state, given):
-            pairs, low_pairs, at, back = given
-            words, low_words = words_in(pairs), words_in(low_pairs)
-            pool = (state & (_TIE - 1)).astype(jnp.int32)
-            size, tie = binomial_of_words(words, pool, arrays, 0 if at is None else at, low_words)
-            state = (pool - size + back).astype(jnp.uint32) | (state & _TIE) | (tie.astype(jnp.uint32) << 31)
-            return state, state
-
-        def all_steps(pool, given):
-            return lax.scan(step, pool, given, length=length)[1]
-
-        states = all_steps(pool.astype(jnp.uint32), (pairs, low_pairs, at, back))
-        pools = (states & (_TIE - 1)).astype(jnp.int32)
-        before = jnp.concatenate([pool[None], pools[:-1]])
-        return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools
-
-    def again(found):
-        # Keys that depend on what is carried, or XLA would do all of this before the loop, and always.
-        never = (~any_left(found[0])).astype(jnp.uint32)
-        same = threefry.key_of_words(jax.random.key_data(keys) ^ never)
-        tie, *found = run(*map(words_of, same))
-        return jnp.zeros_like(tie), *found
-
-    # Words and look-ups that only ties need, one in a million draws: all steps again, with them.
-    return lax.while_loop(lambda found: any_left(found[0]), again, run(words_of(keys[0])))[1:]
-
-
-def _words(key, number: int, shape) -> list:
-    """So many arrays of `shape` of uniform uint32 words."""
-    return _words_of_pairs(_pairs_of_words(key, number, shape), number)
-
-
-def _pairs_of_words(key, number: int, shape) -> list:
-    """What `_words_of_pairs` makes so many arrays of `shape` of words of."""
-    pairs = threefry.two_words(key, (-(-number // 2), *shape))
-    if jax.default_backend() != "cpu":
-        return list(zip(*pairs, strict=True))
-    # A barrier as for normals (`randomness.normal_pairs`). For two arrays XLA would run all rounds twice.
-    return list(lax.optimization_barrier(threefry.as_one(*pairs)))
-
-
-def _words_of_pairs(pairs: list, number: int) -> list:
-    words = [word for pair in pairs for word in (pair if isinstance(pair, tuple) else threefry.as_two(pair))]
-    return words[:number]
 
 
 def _required(batch_sizes):

@@ -35,7 +35,6 @@ from jaxacct.schemes import (
 from jaxacct.schemes.base import Scheme
 from jaxacct.schemes.batch_sizes import OVERFLOW, overflow
 from jaxacct.schemes.numbers import Numbers
-from jaxacct.schemes.truncated_b_min_sep import BatchSizes
 from tests.oracles import enumeration
 
 # By name: one of four or five steps, and edges (b = 1, p = 1, n < b, one step).
@@ -263,7 +262,7 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
     whole = type("Whole", (made,), dict.fromkeys(abstract.split()))()
     with pytest.raises(NotImplementedError, match="made must state its overlap bound"):
         whole.overlap_bound(IDENTITY)
-    whole.side_information = BatchSizes(MEMBERS["truncated-b-min-sep"][0])
+    whole.side_information = MEMBERS["truncated-b-min-sep"][0].side_information
     with pytest.raises(NotImplementedError, match="made must state its counts given batch_sizes"):
         whole.draw_counts(None, 1, "remove")
     for five in (MultiAttribution(10, 1, 0.1, 5), IndependentAttribution(10, 1, 0.1, 5)):

@@ -207,7 +207,7 @@ CUT = TruncatedBMinSep(6, 2, 0.2, dataset_size=40, max_batch_size=9)
 
 
 def sizes_and_counts():
-    sizes = CUT.draw_batch_sizes(KEY, 64)
+    sizes = CUT.side_information.draw(KEY, 64)
     return [sizes, *(CUT.draw_counts(KEY, 64, side, sizes) for side in ("remove", "add"))]
 
 

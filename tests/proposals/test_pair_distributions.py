@@ -82,7 +82,7 @@ def test_a_wrong_distribution_of_pairs_is_noticed(key):
 def test_pairs_of_batch_sizes(warm, key):
     """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
     scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
-    drawn = np.asarray(jax.jit(lambda key: scheme.draw_batch_sizes(key, 200_000))(key))
+    drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
     assert smallest_p_value(drawn, batch_size_distributions(scheme.uncut, 14)) > FALSE_ALARM
 
 

@@ -183,7 +183,7 @@ def test_what_rounding_leaves_out_is_kept_in_one_state_or_in_all(warm, monkeypat
     shared = np.float32([0.3, 0.2, 0.1])
 
     def loss(dtype):
-        anew = jax.jit(lambda *arrays: scheme._time_first(*arrays))
+        anew = jax.jit(lambda rows, shared: scheme.log_likelihood_ratios(rows.T, shared))
         return np.asarray(anew(jax.numpy.asarray(ratios, dtype), jax.numpy.asarray(shared, dtype)))
 
     found = []

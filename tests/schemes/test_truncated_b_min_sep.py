@@ -30,7 +30,7 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
-from jaxacct.schemes.truncated_b_min_sep import _words
+from jaxacct.schemes.truncated_batch_sizes import _words
 from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.rounding_errors import loss_margin, measured_error
@@ -277,16 +277,16 @@ def test_windows_are_left_with_the_probability_that_is_booked():
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256, max_batch_size=2048
     )
     others, rate = scheme.dataset_size - 1, scheme.participation_rate
-    left = [(scheme._pool_window, 1 - 255 * rate, 7200)]
-    left += [(window, 1 - t * rate, 1) for t, window in enumerate(scheme._first_windows)]
+    left = [(scheme.side_information._pool_window, 1 - 255 * rate, 7200)]
+    left += [(window, 1 - t * rate, 1) for t, window in enumerate(scheme.side_information._first_windows)]
     outside = sum(
         times * (stats.binom.cdf(low - 1, others, chance) + stats.binom.sf(high, others, chance))
         for (low, high), chance, times in left
     )
     assert outside < 2.0**-64
-    assert scheme.batch_size_error() == pytest.approx((1.1662790801179347e-08, 1.8998572246659018e-12))
+    assert scheme.side_information.error() == pytest.approx((1.1662790801179347e-08, 1.8998572246659018e-12))
     cold = TruncatedBMinSep(51, 8, 0.4, 17_000, 40_055, False)
-    assert cold.batch_size_error() == pytest.approx(
+    assert cold.side_information.error() == pytest.approx(
         (1.5654677555491871e-10, 2.5490677277306695e-14), rel=1e-9, abs=0
     )
 
@@ -347,7 +347,7 @@ def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
             return pool // 4 + (which & 15).astype(jnp.int32), words[0] >> 28 < tied_below
 
         monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep.binomial_of_words", binomial)
-        return jax.vmap(lambda key: scheme.draw_batch_sizes(key, 9))(keys)
+        return jax.vmap(lambda key: scheme.side_information.draw(key, 9))(keys)
 
     some, always, never = (drawn(jax.random.split(key), below) for below in (1, 16, 0))
     np.testing.assert_array_equal(some, always)
@@ -404,7 +404,7 @@ def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
 )
 def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
     """Two samples of whole runs: chi-square of homogeneity, false alarm 1e-6."""
-    ours = np.asarray(jax.jit(scheme.draw_batch_sizes, static_argnums=1)(key, 60_000))
+    ours = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 60_000))
     naive = batch_size_runs(scheme, 60_000, 1)
     # Each run as one number, of at most five others a step.
     _, code = np.unique(np.concatenate([ours, naive]) @ 6 ** np.arange(ours.shape[1]), return_inverse=True)
@@ -427,7 +427,7 @@ def test_batch_sizes_of_the_production_case(warm, key):
         max_batch_size=2048,
         warm_start=warm,
     )
-    sizes = np.asarray(jax.jit(scheme.draw_batch_sizes, static_argnums=1)(key, 2048)).astype(float)
+    sizes = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 2048)).astype(float)
     law = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
     z = stats.norm.isf(FALSE_ALARM / 1200)
     assert (np.abs(sizes.mean(axis=0) - law.mean()) / law.std()).max() < z / np.sqrt(2048)

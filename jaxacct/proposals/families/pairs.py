@@ -43,7 +43,7 @@ from jaxacct.proposals.families.overlaps import overlap_variation
 from jaxacct.proposals.families.pair_weights import log_factor, shared_events, shared_rows
 from jaxacct.proposals.families.replicas import candidates as replica_candidates
 from jaxacct.proposals.families.replicas import checked_replicas, log_normalizer, log_scale, most_replicas
-from jaxacct.schemes.replicas.b_min_sep import log_attractions
+from jaxacct.schemes.replicas.base import log_attractions
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows

@@ -22,8 +22,7 @@ from jaxacct.kernels import fixed_counts, threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.base import counts_at
 from jaxacct.schemes.replicas import one_participation
-from jaxacct.schemes.replicas.b_min_sep import log_attractions
-from jaxacct.schemes.replicas.base import Attracting, log_lift
+from jaxacct.schemes.replicas.base import Attracting, log_attractions, log_lift
 
 # Of the float64 table that is built; the device keeps half of it.
 MAX_TABLE_BYTES = 2e9

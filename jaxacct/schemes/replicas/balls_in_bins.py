@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.b_min_sep import draw_indices, log_attractions, thresholds_of
-from jaxacct.schemes.replicas.base import Attracting, log_lift
+from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attractions, log_lift, thresholds_of
 
 # Tuples of phases; building the tables takes about 24 bytes of memory for each.
 MOST_TUPLES = 1.0e8

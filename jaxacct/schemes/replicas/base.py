@@ -27,6 +27,9 @@ from jax import lax
 
 from jaxacct.kernels import threefry
 
+# Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
+MAX_TABLE_BYTES = 2.5e9
+
 
 class Attracting(Protocol):
     """A scheme, a Toeplitz strategy and a noise multiplier: a `Mechanism`."""
@@ -50,17 +53,17 @@ def log_lift(mechanism: Attracting, m: int) -> float:
     return m * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2
 
 
-def begins_barred(scheme) -> bool:
+def starts_locked_out(scheme) -> bool:
     """Whether vectors may be barred at the first step; a scheme that is not told otherwise starts warm."""
     return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
 
 
 def start_law(scheme) -> np.ndarray:
     """(b,) float64: the stationary probabilities of being barred for 0..b-1 more steps."""
-    return stationary_bars(scheme.min_separation, scheme.sampling_probability)
+    return stationary_lockouts(scheme.min_separation, scheme.sampling_probability)
 
 
-def stationary_bars(b: int, p: float) -> np.ndarray:
+def stationary_lockouts(b: int, p: float) -> np.ndarray:
     """`start_law` of a separation and a sampling probability."""
     weights = np.full(b, p)
     weights[0] = 1.0
@@ -85,3 +88,22 @@ def draw_indices(keys, thresholds, num: int) -> list:
         at = lax.broadcast_to_rank(rows[tuple(drawn)], 2)
         drawn.append(jnp.sum(words[:, None] >= at, axis=-1).astype(jnp.int32))
     return drawn
+
+
+def attractions(mechanism: Attracting) -> np.ndarray:
+    """(ends, b + 1) float64: `E_d = exp(<c_i, c_{i-d}> / sigma^2)`, e to the `log_attractions`."""
+    return np.exp(log_attractions(mechanism))
+
+
+def log_attractions(mechanism: Attracting) -> np.ndarray:
+    """(ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d < b steps apart, 0 for d = b.
+
+    Row k is for the later one at the step i = n - 1 - k, the last row for all earlier steps as well
+    (`Strategy.products_from_end`). Those b steps apart or more are in `log_lift`.
+    """
+    strategy, b = mechanism.strategy, mechanism.scheme.min_separation
+    if not strategy.is_toeplitz:
+        raise TypeError("replicas need a Toeplitz strategy")
+    shared = strategy.products_from_end(b + 1) / mechanism.noise_multiplier**2
+    shared[:, b] = 0.0
+    return shared

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, log_attractions
-from jaxacct.schemes.replicas.base import Attracting
+from jaxacct.schemes.replicas.base import MAX_TABLE_BYTES, Attracting, log_attractions
 from jaxacct.schemes.replicas.labelled import Chain, backward, walk
 from jaxacct.schemes.replicas.labelled import tables as walk_tables
 

@@ -14,8 +14,14 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas import cyclic_many
-from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, attractions, draw_indices, thresholds_of
-from jaxacct.schemes.replicas.base import Attracting, log_lift
+from jaxacct.schemes.replicas.base import (
+    MAX_TABLE_BYTES,
+    Attracting,
+    attractions,
+    draw_indices,
+    log_lift,
+    thresholds_of,
+)
 
 
 def most_replicas(mechanism: Attracting) -> int:

@@ -17,8 +17,7 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.bars import rank, states
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.replicas.b_min_sep import draw_indices, log_attractions, thresholds_of
-from jaxacct.schemes.replicas.base import Attracting, log_lift
+from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attractions, log_lift, thresholds_of
 
 _MOST_TUPLES = 2.0e6  # of phases, in any order
 _MOST_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states

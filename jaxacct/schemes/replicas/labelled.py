@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.base import begins_barred, draw_indices, start_law, thresholds_of
+from jaxacct.schemes.replicas.base import draw_indices, start_law, starts_locked_out, thresholds_of
 
 
 class Chain(NamedTuple):
@@ -45,7 +45,9 @@ def backward(chain: Chain) -> tuple[float, np.ndarray]:
             if b > 1:
                 weights[i, 1:] = chain.alone(weights, i).sum(axis=-1)
             weights[i, 0] = chain.together(weights, i).sum()
-        total = _starts(chain.sampling, weights).sum() if begins_barred(chain.sampling) else weights[0, 0, 0]
+        total = (
+            _starts(chain.sampling, weights).sum() if starts_locked_out(chain.sampling) else weights[0, 0, 0]
+        )
         log_z = float(np.log(total))
     return (log_z if math.isfinite(log_z) else math.inf), weights
 
@@ -57,7 +59,7 @@ def tables(chain: Chain, weights: np.ndarray) -> dict:
     arrays: dict[str, Any] = {"together": thresholds_of(together), "alone": None, "starts": None}
     if b > 1:
         arrays["alone"] = thresholds_of(np.stack([_law(chain.alone(weights, i)) for i in range(n)]))
-    if begins_barred(chain.sampling):
+    if starts_locked_out(chain.sampling):
         joint = _starts(chain.sampling, weights)
         arrays["starts"] = [thresholds_of(_law(joint.sum(axis=1))), thresholds_of(_law(joint))]
     return arrays

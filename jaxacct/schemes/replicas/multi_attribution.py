@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.b_min_sep import MAX_TABLE_BYTES, attractions
-from jaxacct.schemes.replicas.base import Attracting, log_lift
+from jaxacct.schemes.replicas.base import MAX_TABLE_BYTES, Attracting, attractions, log_lift
 from jaxacct.schemes.replicas.labelled import Chain, backward, walk
 from jaxacct.schemes.replicas.labelled import tables as walk_tables
 
