@@ -626,7 +626,7 @@ def test_from_calibration_to_batches(tmp_path, capsys, key):
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again.mechanism == plan.mechanism and again.max_batch_size == 30
-    assert "cut to uniformly random subsets" in again.statement()
+    assert "truncated to uniformly random subsets" in again.statement()
     assert plan.expected_batch_size is not None and 25 < plan.expected_batch_size < 30
     profile = privacy_profile(plan.mechanism, [4.0], num_samples=4000, key=key)
     assert profile.upper[0] < 0.05

@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import thresholds_64, uniform_64
-from jaxacct.schemes.replicas.base import log_attractions
-from jaxacct.schemes.replicas.base import Attracting
+from jaxacct.schemes.replicas.base import Attracting, log_attractions
 
 
 def table_bytes(mechanism: Attracting) -> float:
