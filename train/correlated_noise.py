@@ -34,6 +34,7 @@ def train(plan: Plan, request: Request) -> Result:
     steps = request.steps(plan.mechanism.scheme.iterations)
     _, expected, largest = batch_sizes(plan)
     rows = _rows(plan, request, graph)
+    size = len(rows) if graph is None else None
     if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
     clip_norm = request.given_clip_norm()
@@ -64,10 +65,14 @@ def train(plan: Plan, request: Request) -> Result:
         parts: dict[str, Any] = dict(
             step=make(micro),
             batch=batch,
-            source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn),
+            source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn, size),
             statement=plan.statement(),
         )
     else:
+        if mechanism.is_add_or_remove:
+            raise ValueError(
+                f"individual must not be given with {mechanism.adjacency}: it is for zero-out adjacency"
+            )
         _check_individual(options)
         shared |= dict(microbatch_size=request.given_microbatch_size() or largest)
         parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
@@ -99,7 +104,8 @@ def _rows(plan: Plan, request: Request, graph: Attribution | None):
     """The data, as the plan's examples."""
     check_graph(plan.mechanism.scheme, graph, plan.dataset_size, plan.holds_for_shared_examples)
     if graph is None:
-        return request.rows(plan.dataset_size)
+        # Under add-or-remove-one the size of the data set is private: any that the plan covers is trained on.
+        return request.rows(plan.dataset_size, at_most=plan.mechanism.is_add_or_remove)
     return GraphRows(request.rows(graph.dataset_size, "graph's"), graph)
 
 

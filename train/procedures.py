@@ -91,9 +91,11 @@ class Request:
             )
         return steps
 
-    def rows(self, number: int | None, whose: str = "plan's dataset_size"):
-        """The data as an object with `take`; ValueError for another number of rows."""
+    def rows(self, number: int | None, whose: str = "plan's dataset_size", at_most: bool = False):
+        """The data as an object with `take`; ValueError for another number of rows (`at_most`: for more)."""
         rows = as_rows(self.data)
+        if at_most and number is not None and 0 < len(rows) <= number:
+            return rows
         if len(rows) != number:
             raise ValueError(f"data must have the {whose} {number} rows, had {len(rows)}")
         return rows

@@ -124,10 +124,22 @@ class Sampler:
 
     @classmethod
     def from_plan(
-        cls, plan: Plan, key=None, graph: Attribution | None = None, state: SamplerState | None = None
+        cls,
+        plan: Plan,
+        key=None,
+        graph: Attribution | None = None,
+        state: SamplerState | None = None,
+        dataset_size: int | None = None,
     ) -> "Sampler":
-        """Return the sampler of a plan, fresh from `key` or from `state`; ValueError as the constructor."""
-        dataset_size, _, largest = batch_sizes(plan)
+        """Return the sampler of a plan, fresh from `key` or from `state`; ValueError as the constructor.
+
+        Args:
+          dataset_size: number of examples: the plan's, or fewer for add-or-remove-one adjacency.
+        """
+        stated, _, largest = batch_sizes(plan)
+        dataset_size = stated if dataset_size is None else dataset_size
+        if dataset_size > stated or (dataset_size < stated and not plan.mechanism.is_add_or_remove):
+            raise ValueError(f"dataset_size must be the plan's {stated}, was {dataset_size}")
         return cls(
             plan.mechanism.scheme,
             dataset_size,

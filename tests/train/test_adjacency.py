@@ -1,0 +1,57 @@
+"""Training under add-or-remove-one adjacency: nothing that is published depends on the number of examples."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from tests.train.plans import plan_of
+from tests.train.test_loop import KEYS, ROWS, data, flat, run
+from train.batches.sampler import Sampler
+from train.individual import IndividualAccounting
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
+
+
+def covered(adjacency):
+    mechanism = Mechanism(BMinSep(12, 4, 0.1), BandedToeplitz.square_root(3), 1.0, adjacency)
+    return plan_of(mechanism, ROWS, 1e9)
+
+
+def test_smaller_data_sets_are_trained_on_with_the_same_public_numbers(tmp_path):
+    plan = covered("add-or-remove-one")
+    whole = run(plan=plan, out=tmp_path / "whole")
+    fewer = run(plan=plan, data=data(ROWS - 3), out=tmp_path / "fewer")
+    assert fewer.steps == whole.steps == 12
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "fewer")]
+    assert results[0] == results[1]
+    assert "at most 60 examples" in fewer.statement
+    found, stated = Sampler.from_plan(plan, KEYS[0], dataset_size=ROWS - 3), Sampler.from_plan(plan, KEYS[0])
+    assert found.max_batch_size == stated.max_batch_size
+    members = np.concatenate([batch.indices[batch.mask] for batch in (found.next() for _ in range(12))])
+    assert members.max() < ROWS - 3
+
+
+def test_the_noise_and_the_divisor_are_those_of_the_stated_size():
+    """Gradients of zero: what is left are the noise and the divisor, the same for both sizes."""
+    plan = covered("add-or-remove-one")
+    still = {"plan": plan, "loss": lambda params, example: 0.0 * params["b"] + 0.0 * params["w"].sum()}
+    whole, fewer = run(**still), run(data=data(ROWS - 3), **still)
+    np.testing.assert_array_equal(flat(whole.params), flat(fewer.params))
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "rows"), [("add-or-remove-one", ROWS + 1), ("zero-out", ROWS - 1), ("zero-out", ROWS + 1)]
+)
+def test_other_sizes_are_refused(adjacency, rows):
+    with pytest.raises(ValueError, match="data must have the plan's dataset_size 60 rows"):
+        run(plan=covered(adjacency), data=data(rows))
+    with pytest.raises(ValueError, match="dataset_size must be the plan's 60"):
+        Sampler.from_plan(covered(adjacency), KEYS[0], dataset_size=rows)
+
+
+def test_individual_accounting_is_refused():
+    accounting = IndividualAccounting(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="individual must not be given with add-or-remove-one"):
+        run(plan=covered("add-or-remove-one"), individual=accounting)
