@@ -4,7 +4,6 @@ Attacks are on `sum_t left_t right_t^T`, whose factors the examples are: anythin
 """
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -450,16 +449,11 @@ def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path, shared_programs):
     assert np.any(flat(ours.params) != flat(theirs.params))
     with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'; its noise must not"):
         run(out=tmp_path / "ghost", steps=4)
-    path = tmp_path / "per_example" / "run.json"
-    stored = json.loads(path.read_text())
-    assert stored.pop("clipping") == "per_example"
-    path.write_text(json.dumps(stored))  # as it was before there was a choice
     with pytest.raises(ValueError, match="another clipping: 'per_example', now 'ghost'; its noise must not"):
-        run(clipping="ghost", out=path.parent, steps=4)
-    np.testing.assert_array_equal(flat(run(out=path.parent, steps=4).params), flat(theirs.params))
+        run(clipping="ghost", out=tmp_path / "per_example", steps=4)
     with pytest.raises(ValueError, match="clipping must be 'per_example' or 'ghost', was 'fast'"):
         run(clipping="fast")
-    with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which counts"):
+    with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which needs"):
         run(clipping="ghost", individual=IndividualAccounting())
 
 
