@@ -346,7 +346,7 @@ def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
                 which = jnp.where(words[0] >> 28 == 0, low_words[0], words[0])
             return pool // 4 + (which & 15).astype(jnp.int32), words[0] >> 28 < tied_below
 
-        monkeypatch.setattr("jaxacct.schemes.truncated_b_min_sep.binomial_of_words", binomial)
+        monkeypatch.setattr("jaxacct.schemes.truncated_batch_sizes.binomial_of_words", binomial)
         return jax.vmap(lambda key: scheme.side_information.draw(key, 9))(keys)
 
     some, always, never = (drawn(jax.random.split(key), below) for below in (1, 16, 0))
