@@ -86,8 +86,8 @@ MISTAKES = [
     Mistake(BOUNDS, "index = np.log2(positive)", "index = np.log2(positive / 2)", "b-min-sep"),
     Mistake(
         LOSS,
-        "log_ratios = (scores_ - lowered_norms(",
-        "log_ratios = (scores_ - 1.2 * lowered_norms(",
+        "lowered = lowered_norms(scheme, strategy, direction,",
+        "lowered = 1.2 * lowered_norms(scheme, strategy, direction,",
         "plain",
     ),
     Mistake("kernels/recurrence.py", "axis=0) - float(np.log(cycle_length))", "axis=0) - 2.0", "cyclic"),

@@ -92,7 +92,9 @@ def test_other_adjacencies_are_refused(tmp_path):
     stored = some_plan(dataset_size=50).to_json()
     assert Plan.from_json(stored).mechanism.scheme.iterations == 12
     stored["claim"]["adjacency"] = "replace-one"
-    with pytest.raises(ValueError, match="adjacency must be one of zero-out, was 'replace-one'"):
+    with pytest.raises(
+        ValueError, match="adjacency must be one of zero-out, add-or-remove-one, was 'replace-one'"
+    ):
         Plan.from_json(stored)
 
 

@@ -64,7 +64,7 @@ def halve_the_noise(monkeypatch):
 def ignore_the_separation(monkeypatch):
     real = Sampler.from_plan
 
-    def broken(plan, key=None, graph=None, state=None):
+    def broken(plan, key=None, graph=None, state=None, dataset_size=None):
         scheme = BMinSep(SCHEME.iterations, 1, SCHEME.sampling_probability, False)
         return Sampler(scheme, plan.dataset_size, plan.dataset_size, key)
 

@@ -87,7 +87,7 @@ def other_batches(scheme):
     """Plant a sampler of another scheme."""
 
     def plant(patch):
-        def broken(plan, key=None, graph=None, state=None):
+        def broken(plan, key=None, graph=None, state=None, dataset_size=None):
             return Sampler(scheme, ROWS, plan.max_batch_size, key)
 
         patch.setattr(train.correlated_noise.Sampler, "from_plan", broken)
