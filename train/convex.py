@@ -176,7 +176,8 @@ class Box:
         return jnp.clip(weights, self.low, self.high)
 
 
-project_l2_ball, project_box = L2Ball, Box
+project_l2_ball = L2Ball
+project_box = Box
 
 
 class Iterate(NamedTuple):
