@@ -20,7 +20,7 @@ def statement(plan: Plan) -> str:
     unit = unit_in_words(scheme, plan.reveals_all_participations)
     sizes = ""
     if mechanism.is_add_or_remove and plan.dataset_size is not None:
-        sizes = f" (data sets of at most {plan.dataset_size} examples)"
+        sizes = f" (data sets of 1 to {plan.dataset_size} examples)"
     together = "" if plan.compose_with is None else f", composed with {plan.compose_with!r}"
     truncated = ""
     if scheme.batch_size_cap is not None:

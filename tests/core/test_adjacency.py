@@ -191,7 +191,7 @@ def test_the_command_line_states_it(tmp_path, capsys):
     assert done.value.code == 0
     assert "for one example under add-or-remove-one adjacency" in capsys.readouterr().out
     plan = Plan.load(tmp_path / "plan.json")
-    assert plan.mechanism.is_add_or_remove and "data sets of at most 80 examples" in plan.statement()
+    assert plan.mechanism.is_add_or_remove and "data sets of 1 to 80 examples" in plan.statement()
     assert checker.check_file(tmp_path / "plan.json")[0] == 0
     with pytest.raises(SystemExit) as done:
         main.main(["calibrate", *numbers.split(), *target.split(), "--max-batch-size", "20"])

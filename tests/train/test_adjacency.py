@@ -26,7 +26,7 @@ def test_smaller_data_sets_are_trained_on_with_the_same_public_numbers(tmp_path)
     assert fewer.steps == whole.steps == 12
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "fewer")]
     assert results[0] == results[1]
-    assert "at most 60 examples" in fewer.statement
+    assert "data sets of 1 to 60 examples" in fewer.statement
     found, stated = Sampler.from_plan(plan, KEYS[0], dataset_size=ROWS - 3), Sampler.from_plan(plan, KEYS[0])
     assert found.max_batch_size == stated.max_batch_size
     members = np.concatenate([batch.indices[batch.mask] for batch in (found.next() for _ in range(12))])
