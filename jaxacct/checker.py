@@ -153,7 +153,7 @@ class Renewal:
         return self._ahead(r)[0]
 
     def tilted(self, r):
-        """(ln f, mean participation under the law p(x) e^<x, r>) of one vector r."""
+        """(ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
         ahead, v = self._ahead(r[:, None])[:, 0], self.virtual
         reach, lift = np.full(ahead.size, -np.inf), np.append(np.zeros(v), r) + self.log_p[:, 0]
         reach[0] = 0.0
@@ -178,9 +178,9 @@ class RenewalPairs:
     those after which one is and the other is locked out for s more steps. Draws go backwards in time.
     """
 
-    def __init__(self, law: Renewal, gram, strength: float):
-        self.law, b, total, v = law, law.b, law.p.size, law.virtual
-        self.p, self.end = np.append(law.p, np.zeros(b)), total + b
+    def __init__(self, dist: Renewal, gram, strength: float):
+        self.dist, b, total, v = dist, dist.b, dist.p.size, dist.virtual
+        self.p, self.end = np.append(dist.p, np.zeros(b)), total + b
         self.sums = np.zeros((total + 2 * b + 1, b))
         self.sums[0, 0], flat, factors = 1.0, self.sums.reshape(-1), np.exp(strength * gram)
         for t, p in enumerate(self.p):
@@ -198,7 +198,7 @@ class RenewalPairs:
 
     def draw(self, rng, samples: int):
         """(2, steps, samples) participations of both."""
-        b, sums, x = self.law.b, self.sums, np.zeros((2, self.p.size, samples), np.int8)
+        b, sums, x = self.dist.b, self.sums, np.zeros((2, self.p.size, samples), np.int8)
         at, state, who = np.full(samples, self.end), np.zeros(samples, int), np.zeros(samples, int)
         for t in range(self.end, 0, -1):  # who: the replica that is locked out
             here = np.flatnonzero(at == t)
@@ -217,7 +217,7 @@ class RenewalPairs:
             x[who[far], t - lag, far] = 1
             x[1 - who[far], t - lag, far] |= lag == b
             at[far], state[far], who[far] = t - lag, lag % b, 1 - who[far]
-        return x[:, self.law.virtual : self.law.p.size]
+        return x[:, self.dist.virtual : self.dist.p.size]
 
 
 class Phases:
@@ -241,7 +241,7 @@ class Phases:
         return special.logsumexp(self._by_phase(r)[1], axis=0) - math.log(self.b)
 
     def tilted(self, r):
-        """(ln f, mean participation under the law p(x) e^<x, r>) of one vector r."""
+        """(ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
         steps, sums = self._by_phase(r[:, None])
         log_f = float(special.logsumexp(sums))
         phases = np.tile(np.exp(sums[:, 0] - log_f), self.turns)[: self.steps]
@@ -259,24 +259,24 @@ class PhasePairs:
     Given phases i <= j the possible participations alternate in time, and only neighbours interact: a chain.
     """
 
-    def __init__(self, law: Phases, gram, strength: float):
-        if law.b > 2500:
-            raise NotCovered(f"hidden phases of more than 2500 values, got {law.b}")
-        self.law, self.met = law, np.ones((law.turns * law.b, law.b + 1))  # by the later step and the lag
-        self.met[: law.steps, : gram.shape[1]] = np.exp(strength * gram)
-        self.first, self.second = np.triu_indices(law.b)
+    def __init__(self, dist: Phases, gram, strength: float):
+        if dist.b > 2500:
+            raise NotCovered(f"hidden phases of more than 2500 values, got {dist.b}")
+        self.dist, (self.first, self.second) = dist, np.triu_indices(dist.b)
+        self.met = np.ones((dist.turns * dist.b, dist.b + 1))  # by the later step and the lag
+        self.met[: dist.steps, : gram.shape[1]] = np.exp(strength * gram)
         weights = self._chain(self.first, self.second)[1][-1].sum(0) * (1.0 + (self.first < self.second))
-        self.log_z = float(np.log(weights.sum() / law.b**2))
+        self.log_z = float(np.log(weights.sum() / dist.b**2))
         self.cdf = np.cumsum(weights / weights.sum())
 
     def _chain(self, first, second):
         """Possible participations in time, as (step, lag to the one before, replica), and forward sums."""
-        sites, law = [], self.law
-        for offset in range(0, law.turns * law.b, law.b):
-            sites += [(first + offset, first + law.b - second, 0), (second + offset, second - first, 1)]
+        sites, dist = [], self.dist
+        for offset in range(0, dist.turns * dist.b, dist.b):
+            sites += [(first + offset, first + dist.b - second, 0), (second + offset, second - first, 1)]
         found = [np.stack([np.ones(first.size), np.zeros(first.size)])]
         for steps, lags, _ in sites:
-            (off, on), p = found[-1], np.where(steps < law.steps, law.p, 0.0)
+            (off, on), p = found[-1], np.where(steps < dist.steps, dist.p, 0.0)
             found.append(np.stack([(1 - p) * (off + on), p * (off + on * self.met[steps, lags])]))
         return sites, found
 
@@ -290,10 +290,10 @@ class PhasePairs:
             x[who, steps, np.arange(samples)] = joined
             later = np.where(joined, self.met[steps, lags], 1.0)
         swapped = rng.random(samples) < 0.5  # the two are exchangeable
-        return np.where(swapped, x[::-1], x)[:, : self.law.steps]
+        return np.where(swapped, x[::-1], x)[:, : self.dist.steps]
 
 
-def law_of(scheme: dict):
+def distribution_of(scheme: dict):
     """The sampling scheme that a plan names."""
     name, steps = scheme["name"], _number(scheme["iterations"], "iterations", 1, 1e6, (int,))
     if name not in ("poisson", "b-min-sep", "cyclic-poisson", "balls-in-bins"):
@@ -309,7 +309,7 @@ def law_of(scheme: dict):
     return Renewal(steps, separation, p, warm) if renewal else Phases(steps, separation, p)
 
 
-def columns_of(strategy: dict, law) -> Columns:
+def columns_of(strategy: dict, dist) -> Columns:
     """The strategy matrix that a plan names: n + bands - 1 rows unless it states a finite horizon."""
     kind, c = strategy.get("kind", "banded-toeplitz"), strategy.get("coefficients")
     if kind not in ("banded-toeplitz", "finite-toeplitz"):
@@ -319,12 +319,12 @@ def columns_of(strategy: dict, law) -> Columns:
     c = np.array([_number(value, "coefficients", 0, 1 + SLACK) for value in c])
     if not abs(c @ c - 1) < 1e-12 * (1 + c.size) or c[0] == 0:
         raise ValueError(f"coefficients must have norm 1, got {math.sqrt(c @ c)!r}")
-    if c.size > law.b:
-        raise NotCovered(f"{c.size} bands with a minimum separation of {law.b}")
-    rows = law.steps if kind == "finite-toeplitz" else law.steps + c.size - 1
-    if rows == law.steps and (strategy.get("iterations", rows) != rows or c.size > rows):
+    if c.size > dist.b:
+        raise NotCovered(f"{c.size} bands with a minimum separation of {dist.b}")
+    rows = dist.steps if kind == "finite-toeplitz" else dist.steps + c.size - 1
+    if rows == dist.steps and (strategy.get("iterations", rows) != rows or c.size > rows):
         raise ValueError(f"strategy iterations must be {rows}, got {strategy.get('iterations')!r:.60}")
-    return Columns(c, law.steps, rows)
+    return Columns(c, dist.steps, rows)
 
 
 # terms(rng, samples) are in [0, 1], their mean times the scale is the divergence; cost: of a sample.
@@ -332,12 +332,12 @@ Proposal = namedtuple("Proposal", "name log_scale terms cost", defaults=(1.0,))
 
 
 class Mechanism:
-    """A law of participations, a strategy matrix, sigma and epsilon."""
+    """A distribution of participations, a strategy matrix, sigma and epsilon."""
 
-    def __init__(self, law, columns: Columns, sigma: float, epsilon: float):
-        self.law, self.columns, self.sigma, self.epsilon = law, columns, sigma, epsilon
+    def __init__(self, dist, columns: Columns, sigma: float, epsilon: float):
+        self.dist, self.columns, self.sigma, self.epsilon = dist, columns, sigma, epsilon
         with np.errstate(invalid="ignore"):  # ln P(no participation)
-            self.log_none = float(law.log_ratio(np.full((law.steps, 1), -np.inf))[0])
+            self.log_none = float(dist.log_ratio(np.full((dist.steps, 1), -np.inf))[0])
 
     def outputs(self, rng, samples: int, x=None):
         """y at given participations, or none."""
@@ -346,19 +346,19 @@ class Mechanism:
 
     def loss(self, y):
         """L of outputs."""
-        return self.law.log_ratio(self.columns.log_ratios(y, self.sigma))
+        return self.dist.log_ratio(self.columns.log_ratios(y, self.sigma))
 
     def remove(self):
         """Proposals of the remove direction, in the order of replicas."""
 
         def terms(rng, samples):
-            loss = self.loss(self.outputs(rng, samples, self.law.draw(rng, samples)))
+            loss = self.loss(self.outputs(rng, samples, self.dist.draw(rng, samples)))
             return -np.expm1(np.minimum(self.epsilon - loss, 0.0))
 
         yield Proposal("plain", 0.0, terms)
         for m in (2, 4, 6, 8, 12, 18, 26):
             with np.errstate(over="ignore", invalid="ignore"):
-                pairs = self.law.pairs(self.law, self.columns.gram, (m - 1) / self.sigma**2)
+                pairs = self.dist.pairs(self.dist, self.columns.gram, (m - 1) / self.sigma**2)
             if not math.isfinite(pairs.log_z):
                 return
             yield self._replicas(m, pairs)
@@ -374,7 +374,7 @@ class Mechanism:
         rounds = [[(m - 1, i), *(((i + j) % (m - 1), (i - j) % (m - 1)) for j in js)] for i in range(m - 1)]
 
         def terms(rng, samples):
-            x, log_share = np.zeros((m, self.law.steps, samples), np.int8), 0.0
+            x, log_share = np.zeros((m, self.dist.steps, samples), np.int8), 0.0
             for pair in rounds[0]:
                 x[list(pair)] = pairs.draw(rng, samples)
             if m > 2:
@@ -390,16 +390,16 @@ class Mechanism:
 
     def add(self):
         """Proposals of the add direction where it is not exactly zero."""
-        law, columns, sigma = self.law, self.columns, self.sigma
+        dist, columns, sigma = self.dist, self.columns, self.sigma
         log_rest = math.log1p(-math.exp(min(self.epsilon + self.log_none, 0.0)))
 
         def absent(y):
             return -np.expm1(np.minimum(self.epsilon + self.loss(y), 0.0)) / math.exp(log_rest)
 
         yield Proposal("plain-bounded", log_rest, lambda rng, size: absent(self.outputs(rng, size)))
-        point, best = np.zeros(law.steps), None
+        point, best = np.zeros(dist.steps), None
         for _ in range(6):  # tangents of ln(f - P0), as a function of the scores convex
-            log_f, mean = law.tilted(point)
+            log_f, mean = dist.tilted(point)
             rest = -math.expm1(min(self.log_none - log_f, 0.0))  # (f - P0) / f
             if rest < 1e-6:
                 break
@@ -542,7 +542,7 @@ def _composed(first, masses, h, n, epsilon, sign, t=None):
     top, weights, mean = _tilted(logs, losses, t)
     spread = math.sqrt(n * max(float(weights @ (losses - mean) ** 2), h * h))
     size = 1 << math.ceil(math.log2(max(masses.size, 60 * spread / h, 1024)))
-    law = fft.irfft(fft.rfft(weights, size) ** n, size)
+    dist = fft.irfft(fft.rfft(weights, size) ** n, size)
     places = round(n * mean / h) + np.arange(-size // 2, size // 2)
     s = h * places
     with np.errstate(divide="ignore"):
@@ -552,7 +552,7 @@ def _composed(first, masses, h, n, epsilon, sign, t=None):
     edge, others = s[-1] if sign > 0 else s[0], [t + sign * 2.0**k / spread for k in range(-5, 6)]
     beyond = min(n * _tilted(logs, losses, other)[0] - (other - (sign > 0)) * edge for other in others)
     beyond = 0.0 if sign * (n * losses[-1 if sign > 0 else 0] - edge) <= 0 else math.exp(min(beyond, 0.0))
-    return float(np.maximum(law[(places - n * first) % size], 0.0) @ gains) + rounding + beyond, t
+    return float(np.maximum(dist[(places - n * first) % size], 0.0) @ gains) + rounding + beyond, t
 
 
 def poisson_delta(n: int, p: float, sigma: float, epsilon: float, delta: float) -> float:
@@ -569,12 +569,12 @@ def poisson_delta(n: int, p: float, sigma: float, epsilon: float, delta: float) 
     return min(found)
 
 
-def analytic_delta(claim: Claim, law) -> float:
+def analytic_delta(claim: Claim, dist) -> float:
     """The bound that the named accountant is to give, by another way."""
     if claim.accountant == "unamplified":
-        return gaussian_delta(claim.epsilon, math.sqrt(-(-law.steps // law.b)) / claim.sigma)
-    if claim.accountant == "pld" and hasattr(law, "turns"):  # independent given the phase
-        return poisson_delta(law.turns, law.p, claim.sigma, claim.epsilon, claim.verified)
+        return gaussian_delta(claim.epsilon, math.sqrt(-(-dist.steps // dist.b)) / claim.sigma)
+    if claim.accountant == "pld" and hasattr(dist, "turns"):  # independent given the phase
+        return poisson_delta(dist.turns, dist.p, claim.sigma, claim.epsilon, claim.verified)
     raise NotCovered(f"accountant {claim.accountant!r:.60}")
 
 
@@ -622,9 +622,9 @@ def _direction(name: str, claim: Claim, mechanism: Mechanism, rng, max_steps: fl
     scales = {choice.name: choice.log_scale for _, choice in choices if ":" in choice.name}
     if choices:
         expected, choice = min(choices, key=lambda pair: pair[0])
-        if expected * mechanism.law.steps > max_steps:
+        if expected * mechanism.dist.steps > max_steps:
             raise NotCovered(f"the {name} direction, which takes about {expected:.2g} samples")
-        verdict, bets = decide(choice, claim, mechanism.law.steps, rng, max_steps)
+        verdict, bets = decide(choice, claim, mechanism.dist.steps, rng, max_steps)
         log_scale, samples = choice.log_scale, bets.count if bets else 0
         said = {"verdict": verdict, "proposal": choice.name, "scale": math.exp(log_scale), "samples": samples}
         said["estimate"] = bets.estimate(math.exp(log_scale))[0] if bets else math.exp(log_scale)
@@ -637,24 +637,24 @@ def _direction(name: str, claim: Claim, mechanism: Mechanism, rng, max_steps: fl
 def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
     """Decide a plan's claim anew; {"verdict": .., "differences": [..], ..}, or raise NotCovered."""
     claim = _read_claim(data)
-    law = law_of(claim.scheme)
-    columns, rng = columns_of(claim.strategy, law), np.random.default_rng() if rng is None else rng
+    dist = distribution_of(claim.scheme)
+    columns, rng = columns_of(claim.strategy, dist), np.random.default_rng() if rng is None else rng
     differences, found = [], {}
     spent = claim.verified + claim.failure * (1 - claim.verified) + claim.reserved
     if not spent <= claim.delta * (1 + 1e-12):
         differences.append(f"the budget spends {spent!r} of delta {claim.delta!r}")
     if claim.dataset_size is not None:
-        size, most, rates = claim.dataset_size, claim.max_batch_size, law.tilted(np.zeros(law.steps))[1]
+        size, most, rates = claim.dataset_size, claim.max_batch_size, dist.tilted(np.zeros(dist.steps))[1]
         larger = float(special.betainc(most + 1, size - most, rates).sum()) if most < size else 0.0
         if not larger <= claim.reserved * (1 + 1e-6):
             differences.append(f"batches above {most}: probability {larger:.3g}, reserved {claim.reserved!r}")
     if claim.failure:
-        mechanism = Mechanism(law, columns, claim.sigma, claim.epsilon)
+        mechanism = Mechanism(dist, columns, claim.sigma, claim.epsilon)
         for name in DIRECTIONS:
             found[name], flaws = _direction(name, claim, mechanism, rng, max_steps)
             differences += flaws
     else:
-        ours = analytic_delta(claim, law)
+        ours = analytic_delta(claim, dist)
         found["bound"] = {"verdict": "certified" if ours <= claim.verified else "refuted", "delta": ours}
         if not (type(claim.bound) is float and ours * (1 - 2e-3) <= claim.bound <= claim.verified):
             differences.append(f"bound of {claim.accountant}: {claim.bound!r} stored, {ours!r} found")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import optax
 
 from jaxacct.common import validate as _validate
-from jaxacct.common.progress import somebody_watches, watch
+from jaxacct.common.progress import is_interactive, watch
 
 from .options import TrainOptions
 from .plans import read_plan
@@ -68,7 +68,7 @@ def fit(
     _validate.instance("options", options, TrainOptions, "a train.TrainOptions")
     procedure = procedure_of(plan)
     evaluate = None if evaluate is None else _in_numbers(evaluate)
-    show = options.progress is None and somebody_watches()
+    show = options.progress is None and is_interactive()
     if isinstance(options.progress, bool):
         options = replace(options, progress=None)
     request = Request(model, loss, data, optimizer, clip_norm, out, evaluate, options)

@@ -162,18 +162,18 @@ def _by_dp_accounting(event, count: int) -> list:
     kinds = (dp_event.MixtureOfGaussiansDpEvent, dp_event.TruncatedSubsampledGaussianDpEvent)
     if not isinstance(event, kinds):
         raise ValueError("dp-accounting's PLD accountant does not support it")
-    law = pld.privacy_loss_distribution
+    distribution = pld.privacy_loss_distribution
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         noise, sizes, chances = event.standard_deviation, event.sensitivities, event.sampling_probs
         if noise == 0:
             return _steps(dp_event.NonPrivateDpEvent(), count)
-        found = law.from_mixture_gaussian_mechanism(
+        found = distribution.from_mixture_gaussian_mechanism(
             noise, sizes, chances, value_discretization_interval=_PLD_INTERVAL
         )
     else:
         if event.noise_multiplier == 0:
             return _steps(dp_event.NonPrivateDpEvent(), count)
-        found = law.from_truncated_subsampled_gaussian_mechanism(
+        found = distribution.from_truncated_subsampled_gaussian_mechanism(
             event.dataset_size,
             event.sampling_probability,
             event.truncated_batch_size,

@@ -81,7 +81,7 @@ class Lattice:
 
 
 @dataclass(frozen=True, eq=False)
-class Law:
+class Distribution:
     """X on a lattice. `masses` are of X there; what is beyond it, on the side that weighs, is not in them."""
 
     masses: np.ndarray
@@ -103,9 +103,9 @@ def tails_of(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndar
     return scipy.special.ndtr(sign * z), scipy.special.ndtr(sign * (z - mu)), error
 
 
-def lattice_law(mu: float, lattice: Lattice, direction: str, side: int) -> Law:
-    """The law of X on the lattice: means of convex functions that rise ("remove") or fall ("add") in every X
-    are at least what they are for X itself (`side` 1), or at most (-1).
+def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int) -> Distribution:
+    """The distribution of X on the lattice: means of convex functions that rise ("remove") or fall ("add") in
+    every X are at least what they are for X itself (`side` 1), or at most (-1).
 
     Written for rising ones, by the tail T(x) = P(X >= x) and its mean over each cell; for falling ones it is
     the same with the order turned round and T(x) = P(X <= x).
@@ -139,7 +139,7 @@ def lattice_law(mu: float, lattice: Lattice, direction: str, side: int) -> Law:
         masses = beyond - np.append(beyond[1:], high[-1])
     masses = np.maximum(0.0, masses)
     outside = low[-1], high[-1], weighted[last] * (1 - error), weighted[last] * (1 + error)
-    return Law(masses if rising else masses[::-1].copy(), *map(float, outside))
+    return Distribution(masses if rising else masses[::-1].copy(), *map(float, outside))
 
 
 # -- Where a lattice should be: a rough model, on which only the width of the bounds hangs --------------

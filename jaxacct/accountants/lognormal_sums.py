@@ -5,8 +5,8 @@ With `f = (1/b) sum_j X_j` as in `lognormal_lattice`, S the sum and `alpha = e^e
     H(P, Q) = E_Q (S - alpha b)_+ / b,    H(Q, P) = (alpha / b) E_Q (b / alpha - S)_+:
 
 means of convex functions of a sum. Each X_j is moved to a lattice such that these means can only grow, or
-only shrink, to second order of its step; the law of the sum is one product of Fourier transforms, tilted to
-where the mean comes from. The bounds include what is cut off, what wraps around and every rounding
+only shrink, to second order of its step; the distribution of the sum is one product of Fourier transforms,
+tilted to where the mean comes from. The bounds include what is cut off, what wraps around and every rounding
 (proofs/random_allocation.md).
 """
 
@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxacct.accountants.lognormal_lattice import (
+    Distribution,
     Lattice,
-    Law,
     Mixture,
     Rough,
     above,
     highest,
-    lattice_law,
+    lattice_distribution,
     lowest,
     tails_of,
 )
@@ -85,13 +85,13 @@ class _Sums:
 
     mixture: Mixture
     lattice: Lattice
-    laws: tuple[Law, ...]
+    dists: tuple[Distribution, ...]
     firsts: tuple[np.ndarray, ...] | None
     """Masses of the X that is size-biased, not weighted yet; None where none is."""
 
     def log_masses(self, tilt: float) -> list[float]:
-        """ln sum e^{tilt x} mass(x) of each law."""
-        return [log_sum(tilt * self.lattice.places, law.masses) for law in self.laws]
+        """ln sum e^{tilt x} mass(x) of each distribution."""
+        return [log_sum(tilt * self.lattice.places, dist.masses) for dist in self.dists]
 
     def log_first(self, tilt: float) -> float:
         """ln sum_t (number_t / b) E[X_t e^{tilt X_t}], or 0 where none is size-biased."""
@@ -161,7 +161,7 @@ class _Tilted:
         lattice, phases = sums_of.lattice, sums_of.mixture.phases
         x, terms = lattice.places, lattice.terms
         logs = sums_of.log_masses(tilt)
-        masses = [tilted(law.masses, tilt * x - log) for law, log in zip(sums_of.laws, logs, strict=True)]
+        masses = [tilted(dist.masses, tilt * x - log) for dist, log in zip(sums_of.dists, logs, strict=True)]
         firsts = []
         if sums_of.firsts is not None:
             for part, first, log in zip(phases, sums_of.firsts, logs, strict=True):
@@ -237,18 +237,18 @@ def _remove_up_to(
 ) -> tuple[float, float]:
     """(counted on the lattice or in closed form, booked besides); their sum is the bound."""
     lattice = cut.lattice(points)
-    laws = tuple(lattice_law(part.mu, lattice, Direction.REMOVE, side) for part in mixture.phases)
-    firsts = tuple(law.masses for law in laws)
+    dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, side) for part in mixture.phases)
+    firsts = tuple(dist.masses for dist in dists)
     shares = [part.number / mixture.total for part in mixture.phases]
     weights = np.maximum(0.0, lattice.sums - threshold) / lattice.sums
     tilts = (0.0, cut.tilt) if cut.tilt > 0 else (0.0,)
     if side < 0:
         # Where the size-biased X is beyond the lattice, 1 - K / S is at least 1 - K / X; others are left out.
-        low, _ = _Sums(mixture, lattice, laws, firsts).mean(weights, tilts, cut.steep)
-        tails = [law.least_weighted - threshold * law.most_beyond for law in laws]
+        low, _ = _Sums(mixture, lattice, dists, firsts).mean(weights, tilts, cut.steep)
+        tails = [dist.least_weighted - threshold * dist.most_beyond for dist in dists]
         beyond = sum(share * max(0.0, tail) for share, tail in zip(shares, tails, strict=True))
         return low + beyond * (1 - 1e-12), 0.0
-    sums = _Sums(mixture, lattice, laws, firsts)
+    sums = _Sums(mixture, lattice, dists, firsts)
     _, high = sums.mean(weights, tilts, cut.steep)
     beyond, booked = _beyond(sums, np.array([threshold]))
     wrapped = math.exp(min(0.0, sums.log_wrapped(0.0, cut.steep)))
@@ -257,17 +257,17 @@ def _remove_up_to(
 
 def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
     """Return upper bounds on the parts of the remove direction with X, or another, beyond the lattice."""
-    mixture, laws, places = sums.mixture, sums.laws, sums.lattice.places
+    mixture, dists, places = sums.mixture, sums.dists, sums.lattice.places
     top = float(places[-1])
     # Beyond K, 1 - K / S is concave in the sum of the others: with their mean it is at most
     # 1 - (K / X) (1 - mean / X).
-    each = max(float(law.masses @ places) + law.most_weighted for law in laws)
+    each = max(float(dist.masses @ places) + dist.most_weighted for dist in dists)
     less = np.where(top > thresholds, thresholds * max(0.0, 1 - mixture.terms * each * (1 + 1e-9) / top), 0.0)
     beyond, others = np.zeros(thresholds.size), 0.0
-    for part, law in zip(mixture.phases, laws, strict=True):
-        tail = np.maximum(0.0, law.most_weighted - less * law.least_beyond)
+    for part, dist in zip(mixture.phases, dists, strict=True):
+        tail = np.maximum(0.0, dist.most_weighted - less * dist.least_beyond)
         beyond += part.number / mixture.total * tail
-        others += part.number * law.most_beyond
+        others += part.number * dist.most_beyond
     # A size-biased X on the lattice has the mass E X^, 1 but for rounding.
     return beyond * (1 + 1e-9), others * max(1.0, each) * (1 + 1e-9)
 
@@ -321,14 +321,14 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     step = (threshold - terms * low) / (points // 4 - 8)
     top = min(highest(mixture, -1), threshold - (terms - 1) * low)
     lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
-    laws = tuple(lattice_law(part.mu, lattice, Direction.ADD, side) for part in mixture.phases)
+    dists = tuple(lattice_distribution(part.mu, lattice, Direction.ADD, side) for part in mixture.phases)
     rough = Rough.of(mixture, float(lattice.places[-1]))
     tilt, steep = min(0.0, rough.tilt_to(threshold)), rough.tilt_to(lattice.end)
     weights = np.maximum(0.0, threshold - lattice.sums) * (math.exp(epsilon) / mixture.total)
-    bounds = _Sums(mixture, lattice, laws, None).mean(weights, (0.0, tilt), steep)
+    bounds = _Sums(mixture, lattice, dists, None).mean(weights, (0.0, tilt), steep)
     if side < 0:
         return min(1.0, bounds[0])
-    beyond = sum(part.number * law.most_beyond for part, law in zip(mixture.phases, laws, strict=True))
+    beyond = sum(part.number * dist.most_beyond for part, dist in zip(mixture.phases, dists, strict=True))
     return min(1.0, bounds[1] + beyond * (1 + 1e-9))
 
 
@@ -365,8 +365,8 @@ def _remove_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
     furthest = 0.4 * _MOST_POINTS * _table_step(mixture)
     cut = _Cut.at(mixture, float(thresholds[0]), _TABLE_CUT, furthest)
     lattice = cut.lattice(_table_points(mixture, cut.top + cut.rest))
-    laws = tuple(lattice_law(part.mu, lattice, Direction.REMOVE, 1) for part in mixture.phases)
-    found = _Sums(mixture, lattice, laws, tuple(law.masses for law in laws))
+    dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, 1) for part in mixture.phases)
+    found = _Sums(mixture, lattice, dists, tuple(dist.masses for dist in dists))
     masses, error = found.all_masses(cut.steep)
     places = lattice.sums
     start = np.searchsorted(places, thresholds)
@@ -390,11 +390,11 @@ def _add_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
     step = (end - terms * low) / (points - 4)
     top = min(highest(mixture, -1), most)
     lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
-    laws = tuple(lattice_law(part.mu, lattice, Direction.ADD, 1) for part in mixture.phases)
-    masses, error = _Sums(mixture, lattice, laws, None).all_masses(0.0)
+    dists = tuple(lattice_distribution(part.mu, lattice, Direction.ADD, 1) for part in mixture.phases)
+    masses, error = _Sums(mixture, lattice, dists, None).all_masses(0.0)
     start = np.searchsorted(lattice.sums, thresholds)
     below = np.append(0.0, np.cumsum(masses))[start]
     means = np.append(0.0, np.cumsum(masses * lattice.sums))[start]
     counted = below - means / thresholds
-    beyond = sum(part.number * law.most_beyond for part, law in zip(mixture.phases, laws, strict=True))
+    beyond = sum(part.number * dist.most_beyond for part, dist in zip(mixture.phases, dists, strict=True))
     return np.maximum(counted, 0.0) * (1 + error) + error + beyond * (1 + 1e-9)

@@ -1,9 +1,9 @@
 """Redrawn bins (C = I): one participation an epoch, at a fresh uniform step of each epoch, without samples.
 
-Within an epoch `f = P/Q` is the mean of independent lognormals (`lognormal_sums`). A lattice law larger in
-convex order bounds both divergences of one epoch at a table of epsilons; the largest convex functions below
-these bounds are the divergences of a pair that dominates the epoch, and epochs are independent, so that pairs
-compose (proofs/random_allocation.md, section 7).
+Within an epoch `f = P/Q` is the mean of independent lognormals (`lognormal_sums`). A lattice distribution
+larger in convex order bounds both divergences of one epoch at a table of epsilons; the largest convex
+functions below these bounds are the divergences of a pair that dominates the epoch, and epochs are
+independent, so that pairs compose (proofs/random_allocation.md, section 7).
 """
 
 import functools

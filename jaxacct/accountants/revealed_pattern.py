@@ -1,7 +1,7 @@
 """All participations revealed: a deterministic bound for every scheme, and for algorithm 3 on every graph.
 
 Given the participations the outputs are those of a Gaussian mechanism with sensitivity `|C x|`, x the
-unit's counts. Participations have the same law with and without the unit, so by
+unit's counts. Participations have the same distribution with and without the unit, so by
 joint convexity, in both directions,
 
     H <= E_x delta_Gauss(epsilon; |C x| / sigma)                    (proofs/shared_examples.md, theorem 6).
@@ -35,7 +35,7 @@ def participation_tail(timing: BMinSep) -> np.ndarray:
     j = np.arange(1, timing.max_participations + 1)
     starts = np.exp(timing.start_log_weights()) if timing.warm_start else np.ones(1)
     left = n - 1 - (j[:, None] - 1) * b - np.arange(starts.size)
-    # Of the negative binomial law, as `scipy.stats` has it, which takes a third of a second to load.
+    # Of the negative binomial distribution, as `scipy.stats` has it, which takes a third of a second to load.
     by_then = scipy.special.betainc(j[:, None], np.maximum(left, 0) + 1, p)
     return (by_then * (left >= 0)) @ starts
 
@@ -49,7 +49,7 @@ class RevealedPattern(Accountant):
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
         if mechanism.scheme.revealed_counts is None:
-            return "the law of its participations is not known"
+            return "the distribution of its participations is not known"
         if compose_with is not None:
             return "nothing is composed with it"
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
@@ -73,14 +73,14 @@ def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -
     k = len(weights)
     if most * most * k**4 > _MOST_CELLS:
         return gaussian_deltas(epsilon, sigma, k * np.sqrt(np.arange(1, most + 1)))
-    squares = np.zeros(k * k + 1)  # the law of one squared count
+    squares = np.zeros(k * k + 1)  # the distribution of one squared count
     squares[np.arange(1, k + 1) ** 2] = weights
     lengths = np.sqrt(np.arange(1, most * k * k + 1))
     deltas = np.append(0.0, gaussian_deltas(epsilon, sigma, lengths))
-    law, means = np.ones(1), []
+    distribution, means = np.ones(1), []
     for _ in range(most):
-        law = np.convolve(law, squares)
-        means.append(law @ deltas[: law.size])
+        distribution = np.convolve(distribution, squares)
+        means.append(distribution @ deltas[: distribution.size])
     return np.maximum.accumulate(np.array(means))
 
 

@@ -25,7 +25,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
     """Upper bound on what cutting batches adds to delta(epsilon), for a mechanism that `covers` accepts.
 
     Args:
-      scheme: who is sampled when; a cut example stays barred.
+      scheme: who is sampled when; a cut example stays locked out.
       epsilon: natural log.
       dataset_size: number of examples |D|.
       max_batch_size: larger batches are cut to it by a uniformly random subset.

@@ -56,7 +56,7 @@ class Search:
     """(noise multiplier, direction) -> (blocks, counts) of its pilot so far."""
     planned: dict = dataclasses.field(default_factory=dict)
     """noise multiplier -> the extrapolation of its add direction, or None."""
-    laws: dict = dataclasses.field(default_factory=dict)
+    distributions: dict = dataclasses.field(default_factory=dict)
     """(noise multiplier, direction) -> (name of its proposal, threshold of the mean term)."""
 
     def covered(self, mechanism: Mechanism) -> bool:
@@ -132,7 +132,7 @@ class Search:
         )
         alone = smallest_where(fits, begin, fallback)
         assert alone is not None  # it holds at the fallback
-        if alone == fallback or not self.laws:
+        if alone == fallback or not self.distributions:
             return alone, int(limit)
 
         def fits_by_trend(exponent: int) -> bool:
@@ -190,7 +190,7 @@ class Search:
         def drawn(chosen: Proposal, theta: float) -> float:
             if draws_for < math.inf and not (theta > 0 and _fewest(theta, self.target.budget) <= draws_for):
                 return math.inf
-            self.laws[noise_multiplier, chosen.direction] = chosen.name, theta
+            self.distributions[noise_multiplier, chosen.direction] = chosen.name, theta
             stream = randomness.stream_key(
                 self.stream(chosen.mechanism), SearchStream(Direction(chosen.direction).place)
             )
@@ -217,8 +217,8 @@ class Search:
 
         Infinite where the pilots do not suffice.
         """
-        most = 0.0 if self.laws else math.inf
-        for direction in dict.fromkeys(direction for _, direction in self.laws):
+        most = 0.0 if self.distributions else math.inf
+        for direction in dict.fromkeys(direction for _, direction in self.distributions):
             near = [pilot for _, pilot in self._near(noise_multiplier, direction)]
             if not near:
                 return math.inf
@@ -230,7 +230,7 @@ class Search:
     def _near(self, noise_multiplier: float, direction: str) -> list[tuple[str, Pilot]]:
         """Return (name of its proposal, pilot) of the nearby noise multipliers."""
         log_noise, found = math.log(noise_multiplier), []
-        for (noise, of), (name, theta) in self.laws.items():
+        for (noise, of), (name, theta) in self.distributions.items():
             if of == direction and abs(math.log(noise) - log_noise) <= NEARBY and (noise, of) in self.seen:
                 found.append((name, Pilot(math.log(noise), theta, self.seen[noise, of][1])))
         return found

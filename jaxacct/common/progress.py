@@ -22,7 +22,7 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
       enabled: True for the bar, False for nothing; by default what suits the output.
       unit: what is counted.
     """
-    has_bar = enabled or (enabled is None and somebody_watches())
+    has_bar = enabled or (enabled is None and is_interactive())
     if _in_notebook() and importlib.util.find_spec("ipywidgets") is None:
         has_bar = False  # rich would warn in every cell that it needs them
     if enabled is False:
@@ -103,7 +103,7 @@ def describe(done: int, expected: float, rate: float, unit: str = "samples") -> 
     return text
 
 
-def somebody_watches() -> bool:
+def is_interactive() -> bool:
     """Return whether standard error is a terminal, or this a cell of a notebook."""
     return sys.stderr.isatty() or _in_notebook()
 

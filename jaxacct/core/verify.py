@@ -230,11 +230,11 @@ def draw(
 def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint, progress) -> Mean:
     of, proposal = run.of, run.of.proposal
     direction, margin = proposal.direction, of.margin
-    name, law = f"{direction}-{job[:16]}", proposal.drawn_law | {"margin": margin}
-    state: dict[str, Any] | None = _kept(checkpoint, name, law)
+    name, metadata = f"{direction}-{job[:16]}", proposal.draw_metadata | {"margin": margin}
+    state: dict[str, Any] | None = _kept(checkpoint, name, metadata)
     if state is None:
         bets, weights = ((), ()) if stop.rule == "fixed" else pilot_bets(of, run_key)
-        state = {"law": law, "bets": list(bets), "weights": list(weights), "blocks": 0}
+        state = {"law": metadata, "bets": list(bets), "weights": list(weights), "blocks": 0}
         state |= {"terms": [], "losses": []}
     bets, weights = tuple(state["bets"]), tuple(state["weights"])
     stream = base.direction_key(run_key, direction)
@@ -279,12 +279,12 @@ def _draw_line(
     from jaxacct.proposals.families.extrapolation import margin_of_line
 
     name = f"add-line-{job[:16]}"
-    law = {"near": line.near_distance, "far": line.far_distance, "log_scale": line.log_scale}
-    law |= {"margin": margin_of_line(line)}
+    metadata = {"near": line.near_distance, "far": line.far_distance, "log_scale": line.log_scale}
+    metadata |= {"margin": margin_of_line(line)}
 
     def keep(state):
         if checkpoint:
-            checkpoint.save(name, state | {"law": law})
+            checkpoint.save(name, state | {"law": metadata})
         if progress:
             drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
             progress("add (line)", drawn, max(drawn, run.predicted))
@@ -295,12 +295,12 @@ def _draw_line(
         level,
         randomness.stream_key(run_key, Stream.EXTRAPOLATION),
         stop.max_samples,
-        kept=_kept(checkpoint, name, law),
+        kept=_kept(checkpoint, name, metadata),
         keep=keep,
     )
 
 
-def _kept(checkpoint: Checkpoint | None, name: str, law: dict) -> dict | None:
+def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | None:
     """Return the state kept under that name, None where there is none.
 
     Terms are in units of the scale of the proposal that they were drawn from. Another version, or another
@@ -310,7 +310,7 @@ def _kept(checkpoint: Checkpoint | None, name: str, law: dict) -> dict | None:
       ValueError: for samples of another proposal, or of one that is missing.
     """
     state = checkpoint.load(name) if checkpoint else None
-    if state is not None and (flaws := differences(state.get("law"), law, "the proposal")):
+    if state is not None and (flaws := differences(state.get("law"), metadata, "the proposal")):
         raise ValueError(f"checkpoint_dir must be another one: in {name}.json {flaws[0]}")
     return state
 

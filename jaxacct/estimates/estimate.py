@@ -28,8 +28,8 @@ from jaxacct.statistics.hockey_stick import Direction
 _SMALLEST_DELTA = 1e-12
 # The delta of which a thousandth may be left out of a composed profile, where it is delta that is asked for.
 _COMPOSED_DELTA = 1e-9
-# Laws for an epsilon that is yet to be found: draws of up to so many pilots, in streams of their own, until
-# epsilon moves by less than a fiftieth.
+# Distributions for an epsilon that is yet to be found: draws of up to so many pilots, in streams of their
+# own, until epsilon moves by less than a fiftieth.
 _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
 _LARGEST_EPSILON = 1e9
 # Draws of a bound are for divergences below this; larger ones plain draws of the mechanism itself may see.
@@ -51,7 +51,7 @@ class Estimate:
         strategy that is not banded, cuts drawn independently); the value is then that of the bound.
       confidence: its coverage.
       directions: the estimate of each direction.
-      proposals: the law each direction was drawn from.
+      proposals: the distribution each direction was drawn from.
       num_samples: draws a direction, without those of a line in the add direction; 0 where an accountant
         knows both ends without a draw, `proposals` then naming it.
     """
@@ -86,7 +86,8 @@ def estimate_delta(
       key: JAX key; from the operating system by default.
       confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds). Where
         the add direction's draws see nothing, as many draws again bound it from two common events.
-      proposal: "plain" to draw from the mechanism itself; by default the law with the smallest scale.
+      proposal: "plain" to draw from the mechanism itself; by default the distribution with the smallest
+        scale.
       compose_with: a dp-accounting `DpEvent` to compose with.
       progress: called with (what, samples done, samples expected).
     """
@@ -114,7 +115,7 @@ def estimate_delta(
         draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
         at = np.array([epsilon])
         found[direction] = interval.bands_of_both(chosen, below, at, draw, share, profile)[:, 0]
-    if has_line and sees_nothing(found[Direction.REMOVE], found[Direction.ADD]):
+    if has_line and is_uninformative(found[Direction.REMOVE], found[Direction.ADD]):
         most = line_bounds(mechanism, np.array([epsilon]), num_samples, risk / 2, key, composed, progress)
         names[Direction.ADD] += f", {EXTRAPOLATED}" if most[0] < found[Direction.ADD][2] else ""
         found[Direction.ADD] = np.minimum(found[Direction.ADD], most[0])
@@ -143,10 +144,10 @@ def estimate_epsilon(
 ) -> Estimate:
     """Estimate the smallest epsilon with delta(epsilon) <= delta, both directions.
 
-    The interval inverts that of `estimate_delta` on draws of a law made for an epsilon near the answer, which
-    small draws of their own find; it is valid at any sample size. Its upper end is never above what holds
-    without a draw: where the scale of a law is below delta, or with the participation pattern revealed. Where
-    the draws do not reach down to delta that is the upper end, and the value as well.
+    The interval inverts that of `estimate_delta` on draws of a distribution made for an epsilon near the
+    answer, which small draws of their own find; it is valid at any sample size. Its upper end is never above
+    what holds without a draw: where the scale of a distribution is below delta, or with the participation
+    pattern revealed. Where the draws do not reach down to delta that is the upper end, and the value as well.
 
     Args:
       mechanism: the mechanism.
@@ -167,7 +168,7 @@ def estimate_epsilon(
     values, lows, highs, names = {}, {}, {}, {}
     for direction in DIRECTIONS:
         most = proven_epsilon(mechanism, direction, delta)
-        chosen, anchor = _law_near(mechanism, direction, delta, most, key)
+        chosen, anchor = _distribution_near(mechanism, direction, delta, most, key)
         names[direction] = chosen.name
         draws = _all_draws(chosen, key, num_samples, progress)
         has_line = direction == Direction.ADD and supports(mechanism)
@@ -271,7 +272,7 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
     most = unamplified.epsilon_at(mechanism, delta)
 
     def is_below(epsilon):
-        return _law_at(mechanism, epsilon, direction, delta).log_scale <= math.log(delta)
+        return _distribution_at(mechanism, epsilon, direction, delta).log_scale <= math.log(delta)
 
     if most == 0 or (most < math.inf and not is_below(most)):
         return most
@@ -285,23 +286,26 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
     return interval.last_true(lambda epsilon: not is_below(epsilon), low, high, _COARSE)[1]
 
 
-def _law_near(mechanism: Mechanism, direction: str, delta: float, most: float, key) -> tuple[Proposal, float]:
-    """A law for this direction's answer, and the epsilon that it is made for, somewhat below the answer.
+def _distribution_near(
+    mechanism: Mechanism, direction: str, delta: float, most: float, key
+) -> tuple[Proposal, float]:
+    """A distribution for this direction's answer, and the epsilon that it is made for, somewhat below the
+    answer.
 
     Found by small draws of their own: only the width of the interval hangs on them.
     """
     anchor = 0.95 * most if most < math.inf else 1.0
     for pilot in range(_PILOTS):
-        chosen = _law_at(mechanism, anchor, direction, delta)
+        chosen = _distribution_at(mechanism, anchor, direction, delta)
         pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
         draws = _all_draws(chosen, pilot_key, _PILOT_SAMPLES)
         before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta), most)
         if abs(anchor - before) <= _COARSE * before:
             break
-    return _law_at(mechanism, anchor, direction, delta), anchor
+    return _distribution_at(mechanism, anchor, direction, delta), anchor
 
 
-def _law_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) -> Proposal:
+def _distribution_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) -> Proposal:
     """The proposal with the smallest scale at `epsilon`, of those that are drawn well enough for `delta`."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(delta))
     # In logs: a scale may be beyond float64.
@@ -322,7 +326,7 @@ def _samples_for(delta: float):
     return samples_needed
 
 
-def sees_nothing(remove: np.ndarray, add: np.ndarray) -> np.ndarray:
+def is_uninformative(remove: np.ndarray, add: np.ndarray) -> np.ndarray:
     """Where draws of the add direction that see nothing keep the upper end up.
 
     Args:

@@ -1,8 +1,10 @@
 """Confidence intervals of a divergence from draws of a proposal, and of the epsilon that has a given one.
 
-Rounding of float32 losses and errors of the drawn law are in all of them (proofs/derivations.md section 5).
+Rounding of float32 losses and errors of the drawn distribution are in all of them (proofs/derivations.md
+section 5).
 
-A law that is good at one epsilon serves all larger ones: its weighted terms `w (1 - e^{epsilon - L})_+` (add
+A distribution that is good at one epsilon serves all larger ones: its weighted terms
+`w (1 - e^{epsilon - L})_+` (add
 direction: `epsilon + L`) only fall with epsilon, so its scale still bounds them, and it covers where they are
 positive. At smaller ones its terms, cut at the scale, have too small a mean, so a lower bound stays one.
 """
@@ -45,7 +47,8 @@ def bands(
     """(3, points): lower, estimate, upper of the divergence; each interval is wrong with probability <= q.
 
     Args:
-      chosen: its scale has to hold at every point: replicas, plain draws, or a law made for the first point.
+      chosen: its scale has to hold at every point: replicas, plain draws, or a distribution made for the
+        first point.
       grid: (points,) epsilons, ascending, natural logs.
       parts: iterable of the draws of `chosen`, in batches.
       q: in (0, 1).
@@ -149,7 +152,7 @@ def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: f
     with epsilon; so the draws may be used at every epsilon at no cost in q.
 
     Args:
-      chosen: the law of the draws, made for `anchor`; chosen without looking at them.
+      chosen: the sampling distribution, made for `anchor`; chosen without looking at them.
       draws: all of them.
 
     Returns a natural log, infinite where the draws do not say.
@@ -185,7 +188,7 @@ def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float)
 
 
 def _booked(chosen: Proposal) -> tuple[float, float, float]:
-    """(nats, relative error, total variation) of arithmetic and of the drawn law."""
+    """(nats, relative error, total variation) of arithmetic and of the drawn distribution."""
     lines = budget_lines(chosen, _DELTA)
     return total(lines, "epsilon"), total(lines, "relative"), total(lines, "total variation")
 

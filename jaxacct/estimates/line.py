@@ -1,7 +1,7 @@
 """Upper bounds on the add direction where draws of it see nothing: by the line through two common events.
 
-Estimates and verification share the theorem and the laws (`jaxacct.proposals.families.extrapolation`,
-proofs/add_direction.md, section 4).
+Estimates and verification share the theorem and the distributions
+(`jaxacct.proposals.families.extrapolation`, proofs/add_direction.md, section 4).
 """
 
 import math
@@ -45,7 +45,7 @@ def line_bounds(
 
     Args:
       epsilons: natural logs, ascending; where nothing is composed none at which H(Q, P) is exactly zero.
-      num_samples: of all laws together, rounded up to whole blocks.
+      num_samples: of all distributions together, rounded up to whole blocks.
       key: of the estimate; streams of their own are taken from it.
     """
     best, open_ = np.ones(len(epsilons)), np.ones(len(epsilons), bool)
@@ -72,16 +72,16 @@ def line_bounds(
 
 
 def _bounds(lines: list[Extrapolation], blocks: int, q: float, key, progress: Progress | None) -> np.ndarray:
-    """The bounds of lines of the same two laws, which are drawn once."""
+    """The bounds of lines of the same two distributions, which are drawn once."""
     first = lines[0]
     margin = margin_of_line(first)
     stream = randomness.stream_key(key, Stream.EXTRAPOLATION)
     counts = np.zeros((2, len(lines), len(bounds.TERM_EDGES)), np.int64)
-    for law, (drawn_from, rounded) in enumerate(((first.near, margin), (first.far, -margin))):
-        parts = base.draw_in_batches(drawn_from, randomness.stream_key(stream, law), 0, blocks)
+    for distribution, (drawn_from, rounded) in enumerate(((first.near, margin), (first.far, -margin))):
+        parts = base.draw_in_batches(drawn_from, randomness.stream_key(stream, distribution), 0, blocks)
         for draws in in_large_parts(parts):
             for i, line in enumerate(lines):
-                counts[law, i] += bounds.bin_terms(line.terms(draws, rounded))
+                counts[distribution, i] += bounds.bin_terms(line.terms(draws, rounded))
             if progress:
                 progress("estimate add (extrapolated)", int(counts[:, 0].sum()), 2 * blocks * BLOCK_SIZE)
     near = [bounds.upper_confidence_bound(one, q / 2) for one in counts[0]]

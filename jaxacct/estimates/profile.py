@@ -11,7 +11,13 @@ from jaxacct.accountants import Accountant, analytic
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
-from jaxacct.estimates.estimate import EXTRAPOLATED, best_proposal, composition_of, draw_samples, sees_nothing
+from jaxacct.estimates.estimate import (
+    EXTRAPOLATED,
+    best_proposal,
+    composition_of,
+    draw_samples,
+    is_uninformative,
+)
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, checked
@@ -24,8 +30,8 @@ from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 
 # An accountant that knows both ends takes half a second a point; of more points draws are sooner done.
 _COMPUTED_POINTS = 16
-# For one direction, where a law serves the points from one on.
-_MOST_LAWS = 4
+# For one direction, where a distribution serves the points from one on.
+_MAX_PROPOSALS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +48,7 @@ class Profile:
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
       confidence: of both directions and all points together.
       num_samples: draws a direction; 0 where an accountant knows both ends, `proposals` then naming it.
-      proposals: the law each direction was drawn from.
+      proposals: the distribution each direction was drawn from.
     """
 
     epsilons: np.ndarray
@@ -67,20 +73,21 @@ def privacy_profile(
 ) -> Profile:
     """The profile on a grid of epsilon from draws of its own.
 
-    Rounding of float32 losses and errors of the drawn laws are in the bands (proofs/derivations.md section
-    5). They are confidence bounds on delta, not a plan: `calibrate` books its failure probability in delta.
+    Rounding of float32 losses and errors of the drawn distributions are in the bands (proofs/derivations.md
+    section 5). They are confidence bounds on delta, not a plan: `calibrate` books its failure probability in
+    delta.
 
     The remove direction uses replicas and resolves small deltas. The add direction is drawn plainly, until it
     is exactly zero; where that sees nothing, as many draws again bound it from two common events, where the
     mechanism has one Gaussian without participation (`proposals.extrapolation.supports`). Where losses are
-    bounds it is drawn from the laws that `calibrate` has, made for up to four of the points, `num_samples`
-    each. Elsewhere its upper band ends near 10 / num_samples.
+    bounds it is drawn from the distributions that `calibrate` has, made for up to four of the points,
+    `num_samples` each. Elsewhere its upper band ends near 10 / num_samples.
 
     Balls-in-bins with one band (C = I) needs no draw: at up to 16 points an accountant knows both ends.
 
     Args:
       epsilons: at least one, each at least 0, ascending.
-      num_samples: draws of each law.
+      num_samples: draws of each distribution.
       confidence: in (0, 1), of all bands together.
       compose_with: a dp-accounting `DpEvent`, for the profile of both together. Nothing is known from below
         then, as its own profile is a bound.
@@ -115,11 +122,14 @@ def privacy_profile(
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
     for direction in DIRECTIONS:
         share = q / 2 if direction == Direction.ADD and supports(mechanism) else q
-        laws = _laws(mechanism, direction, grid, composed)
-        names[direction] = ", ".join(dict.fromkeys(law.name for law, _ in laws))
-        parts = [_bands(law, points, share, draw, other, composed) for law, points in laws]
+        distributions = _distributions(mechanism, direction, grid, composed)
+        names[direction] = ", ".join(dict.fromkeys(distribution.name for distribution, _ in distributions))
+        parts = [
+            _bands(distribution, points, share, draw, other, composed)
+            for distribution, points in distributions
+        ]
         found[direction] = np.concatenate(parts, axis=1)
-    wide = sees_nothing(found[Direction.REMOVE], found[Direction.ADD])
+    wide = is_uninformative(found[Direction.REMOVE], found[Direction.ADD])
     if wide.any():
         upper = found[Direction.ADD][2]
         most = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
@@ -160,13 +170,13 @@ def _chosen(mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Co
     return chosen
 
 
-def _laws(
+def _distributions(
     mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None
 ) -> list[tuple[Proposal, np.ndarray]]:
-    """Laws, each with the points it serves: one for all, or some that are made for the first of theirs."""
+    """Return proposals, each with the points it serves: one for all, or several, made for their first."""
     if direction == Direction.REMOVE or composed is not None or not mechanism.is_upper_bound:
         return [(_chosen(mechanism, direction, grid, composed), grid)]
-    starts = np.unique(np.arange(_MOST_LAWS) * len(grid) // _MOST_LAWS)
+    starts = np.unique(np.arange(_MAX_PROPOSALS) * len(grid) // _MAX_PROPOSALS)
     return [
         (best_proposal(mechanism, float(points[0]), direction, None, None), points)
         for points in np.split(grid, starts[1:])

@@ -18,7 +18,7 @@ from scipy import fft
 
 from jaxacct.common import validate as _validate
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
-from jaxacct.statistics.subsampled_gaussian import grid_law
+from jaxacct.statistics.subsampled_gaussian import grid_distribution
 
 _UNIT = 2.0**-52
 # Orders at which wrapped mass is bounded.
@@ -72,10 +72,11 @@ class FourierAccountant:
         return self.step * (np.arange(self.num_points) - self.num_points // 2)
 
     @functools.cached_property
-    def _laws(self):
+    def _distributions(self):
         return {
             direction: [
-                grid_law(self.sampling_probability, sigma, self.grid, direction) for sigma in self.sigmas
+                grid_distribution(self.sampling_probability, sigma, self.grid, direction)
+                for sigma in self.sigmas
             ]
             for direction in DIRECTIONS
         }
@@ -84,8 +85,8 @@ class FourierAccountant:
     def _spectra(self) -> dict[Direction, tuple[np.ndarray, np.ndarray]]:
         """(buckets, n/2 + 1) logarithms of size, and phases, of the transforms; the origin is at index 0."""
         found = {}
-        for direction, laws in self._laws.items():
-            spectra = [fft.rfft(fft.ifftshift(law.masses)) for law in laws]
+        for direction, distributions in self._distributions.items():
+            spectra = [fft.rfft(fft.ifftshift(distribution.masses)) for distribution in distributions]
             with np.errstate(divide="ignore"):
                 logs = np.log(np.array(spectra))
             # A transform that is exactly 0 has the logarithm -inf; 0 times that must not become NaN.
@@ -94,21 +95,21 @@ class FourierAccountant:
 
     @functools.cached_property
     def _norms(self) -> dict[str, np.ndarray]:
-        """(buckets,): 2-norms of the laws on the grid."""
+        """(buckets,): 2-norms of the distributions on the grid."""
         return {
-            direction: np.array([np.linalg.norm(law.masses) for law in laws])
-            for direction, laws in self._laws.items()
+            direction: np.array([np.linalg.norm(distribution.masses) for distribution in distributions])
+            for direction, distributions in self._distributions.items()
         }
 
     @functools.cached_property
     def _tilted(self) -> dict[Direction, np.ndarray]:
-        """(buckets, tilts): ln of the moment generating function of each law on the grid."""
+        """(buckets, tilts): ln of the moment generating function of each distribution on the grid."""
         found = {}
-        for direction, laws in self._laws.items():
+        for direction, distributions in self._distributions.items():
             rows = []
-            for law in laws:
-                inside = law.masses > 0
-                exponents = np.multiply.outer(_TILTS, self.grid[inside]) + np.log(law.masses[inside])
+            for distribution in distributions:
+                inside = distribution.masses > 0
+                exponents = np.multiply.outer(_TILTS, self.grid[inside]) + np.log(distribution.masses[inside])
                 top = exponents.max(axis=1)
                 rows.append(top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
             found[direction] = np.stack(rows)
@@ -143,17 +144,19 @@ class FourierAccountant:
         counts = self._checked(counts)
         n, rows = self.num_points, []
         for direction in DIRECTIONS:
-            laws = self._laws[direction]
+            distributions = self._distributions[direction]
             with np.errstate(divide="ignore"):
-                infinite = -np.expm1(counts @ np.log1p([-law.infinite for law in laws]))
+                infinite = -np.expm1(
+                    counts @ np.log1p([-distribution.infinite for distribution in distributions])
+                )
             exponents = counts @ self._tilted[direction] - _TILTS * (self.half_width - self.step)
             wrapped = np.exp(np.minimum(0.0, exponents.min(axis=1)))
-            cells = counts @ np.array([law.error for law in laws])
+            cells = counts @ np.array([distribution.error for distribution in distributions])
             # |F_b| <= 1, each off by at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms, product
             # and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n) |a_b|_2;
             # one more transform or inner product of the result, and running sums over the grid.
             norms = np.sqrt(n) * self._norms[direction]
-            each = (7 * math.log2(n) + 64 + 8 * len(laws)) * _UNIT
+            each = (7 * math.log2(n) + 64 + 8 * len(distributions)) * _UNIT
             spectral = each * (counts @ norms + norms.max())
             rows.append(infinite + wrapped + cells + spectral + 4 * n * _UNIT)
         return np.stack(rows)

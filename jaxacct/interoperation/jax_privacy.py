@@ -1,4 +1,4 @@
-"""Schemes and matrices from and to jax-privacy: the laws that both have, and no others.
+"""Schemes and matrices from and to jax-privacy: the distributions that both have, and no others.
 
 Its samplers draw from NumPy generators and its noise is float32: a certificate covers neither seeds that
 somebody knows nor the low bits of such noise (proofs/released_numbers.md).
@@ -15,13 +15,13 @@ from jaxacct.strategies import BandedToeplitz
 
 
 def batch_selection(scheme: Scheme) -> Any:
-    """The `jax_privacy.batch_selection` strategy that draws batches by the law of a scheme.
+    """The `jax_privacy.batch_selection` strategy that draws batches by the distribution of a scheme.
 
     Raises:
       ValueError: for a scheme that jax-privacy has no sampler for, or where it is not installed.
     """
     module = _module()
-    writers = {name: write for name, (_, write, _) in _laws(module).items()}
+    writers = {name: write for name, (_, write, _) in _distributions(module).items()}
     name = getattr(scheme, "name", None)
     if name not in writers:
         raise ValueError(f"scheme must be one of {', '.join(writers)} for jax-privacy, was {name}")
@@ -29,21 +29,22 @@ def batch_selection(scheme: Scheme) -> Any:
 
 
 def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
-    """The scheme whose law a `jax_privacy.batch_selection` strategy draws by.
+    """The scheme whose distribution a `jax_privacy.batch_selection` strategy draws by.
 
     Args:
       selection: the strategy.
       dataset_size: how many examples, for truncated batches.
 
     Raises:
-      ValueError: for a law that no scheme here has. A cycle of more than one part that splits the examples
-        evenly (`PartitionType.EQUAL_SPLIT`) is one: who is in the other parts tells where an example is.
+      ValueError: for a distribution that no scheme here has. A cycle of more than one part that splits the
+        examples evenly (`PartitionType.EQUAL_SPLIT`) is one: who is in the other parts tells where an example
+        is.
     """
     module = _module()
-    for kind, _, read in _laws(module).values():
+    for kind, _, read in _distributions(module).values():
         if type(selection) is kind:
             return read(selection, dataset_size)
-    known = sorted({kind.__name__ for kind, _, _ in _laws(module).values()})
+    known = sorted({kind.__name__ for kind, _, _ in _distributions(module).values()})
     raise ValueError(f"selection must be one of {', '.join(known)}, was {type(selection).__name__}")
 
 
@@ -73,7 +74,7 @@ def _module():
     return module
 
 
-def _laws(module) -> dict:
+def _distributions(module) -> dict:
     """Name of a scheme -> (class of jax-privacy, scheme -> selection, (selection, size) -> scheme)."""
     cyclic, independent = module.CyclicPoissonSampling, module.PartitionType.INDEPENDENT
 
@@ -95,7 +96,7 @@ def _laws(module) -> dict:
 
     def write_b_min_sep(scheme):
         p, n, b = scheme.sampling_probability, scheme.iterations, scheme.min_separation
-        # Without barring both starts are one law, and jax-privacy fails to make the warm one.
+        # Without barring both starts are one distribution, and jax-privacy fails to make the warm one.
         return module.BMinSepSampling(p, n, b, scheme.warm_start and b > 1, scheme.batch_size_cap)
 
     def read_b_min_sep(given, dataset_size):
@@ -123,4 +124,6 @@ def _laws(module) -> dict:
 
 def _refuse_truncation(given) -> None:
     if given.truncated_batch_size is not None:
-        raise ValueError("selection must not cut batches of a cyclic scheme: no scheme here has that law")
+        raise ValueError(
+            "selection must not cut batches of a cyclic scheme: no scheme here has that distribution"
+        )

@@ -213,8 +213,10 @@ def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int, int]:
         log_cells, low = max(log_cells, together), low.min(axis=1, keepdims=True)
     places = np.broadcast_to(low, counts.shape).reshape(-1, 1) + np.arange(1 << log_cells) - lowest[:, None]
     inside = (places >= 0) & (places < weights.shape[1])
-    law = np.where(inside, np.take_along_axis(weights, places.clip(0, weights.shape[1] - 1), axis=1), 0)
-    limits, alias = alias_tables(law)
+    distribution = np.where(
+        inside, np.take_along_axis(weights, places.clip(0, weights.shape[1] - 1), axis=1), 0
+    )
+    limits, alias = alias_tables(distribution)
     # A cell that is all its own: with itself as alias, a threshold that fits the bits draws the same.
     capacity = 2**_TOTAL_BITS >> log_cells
     alias = np.where(limits == capacity, np.arange(1 << log_cells), alias)
@@ -255,8 +257,8 @@ def integer_weights(counts: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.n
     rising = np.cumprod((counts[:, None] - up).clip(0) / (up + 1) * odds, axis=1)
     left = down.clip(0)
     falling = np.cumprod(left / (counts[:, None] + 1 - left) / odds, axis=1)
-    law = np.concatenate([falling[:, ::-1], np.ones((len(counts), 1)), rising], axis=1)
-    weights = np.rint(law / law.sum(axis=1, keepdims=True) * total).astype(np.int64)
+    distribution = np.concatenate([falling[:, ::-1], np.ones((len(counts), 1)), rising], axis=1)
+    weights = np.rint(distribution / distribution.sum(axis=1, keepdims=True) * total).astype(np.int64)
     weights[:, below] += total - weights.sum(axis=1)
     return mode - below, weights
 
@@ -265,7 +267,7 @@ def alias_tables(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Walker's tables of the rows: cell j gives j below `limits[j]` and `alias[j]` above, of 2^62 / cells.
 
     Heavy cells fill the light ones in order; one that has given too much is filled by the next heavy one.
-    Integer arithmetic throughout, so a table has exactly its weights' law.
+    Integer arithmetic throughout, so a table has exactly its weights' distribution.
 
     Args:
       weights: (rows, cells) int64, each row of the sum 2^62; cells a power of two.

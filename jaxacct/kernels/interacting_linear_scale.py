@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.bars import Move, moves, states
 from jaxacct.kernels.interacting_recurrence import (
     free_steps,
     log_mean_of_starts,
@@ -28,12 +27,21 @@ from jaxacct.kernels.interacting_recurrence import (
     with_room,
 )
 from jaxacct.kernels.linear_scale import above_least, over_the_scale
+from jaxacct.kernels.lockouts import Move, moves, states
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import corrected_log1p, tree_sum, two_sum, weighted_sums
 
 
 def interacting_ratios_of_sums(
-    arrays, factors, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_law=None
+    arrays,
+    factors,
+    overlaps,
+    *,
+    log_p: float,
+    log_q: float,
+    block: int,
+    processes: int,
+    start_distribution=None,
 ):
     """`interacting_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`.
 
@@ -41,7 +49,7 @@ def interacting_ratios_of_sums(
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32.
       overlaps: (block,) or (n, block) float32, as there, where the first of the factors is 1; times that.
-      log_p, log_q, block, processes, start_law: as there.
+      log_p, log_q, block, processes, start_distribution: as there.
 
     Returns:
       (count, num_samples) float32; not finite where float32 has no room.
@@ -51,7 +59,9 @@ def interacting_ratios_of_sums(
     options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
     if log_q == -math.inf:  # for certain, so what happens is linear in the log-ratios
         parts = [
-            log_values_at_the_start(array, 0 * overlaps if i else overlaps, start_law=start_law, **options)
+            log_values_at_the_start(
+                array, 0 * overlaps if i else overlaps, start_distribution=start_distribution, **options
+            )
             for i, array in enumerate(arrays)
         ]
         return log_mean_of_starts(weighted_sums([values for values, _ in parts], factors), parts[0][1])
@@ -63,7 +73,7 @@ def interacting_ratios_of_sums(
     given.append(overlaps_by_block(overlaps, n, block, jnp.float32))
     real = _block_of(moves(block, processes, block), factors, log_p, log_q, block)
     state = _past_the_end(block, processes, log_q, each)
-    starts = starts_of(block, processes, start_law)
+    starts = starts_of(block, processes, start_distribution)
     warm = len(starts.where) > 1
     (table, row, following, scale), _ = lax.scan(
         lambda state, at: (real(state, at), None), state, [part[warm:] for part in given], reverse=True
@@ -75,7 +85,7 @@ def interacting_ratios_of_sums(
         early = _block_of(moves(block, processes, 2 * block - 1), factors, log_p, log_q, block)
         table, row, following, scale = early(state, [part[0] for part in given])
     with np.errstate(over="ignore"):
-        weights = starts.chance * np.exp(-log_q * starts.barred)
+        weights = starts.chance * np.exp(-log_q * starts.locked_out)
     weights = jnp.asarray(weights, jnp.float32)
     grown = tree_sum(weights[:, None, None] * table[starts.where], axis=0)
     log_scale, lost = scale

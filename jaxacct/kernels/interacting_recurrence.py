@@ -5,8 +5,8 @@ With counts `x = x^1 + .. + x^m`, two participations d steps apart share `<c_i, 
     P/Q = E prod_{participations} e^{r_i} prod_{pairs of different processes} e^{-<c_i, c_{i'}> / sigma^2},
 
 the weight of replicas (proofs/proposals.md, 2.2) with the attractions inverted and every participation at
-step i weighed by `e^{r_i}`. The state is how long each of the other processes stays barred
-(`kernels.bars`); a participation meets those of the last b - 1 steps, earlier ones of a process being b
+step i weighed by `e^{r_i}`. The state is how long each of the other processes stays locked out
+(`kernels.lockouts`); a participation meets those of the last b - 1 steps, earlier ones of a process being b
 steps and more away (proofs/shared_examples.md).
 
 As in `kernels.recurrence`, what runs is ln P/Q less ln(1 - p) for every step at which a process is free.
@@ -23,15 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels.bars import Move, moves, start_states, states
+from jaxacct.kernels.lockouts import Move, moves, start_states, states
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, log_add_exp, softplus, tree_sum, two_sum
 
 
 def compensates_all(block: int) -> bool:
     """Whether what rounding leaves out is kept in every state, and not only where all processes are free.
 
-    States with barred processes are passed a block at a time. Where blocks are short that rounds little, and
-    the second sum would cost a fifth of the speed; where they are long it is memory that takes the time.
+    States with locked out processes are passed a block at a time. Where blocks are short that rounds little,
+    and the second sum would cost a fifth of the speed; where they are long it is memory that takes the time.
     """
     return block >= 32
 
@@ -43,7 +43,7 @@ def numbers_kept(block: int, processes: int, warm: bool) -> int:
 
 
 def interacting_log_recurrence(
-    log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_law=None
+    log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_distribution=None
 ):
     """ln P/Q of the sum of `processes` independent b-min-sep vectors.
 
@@ -55,14 +55,17 @@ def interacting_log_recurrence(
       log_p, log_q: ln p and ln(1 - p), -inf at p = 1; static.
       block: minimum separation b >= 1; static.
       processes: m >= 1; static.
-      start_law: (block,) probabilities of being barred for 0..b-1 first steps, static; None is cold.
+      start_distribution: (block,) probabilities of being locked out for 0..b-1 first steps, static; None is
+        cold.
 
     Returns:
       (...) of the same dtype. Exact up to rounding.
     """
     chex.assert_axis_dimension(overlaps, -1, block)
     options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
-    values, weights = log_values_at_the_start(log_ratios, overlaps, start_law=start_law, **options)
+    values, weights = log_values_at_the_start(
+        log_ratios, overlaps, start_distribution=start_distribution, **options
+    )
     return log_mean_of_starts(values, weights)
 
 
@@ -77,9 +80,9 @@ def log_mean_of_starts(values, log_weights: np.ndarray):
 
 
 def log_values_at_the_start(
-    log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_law=None
+    log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_distribution=None
 ):
-    """`interacting_log_recurrence` before the mean over how long each process is barred at the start.
+    """`interacting_log_recurrence` before the mean over how long each process is locked out at the start.
 
     Returns:
       (starts, ...) values, linear in `log_ratios` and `overlaps` together where p = 1, and (starts,) float64,
@@ -97,9 +100,9 @@ def log_values_at_the_start(
     # Gradients keep one state a block and make the others again.
     remade = jax.checkpoint(lambda later, step: (real(later, *step), None))  # pyright: ignore
     end = _past_the_end(block, processes, log_q, samples, dtype)
-    # All steps of all processes, but those that are barred to begin with.
+    # All steps of all processes, but those that are locked out to begin with.
     free = num_blocks * block * processes
-    if start_law is None or block == 1:
+    if start_distribution is None or block == 1:
         (values, lost), _ = lax.scan(remade, end, (ratios, shared), reverse=True)
         values = values[0] + (lost[0] + jnp.asarray(free_steps(np.array(free), log_q), dtype))
         return values[None], np.zeros(1)
@@ -109,8 +112,8 @@ def log_values_at_the_start(
     later = _Later(*(with_room(part, len(states(block, processes - 1)), size) for part in later))
     early = _block_of(one_step, moves(block, processes, 2 * block - 1), log_p, log_q, block)
     first = early(later, ratios[0], shared[0])
-    starts = starts_of(block, processes, start_law)
-    weights = np.log(starts.chance) + free_steps(free - starts.barred, log_q)
+    starts = starts_of(block, processes, start_distribution)
+    weights = np.log(starts.chance) + free_steps(free - starts.locked_out, log_q)
     return first.values[starts.where], weights
 
 
@@ -126,24 +129,24 @@ class Starts(NamedTuple):
 
     Attributes:
       where: (starts,) the first step at which one is free times the number of states, plus its state.
-      barred: (starts,) steps that all are barred for, added up.
+      locked out: (starts,) steps that all are locked out for, added up.
       chance: (starts,) float64 probabilities.
     """
 
     where: np.ndarray
-    barred: np.ndarray
+    locked_out: np.ndarray
     chance: np.ndarray
 
 
-def starts_of(block: int, processes: int, start_law) -> Starts:
-    """All that `start_law` allows, with virtual histories; all free without it."""
-    if start_law is None or block == 1:
+def starts_of(block: int, processes: int, start_distribution) -> Starts:
+    """All that `start_distribution` allows, with virtual histories; all free without it."""
+    if start_distribution is None or block == 1:
         return Starts(np.zeros(1, int), np.zeros(1, int), np.ones(1))
     size = math.comb(2 * block + processes - 3, processes - 1)
-    earliest, number, chance = start_states(block, processes, np.asarray(start_law))
+    earliest, number, chance = start_states(block, processes, np.asarray(start_distribution))
     possible = chance > 0
-    barred = states(block, processes).sum(axis=1)[possible]
-    return Starts((earliest * size + number)[possible], barred, chance[possible])
+    locked_out = states(block, processes).sum(axis=1)[possible]
+    return Starts((earliest * size + number)[possible], locked_out, chance[possible])
 
 
 class _Later(NamedTuple):
@@ -317,12 +320,12 @@ def rounding_bound(
     local = own + 4 * top + 4 * growth
     local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)
     # Steps at which some process is ineligible, where the recurrence is not compensated.
-    barred_steps = 0 if compensates_all(block) else block + 1
-    local += barred_steps * growth
+    lockout_steps = 0 if compensates_all(block) else block + 1
+    local += lockout_steps * growth
     steps = SOFTPLUS_ROUNDINGS + 2  # of an increment
-    ends = (steps + number * barred_steps) * growth + 2 * sums.steps * unit * growth + 3 * free
+    ends = (steps + number * lockout_steps) * growth + 2 * sums.steps * unit * growth + 3 * free
     # Computed increments add up to a little more than exact ones: d grows with the d of all vectors.
-    each = 4 + 3 * number + barred_steps
+    each = 4 + 3 * number + lockout_steps
     slope = unit * ((most + number) * each + steps * (2 * most + 1))
     if not slope < 0.5:
         return math.inf

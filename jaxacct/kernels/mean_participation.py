@@ -1,9 +1,9 @@
 """Where an example of b-min-sep takes part given the outputs, on average.
 
-Given log-ratios r, participation vectors have the law `p(x) e^{<x, r>} / f(r)`, in which a free example takes
-part at step i with the odds `e^{c + r_i} f_{i+b} / f_{i+1}` (`kernels.recurrence`). Backwards in time these
-odds are found, forwards how likely it is free. All that is added up is positive, so means are right to a
-relative error of some roundings a step, however small they are (proofs/rounding.md, section 7).
+Given log-ratios r, participation vectors have the distribution `p(x) e^{<x, r>} / f(r)`, in which a free
+example takes part at step i with the odds `e^{c + r_i} f_{i+b} / f_{i+1}` (`kernels.recurrence`). Backwards
+in time these odds are found, forwards how likely it is free. All that is added up is positive, so means are
+right to a relative error of some roundings a step, however small they are (proofs/rounding.md, section 7).
 """
 
 import jax

@@ -165,8 +165,8 @@ def normal_pairs(key, shape, dtype):
     In float32 by the method of Box and Muller: radius from 40 bits; two bits for the quadrant and 22 for the
     angle in it, whose sine and cosine are Taylor polynomials good to 3e-8 on [-pi/4, pi/4]. A radius beyond
     6.2, whose index is among the lowest 4096 of 2^40, takes 64 bits more from a word that its row (the first
-    axis) has: there is no last radius, and only two of them in one row depend on each other. What the law is
-    off by: proofs/rounding.md, section 5.
+    axis) has: there is no last radius, and only two of them in one row depend on each other. What the
+    distribution is off by: proofs/rounding.md, section 5.
     """
     if jnp.dtype(dtype) != jnp.float32:
         return tuple(jax.random.normal(whole(part), shape, dtype) for part in split(key))

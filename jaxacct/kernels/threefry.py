@@ -258,7 +258,7 @@ def integers_of(words, below):
 
 
 def integers_error(below: int) -> float:
-    """Relative error of the law of `integers`, at least.
+    """Relative error of the distribution of `integers`, at least.
 
     Up to 2^16 nothing overflows, and 64 bits modulo `below` are off by `below 2^-64`. Above, the low word
     modulo `below` is off by `below 2^-32`; the sum overflows with a probability of that at most, and no

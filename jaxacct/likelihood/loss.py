@@ -18,7 +18,8 @@ _LARGEST = 2**31 - 1
 def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     """ln P/Q of given outputs of the mechanism.
 
-    P is the law of `C x + sigma z` when one example participates by the scheme, Q the law with x = 0.
+    P is the distribution of `C x + sigma z` when one example participates by the scheme, Q the distribution
+    with x = 0.
 
     Args:
       mechanism: the mechanism.

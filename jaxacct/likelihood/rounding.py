@@ -48,10 +48,10 @@ class Size:
 
     Attributes:
       count: participations k of the vectors that count; of independent examples those of all together.
-      beyond: probability under the target law of outputs at which more of them count.
+      beyond: probability under the target distribution of outputs at which more of them count.
       drawn: norm of the drawn counts.
-      largest: ln of the likelihood ratio, exceeded with probability `above` under the target law; of one
-        example, where several are bounded by its power.
+      largest: ln of the likelihood ratio, exceeded with probability `above` under the target distribution; of
+        one example, where several are bounded by its power.
       noise: largest |score of the noise| / sigma.
       score: largest |score|.
       ratio: largest |log-ratio of one participation|.
@@ -264,12 +264,12 @@ def _log_sets(scheme, count: int) -> float:
 def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
     """Return k, and a bound on the probability that vectors of more than k carry more than `share`.
 
-    By Markov's inequality: `E_P P(x | y) = P(x)`. Under another law than P a likelihood ratio is at least
-    P(x = 0), and the summands of x have mean p(x) at most.
+    By Markov's inequality: `E_P P(x | y) = P(x)`. Under another distribution than P a likelihood ratio is at
+    least P(x = 0), and the summands of x have mean p(x) at most.
     """
     scheme, most = mechanism.scheme, most_participations(mechanism.scheme)
     if mechanism.is_upper_bound or scheme.sums.times > 1 or share == 0:
-        return most, 0.0  # cross terms would have to be counted in, and the sum is not that of the law
+        return most, 0.0  # cross terms would count, too, and the sum is not that of the distribution
     log_share = math.log(share)
     if direction == Direction.ADD or _mixed(scheme):
         log_share += scheme.sums.log_none

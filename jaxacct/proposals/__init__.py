@@ -1,1 +1,1 @@
-"""Laws to draw from, and the bound on their weighted terms."""
+"""Distributions to draw from, and the bound on their weighted terms."""

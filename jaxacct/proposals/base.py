@@ -2,7 +2,7 @@
 
 With `t = epsilon - L` in the remove direction (P against Q) and `t = epsilon + L` in the add direction
 (Q against P), both divergences are `E_target[(1 - e^t)_+]`, the target being P or Q. A proposal draws from
-another law R, with a density ratio `w = dTarget / dR` such that
+another distribution R, with a density ratio `w = dTarget / dR` such that
 
     w (1 - e^t)_+ <= M     for every output,
 
@@ -96,7 +96,7 @@ class Draws(NamedTuple):
     loss: Any
     """L = ln P/Q at the drawn output."""
     log_weight: Any
-    """ln of the density of the target law (P or Q) over that of the proposal."""
+    """ln of the density of the target distribution (P or Q) over that of the proposal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +116,11 @@ class Proposal:
         recompile; called when drawing, as large tables are made for the chosen proposal only.
       replicas: participation vectors added up in the drawn outputs, 0 in the add direction; the weight
         is proportional to e^{(1 - replicas) L} in the remove direction.
-      push: how far the law moves normalised scores at most, in standard deviations.
-      log_normalizer: ln Z of a replica law.
-      relative_error: bound on the relative error of the drawn law's density (rounded tables, the 2^-32
-        grid of uniforms); thresholds are divided by 1 + this.
-      total_variation: further distance between the drawn law and the intended one; subtracted from
+      push: how far the distribution moves normalised scores at most, in standard deviations.
+      log_normalizer: ln Z of a replica distribution.
+      relative_error: bound on the relative error of the drawn distribution's density (rounded tables, the
+        2^-32 grid of uniforms); thresholds are divided by 1 + this.
+      total_variation: further distance between the drawn distribution and the intended one; subtracted from
         thresholds.
     """
 
@@ -149,8 +149,8 @@ class Proposal:
     of_a_bound: bool = False
     """Whether what is drawn is a bound on the divergence: a lower bound on that says nothing."""
     below: Callable[[], "Proposal"] | None = None
-    """The same law, with losses that make terms at most the exact ones; None where losses are exact, or
-    nothing is known from below. `mean_overlaps.from_below` asks for it."""
+    """The same distribution, with losses that make terms at most the exact ones; None where losses are exact,
+    or nothing is known from below. `mean_overlaps.from_below` asks for it."""
     words: int = 1
     """How draws are made of random words, as a number: kept draws go on only where it is the same."""
 
@@ -160,10 +160,10 @@ class Proposal:
         return str(self.spec)
 
     @property
-    def drawn_law(self) -> dict[str, Any]:
-        """What is kept beside draws: terms are in units of the scale of the law that they were drawn from."""
-        law = {"proposal": self.name, "log_scale": self.log_scale}
-        return law if self.words == 1 else law | {"words": self.words}
+    def draw_metadata(self) -> dict[str, Any]:
+        """Metadata stored with samples: terms are in units of the scale of their proposal."""
+        distribution = {"proposal": self.name, "log_scale": self.log_scale}
+        return distribution if self.words == 1 else distribution | {"words": self.words}
 
     def weight_error(self, loss_error: float) -> float:
         """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log.

@@ -33,12 +33,14 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
         if proposal.direction == Direction.REMOVE and m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
             lines += (weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
-    law = "law of the draws"
+    distribution = "sampling distribution"
     return (
         *lines,
         *end_lines(proposal.left_out),
-        BudgetLine(law, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
-        BudgetLine(law, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"),
+        BudgetLine(distribution, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
+        BudgetLine(
+            distribution, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"
+        ),
     )
 
 

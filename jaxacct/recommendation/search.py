@@ -38,7 +38,7 @@ MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/RESULTS.md)
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
 ALIKE = 1.02  # candidates whose errors have at most this ratio: the one that needs less is selected
 NUM_SHOWN = 8
-NUM_CLIMBED = 3  # numbers of bands and matrices whose separations are searched
+NUM_SEPARATION_SEARCHES = 3  # numbers of bands and matrices whose separations are searched
 # Seconds on two CPU cores (tests/benchmarks/RESULTS.md): programs, a step of a sample, a table's number.
 COMPILE_SECONDS, STEP_SECONDS, NUMBER_SECONDS = 10.0, 7e-9, 1.6e-7
 # Of a calibration, about: noise multipliers with tables and a pilot, samples of such a pilot, and
@@ -239,7 +239,7 @@ def _search(grid, matrices, estimates: "Estimates", numbers: _Numbers, say) -> l
         for name in matrices[:1] if number == 1 else matrices:
             place = next(filter(None, (at(number, name, scheme) for scheme in near)), None)
             firsts += [(place, line)] if place else []
-    for place, line in sorted(firsts, key=lambda pair: pair[0].error)[:NUM_CLIMBED]:
+    for place, line in sorted(firsts, key=lambda pair: pair[0].error)[:NUM_SEPARATION_SEARCHES]:
         for step in (1, -1):
             here = place
             while 0 <= (i := line.index(here.scheme) + step) < len(line):

@@ -29,7 +29,7 @@ ASSUMPTIONS = (
     (
         "Batches are drawn exactly as the scheme says, from keys that nobody else knows.",
         "The trainer's own sampler, with keys of the operating system; an interrupted run goes on with them.",
-        "tests/train/batches/test_sampler.py::test_each_example_follows_the_accounted_law",
+        "tests/train/batches/test_sampler.py::test_each_example_follows_the_accounted_distribution",
     ),
     (
         "Which examples were in a batch, and sizes of batches, are not released.",
@@ -122,7 +122,7 @@ def report(
         *_chosen(plan),
         _section("Where delta goes", _budget(plan)),
         _section("The evidence", f"<pre>{_text(evidence)}</pre>"),
-        _section("What an attacker can do", _risk(plan, bands) if certified else _NOTHING),
+        _section("What an attacker can do", _risk(plan, bands) if certified else _NO_CLAIM),
         _section("Pictures", _pictures(plan, bands)),
         _section(
             "What it rests on",
@@ -172,7 +172,7 @@ def is_report(path: Path) -> bool:
         return file.read(len(FIRST_LINE)) == FIRST_LINE.encode()
 
 
-_NOTHING = "<p>Nothing is claimed: the plan is not certified.</p>"
+_NO_CLAIM = "<p>Nothing is claimed: the plan is not certified.</p>"
 
 
 def _chosen(plan: Plan) -> list[str]:
@@ -197,7 +197,7 @@ def _risk(plan: Plan, bands: Profile | None) -> str:
     heads = ["attack on one example", "certified: at most"]
     note = (
         "The certified column follows from (epsilon, delta) alone and holds against every test. "
-        "Reconstruction: the attacker knows all other data and from what law the example was drawn, and is "
+        "Reconstruction: the attacker has all other data and the distribution of the example, and is "
         "right within a tolerance of his own (arXiv 2302.07225)."
     )
     if bands is not None:

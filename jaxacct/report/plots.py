@@ -31,7 +31,7 @@ from jaxacct.strategies import Strategy
 DARK, LIGHT = "#1f4e79", "#c55a11"
 _COLOURS = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
 _ORDERS = 5  # of the samples, in `verification`
-_LOOKS = 60
+_NUM_TRACE_POINTS = 60
 
 
 def profile(plan: Plan, bands: Profile | None = None):
@@ -206,7 +206,7 @@ def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
     """Return (numbers of samples, log of the wealth) in one random order of a direction's samples."""
     side = found.side
     places, counts = np.array(side.term_counts, np.int64).T
-    looks = np.unique(np.linspace(0, found.num_samples, _LOOKS + 1).astype(np.int64))
+    looks = np.unique(np.linspace(0, found.num_samples, _NUM_TRACE_POINTS + 1).astype(np.int64))
     left, seen = counts.copy(), np.zeros(len(bounds.TERM_EDGES), np.int64)
     wealth = [0.0]
     for more in np.diff(looks):

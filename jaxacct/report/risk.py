@@ -53,8 +53,8 @@ def reconstruction(epsilons, deltas, baseline):
 
     An attacker knows everything but one example z, which is drawn from a prior that he knows, and says from
     what was released what z is; he is right within a tolerance of his own. Without the release he would be
-    right with probability `baseline` at most, whatever he says. With Q the law of the release with z zeroed
-    out and E_z the releases from which he is right about z,
+    right with probability `baseline` at most, whatever he says. With Q the distribution of the release with z
+    zeroed out and E_z the releases from which he is right about z,
 
         P(right) = E_z P_z(E_z) <= E_z TPR(Q(E_z)) <= TPR(E_z Q(E_z)) <= TPR(baseline):
 

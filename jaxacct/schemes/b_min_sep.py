@@ -47,8 +47,8 @@ class BMinSep(ExampleScheme):
       iterations: number of steps n.
       min_separation: b >= 1; 1 is Poisson sampling.
       sampling_probability: p in (0, 1] for an eligible example; 1 with a warm start is balls-in-bins.
-      warm_start: start every example from the stationary law (algorithm 2), so that the expected batch
-        size is the same at every step; otherwise all are eligible at the first (algorithm 1).
+      warm_start: start every example from the stationary distribution (algorithm 2), so that the expected
+        batch size is the same at every step; otherwise all are eligible at the first (algorithm 1).
     """
 
     iterations: int
@@ -273,7 +273,7 @@ class BMinSep(ExampleScheme):
 
 
 def draw_lockouts(key, scheme: BMinSep, num_samples: int):
-    """(num_samples,) int32: for how many first steps each sample is barred, 0 under a cold start."""
+    """(num_samples,) int32: for how many first steps each sample is locked out, 0 under a cold start."""
     b = scheme.min_separation
     if not scheme.warm_start or b == 1:
         return jnp.zeros(num_samples, jnp.int32)

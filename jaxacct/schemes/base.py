@@ -234,7 +234,7 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        """Return the batches of one run: every unit's examples by the law of `draw_participation`.
+        """Return the batches of one run: every unit's examples by the distribution of `draw_participation`.
 
         Args:
           generator: for what is drawn before the first step.

@@ -1,4 +1,4 @@
-"""Real batches, beside the laws that they must obey: who is in each, in O(batch) a step (NumPy)."""
+"""Real batches, beside the distributions that they must obey: who is in each, in O(batch) a step (NumPy)."""
 
 from collections import deque
 from typing import Protocol
@@ -73,7 +73,7 @@ class Eligible:
     """b-min-sep, also of users' examples: a pool of those who took part in none of the last b - 1 batches.
 
     Each is eligible at the first step with probability `eligible`, independently. The first `count` of
-    `pool` are the eligible; `barred` holds who returns at the next step first.
+    `pool` are the eligible; `locked out` holds who returns at the next step first.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class Eligible:
         b, self.probability = separation, probability
         self.pool = np.arange(size, dtype=np.int32 if size < 2**31 else np.int64)
         self.count = size
-        self.barred: deque[np.ndarray] = deque(np.zeros(0, self.pool.dtype) for _ in range(b - 1))
+        self.locked_out: deque[np.ndarray] = deque(np.zeros(0, self.pool.dtype) for _ in range(b - 1))
         if eligible < 1 and b > 1:
             held = generator.binomial(size, 1 - eligible)
             chosen = generator.permuted(self._take(choose(generator, size, held)))
             # Barred for 1..b-1 more steps, all equally likely: who returns after s steps is entry s - 1.
             parts = generator.multinomial(held, np.full(b - 1, 1 / (b - 1)))
-            self.barred = deque(np.split(chosen, np.cumsum(parts)[:-1]))
+            self.locked_out = deque(np.split(chosen, np.cumsum(parts)[:-1]))
 
     def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
         drawn = self._take(choose(generator, self.count, generator.binomial(self.count, self.probability)))
-        self.barred.append(drawn)
+        self.locked_out.append(drawn)
         # Whoever took part b - 1 steps ago, or was drawn just now where b = 1, may take part in the next.
-        back = self.barred.popleft()
+        back = self.locked_out.popleft()
         self.pool[self.count : self.count + len(back)] = back
         self.count += len(back)
         return drawn

@@ -177,7 +177,7 @@ class IndependentAttribution(Scheme):
             "log_q": log_q,
             "block": self.min_separation,
             "processes": self.examples_per_user,
-            "start_law": np.exp(self.one.start_log_weights()) if self.warm_start else None,
+            "start_distribution": np.exp(self.one.start_log_weights()) if self.warm_start else None,
         }
 
     @property

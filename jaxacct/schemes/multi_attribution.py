@@ -60,7 +60,7 @@ class MultiAttribution(Scheme):
       warm_start: the first batch comes after b - 1 steps of sampling without training, so that the expected
         batch size is the same at every step.
 
-    `examples_per_user` = 1 is the law of `BMinSep` with the same other fields.
+    `examples_per_user` = 1 is the distribution of `BMinSep` with the same other fields.
 
     The dominating pair is for graphs in which every example has one owner; see `holds_for_shared_examples`.
 
@@ -199,7 +199,7 @@ class MultiAttribution(Scheme):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         if graph is None:
             raise ValueError("graph must be given for multi-attribution")
-        return graph.barring_batches(self, generator)
+        return graph.lockout_batches(self, generator)
 
     def draw_error(self) -> float:
         """Add to the error of the times, for each participation, that of every coin of its count."""

@@ -1,7 +1,8 @@
 """Truncated and padded b-min-sep sampling (arXiv 2602.09338, section 7.4 and appendix D).
 
 Batches are drawn by b-min-sep; one of more than B_max examples is cut to a uniformly random subset of B_max,
-a smaller one is padded with zeros. An example that was sampled and cut stays barred as if it had taken part.
+a smaller one is padded with zeros. An example that was sampled and cut stays locked out as if it had taken
+part.
 
 Given the numbers r_i of *other* examples sampled at step i, which the adversary sees, the pair is
 `P = N(C x, sigma^2 I)`, `Q = N(C y, sigma^2 I)` with (x_i, y_i) = (1, 0) where nothing is cut, (2, -1) where
@@ -163,7 +164,8 @@ class TruncatedBMinSep(ExampleScheme):
           key: a JAX key.
           num_samples: static.
           side: (num_samples, iterations) int32, r.
-          direction: "remove" draws x (0, 1 and 2; the law P), "add" draws y (0 and -1; the law Q); static.
+          direction: "remove" draws x (0, 1 and 2; the distribution P), "add" draws y (0 and -1; the
+            distribution Q); static.
 
         Returns:
           (num_samples, iterations) float32.

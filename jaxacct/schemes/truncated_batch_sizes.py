@@ -75,8 +75,8 @@ class BatchSizes(SideInformation):
     def _first_probabilities(self) -> tuple[float, ...]:
         """Of being sampled at step t = 0 .. b-2 given at none before, under a warm start.
 
-        The stationary law has p / (1 + (b-1) p) for each of these steps, at most one of which samples an
-        example, so given none of t it is `p / (1 + (b-1-t) p)`.
+        The stationary distribution has p / (1 + (b-1) p) for each of these steps, at most one of which
+        samples an example, so given none of t it is `p / (1 + (b-1-t) p)`.
         """
         p, b = self.uncut.sampling_probability, self.uncut.min_separation
         return tuple(p / (1 + (b - 1 - t) * p) for t in range(b - 1))
@@ -86,7 +86,8 @@ class BatchSizes(SideInformation):
 
         Exact recurrence over counts: the pool at step i is all who were not sampled at steps
         i-b+1 .. i-1, and each member is sampled with probability p. Under a warm start the sizes of the first
-        b - 1 steps are one multinomial of the stationary law (proofs/truncated_batches.md, section 6).
+        b - 1 steps are one multinomial of the stationary distribution (proofs/truncated_batches.md, section
+        6).
 
         Args:
           key: a JAX key.
@@ -129,12 +130,13 @@ class BatchSizes(SideInformation):
         return lax.optimization_barrier(jnp.concatenate(sizes)[:n]).T
 
     def error(self) -> tuple[float, float]:
-        """Bound how far the law of `draw` is from the intended one: (relative error, total variation).
+        """Bound how far the distribution of `draw` is from the intended one: (relative error, total
+        variation).
 
-        It is within that total variation of a law whose density is within that relative error. The first
-        is float64 rounding in the tables, the second their 62-bit grid, cut tails and pools that are out of
-        their windows. At least what the tables of the first plans were off by (`digit_errors`), as plans
-        hold these numbers: more is booked than is needed.
+        It is within that total variation of a distribution whose density is within that relative error. The
+        first is float64 rounding in the tables, the second their 62-bit grid, cut tails and pools that are
+        out of their windows. At least what the tables of the first plans were off by (`digit_errors`), as
+        plans hold these numbers: more is booked than is needed.
         """
         n, b, others = self.uncut.iterations, self.uncut.min_separation, self.dataset_size - 1
         p, (joining, first) = self.uncut.sampling_probability, self._tables

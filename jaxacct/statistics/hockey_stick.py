@@ -17,7 +17,7 @@ from jaxacct.common import validate as _validate
 
 
 class Direction(enum.StrEnum):
-    """Which hockey-stick divergence is meant, and with it which law is drawn from.
+    """Which hockey-stick divergence is meant, and with it which distribution is drawn from.
 
     Members are their names in evidence and JSON.
     """

@@ -45,7 +45,7 @@ class LossCurve(abc.ABC):
 
 
 class Tails(NamedTuple):
-    """Of events under both laws of a pair."""
+    """Of events under both distributions of a pair."""
 
     p: np.ndarray
     q: np.ndarray

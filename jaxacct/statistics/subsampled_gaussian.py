@@ -1,10 +1,10 @@
 """The Poisson-subsampled Gaussian pair of one step: its curves and its privacy-loss distribution on a grid.
 And an estimate for many steps.
 
-`P = q N(1, s^2) + (1-q) N(0, s^2)`, `Q = N(0, s^2)`: P is the law with the example (remove is P against Q,
-add is Q against P). The loss `L(t) = ln(1 - q + q e^{(2t-1)/(2 s^2)})` grows with t, so all laws of L are
-normal tails. Lemma 8 of arXiv 2209.15596 prints the removal pair with P and Q exchanged in the mixture;
-appendix D.3 has it right.
+`P = q N(1, s^2) + (1-q) N(0, s^2)`, `Q = N(0, s^2)`: P is the distribution with the example (remove is P
+against Q, add is Q against P). The loss `L(t) = ln(1 - q + q e^{(2t-1)/(2 s^2)})` grows with t, so all
+distributions of L are normal tails. Lemma 8 of arXiv 2209.15596 prints the removal pair with P and Q
+exchanged in the mixture; appendix D.3 has it right.
 """
 
 import math
@@ -19,11 +19,11 @@ from jaxacct.statistics.hockey_stick import Direction
 _UNIT = 2.0**-52
 
 
-class GridLaw(NamedTuple):
+class GridDistribution(NamedTuple):
     """A privacy-loss distribution on an equidistant grid that dominates the one it came from."""
 
     masses: np.ndarray
-    """(n,) float64, of the law in the first place of the pair."""
+    """(n,) float64, of the distribution in the first place of the pair."""
     infinite: float
     """Mass at an infinite loss."""
     error: float
@@ -85,7 +85,7 @@ def _cell_masses(below: np.ndarray, above: np.ndarray) -> tuple[np.ndarray, np.n
     return np.maximum(masses, 0.0), 8 * _UNIT * np.where(upper, above[:-1], below[1:])
 
 
-def grid_law(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridLaw:
+def grid_distribution(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridDistribution:
     """The one-step loss with each cell's mass split between its ends, so that P- and Q-mass stay what they
     are.
 
@@ -100,7 +100,7 @@ def grid_law(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridLa
     if sigma == np.inf:
         masses = np.zeros(grid.size)
         masses[np.searchsorted(grid, 0.0)] = 1.0
-        return GridLaw(masses, 0.0, 0.0)
+        return GridDistribution(masses, 0.0, 0.0)
     if direction == Direction.REMOVE:
         place = _place(grid, q, sigma)
         first = _cell_masses(_below(place, q, sigma), _above(place, q, sigma))
@@ -123,7 +123,7 @@ def grid_law(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridLa
     # A share that is off by e moves e by one cell: e (1 - exp(-step)) of delta; e is the error over
     # expm1(step).
     error = float(np.sum(np.where(p > 0, m_error * upper, 0.0) + 2 * p_error))
-    return GridLaw(masses, infinite, error + 8 * _UNIT * infinite)
+    return GridDistribution(masses, infinite, error + 8 * _UNIT * infinite)
 
 
 # Of `composed_subsampled_gaussian`: how far below delta what it leaves out is, natural log; its most grid
@@ -136,8 +136,8 @@ def composed_subsampled_gaussian(
 ) -> float:
     """About delta(epsilon) of so many steps, remove direction; an estimate, where it is near a given `delta`.
 
-    Losses on a grid as of `grid_law`, multiplied by a Fourier transform whose rounding is not bounded here
-    (`individual.fourier` does that). What wraps around is a thousandth of `delta`.
+    Losses on a grid as of `grid_distribution`, multiplied by a Fourier transform whose rounding is not
+    bounded here (`individual.fourier` does that). What wraps around is a thousandth of `delta`.
 
     Args:
       q: sampling probability, in (0, 1).
@@ -161,8 +161,8 @@ def composed_subsampled_gaussian(
     step = width / points
     zero = math.ceil(lowest / step)
     losses = step * (np.arange(points) - zero)
-    law = grid_law(q, sigma, losses, Direction.REMOVE)
-    spectrum = fft.rfft(np.roll(law.masses, -zero))
+    distribution = grid_distribution(q, sigma, losses, Direction.REMOVE)
+    spectrum = fft.rfft(np.roll(distribution.masses, -zero))
     composed = np.roll(fft.irfft(spectrum**steps, points), zero)
-    infinite = -math.expm1(steps * math.log1p(-law.infinite))
+    infinite = -math.expm1(steps * math.log1p(-distribution.infinite))
     return float(composed @ -np.expm1(np.minimum(epsilon - losses, 0.0))) + infinite

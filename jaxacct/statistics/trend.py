@@ -16,7 +16,7 @@ from jaxacct.statistics import bounds
 _SLOPE, _DOUBT = -30.0, 15.0
 # Of the pilots together, in terms of the usual size: fewer say too little.
 _LEAST_SEEN = 3.0
-# Terms that the law of a trend is written out as.
+# Terms that the distribution of a trend is written out as.
 _WRITTEN_OUT = 10**9
 
 

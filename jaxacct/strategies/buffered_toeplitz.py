@@ -26,7 +26,7 @@ from jaxacct.strategies.stationary import Stationary, checked_numbers
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 _SLOWEST = 1e-3  # (1 - decay) n that the search may go down to: over n steps hardly a decay
-_NOTHING = 1e-6  # of the error, that is not worth two copies of the noise
+_MIN_ERROR_REDUCTION = 1e-6  # of the error, that is not worth two copies of the noise
 _STEEP = 20.0  # logits of the search: shares of 2e-9
 
 
@@ -130,7 +130,7 @@ class BufferedToeplitz(Stationary):
         found = min(map(search, _starts(n, buffers, separation, k)), key=lambda found: found[0])
         while found[1].size > 1:
             fewer = search(_one_fewer(*found[1:]))
-            if fewer[0] > found[0] + _NOTHING:
+            if fewer[0] > found[0] + _MIN_ERROR_REDUCTION:
                 break
             found = fewer
         return cls(tuple(found[1]), tuple(found[2]), n)

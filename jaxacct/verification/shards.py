@@ -167,7 +167,7 @@ def draw_part(
         margin, stream = run.of.margin, base.direction_key(run_key, direction)
         name = f"part-{index}-of-{count}-{direction}"
         job = {"target": empty.target, "key": words, "blocks": blocks, "version": empty.version}
-        job |= run.of.proposal.drawn_law | {"margin": margin}
+        job |= run.of.proposal.draw_metadata | {"margin": margin}
         state = checkpoint.load(name) if checkpoint else None
         if state is None or records.differences(state.get("job"), job):
             state = {"job": job, "stretches": []}
@@ -286,10 +286,10 @@ def _side_of_parts(
     losses = np.zeros(len(hockey_stick.loss_bounds(direction)), np.int64)
     for part in parts:
         drawn = part.counts.get(direction)
-        law = None if drawn is None else drawn.proposal
-        if drawn is None or law != of.proposal.name:
+        distribution = None if drawn is None else drawn.proposal
+        if drawn is None or distribution != of.proposal.name:
             raise ValueError(
-                f"part {part.index} drew from {law!r} in the {direction} direction, not from "
+                f"part {part.index} drew from {distribution!r} in the {direction} direction, not from "
                 f"{of.proposal.name!r}"
             )
         margins.add(drawn.margin)

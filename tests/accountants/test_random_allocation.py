@@ -20,7 +20,7 @@ from jaxacct.accountants import (
     unamplified,
 )
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.lognormal_lattice import Mixture, Phases, lattice_law
+from jaxacct.accountants.lognormal_lattice import Mixture, Phases, lattice_distribution
 from jaxacct.accountants.lognormal_sums import divergence_bound
 from jaxacct.core.evidence import Bound
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
@@ -130,33 +130,35 @@ def lattice(low, step, cells, points=2**12, terms=3):
 
 @pytest.mark.parametrize("step", [0.03, 0.5, 4.0])
 @pytest.mark.parametrize("mu", [0.05, 0.7, 2.0])
-def test_a_lattice_law_is_on_its_side_for_every_kink(mu, step):
+def test_a_lattice_distribution_is_on_its_side_for_every_kink(mu, step):
     """Convex functions that rise are mixtures of `(x - k)_+` and 1, those that fall of `(k - x)_+` and 1."""
     places = lattice(0.02, step, 60)
     x = places.places
     for k in np.concatenate([x[:-1], x[:-1] + step / 3, [x[-1]]]):
         for direction, exact, kink in (("remove", call(k, mu), x - k), ("add", put(k, mu), k - x)):
             for side in SIDES:
-                law = lattice_law(mu, places, direction, side)
-                mean = law.masses @ np.maximum(0.0, kink)
+                distribution = lattice_distribution(mu, places, direction, side)
+                mean = distribution.masses @ np.maximum(0.0, kink)
                 if direction == "remove":  # what is beyond the lattice is kept apart
-                    mean += (law.most_weighted if side > 0 else law.least_weighted) - k * (
-                        law.least_beyond if side > 0 else law.most_beyond
+                    mean += (distribution.most_weighted if side > 0 else distribution.least_weighted) - k * (
+                        distribution.least_beyond if side > 0 else distribution.most_beyond
                     )
                 else:
-                    mean += k * law.most_beyond if side > 0 else 0.0
+                    mean += k * distribution.most_beyond if side > 0 else 0.0
                 assert side * (mean - exact) >= -1e-12 * max(1.0, k)
     for direction in ("remove", "add"):
-        masses = [lattice_law(mu, places, direction, side).masses.sum() for side in SIDES]
+        masses = [lattice_distribution(mu, places, direction, side).masses.sum() for side in SIDES]
         assert masses[0] <= 1 + 1e-12 and masses[1] <= 1 + 1e-12
 
 
-def test_lattice_laws_are_close_to_second_order():
+def test_lattice_distributions_are_close_to_second_order():
     """Half the step, a quarter of the distance between both sides."""
     gaps = []
     for cells in (400, 800, 1600):
         x = lattice(1e-4, 30 / cells, cells)
-        means = [lattice_law(0.7, x, "remove", s).masses @ np.maximum(0.0, x.places - 2.0) for s in SIDES]
+        means = [
+            lattice_distribution(0.7, x, "remove", s).masses @ np.maximum(0.0, x.places - 2.0) for s in SIDES
+        ]
         gaps.append(means[1] - means[0])
     assert gaps[1] < 0.35 * gaps[0] and gaps[2] < 0.35 * gaps[1]
 
@@ -164,17 +166,18 @@ def test_lattice_laws_are_close_to_second_order():
 @pytest.mark.parametrize("tilt", [0.0, 0.4, -0.3])
 @pytest.mark.parametrize("biased", [True, False])
 def test_means_of_sums_against_convolution(tilt, biased):
-    """Of lattice laws with two kinds of X; what wraps around the lattice is inside the two ends."""
+    """Of lattice distributions with two kinds of X; what wraps around the lattice is inside the two ends."""
     generator = np.random.default_rng(3)
     places = lattice(0.1, 0.25, 9, points=32, terms=4)
     mixture = Mixture((Phases(3, 1.0), Phases(1, 1.0)), 2)
-    laws = tuple(
-        lognormal_lattice.Law(generator.dirichlet(np.ones(10)) * 0.99, 0.01, 0.01, 0.1, 0.1) for _ in range(2)
+    distributions = tuple(
+        lognormal_lattice.Distribution(generator.dirichlet(np.ones(10)) * 0.99, 0.01, 0.01, 0.1, 0.1)
+        for _ in range(2)
     )
-    firsts = tuple(law.masses for law in laws) if biased else None
-    sums = lognormal_sums._Sums(mixture, places, laws, firsts)
+    firsts = tuple(distribution.masses for distribution in distributions) if biased else None
+    sums = lognormal_sums._Sums(mixture, places, distributions, firsts)
     weights = generator.uniform(size=32)
-    a, b = (law.masses for law in laws)
+    a, b = (distribution.masses for distribution in distributions)
     x = places.places
 
     def together(*parts):
@@ -267,8 +270,8 @@ def test_the_mixture_of_a_mechanism():
     assert of(10, 4) == Mixture((Phases(2, 2**0.5 / 2), Phases(2, 3**0.5 / 2)))
     assert of(8, 4) == Mixture((Phases(4, 2**0.5 / 2),))
     assert of(3, 5) == Mixture((Phases(3, 0.5),), 2)
-    law = BallsInBins(10, 4).phase_participations
-    assert law.tolist() == [3, 3, 2, 2]
+    distribution = BallsInBins(10, 4).phase_participations
+    assert distribution.tolist() == [3, 3, 2, 2]
     certain = CyclicPoisson(10, 4, 1.0).phase_participations
     assert certain is not None and certain.tolist() == [3, 3, 2, 2]
     assert CyclicPoisson(10, 4, 0.5).phase_participations is None

@@ -46,9 +46,9 @@ def gaussian(epsilon: float, mu):
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_mean_over_all_patterns(scheme, sigma):
     """One band, where `|C x|^2` is the sum of squared counts."""
-    law = enumeration.pattern_law(scheme)
+    distribution = enumeration.pattern_distribution(scheme)
     for epsilon in (0.2, 1.0, 3.0):
-        exact = sum(w * gaussian(epsilon, np.linalg.norm(x) / sigma) for x, w in law.items())
+        exact = sum(w * gaussian(epsilon, np.linalg.norm(x) / sigma) for x, w in distribution.items())
         found = revealed(scheme, sigma, epsilon)
         assert found == pytest.approx(exact, rel=1e-6, abs=1e-15)
         assert found <= gaussian_delta(epsilon, sigma, sensitivity(scheme)) * (1 + 1e-8)
@@ -65,8 +65,8 @@ def test_it_holds_where_theorem_6_1_fails(p, sigma, m):
 
 def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
     scheme = MultiAttribution(300, 2, 0.05, 40)
-    law = revealed_pattern.participation_tail(scheme.timing)
-    assert law.size == 150
+    distribution = revealed_pattern.participation_tail(scheme.timing)
+    assert distribution.size == 150
     worst = gaussian_delta(1.0, 300.0, sensitivity(scheme))
     assert 0 < revealed(scheme, 300.0, 1.0) <= worst
     fewer = MultiAttribution(300, 2, 0.05, 4)

@@ -61,7 +61,7 @@ def truncated_deltas(size, most, p, sigma, steps, epsilons, direction) -> np.nda
         factors = np.exp(-((axis - np.array(mean)[:, None]) ** 2) / 2 / sigma**2)
         return functools.reduce(np.multiply.outer, factors / np.sqrt(2 * np.pi * sigma**2))
 
-    total, law = np.zeros(len(epsilons)), stats.binom(size - 1, p)
+    total, distribution = np.zeros(len(epsilons)), stats.binom(size - 1, p)
     for others in itertools.product(range(size), repeat=steps):
         pair = pair_given(others, most, p, steps)
         first, second = (
@@ -71,7 +71,7 @@ def truncated_deltas(size, most, p, sigma, steps, epsilons, direction) -> np.nda
         if direction == "add":
             first, second = second, first
         divergences = [np.maximum(0, first - math.exp(e) * second).sum() * spacing for e in epsilons]
-        total += np.prod(law.pmf(others)) * np.array(divergences)
+        total += np.prod(distribution.pmf(others)) * np.array(divergences)
     return total
 
 
@@ -130,10 +130,10 @@ def test_batch_sizes_before_cutting_are_the_binomials_the_reserve_uses(scheme):
     rates = scheme.participation_probabilities()
     sizes = participation(scheme, 30 * 4000).reshape(4000, 30, -1).sum(axis=1)
     for step in (0, 12):
-        law = stats.binom(30, rates[step])
-        top = int(law.isf(5 / 4000))
+        distribution = stats.binom(30, rates[step])
+        top = int(distribution.isf(5 / 4000))
         observed = np.bincount(np.minimum(sizes[:, step], top), minlength=top + 1)
-        expected = 4000 * np.append(law.pmf(np.arange(top)), law.sf(top - 1))
+        expected = 4000 * np.append(distribution.pmf(np.arange(top)), distribution.sf(top - 1))
         low = expected < 5
         keep = np.append(observed[~low], observed[low].sum()), np.append(expected[~low], expected[low].sum())
         keep = [part[keep[1] > 0] for part in keep]
@@ -145,8 +145,8 @@ def test_the_trainer_cuts_uniformly_and_keeps_the_barred_out():
     scheme, kept, seen = BMinSep(6, 3, 1.0, warm_start=False), np.zeros(20), 0
     for run in range(3000):
         sampler = Sampler(scheme, 20, 8, (run, 2, 2, 2), truncate=True)
-        # p = 1 and a cold start: all 20 are sampled at steps 0 and 3 and barred otherwise, cut or not. That
-        # is no matter of chance, so of most runs the first step is enough.
+        # p = 1 and a cold start: all 20 are sampled at steps 0 and 3 and locked out otherwise, cut or not.
+        # That is no matter of chance, so of most runs the first step is enough.
         batches = [sampler.next() for _ in range(6 if run < 100 else 1)]
         sizes = [int(batch.mask.sum()) for batch in batches]
         assert sizes == [8, 0, 0, 8, 0, 0][: len(sizes)]

@@ -1,4 +1,4 @@
-"""Samples until acceptance, by rule and by law of the terms; prints a Markdown table.
+"""Samples until acceptance, by rule and by distribution of the terms; prints a Markdown table.
 
 Run `python tests/benchmarks/acceptance_rules.py > tests/benchmarks/acceptance_rules.md`. Terms are
 drawn as histograms over `TERM_EDGES`, block by block: all that any of these rules looks at.
@@ -14,8 +14,8 @@ from jaxacct.statistics import bounds
 Q, RUNS, BLOCKS_PER_ORACLE = 1e-10, 41, 100
 CAPTION = f"""\
 Median number of terms until `mean <= theta` is accepted at q = {Q:g}; {RUNS} runs a row.
-*oracle*: ln(1/q) over the log growth of the best bet for the true law. *fixed KL* and *Bernstein*:
-the number fixed beforehand, the true law known, at which acceptance is an even chance.
+*oracle*: ln(1/q) over the log growth of the best bet for the true distribution. *fixed KL* and *Bernstein*:
+the number fixed beforehand, the true distribution known, at which acceptance is an even chance.
 *pilot + grid*: `default_bets` with 20/theta pilot terms (not counted). *adaptive*: one bet a block,
 tuned on the blocks before. In brackets, the excess over the oracle.
 """
@@ -47,14 +47,14 @@ def hockey_stick(mean):
     return lambda x: stats.norm.cdf(epsilon - np.log1p(-np.minimum(x, 1 - 1e-16)) - 0.5)
 
 
-def samples_to_acceptance(law, theta, oracle, rng):
+def samples_to_acceptance(distribution, theta, oracle, rng):
     """Median number of terms at acceptance for the three sequential rules, in order of RULES."""
-    used = np.flatnonzero(law)
+    used = np.flatnonzero(distribution)
     values, block = bounds.TERM_EDGES[used], math.ceil(oracle / BLOCKS_PER_ORACLE)
     payoffs = (theta - values) / (1 - theta)
 
     def dense(held):
-        counts = np.zeros(law.size, np.int64)
+        counts = np.zeros(distribution.size, np.int64)
         counts[used] = held
         return counts
 
@@ -65,8 +65,8 @@ def samples_to_acceptance(law, theta, oracle, rng):
 
     found = []
     for _ in range(RUNS):
-        pilot = dense(rng.multinomial(math.ceil(20 / theta), law[used]))
-        held = rng.multinomial(block, law[used], size=3 * BLOCKS_PER_ORACLE)
+        pilot = dense(rng.multinomial(math.ceil(20 / theta), distribution[used]))
+        held = rng.multinomial(block, distribution[used], size=3 * BLOCKS_PER_ORACLE)
         times = []
         for bets, weights in (bounds.default_bets(theta, pilot), bounds.default_bets()):
             accepted = log_wealth(held, bets, weights) >= -math.log(Q)
@@ -108,20 +108,20 @@ def bernstein(mean, variance, theta):
 def main():
     rng = np.random.default_rng(20261120)
     print(CAPTION)
-    print("| law | theta | theta / mean | oracle | " + " | ".join(RULES) + " |")
+    print("| distribution | theta | theta / mean | oracle | " + " | ".join(RULES) + " |")
     print("|---|---|---|---|" + "---|" * len(RULES))
     over = []
     for make in (coin, uniform, hockey_stick, beta):
         for theta in (0.5, 0.1, 1e-2, 1e-3):
             for ratio in (2, 1.2):
-                law = np.diff(make(theta / ratio)(bounds.TERM_EDGES), prepend=0).clip(0)
-                law /= law.sum()
-                mean = law @ bounds.TERM_EDGES
-                variance = law @ (bounds.TERM_EDGES - mean) ** 2
-                large = np.round(law * 1e15).astype(np.int64)
+                distribution = np.diff(make(theta / ratio)(bounds.TERM_EDGES), prepend=0).clip(0)
+                distribution /= distribution.sum()
+                mean = distribution @ bounds.TERM_EDGES
+                variance = distribution @ (bounds.TERM_EDGES - mean) ** 2
+                large = np.round(distribution * 1e15).astype(np.int64)
                 oracle = bounds.predicted_samples(theta, large, 2 * Q)
                 row = [-math.log(Q) / bounds.kl(mean, theta)]
-                row += list(samples_to_acceptance(law, theta, oracle, rng))
+                row += list(samples_to_acceptance(distribution, theta, oracle, rng))
                 row += [bernstein(mean, variance, theta)]
                 over.append(np.array(row) / oracle)
                 cells = [f"{n:,.0f} ({round(100 * n / oracle - 100):+d}%)" for n in row]

@@ -2,11 +2,12 @@
 
     PYTHONPATH=. python -m tests.benchmarks.deciding
 
-Simulated: terms are drawn in place of outputs, from laws fitted to 65,000 (production) and 200,000 (README's
-run) draws at each of ten noise multipliers a hundredth apart. Thresholds and means are log-linear in the
-exponent of the grid, terms above 0 have one shape. The edge of what is certified is put at eight places of a
-step of the grid. Searches and rules are those of `calibrate`; "half a million" has that limit wherever an
-accountant's noise needs no more, and "before" neither trends nor patience besides, and its ladder.
+Simulated: terms are drawn in place of outputs, from distributions fitted to 65,000 (production) and 200,000
+(README's run) draws at each of ten noise multipliers a hundredth apart. Thresholds and means are log-linear
+in the exponent of the grid, terms above 0 have one shape. The edge of what is certified is put at eight
+places of a step of the grid. Searches and rules are those of `calibrate`; "half a million" has that limit
+wherever an accountant's noise needs no more, and "before" neither trends nor patience besides, and its
+ladder.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Law:
+class Distribution:
     """Terms at every exponent of the grid, moved by a part of a step."""
 
     def __init__(self, setting: str, place: float, rng: np.random.Generator):
@@ -68,9 +69,9 @@ class Law:
 
 
 class Search(calibration.Search):
-    """The real one with terms of a `law`."""
+    """The real one with terms of a `distribution`."""
 
-    law: Law
+    distribution: Distribution
 
     def at(self, noise_multiplier: float) -> Any:
         exponent = round(math.log(noise_multiplier) / math.log(1.01))
@@ -92,7 +93,7 @@ class Search(calibration.Search):
             direction=direction,
             mechanism=mechanism,
             log_scale=-math.inf if nothing else 0.0,
-            theta=self.law.theta(mechanism.exponent),
+            theta=self.distribution.theta(mechanism.exponent),
         )
 
     def pilot(self, chosen, stream, theta, limit, coarse=False) -> np.ndarray:
@@ -100,50 +101,52 @@ class Search(calibration.Search):
         blocks, counts = self.seen.setdefault(noise, (0, np.zeros(len(bounds.TERM_EDGES), np.int64)))
         while not (blocks if coarse else calibration._seen_enough(counts, theta, limit)):
             step = max(calibration.NUM_PILOT_BLOCKS, blocks // 2)
-            counts = counts + self.law.draw(chosen.mechanism.exponent, 128 * step)
+            counts = counts + self.distribution.draw(chosen.mechanism.exponent, 128 * step)
             blocks += step
             self.seen[noise] = blocks, counts
         return counts
 
 
-def verified(law: Law, exponent: int, most: int, share: float, patience: float) -> tuple[bool, int]:
+def verified(
+    distribution: Distribution, exponent: int, most: int, share: float, patience: float
+) -> tuple[bool, int]:
     """(accepted, samples) of one verification of `most` samples, the pilot's too."""
-    theta, pilot, blocks = law.theta(exponent), 128 * PILOT_BLOCKS, 0
-    bets = bounds.default_bets(theta, law.draw(exponent, pilot))
+    theta, pilot, blocks = distribution.theta(exponent), 128 * PILOT_BLOCKS, 0
+    bets = bounds.default_bets(theta, distribution.draw(exponent, pilot))
     of: Any = SimpleNamespace(threshold=theta)
-    stop, level = Stop("anytime", most, share, patience), share * law.q
+    stop, level = Stop("anytime", most, share, patience), share * distribution.q
     counts, limit = np.zeros(len(bounds.TERM_EDGES), np.int64), -(-most // 128)
     while not _is_settled(of, stop, level, counts, blocks, limit, *bets):
         end = min(limit, next_check(blocks))
-        counts, blocks = counts + law.draw(exponent, 128 * (end - blocks)), end
+        counts, blocks = counts + distribution.draw(exponent, 128 * (end - blocks)), end
     return accepts(counts, theta, "anytime", level, *bets), 128 * blocks + pilot
 
 
-def decided(law: Law, before: bool) -> tuple[int, int, int]:
+def decided(distribution: Distribution, before: bool) -> tuple[int, int, int]:
     """(exponent released, samples of the search, of verifications)."""
-    budget = SimpleNamespace(failure_probability=law.q, delta_v=1.0)
+    budget = SimpleNamespace(failure_probability=distribution.q, delta_v=1.0)
     nothing: Any = None
     target: Any = SimpleNamespace(budget=budget)
     search = Search(nothing, target, "anytime", *[nothing] * 3)
-    object.__setattr__(search, "law", law)
-    smallest, limit = search.smallest_exponent(law.fallback, 1.01, None)
+    object.__setattr__(search, "distribution", distribution)
+    smallest, limit = search.smallest_exponent(distribution.fallback, 1.01, None)
     drawn = 128 * sum(blocks for blocks, _ in search.seen.values())
     tried = [(0, 0.9)] if before else list(enumerate(FIRST_SHARES))
     samples, released = 0, None
     for step, share in tried:
         if released is None:
             patience = math.inf if before else PATIENCE * limit
-            accepted, more = verified(law, smallest + step, limit, share, patience)
+            accepted, more = verified(distribution, smallest + step, limit, share, patience)
             samples, released = samples + more, smallest + step if accepted else None
     if released is None:
         for step in (5, 2, 1) if before else LADDER:
             rest = 1 - sum(share for _, share in tried)
-            accepted, more = verified(law, smallest + step, limit, rest, math.inf)
+            accepted, more = verified(distribution, smallest + step, limit, rest, math.inf)
             samples += more
             if not accepted:
                 break
             released = smallest + step
-    return law.fallback if released is None else released, drawn, samples
+    return distribution.fallback if released is None else released, drawn, samples
 
 
 def simulated(setting: str, rules: str, patches: contextlib.ExitStack) -> list[tuple]:
@@ -160,7 +163,9 @@ def simulated(setting: str, rules: str, patches: contextlib.ExitStack) -> list[t
     rows = []
     for i, place in enumerate(PLACES):
         for repeat in range(REPEATS):
-            found = decided(Law(setting, place, np.random.default_rng([i, repeat])), rules == "before")
+            found = decided(
+                Distribution(setting, place, np.random.default_rng([i, repeat])), rules == "before"
+            )
             rows.append((found[0] + place, *found[1:]))
     return rows
 

@@ -41,7 +41,7 @@ CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
 )
 EVIDENCE = "tests/conformance/test_certificates.py"
 THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/families/extrapolation.py"
-LAWS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
+DISTRIBUTIONS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (
     f"tests/train/{name}.py"
     for name in ("batches/test_sampler", "noise/test_noise", "clipping/test_clipping")
@@ -54,7 +54,7 @@ LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interrup
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
 GROUPS = "tests/train/clipping/test_groups.py"
 CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
-DRAWN, LAWS_OF_GROUPS = (
+DRAWN, PARTICIPATION_TESTS = (
     "tests/accountants/tradeoff/test_sampled_plan.py",
     "tests/accountants/tradeoff/test_participation.py",
 )
@@ -575,7 +575,7 @@ MUTANTS = [
         "return two_sum(g, added)",
         "tests/likelihood/test_rounding.py tests/kernels/test_recurrence.py",
     ),
-    # Schemes: the law, the likelihood and the sampler of each.
+    # Schemes: the distribution, the likelihood and the sampler of each.
     Mutant(
         "jaxacct/schemes/b_min_sep.py",
         "weights[0] = 1.0\n",
@@ -586,7 +586,7 @@ MUTANTS = [
         "jaxacct/schemes/b_min_sep.py",
         "1 + threefry.integers_of(which, b - 1)",
         "threefry.integers_of(which, b - 1)",
-        LAWS,
+        DISTRIBUTIONS,
     ),
     Mutant(
         "jaxacct/schemes/b_min_sep.py",
@@ -735,7 +735,7 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "(self._scale * (1 + law.draw_error()))",
+        "(self._scale * (1 + distribution.draw_error()))",
         "self._scale",
         DRAWN,
     ),
@@ -1209,7 +1209,7 @@ MUTANTS = [
         "jaxacct/accountants/tradeoff/generalized_dpsgd/filtering.py",
         "if kept + others >= least_kept",
         "if kept >= least_kept",
-        LAWS_OF_GROUPS,
+        PARTICIPATION_TESTS,
     ),
     Mutant(
         "jaxacct/accountants/tradeoff/last_iterate/lower_bounds.py",
@@ -1244,7 +1244,7 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "evidence.counts[-1][0] > law.most()",
+        "evidence.counts[-1][0] > distribution.most()",
         "False",
         DRAWN,
     ),
@@ -1454,7 +1454,10 @@ MUTANTS = [
         REDRAWN,
     ),
     Mutant(
-        SUMS_OF_X, "law.most_weighted - less * law.least_beyond", "law.most_weighted - threshold", ALLOCATION
+        SUMS_OF_X,
+        "dist.most_weighted - less * dist.least_beyond",
+        "dist.most_weighted - threshold",
+        ALLOCATION,
     ),
     Mutant(SUMS_OF_X, "* (1 - off) - best.wrapped)", "* (1 - off))", ALLOCATION),
     Mutant(SUMS_OF_X, "Factor(one, part.number - (i == j))", "Factor(one, part.number)", ALLOCATION),
@@ -1552,7 +1555,7 @@ MUTANTS = [
     Mutant(
         PROGRAMS, "ClosedJaxpr(closed.jaxpr, constants)", "ClosedJaxpr(closed.jaxpr, closed.consts)", COMPILED
     ),
-    # Other libraries: what is said to dominate does, and only laws that are here are read.
+    # Other libraries: what is said to dominate does, and only distributions that are here are read.
     Mutant(EVENTS, "noise_multiplier / sensitivity(mechanism))", "noise_multiplier)", PEERS),
     Mutant(EVENTS, "if rounds is None or cross_term(mechanism):", "if rounds is None:", PEERS),
     Mutant(EVENTS, "if scheme.min_separation == 1:", "if scheme.min_separation >= 1:", PEERS),

@@ -92,7 +92,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/kernels/interacting_recurrence.py", "tests/core/test_budget_lines.py"): [
         ("local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)", "local += 0"),
-        ("barred_steps = 0 if compensates_all(block) else block + 1", "barred_steps = 0"),
+        ("lockout_steps = 0 if compensates_all(block) else block + 1", "lockout_steps = 0"),
         ("4 * (growth + together + number * shift)", "4 * (growth + together + shift)"),
     ],
     ("jaxacct/proposals/families/pairs.py", "tests/core/test_budget_lines.py"): [
@@ -160,8 +160,8 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_allowances.py"): [
         (
-            "laws = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)",
-            "laws = shifted(mechanism, log_scale, near, -1.0), shifted(mechanism, log_scale, far, 1.0)",
+            "lines = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)",
+            "lines = shifted(mechanism, log_scale, near, -1.0), shifted(mechanism, log_scale, far, 1.0)",
         ),
         (
             'return total(self.lines, "total variation") + total(self.lines, "delta")',
@@ -363,10 +363,10 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ),
     ],
     ("jaxacct/core/verify.py", "tests/core/test_allowances.py"): [
-        ('    law |= {"margin": margin_of_line(line)}\n', ""),
+        ('    metadata |= {"margin": margin_of_line(line)}\n', ""),
     ],
     ("jaxacct/core/verify.py", "tests/core/test_allowances_of_scales.py"): [
-        ('proposal.drawn_law | {"margin": margin}', "proposal.drawn_law"),
+        ('proposal.draw_metadata | {"margin": margin}', "proposal.draw_metadata"),
     ],
     ("jaxacct/core/check.py", "tests/core/test_loading.py"): [
         (
@@ -424,7 +424,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("math.isfinite(margin) and margin >=", "margin >="),
     ],
     ("jaxacct/verification/shards.py", "tests/verification/test_shards.py"): [
-        ('job |= run.of.proposal.drawn_law | {"margin": margin}', 'job |= {"margin": margin}'),
+        ('job |= run.of.proposal.draw_metadata | {"margin": margin}', 'job |= {"margin": margin}'),
         ("        check_margin(drawn.margin, of.margin)\n", ""),
         ("        if len(margins) > 1:\n", "        if False:\n"),
     ],

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 
 
-def look_installed(folder: Path) -> None:
+def assert_installed(folder: Path) -> None:
     """Make `folder` one to import from that looks like an installation."""
     (folder / "jaxacct").mkdir()
     for part in [*(ROOT / "jaxacct").iterdir(), ROOT / "train"]:
@@ -63,7 +63,7 @@ def main() -> None:
     for path in parser.parse_args().paths:
         since = time.monotonic()
         with tempfile.TemporaryDirectory() as imports, tempfile.TemporaryDirectory() as folder:
-            look_installed(Path(imports))
+            assert_installed(Path(imports))
             nbformat.write(execute(path, Path(imports), Path(folder)), path)
         print(f"{path.name}: {time.monotonic() - since:.0f} s, {path.stat().st_size // 1000} kB", flush=True)
 

@@ -21,10 +21,10 @@ def main():
             started = time.process_time()
             options = dict(key=jax.random.key(3), proposal=proposal, max_samples=1_000_000)
             found = verify(mechanism, epsilon, 1e-5, **options)
-            law, delta_v = found.remove, found.claim.target.budget.delta_v
+            side, delta_v = found.remove, found.claim.target.budget.delta_v
             print(
-                f"epsilon {epsilon}: {law.proposal}: certified {found.certified}, {law.num_samples:,} "
-                f"samples, M / delta_v {law.scale / delta_v:.0f}, estimate {law.estimate:.2e}, "
+                f"epsilon {epsilon}: {side.proposal}: certified {found.certified}, {side.num_samples:,} "
+                f"samples, M / delta_v {side.scale / delta_v:.0f}, estimate {side.estimate:.2e}, "
                 f"{time.process_time() - started:.1f} CPU-s",
                 flush=True,
             )

@@ -34,7 +34,7 @@ ITERATIONS, BATCH, BANDS, EXAMPLES, DELTA = 1000, 1024, 16, 2, 2e-6
 
 
 def co_authorship(num_examples: int = 300_000, num_users: int = 400_000, seed: int = 0):
-    """Examples with 1..8 owners (a power law), owners picked by a power law too."""
+    """Examples with 1..8 owners (a power distribution), owners picked by a power distribution too."""
     generator = np.random.default_rng(seed)
     sizes = np.minimum(8, np.floor(generator.pareto(1.3, num_examples) + 1)).astype(int)
     rows = np.repeat(np.arange(num_examples), sizes)

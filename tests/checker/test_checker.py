@@ -86,11 +86,11 @@ def matrix(strategy: dict, steps: int) -> np.ndarray:
 
 
 def oracle(setting, sigma=SIGMA):
-    """(law, columns, C, all C x, probabilities, ln f of outputs by enumeration)."""
+    """(distribution, columns, C, all C x, probabilities, ln f of outputs by enumeration)."""
     scheme, bands, finite = setting
     strategy = strategy_json(bands, finite, scheme["iterations"])
-    law = checker.law_of(scheme)
-    columns, c = checker.columns_of(strategy, law), matrix(strategy, scheme["iterations"])
+    distribution = checker.distribution_of(scheme)
+    columns, c = checker.columns_of(strategy, distribution), matrix(strategy, scheme["iterations"])
     x, probabilities = patterns(scheme)
     means = c @ x
 
@@ -98,7 +98,7 @@ def oracle(setting, sigma=SIGMA):
         exponents = means.T @ y / sigma**2 - (means**2).sum(0)[:, None] / (2 * sigma**2)
         return np.log(probabilities @ np.exp(exponents))
 
-    return law, columns, c, x, probabilities, loss
+    return distribution, columns, c, x, probabilities, loss
 
 
 def test_it_imports_nothing_of_ours_and_is_short():
@@ -116,35 +116,35 @@ def test_it_imports_nothing_of_ours_and_is_short():
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
 def test_likelihoods_rates_and_normalizers_against_enumeration(setting):
-    law, columns, c, x, probabilities, loss = oracle(setting)
+    distribution, columns, c, x, probabilities, loss = oracle(setting)
     rng = np.random.default_rng(1)
-    np.testing.assert_allclose(columns.apply(np.eye(law.steps)), c, atol=1e-12)
+    np.testing.assert_allclose(columns.apply(np.eye(distribution.steps)), c, atol=1e-12)
     y = 2 * rng.standard_normal((len(c), 50))
-    np.testing.assert_allclose(law.log_ratio(columns.log_ratios(y, SIGMA)), loss(y), atol=1e-10)
-    r = rng.standard_normal(law.steps)
+    np.testing.assert_allclose(distribution.log_ratio(columns.log_ratios(y, SIGMA)), loss(y), atol=1e-10)
+    r = rng.standard_normal(distribution.steps)
     tilted = probabilities * np.exp(r @ x)
-    log_f, rates = law.tilted(r)
+    log_f, rates = distribution.tilted(r)
     assert math.isclose(log_f, math.log(tilted.sum()), abs_tol=1e-12)
     np.testing.assert_allclose(rates, x @ tilted / tilted.sum(), atol=1e-12)
-    none = checker.Mechanism(law, columns, SIGMA, 1.0).log_none
+    none = checker.Mechanism(distribution, columns, SIGMA, 1.0).log_none
     assert math.isclose(math.exp(none), probabilities[0], abs_tol=1e-12)
     shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
-    pairs = law.pairs(law, columns.gram, 1 / SIGMA**2)
+    pairs = distribution.pairs(distribution, columns.gram, 1 / SIGMA**2)
     assert math.isclose(pairs.log_z, math.log(probabilities @ shared @ probabilities), rel_tol=1e-10)
 
 
 @pytest.mark.parametrize(
     "setting", [SETTINGS[i] for i in (0, 2, 3, 6, 8)], ids=[IDS[i] for i in (0, 2, 3, 6, 8)]
 )
-def test_draws_follow_the_enumerated_law(setting):
+def test_draws_follow_the_enumerated_distribution(setting):
     """Chi-square of single and paired draws, pooled below 8 expected, false alarm 1e-6 each."""
-    law, columns, c, x, probabilities, _ = oracle(setting)
-    rng, number, code = np.random.default_rng(2), 40_000, 2 ** np.arange(law.steps)[::-1]
+    distribution, columns, c, x, probabilities, _ = oracle(setting)
+    rng, number, code = np.random.default_rng(2), 40_000, 2 ** np.arange(distribution.steps)[::-1]
     shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
     joint = probabilities[:, None] * probabilities * shared
-    single = code @ law.draw(rng, number).astype(int)
+    single = code @ distribution.draw(rng, number).astype(int)
     first, second = np.tensordot(
-        code, law.pairs(law, columns.gram, SIGMA**-2).draw(rng, number).astype(int), (0, 1)
+        code, distribution.pairs(distribution, columns.gram, SIGMA**-2).draw(rng, number).astype(int), (0, 1)
     )
     for drawn, expected in (
         (single, probabilities * number),
@@ -160,9 +160,9 @@ def test_draws_follow_the_enumerated_law(setting):
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
 def test_every_proposal_has_the_divergence_of_the_enumerated_pair(setting):
-    law, columns, c, x, probabilities, loss = oracle(setting)
+    distribution, columns, c, x, probabilities, loss = oracle(setting)
     epsilon, rng, number = 0.7, np.random.default_rng(3), 12_000
-    mechanism = checker.Mechanism(law, columns, SIGMA, epsilon)
+    mechanism = checker.Mechanism(distribution, columns, SIGMA, epsilon)
     at_x = rng.choice(x.shape[1], 4 * number, p=probabilities)
     noise = SIGMA * rng.standard_normal((len(c), 4 * number))
     true = {
@@ -185,8 +185,8 @@ def test_every_proposal_has_the_divergence_of_the_enumerated_pair(setting):
 
 def test_pairs_in_a_tournament_have_the_same_divergence():
     """Four replicas where pairs attract little, so that their terms are seldom near their bound."""
-    law, columns, *_ = oracle(SETTINGS[2], 3.0)
-    mechanism, rng = checker.Mechanism(law, columns, 3.0, 0.1), np.random.default_rng(4)
+    distribution, columns, *_ = oracle(SETTINGS[2], 3.0)
+    mechanism, rng = checker.Mechanism(distribution, columns, 3.0, 0.1), np.random.default_rng(4)
     found = {}
     for proposal in itertools.islice(mechanism.remove(), 3):
         terms, scale = proposal.terms(rng, 60_000), math.exp(proposal.log_scale)

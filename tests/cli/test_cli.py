@@ -76,7 +76,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
         *COMMON,
         *BANDS,
         "--noise-multiplier",
-        "0.6",  # near that of the plan, so that the same laws are drawn from
+        "0.6",  # near that of the plan, so that the same distributions are drawn from
     ]
     assert run(*command, "--epsilon", "2", "--samples", "2000", "--json") == 0
     found = json.loads(capsys.readouterr().out)

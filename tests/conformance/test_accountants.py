@@ -1,7 +1,7 @@
 """Every registered accountant through one table of requirements. A new one needs a line in `MEMBERS`.
 
 What a bound has to stay above is the exact divergence of two steps, by enumeration and quadrature; where the
-accountant states the law that it reveals, it has to be that law's divergence too.
+accountant states the distribution that it reveals, it has to be that distribution's divergence too.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ MEMBERS = {
             at(MultiAttribution(2, 3, 0.4, 2, False)),
         ],
         [
-            (at(Poisson(2, 0.3)), None, "law of its participations"),
+            (at(Poisson(2, 0.3)), None, "distribution of its participations"),
             (at(MultiAttribution(2, 2, 0.3, 2)), COMPOSED, "nothing is composed"),
             (at(MultiAttribution(2, 1, 0.3, 2), strategy=OVERLAPPING), None, "overlap"),
         ],
@@ -157,14 +157,14 @@ def gaussian(epsilon: float, mu):
 
 
 def worst_pattern(mechanism, epsilon):
-    patterns = enumeration.pattern_law(mechanism.scheme)
+    patterns = enumeration.pattern_distribution(mechanism.scheme)
     return gaussian(epsilon, max(map(np.linalg.norm, patterns)) / mechanism.noise_multiplier)
 
 
 def revealed_patterns(mechanism, epsilon):
-    law = enumeration.pattern_law(mechanism.scheme)
-    lengths = {x: np.linalg.norm(x) / mechanism.noise_multiplier for x in law}
-    return sum(weight * gaussian(epsilon, lengths[x]) for x, weight in law.items() if any(x))
+    distribution = enumeration.pattern_distribution(mechanism.scheme)
+    lengths = {x: np.linalg.norm(x) / mechanism.noise_multiplier for x in distribution}
+    return sum(weight * gaussian(epsilon, lengths[x]) for x, weight in distribution.items() if any(x))
 
 
 # What each bounds exactly where nothing is rounded, and how far up rounding may go.
@@ -177,7 +177,7 @@ ORACLES = {
 
 
 @pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
-def test_against_the_law_that_it_reveals(accountant, mechanism):
+def test_against_the_distribution_that_it_reveals(accountant, mechanism):
     oracle, slack = ORACLES[accountant.name]
     for epsilon in (0.1, 0.5):
         value = oracle(mechanism, epsilon)

@@ -1,7 +1,7 @@
 """Every registered scheme through one table of requirements. A new scheme needs a line in `MEMBERS`.
 
 Deterministic: likelihoods against enumeration and by quadrature over the outputs of two steps. That drawn
-participations follow their law is in tests/schemes/test_schemes.py, for every scheme too.
+participations follow their distribution is in tests/schemes/test_schemes.py, for every scheme too.
 """
 
 import dataclasses
@@ -71,15 +71,15 @@ def typical_side(scheme, num):
     return None if scheme.side_information is None else np.zeros((num, scheme.iterations), int)
 
 
-def law(scheme):
+def distribution(scheme):
     """By enumeration: participation vectors, (count, iterations), and their probabilities."""
-    found = enumeration.pattern_law(getattr(scheme, "uncut", scheme))
+    found = enumeration.pattern_distribution(getattr(scheme, "uncut", scheme))
     return np.array(list(found), float), np.array(list(found.values()))
 
 
 @pytest.mark.parametrize("scheme", ALL)
-def test_law_against_enumeration(scheme):
-    patterns, weights = law(scheme)
+def test_distribution_against_enumeration(scheme):
+    patterns, weights = distribution(scheme)
     assert weights.sum() == pytest.approx(1, abs=1e-12)
     np.testing.assert_allclose(scheme.participation_probabilities(), weights @ (patterns > 0), atol=1e-12)
     none = weights[~patterns.any(axis=1)].sum()
@@ -99,7 +99,7 @@ def test_sensitivity_covers_every_participation(scheme):
     matrix = enumeration.strategy_matrix(
         strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
     )
-    patterns, _ = law(scheme)
+    patterns, _ = distribution(scheme)
     worst = np.square(patterns @ matrix.T).sum(axis=1).max()
     assert scheme.squared_sensitivity(0.0) >= worst * (1 - 1e-12)
 
@@ -308,8 +308,8 @@ def test_what_a_scheme_states_of_batches_and_graphs(scheme):
 
 
 @pytest.mark.parametrize("scheme", TYPICAL)
-def test_batches_beside_the_law(scheme):
-    """Real batches have the mean size that the law says; 400 runs, false alarm 1e-9 each by the CLT."""
+def test_batches_beside_the_distribution(scheme):
+    """Real batches have the mean size of the distribution; 400 runs, false alarm 1e-9 each by the CLT."""
     if scheme.unit == "user" and not scheme.examples_overlap:
         with pytest.raises(ValueError, match="graph must be given"):  # drawn in tests/training
             scheme.batches(10, np.random.default_rng(0))
@@ -319,11 +319,11 @@ def test_batches_beside_the_law(scheme):
         generator = np.random.default_rng(run)
         batches = scheme.batches(10, generator)
         row[:] = [len(np.unique(batches.draw(step, generator))) for step in range(scheme.iterations)]
-    expected = 10 * law_of_one(scheme)
+    expected = 10 * distribution_of_one(scheme)
     assert np.all(np.abs(sizes.mean(axis=0) - expected) < 6 * np.sqrt(np.maximum(expected, 0.1) / 400))
 
 
-def law_of_one(scheme):
+def distribution_of_one(scheme):
     """The probability of one example to be sampled at each step."""
     one = getattr(scheme, "one", getattr(scheme, "uncut", scheme))
     return one.participation_probabilities()

@@ -118,7 +118,7 @@ def test_float32_is_near_float64(strategy):
 def test_cross_terms_cover_every_participation(strategy, separation):
     gram = extended(strategy).T @ extended(strategy)
     bound = np.broadcast_to(strategy.cross_terms(N, separation), N)
-    for pattern in np.array(list(enumeration.pattern_law(BMinSep(N, separation, 0.5, False)))):
+    for pattern in np.array(list(enumeration.pattern_distribution(BMinSep(N, separation, 0.5, False)))):
         for i in np.flatnonzero(pattern):
             assert bound[i] >= gram[i, i + 1 :] @ pattern[i + 1 :] - 1e-12
     if strategy.bands <= separation:

@@ -40,7 +40,7 @@ class TestVariants(chex.TestCase):
         chex.assert_shape(counts, (ROWS, scheme.iterations))
         chex.assert_type(counts, jnp.float32)
         chex.assert_trees_all_equal(counts, jax.jit(counts_of, static_argnums=0)(scheme, WORDS))
-        patterns, _ = test_schemes.law(scheme)
+        patterns, _ = test_schemes.distribution(scheme)
         assert set(map(tuple, np.asarray(counts).tolist())) <= set(map(tuple, patterns.tolist()))
 
     @each_way

@@ -1,4 +1,5 @@
-"""Allowances that proposals make themselves, recomputed: tables, factors of weights, lines of two laws.
+"""Allowances that proposals make themselves, recomputed: tables, factors of weights, lines of two
+distributions.
 
 As in tests/core/test_budget_lines.py nothing rests on measured errors, which are far below what is allowed
 for.
@@ -67,7 +68,7 @@ def test_a_threshold_pays_for_every_item():
 # --- The table of a coordinate ---
 
 
-def law_of_cells(cells):
+def distribution_of_cells(cells):
     """(chance of each cell, float64, and ln of the density in it) as they are drawn: words of 32 bits."""
     last = np.asarray(cells["last"], np.float64)
     chances = np.diff(np.append(-1.0, last)) / 2**32
@@ -81,7 +82,7 @@ def test_weights_of_a_table_are_rounded_up():
     upper = 2.0 - width * np.arange(half_space.CELLS)
     log_peak = stats.norm.logpdf(upper) + rng.uniform(-3, 0, upper.size)
     log_scale, cells = half_space.place_cells(upper, width, log_peak)
-    chances, log_density = law_of_cells(cells)
+    chances, log_density = distribution_of_cells(cells)
     exact = stats.norm.logpdf(upper) - log_density
     raised = np.asarray(cells["log_weight"], float) - exact
     assert (raised >= 2.9 * U * (1 + np.abs(exact))).all() and raised.max() < 1e-3
@@ -99,10 +100,10 @@ def test_a_table_says_what_it_leaves_out(edge, slope):
     # The normal density is largest at the end nearer to 0, the other factor at the lower end.
     largest = stats.norm.logpdf(np.clip(0.0, upper - width, upper))
     largest += np.log(-np.expm1(slope * (upper - width - edge)))
-    assert (largest - law_of_cells(cells)[1]).max() == pytest.approx(log_scale, abs=1e-5)
+    assert (largest - distribution_of_cells(cells)[1]).max() == pytest.approx(log_scale, abs=1e-5)
 
 
-def test_what_half_spaces_say_of_their_law():
+def test_what_half_spaces_say_of_their_distribution():
     found = proposal_by_name(COLUMNS, 1.0, "add", "half-space")
     cells, remainder = found.tables(), half_space.log_remainder_scale(COLUMNS, 1.0)
     end = float(cells["upper"][-1]) - float(cells["width"])
@@ -197,11 +198,11 @@ def test_factors_of_overlapping_columns_allow_for_both_transforms():
 
 
 @pytest.mark.parametrize("odds", [1e-4, 0.3, 2.0])
-def test_means_are_those_of_a_law_that_is_only_near(odds):
+def test_means_are_those_of_a_distribution_that_is_only_near(odds):
     """k times (K e^Delta + 1) Delta^2 / 2, Delta from what the likelihood of one is off by."""
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, 3), BandedToeplitz.square_root(4), 2.5)
     lines = (BudgetLine("rounding of the likelihood ratio", "epsilon", odds / 3, ""),)
-    *kept, found = mean_overlaps.with_the_law_of_means(mechanism, lines)
+    *kept, found = mean_overlaps.tilted_to_means(mechanism, lines)
     assert tuple(kept) == lines and found.kind == "epsilon"
     made = {line.name: (line.kind, line.amount) for line in lines}
     assert found.amount == pytest.approx(budget_families.means_item(mechanism, made), rel=1e-9, abs=0)
@@ -209,24 +210,24 @@ def test_means_are_those_of_a_law_that_is_only_near(odds):
     assert found.amount == pytest.approx(by_hand, rel=1e-9, abs=0)
 
 
-# --- Lines through two laws ---
+# --- Lines through two distributions ---
 
 
-def test_both_laws_of_a_line_are_pushed_the_safe_way():
+def test_both_distributions_of_a_line_are_pushed_the_safe_way():
     """The near one further and the far one less far, by 2^-20 of the distance, in float32."""
     near, far = 1.3, 2.9
     line = extrapolation.at_distances(COLUMNS, 0.5, near, far)
     mean = COLUMNS.scheme.participation_probabilities()
     signal = COLUMNS.strategy.gram(mean)
     along = signal / math.sqrt(mean @ signal)
-    for law, distance, side in ((line.near, near, 1), (line.far, far, -1)):
-        shift = np.asarray(law.tables()["shift"], float) / (distance * along) - 1
+    for distribution, distance, side in ((line.near, near, 1), (line.far, far, -1)):
+        shift = np.asarray(distribution.tables()["shift"], float) / (distance * along) - 1
         np.testing.assert_allclose(shift, side * 2.0**-20, rtol=0.1)
         assert (side * shift > 2 * U).all()
 
 
-def test_items_of_a_line_are_those_of_its_farther_law():
-    """Scores as far as the far law moves them, and a hundredth; no delta is shared out."""
+def test_items_of_a_line_are_those_of_its_farther_distribution():
+    """Scores as far as the far distribution moves them, and a hundredth; no delta is shared out."""
     near, far = 0.5, 9.0
     line = extrapolation.at_distances(COLUMNS, 0.5, near, far)
     expected = budget_families.loss_items(COLUMNS, 1e-12, "add", 1, 1.01 * far)
@@ -261,26 +262,26 @@ def test_the_bound_of_a_line_is_rounded_up():
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("law", [0, 1])
-def test_a_line_averages_no_infinite_losses(loss, law, monkeypatch):
-    """Of either law; nor does a mean test of either direction."""
+@pytest.mark.parametrize("distribution", [0, 1])
+def test_a_line_averages_no_infinite_losses(loss, distribution, monkeypatch):
+    """Of either distribution; nor does a mean test of either direction."""
     called = []
 
     def draws(proposal, stream, first, number, dtype=None):
         losses = np.linspace(-1.0, -0.2, 128)
-        losses[5] = loss if len(called) == law else -0.5
+        losses[5] = loss if len(called) == distribution else -0.5
         called.append(proposal)
         yield Draws(losses, np.zeros_like(losses))
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
     with pytest.raises(NonFiniteLossError, match="1 of 128 privacy losses are not finite"):
         extrapolation.count_terms(a_line(), jax.random.key(0), 0.1, 0, 1)
-    assert len(called) == law + 1
-    called[:] = [None] * law
+    assert len(called) == distribution + 1
+    called[:] = [None] * distribution
     for direction in ("remove", "add"):
         with pytest.raises(NonFiniteLossError, match="not finite"):
             of(plain(COLUMNS, direction)).count(None, 0, 1, 0.0)
-        called[:] = [None] * law
+        called[:] = [None] * distribution
 
 
 def test_draws_of_a_line_with_another_margin_are_not_gone_on_from(tmp_path):
@@ -288,17 +289,19 @@ def test_draws_of_a_line_with_another_margin_are_not_gone_on_from(tmp_path):
     line, job = a_line(), "0123456789abcdef"
     begun = Run(of(plain(line.near.mechanism, "add")), line)
     margin = extrapolation.margin_of_line(line)
-    law = {"near": 1.0, "far": 2.0, "log_scale": line.log_scale, "margin": margin}
+    distribution = {"near": 1.0, "far": 2.0, "log_scale": line.log_scale, "margin": margin}
     enough = [[0, 128 * 10**6]], [[len(bounds.TERM_EDGES) - 1, 128 * 10**6]]
     state = {"blocks": 10**6, "near": enough[0], "far": enough[1]}
     key = jax.random.key(0)
     for name, factor in [("margin", 1.001), ("margin", 0.5), ("near", 1.1), ("far", 1.1), ("log_scale", 2.0)]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(f"add-line-{job}", state | {"law": law | {name: law[name] * factor}})
+            checkpoint.save(
+                f"add-line-{job}", state | {"law": distribution | {name: distribution[name] * factor}}
+            )
             with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
                 verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
-        checkpoint.save(f"add-line-{job}", state | {"law": law})
+        checkpoint.save(f"add-line-{job}", state | {"law": distribution})
         found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     assert found.num_samples == 2 * 128 * 10**6
 

@@ -128,12 +128,12 @@ def test_a_line_books_what_its_terms_leave_out(monkeypatch):
 
 def test_scales_of_a_busier_example_are_raised():
     """Both the ratio and what is left of f lowered by 1e-9 of themselves."""
-    log_z, m, none, busier_none, log_ratio, epsilon = 0.7, 3, 0.9, 0.5, 1.2, 0.4
+    log_z, m, none, inflated_none, log_ratio, epsilon = 0.7, 3, 0.9, 0.5, 1.2, 0.4
     from jaxacct.proposals.families.inflated import _log_scale
 
-    found = _log_scale(log_z, m, log_ratio, none, busier_none, epsilon)
+    found = _log_scale(log_z, m, log_ratio, none, inflated_none, epsilon)
     ratio = math.exp(log_ratio)
-    left = busier_none + ratio * (math.exp(epsilon) - none)
+    left = inflated_none + ratio * (math.exp(epsilon) - none)
     exact = log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(left)
     assert 2.5e-9 < found - exact < 1e-8
 
@@ -265,10 +265,10 @@ def test_the_open_bins_of_losses_are_taken_for_the_worst():
 
 
 def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
-    """Nor of another law; the sibling of the same test of lines."""
+    """Nor of another distribution; the sibling of the same test of lines."""
     begun, job = Run(of(plain(a_line().near.mechanism, "remove"))), "0123456789abcdef"
     margin, key = begun.of.margin, jax.random.key(0)
-    law = begun.of.proposal.drawn_law | {"margin": margin}
+    distribution = begun.of.proposal.draw_metadata | {"margin": margin}
     state = {
         "bets": [0.5],
         "weights": [1.0],
@@ -283,10 +283,10 @@ def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
         ("proposal", "x"),
     ]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(f"remove-{job}", state | {"law": law | {name: value}})
+            checkpoint.save(f"remove-{job}", state | {"law": distribution | {name: value}})
             with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
                 verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
-        checkpoint.save(f"remove-{job}", state | {"law": law})
+        checkpoint.save(f"remove-{job}", state | {"law": distribution})
         found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     assert found.num_samples == 128 * 10**6

@@ -64,11 +64,11 @@ EACH = pytest.mark.parametrize("name", SETTINGS)
 
 
 def compare(lines, expected: dict, settled=()):
-    """Every (name, kind) once, and amounts as expected; the law of the draws in `settled`."""
+    """Every (name, kind) once, and amounts as expected; the sampling distribution in `settled`."""
     found = {(line.name, line.kind): line.amount for line in lines}
     assert len(found) == len(lines)
     wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
-    wanted |= {("law of the draws", kind): amount for kind, amount in settled}
+    wanted |= {("sampling distribution", kind): amount for kind, amount in settled}
     assert set(found) == set(wanted)
     for key, amount in wanted.items():
         assert found[key] == pytest.approx(amount, rel=1e-6, abs=0), key
@@ -77,7 +77,7 @@ def compare(lines, expected: dict, settled=()):
 
 @EACH
 def test_items_of_losses(name):
-    """Both directions, one replica and more, laws that are moved, few and many rare outputs allowed."""
+    """Both directions, one replica and more, shifted distributions, few and many rare outputs allowed."""
     mechanism = SETTINGS[name]
     for direction, m, push, delta_v in [
         ("remove", 1, 0.0, DELTA_V),
@@ -104,11 +104,13 @@ def test_how_many_participations_count(name):
 
 def test_every_branch_is_among_the_settings():
     """Each of these would otherwise be compared nowhere."""
-    laws = {name: families.law_of(m, DELTA_V, "remove", 1, 0.0, 2.0**-20) for name, m in SETTINGS.items()}
-    fewer = {name for name, m in SETTINGS.items() if laws[name].count < families.most(m.scheme)}
+    distributions = {
+        name: families.distribution_of(m, DELTA_V, "remove", 1, 0.0, 2.0**-20) for name, m in SETTINGS.items()
+    }
+    fewer = {name for name, m in SETTINGS.items() if distributions[name].count < families.most(m.scheme)}
     assert {"one band", "transforms", "phases", "counts", "two examples", "cut"} <= fewer
     assert {"overlapping", "certain", "low noise"}.isdisjoint(fewer - {"low noise"})
-    assert {name for name in SETTINGS if laws[name].above} >= {"transforms", "counts", "phases"}
+    assert {name for name in SETTINGS if distributions[name].above} >= {"transforms", "counts", "phases"}
     assert adds_windows(SETTINGS["windows"].scheme, SETTINGS["windows"].strategy, 3)
     shares = {line.amount for line in rounding.loss_lines(SETTINGS["low noise"], DELTA_V, "remove")
               if line.kind == "relative"}  # fmt: skip
@@ -149,16 +151,16 @@ def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     assert mechanism.scheme.pair_bound is not None and mechanism.scheme.sums.times == examples
     plain = proposal_by_name(mechanism, 1.0, "remove", "pairs:1,1")
     expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V, "remove"), 1)
-    compare(budget_lines(plain, DELTA_V), expected, law(plain))
+    compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
     assert plain.relative_error == mechanism.scheme.draw_error() > 0
     for m in (6, 8):
         found = proposal_by_name(mechanism, 1.0, "remove", f"pairs:{m},1")
         expected = families.pair_items(mechanism, DELTA_V, m, found.log_normalizer)
         expected = families.by_pairs(mechanism, DELTA_V, expected, -(-m // examples))
-        compare(budget_lines(found, DELTA_V), expected, law(found))
+        compare(budget_lines(found, DELTA_V), expected, distribution(found))
 
 
-def law(proposal) -> list[tuple[str, float]]:
+def distribution(proposal) -> list[tuple[str, float]]:
     return [("relative", proposal.relative_error), ("total variation", proposal.total_variation)]
 
 
@@ -195,13 +197,15 @@ def largest_coordinate(tables) -> float:
     ("setting", "epsilon"), [("one band", 1.0), ("transforms", 4.0), ("rows of the run", 0.9)]
 )
 def test_items_of_half_spaces(setting, epsilon):
-    """The law that replaces a coordinate moves scores by that and by the old one, below 12 but for 2^-105."""
+    """A replaced coordinate moves scores by the new and the old one, below 12 but for 2^-105."""
     mechanism, found = SETTINGS[setting], proposal(setting, epsilon, "add", "half-space")
     tables = found.tables()
     push, weights = largest_coordinate(tables) + 12, np.asarray(tables["weights"], float)
     assert found.push == pytest.approx(push, rel=1e-6)
     compare(
-        budget_lines(found, DELTA_V), families.half_space_items(mechanism, DELTA_V, push, weights), law(found)
+        budget_lines(found, DELTA_V),
+        families.half_space_items(mechanism, DELTA_V, push, weights),
+        distribution(found),
     )
     assert found.relative_error >= 2.0**-20  # cells are off by that: words of 32 bits, float32 places
 
@@ -259,21 +263,21 @@ def test_items_of_a_coordinate_that_overlaps(setting):
 
 
 def test_items_of_bounds_from_below(bounded):
-    """The law of means is that of the loss, and of the weight where that has the loss of all examples."""
+    """The mean distribution is that of the loss, and of the weight where it has the loss of all examples."""
     powers = proposal_by_name(bounded, 1.0, "remove", "example-replicas:5")
     expected = families.example_items(bounded, DELTA_V, 5, powers.log_normalizer)
     means = families.means_item(bounded, expected)
     found = {(line.name, line.kind): line.amount for line in powers.below().rounding_lines(DELTA_V)}
     wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
-    wanted |= {("law of mean overlaps", "epsilon"): means}
-    wanted |= {("law of mean overlaps", "relative"): math.expm1(means)}
+    wanted |= {("distribution of mean overlaps", "epsilon"): means}
+    wanted |= {("distribution of mean overlaps", "relative"): math.expm1(means)}
     assert found == {key: pytest.approx(amount, rel=1e-6, abs=0) for key, amount in wanted.items()}
     for direction in ("remove", "add"):
         plain = from_below(proposal_by_name(bounded, 1.0, direction, "plain"))
         expected = families.loss_items(bounded, DELTA_V, direction)
         if direction == "remove":
-            expected["law of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
-        compare(budget_lines(plain, DELTA_V), expected, law(plain))
+            expected["distribution of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
+        compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
 
 
 def test_items_of_a_mean_that_is_no_participation_vector():

@@ -79,13 +79,13 @@ def two_steps(mechanism, epsilon, direction, profile, push=0.0):
     def log_ratio(u, v):
         parts = [
             math.log(weight) + x[0] * (u * shift - shift**2 / 2) + x[1] * (v * shift - shift**2 / 2)
-            for x, weight in enumeration.pattern_law(mechanism.scheme).items()
+            for x, weight in enumeration.pattern_distribution(mechanism.scheme).items()
         ]
         return functools.reduce(np.logaddexp, parts)
 
     if direction == "add":
         return float(np.sum(density * profile(epsilon + log_ratio(u - push, v - push))))
-    for x, weight in enumeration.pattern_law(mechanism.scheme).items():
+    for x, weight in enumeration.pattern_distribution(mechanism.scheme).items():
         terms = profile(epsilon - log_ratio(u + x[0] * shift, v + x[1] * shift))
         divergence += weight * float(np.sum(density * terms))
     return divergence

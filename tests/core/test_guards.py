@@ -98,7 +98,7 @@ def test_weights_are_raised_by_what_they_are_off():
     assert np.allclose(found, raised, rtol=1e-12, atol=0) and 0 < found.max() < 1
 
 
-def test_thresholds_are_lowered_by_how_far_the_drawn_law_is_off():
+def test_thresholds_are_lowered_by_how_far_the_drawn_distribution_is_off():
     exact = plain(MECHANISM, "remove")
     off = dataclasses.replace(exact, total_variation=1e-3)
     assert threshold(off, 0.01) == pytest.approx(threshold(exact, 0.01) - 1e-3, rel=1e-9)
@@ -258,7 +258,7 @@ def test_overflow_is_for_the_whole_run():
         assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
 
 
-def test_the_largest_batch_is_that_of_the_binomial_law():
+def test_the_largest_batch_is_that_of_the_binomial_distribution():
     """Against SciPy's quantile, from one example to a hundred million, certain and rare."""
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -466,7 +466,7 @@ def test_looks_begin_where_glances_together_say(seen, monkeypatch):
     def cost(self, noise, limit, draws_for=math.inf, coarse=False):
         exponent = round(math.log(noise) / math.log(1.01))
         looked.append(exponent) if not coarse else None
-        self.laws[noise, "remove"] = "plain", 0.01
+        self.distributions[noise, "remove"] = "plain", 0.01
         hits = round(100 * 0.4 * math.exp(-0.35 * (exponent + 30))) if seen and -40 < exponent < 20 else 0
         self.seen[noise, "remove"] = 80, counts(_0=max(0, 10_000 - hits), _5120=hits)
         return 1.0 if exponent >= -30 else math.inf

@@ -188,8 +188,8 @@ def test_another_job_does_not_share_a_checkpoint(tmp_path):
     assert one.evidence.remove.key != two.evidence.remove.key
 
 
-def test_draws_of_another_law_are_not_gone_on_from(tmp_path):
-    """Draws of a law of scale 1 and theirs of a scale of 1e-3 have terms in other units (`_kept`)."""
+def test_draws_of_another_distribution_are_not_gone_on_from(tmp_path):
+    """Samples at scale 1 and samples at scale 1e-3 have terms in different units (`_kept`)."""
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
 
     def again(checkpoint):

@@ -12,7 +12,7 @@ from jaxacct.core import text
 from jaxacct.kernels.randomness import key_from_words
 from jaxacct.report import risk
 from jaxacct.report.html import report
-from tests.oracles.enumeration import pattern_law
+from tests.oracles.enumeration import pattern_distribution
 from tests.stored_plans import as_json
 
 ADVANTAGE = 0.3
@@ -32,9 +32,9 @@ def best_test(plan: Plan, noise_multiplier: float) -> float:
     """True minus false positive rate of "the likelihood ratio is above 1", on fresh outputs of each kind."""
     n, c = SCHEME.iterations, plan.mechanism.strategy.array
     full = np.array([[c[i - j] if 0 <= i - j < len(c) else 0.0 for j in range(n)] for i in range(n)])
-    law = pattern_law(SCHEME)
-    signals = np.array(list(law), float) @ full.T
-    weights = np.array(list(law.values()))
+    distribution = pattern_distribution(SCHEME)
+    signals = np.array(list(distribution), float) @ full.T
+    weights = np.array(list(distribution.values()))
     random = np.random.default_rng(3)
 
     def positive(means) -> float:
@@ -55,7 +55,7 @@ def test_no_test_gains_more_and_one_would_with_less_noise(plan):
 
 
 def test_both_directions_are_one_number(plan):
-    """At epsilon 0 the divergences are the same, whatever law the evidence of each was drawn by."""
+    """At epsilon 0 the divergences are the same, whatever distribution the evidence of each was drawn by."""
     found = best_test(plan, plan.mechanism.noise_multiplier)
     for side in plan.verdict.directions:
         assert side.estimate == pytest.approx(found, abs=3 * ERROR)

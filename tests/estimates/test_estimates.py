@@ -136,15 +136,16 @@ def test_the_curve_is_covered(runs, deltas):
 
 def delta_of_two_steps(scheme, coefficients, sigma: float, epsilon: float, direction: str) -> float:
     """Exact delta of two steps: a sum over a grid in the plane that the means `C x` span."""
-    law = enumeration.pattern_law(scheme)
+    distribution = enumeration.pattern_distribution(scheme)
     dense = enumeration.strategy_matrix(coefficients, 1 + len(coefficients), 2)
-    means = np.array(list(law), float) @ np.linalg.qr(dense)[1].T  # lengths and angles are the same there
+    patterns = np.array(list(distribution), float)
+    means = patterns @ np.linalg.qr(dense)[1].T  # lengths and angles are the same there
     axis = np.linspace(-9, 13, 1101) * sigma
     x, y = axis[:, None], axis[None, :]
     p, q = (
         sum(
             weight * np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * sigma**2))
-            for weight, (a, b) in zip(law.values(), side, strict=True)
+            for weight, (a, b) in zip(distribution.values(), side, strict=True)
         )
         for side in (means, np.zeros_like(means))
     )
@@ -238,13 +239,13 @@ def test_infinity_where_nothing_holds(monkeypatch):
 
 
 def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
-    """With little noise a scale is beyond e^709: no traceback, and the law that resolves delta is taken."""
+    """With little noise a scale is beyond e^709: no traceback; the proposal that resolves delta is chosen."""
     low = dataclasses.replace(plain(MECHANISM, "remove"), spec=ProposalSpec("low", ()), log_scale=-1.0)
     high = dataclasses.replace(low, spec=ProposalSpec("high", ()), log_scale=5e4, total_variation=1e-300)
     for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
         found = [high, dataclasses.replace(low, total_variation=total_variation)]
         monkeypatch.setattr(estimate, "proposals_at", lambda *_, found=found: found)
-        assert estimate._law_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
+        assert estimate._distribution_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
 
 
 def test_bounds_by_the_line_hold_as_often_as_they_say():
@@ -313,7 +314,7 @@ def test_the_risk_is_shared_between_draws_and_line(monkeypatch):
     """Attack: each with all of the risk would be wrong twice as often."""
     asked = []
     monkeypatch.setattr(estimate, "line_bounds", lambda m, e, n, q, *_: asked.append(q) or np.array([1.0]))
-    monkeypatch.setattr(estimate, "sees_nothing", lambda *_: True)
+    monkeypatch.setattr(estimate, "is_uninformative", lambda *_: True)
     bands = estimate.interval.bands
     monkeypatch.setattr(estimate.interval, "bands", lambda *a: asked.append(a[3]) or bands(*a))
     estimate_delta(MANY, 1.0, num_samples=256, confidence=0.92, key=jax.random.key(0))

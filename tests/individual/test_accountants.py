@@ -19,7 +19,7 @@ from jaxacct.individual import (
     subsampled_gaussian_delta,
 )
 from jaxacct.individual.blackwell import fitted_mu
-from jaxacct.statistics.subsampled_gaussian import grid_law
+from jaxacct.statistics.subsampled_gaussian import grid_distribution
 
 
 def test_one_step():
@@ -36,12 +36,15 @@ def test_one_step():
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("q", "sigma"), [(0.25, 1.0), (0.01, 0.6), (1.0, 2.0)])
-def test_the_grid_law_dominates_and_is_tight(q, sigma, direction):
+def test_the_grid_distribution_dominates_and_is_tight(q, sigma, direction):
     grid = 2.0**-9 * np.arange(-(2**13), 2**13)
-    law = grid_law(q, sigma, grid, direction)
-    assert law.masses.sum() + law.infinite == pytest.approx(1, abs=1e-12) and law.error < 1e-11
+    distribution = grid_distribution(q, sigma, grid, direction)
+    assert (
+        distribution.masses.sum() + distribution.infinite == pytest.approx(1, abs=1e-12)
+        and distribution.error < 1e-11
+    )
     for epsilon in (-0.05, 0.0, 0.1003, 1.0, 3.0):
-        above = np.maximum(0.0, -np.expm1(epsilon - grid)) @ law.masses + law.infinite
+        above = np.maximum(0.0, -np.expm1(epsilon - grid)) @ distribution.masses + distribution.infinite
         exact = float(subsampled_gaussian_delta(q, sigma, epsilon, direction))
         assert exact - 1e-13 <= above <= exact + 2e-6
 

@@ -1,4 +1,4 @@
-"""What other libraries are given dominates; what is read from them has the law that it says."""
+"""What other libraries are given dominates; what is read from them has the distribution that it says."""
 
 import collections
 import dataclasses
@@ -23,7 +23,7 @@ from jaxacct.interoperation import (
 )
 from jaxacct.interoperation.pessimistic_pld import INTERVAL
 from jaxacct.strategies.banded_inverse import BandedInverse
-from tests.oracles.enumeration import pattern_law
+from tests.oracles.enumeration import pattern_distribution
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
@@ -235,8 +235,8 @@ def test_events():
         TruncatedBMinSep(5, 2, 0.3, max_batch_size=500, dataset_size=600),
     ],
 )
-def test_jax_privacys_sampler_has_the_law_of_the_scheme(scheme):
-    """Chi-square of 30,000 examples' patterns, false alarm 1e-6; the law of p + 0.03 is refused."""
+def test_jax_privacys_sampler_has_the_distribution_of_the_scheme(scheme):
+    """Chi-square of 30,000 examples' patterns, false alarm 1e-6; the distribution of p + 0.03 is refused."""
     selection = batch_selection(scheme)
     assert scheme_of(selection, 600) == scheme
     examples = 30_000
@@ -247,26 +247,26 @@ def test_jax_privacys_sampler_has_the_law_of_the_scheme(scheme):
         took_part[batch, step] = 1
     seen = collections.Counter(map(tuple, took_part.tolist()))
     uncut = getattr(scheme, "uncut", scheme)
-    assert chi_square_quantile(seen, pattern_law(uncut), examples) > 1e-6
+    assert chi_square_quantile(seen, pattern_distribution(uncut), examples) > 1e-6
     if getattr(uncut, "sampling_probability", 1) < 1:
         fields = {"sampling_probability": uncut.sampling_probability + 0.03}
         other = type(uncut)(**uncut.__dict__ | fields)
-        assert chi_square_quantile(seen, pattern_law(other), examples) < 1e-6
+        assert chi_square_quantile(seen, pattern_distribution(other), examples) < 1e-6
 
 
-def chi_square_quantile(seen, law, total) -> float:
+def chi_square_quantile(seen, distribution, total) -> float:
     from scipy.stats import chi2
 
-    if set(seen) - set(law):
+    if set(seen) - set(distribution):
         return 0.0
-    cells = [(seen[pattern], total * p) for pattern, p in law.items() if total * p >= 10]
+    cells = [(seen[pattern], total * p) for pattern, p in distribution.items() if total * p >= 10]
     rest = total - sum(a for a, _ in cells), total - sum(b for _, b in cells)
     cells += [rest] if rest[1] >= 10 else []
     return float(chi2.sf(sum((a - b) ** 2 / b for a, b in cells), len(cells) - 1))
 
 
 def test_poisson_without_barring_has_no_warm_start():
-    """jax-privacy fails to make the warm start of a separation of 1; it is the cold one's law."""
+    """jax-privacy fails to make the warm start of a separation of 1; it is the cold one's distribution."""
     selection = batch_selection(BMinSep(4, 1, 0.5))
     assert [batch.size for batch in selection.batch_iterator(0, rng=0)] == [0] * 4
 
@@ -284,7 +284,7 @@ def test_parts_of_equal_size_are_refused_as_the_others_give_an_example_away():
     assert scheme_of(CyclicPoissonSampling(0.1, 9)) == Poisson(9, 0.1)  # one part is the same either way
 
 
-def test_laws_that_are_not_here_are_refused():
+def test_distributions_that_are_not_here_are_refused():
     from jax_privacy import batch_selection as theirs
 
     for selection, line in (

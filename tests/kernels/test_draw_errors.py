@@ -1,4 +1,5 @@
-"""Laws that integer draws really have, computed from their thresholds, against what is declared of them.
+"""Distributions that integer draws really have, computed from their thresholds, against what is declared of
+them.
 
 The words of the generator are replaced by chosen ones or counted over, so that nothing here is random.
 """
@@ -24,7 +25,7 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.kernels import randomness
-from jaxacct.kernels.bars import rank
+from jaxacct.kernels.lockouts import rank
 from jaxacct.proposals import base
 from jaxacct.proposals.families import half_space, replicas
 from jaxacct.proposals.threshold import budget_lines
@@ -59,7 +60,7 @@ def test_a_coin_falls_as_often_as_it_says(p, monkeypatch):
 
 
 @pytest.mark.parametrize("p", [0.3, 1 / 3, 0.999, 1.1 * 2.0**-10, 1e-4, 1e-9, 1 - 1e-9])
-def test_the_error_of_coins_against_their_law(p):
+def test_the_error_of_coins_against_their_distribution(p):
     """Every outcome of 40 throws, exactly; and the declared error is no more than 50 times too large."""
     bits, n = randomness.coin_bits(p), 40
     drawn, meant = Fraction(round(Fraction(p) * 2**bits), 2**bits), Fraction(p)
@@ -81,7 +82,7 @@ def last_words(reached, number: int) -> list[int]:
 
 @pytest.mark.parametrize("p", [0.3, 1e-3])
 def test_waits_against_every_participation_vector(p, monkeypatch):
-    """Where waits of 64-bit words change, and so the law of all vectors at n = 6, b = 2."""
+    """Where waits of 64-bit words change, and so the distribution of all vectors at n = 6, b = 2."""
     scheme = BMinSep(6, 2, p, warm_start=False)
     n, u = scheme.iterations, 2.0**-24
 
@@ -94,7 +95,7 @@ def test_waits_against_every_participation_vector(p, monkeypatch):
     for k in range(n):
         drawn, exact = at_least[k] - at_least[k + 1], meant[k] - meant[k + 1]
         assert abs(drawn / exact - 1) <= 10 * u * (2 * k + 1) * 1.001
-    for vector, exact in enumeration.pattern_law(scheme).items():
+    for vector, exact in enumeration.pattern_distribution(scheme).items():
         drawn, place = Fraction(1), 0
         for step in np.flatnonzero(vector):
             drawn *= at_least[step - place] - at_least[step - place + 1]
@@ -112,13 +113,13 @@ def cells(thresholds) -> np.ndarray:
 
 @pytest.mark.parametrize(("p", "sigma", "m"), [(0.3, 0.7, 2), (1e-4, 0.4, 3), (1.0, 1.0, 2), (0.01, 3.0, 5)])
 def test_poisson_replicas_draw_what_they_declare(p, sigma, m):
-    """The law of one step's count from the table, against all m-tuples; steps are independent."""
+    """The distribution of one step's count from the table, against all m-tuples; steps are independent."""
     mechanism = Mechanism(Poisson(20, p), BandedToeplitz((1.0,)), sigma)
     proposal = replicas.replica_proposal(mechanism, m, 1.0)
     tail = np.asarray(proposal.tables()["arrays"]["tail"], np.float64) / 2.0**32
     drawn = -np.diff(np.concatenate([[1.0], tail, [0.0]]))
-    _, law = tuples.count_law(Poisson(1, p), (1.0,), sigma, m)
-    exact = np.array([law.get((k,), 0.0) for k in range(m + 1)])
+    _, distribution = tuples.count_distribution(Poisson(1, p), (1.0,), sigma, m)
+    exact = np.array([distribution.get((k,), 0.0) for k in range(m + 1)])
     distance = 20 * np.abs(drawn - exact).sum() / 2
     assert 0 < distance <= proposal.total_variation + 1e-14 < 1e-6
 
@@ -134,9 +135,9 @@ def test_balls_in_bins_replicas_draw_what_they_declare(m):
         chance = math.prod(float(part[phases[: k + 1]]) for k, part in enumerate(tables))
         counts = tuple(sum(i % 3 == phase for phase in phases) for i in range(5))
         drawn[counts] = drawn.get(counts, 0.0) + chance
-    _, law = tuples.count_law(scheme, strategy.coefficients, 0.7, m)
+    _, distribution = tuples.count_distribution(scheme, strategy.coefficients, 0.7, m)
     assert sum(drawn.values()) == pytest.approx(1.0, abs=1e-12)
-    distance = sum(abs(drawn.get(x, 0.0) - law.get(x, 0.0)) for x in drawn | law) / 2
+    distance = sum(abs(drawn.get(x, 0.0) - distribution.get(x, 0.0)) for x in drawn | distribution) / 2
     assert 0 < distance <= proposal.total_variation < 1e-6
 
 
@@ -230,11 +231,11 @@ def test_batch_sizes_and_counts_under_x64_are_those_without():
     assert np.isfinite(losses).all()
 
 
-# -- Exact laws of replicas whose tables are looked up step by step --
+# -- Exact distributions of replicas whose tables are looked up step by step --
 
 
 def sums_of(vectors: dict) -> dict:
-    """The law of sums over replicas, from that of ((counts of one, ..) a step, ..)."""
+    """The distribution of sums over replicas, from that of ((counts of one, ..) a step, ..)."""
     found: dict[tuple[int, ...], float] = {}
     for joined, chance in vectors.items():
         counts = tuple(map(sum, joined))
@@ -242,16 +243,16 @@ def sums_of(vectors: dict) -> dict:
     return found
 
 
-def law_of_b_min_sep(scheme, arrays, m: int) -> dict:
+def distribution_of_b_min_sep(scheme, arrays, m: int) -> dict:
     """What `draw_positions` draws: waits and thinning give each step the hazards of its state, in float32."""
     b, n = scheme.min_separation, scheme.iterations
     free = ((0, False),) * m
     begun = {free: 1.0}
     if arrays["starts"] is not None:
         begun = {}
-        for bars in itertools.product(range(b), repeat=m):
-            state = tuple(sorted((bar, bar > 0) for bar in bars))
-            chance = math.prod(float(cells(t)[bars[: k + 1]]) for k, t in enumerate(arrays["starts"]))
+        for lockouts in itertools.product(range(b), repeat=m):
+            state = tuple(sorted((lockout, lockout > 0) for lockout in lockouts))
+            chance = math.prod(float(cells(t)[lockouts[: k + 1]]) for k, t in enumerate(arrays["starts"]))
             begun[state] = begun.get(state, 0.0) + chance
     now = {(state, ()): chance for state, chance in begun.items()}
     for step in range(n):
@@ -261,14 +262,16 @@ def law_of_b_min_sep(scheme, arrays, m: int) -> dict:
                 if probability > 0:
                     joined = sorted(state)
                     joined = [(b, False)] * j + joined[j:]
-                    moved = tuple(sorted((max(0, bar - 1), was and bar > 1) for bar, was in joined))
+                    moved = tuple(
+                        sorted((max(0, lockout - 1), was and lockout > 1) for lockout, was in joined)
+                    )
                     key = moved, (*past, (j,))
                     after[key] = after.get(key, 0.0) + chance * probability
         now = after
-    return law_of_the_past(now)
+    return distribution_of_the_past(now)
 
 
-def law_of_the_past(now: dict) -> dict:
+def distribution_of_the_past(now: dict) -> dict:
     """{what was drawn: probability} of {(state, what was drawn): probability}."""
     found: dict = {}
     for (_, past), chance in now.items():
@@ -277,12 +280,12 @@ def law_of_the_past(now: dict) -> dict:
 
 
 def hazards_of(arrays, state, step: int, b: int) -> dict:
-    """{j: probability that j replicas take part}, the state as (bar, whether virtual) of each."""
-    bars = sorted(state)
-    number_free = sum(bar == 0 for bar, _ in bars)
+    """{j: probability that j replicas take part}, the state as (lockout, whether virtual) of each."""
+    lockouts = sorted(state)
+    number_free = sum(lockout == 0 for lockout, _ in lockouts)
     if not number_free:
         return {0: 1.0}
-    codes = sorted(bar + (b - 1) * was for bar, was in bars[1:])
+    codes = sorted(lockout + (b - 1) * was for lockout, was in lockouts[1:])
     chances = {}
     for j in range(1, number_free + 1):
         number = int(rank(np.array(codes[j - 1 :], np.int64)))
@@ -295,7 +298,7 @@ def hazards_of(arrays, state, step: int, b: int) -> dict:
     return {0: max(0.0, 1 - everything)} | chances
 
 
-def law_of_cyclic(scheme, arrays, m: int) -> dict:
+def distribution_of_cyclic(scheme, arrays, m: int) -> dict:
     b, n, found = scheme.min_separation, scheme.iterations, {}
     first, second, rounds = (
         cells(arrays["first"]),
@@ -325,7 +328,7 @@ def law_of_cyclic(scheme, arrays, m: int) -> dict:
 _TAKE = jax.jit(cyclic_many._take_probabilities, static_argnums=0)
 
 
-def law_of_many_cyclic(scheme, arrays, m: int) -> dict:
+def distribution_of_many_cyclic(scheme, arrays, m: int) -> dict:
     """Of every tuple of phases, and then of every way through their chain."""
     b, n, found = scheme.min_separation, scheme.iterations, {}
     drawn = np.array(list(itertools.product(range(b), repeat=m))).T
@@ -347,7 +350,7 @@ def law_of_many_cyclic(scheme, arrays, m: int) -> dict:
     return found
 
 
-def law_of_multi_attribution(scheme, arrays, m: int) -> dict:
+def distribution_of_multi_attribution(scheme, arrays, m: int) -> dict:
     b, k = scheme.min_separation, scheme.examples_per_user
     begun = {((0, 0), (0, 0)): 1.0}
     if arrays["starts"] is not None:
@@ -359,15 +362,15 @@ def law_of_multi_attribution(scheme, arrays, m: int) -> dict:
         together = cells(arrays["together"][step]).reshape(k + 1, k + 1)
         alone = None if arrays["alone"] is None else cells(arrays["alone"][step])
         for (state, past), chance in now.items():
-            (bar, _), (other, _) = state
-            if bar and other:
+            (lockout, _), (other, _) = state
+            if lockout and other:
                 ways = {(0, 0): 1.0}
-            elif not bar and not other:
+            elif not lockout and not other:
                 ways = {(i, j): together[i, j] for i in range(k + 1) for j in range(k + 1)}
             else:
-                barred, history = max(state)
-                law = alone[barred - 1, history]
-                ways = {(j, 0) if bar == 0 else (0, j): law[j] for j in range(k + 1)}
+                locked_out, history = max(state)
+                distribution = alone[locked_out - 1, history]
+                ways = {(j, 0) if lockout == 0 else (0, j): distribution[j] for j in range(k + 1)}
             for joined, probability in ways.items():
                 moved = tuple(
                     (max(0, (b if count else was) - 1), count if count else past_count)
@@ -376,20 +379,20 @@ def law_of_multi_attribution(scheme, arrays, m: int) -> dict:
                 key = moved, (*past, joined)
                 after[key] = after.get(key, 0.0) + chance * probability
         now = after
-    return law_of_the_past(now)
+    return distribution_of_the_past(now)
 
 
-LAWS = [
-    (BMinSep(5, 3, 0.3), 2, law_of_b_min_sep, "hazards"),
-    (BMinSep(5, 3, 0.3, False), 3, law_of_b_min_sep, "hazards"),
-    (BMinSep(4, 3, 0.05), 3, law_of_b_min_sep, "virtual_hazards"),
-    (BMinSep(5, 2, 0.02), 2, law_of_b_min_sep, "starts"),
-    (CyclicPoisson(5, 3, 0.3), 2, law_of_cyclic, "take"),
-    (CyclicPoisson(5, 2, 0.01), 2, law_of_cyclic, "second"),
-    (CyclicPoisson(5, 3, 0.3), 3, law_of_many_cyclic, "pulls"),
-    (CyclicPoisson(4, 2, 0.05), 3, law_of_many_cyclic, "starts"),
-    (MultiAttribution(4, 3, 0.2, 2), 2, law_of_multi_attribution, "together"),
-    (MultiAttribution(4, 2, 0.01, 2, False), 2, law_of_multi_attribution, "alone"),
+DISTRIBUTIONS = [
+    (BMinSep(5, 3, 0.3), 2, distribution_of_b_min_sep, "hazards"),
+    (BMinSep(5, 3, 0.3, False), 3, distribution_of_b_min_sep, "hazards"),
+    (BMinSep(4, 3, 0.05), 3, distribution_of_b_min_sep, "virtual_hazards"),
+    (BMinSep(5, 2, 0.02), 2, distribution_of_b_min_sep, "starts"),
+    (CyclicPoisson(5, 3, 0.3), 2, distribution_of_cyclic, "take"),
+    (CyclicPoisson(5, 2, 0.01), 2, distribution_of_cyclic, "second"),
+    (CyclicPoisson(5, 3, 0.3), 3, distribution_of_many_cyclic, "pulls"),
+    (CyclicPoisson(4, 2, 0.05), 3, distribution_of_many_cyclic, "starts"),
+    (MultiAttribution(4, 3, 0.2, 2), 2, distribution_of_multi_attribution, "together"),
+    (MultiAttribution(4, 2, 0.01, 2, False), 2, distribution_of_multi_attribution, "alone"),
 ]
 
 
@@ -401,8 +404,12 @@ def excess(drawn: dict, exact: dict, relative: float) -> float:
 
 
 @pytest.mark.parametrize("rows", ["extended", "n"])
-@pytest.mark.parametrize(("scheme", "m", "law", "table"), LAWS, ids=[f"{each[0]}-{each[1]}" for each in LAWS])
-def test_replicas_draw_what_their_tables_say_within_what_they_declare(scheme, m, law, table, rows):
+@pytest.mark.parametrize(
+    ("scheme", "m", "distribution", "table"),
+    DISTRIBUTIONS,
+    ids=[f"{each[0]}-{each[1]}" for each in DISTRIBUTIONS],
+)
+def test_replicas_draw_what_their_tables_say_within_what_they_declare(scheme, m, distribution, table, rows):
     """Every sequence of draws, in float64, from the float32 tables; a table that is off is noticed."""
     strategy, sigma = BandedToeplitz.square_root(scheme.min_separation), 0.7
     if rows == "n":
@@ -412,12 +419,12 @@ def test_replicas_draw_what_their_tables_say_within_what_they_declare(scheme, m,
     relative, variation = module.errors(mechanism, m)
     arrays = module.tables(mechanism, m)
     rows = strategy.rows(scheme.iterations)
-    _, exact = tuples.count_law(scheme, strategy.coefficients, sigma, m, rows)
-    drawn = sums_of(law(scheme, arrays, m))
+    _, exact = tuples.count_distribution(scheme, strategy.coefficients, sigma, m, rows)
+    drawn = sums_of(distribution(scheme, arrays, m))
     assert sum(drawn.values()) == pytest.approx(1.0, abs=1e-6)
     assert excess(drawn, exact, relative) <= variation + 1e-14
     assert relative + variation < 1e-3
-    worse = sums_of(law(scheme, arrays | {table: off(arrays[table])}, m))
+    worse = sums_of(distribution(scheme, arrays | {table: off(arrays[table])}, m))
     assert excess(worse, exact, relative) > 10 * (variation + 1e-14)
 
 

@@ -23,8 +23,8 @@ FACTORS = np.stack([SIGMAS**-2, 1 / SIGMAS], axis=1).astype(np.float32)
 
 def by_enumeration(scheme, factors, arrays, halves):
     """(exact likelihood ratios of (count, num_samples), log-ratios of one participation)."""
-    law = enumeration.pattern_law(scheme)
-    patterns, weights = np.array(list(law)), np.log(list(law.values()))
+    distribution = enumeration.pattern_distribution(scheme)
+    patterns, weights = np.array(list(distribution)), np.log(list(distribution.values()))
     ratios = np.einsum("vk,kns->vns", factors.astype(float), np.array(arrays, float))
     together = np.einsum("xn,v->vx", patterns * (patterns - 1) * halves, factors[:, 0].astype(float))
     logs = weights[:, None] + np.einsum("xn,vns->vxs", patterns, ratios) - together[:, :, None]
@@ -147,14 +147,14 @@ def test_scales_whose_reciprocals_float32_does_not_have(scheme, last, first):
     ours = np.asarray(
         jax.jit(scheme.many_multipliers.log_likelihood_ratios)([ratios], np.ones((1, 1)), norms)
     )[0]
-    law = {(): 1.0}
+    distribution = {(): 1.0}
     for _ in range(scheme.examples_per_unit):
-        one = enumeration.pattern_law(scheme if scheme.parts is None else scheme.one)
-        law = {(*before, x): w * v for before, w in law.items() for x, v in one.items()}
-    vectors = np.array(list(law), float)  # (tuples, examples, steps)
+        one = enumeration.pattern_distribution(scheme if scheme.parts is None else scheme.one)
+        distribution = {(*before, x): w * v for before, w in distribution.items() for x, v in one.items()}
+    vectors = np.array(list(distribution), float)  # (tuples, examples, steps)
     counts = vectors.sum(axis=1)
     together = (counts**2 - (vectors**2).sum(axis=1)).sum(axis=1) / 2 * 0.5
-    logs = np.log(list(law.values())) - together
+    logs = np.log(list(distribution.values())) - together
     exact = logsumexp(logs[:, None] + counts @ ratios.astype(float), axis=0)
     finite = np.isfinite(ours)
     np.testing.assert_allclose(ours[finite], exact[finite], rtol=5e-6)

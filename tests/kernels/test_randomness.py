@@ -284,7 +284,8 @@ def test_the_rarest_radii_take_their_last_bits_from_their_row(monkeypatch):
 
 @pytest.mark.parametrize("below", [2**16 + 1, 3 * 2**30, 2**31 - 1])
 def test_the_declared_error_of_large_integers(below):
-    """Their law by counting where the high word does not matter: below 3 * 2^30 a value has two low words.
+    """Their distribution by counting where the high word does not matter: below 3 * 2^30 a value has two low
+    words.
 
     `2^32 mod below` is multiplied modulo 2^32, so for such a range a third is drawn half as often again.
     """

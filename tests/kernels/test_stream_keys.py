@@ -1,7 +1,8 @@
 """Draws of one command are independent: no key is used for two purposes.
 
 A recorder is put in place of `randomness.stream_key`, through which every stream of a command goes, and of
-the draws of participation laws. A stream that certifies must not be one that something was fitted to.
+the draws of participation distributions. A stream that certifies must not be one that something was fitted
+to.
 """
 
 import sys
@@ -75,10 +76,10 @@ def test_fitted_noise_and_its_certificate_have_draws_of_their_own(monkeypatch, k
     blocks: dict[str, list] = {}
     drawn = mixture_certificate._block
 
-    def recorded(law, stream, block):
+    def recorded(distribution, stream, block):
         caller = sys._getframe(1).f_code.co_qualname.split(".")[0]
         blocks.setdefault(caller, []).append(tuple(randomness.key_words(stream)))
-        return drawn(law, stream, block)
+        return drawn(distribution, stream, block)
 
     monkeypatch.setattr(mixture_certificate, "_block", recorded)
     SampledGeneralPlan.calibrate(6.0, 1e-3, num_samples=2**15, key=key, **SIZES)

@@ -228,5 +228,5 @@ def test_shared_out_participations_are_no_likelier_than_an_even_share():
     ("scheme", "bands", "sigma", "replicas"), [getattr(case, "values", case) for case in BROKEN]
 )
 def test_no_draw_of_a_million_is_beyond_the_bound(scheme, bands, sigma, replicas):
-    """A million draws each, half of them under either law; 20,000 where a run has 50,000 steps."""
+    """A million draws each, half of them under either distribution; 20,000 where a run has 50,000 steps."""
     no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas, 3907 if scheme.iterations < 10_000 else 80)

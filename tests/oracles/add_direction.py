@@ -50,7 +50,7 @@ def exact_two_steps(mechanism, epsilon, shift=(0.0, 0.0)):
     ratio = sum(
         weight
         * np.exp(sum(x * (z / sigma - h / sigma**2) for x, z, h in zip(pattern, noise, halves, strict=True)))
-        for pattern, weight in enumeration.pattern_law(scheme).items()
+        for pattern, weight in enumeration.pattern_distribution(scheme).items()
     )
     density = np.exp(-(u**2 + v**2) / 2) / (2 * math.pi) * (grid[1] - grid[0]) ** 2
     return float(np.sum(density * np.maximum(1 - math.exp(epsilon) * ratio, 0)))

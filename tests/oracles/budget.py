@@ -22,7 +22,7 @@ RARE_OUTPUTS, RARE_DRAWS = (f"{what} of rare participations" for what in ("outpu
 Items = dict[str, tuple[str, float]]
 
 
-class Law(NamedTuple):
+class Distribution(NamedTuple):
     """What one loss is computed of: how many participations count, and how large its numbers are."""
 
     count: int
@@ -120,7 +120,9 @@ def log_z2(one, strategy, sigma: float) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def law_of(mechanism, delta_v: float, direction: str, m: int, push: float, tau: float) -> Law:
+def distribution_of(
+    mechanism, delta_v: float, direction: str, m: int, push: float, tau: float
+) -> Distribution:
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
     count, beyond = counted(mechanism, delta_v, direction, tau)
     score, ratio = numbers(mechanism, direction, m, push)
@@ -137,7 +139,7 @@ def law_of(mechanism, delta_v: float, direction: str, m: int, push: float, tau: 
             by_chance = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent)
     largest, above = (by_chance, spent) if by_chance < everything else (everything, 0.0)
     drawn = m * norm_of(scheme, count) * scheme.sums.times * (1.5 if has_cuts(mechanism) else 1.0)
-    return Law(count, beyond, drawn, largest, above, score, ratio)
+    return Distribution(count, beyond, drawn, largest, above, score, ratio)
 
 
 # --- Errors of the summand of a vector of `count` participations ---
@@ -203,53 +205,53 @@ def transform_error(strategy, n: int) -> float:
     return U * (4 * math.log2(circulant_length(n, strategy.bands)) + 6)
 
 
-def scores_error(mechanism, law: Law, direction: str, m: int, count: int) -> float:
+def scores_error(mechanism, distribution: Distribution, direction: str, m: int, count: int) -> float:
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
     n, cuts = scheme.iterations, has_cuts(mechanism)
     reach = norm_of(scheme, count) * (1.5 if cuts else 1.0)
     each = (at_one_step(scheme)[1] + cuts) * count
-    error = each * 4 * m * U * law.score
+    error = each * 4 * m * U * distribution.score
     outputs = sigma * (math.sqrt(n) + math.sqrt(2 * math.log(1 / RARE)))
     if not strategy.is_toeplitz:
         cross = float(np.max(mechanism.cross_terms))
-        error += each * 2 * (n + 4) * U * (outputs + 2 * law.drawn * math.sqrt(1 + 2 * cross))
+        error += each * 2 * (n + 4) * U * (outputs + 2 * distribution.drawn * math.sqrt(1 + 2 * cross))
     elif strategy.bands > 1:
         tau = transform_error(strategy, n)
         signal = direction == "remove" or cuts
         if strategy.rows(n) == n:
-            drawn = law.drawn if signal else 0.0
+            drawn = distribution.drawn if signal else 0.0
             of_c = tau + 4 * U
             seen = sigma * scores_norm(strategy, n) + window_norm(strategy, n, scheme.min_separation) * drawn
             moved = (tau * amplitude(strategy, n) + of_c) * drawn
             error += reach * 1.001 * (moved + (tau + 3 * U) * (outputs + drawn) + of_c * seen)
         else:
             error += reach * (tau + 5 * U) * sigma * scores_norm(strategy, n)
-            if signal and (law.by_transform or not adds_windows(scheme, strategy, m)):
+            if signal and (distribution.by_transform or not adds_windows(scheme, strategy, m)):
                 window = window_norm(strategy, n, scheme.min_separation)
-                error += 2 * reach * (tau + 2 * U) * window * law.drawn
+                error += 2 * reach * (tau + 2 * U) * window * distribution.drawn
     return error / sigma**2
 
 
-def ratio_error(mechanism, law: Law, count: int) -> float:
+def ratio_error(mechanism, distribution: Distribution, count: int) -> float:
     scheme, sums = mechanism.scheme, mechanism.scheme.sums
     if sums.processes > 1:
-        return interacting_error(mechanism, law, count)
+        return interacting_error(mechanism, distribution, count)
     half, cuts = 0.5 / mechanism.noise_multiplier**2, has_cuts(mechanism)
     each = at_one_step(scheme)[0] + cuts
-    each_ratio = law.ratio * each
+    each_ratio = distribution.ratio * each
     local = 7 * each_ratio
     if each > 1 and not cuts:  # a mixture of several counts
         exponent = sums.log_weights + each_ratio + 2 * each**2 * half
         local += 4 * exponent + each * (exponent + 8)
     if sums.most_sampled:
-        exponent = 3 * math.log(1 + sums.most_sampled) + 2 * law.ratio + 6 * half
+        exponent = 3 * math.log(1 + sums.most_sampled) + 2 * distribution.ratio + 6 * half
         local += 10 * exponent + 16
     if sums.probability == 1:
         tree = math.ceil(math.log2(max(count, 2))) + 2 + 4
         fixed = sums.terms + 20 + 4 * math.log(sums.terms)
         return U * (count * (local + tree * each_ratio) + fixed)
     log_q = -math.log1p(-sums.probability)
-    growth = law.largest + sums.steps * log_q + (math.log(sums.terms) if sums.phases else 0.0)
+    growth = distribution.largest + sums.steps * log_q + (math.log(sums.terms) if sums.phases else 0.0)
     shift = scheme.min_separation * log_q - math.log(sums.probability)
     local += 3 * (shift + each_ratio) + 4 * growth
     tree = math.ceil(math.log2(max(sums.steps, 2)))
@@ -258,26 +260,26 @@ def ratio_error(mechanism, law: Law, count: int) -> float:
     return U * (2 if sums.most_sampled else 1) * (count * local + steps + last)
 
 
-def interacting_error(mechanism, law: Law, count: int) -> float:
+def interacting_error(mechanism, distribution: Distribution, count: int) -> float:
     """Section 7."""
     scheme, sums, variance = mechanism.scheme, mechanism.scheme.sums, mechanism.noise_multiplier**2
     m, b, tree = sums.processes, scheme.min_separation, math.ceil(math.log2(max(sums.terms, 2))) + 20
     shared = 1.5 * m / variance
-    own = 8 * law.ratio + (m + 7) * shared
+    own = 8 * distribution.ratio + (m + 7) * shared
     if sums.probability == 1:
-        top = math.log(m) + law.ratio + shared
+        top = math.log(m) + distribution.ratio + shared
         return U * (count * (own + 9 * top) + tree + 4 * math.log(sums.terms))
     log_q = -math.log1p(-sums.probability)
     free = m * (sums.steps + 2 * b) * log_q
-    growth = law.largest + free + m * math.log1p((b - 1) * sums.probability)
+    growth = distribution.largest + free + m * math.log1p((b - 1) * sums.probability)
     shift = b * log_q - math.log(sums.probability)
-    top = shift + math.log(m) + law.ratio + shared
-    barred = 0 if b >= 32 else b + 1
-    local = own + 4 * top + (4 + barred) * growth + (m - 1) * (3 * (m * top + growth) + 8)
-    fixed = (10 + m * barred) * growth + 2 * sums.steps * U * growth + 3 * free
+    top = shift + math.log(m) + distribution.ratio + shared
+    locked_out = 0 if b >= 32 else b + 1
+    local = own + 4 * top + (4 + locked_out) * growth + (m - 1) * (3 * (m * top + growth) + 8)
+    fixed = (10 + m * locked_out) * growth + 2 * sums.steps * U * growth + 3 * free
 
     def slope(k: int) -> float:
-        return (k + m) * (4 + 3 * m + barred) + 10 * (2 * k + 1)
+        return (k + m) * (4 + 3 * m + locked_out) + 10 * (2 * k + 1)
 
     total = most(scheme)
     if U * slope(total) >= 0.5:
@@ -287,27 +289,35 @@ def interacting_error(mechanism, law: Law, count: int) -> float:
     return U * (count * local + slope(count) * of_all + fixed + last)
 
 
-def errors(mechanism, law: Law, direction: str, m: int, count: int) -> tuple[float, float, float]:
+def errors(
+    mechanism, distribution: Distribution, direction: str, m: int, count: int
+) -> tuple[float, float, float]:
     scheme = mechanism.scheme
     length = norm_of(scheme, count) * (1.5 if has_cuts(mechanism) else 1.0)
     length *= math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))
     normals = length * normals_norm(normal_pairs(mechanism)) / mechanism.noise_multiplier
-    parts = normals, scores_error(mechanism, law, direction, m, count), ratio_error(mechanism, law, count)
+    parts = (
+        normals,
+        scores_error(mechanism, distribution, direction, m, count),
+        ratio_error(mechanism, distribution, count),
+    )
     return tuple(scheme.sums.times * part for part in parts)  # pyrefly: ignore[bad-return]
 
 
-def bounded(mechanism, direction: str, m: int, make) -> tuple[Law, float, tuple[float, float, float]]:
-    """(law, share tau that more participations carry, errors); `make(tau)` gives the law."""
-    law, tau, total = make(TAU), TAU, most(mechanism.scheme)
-    of_all = sum(errors(mechanism, law, direction, m, total))
-    if of_all > 1 and law.count < total:
+def bounded(
+    mechanism, direction: str, m: int, make
+) -> tuple[Distribution, float, tuple[float, float, float]]:
+    """(distribution, share tau that more participations carry, errors) of `make(tau)`."""
+    distribution, tau, total = make(TAU), TAU, most(mechanism.scheme)
+    of_all = sum(errors(mechanism, distribution, direction, m, total))
+    if of_all > 1 and distribution.count < total:
         tau = TAU * math.exp(-min(of_all, 600.0))
-        law = make(tau)
-        of_all = sum(errors(mechanism, law, direction, m, total))
-    found = errors(mechanism, law, direction, m, law.count)
-    if law.count >= total:
-        return law, 0.0, found
-    return law, tau, (*found[:2], found[2] + (tau * math.exp(of_all) if of_all < 600 else math.inf))
+        distribution = make(tau)
+        of_all = sum(errors(mechanism, distribution, direction, m, total))
+    found = errors(mechanism, distribution, direction, m, distribution.count)
+    if distribution.count >= total:
+        return distribution, 0.0, found
+    return distribution, tau, (*found[:2], found[2] + (tau * math.exp(of_all) if of_all < 600 else math.inf))
 
 
 def relative(log_error: float) -> tuple[str, float]:

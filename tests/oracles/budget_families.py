@@ -11,16 +11,16 @@ from tests.oracles.budget import (
     RATIO,
     SCORES,
     SPENT,
+    Distribution,
     Items,
-    Law,
     U,
     amplitude,
     bounded,
+    distribution_of,
     fewest,
     has_cuts,
     interacting_error,
     items,
-    law_of,
     log_z2,
     most,
     norm_of,
@@ -31,10 +31,10 @@ from tests.oracles.budget import (
 
 def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: float = 0.0) -> Items:
     """Draws whose weights are a function of the loss alone."""
-    law, tau, found = bounded(
-        mechanism, direction, m, lambda tau: law_of(mechanism, delta_v, direction, m, push, tau)
+    distribution, tau, found = bounded(
+        mechanism, direction, m, lambda tau: distribution_of(mechanism, delta_v, direction, m, push, tau)
     )
-    made = items(mechanism, found, law.beyond + law.above)
+    made = items(mechanism, found, distribution.beyond + distribution.above)
     # Under Q the example has no participation, except with truncated batches, where it may displace another.
     drawn = direction == "remove" or has_cuts(mechanism)
     return made | ({RARE_DRAWS: ("relative", m * tau)} if tau and drawn else {})
@@ -42,8 +42,10 @@ def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: floa
 
 def weight_items(mechanism, delta_v: float, m: int, log_z: float, lowest: float = 0.0) -> Items:
     """Of `ln Z + (1 - m) L`: three roundings of its parts, at outputs that `loss_items` keep."""
-    law, *_ = bounded(mechanism, "remove", m, lambda tau: law_of(mechanism, delta_v, "remove", m, 0.0, tau))
-    largest = max(law.largest, lowest)
+    distribution, *_ = bounded(
+        mechanism, "remove", m, lambda tau: distribution_of(mechanism, delta_v, "remove", m, 0.0, tau)
+    )
+    largest = max(distribution.largest, lowest)
     return {"float32 weights": relative(3 * U * (abs(log_z) + (m - 1) * largest))}
 
 
@@ -61,21 +63,21 @@ def two_losses(mechanism, delta_v: float, m: int, log_z: float, drawn, as_units:
     other, other_tau, of_other = drawn
 
     def make(tau):
-        law = law_of(mechanism, delta_v, "remove", as_units, 0.0, tau)
-        return law._replace(drawn=other.drawn, by_transform=True)
+        distribution = distribution_of(mechanism, delta_v, "remove", as_units, 0.0, tau)
+        return distribution._replace(drawn=other.drawn, by_transform=True)
 
-    law, _, found = bounded(mechanism, "remove", as_units, make)
-    logs = abs(log_z) + law.largest * mechanism.scheme.sums.times + m * other.largest
-    made = items(mechanism, found, law.beyond + law.above + other.beyond + other.above)
+    distribution, _, found = bounded(mechanism, "remove", as_units, make)
+    logs = abs(log_z) + distribution.largest * mechanism.scheme.sums.times + m * other.largest
+    made = items(mechanism, found, distribution.beyond + distribution.above + other.beyond + other.above)
     made[name] = relative(sum(found) + m * sum(of_other) + 4 * U * logs)
     return made | ({RARE_DRAWS: ("relative", m * other_tau)} if other_tau else {})
 
 
-def other_law(one, m: int, count: int, beyond: float, largest: float, spent: float) -> Law:
+def other_distribution(one, m: int, count: int, beyond: float, largest: float, spent: float) -> Distribution:
     score, ratio = numbers(one, "remove", m, 0.0)
     everything = count * (ratio + 1 / one.noise_multiplier**2)
     largest, above = (largest, spent) if largest < everything else (everything, 0.0)
-    return Law(count, beyond, m * math.sqrt(count), largest, above, score, ratio, True)
+    return Distribution(count, beyond, m * math.sqrt(count), largest, above, score, ratio, True)
 
 
 def example_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
@@ -90,7 +92,7 @@ def example_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
         log_allowed = 2 * (math.log(spent * tau) + scheme.log_probability_of_none()) - z2(2 * k)
         count = fewest(scheme, log_allowed)
         beyond = spent if count < scheme.max_participations else 0.0
-        return other_law(one, m, count, beyond, z2(k) - math.log(spent), spent)
+        return other_distribution(one, m, count, beyond, z2(k) - math.log(spent), spent)
 
     drawn = bounded(one, "remove", m, make)
     name = "float32 weights, with the loss of one example"
@@ -105,9 +107,9 @@ def pair_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
 def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
     """Losses of pairs of a user's examples: the recurrence of two, for each pair, besides that of one."""
     scheme, k = mechanism.scheme, mechanism.scheme.parts[1]
-    law = law_of(mechanism, delta_v, "remove", as_units, 0.0, 0.0)
+    distribution = distribution_of(mechanism, delta_v, "remove", as_units, 0.0, 0.0)
     two = Mechanism(scheme.two, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(k - 1 + k % 2))
-    more = interacting_error(two, law._replace(largest=2 * law.largest), most(two.scheme))
+    more = interacting_error(two, distribution._replace(largest=2 * distribution.largest), most(two.scheme))
     return made | {RATIO: ("epsilon", made[RATIO][1] + (k // 2) * more)}
 
 
@@ -122,7 +124,7 @@ def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) 
         count = fewest(scheme, math.log(spent * tau) + log_least)
         beyond = spent if count < scheme.max_participations else 0.0
         largest = log_z2(scheme, mechanism.strategy, mechanism.noise_multiplier) - log_least - math.log(spent)
-        return other_law(inflated, m, count, beyond, largest, spent)
+        return other_distribution(inflated, m, count, beyond, largest, spent)
 
     name = "float32 weights, with the loss at the inflated probability"
     return two_losses(mechanism, delta_v, m, log_z, bounded(inflated, "remove", m, make), m, name)
@@ -135,20 +137,20 @@ def cut_items(mechanism, delta_v: float, direction: str, log_parts: float, v=Non
       v: (iterations,) the largest move by the mean participation; None without.
     """
     m = 2 if v is None else 3
-    law, tau, found = bounded(
-        mechanism, direction, m, lambda tau: law_of(mechanism, delta_v, direction, m, 0.0, tau)
+    distribution, tau, found = bounded(
+        mechanism, direction, m, lambda tau: distribution_of(mechanism, delta_v, direction, m, 0.0, tau)
     )
     total, length = 0.0, 0.0
     if v is not None:  # seen through C, where that is longer
         total = float(v.sum())
         length = math.sqrt(max(float(v @ mechanism.strategy.gram(v)), float(v @ v)))
-    times = 1 + max(total / law.count, length)
-    if length > 1.5 * norm_of(mechanism.scheme, law.count):
+    times = 1 + max(total / distribution.count, length)
+    if length > 1.5 * norm_of(mechanism.scheme, distribution.count):
         times = math.inf
     tree = math.ceil(math.log2(max(mechanism.scheme.iterations, 2))) + 20
-    log_error = times * sum(found) + 4 * U * (log_parts + 2 * law.largest)
-    log_error += 2 * tree * U * total * (law.ratio + 2 / mechanism.noise_multiplier**2)
-    made = items(mechanism, found, law.beyond + law.above)
+    log_error = times * sum(found) + 4 * U * (log_parts + 2 * distribution.largest)
+    log_error += 2 * tree * U * total * (distribution.ratio + 2 / mechanism.noise_multiplier**2)
+    made = items(mechanism, found, distribution.beyond + distribution.above)
     made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_cuts.beyond
     made["float32 weights"] = relative(log_error)
     return made | ({RARE_DRAWS: ("relative", 2 * tau)} if tau else {})

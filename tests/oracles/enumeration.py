@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 
-def pattern_law(scheme) -> dict[tuple[int, ...], float]:
+def pattern_distribution(scheme) -> dict[tuple[int, ...], float]:
     """Probability of every participation vector, walking each scheme's definition step by step."""
     return {
         "poisson": _poisson,
@@ -21,13 +21,13 @@ def pattern_law(scheme) -> dict[tuple[int, ...], float]:
 
 def _poisson(scheme):
     p, n = scheme.sampling_probability, scheme.iterations
-    law = {x: p ** sum(x) * (1 - p) ** (n - sum(x)) for x in itertools.product((0, 1), repeat=n)}
-    return {x: w for x, w in law.items() if w > 0}
+    distribution = {x: p ** sum(x) * (1 - p) ** (n - sum(x)) for x in itertools.product((0, 1), repeat=n)}
+    return {x: w for x, w in distribution.items() if w > 0}
 
 
 def _cyclic(scheme):
     p, n, b = scheme.sampling_probability, scheme.iterations, scheme.cycle_length
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     for phase in range(b):
         steps = list(range(phase, n, b))
         for joins in itertools.product((0, 1), repeat=len(steps)):
@@ -36,17 +36,17 @@ def _cyclic(scheme):
                 x[step] = join
             weight = p ** sum(joins) * (1 - p) ** (len(joins) - sum(joins)) / b
             if weight > 0:
-                law[tuple(x)] = law.get(tuple(x), 0.0) + weight
-    return law
+                distribution[tuple(x)] = distribution.get(tuple(x), 0.0) + weight
+    return distribution
 
 
 def _balls_in_bins(scheme):
     n, b = scheme.iterations, scheme.cycle_length
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     for phase in range(b):
         x = tuple(int(i % b == phase) for i in range(n))
-        law[x] = law.get(x, 0.0) + 1 / b
-    return law
+        distribution[x] = distribution.get(x, 0.0) + 1 / b
+    return distribution
 
 
 def _b_min_sep(scheme):
@@ -55,22 +55,22 @@ def _b_min_sep(scheme):
     if scheme.warm_start:
         free = 1 / (1 + (b - 1) * p)
         starts = {0: free} | {s: (1 - free) / (b - 1) for s in range(1, b)}
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
 
-    def walk(x, barred, weight):
+    def walk(x, locked_out, weight):
         if weight == 0:
             return
         if len(x) == n:
-            law[tuple(x)] = law.get(tuple(x), 0.0) + weight
-        elif barred:
-            walk([*x, 0], barred - 1, weight)
+            distribution[tuple(x)] = distribution.get(tuple(x), 0.0) + weight
+        elif locked_out:
+            walk([*x, 0], locked_out - 1, weight)
         else:
             walk([*x, 1], b - 1, weight * p)
             walk([*x, 0], 0, weight * (1 - p))
 
-    for barred, weight in starts.items():
-        walk([], barred, weight)
-    return law
+    for locked_out, weight in starts.items():
+        walk([], locked_out, weight)
+    return distribution
 
 
 def _balanced_min_sep(scheme):
@@ -82,15 +82,15 @@ def _balanced_min_sep(scheme):
         if all(later - step >= b for step, later in itertools.pairwise(steps))
         and (not scheme.rotated or k == 1 or steps[0] + n - steps[-1] >= b)
     ]
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     for steps in patterns:
         for joins in itertools.product((0, 1), repeat=k):
             weight = kept ** sum(joins) * (1 - kept) ** (k - sum(joins)) / len(patterns)
             taken = {step for step, join in zip(steps, joins, strict=True) if join}
             x = tuple(int(i in taken) for i in range(n))
             if weight > 0:
-                law[x] = law.get(x, 0.0) + weight
-    return law
+                distribution[x] = distribution.get(x, 0.0) + weight
+    return distribution
 
 
 def _multi_attribution(scheme):
@@ -104,35 +104,35 @@ def _multi_attribution(scheme):
     coins = [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
     free = 1 / (1 + (b - 1) * (1 - coins[0]))
     starts = {0: free} | {s: (1 - free) / (b - 1) for s in range(1, b)} if scheme.warm_start else {0: 1.0}
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
 
-    def walk(x, barred, weight):
+    def walk(x, locked_out, weight):
         if weight == 0:
             return
         if len(x) == n:
-            law[tuple(x)] = law.get(tuple(x), 0.0) + weight
-        elif barred:
-            walk([*x, 0], barred - 1, weight)
+            distribution[tuple(x)] = distribution.get(tuple(x), 0.0) + weight
+        elif locked_out:
+            walk([*x, 0], locked_out - 1, weight)
         else:
             for j in range(k + 1):
                 walk([*x, j], b - 1 if j else 0, weight * coins[j])
 
-    for barred, weight in starts.items():
-        walk([], barred, weight)
-    return law
+    for locked_out, weight in starts.items():
+        walk([], locked_out, weight)
+    return distribution
 
 
 def _independent_attribution(scheme):
     """Sums over all tuples of the vectors of single examples."""
-    one, law = _b_min_sep(scheme), {(0,) * scheme.iterations: 1.0}
+    one, distribution = _b_min_sep(scheme), {(0,) * scheme.iterations: 1.0}
     for _ in range(scheme.examples_per_user):
         more: dict[tuple[int, ...], float] = {}
-        for x, weight in law.items():
+        for x, weight in distribution.items():
             for y, other in one.items():
                 both = tuple(a + b for a, b in zip(x, y, strict=True))
                 more[both] = more.get(both, 0.0) + weight * other
-        law = more
-    return law
+        distribution = more
+    return distribution
 
 
 def strategy_matrix(coefficients, rows: int, columns: int) -> np.ndarray:
@@ -147,9 +147,9 @@ def strategy_matrix(coefficients, rows: int, columns: int) -> np.ndarray:
 
 def log_ratio(scheme, coefficients, sigma: float, outputs: np.ndarray) -> np.ndarray:
     """ln P/Q of (batch, rows) outputs by summing over every participation vector."""
-    law = pattern_law(scheme)
-    patterns = np.array(list(law), float)
-    log_weights = np.log(np.array(list(law.values())))
+    distribution = pattern_distribution(scheme)
+    patterns = np.array(list(distribution), float)
+    log_weights = np.log(np.array(list(distribution.values())))
     dense = strategy_matrix(coefficients, outputs.shape[1], scheme.iterations)
     means = patterns @ dense.T
     exponents = (outputs @ means.T - (means**2).sum(1) / 2) / sigma**2 + log_weights

@@ -44,5 +44,5 @@ def few_in_ci(fast, settings=SMALL) -> list:
     ]
 
 
-# Every law, cold and warm, p = 1 and n < b once.
+# Every distribution, cold and warm, p = 1 and n < b once.
 SOME_IN_CI = few_in_ci({0, 3, 9, 10, 13, 15, 19})

@@ -4,7 +4,7 @@ ours.
 Two steps, separation 2, C = I, cold start. Example 0 belongs to the user u and to v_1 .. v_m, example j to
 v_j. The gradient of example 0 is e_A, that of all others e_B. Example 0 sampled at step 1 bars every other
 one at step 2, under D and under D' alike, so the second batch shows u's coin. Algorithms 3 and 4 agree on
-it: at step 1 nobody is barred, so who is sampled and who joins are the same.
+it: at step 1 nobody is locked out, so who is sampled and who joins are the same.
 """
 
 import numpy as np
@@ -17,8 +17,8 @@ def edges(m: int) -> tuple[list[int], list[int]]:
 
 
 def second_batch(m: int, p: float) -> np.ndarray:
-    """(m + 1,) the law of the number of others in the second batch when example 0 was not sampled at step
-    1."""
+    """(m + 1,) the distribution of the number of others in the second batch when example 0 was not sampled at
+    step 1."""
     return stats.binom.pmf(np.arange(m + 1), m, p * (1 - p))
 
 
@@ -28,10 +28,10 @@ def exact_delta(m: int, p: float, sigma: float, epsilon: float, direction: str) 
     Given the second number b, example 0 was sampled at step 1 with probability `pi(b)`, and the first
     number is one sampled Gaussian with that rate, whose hockey-stick divergence has a closed form.
     """
-    law = second_batch(m, p)
-    counts = np.flatnonzero(law > 1e-18)
+    distribution = second_batch(m, p)
+    counts = np.flatnonzero(distribution > 1e-18)
     grid = np.linspace(-9 * sigma, counts.max() + 9 * sigma, 200 * (counts.max() + 20))
-    absent = stats.norm.pdf(grid[:, None], counts, sigma) @ law[counts]
+    absent = stats.norm.pdf(grid[:, None], counts, sigma) @ distribution[counts]
     empty = stats.norm.pdf(grid, 0, sigma)
     density = p * empty + (1 - p) * absent
     rate = np.divide(p * empty, density, out=np.zeros_like(density), where=density > 0)

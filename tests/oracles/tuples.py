@@ -7,23 +7,23 @@ import math
 import numpy as np
 from scipy import integrate
 
-from tests.oracles.enumeration import pattern_law, strategy_matrix
+from tests.oracles.enumeration import pattern_distribution, strategy_matrix
 
 
-def count_law(
+def count_distribution(
     scheme, coefficients, sigma: float, m: int, rows: int | None = None
 ) -> tuple[float, dict[tuple[int, ...], float]]:
-    """(Z_m, law of x_1 + .. + x_m under R_m), by summing over all m-tuples.
+    """(Z_m, distribution of x_1 + .. + x_m under R_m), by summing over all m-tuples.
 
     Args:
       rows: of C; by default those on which all of its columns are whole.
     """
-    law = pattern_law(scheme)
+    distribution = pattern_distribution(scheme)
     rows = scheme.iterations + len(coefficients) - 1 if rows is None else rows
     dense = strategy_matrix(coefficients, rows, scheme.iterations)
-    patterns = np.array(list(law), float)
+    patterns = np.array(list(distribution), float)
     means = patterns @ dense.T
-    weights = np.array(list(law.values()))
+    weights = np.array(list(distribution.values()))
     num = len(weights)
     # All m-tuples at once: the weight of each, and its count vector.
     total_weight = np.ones((num,) * m)
@@ -73,16 +73,16 @@ def one_step_delta(sigma: float, p: float, epsilon: float, direction: str) -> fl
 def two_step_delta(
     scheme, coefficients, sigma: float, epsilon: float, direction: str, rows: int | None = None
 ) -> float:
-    """delta(epsilon) of a two-step mechanism with at most two bands; rows as for `count_law`.
+    """delta(epsilon) of a two-step mechanism with at most two bands; rows as for `count_distribution`.
 
     Rows beyond the second carry signal only through the second column, so a grid over all rows is summed
     with the trapezoidal rule, which converges fast for smooth decaying integrands; the kink costs accuracy
     of the order of the squared spacing.
     """
-    law = pattern_law(scheme)
+    distribution = pattern_distribution(scheme)
     rows = scheme.iterations + len(coefficients) - 1 if rows is None else rows
     dense = strategy_matrix(coefficients, rows, scheme.iterations)
-    means = np.array(list(law), float) @ dense.T
+    means = np.array(list(distribution), float) @ dense.T
     axis = np.linspace(-7 * sigma, 7 * sigma + 1.2, 260 if rows == 3 else 1200)
     spacing = (axis[1] - axis[0]) ** rows
 
@@ -92,7 +92,7 @@ def two_step_delta(
     # A factor for each row of C: of every pattern, and of none. P is a product of matrices, in slices.
     factors = [along(np.append(row, 0.0)) for row in means.T]
     left = functools.reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(len(a), -1), factors[:-1])
-    weights, last, total = np.array(list(law.values())), factors[-1], 0.0
+    weights, last, total = np.array(list(distribution.values())), factors[-1], 0.0
     for part in np.array_split(left, 1 + left.shape[1] // 256, axis=1):
         p_density = (weights[:, None] * part[:-1]).T @ last[:-1]
         q_density = np.outer(part[-1], last[-1])

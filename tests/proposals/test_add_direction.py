@@ -50,7 +50,7 @@ def bounded_candidates(mechanism, epsilon):
 
 @pytest.mark.parametrize(("scheme", "bands"), settings.SMALL, ids=settings.IDS)
 def test_probability_of_none(scheme, bands):
-    none = enumeration.pattern_law(scheme).get((0,) * scheme.iterations, 0.0)
+    none = enumeration.pattern_distribution(scheme).get((0,) * scheme.iterations, 0.0)
     if none == 0:
         assert scheme.log_probability_of_none() == -math.inf
     else:
@@ -66,7 +66,7 @@ def test_probability_of_none_of_every_phase_length():
                 CyclicPoisson(n, b, 0.6),
                 BallsInBins(n, b),
             ):
-                none = enumeration.pattern_law(scheme).get((0,) * n, 0.0)
+                none = enumeration.pattern_distribution(scheme).get((0,) * n, 0.0)
                 found = math.exp(scheme.log_probability_of_none())
                 assert found == pytest.approx(none, abs=1e-14)
 
@@ -157,7 +157,7 @@ def test_best_minorant_is_no_worse_than_jensen():
     assert means[0] < means[1]
 
 
-# --- The one-coordinate law ---
+# --- The one-coordinate distribution ---
 
 
 @pytest.mark.parametrize("edge", [-12.0, -5.0, -1.0, 0.0, 2.0])
@@ -219,8 +219,8 @@ def test_the_coordinate_is_lowered_by_what_it_is_rounded():
     @jax.jit
     def scores(rounding):
         given = tables | {"rounding": rounding}
-        key, law = jax.random.key(5), (mechanism.scheme, mechanism.strategy)
-        return add_direction.draw_in_half_space(key, *law, given, np.float32)[0]
+        key, distribution = jax.random.key(5), (mechanism.scheme, mechanism.strategy)
+        return add_direction.draw_in_half_space(key, *distribution, given, np.float32)[0]
 
     assert np.all(scores(np.float32(0.1)) < scores(np.float32(0.0)))
 

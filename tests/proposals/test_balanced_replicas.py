@@ -41,10 +41,10 @@ def mechanism_of(scheme, bands, sigma, finite):
 
 
 def enumerated(mechanism):
-    """(Z_2, law of the sums of two patterns) of those of the scheme."""
+    """(Z_2, distribution of the sums of two patterns) of those of the scheme."""
     scheme, strategy = mechanism.scheme, mechanism.strategy
     rows = strategy.rows(scheme.iterations)
-    return tuples.count_law(scheme, strategy.coefficients, mechanism.noise_multiplier, 2, rows)
+    return tuples.count_distribution(scheme, strategy.coefficients, mechanism.noise_multiplier, 2, rows)
 
 
 def linear(scheme):
@@ -52,10 +52,10 @@ def linear(scheme):
 
 
 @pytest.mark.parametrize(("scheme", "bands", "sigma", "finite"), SETTINGS)
-def test_pairs_follow_the_enumerated_law(scheme, bands, sigma, finite, key):
-    """The normalizer, the share of pairs that fit, and the law of those; a wrong law is told apart."""
+def test_pairs_follow_the_enumerated_distribution(scheme, bands, sigma, finite, key):
+    """The normalizer, the share of pairs that fit, and their distribution; a wrong one is rejected."""
     mechanism, num = mechanism_of(scheme, bands, sigma, finite), 60_000
-    z, law = enumerated(mechanism)
+    z, distribution = enumerated(mechanism)
     z_drawn, _ = enumerated(Mechanism(linear(scheme), mechanism.strategy, sigma))
     log_more = linear(scheme).log_num_patterns - scheme.log_num_patterns
     log_z = replicas.log_normalizer(mechanism, 2)
@@ -71,7 +71,7 @@ def test_pairs_follow_the_enumerated_law(scheme, bands, sigma, finite, key):
     for full, part in ((both, counts), (first, mine)):
         np.add.at(full, (np.arange(num)[:, None], positions), part)
     both, first = both[fits, :-1], first[fits, :-1]
-    assert chi_square_p_value(both, law) > FALSE_ALARM
+    assert chi_square_p_value(both, distribution) > FALSE_ALARM
     assert first.max() <= 1 and (both - first).min() >= 0 and (both - first).max() <= 1
     assert first.sum(axis=1).max() <= scheme.max_participations
     # The two are alike.
@@ -86,8 +86,8 @@ def test_pairs_follow_the_enumerated_law(scheme, bands, sigma, finite, key):
 @functools.cache
 def exact_delta(scheme, epsilon, sigma):
     """H(P, Q) and H(Q, P) of two or three steps with C = I, by the trapezoidal rule over all outputs."""
-    law = tuples.pattern_law(scheme)
-    patterns, weights = np.array(list(law), float), np.array(list(law.values()))
+    distribution = tuples.pattern_distribution(scheme)
+    patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
     axis = np.linspace(-7 * sigma, 1 + 7 * sigma, 160)
     normal = np.exp(-np.square(axis - np.array([[0.0], [1.0]])) / 2 / sigma**2)
     normal *= (axis[1] - axis[0]) / math.sqrt(2 * math.pi * sigma**2)
@@ -119,14 +119,14 @@ def test_means_of_terms_are_the_divergence(scheme, propose, key):
     assert abs(math.exp(proposal.log_scale) * terms.mean() - exact) < 4.9 * error + 1e-4 * exact
 
 
-def test_a_rotated_law_has_the_divergence_of_its_own_patterns(key):
-    """Linear pairs are drawn for a law on a cycle: without the zero weights the mean would be larger."""
+def test_a_rotated_distribution_has_the_divergence_of_its_own_patterns(key):
+    """Linear pairs are drawn by a cyclic chain: without the zero weights the mean would be larger."""
     scheme, sigma, epsilon = BalancedMinSep(5, 2, 2), 1.0, 0.5
     mechanism = Mechanism(scheme, BandedToeplitz.identity(), sigma)
     draws = replica_proposal(mechanism, 2, epsilon).draw(key, 0, 400)
     terms = np.exp(draws.log_weight) * -np.expm1(np.minimum(epsilon - draws.loss, 0))
-    law = tuples.pattern_law(scheme)
-    patterns, weights = np.array(list(law)), np.array(list(law.values()))
+    distribution = tuples.pattern_distribution(scheme)
+    patterns, weights = np.array(list(distribution)), np.array(list(distribution.values()))
     rng = np.random.default_rng(0)
     x = patterns[rng.choice(len(patterns), 400_000, p=weights)]
     y = x + sigma * rng.standard_normal(x.shape)

@@ -44,15 +44,15 @@ def test_height_of_the_mean_is_concave_and_extrapolates_above(scheme):
         assert math.exp(line.log_bound(*x)) >= means[0] * (1 - 1e-6)
 
 
-def test_shifted_laws_against_quadrature():
+def test_shifted_distributions_against_quadrature():
     mechanism, epsilon = make(BMinSep(2, 2, 0.4), 2, 0.8), 0.35
     mu = mechanism.scheme.participation_probabilities()
     signal = mechanism.strategy.gram(mu)
     along = signal / math.sqrt(mu @ signal)
     line = extrapolation.at_distances(mechanism, epsilon, 0.7, 1.9)
-    for law, distance in ((line.near, 0.7), (line.far, 1.9)):
+    for distribution, distance in ((line.near, 0.7), (line.far, 1.9)):
         exact = exact_two_steps(mechanism, epsilon, distance * along) * math.exp(-line.log_scale)
-        terms = line.terms(law.draw(jax.random.key(3), 0, 400), 0.0)
+        terms = line.terms(distribution.draw(jax.random.key(3), 0, 400), 0.0)
         assert abs(terms.mean() - exact) <= width(exact, terms.size) + 1e-5
 
 

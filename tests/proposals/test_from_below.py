@@ -32,7 +32,7 @@ from tests.proposals_by_name import proposal_by_name
 
 FALSE_ALARM = 1e-6
 P = 0.3
-# Examples, noise multiplier, epsilon, law: two examples by themselves, four by pairs.
+# Examples, noise multiplier, epsilon, distribution: two examples by themselves, four by pairs.
 PLAIN = (2, 0.9, 0.2)
 CASES = {
     "remove, plain": (*PLAIN, "plain"),
@@ -56,25 +56,25 @@ def exact(mechanism: Mechanism, epsilon: float, direction: str) -> float:
     return tuples.two_step_delta(mechanism.scheme, (1.0,), mechanism.noise_multiplier, epsilon, direction)
 
 
-def laws(case: str, monkeypatch):
-    """(law, law from below, epsilon, the exact divergence)."""
+def distributions(case: str, monkeypatch):
+    """(distribution, distribution from below, epsilon, the exact divergence)."""
     direction, (examples, sigma, epsilon, name) = case.split(",")[0], CASES[case]
     mechanism = bounded(examples, sigma, monkeypatch)
-    law = proposal_by_name(mechanism, epsilon, direction, name)
-    below = from_below(law)
-    assert below is not None and below is not law
-    return law, below, np.array([epsilon]), exact(mechanism, epsilon, direction)
+    distribution = proposal_by_name(mechanism, epsilon, direction, name)
+    below = from_below(distribution)
+    assert below is not None and below is not distribution
+    return distribution, below, np.array([epsilon]), exact(mechanism, epsilon, direction)
 
 
-def draws_of(law, num_samples: int):
+def draws_of(distribution, num_samples: int):
     """In parts of 2,048."""
-    return list(draw_samples(law, jax.random.key(1), num_samples))
+    return list(draw_samples(distribution, jax.random.key(1), num_samples))
 
 
 @pytest.mark.parametrize("case", ["remove, pairs", "add, half-space"])
 def test_draws_from_below_hold_the_exact_divergence(case, monkeypatch):
     """Attack: what is below passed off for the value would miss it (1e-6)."""
-    _, below, at, truth = laws(case, monkeypatch)
+    _, below, at, truth = distributions(case, monkeypatch)
     low, _, high = interval.bands(below, at, draws_of(below, 16_384), FALSE_ALARM)[:, 0]
     assert 0.5 * truth < low < high < truth
 
@@ -82,9 +82,9 @@ def test_draws_from_below_hold_the_exact_divergence(case, monkeypatch):
 @pytest.mark.parametrize("case", ["remove, plain", pytest.param("add, plain", marks=pytest.mark.slow)])
 def test_a_bound_from_above_is_not_the_value(case, monkeypatch):
     """Attack: intervals of it alone, as if it were exact, miss the divergence (1e-6)."""
-    law, below, at, truth = laws(case, monkeypatch)
-    parts = [draws_of(side, 16_384) for side in (law, below)]
-    low, _, high = interval.bands(law, at, parts[0], FALSE_ALARM)[:, 0]
+    distribution, below, at, truth = distributions(case, monkeypatch)
+    parts = [draws_of(side, 16_384) for side in (distribution, below)]
+    low, _, high = interval.bands(distribution, at, parts[0], FALSE_ALARM)[:, 0]
     assert truth < low < high < 1.5 * truth
     # Of the same outputs.
     upper, lower = (np.concatenate([part.loss for part in some]) for some in parts)
@@ -96,10 +96,12 @@ def test_a_bound_from_above_is_not_the_value(case, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_intervals_hold_as_often_as_they_say(case, monkeypatch):
     """Runs that miss are Binomial(200, <= 0.05)."""
-    law, below, at, truth = laws(case, monkeypatch)
-    parts, misses = {side: draws_of(side, 200 * 2048) for side in (law, below)}, 0
+    distribution, below, at, truth = distributions(case, monkeypatch)
+    parts, misses = {side: draws_of(side, 200 * 2048) for side in (distribution, below)}, 0
     for run in range(200):
-        found = interval.bands_of_both(law, below, at, lambda side, run=run: parts[side][run : run + 1], 0.05)
+        found = interval.bands_of_both(
+            distribution, below, at, lambda side, run=run: parts[side][run : run + 1], 0.05
+        )
         low, value, high = found[:, 0]
         assert low <= value <= high
         misses += not low <= truth <= high
@@ -131,12 +133,12 @@ def test_estimates_of_users_are_known_from_below(monkeypatch):
 def test_weights_that_are_rounded_up_have_others_from_below(monkeypatch):
     """Of replicas in pairs, of exact losses: a lower end of their own weights would be too high."""
     mechanism = Mechanism(BMinSep(4, 2, P), BandedToeplitz.identity(), 1.0)
-    law, asked = pair_proposal(mechanism, 4, 1.0), []
+    distribution, asked = pair_proposal(mechanism, 4, 1.0), []
     monkeypatch.setattr(pairs, "log_factor", lambda *args: asked.append(args[3]) or log_factor(*args))
-    below = from_below(law)
-    assert below.log_scale == law.log_scale and below.below is None
+    below = from_below(distribution)
+    assert below.log_scale == distribution.log_scale and below.below is None
     scheme, strategy, key = mechanism.scheme, mechanism.strategy, jax.random.key(0)
-    for one in (law, below):
+    for one in (distribution, below):
         jax.eval_shape(
             lambda key, one=one: one.draw_block(key, scheme, strategy, 1.0, one.tables(), np.float32), key
         )
@@ -170,20 +172,22 @@ def test_weights_are_rounded_down():
 
 
 def test_what_is_known_from_below(monkeypatch):
-    """A law of exact losses is its own; of what else is bounded nothing is known."""
-    (law, *_) = proposals_at(Mechanism(BMinSep(2, 2, P), BandedToeplitz.identity(), 2.0), 0.2, "remove")
-    assert from_below(law) is law
+    """A distribution of exact losses is its own; of what else is bounded nothing is known."""
+    (distribution, *_) = proposals_at(
+        Mechanism(BMinSep(2, 2, P), BandedToeplitz.identity(), 2.0), 0.2, "remove"
+    )
+    assert from_below(distribution) is distribution
     mechanism = bounded(*PLAIN[:2], monkeypatch)
-    for law in proposals_at(mechanism, 1.0, "remove") + proposals_at(mechanism, 1.0, "add"):
-        below = from_below(law)
-        assert below is not None and below.draw_block is not law.draw_block
-        margins = [total(budget_lines(side, 1e-9), "epsilon") for side in (law, below)]
-        assert 0 < margins[1] < math.inf and below.relative_error == law.relative_error
-        assert margins[1] > margins[0] or law.direction == "add"
+    for distribution in proposals_at(mechanism, 1.0, "remove") + proposals_at(mechanism, 1.0, "add"):
+        below = from_below(distribution)
+        assert below is not None and below.draw_block is not distribution.draw_block
+        margins = [total(budget_lines(side, 1e-9), "epsilon") for side in (distribution, below)]
+        assert 0 < margins[1] < math.inf and below.relative_error == distribution.relative_error
+        assert margins[1] > margins[0] or distribution.direction == "add"
     by_pairs = bounded(4, 1.6, monkeypatch)
     assert estimate.best_proposal(by_pairs, 0.2, "remove", None, None).name == "pairs:1,1"
     (alone, pairs) = (proposal_by_name(by_pairs, 0.2, "remove", name) for name in ("plain", "pairs:1,1"))
-    booked = [total(budget_lines(law, 1e-9), "epsilon") for law in (alone, pairs)]
+    booked = [total(budget_lines(distribution, 1e-9), "epsilon") for distribution in (alone, pairs)]
     assert booked[0] < booked[1] < 3 * booked[0] and alone.relative_error == pairs.relative_error > 0
     mechanism = bounded(*PLAIN[:2], monkeypatch)
     (zero,) = (p for p in proposals_at(mechanism, 5.0, "add") if p.name == "plain-bounded")

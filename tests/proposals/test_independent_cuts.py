@@ -1,4 +1,4 @@
-"""Cuts drawn independently: the pair that dominates, the law of two replicas, the bound on their terms."""
+"""Cuts drawn independently: the dominating pair, two replicas, and the bound on their terms."""
 
 import dataclasses
 import itertools
@@ -31,7 +31,7 @@ from jaxacct.statistics.lines import total
 from tests.oracles import enumeration
 from tests.proposals_by_name import proposal_by_name
 from tests.schemes.test_schemes import chi_square_p_value
-from tests.schemes.test_truncated_b_min_sep import count_law, plane_delta
+from tests.schemes.test_truncated_b_min_sep import count_distribution, plane_delta
 
 FALSE_ALARM = 1e-6
 NAME = "truncated"
@@ -49,13 +49,13 @@ def mechanism_of(scheme, bands, sigma=0.9):
     return Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
 
 
-def law_given(scheme, cut, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
-    """Theorem 2 word for word: the law of x (2, 1) or y (-1, 0) given which steps are cut."""
-    law: dict[tuple[int, ...], float] = {}
-    for pattern, weight in enumeration.pattern_law(scheme.uncut).items():
+def distribution_given(scheme, cut, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
+    """Theorem 2 word for word: the distribution of x (2, 1) or y (-1, 0) given which steps are cut."""
+    distribution: dict[tuple[int, ...], float] = {}
+    for pattern, weight in enumeration.pattern_distribution(scheme.uncut).items():
         counts = tuple(x * (when_cut if c else when_whole) for x, c in zip(pattern, cut, strict=True))
-        law[counts] = law.get(counts, 0.0) + weight
-    return law
+        distribution[counts] = distribution.get(counts, 0.0) + weight
+    return distribution
 
 
 def all_cuts(chances):
@@ -64,13 +64,13 @@ def all_cuts(chances):
         yield cut, float(np.prod([c if k else 1 - c for k, c in zip(cut, chances, strict=True)]))
 
 
-def law_of_sizes(scheme) -> dict[tuple[int, ...], float]:
-    """The law of the others' batch sizes, example by example."""
+def distribution_of_sizes(scheme) -> dict[tuple[int, ...], float]:
+    """The distribution of the others' batch sizes, example by example."""
     sizes = {(0,) * scheme.iterations: 1.0}
     for _ in range(scheme.dataset_size - 1):
         more: dict[tuple[int, ...], float] = {}
         for (r, one), (x, other) in itertools.product(
-            sizes.items(), enumeration.pattern_law(scheme.uncut).items()
+            sizes.items(), enumeration.pattern_distribution(scheme.uncut).items()
         ):
             added = tuple(np.add(r, x).tolist())
             more[added] = more.get(added, 0.0) + one * other
@@ -82,17 +82,17 @@ def two_steps(scheme, cuts, strategy, sigma, epsilon, direction):
     """(what of the pair of appendix D, its bound with independent cuts): exact divergences of two steps."""
     dense = enumeration.strategy_matrix(strategy.coefficients, 2, 2)
 
-    def delta(p_law, q_law):
-        pair = (p_law, q_law) if direction == "remove" else (q_law, p_law)
-        first, second = ({tuple(dense @ x): w for x, w in law.items()} for law in pair)
+    def delta(p_distribution, q_distribution):
+        pair = (p_distribution, q_distribution) if direction == "remove" else (q_distribution, p_distribution)
+        first, second = ({tuple(dense @ x): w for x, w in distribution.items()} for distribution in pair)
         return plane_delta(first, second, sigma, epsilon)
 
     exact = sum(
-        w * delta(count_law(scheme, r, 2, 1), count_law(scheme, r, -1, 0))
-        for r, w in law_of_sizes(scheme).items()
+        w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
+        for r, w in distribution_of_sizes(scheme).items()
     )
     bound = cuts.beyond + sum(
-        w * delta(law_given(scheme, cut, 2, 1), law_given(scheme, cut, -1, 0))
+        w * delta(distribution_given(scheme, cut, 2, 1), distribution_given(scheme, cut, -1, 0))
         for cut, w in all_cuts(cuts.chances)
     )
     return exact, bound
@@ -154,58 +154,60 @@ def test_likelihoods_against_enumeration(scheme, bands, x64):
     found = jax.jit(scheme.independent_cuts.log_likelihoods)(ratios, norms / 2 / variance, cut)
     for k, (y, steps) in enumerate(zip(outputs, cut, strict=True)):
         for ours, counts in zip(found, ((2, 1), (-1, 0)), strict=True):
-            law = law_given(scheme, steps, *counts)
-            means = np.array(list(law), float) @ dense.T
+            distribution = distribution_given(scheme, steps, *counts)
+            means = np.array(list(distribution), float) @ dense.T
             exponents = (means @ y - (means**2).sum(axis=1) / 2) / variance
-            exact = np.log(np.array(list(law.values())) @ np.exp(exponents))
+            exact = np.log(np.array(list(distribution.values())) @ np.exp(exponents))
             assert float(ours[k]) == pytest.approx(exact, rel=1e-9, abs=1e-12)
 
 
-def law_of_replicas(labelled, tilted) -> tuple[dict[tuple[int, ...], float], float]:
+def distribution_of_replicas(labelled, tilted) -> tuple[dict[tuple[int, ...], float], float]:
     """({cuts and counts of both replicas, one after the other: probability}, ln of their mean weight)."""
     mechanism, (one, two) = labelled.mechanism, labelled.counts
     n = mechanism.scheme.iterations
     dense = enumeration.strategy_matrix(mechanism.strategy.array, mechanism.strategy.rows(n), n)
-    law: dict[tuple[int, ...], float] = {}
-    patterns = enumeration.pattern_law(mechanism.scheme)
+    distribution: dict[tuple[int, ...], float] = {}
+    patterns = enumeration.pattern_distribution(mechanism.scheme)
     for cut, chance in all_cuts(tilted):
         count = np.where(cut, two, one)
         for (x, p_x), (z, p_z) in itertools.product(patterns.items(), repeat=2):
             attracted = np.exp((dense @ (x * count)) @ (dense @ (z * count)) / mechanism.noise_multiplier**2)
             key = (*cut, *(np.add(x, z) * count).tolist())
-            law[key] = law.get(key, 0.0) + chance * p_x * p_z * float(attracted)
-    total_weight = sum(law.values())
-    return {key: w / total_weight for key, w in law.items()}, math.log(total_weight)
+            distribution[key] = distribution.get(key, 0.0) + chance * p_x * p_z * float(attracted)
+    total_weight = sum(distribution.values())
+    return {key: w / total_weight for key, w in distribution.items()}, math.log(total_weight)
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (0, 1)])
 @pytest.mark.parametrize(("scheme", "bands"), SMALL[:3], ids=IDS[:3])
-def test_the_law_of_two_replicas(scheme, bands, counts, key):
+def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
     uncut = mechanism_of(scheme.uncut, bands, 1.2)
     chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
     labelled = replicas.Labelled(uncut, chances, counts)
-    law, log_z = law_of_replicas(labelled, chances)
+    distribution, log_z = distribution_of_replicas(labelled, chances)
     assert replicas.log_normalizer(labelled) == pytest.approx(log_z, rel=1e-10)
     cut_off = dataclasses.replace(
         uncut, strategy=FiniteToeplitz(BandedToeplitz.square_root(bands).coefficients, scheme.iterations)
     )
     shorter = labelled._replace(mechanism=cut_off)
-    assert replicas.log_normalizer(shorter) == pytest.approx(law_of_replicas(shorter, chances)[1], rel=1e-10)
+    assert replicas.log_normalizer(shorter) == pytest.approx(
+        distribution_of_replicas(shorter, chances)[1], rel=1e-10
+    )
     draw = jax.jit(replicas.draw, static_argnums=(1, 3))
     cut, drawn = draw(key, scheme.uncut, replicas.tables(labelled), 40_000)
     both = np.concatenate([np.asarray(cut).astype(int), np.rint(np.asarray(drawn)).astype(int)], axis=1)
-    assert chi_square_p_value(both, law) > FALSE_ALARM
+    assert chi_square_p_value(both, distribution) > FALSE_ALARM
 
 
 def densities(scheme, dense, sigma, outputs, cut):
     """(f_P, f_Q) at each of the outputs, given the cuts."""
     found = []
     for counts in ((2, 1), (-1, 0)):
-        law = law_given(scheme, cut, *counts)
-        means = np.array(list(law), float) @ dense.T
+        distribution = distribution_given(scheme, cut, *counts)
+        means = np.array(list(distribution), float) @ dense.T
         exponents = (outputs @ means.T - (means**2).sum(axis=1) / 2) / sigma**2
-        found.append(np.exp(exponents) @ np.array(list(law.values())))
+        found.append(np.exp(exponents) @ np.array(list(distribution.values())))
     return found
 
 
@@ -284,8 +286,8 @@ def exact_divergence(mechanism, epsilon, direction) -> float:
     _, triangle = np.linalg.qr(dense)
 
     def delta(cut):
-        laws = [law_given(scheme, cut, 2, 1), law_given(scheme, cut, -1, 0)]
-        planes = [{tuple(triangle @ x): w for x, w in law.items()} for law in laws]
+        distributions = [distribution_given(scheme, cut, 2, 1), distribution_given(scheme, cut, -1, 0)]
+        planes = [{tuple(triangle @ x): w for x, w in distribution.items()} for distribution in distributions]
         first, second = planes if direction == "remove" else planes[::-1]
         return plane_delta(first, second, mechanism.noise_multiplier, epsilon)
 

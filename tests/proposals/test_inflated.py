@@ -38,8 +38,8 @@ def test_the_least_ratio_of_all_participation_vectors(n, b, warm, p, times):
     scheme = BMinSep(n, b, p, warm)
     more, log_ratio = more_often(scheme, times)
     assert more.sampling_probability == times * p and (more.iterations, more.warm_start) == (n, warm)
-    law, other = enumeration.pattern_law(scheme), enumeration.pattern_law(more)
-    least = min(math.log(other[x] / law[x]) for x in law if any(x))
+    distribution, other = enumeration.pattern_distribution(scheme), enumeration.pattern_distribution(more)
+    least = min(math.log(other[x] / distribution[x]) for x in distribution if any(x))
     assert log_ratio <= least
     # Exact where a vector passes up every other chance.
     assert b > 1 or log_ratio == pytest.approx(least, abs=1e-9)
@@ -126,7 +126,7 @@ def test_what_is_booked_covers_both_losses(key):
     assert np.max(np.abs((loss - m * other) - (exact - m * exact_other))) < weight
     # Each of m times L' is off by about as much as L.
     assert weight > m * margin
-    # Rarer participation in the target law than in the drawn one: the ratio is paid for.
+    # Rarer participation in the target distribution than in the drawn one: the ratio is paid for.
     cheap, dear = (
         inflated.inflated_lines(
             SMALL, Mechanism(more, SMALL.strategy, 1.0), 1e-5, m, proposal.log_normalizer, r
@@ -149,7 +149,7 @@ def test_few_participations_are_booked_as_they_are_added():
         pairs.pair_proposal(long, 4, 1.0)
 
 
-def test_vectors_that_count_are_ruled_out_under_the_target_law():
+def test_vectors_that_count_are_ruled_out_under_the_target_distribution():
     """`P'(> k) / r`, not P'(> k): with a smaller r more participations count."""
     scheme = BMinSep(60, 2, 0.001)
     mechanism = Mechanism(scheme, BandedToeplitz((2.0, 1.0)), 1.0)

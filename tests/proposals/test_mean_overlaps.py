@@ -59,9 +59,9 @@ def test_the_loss_of_every_draw_is_below_that_of_all_tuples(examples, sigma):
     below = np.asarray(bound(scheme, STRATEGY, noise, sigma))
     assert (below <= exact + 2e-6 * (1 + np.abs(exact))).all()  # scores are rounded to float32
     # One example alone, and its mean participation, by enumeration.
-    law = enumeration.pattern_law(scheme.one)
-    vectors = np.array(list(law), float)
-    logs = np.log(list(law.values()))[:, None] + vectors @ (outputs @ c - 0.5).T / sigma**2
+    distribution = enumeration.pattern_distribution(scheme.one)
+    vectors = np.array(list(distribution), float)
+    logs = np.log(list(distribution.values()))[:, None] + vectors @ (outputs @ c - 0.5).T / sigma**2
     alone = np.asarray(logsumexp(logs, axis=0))
     mean = np.exp(logs - alone).T @ vectors
     shared = examples * (examples - 1) / 2 * ((mean @ c.T) ** 2).sum(axis=1) / sigma**2
@@ -111,7 +111,7 @@ def test_none_where_likelihoods_are_exact_or_the_direction_is_zero(monkeypatch):
     (now,) = family_candidates("mean-overlaps", bounded, 0.3)
     assert now.name == "mean-overlaps:0"
     booked = {line.name: line.amount for line in budget_lines(now, 1e-5)}
-    assert 0 < booked["law of mean overlaps"] < 1e-3
+    assert 0 < booked["distribution of mean overlaps"] < 1e-3
     # No noise at all is in every half-space there: draws of Q itself.
     (plain,) = family_candidates("mean-overlaps", Mechanism(bounded.scheme, STRATEGY, 0.5), 0.1)
     again = proposal_by_name(plain.mechanism, 0.1, "add", "mean-overlaps:2")

@@ -1,4 +1,4 @@
-"""Replicas where columns overlap: every identity of the proof by enumeration, drawn laws, and an attack."""
+"""Replicas where columns overlap: every identity of the proof by enumeration, draws, and an attack."""
 
 import itertools
 import math
@@ -50,7 +50,8 @@ SIGMA = 0.8
 def tuples_of(scheme, column, m: int):
     """All that the proof speaks of, by enumeration over m-tuples of participation vectors.
 
-    Returns (counts of all, counts of the first, probabilities under the drawn law, ln Z-bar, ln factor, C).
+    Returns (counts of all, counts of the first, probabilities under the drawn distribution, ln Z-bar, ln
+    factor, C).
     """
     n, b = scheme.iterations, scheme.min_separation
     strategy = Toeplitz(column)
@@ -58,8 +59,8 @@ def tuples_of(scheme, column, m: int):
     gram = c.T @ c / SIGMA**2
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     near, far = np.where(apart < b, gram, 0.0), np.where(apart >= b, gram, 0.0)
-    law = enumeration.pattern_law(scheme)
-    x, p = np.array(list(law), float), np.array(list(law.values()))
+    distribution = enumeration.pattern_distribution(scheme)
+    x, p = np.array(list(distribution), float), np.array(list(distribution.values()))
     lift = m * scheme.examples_per_unit * float(strategy.cross_terms(n, b)) / SIGMA**2
     which = np.array(list(itertools.product(range(len(x)), repeat=m)))
     together, first = x[which].sum(axis=1), x[which[:, 0]]
@@ -119,10 +120,12 @@ def test_the_density_and_the_weights_of_the_proof(scheme, column):
         outputs = np.random.default_rng(0).normal(size=(30, len(c))) * 1.5 + 0.3
         means = together @ c.T
         ratios = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2) * chance
-        law = enumeration.pattern_law(scheme)
-        x, own = np.array(list(law), float), np.square(c).sum(axis=0) / 2
+        distribution = enumeration.pattern_distribution(scheme)
+        x, own = np.array(list(distribution), float), np.square(c).sum(axis=0) / 2
         # Counts of one step are one number j: j s - j^2 / 2 of its norm.
-        above = np.exp(((outputs @ c) @ x.T - (x**2) @ own) / SIGMA**2) @ np.array(list(law.values()))
+        above = np.exp(((outputs @ c) @ x.T - (x**2) @ own) / SIGMA**2) @ np.array(
+            list(distribution.values())
+        )
         exact = np.exp(enumeration.log_ratio(scheme, strategy.array, SIGMA, outputs))
         assert (ratios.sum(axis=1) * math.exp(log_z) >= above**m * (1 - 1e-9)).all()
         weighted = (ratios @ np.exp(factor)) * math.exp(log_z)
@@ -158,16 +161,18 @@ def test_drawn_counts_of_all_and_of_one(scheme, column, m, key):
     """Chi-square over all pairs of vectors; another pairing of the same draws has pairs that cannot be."""
     mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
     together, first, chance, *_ = tuples_of(scheme, column, m)
-    law: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     for pair, weight in zip(np.hstack([together, first]).astype(int).tolist(), chance, strict=True):
-        law[tuple(pair)] = law.get(tuple(pair), 0.0) + weight
+        distribution[tuple(pair)] = distribution.get(tuple(pair), 0.0) + weight
     module = _module(mechanism)
     draw_with_one = jax.jit(module.draw_with_one, static_argnums=(1, 3))
     drawn = np.hstack(draw_with_one(key, scheme, module.tables(mechanism, m), 40_000)[:2])
-    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
     n = scheme.iterations
     mixed = np.hstack([drawn[:, :n], np.roll(drawn[:, n:], 1, axis=0)])
-    assert len(law) == 1 or not {tuple(pair) for pair in mixed.astype(int).tolist()} <= set(law)
+    assert len(distribution) == 1 or not {tuple(pair) for pair in mixed.astype(int).tolist()} <= set(
+        distribution
+    )
 
 
 @pytest.mark.parametrize("scheme", [MultiAttribution(200, 16, 0.3, 2)], ids=str)
@@ -228,7 +233,7 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
 # --- Two replicas by their ages ---
 
 
-def law_by_age(scheme, arrays) -> dict:
+def distribution_by_age(scheme, arrays) -> dict:
     """{(vectors of both): (probability, lifts)} of what `draw_with_one` draws, in float64 from its tables."""
     b, size = scheme.min_separation, len(arrays["stays"])
     none = size - b
@@ -286,7 +291,7 @@ def test_ages_draw_what_they_declare(scheme):
     )
 
     def excess(arrays):
-        drawn = law_by_age(scheme, arrays)
+        drawn = distribution_by_age(scheme, arrays)
         apart = ((drawn.get(pair, (0.0,))[0], exact.get(pair, 0.0)) for pair in drawn | exact)
         return sum(max(0.0, abs(one - other) - relative * other) for one, other in apart) / 2
 
@@ -295,7 +300,7 @@ def test_ages_draw_what_they_declare(scheme):
         assert excess(arrays | {name: 0.99 * arrays[name]}) > 10 * variation
     gram = strategy.column_products(scheme.iterations) / SIGMA**2
     lift = float(overlaps.overlap_arrays(mechanism, 2)["lift"])
-    for (one, two), (_, lifts) in law_by_age(scheme, arrays).items():
+    for (one, two), (_, lifts) in distribution_by_age(scheme, arrays).items():
         booked = lifts_by_age(np.array(one), np.array(two), gram, scheme.min_separation)
         assert booked * (1 - 1e-4) - 1e-9 <= lift * lifts <= booked * (1 + 1e-6) + 1e-9
 

@@ -20,7 +20,7 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
 )
-from tests.oracles.enumeration import pattern_law
+from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import batch_size_distributions, pair_distributions, smallest_p_value
 from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.graph import from_edges
@@ -58,7 +58,7 @@ def test_two_ways_to_the_exact_distribution_agree(scheme):
     """Chains against enumeration of all vectors."""
     distributions = pair_distributions(scheme)
     found = np.zeros_like(distributions)
-    for vector, weight in pattern_law(scheme).items():
+    for vector, weight in pattern_distribution(scheme).items():
         for s, t in itertools.combinations(range(len(vector)), 2):
             found[s, t, vector[s], vector[t]] += weight
     np.testing.assert_allclose(distributions, found, atol=1e-14)
@@ -119,7 +119,7 @@ def test_pairs_of_real_batches(scheme):
 )
 def test_three_examples_join_independently(scheme):
     """The distribution of all three vectors is the product: 3,000 runs of three examples alone."""
-    distribution = pattern_law(scheme)
+    distribution = pattern_distribution(scheme)
     triples = {
         x + y + z: u * v * w for (x, u), (y, v), (z, w) in itertools.product(distribution.items(), repeat=3)
     }
@@ -133,7 +133,7 @@ def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...]
     An example that was sampled and left out stays ineligible.
     """
     distribution = collections.defaultdict(float)
-    one = pattern_law(scheme)
+    one = pattern_distribution(scheme)
     for vectors in itertools.product(one.items(), repeat=size):
         weight = np.prod([chance for _, chance in vectors])
         sampled = np.array([vector for vector, _ in vectors])

@@ -50,28 +50,31 @@ SMALL = [
 
 
 def every_tuple(scheme, m: int, attraction: float | None = None, cut: bool = False):
-    """Over all m-tuples: (vectors, ln of the drawn law, ln Z, X as (m, m, tuples), ln of the factor, C).
+    """Over all m-tuples: (vectors, ln of the drawn distribution, ln Z, X as (m, m, tuples), ln of the factor,
+    C).
 
     Args:
-      attraction: in place of m - 1 in the drawn law.
+      attraction: in place of m - 1 in the drawn distribution.
       cut: whether C has n rows.
     """
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
-    law = enumeration.pattern_law(one)
-    x, p = np.array(list(law), float), np.array(list(law.values()))
+    distribution = enumeration.pattern_distribution(one)
+    x, p = np.array(list(distribution), float), np.array(list(distribution.values()))
     n, times = one.iterations, m - 1 if attraction is None else attraction
     c = enumeration.strategy_matrix(STRATEGY.array, n if cut else n + STRATEGY.bands - 1, n)
     gram = x @ c.T @ c @ x.T / SIGMA**2
     which = np.array(list(itertools.product(range(len(x)), repeat=m)))
     shared = np.array([[gram[which[:, i], which[:, j]] for j in range(m)] for i in range(m)])
     meet, own = pair_weights.rounds(m, number)
-    log_law = np.log(p)[which].sum(axis=1) + times * sum(shared[2 * i, 2 * i + 1] for i in range(m // 2))
+    log_distribution = np.log(p)[which].sum(axis=1) + times * sum(
+        shared[2 * i, 2 * i + 1] for i in range(m // 2)
+    )
     log_z = m / 2 * math.log(np.exp(times * gram) @ p @ p)
     total = np.einsum("ij,ijt->t", np.triu(np.ones((m, m)), 1), shared)
     aligned = times * np.einsum("lij,ijt->lt", meet, shared)
     apart = np.einsum("lij,ijt->lt", own, shared)
     factor = total - np.log(np.exp(aligned).mean(axis=0)) + np.log(np.exp(-apart).mean(axis=0))
-    return x[which], log_law - log_z, log_z, shared, factor, c
+    return x[which], log_distribution - log_z, log_z, shared, factor, c
 
 
 @pytest.mark.parametrize("m", [4, 6, 8, 12])
@@ -87,18 +90,18 @@ def test_everybody_meets_everybody_once(m):
 
 @pytest.mark.parametrize("scheme", SMALL, ids=str)
 def test_the_density_and_the_weights_of_the_proof(scheme):
-    """The law is one, no factor is above 1, and weights make the target's density of every output."""
+    """Probabilities add to 1, no factor is above 1, and weights make the target's density of every output."""
     m = 4
-    x, log_law, log_z, _, factor, c = every_tuple(scheme, m)
+    x, log_distribution, log_z, _, factor, c = every_tuple(scheme, m)
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
     proposal = pairs.pair_proposal(Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
-    assert np.exp(log_law).sum() == pytest.approx(1, rel=1e-9)
+    assert np.exp(log_distribution).sum() == pytest.approx(1, rel=1e-9)
     assert proposal.log_normalizer == pytest.approx(log_z, rel=1e-9)
     assert factor.max() <= 1e-12
     outputs = np.random.default_rng(0).normal(size=(20, len(c))) * 1.5 + 0.3
     means = x.sum(axis=1) @ c.T
-    # Vectors in the order of players: the law of the pairs of round 0, as it is drawn.
-    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_law)
+    # Vectors in the order of players: the distribution of the pairs of round 0, as it is drawn.
+    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_distribution)
     alone = np.exp(enumeration.log_ratio(one, STRATEGY.array, SIGMA, outputs))
     exact = np.exp(enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs))
     weighted = math.exp(log_z) * alone ** (number - m) * (densities @ np.exp(factor))
@@ -108,11 +111,11 @@ def test_the_density_and_the_weights_of_the_proof(scheme):
 def test_less_attraction_would_be_wrong():
     """With pairs that attract m - 2 times as much factors exceed 1; clipped, they lose of what P has."""
     scheme, m = SMALL[0], 4
-    x, log_law, log_z, _, factor, c = every_tuple(scheme, m, attraction=m - 2)
+    x, log_distribution, log_z, _, factor, c = every_tuple(scheme, m, attraction=m - 2)
     assert factor.max() > 0.1
     outputs = np.random.default_rng(0).normal(size=(20, len(c))) + 1.0
     means = x.sum(axis=1) @ c.T
-    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_law)
+    densities = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2 + log_distribution)
     exact = np.exp(enumeration.log_ratio(scheme, STRATEGY.array, SIGMA, outputs))
     clipped = math.exp(log_z) * exact ** (1 - m) * (densities @ np.exp(np.minimum(factor, 0)))
     assert (clipped < 0.99 * exact).any() and (clipped <= exact * (1 + 1e-9)).all()
@@ -261,7 +264,8 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
         number = chosen.spec.parameters[0] / 2
         assert chosen.total_variation > number * drawn.total_variation
         assert chosen.relative_error >= number * drawn.relative_error > 0
-        # A user's own vectors have a law of their own given the outputs, and what is rare of it is booked.
+        # A user's own vectors have a distribution of their own given the outputs, and what is rare of it is
+        # booked.
         own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
         assert len(own) == (scheme.parts is not None)
     assert len({p.name for p in family_candidates("pairs", mechanism, 1.0)}) > 2

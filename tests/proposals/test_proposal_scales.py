@@ -51,12 +51,12 @@ def log_weight(mechanism, name: str):
     if spec.family == "inflated-replicas":
         other = scheme.inflated(spec.parameters[1])[0]
     if pairs:
-        log_z = m / 2 * math.log(tuples.count_law(one, C, sigma / math.sqrt(m - 1), 2)[0])
+        log_z = m / 2 * math.log(tuples.count_distribution(one, C, sigma / math.sqrt(m - 1), 2)[0])
     else:
-        log_z = math.log(tuples.count_law(other, C, sigma, m)[0])
+        log_z = math.log(tuples.count_distribution(other, C, sigma, m)[0])
 
     def of_outputs(y):
-        own, others = (enumeration.log_ratio(law, C, sigma, y) for law in (scheme, other))
+        own, others = (enumeration.log_ratio(distribution, C, sigma, y) for distribution in (scheme, other))
         # In pairs a user's own vectors share nothing with each other at best.
         return log_z + (number * others if pairs and number > 1 else own) - m * others
 

@@ -1,4 +1,4 @@
-"""Bounded-weight proposals, both directions: constants, drawn laws, terms and deltas against oracles."""
+"""Bounded-weight proposals, both directions: constants, draws, terms and deltas against oracles."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from tests.oracles import enumeration, tuples
 from tests.oracles.settings import IDS, SMALL, SOME_IN_CI
 from tests.proposals.test_add_direction import bounded_candidates
 from tests.proposals_by_name import family_candidates
-from tests.schemes.test_sampling import pld_delta, pld_law
+from tests.schemes.test_sampling import pld_delta, pld_distribution
 from tests.schemes.test_schemes import chi_square_p_value
 
 FALSE_ALARM = 1e-6
@@ -49,7 +49,7 @@ def ends(found: list) -> list:
 
 def orders(mechanism) -> list[int]:
     """The orders there are tables for, as far as enumeration over all tuples is quick."""
-    patterns = len(enumeration.pattern_law(mechanism.scheme))
+    patterns = len(enumeration.pattern_distribution(mechanism.scheme))
     return [m for m in (2, 3, 4) if m <= most_replicas(mechanism) and patterns**m <= 200_000]
 
 
@@ -59,14 +59,14 @@ def test_normalizer_against_all_tuples(scheme, bands, sigma):
     strategy = BandedToeplitz.square_root(bands)
     mechanism = Mechanism(scheme, strategy, sigma)
     for m in orders(mechanism):
-        exact, _ = tuples.count_law(scheme, strategy.coefficients, sigma, m)
+        exact, _ = tuples.count_distribution(scheme, strategy.coefficients, sigma, m)
         ours = log_normalizer(mechanism, m)
         assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
 
 
 @pytest.mark.parametrize(("scheme", "bands"), SOME_IN_CI)
-def test_drawn_counts_follow_the_enumerated_law(scheme, bands, key):
-    """Chi-square over all count vectors, false alarm 1e-6; the plain law of counts must be told apart."""
+def test_drawn_counts_follow_the_enumerated_distribution(scheme, bands, key):
+    """Chi-square over all count vectors, false alarm 1e-6; plain counts must be rejected."""
     strategy = BandedToeplitz.square_root(bands)
     mechanisms = [Mechanism(scheme, strategy, sigma) for sigma in (0.45, 2.0)]
     module = _module(mechanisms[0])
@@ -74,12 +74,12 @@ def test_drawn_counts_follow_the_enumerated_law(scheme, bands, key):
     for mechanism in mechanisms:
         sigma = mechanism.noise_multiplier
         for m in orders(mechanism)[::2]:
-            _, law = tuples.count_law(scheme, strategy.coefficients, sigma, m)
+            _, distribution = tuples.count_distribution(scheme, strategy.coefficients, sigma, m)
             counts = np.asarray(draw_counts(key, scheme, module.tables(mechanism, m), 40_000))
-            assert chi_square_p_value(counts, law) > FALSE_ALARM, m
-            if sigma == 0.45 and len(law) > 1:
-                _, plain_law = tuples.count_law(scheme, strategy.coefficients, 1e6, m)
-                assert chi_square_p_value(counts, plain_law) < FALSE_ALARM, m
+            assert chi_square_p_value(counts, distribution) > FALSE_ALARM, m
+            if sigma == 0.45 and len(distribution) > 1:
+                _, plain_distribution = tuples.count_distribution(scheme, strategy.coefficients, 1e6, m)
+                assert chi_square_p_value(counts, plain_distribution) < FALSE_ALARM, m
 
 
 # (setting, sigma, Z_2): the outside prototype of proofs/derivations.md, section 9.
@@ -128,7 +128,7 @@ def test_production_deltas_of_the_prototype(key):
 def test_terms_never_exceed_one(scheme, bands, epsilon, direction, key):
     """In CI of the largest number of replicas, whose code has that of two in it.
 
-    And of plain draws, less none, in `test_sampling`, where their law is compared; of half-spaces in
+    And of plain draws, less none, in `test_sampling`, where their distribution is compared; of half-spaces in
     `test_add_direction`.
     """
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
@@ -207,7 +207,7 @@ def test_poisson_against_pld_to_1e_12(direction, delta, key):
     many = 60 if delta == 1e-12 else 200  # of the same deltas, in CI by a third of the numbers drawn
     n, p, sigma = (many, 0.1, 1.0) if direction == "remove" else (4, 0.5, 1.0)
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
-    epsilon = pld_law(sigma, p, n, direction).get_epsilon_for_delta(delta)
+    epsilon = pld_distribution(sigma, p, n, direction).get_epsilon_for_delta(delta)
     found = offered(mechanism, epsilon, direction)
     best = min(found, key=lambda proposal: proposal.log_scale)
     assert best.log_scale > -math.inf
@@ -221,8 +221,8 @@ def test_poisson_against_pld_to_1e_12(direction, delta, key):
 
 @pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
 def test_probability_of_none(scheme, _bands):
-    law = enumeration.pattern_law(scheme)
-    exact = law.get((0,) * scheme.iterations, 0.0)
+    distribution = enumeration.pattern_distribution(scheme)
+    exact = distribution.get((0,) * scheme.iterations, 0.0)
     ours = scheme.log_probability_of_none()
     assert ours == pytest.approx(math.log(exact), rel=1e-12) if exact else ours == -math.inf
 
@@ -252,9 +252,9 @@ def test_jensen_minorant(scheme, bands):
     rows = scheme.iterations + bands - 1
     outputs = np.random.default_rng(0).normal(size=(300, rows)) * 2
     dense = enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations)
-    law = enumeration.pattern_law(scheme)
-    mean = sum(w * np.array(x, float) for x, w in law.items())
-    square = sum(w * np.square(x).sum() for x, w in law.items())
+    distribution = enumeration.pattern_distribution(scheme)
+    mean = sum(w * np.array(x, float) for x, w in distribution.items())
+    square = sum(w * np.square(x).sum() for x, w in distribution.items())
     minorant = outputs @ dense @ mean / sigma**2 - square / 2 / sigma**2
     exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
     assert np.all(exact >= minorant - 1e-9)

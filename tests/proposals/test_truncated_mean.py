@@ -1,4 +1,4 @@
-"""Two replicas and the mean with independent cuts: its law and its bound by enumeration, in NumPy."""
+"""Two replicas and the mean with independent cuts: distribution and bound by enumeration, in NumPy."""
 
 import itertools
 import math
@@ -30,8 +30,8 @@ def of(mechanism, direction):
     """(C, mean participation, how often v has it: once, more; its scores' norms)."""
     n, strategy = mechanism.scheme.iterations, mechanism.strategy
     dense = enumeration.strategy_matrix(strategy.array, strategy.rows(n), n)
-    law = enumeration.pattern_law(mechanism.scheme.uncut)
-    mean = sum(weight * np.array(x) for x, weight in law.items())
+    distribution = enumeration.pattern_distribution(mechanism.scheme.uncut)
+    mean = sum(weight * np.array(x) for x, weight in distribution.items())
     return dense, mean, *((0, 1) if direction == "remove" else (1, 1))
 
 
@@ -56,12 +56,12 @@ def test_the_mixture_and_its_factor(scheme, bands, direction):
     tables, variance = proposal.tables(), mechanism.noise_multiplier**2
     np.testing.assert_allclose(tables["mean"], mean, rtol=1e-6)
     outputs = np.random.default_rng(1).normal(size=(3, len(dense))) * 2
-    law, sign = enumeration.pattern_law(scheme.uncut), 1 if direction == "remove" else -1
+    distribution, sign = enumeration.pattern_distribution(scheme.uncut), 1 if direction == "remove" else -1
     total_weight, rows = 0.0, []
     for cut, chance in all_cuts(cuts.chances):
         label = 1 + np.array(cut) if direction == "remove" else np.array(cut)
         v, found = mean * (once + more * np.array(cut)), np.zeros(3)
-        for (x, p_x), (other, p_other) in itertools.product(law.items(), repeat=2):
+        for (x, p_x), (other, p_other) in itertools.product(distribution.items(), repeat=2):
             s, t = dense @ (x * label), dense @ (other * label)
             moved = s + t + dense @ v
             halves = (dense**2).sum(axis=0) @ (mean * (once + more * np.array(cut)) ** 2) / 2

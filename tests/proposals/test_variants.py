@@ -32,8 +32,8 @@ EPSILON = 0.7
 
 def multi_attribution_delta(sigma: float) -> float:
     """n = 1 and three examples: counts are Binomial(3, 0.3)."""
-    law = {float(j): stats.binom.pmf(j, 3, 0.3) for j in range(4)}
-    return mixture_delta(law, {0.0: 1.0}, sigma, EPSILON)
+    distribution = {float(j): stats.binom.pmf(j, 3, 0.3) for j in range(4)}
+    return mixture_delta(distribution, {0.0: 1.0}, sigma, EPSILON)
 
 
 def overlapping_delta(sigma: float) -> float:
@@ -48,7 +48,7 @@ def overlapping_delta(sigma: float) -> float:
     scores = sigma * z @ root.T
     ratio = sum(
         w * np.exp((scores @ x - x @ gram @ x / 2) / sigma**2)
-        for x, w in ((np.array(x, float), w) for x, w in enumeration.pattern_law(scheme).items())
+        for x, w in ((np.array(x, float), w) for x, w in enumeration.pattern_distribution(scheme).items())
     )
     gain = density * np.maximum(0.0, ratio - np.exp(EPSILON))
     return float(integrate.trapezoid(integrate.trapezoid(gain, grid), grid))

@@ -43,7 +43,7 @@ from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from jaxacct.strategies.workload import PREFIX_SUMS
 from tests.benchmarks.paper.cells import estimated_errors
-from tests.oracles.enumeration import pattern_law
+from tests.oracles.enumeration import pattern_distribution
 from train.noise import recursion as noise
 
 SMALL: dict[str, Any] = dict(dataset_size=80, batch_size=10, iterations=12, epsilon=0.5, delta=1e-2)
@@ -75,9 +75,9 @@ def true_noise(scheme, strategy, epsilon, delta) -> float:
     full = np.array(
         [[c[i - j] if 0 <= i - j < len(c) else 0.0 for j in range(n)] for i in range(strategy.rows(n))]
     )
-    law = pattern_law(scheme)
-    patterns = np.array(list(law), float) @ full.T
-    weights = np.array(list(law.values()))
+    distribution = pattern_distribution(scheme)
+    patterns = np.array(list(distribution), float) @ full.T
+    weights = np.array(list(distribution.values()))
     random = np.random.default_rng(5)
     taken = random.choice(len(weights), DRAWS, p=weights / weights.sum())
     normals = random.standard_normal((DRAWS, full.shape[0]))

@@ -83,7 +83,7 @@ def test_delta_pays_for_losses_beyond_epsilon_in_both_directions(key):
             assert at @ heights == pytest.approx(sign * mean, abs=LOSS_BIN_WIDTH)
 
 
-def test_running_sums_are_as_wide_as_the_law_says(key):
+def test_running_sums_are_as_wide_as_the_distribution_says(key):
     """Independent noise: sigma sqrt(t), and a path leaves four deviations with probability below 1e-4."""
     strategy = BandedToeplitz.square_root(3)
     figure = plot.running_sums(Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0), paths=2, key=key)

@@ -15,7 +15,7 @@ from tests.oracles import enumeration
 from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
 
 # n is a multiple of nothing; b = 1; all room taken, linear and rotated; windows of one, two and more blocks.
-LAWS = [
+DISTRIBUTIONS = [
     BalancedMinSep(8, 3, 2),
     BalancedMinSep(8, 3, 2, rotated=False),
     BalancedMinSep(8, 3, 2.5, rotated=False),
@@ -29,7 +29,7 @@ LAWS = [
 ]
 
 
-def small_laws(steps):
+def small_distributions(steps):
     """Every separation and number of participations, linear and rotated."""
     for n, rotated in itertools.product(steps, (False, True)):
         for b in range(1, n + 1):
@@ -39,22 +39,24 @@ def small_laws(steps):
 
 @pytest.mark.parametrize("steps", [range(1, 5), pytest.param(range(5, 9), marks=pytest.mark.slow)])
 def test_likelihoods_of_all_patterns(steps, x64):
-    """Every law of so many steps."""
+    """Every distribution of so many steps."""
     rng = np.random.default_rng(0)
-    for n, b, k, rotated in small_laws(steps):
-        law = enumeration.pattern_law(BalancedMinSep(n, b, k, rotated))
-        patterns, r = np.array(list(law), float), rng.normal(0, 5, (n, 3))
-        assert math.exp(fixed_counts.log_num_patterns(n, k, b, rotated)) == pytest.approx(len(law), rel=1e-9)
+    for n, b, k, rotated in small_distributions(steps):
+        distribution = enumeration.pattern_distribution(BalancedMinSep(n, b, k, rotated))
+        patterns, r = np.array(list(distribution), float), rng.normal(0, 5, (n, 3))
+        assert math.exp(fixed_counts.log_num_patterns(n, k, b, rotated)) == pytest.approx(
+            len(distribution), rel=1e-9
+        )
         products = np.exp(patterns @ r)
-        with jax.disable_jit():  # a program for every law would take minutes
+        with jax.disable_jit():  # a program for every distribution would take minutes
             ours = fixed_counts.log_mean_over_patterns(jnp.asarray(r), k, b, rotated)
         np.testing.assert_allclose(ours, np.log(products.mean(axis=0)), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("scheme", LAWS, ids=str)
+@pytest.mark.parametrize("scheme", DISTRIBUTIONS, ids=str)
 def test_likelihood_and_its_gradient(scheme, x64):
-    law = enumeration.pattern_law(scheme)
-    patterns, weights = np.array(list(law), float), np.array(list(law.values()))
+    distribution = enumeration.pattern_distribution(scheme)
+    patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
     r = np.random.default_rng(1).normal(0, 4, (scheme.iterations, 5))
     ours, gradient = jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.asarray(r.T))
     terms = weights[:, None] * np.exp(patterns @ r)
@@ -63,22 +65,22 @@ def test_likelihood_and_its_gradient(scheme, x64):
     np.testing.assert_allclose(scheme.log_likelihood_ratios(jnp.asarray(r.T)), ours, rtol=1e-12)
 
 
-@pytest.mark.parametrize("scheme", LAWS[:5], ids=str)
+@pytest.mark.parametrize("scheme", DISTRIBUTIONS[:5], ids=str)
 def test_drawn_patterns_and_batches(scheme, key):
-    """The whole law, hence all marginals and pairs: what the accountant draws, and what a trainer does."""
-    law = enumeration.pattern_law(scheme)
+    """The joint distribution, hence all marginals and pairs: the accountant's draws and the trainer's."""
+    distribution = enumeration.pattern_distribution(scheme)
     drawn = np.array(jax.jit(lambda k: scheme.draw_participation(k, 40_000))(key))
-    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
     generator = np.random.default_rng(0)
     batches = scheme.batches(40_000, generator)
     for step in range(scheme.iterations):
         drawn[:, step] = np.bincount(batches.draw(step, generator), minlength=len(drawn))
-    assert chi_square_p_value(drawn, law) > FALSE_ALARM
-    wrong = enumeration.pattern_law(BMinSep(8, scheme.min_separation, 0.3, False))
+    assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
+    wrong = enumeration.pattern_distribution(BMinSep(8, scheme.min_separation, 0.3, False))
     assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
     if not scheme.is_linear:
         ends = BalancedMinSep(8, scheme.min_separation, scheme.participations, rotated=False)
-        assert chi_square_p_value(drawn, enumeration.pattern_law(ends)) < FALSE_ALARM
+        assert chi_square_p_value(drawn, enumeration.pattern_distribution(ends)) < FALSE_ALARM
 
 
 def test_marginals_and_pairs_of_a_long_run(key):

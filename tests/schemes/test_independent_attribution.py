@@ -103,7 +103,7 @@ def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
     """`kappa` per participation covers what two vectors share, worst over all pairs; and it is attained."""
     scheme, strategy = IndependentAttribution(9, 4, 0.5, 2), BandedToeplitz.square_root(bands)
     dense = enumeration.strategy_matrix(strategy.coefficients, 9 + bands - 1, 9)
-    patterns = np.array(list(enumeration.pattern_law(scheme.one)), float)
+    patterns = np.array(list(enumeration.pattern_distribution(scheme.one)), float)
     shared = (patterns @ dense.T) @ (patterns @ dense.T).T
     number = patterns.sum(axis=1)
     each = number[:, None] + number
@@ -112,20 +112,20 @@ def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
 
 
 @pytest.mark.parametrize(("scheme", "bands"), few_in_ci(FAST, SETTINGS[:11]))
-def test_drawn_counts_and_their_laws(scheme, bands, key):
-    law = enumeration.pattern_law(scheme)
+def test_drawn_counts_and_their_distributions(scheme, bands, key):
+    distribution = enumeration.pattern_distribution(scheme)
     drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 20_000))(key))
-    assert chi_square_p_value(drawn, law) > FALSE_ALARM
+    assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
     # At p = 1 from a cold start there is nothing to draw, and nothing that can be off.
-    assert 0 <= scheme.draw_error() < 1e-3 and (scheme.draw_error() > 0 or len(law) == 1)
-    some = sum(w * (np.array(x) > 0) for x, w in law.items())
+    assert 0 <= scheme.draw_error() < 1e-3 and (scheme.draw_error() > 0 or len(distribution) == 1)
+    some = sum(w * (np.array(x) > 0) for x, w in distribution.items())
     np.testing.assert_allclose(scheme.participation_probabilities(), some, atol=1e-12)
-    none = law.get((0,) * scheme.iterations, 0.0)
+    none = distribution.get((0,) * scheme.iterations, 0.0)
     assert math.exp(scheme.log_probability_of_none()) == pytest.approx(none, rel=1e-10, abs=1e-300)
     dense = enumeration.strategy_matrix(
         BandedToeplitz.square_root(bands).coefficients, scheme.iterations + bands - 1, scheme.iterations
     )
-    largest = max(np.square(dense @ np.array(x)).sum() for x in law)
+    largest = max(np.square(dense @ np.array(x)).sum() for x in distribution)
     assert largest <= scheme.squared_sensitivity(0.0) * (1 + 1e-12)
 
 

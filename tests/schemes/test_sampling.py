@@ -35,14 +35,14 @@ def _pld(sigma, p, n):
     return accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(p, GaussianDpEvent(sigma)), n))._pld
 
 
-def pld_law(sigma, p, n, direction):
-    """dp-accounting's law of the privacy loss of Poisson-sampled Gaussians in one direction."""
+def pld_distribution(sigma, p, n, direction):
+    """dp-accounting's distribution of the privacy loss of Poisson-sampled Gaussians in one direction."""
     return {"remove": _pld(sigma, p, n)._pmf_remove, "add": _pld(sigma, p, n)._pmf_add}[direction]
 
 
 def pld_delta(sigma, p, n, epsilon, direction):
     """Its delta."""
-    return float(pld_law(sigma, p, n, direction).get_delta_for_epsilon(epsilon))
+    return float(pld_distribution(sigma, p, n, direction).get_delta_for_epsilon(epsilon))
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -62,7 +62,7 @@ def test_poisson_against_pld(sigma, p, n, epsilon, direction, key):
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("scheme", "bands"), SOME_IN_CI)
-def test_law_of_the_loss_against_outputs(scheme, bands, direction, key):
+def test_distribution_of_the_loss_against_outputs(scheme, bands, direction, key):
     """Spectral draws against outputs drawn in the time domain and scored by enumeration.
 
     Two-sample Kolmogorov-Smirnov at a false alarm of 1e-6. Both on the extended horizon. And no term of the
@@ -78,8 +78,10 @@ def test_law_of_the_loss_against_outputs(scheme, bands, direction, key):
     rows = scheme.iterations + bands - 1
     outputs = sigma * rng.normal(size=(num, rows))
     if direction == "remove":
-        law = enumeration.pattern_law(scheme)
-        patterns = np.array(list(law), float)[rng.choice(len(law), size=num, p=list(law.values()))]
+        distribution = enumeration.pattern_distribution(scheme)
+        patterns = np.array(list(distribution), float)[
+            rng.choice(len(distribution), size=num, p=list(distribution.values()))
+        ]
         outputs += patterns @ enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations).T
     exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
     assert stats.ks_2samp(ours, exact).pvalue > FALSE_ALARM
@@ -113,7 +115,7 @@ def test_the_production_deltas(draws, blocks, key):
     assert losses.std() == pytest.approx(0.37, abs=0.02)
 
 
-# Of the settings whose law is compared above: the same programs.
+# Of the settings whose distribution is compared above: the same programs.
 MECHANISM = Mechanism(BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3), 0.8)
 
 

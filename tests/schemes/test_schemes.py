@@ -1,4 +1,4 @@
-"""Schemes: the law of drawn participation against enumeration, construction, bad input, JSON."""
+"""Schemes: the distribution of drawn participation against enumeration, construction, bad input, JSON."""
 
 import jax
 import numpy as np
@@ -22,8 +22,8 @@ from tests.oracles.settings import IDS, SMALL, SOME_IN_CI
 FALSE_ALARM = 1e-6
 
 
-def chi_square_p_value(drawn, law) -> float:
-    """P-value of drawn 0/1 vectors under `law`; rare patterns are pooled to expect five each."""
+def chi_square_p_value(drawn, distribution) -> float:
+    """P-value of drawn 0/1 vectors under `distribution`; rare patterns are pooled to expect five each."""
     drawn = drawn.astype(int)
     # Each pattern as one number: rows are sorted forty times as slowly.
     base = int(np.ptp(drawn)) + 1
@@ -31,9 +31,9 @@ def chi_square_p_value(drawn, law) -> float:
     digits = base ** np.arange(drawn.shape[1])
     _, first, counts = np.unique((drawn - drawn.min()) @ digits, return_index=True, return_counts=True)
     seen = {tuple(p): c for p, c in zip(drawn[first].tolist(), counts, strict=True)}
-    assert set(seen) <= set(law), "a pattern that the scheme cannot produce was drawn"
-    expected = np.array([w * len(drawn) for w in law.values()])
-    observed = np.array([seen.get(x, 0) for x in law], float)
+    assert set(seen) <= set(distribution), "a pattern that the scheme cannot produce was drawn"
+    expected = np.array([w * len(drawn) for w in distribution.values()])
+    observed = np.array([seen.get(x, 0) for x in distribution], float)
     rare = expected < 5
     if rare.any():
         expected = np.append(expected[~rare], expected[rare].sum())
@@ -45,27 +45,27 @@ def chi_square_p_value(drawn, law) -> float:
 
 
 @pytest.mark.parametrize(("scheme", "_bands"), SOME_IN_CI)
-def test_drawn_law_is_the_enumerated_one(scheme, _bands, key):
+def test_drawn_distribution_is_the_enumerated_one(scheme, _bands, key):
     drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 40_000))(key))
     assert drawn.shape == (40_000, scheme.iterations)
     assert drawn.dtype == np.float32
-    assert chi_square_p_value(drawn, enumeration.pattern_law(scheme)) > FALSE_ALARM
+    assert chi_square_p_value(drawn, enumeration.pattern_distribution(scheme)) > FALSE_ALARM
 
 
-def test_the_law_test_rejects_a_wrong_law(key):
+def test_the_distribution_test_rejects_a_wrong_distribution(key):
     drawn = np.asarray(jax.jit(lambda k: BMinSep(8, 3, 0.3).draw_participation(k, 40_000))(key))
-    wrong = enumeration.pattern_law(BMinSep(8, 3, 0.28))
+    wrong = enumeration.pattern_distribution(BMinSep(8, 3, 0.28))
     assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
-    cold = enumeration.pattern_law(BMinSep(8, 3, 0.3, warm_start=False))
+    cold = enumeration.pattern_distribution(BMinSep(8, 3, 0.3, warm_start=False))
     assert chi_square_p_value(drawn, cold) < FALSE_ALARM
 
 
 @pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
 def test_participation_probabilities(scheme, _bands):
-    law = enumeration.pattern_law(scheme)
-    exact = sum(w * (np.array(x) > 0) for x, w in law.items())
+    distribution = enumeration.pattern_distribution(scheme)
+    exact = sum(w * (np.array(x) > 0) for x, w in distribution.items())
     np.testing.assert_allclose(scheme.participation_probabilities(), exact, atol=1e-12)
-    assert max(np.count_nonzero(x) for x in law) <= scheme.max_participations
+    assert max(np.count_nonzero(x) for x in distribution) <= scheme.max_participations
 
 
 def test_counts_of_the_production_setting(key):
@@ -80,9 +80,9 @@ def test_counts_of_the_production_setting(key):
     counts = np.concatenate([np.asarray(draw(k)) for k in jax.random.split(key, num // 2000)])
     observed = np.bincount(counts.astype(int), minlength=5)
     observed = np.append(observed[:5], observed[5:].sum())
-    law = np.array([0.4053, 0.3777, 0.1637, 0.0438, 0.0081])
-    law = np.append(law, 1 - law.sum())
-    p_value = stats.chi2.sf(((observed - law * num) ** 2 / (law * num)).sum(), 5)
+    distribution = np.array([0.4053, 0.3777, 0.1637, 0.0438, 0.0081])
+    distribution = np.append(distribution, 1 - distribution.sum())
+    p_value = stats.chi2.sf(((observed - distribution * num) ** 2 / (distribution * num)).sum(), 5)
     assert p_value > FALSE_ALARM
 
 
@@ -150,15 +150,15 @@ def test_bad_input(make, message):
 
 
 def test_many_examples_are_a_loop_in_the_program(key, monkeypatch):
-    """Written out and as a loop: the same likelihood, and counts by the same law (false alarm 1e-6)."""
+    """Written out and as a loop: the same likelihood, the same distribution of counts (false alarm 1e-6)."""
     many, some = MultiAttribution(6, 2, 0.1, 20), MultiAttribution(6, 2, 0.3, 3)
     assert many.examples_per_user > multi_attribution._WRITTEN_OUT
     counts = np.asarray(jax.jit(lambda key: many._draw_counts(key, (20_000,)))(key)).astype(int)
-    law = np.append(0.0, many.count_weights())
-    common = law * counts.size >= 5
-    observed = np.bincount(counts, minlength=law.size)
+    distribution = np.append(0.0, many.count_weights())
+    common = distribution * counts.size >= 5
+    observed = np.bincount(counts, minlength=distribution.size)
     observed = np.append(observed[common], observed[~common].sum())
-    expected = counts.size * np.append(law[common], law[~common].sum())
+    expected = counts.size * np.append(distribution[common], distribution[~common].sum())
     assert counts.min() >= 1
     assert stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), common.sum()) > FALSE_ALARM
     ratios = np.linspace(-3, 3, 12, dtype=np.float32).reshape(2, 6)

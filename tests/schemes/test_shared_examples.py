@@ -52,21 +52,21 @@ def test_theorem_6_1_fails(p, sigma, m, remove, add):
 
 @pytest.mark.parametrize("by_batches", [False, True], ids=["algorithm 3", "algorithm 4"])
 @pytest.mark.parametrize("phantom", [False, True])
-def test_the_law_behind_the_counterexample(by_batches, phantom):
+def test_the_distribution_behind_the_counterexample(by_batches, phantom):
     """(example 0 in the first batch, others in the second) over all coins of the printed algorithms, m =
     3."""
     m, p = 3, 0.3
     owners = [{0, 1, 2, 3}, {1}, {2}, {3}] + [{0}] * phantom
-    law = np.zeros((2, m + 1))
+    distribution = np.zeros((2, m + 1))
     for coins in itertools.product(itertools.product((0, 1), repeat=len(owners)), repeat=2):
         first, second = ({e for e, coin in enumerate(step) if coin} for step in coins)
         barring = first - {len(owners) - 1} if by_batches and phantom else first  # a phantom never joins
-        barred = {e for e in range(len(owners)) for other in barring if owners[e] & owners[other]}
-        others = {e for e in second - barred if 1 <= e <= m}
+        locked_out = {e for e in range(len(owners)) for other in barring if owners[e] & owners[other]}
+        others = {e for e in second - locked_out if 1 <= e <= m}
         heads = sum(map(sum, coins))
-        law[int(0 in first), len(others)] += p**heads * (1 - p) ** (2 * len(owners) - heads)
+        distribution[int(0 in first), len(others)] += p**heads * (1 - p) ** (2 * len(owners) - heads)
     exact = np.vstack([(1 - p) * shared_examples.second_batch(m, p), [p, *[0] * m]])
-    np.testing.assert_allclose(law, exact, atol=1e-12)
+    np.testing.assert_allclose(distribution, exact, atol=1e-12)
 
 
 def test_an_adversary_beats_the_batches_of_algorithm_3():

@@ -1,4 +1,4 @@
-"""Truncated b-min-sep: likelihoods and laws against enumeration, the peer, exact deltas; a run end to end."""
+"""Truncated b-min-sep: distributions against enumeration, the peer, exact deltas; a run end to end."""
 
 import dataclasses
 import itertools
@@ -51,30 +51,33 @@ SMALL = [
 IDS = [f"{s}-{b}" for s, b in SMALL]
 
 
-def count_law(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
-    """Corollary D.2 word for word, given batch sizes: the law of x (2, 1) or y (-1, 0)."""
-    law: dict[tuple[int, ...], float] = {}
-    for pattern, weight in enumeration.pattern_law(scheme.uncut).items():
+def count_distribution(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
+    """Corollary D.2 word for word, given batch sizes: the distribution of x (2, 1) or y (-1, 0)."""
+    distribution: dict[tuple[int, ...], float] = {}
+    for pattern, weight in enumeration.pattern_distribution(scheme.uncut).items():
         cut = [i for i, x in enumerate(pattern) if x and batch_sizes[i] >= scheme.max_batch_size]
         for kept in itertools.product((0, 1), repeat=len(cut)):
             counts, chance = [when_whole * x for x in pattern], weight
             for step, stays in zip(cut, kept, strict=True):
                 keep = scheme.max_batch_size / (batch_sizes[step] + 1)
                 counts[step], chance = when_cut * stays, chance * (keep if stays else 1 - keep)
-            law[tuple(counts)] = law.get(tuple(counts), 0.0) + chance
-    return law
+            distribution[tuple(counts)] = distribution.get(tuple(counts), 0.0) + chance
+    return distribution
 
 
 def exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes) -> tuple[float, float]:
     """(ln P/R, ln Q/R) of one sample by summing over all counts, R the centred Gaussian."""
 
-    def log_density(law):
-        means = np.array(list(law), float) @ dense.T
+    def log_density(distribution):
+        means = np.array(list(distribution), float) @ dense.T
         exponents = (means @ outputs - (means**2).sum(axis=1) / 2) / sigma**2
-        return float(np.log((np.array(list(law.values())) * np.exp(exponents)).sum()))
+        return float(np.log((np.array(list(distribution.values())) * np.exp(exponents)).sum()))
 
-    laws = count_law(scheme, batch_sizes, 2, 1), count_law(scheme, batch_sizes, -1, 0)
-    return log_density(laws[0]), log_density(laws[1])
+    distributions = (
+        count_distribution(scheme, batch_sizes, 2, 1),
+        count_distribution(scheme, batch_sizes, -1, 0),
+    )
+    return log_density(distributions[0]), log_density(distributions[1])
 
 
 def exact_loss(scheme, coefficients, sigma, outputs, batch_sizes) -> float:
@@ -231,7 +234,7 @@ def test_drawn_binomials(window, p, key):
             assert stats.chisquare(counts[enough], 50_000 * expected[enough]).pvalue > FALSE_ALARM / 3
 
 
-def table_laws(arrays, at: int):
+def table_distributions(arrays, at: int):
     """(number of trials, {value: probability}) of every table, added up in integers from its cells."""
     unit = 1
     for place, level in reversed(list(enumerate(arrays.levels))):
@@ -239,19 +242,19 @@ def table_laws(arrays, at: int):
         capacity = 2**62 // size
         for digit in range(digits):
             lowest = int(level.lowest[at, min(digit, level.lowest.shape[1] - 1)])
-            law: dict[int, int] = {}
+            distribution: dict[int, int] = {}
             for cell in range(size):
                 packed, low = (int(part[at, digit, cell]) for part in (level.cells, level.low))
                 limit = (packed // size << 30) + low
                 for value, weight in ((cell, limit), (packed % size, capacity - limit)):
-                    law[lowest + value] = law.get(lowest + value, 0) + weight
-            yield digit * unit + (int(arrays.first[at]) if place == 0 else 0), law
+                    distribution[lowest + value] = distribution.get(lowest + value, 0) + weight
+            yield digit * unit + (int(arrays.first[at]) if place == 0 else 0), distribution
         unit *= digits
 
 
 @pytest.mark.parametrize("p", [0.07, 0.5, 0.25, 0.999])
-def test_tables_have_the_exact_law(p):
-    """The law of every table, added up from its cells, is the binomial's to the stated error.
+def test_tables_have_the_exact_distribution(p):
+    """The distribution of every table, added up from its cells, is the binomial's to the stated error.
 
     p = 1/2 and 1/4 make cells that hold exactly their capacity; the digits' trials add up to the window's.
     """
@@ -260,11 +263,11 @@ def test_tables_have_the_exact_law(p):
     most = [0, 0]
     for at, chance in enumerate((p / 2, p)):
         trials: dict[int, list[int]] = {}
-        for count, law in table_laws(arrays, at):
-            assert sum(law.values()) == 2**62
-            values = np.array(list(law))
+        for count, distribution in table_distributions(arrays, at):
+            assert sum(distribution.values()) == 2**62
+            values = np.array(list(distribution))
             exact = stats.binom.pmf(values, count, chance)
-            drawn = np.array([float(weight) for weight in law.values()]) / 2.0**62
+            drawn = np.array([float(weight) for weight in distribution.values()]) / 2.0**62
             assert np.all(np.abs(drawn - exact) <= exact * (relative + 1e-11) + variation)
             trials.setdefault(len(trials), []).append(count)
             most[at] = max(most[at], count)
@@ -299,22 +302,22 @@ def test_alias_tables_are_exact(kind):
         widths = rng.integers(1, cells + 1, 12)
         weights = np.zeros((len(widths), cells), np.int64)
         for row, width in zip(weights, widths, strict=True):
-            law = {
+            distribution = {
                 "even": np.ones(width),
                 "dyadic": 2.0 ** -rng.integers(0, 6, width),
                 "geometric": 0.3 ** np.arange(width),
                 "rough": rng.random(width) ** 20,
             }[kind]
-            row[:width] = np.floor(law / law.sum() * 2**61).astype(np.int64)
-            row[np.argmax(law)] += 2**62 - int(row.sum())
+            row[:width] = np.floor(distribution / distribution.sum() * 2**61).astype(np.int64)
+            row[np.argmax(distribution)] += 2**62 - int(row.sum())
         capacity = 2**62 // cells
         for row, limits, alias in zip(weights, *alias_tables(weights), strict=True):
-            law_back = [0] * cells
+            distribution_back = [0] * cells
             for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
                 assert 0 <= limit <= capacity
-                law_back[cell] += limit
-                law_back[other] += capacity - limit
-            assert law_back == row.tolist()
+                distribution_back[cell] += limit
+                distribution_back[other] += capacity - limit
+            assert distribution_back == row.tolist()
 
 
 def test_a_tie_is_told_and_settled_by_the_low_words():
@@ -379,15 +382,15 @@ def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
     """(runs, iterations): sizes of the others' batches, by sampling every example, step by step."""
     rng = np.random.default_rng(seed)
     others, b, p = scheme.dataset_size - 1, scheme.min_separation, scheme.sampling_probability
-    barred = np.zeros((runs, others), int)
+    locked_out = np.zeros((runs, others), int)
     if scheme.warm_start and b > 1:
         busy = rng.random((runs, others)) < (b - 1) * p / (1 + (b - 1) * p)
-        barred = np.where(busy, rng.integers(1, b, (runs, others)), 0)
+        locked_out = np.where(busy, rng.integers(1, b, (runs, others)), 0)
     sizes = []
     for _ in range(scheme.iterations):
-        joins = (barred == 0) & (rng.random((runs, others)) < p)
+        joins = (locked_out == 0) & (rng.random((runs, others)) < p)
         sizes.append(joins.sum(axis=1))
-        barred = np.where(joins, b - 1, np.maximum(barred - 1, 0))
+        locked_out = np.where(joins, b - 1, np.maximum(locked_out - 1, 0))
     return np.stack(sizes, axis=1)
 
 
@@ -402,7 +405,7 @@ def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
     ],
     ids=str,
 )
-def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
+def test_batch_sizes_have_the_distribution_of_sampling_everyone(scheme, key):
     """Two samples of whole runs: chi-square of homogeneity, false alarm 1e-6."""
     ours = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 60_000))
     naive = batch_size_runs(scheme, 60_000, 1)
@@ -417,7 +420,7 @@ def test_batch_sizes_have_the_law_of_sampling_everyone(scheme, key):
 def test_batch_sizes_of_the_production_case(warm, key):
     """Mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all.
 
-    The others are independent, so that is the law of every single batch size, from a cold start too.
+    The others are independent, so that is the distribution of every single batch size, from a cold start too.
     """
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=14_745_600,
@@ -428,10 +431,10 @@ def test_batch_sizes_of_the_production_case(warm, key):
         warm_start=warm,
     )
     sizes = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 2048)).astype(float)
-    law = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
+    distribution = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
     z = stats.norm.isf(FALSE_ALARM / 1200)
-    assert (np.abs(sizes.mean(axis=0) - law.mean()) / law.std()).max() < z / np.sqrt(2048)
-    spread = sizes.var(axis=0, ddof=1) * 2047 / law.var()
+    assert (np.abs(sizes.mean(axis=0) - distribution.mean()) / distribution.std()).max() < z / np.sqrt(2048)
+    spread = sizes.var(axis=0, ddof=1) * 2047 / distribution.var()
     low, high = stats.chi2.ppf(FALSE_ALARM / 1200, 2047), stats.chi2.isf(FALSE_ALARM / 1200, 2047)
     assert low < spread.min() <= spread.max() < high
 
@@ -445,18 +448,18 @@ def test_counts_given_batch_sizes(scheme, _bands, direction, key):
     tiled = np.tile(sizes.astype(np.int32), (40_000, 1))
     draw_counts = jax.jit(scheme.draw_counts, static_argnums=(1, 2))
     drawn = draw_counts(key, 40_000, direction, tiled)
-    law = count_law(scheme, sizes, *((2, 1) if direction == "remove" else (-1, 0)))
-    assert chi_square_p_value(np.asarray(drawn).astype(int), law) > FALSE_ALARM
+    distribution = count_distribution(scheme, sizes, *((2, 1) if direction == "remove" else (-1, 0)))
+    assert chi_square_p_value(np.asarray(drawn).astype(int), distribution) > FALSE_ALARM
 
 
-def mixture_delta(p_law, q_law, sigma, epsilon) -> float:
+def mixture_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
     """H_{e^epsilon} of two mixtures {mean: weight} in one dimension, by integration."""
 
-    def density(law, y):
-        return sum(w * stats.norm.pdf(y, mean, sigma) for mean, w in law.items())
+    def density(distribution, y):
+        return sum(w * stats.norm.pdf(y, mean, sigma) for mean, w in distribution.items())
 
     def gain(y):
-        return np.maximum(0.0, density(p_law, y) - np.exp(epsilon) * density(q_law, y))
+        return np.maximum(0.0, density(p_distribution, y) - np.exp(epsilon) * density(q_distribution, y))
 
     # Kinks and all: the rule converges like 1 / points^2, to 1e-7 here.
     points = np.linspace(-8 * sigma - 4, 8 * sigma + 4, 20_001)
@@ -468,25 +471,25 @@ def pair_delta(others, p, most, sigma, epsilon, direction) -> float:
     total = 0.0
     for r in range(others + 1):
         keep = most / (r + 1)
-        p_law, q_law = {1: p, 0: 1 - p}, {0: 1.0}
+        p_distribution, q_distribution = {1: p, 0: 1 - p}, {0: 1.0}
         if r >= most:
-            p_law, q_law = {2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep}
-        pair = (p_law, q_law) if direction == "remove" else (q_law, p_law)
+            p_distribution, q_distribution = {2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep}
+        pair = (p_distribution, q_distribution) if direction == "remove" else (q_distribution, p_distribution)
         total += stats.binom.pmf(r, others, p) * mixture_delta(*pair, sigma, epsilon)
     return total
 
 
-def real_law(gradient, others, p, most) -> dict[float, float]:
-    """Law of the cut gradient sum at n = 1: a sensitive example and others' gradients, all scalars."""
-    law: dict[float, float] = {}
+def real_distribution(gradient, others, p, most) -> dict[float, float]:
+    """Distribution of the truncated gradient sum at n = 1: a sensitive example and others, all scalars."""
+    distribution: dict[float, float] = {}
     everyone = [gradient, *others]
     for joins in itertools.product((0, 1), repeat=len(everyone)):
         batch = [g for g, join in zip(everyone, joins, strict=True) if join]
         chance = np.prod([p if join else 1 - p for join in joins])
         subsets = list(itertools.combinations(batch, min(most, len(batch))))
         for subset in subsets:
-            law[sum(subset)] = law.get(sum(subset), 0.0) + chance / len(subsets)
-    return law
+            distribution[sum(subset)] = distribution.get(sum(subset), 0.0) + chance / len(subsets)
+    return distribution
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -495,27 +498,29 @@ def test_the_pair_dominates_the_real_mechanism(p, most, epsilon, direction):
     """One step, three others, all their gradients: the real delta never exceeds the pair's."""
     bound, worst = pair_delta(3, p, most, 0.8, epsilon, direction), 0.0
     for others in itertools.product((-1.0, 0.5, 1.0), repeat=3):
-        with_it, without = (real_law(g, others, p, most) for g in (1.0, 0.0))
+        with_it, without = (real_distribution(g, others, p, most) for g in (1.0, 0.0))
         pair = (with_it, without) if direction == "remove" else (without, with_it)
         worst = max(worst, mixture_delta(*pair, 0.8, epsilon))
     assert 0 < worst <= bound + 1e-6
 
 
-def plane_delta(p_law, q_law, sigma, epsilon) -> float:
+def plane_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
     """H_{e^epsilon} of two mixtures {mean: weight} in the plane, by integration."""
     points = np.arange(-5 * sigma - 4, 5 * sigma + 4, 0.05)
 
-    def density(law):
-        means, weights = np.array(list(law)), np.array(list(law.values()))
+    def density(distribution):
+        means, weights = np.array(list(distribution)), np.array(list(distribution.values()))
         first, second = (stats.norm.pdf(points, mean[:, None], sigma) for mean in means.T)
         return (weights[:, None] * first).T @ second
 
-    return float(np.maximum(0.0, density(p_law) - np.exp(epsilon) * density(q_law)).sum() * 0.05**2)
+    return float(
+        np.maximum(0.0, density(p_distribution) - np.exp(epsilon) * density(q_distribution)).sum() * 0.05**2
+    )
 
 
 def cut_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
-    """Law of the cut gradient sums of all steps; `gradients[k][i]` of example k at step i."""
-    patterns, law = enumeration.pattern_law(scheme.uncut), {}
+    """Distribution of the cut gradient sums of all steps; `gradients[k][i]` of example k at step i."""
+    patterns, distribution = enumeration.pattern_distribution(scheme.uncut), {}
     for sampled in itertools.product(patterns.items(), repeat=len(gradients)):
         chance = np.prod([weight for _, weight in sampled])
         per_step = []
@@ -525,8 +530,10 @@ def cut_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
             per_step.append([(sum(cut), 1 / len(cuts)) for cut in cuts])
         for choice in itertools.product(*per_step):
             sums = tuple(float(total) for total, _ in choice)
-            law[sums] = law.get(sums, 0.0) + chance * np.prod([weight for _, weight in choice])
-    return law
+            distribution[sums] = distribution.get(sums, 0.0) + chance * np.prod(
+                [weight for _, weight in choice]
+            )
+    return distribution
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -538,14 +545,17 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
 
     def delta(with_it, without):
         pair = (with_it, without) if direction == "remove" else (without, with_it)
-        first, second = ({tuple(dense @ x): w for x, w in law.items()} for law in pair)
+        first, second = ({tuple(dense @ x): w for x, w in distribution.items()} for distribution in pair)
         return plane_delta(first, second, sigma, epsilon)
 
-    patterns, sizes = enumeration.pattern_law(scheme.uncut), {}
+    patterns, sizes = enumeration.pattern_distribution(scheme.uncut), {}
     for (x, one), (y, other) in itertools.product(patterns.items(), repeat=2):
         total = tuple(np.add(x, y).tolist())
         sizes[total] = sizes.get(total, 0.0) + one * other
-    bound = sum(w * delta(count_law(scheme, r, 2, 1), count_law(scheme, r, -1, 0)) for r, w in sizes.items())
+    bound = sum(
+        w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
+        for r, w in sizes.items()
+    )
     worst, signs = 0.0, list(itertools.product((-1.0, 1.0), repeat=2))
     for others in itertools.combinations_with_replacement(signs, 2):
         zeroed, absent = cut_sums(scheme, [(0.0, 0.0), *others]), cut_sums(scheme, others)
@@ -569,7 +579,7 @@ def test_plain_draws_give_the_exact_delta(direction, key):
     assert abs(terms.mean() - exact) < stats.norm.isf(FALSE_ALARM / 2) * error
     assert plain(mechanism, direction).total_variation < 1e-15
     # Checkpoints of draws that were made of other words are refused (`run._kept`).
-    assert plain(mechanism, direction).drawn_law == {"proposal": "plain", "log_scale": 0.0, "words": 2}
+    assert plain(mechanism, direction).draw_metadata == {"proposal": "plain", "log_scale": 0.0, "words": 2}
 
 
 def test_without_cuts_it_is_b_min_sep(key, x64):

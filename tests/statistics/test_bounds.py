@@ -187,30 +187,30 @@ def test_a_stolen_pilot_would_break_it():
     assert chance_of_ever_accepting(rule, theta, 4000, every=20) > 1.5 * q
 
 
-LAWS = {  # draws of mean theta
+DISTRIBUTIONS = {  # draws of mean theta
     "uniform": lambda rng, theta, shape: (rng.random(shape) < 2 * theta) * rng.random(shape),
     "beta": lambda rng, theta, shape: rng.beta(2, 2 / theta - 2, shape),
     "two values": lambda rng, theta, shape: 0.3 * (rng.random(shape) < theta / 0.3),
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("pilot", [True, False])
 @pytest.mark.parametrize("runs", [500, pytest.param(2000, marks=pytest.mark.slow)])
-def test_anytime_rule_on_terms_that_are_not_coins(law, pilot, runs):
+def test_anytime_rule_on_terms_that_are_not_coins(distribution, pilot, runs):
     """At mean theta, looked at five times: wrong runs are Binomial(runs, <= q)."""
     rng, theta, q, wrong = np.random.default_rng(6), 0.1, 0.05, 0
-    draws = LAWS[law](rng, 0.8 * theta, 500)
+    draws = DISTRIBUTIONS[distribution](rng, 0.8 * theta, 500)
     bets, weights = bounds.default_bets(theta, bin_terms(draws) if pilot else None)
     for _ in range(runs):
         counts = np.zeros(len(TERM_EDGES), np.int64)
         for _ in range(5):
-            counts += bin_terms(LAWS[law](rng, theta, 80))
+            counts += bin_terms(DISTRIBUTIONS[distribution](rng, theta, 80))
             if bounds.accepts(counts, theta, q, bets, weights):
                 wrong += 1
                 break
     assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
-    counts = bin_terms(LAWS[law](rng, theta / 2, 5000))
+    counts = bin_terms(DISTRIBUTIONS[distribution](rng, theta / 2, 5000))
     assert bounds.accepts(counts, theta, q, bets, weights)
 
 
@@ -308,15 +308,15 @@ def test_predicted_samples():
 # --- Confidence bounds ---
 
 
-@pytest.mark.parametrize("law", [*LAWS, "coin", "zero"])
-def test_confidence_bounds_cover(law):
+@pytest.mark.parametrize("distribution", [*DISTRIBUTIONS, "coin", "zero"])
+def test_confidence_bounds_cover(distribution):
     """400 bounds a side at q = 0.01: misses are Binomial(400, <= 0.01)."""
     rng, mean, q = np.random.default_rng(3), 0.05, 0.01
-    draw = LAWS.get(law, lambda rng, theta, shape: rng.random(shape) < theta)
-    mean = 0.0 if law == "zero" else mean
+    draw = DISTRIBUTIONS.get(distribution, lambda rng, theta, shape: rng.random(shape) < theta)
+    mean = 0.0 if distribution == "zero" else mean
     high_misses = low_misses = 0
     for i in range(400):
-        terms = np.zeros(300) if law == "zero" else draw(rng, mean, 300).astype(float)
+        terms = np.zeros(300) if distribution == "zero" else draw(rng, mean, 300).astype(float)
         counts = bin_terms(terms)
         # By monotonicity the bounds miss exactly when the tests at the true mean reject it.
         high_missed = bounds.accepts(counts, mean, q, *bounds.default_bets())

@@ -298,7 +298,7 @@ def test_a_curve_that_is_low_by_its_stated_error_still_gives_a_bound():
 
 
 def test_sums_beyond_the_last_place_are_booked():
-    """Losses of +-a: a binomial law, none infinite, whose tail beyond the lattice is known."""
+    """Losses of +-a: a binomial distribution, none infinite, whose tail beyond the lattice is known."""
     a, steps = 0.05, 2000
     part = Part(both_directions(DiscreteLaplacePair(a, 1), 1.0)[0], steps)
     for epsilon in (2.0, 10.0, 15.0):

@@ -55,7 +55,7 @@ def test_sensitivity_is_that_of_the_worst_pattern(strategy):
     matrix = enumeration.strategy_matrix(strategy.array, n, n)
     for separation, k in itertools.product((1, 2, 4), (1, 2, 3)):
         found = strategy.squared_sensitivity(n, separation, k)
-        patterns = enumeration.pattern_law(BMinSep(n, separation, 0.5, False))
+        patterns = enumeration.pattern_distribution(BMinSep(n, separation, 0.5, False))
         worst = max(np.square(matrix @ x).sum() for x in patterns if sum(x) <= k)
         assert worst * (1 - 1e-12) <= found <= worst * (1 + 1e-12)
 

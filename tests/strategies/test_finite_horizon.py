@@ -68,7 +68,7 @@ def coefficients_of(mechanism) -> tuple[float, ...]:
     return mechanism.strategy.coefficients
 
 
-# --- The law of the losses ---
+# --- The distribution of the losses ---
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_loss_of_drawn_scores_is_that_of_the_n_outputs(scheme, bands, x64):
     n, sigma, generator = scheme.iterations, 0.8, np.random.default_rng(0)
     strategy = square_root(bands, n)
     noise = generator.standard_normal((40, n))
-    x = generator.choice(np.array(list(enumeration.pattern_law(scheme)), float), 40)
+    x = generator.choice(np.array(list(enumeration.pattern_distribution(scheme)), float), 40)
 
     @jax.jit
     def losses(noise, x):
@@ -112,10 +112,10 @@ def test_the_loss_given_batch_sizes_is_that_of_the_n_outputs(x64):
 def test_normalizer_against_all_tuples(scheme, bands, sigma):
     mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
     whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-    patterns = len(enumeration.pattern_law(scheme))
+    patterns = len(enumeration.pattern_distribution(scheme))
     for m in (2, 3, 4):
         if m <= most_replicas(mechanism) and patterns**m <= 100_000:
-            exact, _ = tuples.count_law(scheme, coefficients_of(mechanism), sigma, m, n)
+            exact, _ = tuples.count_distribution(scheme, coefficients_of(mechanism), sigma, m, n)
             ours = log_normalizer(mechanism, m)
             assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
             assert ours < log_normalizer(whole, m)
@@ -148,14 +148,14 @@ def test_tangents_are_minorants(scheme, bands):
 TWO_STEPS = Mechanism(BMinSep(2, 2, 0.4), FiniteToeplitz((0.8, 0.6), 2), 0.8)
 
 
-def test_shifted_laws_against_quadrature():
+def test_shifted_distributions_against_quadrature():
     mu = TWO_STEPS.scheme.participation_probabilities()
     signal = TWO_STEPS.strategy.gram(mu)
     along = signal / math.sqrt(mu @ signal)
     line = extrapolation.at_distances(TWO_STEPS, 0.35, 0.7, 1.9)
-    for law, distance in ((line.near, 0.7), (line.far, 1.9)):
+    for distribution, distance in ((line.near, 0.7), (line.far, 1.9)):
         exact = exact_two_steps(TWO_STEPS, 0.35, distance * along) * math.exp(-line.log_scale)
-        terms = line.terms(law.draw(jax.random.key(3), 0, 100), 0.0)
+        terms = line.terms(distribution.draw(jax.random.key(3), 0, 100), 0.0)
         assert abs(terms.mean() - exact) <= width(exact, terms.size) + 1e-5
 
 

@@ -75,10 +75,10 @@ SETTINGS = [
 
 def exact_log_ratio(scheme, matrix, sigma, outputs) -> np.ndarray:
     """ln P/Q of (batch, rows) outputs by summing over all x, `matrix` (rows, n)."""
-    law = enumeration.pattern_law(scheme)
-    means = np.array(list(law), float) @ matrix.T
+    distribution = enumeration.pattern_distribution(scheme)
+    means = np.array(list(distribution), float) @ matrix.T
     exponents = (outputs @ means.T - (means**2).sum(axis=1) / 2) / sigma**2
-    return np.log(np.exp(exponents) @ np.array(list(law.values())))
+    return np.log(np.exp(exponents) @ np.array(list(distribution.values())))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -138,8 +138,8 @@ def test_exact_deltas_are_bounded(strategy, direction, key):
     sigma, epsilon = 0.9, 0.7
     scheme = BMinSep(2, 1, 0.5)
     matrix = dense_matrix(strategy, 2)
-    law = enumeration.pattern_law(scheme)
-    means, weights = np.array(list(law), float) @ matrix.T, np.array(list(law.values()))
+    distribution = enumeration.pattern_distribution(scheme)
+    means, weights = np.array(list(distribution), float) @ matrix.T, np.array(list(distribution.values()))
 
     grid = np.linspace(-8, 11, 701)
     y = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
@@ -224,7 +224,7 @@ def test_prefix_sum_error_against_the_dense_inverse(strategy):
     np.testing.assert_allclose(prefix_sum_error(strategy, iterations=12, noise_multiplier=2.0), exact)
 
 
-def test_dense_scores_have_the_law_of_the_outputs(key):
+def test_dense_scores_have_the_distribution_of_the_outputs(key):
     """Mean and covariance of C^T (C x + sigma z); every entry to 1e-6 in all."""
     strategy, num = some_dense(5), 200_000
     x = jnp.tile(jnp.array([1.0, 0, 0, 1, 0]), (num, 1))

@@ -79,7 +79,7 @@ def test_samplers():
 
 
 @pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
-def test_samplers_follow_the_law_of_the_accountant(sampling):
+def test_samplers_follow_the_distribution_of_the_accountant(sampling):
     """Squared counts of two records over 4000 epochs, chi-square at false alarm 1e-6."""
     from collections import Counter
 
@@ -92,10 +92,10 @@ def test_samplers_follow_the_law_of_the_accountant(sampling):
         rounds = epoch_batches(generator, 8, 2, 2, sampling)
         hits = [sum(((term == 0) | (term == 5)).any() for term in one) for one in rounds]
         counts[sum(k * k for k in hits)] += 1
-    law = participation_pmf(8, 2, 2, 1, 2, sampling)
-    assert set(counts) <= set(law.squared_sensitivity.tolist())
-    seen = np.array([counts[int(y)] for y in law.squared_sensitivity])
-    assert stats.chisquare(seen, law.prob * (seen.sum() / law.prob.sum())).pvalue > 1e-6
+    distribution = participation_pmf(8, 2, 2, 1, 2, sampling)
+    assert set(counts) <= set(distribution.squared_sensitivity.tolist())
+    seen = np.array([counts[int(y)] for y in distribution.squared_sensitivity])
+    assert stats.chisquare(seen, distribution.prob * (seen.sum() / distribution.prob.sum())).pvalue > 1e-6
 
 
 @functools.cache

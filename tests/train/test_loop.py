@@ -327,7 +327,7 @@ def test_a_plan_by_its_path_and_a_bar_where_somebody_watches(tmp_path, monkeypat
     assert run(plan=tmp_path / "plan.json").statement == run(plan=str(tmp_path / "plan.json")).statement
     assert capsys.readouterr() == ("", "")
     shown = []
-    monkeypatch.setattr(loop, "somebody_watches", lambda: True)
+    monkeypatch.setattr(loop, "is_interactive", lambda: True)
     bar = contextlib.nullcontext(lambda *step: shown.append(step))
     monkeypatch.setattr(loop, "watch", lambda unit: bar)
     run(progress=False)

@@ -237,7 +237,7 @@ def test_a_part_goes_on_with_its_own_checkpoint_only(plan, parts, tmp_path):
         assert calls  # the folder holds the other plan's stretches, which are not used
 
 
-def test_a_part_does_not_go_on_with_draws_of_another_law(plan, parts, tmp_path):
+def test_a_part_does_not_go_on_with_draws_of_another_distribution(plan, parts, tmp_path):
     """As an earlier version may have kept them: terms in units of another scale, or of one not told."""
     with Checkpoint(tmp_path) as checkpoint:
         draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint)
@@ -254,17 +254,17 @@ def test_a_part_does_not_go_on_with_draws_of_another_law(plan, parts, tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"log_scale": -1.0}, {"spec": ProposalSpec("others", (2,))}, {"words": 2}])
-def test_a_part_keeps_which_law_its_draws_are_of(other, plan, parts, tmp_path, monkeypatch):
-    """Two laws of one margin: what is kept of one is no part of the other."""
+def test_a_part_keeps_which_distribution_its_draws_are_of(other, plan, parts, tmp_path, monkeypatch):
+    """Two distributions of one margin: what is kept of one is no part of the other."""
     honest = shards.choose_run
 
-    def of_another_law(*arguments):
+    def of_another_distribution(*arguments):
         of = honest(*arguments).of
         return Run(dataclasses.replace(of, proposal=dataclasses.replace(of.proposal, **other)))
 
     with Checkpoint(tmp_path) as checkpoint:
         with monkeypatch.context() as patch:
-            patch.setattr(shards, "choose_run", of_another_law)
+            patch.setattr(shards, "choose_run", of_another_distribution)
             patch.setattr(Resolved, "count", lambda *arguments: (NOTHING, NOTHING))
             draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint)
         assert draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint) == parts[1]

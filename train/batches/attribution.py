@@ -105,27 +105,27 @@ def bound_contributions(
     return bounded
 
 
-class _Barring(NamedTuple):
+class _Lockouts(NamedTuple):
     """Distinct numbers of examples (phantoms too) that bar an example, and counts of examples with each."""
 
-    bars: np.ndarray
+    sizes: np.ndarray
     examples: np.ndarray
 
 
-def _barring(graph: Attribution, examples_per_user: int) -> _Barring:
+def _lockouts(graph: Attribution, examples_per_user: int) -> _Lockouts:
     missing = phantoms(graph, examples_per_user)
     own = graph.matrix() @ missing
-    return _Barring(*np.unique(neighborhood_sizes(graph) + own, return_counts=True))
+    return _Lockouts(*np.unique(neighborhood_sizes(graph) + own, return_counts=True))
 
 
-def _expected(bars: _Barring, p: float, barred_steps) -> np.ndarray:
-    """Mean batch size after each number of steps that may have barred."""
+def _expected(lockouts: _Lockouts, p: float, lockout_steps) -> np.ndarray:
+    """Mean batch size after each number of steps that may have locked out."""
     with np.errstate(divide="ignore"):
         log_free = np.log1p(-p) if p < 1 else -math.inf
-    steps = np.atleast_1d(np.asarray(barred_steps, float))[:, None]
+    steps = np.atleast_1d(np.asarray(lockout_steps, float))[:, None]
     # 0 * -inf: a step that nothing came before.
-    exponent = np.where(steps > 0, np.maximum(steps, 1) * bars.bars * log_free, 0.0)
-    return p * (np.exp(exponent) * bars.examples).sum(axis=1)
+    exponent = np.where(steps > 0, np.maximum(steps, 1) * lockouts.sizes * log_free, 0.0)
+    return p * (np.exp(exponent) * lockouts.examples).sum(axis=1)
 
 
 def expected_batch_sizes(graph: Attribution, scheme) -> np.ndarray:
@@ -141,8 +141,8 @@ def expected_batch_sizes(graph: Attribution, scheme) -> np.ndarray:
     if scheme.warm_start:
         before = np.full(scheme.iterations, b - 1)
     distinct, index = np.unique(before, return_inverse=True)
-    bars = _barring(graph, scheme.examples_per_user)
-    return _expected(bars, scheme.sampling_probability, distinct)[index]
+    lockouts = _lockouts(graph, scheme.examples_per_user)
+    return _expected(lockouts, scheme.sampling_probability, distinct)[index]
 
 
 def find_sampling_probability(
@@ -155,10 +155,10 @@ def find_sampling_probability(
     """
     target = _validate.positive_number("batch_size", batch_size)
     b = _validate.positive_integer("min_separation", min_separation)
-    bars = _barring(graph, _validate.positive_integer("examples_per_user", examples_per_user))
+    lockouts = _lockouts(graph, _validate.positive_integer("examples_per_user", examples_per_user))
 
     def size(log_p):
-        return float(_expected(bars, min(1.0, math.exp(log_p)), b - 1)[0])
+        return float(_expected(lockouts, min(1.0, math.exp(log_p)), b - 1)[0])
 
     # No example's rate grows beyond 1 / (1 + (b-1) bars), so the largest is past the smallest of those.
     grid = np.append(np.linspace(math.log(target / graph.num_examples) - 1, 0.0, 4001)[:-1], 0.0)

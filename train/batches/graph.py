@@ -42,7 +42,7 @@ class Attribution:
         """The largest number of a user, plus 1."""
         return int(self.users.max(initial=-1)) + 1
 
-    def barring_batches(self, scheme: MultiAttribution, generator: np.random.Generator) -> "AttributionPool":
+    def lockout_batches(self, scheme: MultiAttribution, generator: np.random.Generator) -> "AttributionPool":
         """Return the batches of algorithm 3 on this graph."""
         return AttributionPool(scheme, self, generator)
 
@@ -271,7 +271,7 @@ class AttributionPool:
         phantom = drawn[drawn >= self.graph.num_examples] - self.graph.num_examples
         position, users = self.graph.users_of(real)
         recent = self.last[users] > step - self.scheme.min_separation
-        barred = np.bincount(position[recent], minlength=len(real)) > 0
+        locked_out = np.bincount(position[recent], minlength=len(real)) > 0
         self.last[users] = step
         self.last[np.searchsorted(self.phantom_ends, phantom, side="right")] = step
-        return real[~barred]
+        return real[~locked_out]

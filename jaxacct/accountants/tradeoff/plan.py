@@ -12,7 +12,7 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd.mixture_certificate import (
     flaws,
     replayed,
 )
-from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SamplerLaw
+from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SampledDistribution
 from jaxacct.accountants.tradeoff.last_iterate.calibration import METHODS, calibrate_noise
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
@@ -99,7 +99,8 @@ class GeneralPlan(StoredPlan):
 
 @dataclass(frozen=True)
 class SampledGeneralPlan(GeneralPlan):
-    """A `GeneralPlan` by samples of its participation law: where the exact law takes too long to compute.
+    """A `GeneralPlan` by samples of its participation distribution: where the exact distribution takes too
+    long to compute.
 
     Attributes:
       evidence: the samples; delta includes the probability that they mislead.
@@ -112,7 +113,9 @@ class SampledGeneralPlan(GeneralPlan):
     def __post_init__(self):
         super().__post_init__()
         if not isinstance(self.evidence, MixtureEvidence):
-            raise ValueError(f"evidence must be draws of the law, was {type(self.evidence).__name__}")
+            raise ValueError(
+                f"evidence must be draws of the distribution, was {type(self.evidence).__name__}"
+            )
 
     @classmethod
     def calibrate(
@@ -130,18 +133,18 @@ class SampledGeneralPlan(GeneralPlan):
         Raises:
           ValueError: bad arguments, or samples that do not show it.
         """
-        law = SamplerLaw(GeneralDPSGD(**sizes))
+        distribution = SampledDistribution(GeneralDPSGD(**sizes))
         key = checked_key(key)
-        sigma = calibrate_mixture(law, epsilon, delta, num_samples=num_samples, key=key)
+        sigma = calibrate_mixture(distribution, epsilon, delta, num_samples=num_samples, key=key)
         evidence = certify_mixture(
-            law, sigma, epsilon, delta, num_samples=num_samples, key=key, progress=progress
+            distribution, sigma, epsilon, delta, num_samples=num_samples, key=key, progress=progress
         )
-        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **asdict(law.run))
+        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **asdict(distribution.run))
 
     @property
-    def law(self) -> SamplerLaw:
-        """The law that was sampled."""
-        return SamplerLaw(self.run)
+    def distribution(self) -> SampledDistribution:
+        """The distribution that was sampled."""
+        return SampledDistribution(self.run)
 
     @property
     def draws(self) -> MixtureEvidence:
@@ -152,7 +155,7 @@ class SampledGeneralPlan(GeneralPlan):
     @property
     def flaws(self) -> list[str]:
         """Why the samples do not show the guarantee, a line each; empty if they do."""
-        return flaws(self.draws, self.law, self.sigma, self.epsilon, self.delta)
+        return flaws(self.draws, self.distribution, self.sigma, self.epsilon, self.delta)
 
     @property
     def certified(self) -> bool:
@@ -163,12 +166,18 @@ class SampledGeneralPlan(GeneralPlan):
         """Return fresh samples that show the guarantee, at most 2^20 or 8 times as many; or ValueError."""
         most = max(2**20, 8 * self.draws.num_samples) if num_samples is None else num_samples
         return certify_mixture(
-            self.law, self.sigma, self.epsilon, self.delta, num_samples=most, key=key, progress=progress
+            self.distribution,
+            self.sigma,
+            self.epsilon,
+            self.delta,
+            num_samples=most,
+            key=key,
+            progress=progress,
         )
 
     def replay(self) -> bool:
         """Return whether the stored key draws the stored counts."""
-        return replayed(self.draws, self.law)
+        return replayed(self.draws, self.distribution)
 
     @property
     def terms(self) -> Terms:

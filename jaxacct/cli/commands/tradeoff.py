@@ -117,8 +117,8 @@ def general_command(
       epsilon: target, to calibrate sigma.
       plot: write the trade-off curves to this PNG.
       out: with epsilon, write the plan here, for `python -m train`.
-      draws: with epsilon, certify by at most so many draws of the batches in place of their exact law, which
-        takes long for large groups and many terms.
+      draws: with epsilon, certify by at most so many draws of the batches in place of their exact
+        distribution, which takes long for large groups and many terms.
       json: print one JSON object.
     """
     plots.check_plot(plot)

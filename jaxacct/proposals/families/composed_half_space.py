@@ -82,7 +82,8 @@ def _tangents(mechanism: Mechanism, epsilon: float) -> tuple[Minorant, ...]:
 def composed_table(
     mechanism: Mechanism, epsilon: float, composed: Composed, minorant: Minorant
 ) -> tuple[float, float, dict]:
-    """A piecewise constant law r of the coordinate t of a tangent with `phi(t) h(t) / r(t) <= scale`.
+    """A piecewise constant distribution r of the coordinate t of a tangent with
+    `phi(t) h(t) / r(t) <= scale`.
 
     h(t) = g(epsilon + ln(P0 + e^{constant + slope t})) bounds the terms and falls in t. Returns what
     `coordinate_table` does.

@@ -1,8 +1,8 @@
 """Replicas of one example, for a unit whose counts are a sum of k independent draws (remove direction).
 
 With f_1 the likelihood ratio of one example, `f <= f_1^k` (proofs/shared_examples.md, theorem 4). So for M
-> k draw from the law R with density `Q f_1^M / Z_M`, which is that of M replicas of one example: the weight
-of a draw is `Z_M f / f_1^M <= Z_M f^{1 - M/k}`, and the weighted term never exceeds
+> k draw from the distribution R with density `Q f_1^M / Z_M`, which is that of M replicas of one example: the
+weight of a draw is `Z_M f / f_1^M <= Z_M f^{1 - M/k}`, and the weighted term never exceeds
 
     Z_M (1 / (rho - 1)) ((rho - 1) / rho)^rho e^{(1 - rho) epsilon},   rho = M / k.
 
@@ -16,7 +16,7 @@ import math
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
-from jaxacct.proposals.families.mean_overlaps import loss_from_below, with_the_law_of_means
+from jaxacct.proposals.families.mean_overlaps import loss_from_below, tilted_to_means
 from jaxacct.proposals.families.replicas import (
     around_the_smallest_scale,
     checked_replicas,
@@ -65,7 +65,7 @@ def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Pr
 
     def lines_from_below(delta_v):
         lines = example_replica_lines(mechanism, float(delta_v), m, log_z)
-        *_, means = more = with_the_law_of_means(mechanism, lines)
+        *_, means = more = tilted_to_means(mechanism, lines)
         # Weights have the loss as well.
         return *more, dataclasses.replace(means, kind="relative", amount=math.expm1(min(means.amount, 600.0)))
 

@@ -43,10 +43,10 @@ PLANNED_SAMPLES = (100_000, 250_000)
 
 @dataclass(frozen=True, eq=False)
 class Extrapolation:
-    """Two shifted laws and the line through them.
+    """Two shifted distributions and the line through them.
 
     Attributes:
-      near, far: laws of the outputs under Q, pushed down by `near_distance < far_distance` standard
+      near, far: distributions of the outputs under Q, pushed down by `near_distance < far_distance` standard
         deviations along C m. **Not** proposals for H(Q, P): their means are E X at two points of G.
       log_scale: ln M_0; 0 where another mechanism is composed in.
       log_expected: ln of the bound that the pilot expects after as many draws as it was planned for; a guess,
@@ -67,17 +67,17 @@ class Extrapolation:
 
     @property
     def expected_samples(self) -> int:
-        """Of both laws together: a plan leaves six standard errors at either end, so that half is enough."""
+        """Samples of both distributions: a plan has six standard errors at either end, so half suffices."""
         return self.planned_samples
 
     @functools.cached_property
     def lines(self) -> tuple[BudgetLine, ...]:
-        """What is booked for the draws of both laws; no delta is shared out, so next to none is spent."""
+        """Reserves for the draws of both distributions; no delta is shared out, so almost none is spent."""
         return rounding.loss_lines(self.near.mechanism, _LITTLE, Direction.ADD, push=1.01 * self.far_distance)
 
     @property
     def unseen(self) -> float:
-        """Probability, under either law, of outputs whose losses may be off by more than the margin."""
+        """Probability, under either distribution, of outputs whose loss error may exceed the margin."""
         return total(self.lines, "total variation") + total(self.lines, "delta")
 
     @property
@@ -106,7 +106,7 @@ def log_bound(near: float, far: float, log_scale: float, near_upper: float, far_
     """ln of the bound on H(Q, P) from bounds on the two means of X (proofs/derivations.md section 9, mended).
 
     Args:
-      near, far: distances of the two laws.
+      near, far: distances of the two distributions.
       log_scale: ln M_0.
       near_upper: at least E X at `near`.
       far_lower: at most E X at `far`.
@@ -188,8 +188,8 @@ def at_distances(
         raise ValueError(f"distances must be 0 < near < far, were {near!r} and {far!r}")
     if log_scale == -math.inf:
         raise ValueError("H(Q, P) is exactly zero for this epsilon: nothing to extrapolate")
-    laws = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)
-    return Extrapolation(epsilon, *laws, near, far, log_scale, composed_terms=terms)
+    lines = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)
+    return Extrapolation(epsilon, *lines, near, far, log_scale, composed_terms=terms)
 
 
 def _terms_of(
@@ -285,11 +285,11 @@ def count_terms(extrapolation: Extrapolation, key, margin: float, first: int, la
     """Histograms (near, far) of the blocks first..last-1: rounded up at the near point and down at the far
     one, each the safe way."""
     counts = []
-    for index, (law, rounded) in enumerate(
+    for index, (distribution, rounded) in enumerate(
         ((extrapolation.near, margin), (extrapolation.far, -margin)),
     ):
         stream = randomness.stream_key(key, index)
         counts.append(np.zeros(len(bounds.TERM_EDGES), np.int64))
-        for draws in base.draw_in_batches(law, stream, first, last - first):
+        for draws in base.draw_in_batches(distribution, stream, first, last - first):
             counts[-1] += bounds.bin_terms(extrapolation.terms(draws, rounded))
     return counts

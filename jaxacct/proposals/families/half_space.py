@@ -47,7 +47,7 @@ class Minorant(NamedTuple):
 
     Attributes:
       constant: natural log.
-      weights: (iterations,) float64 m >= 0, the mean participation of a tilted law.
+      weights: (iterations,) float64 m >= 0, the mean participation of a tilted distribution.
       norm: |C m|, so that `<m, zeta> / norm` is standard normal under Q.
     """
 
@@ -167,11 +167,12 @@ def proposal_along(
     draw_block: Callable[..., Draws] | None = None,
     more_lines: Callable[[tuple[BudgetLine, ...]], tuple[BudgetLine, ...]] = tuple,
 ) -> Proposal:
-    """Draws whose coordinate along `C m` is of the law of `cells`; `coordinate_table` says what they are.
+    """Draws whose coordinate along `C m` is of the distribution of `cells`; `coordinate_table` says what they
+    are.
 
     Args:
       log_scale: ln M.
-      tail: of what the law leaves out, over M.
+      tail: of what the distribution leaves out, over M.
       spec: of the proposal.
       draw_block: of the proposal, from `draw_in_half_space`; by default with the losses of `loss_of_scores`.
       more_lines: the lines that are booked, given those of `coordinate_lines`.
@@ -235,11 +236,13 @@ def coordinate_lines(
 
 
 def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
-    """A piecewise constant law r of t < edge with `phi(t) (1 - e^{slope (t - edge)}) / r(t) <= scale`.
+    """A piecewise constant distribution r of t < edge with
+    `phi(t) (1 - e^{slope (t - edge)}) / r(t) <= scale`.
 
-    Cells are of equal width and have probabilities that are multiples of 2^-32, so the law that is drawn is
-    the law whose density is used, and the scale is a maximum over cells, not an integral. The largest value
-    in a cell bounds the normal density by its upper end and the other factor by its lower end.
+    Cells are of equal width and have probabilities that are multiples of 2^-32, so the distribution that is
+    drawn is the distribution whose density is used, and the scale is a maximum over cells, not an integral.
+    The largest value in a cell bounds the normal density by its upper end and the other factor by its lower
+    end.
 
     Returns (ln scale, probability left out below the last cell over the scale, arrays of the cells).
     """

@@ -3,7 +3,7 @@
 Where the likelihood of k independent examples is too large to be computed, f is bounded from below by taking
 off the most that a participation could share with all others, `Mechanism.cross_terms`, which is much. In the
 mean they share little: with f_1 the likelihood ratio of one example and m its mean participation under the
-law tilted by log-ratios r_0,
+distribution tilted by log-ratios r_0,
 
     ln f(r)  >=  k (ln f_1(r_0) + <m, r - r_0>)  -  (k (k - 1) / 2) |C m|^2 / sigma^2
 
@@ -95,7 +95,7 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | No
     # Where every eligible example participates, only the starts are random.
     if mechanism.scheme.sums.probability == 1:
         return proposal_along(mechanism, best, *table, _LARGEST)
-    lines = functools.partial(with_the_law_of_means, mechanism)
+    lines = functools.partial(tilted_to_means, mechanism)
     return proposal_along(mechanism, best, *table, _EVERY, _draw, lines)
 
 
@@ -145,15 +145,15 @@ def _loss_of_mean_overlaps(scheme, strategy, scores_, sigma):
     return number * loss - shared - 8 * unit * (jnp.abs(number * loss) + shared)
 
 
-def with_the_law_of_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
-    """`lines` of k times the loss of one example, and that means are those of a law which is only near to the
-    one given the outputs."""
+def tilted_to_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
+    """`lines` of k times the loss of one example, and that means are those of a distribution which is only
+    near to the one given the outputs."""
     one, number = mechanism.scheme.parts  # pyrefly: ignore[not-iterable]
     # At least three times what ln f_1 is off by from any step on: the odds of a participation.
     odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
     apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2
     source = "proofs/rounding.md, section 7"
-    return *lines, BudgetLine("law of mean overlaps", "epsilon", number * apart, source)
+    return *lines, BudgetLine("distribution of mean overlaps", "epsilon", number * apart, source)
 
 
 def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
@@ -163,7 +163,7 @@ def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
         spec=_PLAIN,
         log_scale=log_remainder_scale(mechanism, epsilon),
         draw_block=_draw_plain,
-        rounding_lines=lambda delta_v: with_the_law_of_means(
+        rounding_lines=lambda delta_v: tilted_to_means(
             mechanism, rounding.loss_lines(mechanism, float(delta_v), Direction.ADD)
         ),
         below=lambda: plain_from_below(mechanism, Direction.ADD),
@@ -183,7 +183,7 @@ def plain_from_below(mechanism: Mechanism, direction: str) -> Proposal:
 
     def lines(delta_v):
         found = rounding.loss_lines(mechanism, float(delta_v), known.direction)
-        return with_the_law_of_means(mechanism, found) if direction == Direction.REMOVE else found
+        return tilted_to_means(mechanism, found) if direction == Direction.REMOVE else found
 
     draw_block = _remove_from_below if direction == Direction.REMOVE else _add_from_below
     return dataclasses.replace(known, draw_block=draw_block, rounding_lines=lines)

@@ -34,8 +34,8 @@ def overlap_arrays(mechanism, m: int) -> dict:
 
 
 def overlap_variation(mechanism, m: int) -> float:
-    """How far the law of which of the participations are one replica's is off: ties of words of 31 bits, or
-    integers below m, at each participation.
+    """How far the distribution of which of the participations are one replica's is off: ties of words of 31
+    bits, or integers below m, at each participation.
     """
     return m * mechanism.scheme.max_participations * m**2 * 2.0**-31
 

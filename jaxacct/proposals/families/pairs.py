@@ -37,7 +37,7 @@ from jaxacct.proposals.families.mean_overlaps import (
     drawn_scores,
     loss_from_below,
     plain_from_below,
-    with_the_law_of_means,
+    tilted_to_means,
 )
 from jaxacct.proposals.families.overlaps import overlap_variation
 from jaxacct.proposals.families.pair_weights import log_factor, shared_events, shared_rows
@@ -118,7 +118,7 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         return dataclasses.replace(found, draw_block=drawer, rounding_lines=of_losses, below=None)
 
     def lines_from_below(delta_v):
-        return with_the_law_of_means(mechanism, pair_lines(mechanism, float(delta_v), m, log_z))
+        return tilted_to_means(mechanism, pair_lines(mechanism, float(delta_v), m, log_z))
 
     return dataclasses.replace(found, below=below)
 
@@ -265,7 +265,7 @@ def _times(proposal: Proposal) -> float:
     """How many plain samples take as long as one, about (n = 1000 and 1500, one core)."""
     one, number = _one(proposal.mechanism)
     vectors = (0.5 if _by_positions(one.scheme.replicas) else 2.0) * proposal.replicas * number
-    # The likelihood of two examples has a state for each step that one may be barred for.
+    # The likelihood of two examples has a state for each step that one may be locked out for.
     return vectors + (one.scheme.min_separation / 4 if proposal.spec.parameters[1] else 0)
 
 

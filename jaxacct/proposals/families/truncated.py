@@ -49,7 +49,7 @@ def truncated_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> 
         labelled, log_z, log_tilt = replicas.Labelled(uncut, cuts.chances, (0, 1)), 0.0, 0.0
         lowered = none
     else:
-        labelled, log_z, log_tilt, lowered = _remove_law(uncut, cuts, none)
+        labelled, log_z, log_tilt, lowered = _remove_distribution(uncut, cuts, none)
     log_z += replicas.log_normalizer(labelled)
 
     def tables():
@@ -142,7 +142,7 @@ def proposal_of_truncation(
     )
 
 
-def _remove_law(uncut: Mechanism, cuts: IndependentCuts, none: float):
+def _remove_distribution(uncut: Mechanism, cuts: IndependentCuts, none: float):
     """Return (what is drawn, ln of what the tilt sums to, ln tilt of a truncated step, ln floor left of f_Q).
 
     With the floor `(1 - p)^{|K|}` of f_Q, which tilts K, or with P(x = 0): the smaller scale.
@@ -155,7 +155,10 @@ def _remove_law(uncut: Mechanism, cuts: IndependentCuts, none: float):
         tilted = np.minimum(chances * np.exp(log_tilt - sums), 1.0)
         labelled = replicas.Labelled(uncut, tuple(tilted.tolist()), (1, 2))
         found.append((labelled, math.fsum(sums) * (1 + 1e-12), log_tilt, 0.0))
-    return min(found, key=lambda law: replicas.log_normalizer(law[0]) + law[1] - law[3])
+    return min(
+        found,
+        key=lambda distribution: replicas.log_normalizer(distribution[0]) + distribution[1] - distribution[3],
+    )
 
 
 @functools.lru_cache(maxsize=512)

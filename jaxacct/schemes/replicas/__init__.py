@@ -1,1 +1,1 @@
-"""One file a scheme: the law of several participation vectors that attract each other."""
+"""One file a scheme: the distribution of several participation vectors that attract each other."""

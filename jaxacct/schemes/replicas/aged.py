@@ -21,7 +21,13 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.base import log_probabilities
-from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_lift, start_law, thresholds_of
+from jaxacct.schemes.replicas.base import (
+    Attracting,
+    draw_indices,
+    log_lift,
+    start_distribution,
+    thresholds_of,
+)
 
 _MOST_NUMBERS = 1.2e8  # of the table: steps and pairs of codes, 4 bytes each
 _LONG_AGE = 128  # ages of so many steps are told apart, or of 2 b
@@ -68,7 +74,7 @@ def _codes(mechanism: Attracting) -> _Codes:
 
 
 def errors(mechanism: Attracting) -> tuple[float, float]:
-    """(relative, total variation) errors of the law that `draw_with_one` draws from.
+    """(relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     A float32 uniform, as fine near 0, is compared with sums of three float32 weights, each within a dozen
     roundings. A share is off by those of the sum that it ends, over itself; the largest such ratios of all
@@ -91,7 +97,7 @@ class _Weights(NamedTuple):
     Attributes:
       log_z: ln Z, inf on overflow.
       odds: the largest of somebody taking part, of both against one, of one against the other.
-      starts: (b, b) the weight of both initial bars.
+      starts: (b, b) the weight of both initial lockouts.
       ahead: (n, codes, codes) float32 after each step, the largest 1 in each.
     """
 
@@ -140,9 +146,9 @@ def _backward(mechanism: Attracting) -> _Weights:
                 (one / one.T).max(),
             )
             odds = np.maximum(odds, largest_odds)
-        law = start_law(scheme) if scheme.warm_start else np.eye(b)[0]
+        distribution = start_distribution(scheme) if scheme.warm_start else np.eye(b)[0]
         begin = size - b + np.arange(b)
-        starts = np.outer(law, law) * weights[np.ix_(begin, begin)]
+        starts = np.outer(distribution, distribution) * weights[np.ix_(begin, begin)]
         log_z = float(np.log(starts.sum())) + log_scale
     narrow &= bool(max(alone.max(), together.max()) < 1e25)
     if not (math.isfinite(log_z) and np.isfinite(odds).all() and narrow):
@@ -179,7 +185,7 @@ def _after(code, none: int):
 def draw_with_one(key, scheme, arrays, num_samples: int):
     """(sums of two participation vectors, one of them, lifts given), float32; see `replicas.base`."""
     first_key, second_key, walk_key = threefry.split(key, 3)
-    bar, other_bar = draw_indices((first_key, second_key), arrays["starts"], num_samples)
+    lockout, other_lockout = draw_indices((first_key, second_key), arrays["starts"], num_samples)
     uniforms = uniform_64(walk_key, (scheme.iterations, num_samples), bits=threefry.bits_32_at_once)
     size = arrays["stays"].shape[0]
     none = size - scheme.min_separation
@@ -208,7 +214,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         one, two = jnp.where(first, 0, later), jnp.where(second, 0, later_of_two)
         return (one, two, lifts), (number.astype(jnp.int8), first)
 
-    begun = none + bar, none + other_bar, jnp.zeros(num_samples, jnp.float32)
+    begun = none + lockout, none + other_lockout, jnp.zeros(num_samples, jnp.float32)
     (_, _, lifts), drawn = jax.lax.scan(step, begun, (jnp.arange(scheme.iterations), uniforms))
     together, alone = (part.T.astype(jnp.float32) for part in drawn)
     return together, alone, lifts

@@ -2,7 +2,7 @@
 
 Two participation vectors interact only where participations are less than `bands` apart, with the factor
 `E_d = exp(a_d / sigma^2)`, `a` the autocorrelation of the coefficients. States and codes are those of
-`kernels.bars`; `U_i(state)` is the total weight from step i on (proofs/derivations.md section 9,
+`kernels.lockouts`; `U_i(state)` is the total weight from step i on (proofs/derivations.md section 9,
 proofs/proposals.md). Where C has more bands than the separation, every participation has the factor
 `log_lift` for those farther apart (proofs/non_banded.md, "Replicas"). Balls-in-bins is p = 1.
 """
@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import bars, threefry
-from jaxacct.kernels.bars import moves, rank, start_states, states
+from jaxacct.kernels import lockouts, threefry
+from jaxacct.kernels.lockouts import moves, rank, start_states, states
 from jaxacct.schemes.base import counts_at, log_probabilities
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.base import (
@@ -24,7 +24,7 @@ from jaxacct.schemes.replicas.base import (
     attractions,
     draw_indices,
     log_lift,
-    start_law,
+    start_distribution,
     starts_locked_out,
     stationary_lockouts,
     thresholds_of,
@@ -57,7 +57,7 @@ def most_replicas(mechanism: Attracting) -> int:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """Bound the (relative, total variation) errors of the law that `draw_counts` draws from.
+    """Bound the (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Waits are as in `BMinSep.draw_error`, of one walk for all replicas. A float32 ratio is compared with a
     uniform that is as fine near 0, so the hazard of a step is off by a few roundings of itself, and the
@@ -119,14 +119,14 @@ def tables(mechanism: Attracting, m: int) -> dict:
     needed, booked = _needed(mechanism, m, arrays), errors(mechanism, m)[0]
     if not needed <= booked:
         raise ValueError(
-            f"{m} replicas must attract each other less: float32 draws would be {needed:.2g} off their law, "
+            f"{m} replicas must attract each other less: float32 draws would have an error of {needed:.2g}, "
             f"more than the reserve of {booked:.2g}"
         )
     return arrays
 
 
 def _needed(mechanism: Attracting, m: int, arrays) -> float:
-    """Bound the relative error of the law of `draw_positions` with these tables.
+    """Bound the relative error of the distribution of `draw_positions` with these tables.
 
     Hazards are added up in float32 from m participations down to one, and the rest is none: each is off by a
     few roundings of the sum that it ends. Where attraction makes all others likely, the relative error of a
@@ -211,7 +211,7 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool, about: bool = F
         if starts_locked_out(scheme):
             moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, lifted, q, row, 2 * b - 1))
             if of_two:
-                virtual, virtual_hazards = bars.virtual_weights_of_two(b, lifted, q, real), None
+                virtual, virtual_hazards = lockouts.virtual_weights_of_two(b, lifted, q, real), None
             else:
                 virtual, virtual_hazards = _virtual_weights(n, b, moves_at, real, with_hazards)
             thresholds, total = _starts(n, b, m, scheme, virtual, with_hazards)
@@ -232,12 +232,12 @@ def _device(hazards):
     return hazards and [jax.device_put(h) for h in hazards]  # `jnp.asarray` compiles a program for each shape
 
 
-def _real_weights(n: int, b: int, moves_at, with_hazards: bool, alike_before: int | None = None):
+def _real_weights(n: int, b: int, moves_at, with_hazards: bool, num_last_steps: int | None = None):
     """Return U, (n + b, states) float64, and for j = 1..m the float32 probabilities of j participations.
 
     Args:
       moves_at: the `_transitions` of a step; only their weights depend on it.
-      alike_before: number of last steps that differ from the others. The first rows of U are omitted where
+      num_last_steps: number of last steps that differ from the others. The first rows of U are omitted where
         its growth is the same at every step; by default none are.
     """
     moves = moves_at(0)
@@ -252,7 +252,7 @@ def _real_weights(n: int, b: int, moves_at, with_hazards: bool, alike_before: in
         ahead = flat[i * size :]
         parts = [weight * ahead.take(at) for (_, weight, _, _), at in zip(moves_at(i), offsets, strict=True)]
         _add_up(weights[i], i, parts, reachable, hazards)
-        if alike_before is not None and (n - i) % b == 0 and n - i >= max(2 * b, b + alike_before):
+        if num_last_steps is not None and (n - i) % b == 0 and n - i >= max(2 * b, b + num_last_steps):
             growths = _growths(weights[i:], b)
             if i * np.ptp(growths) <= 3e-4 * n * growths.mean():
                 return weights[i:], hazards
@@ -300,7 +300,7 @@ def _real_weights_of_two(n: int, b: int, p: float, q: float, attraction) -> np.n
     # The last steps by `_real_weights`: a wait may end after the last step, and E may depend on the step.
     last = b + len(attraction)
     moves_at = _moves_at(last, attraction, lambda row: _transitions(b, 2, p, q, row, b))
-    return bars.weights_of_two(n, p, q, attraction[-1], _real_weights(last, b, moves_at, False)[0])
+    return lockouts.weights_of_two(n, p, q, attraction[-1], _real_weights(last, b, moves_at, False)[0])
 
 
 def _add_up(row, i: int, parts, reachable, hazards) -> None:
@@ -338,18 +338,18 @@ def _rates(b: int, m: int, moves, hazards, virtual_hazards) -> np.ndarray:
 
 
 def _starts(n: int, b: int, m: int, scheme, virtual, with_thresholds: bool):
-    """Return (tables to draw the m initial lockouts one after the other, Z_m), for the stationary law."""
+    """Return (tables to draw the m initial lockouts one after the other, Z_m) for a stationary start."""
     earliest, number, chance = _start_states(b, m, scheme.sampling_probability)
     reach = np.where(earliest < n, virtual[earliest, number], 1.0)
     total = float((chance * reach).sum())
     if not with_thresholds or not np.isfinite(total):
         return None, total
-    law, joint = start_law(scheme), np.empty((b,) * m)
+    distribution, joint = start_distribution(scheme), np.empty((b,) * m)
     others = np.indices((b,) * (m - 1)).reshape(m - 1, -1).T
-    chance = law[others].prod(axis=1)
+    chance = distribution[others].prod(axis=1)
     for first in range(b):
         ordered = np.sort(np.column_stack([np.full(len(others), first), others]), axis=1)
-        joint[first] = (law[first] * chance * reach[rank(ordered)]).reshape((b,) * (m - 1))
+        joint[first] = (distribution[first] * chance * reach[rank(ordered)]).reshape((b,) * (m - 1))
     marginals = [joint.sum(axis=tuple(range(k, m))) for k in range(1, m + 1)]
     return [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in marginals], total
 
@@ -365,9 +365,9 @@ def _draw_starts(key, arrays, b: int, m: int, num: int):
     if arrays["starts"] is None:
         return jnp.zeros(num, jnp.int32), jnp.zeros((num, m - 1), jnp.int32)
     drawn = draw_indices([threefry.fold_in(key, k) for k in range(m)], arrays["starts"], num)
-    lockouts = jnp.sort(jnp.stack(drawn, axis=1), axis=1)
-    left = lockouts[:, 1:] - lockouts[:, :1]
-    return lockouts[:, 0], jnp.where(left > 0, left + b - 1, 0)
+    initial = jnp.sort(jnp.stack(drawn, axis=1), axis=1)
+    left = initial[:, 1:] - initial[:, :1]
+    return initial[:, 0], jnp.where(left > 0, left + b - 1, 0)
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
@@ -388,13 +388,15 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
     """Draw `draw_with_one` as positions, counts and one replica's part; not with the tables of `aged`."""
     walk_key, choice_key = threefry.split(key)
     positions, counts = draw_positions(walk_key, scheme, arrays, num_samples)
-    mine = bars.shares_of_one(choice_key, positions, counts, len(arrays["hazards"]), scheme.min_separation)
+    mine = lockouts.shares_of_one(
+        choice_key, positions, counts, len(arrays["hazards"]), scheme.min_separation
+    )
     return positions, counts, mine
 
 
 def draw_positions(key, scheme, arrays, num_samples: int):
-    """Draw the same sums as `bars.draw_positions` has them, in m max_participations slots."""
+    """Draw the same sums as `lockouts.draw_positions` has them, in m max_participations slots."""
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["hazards"])
     start_key, walk_key = threefry.split(key)
     step, codes = _draw_starts(start_key, arrays, b, m, num_samples)
-    return bars.draw_positions(walk_key, step, codes, arrays, n, b, m * scheme.max_participations)
+    return lockouts.draw_positions(walk_key, step, codes, arrays, n, b, m * scheme.max_participations)

@@ -73,14 +73,14 @@ def log_normalizer_about(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the law that is drawn (proofs/fixed_counts.md, section 5)."""
+    """(relative, total variation) errors of the drawn distribution (proofs/fixed_counts.md, section 5)."""
     assert m == 2
     return _summary(mechanism)[1], 2.0**-40 * mechanism.scheme.max_participations
 
 
 @functools.lru_cache(maxsize=256)
 def _summary(mechanism: Attracting) -> tuple[float, float]:
-    """(ln of the normalizer, relative error of the drawn law)."""
+    """(ln of the normalizer, relative error of the drawn distribution)."""
     scheme = mechanism.scheme
     k = scheme.max_participations
     if k == 1:
@@ -225,23 +225,23 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         at = jnp.where(some, low, n - 1)
         # What may happen, with its weight: (free one, kept), (other, kept) and whether each participates.
         chances, events = [], []
-        barred = s > 0
+        locked_out = s > 0
         for one, (chance, kept) in enumerate(kinds):
             attracted = pull(at, b - s) if kept else 1.0
             was = jnp.asarray([kept for _, kept in kinds])[kind]
-            lag = jnp.where(barred & was, attracted, 1.0)
-            step, then = jnp.where(barred, s, 1), jnp.where(barred, b - s, b - 1)
+            lag = jnp.where(locked_out & was, attracted, 1.0)
+            step, then = jnp.where(locked_out, s, 1), jnp.where(locked_out, b - s, b - 1)
             ahead = weight(at + step, then, one, g, f - 1)
             chances.append(jnp.where(f > 0, chance * arrays["alone"][f, g] * lag * ahead, 0.0))
             events.append((True, False, one, 0))
             ahead = weight(at + 1, b - 1, one, f, g - 1)
-            alone = jnp.where((g > 0) & ~barred, chance * arrays["alone"][g, f] * ahead, 0.0)
+            alone = jnp.where((g > 0) & ~locked_out, chance * arrays["alone"][g, f] * ahead, 0.0)
             chances.append(alone)
             events.append((False, True, 0, one))
             for other, (again, too) in enumerate(kinds):
                 pulled = pull(at, jnp.zeros_like(at)) if kept and too else 1.0
                 both = chance * again * pulled * arrays["together"][f, g] * weight(at + b, 0, 0, f - 1, g - 1)
-                chances.append(jnp.where((f > 0) & (g > 0) & ~barred, both, 0.0))
+                chances.append(jnp.where((f > 0) & (g > 0) & ~locked_out, both, 0.0))
                 events.append((True, True, one, other))
         reached = jnp.cumsum(jnp.stack(chances), axis=0)
         chosen = (uniform_64(event_key, (num_samples,)) * reached[-1] > reached).sum(axis=0)
@@ -259,8 +259,8 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         alone = joins.sum(axis=1) == 1
         locked = jnp.where(alone, jnp.argmax(joins, axis=1).astype(jnp.int32), 0)
         kind = jnp.where(alone, jnp.where(events[:, 0] > 0, events[:, 2], events[:, 3]), 0)
-        i = jnp.where(both, at + b, at + jnp.where(barred, s, 1))
-        s = jnp.where(alone, jnp.where(barred, b - s, b - 1), 0)
+        i = jnp.where(both, at + b, at + jnp.where(locked_out, s, 1))
+        s = jnp.where(alone, jnp.where(locked_out, b - s, b - 1), 0)
         i = jnp.where(some, jnp.minimum(i, n), n)
         # Nothing of a state past the last step matters.
         position = jnp.where(some, at, n)

@@ -32,7 +32,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the law that `draw_counts` draws from.
+    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Each of m phases is drawn with b - 1 thresholds that are multiples of 2^-32.
     """

@@ -4,7 +4,7 @@
 * `log_normalizer(mechanism, m)`: ln Z_m = ln E_Q f^m on the rows of the strategy, float64, inf on overflow;
 * `tables(mechanism, m)`: the arrays that `draw_counts` needs;
 * `table_samples(mechanism, m)`: how many samples are drawn in the time that the tables take, about;
-* `errors(mechanism, m)`: (relative, total variation) errors of the drawn law;
+* `errors(mechanism, m)`: (relative, total variation) errors of the drawn distribution;
 * `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32;
 * `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and how many lifts the
   tables gave, (num_samples,) float32, rounded down;
@@ -54,25 +54,25 @@ def log_lift(mechanism: Attracting, m: int) -> float:
 
 
 def starts_locked_out(scheme) -> bool:
-    """Whether vectors may be barred at the first step; a scheme that is not told otherwise starts warm."""
+    """Whether vectors may be locked out at the first step; the default is a warm start."""
     return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
 
 
-def start_law(scheme) -> np.ndarray:
-    """(b,) float64: the stationary probabilities of being barred for 0..b-1 more steps."""
+def start_distribution(scheme) -> np.ndarray:
+    """(b,) float64: the stationary probabilities of being locked out for 0..b-1 more steps."""
     return stationary_lockouts(scheme.min_separation, scheme.sampling_probability)
 
 
 def stationary_lockouts(b: int, p: float) -> np.ndarray:
-    """`start_law` of a separation and a sampling probability."""
+    """`start_distribution` of a separation and a sampling probability."""
     weights = np.full(b, p)
     weights[0] = 1.0
     return weights / (1 + (b - 1) * p)
 
 
-def thresholds_of(law: np.ndarray):
+def thresholds_of(distribution: np.ndarray):
     """uint32 `t` with index = number of `t` at or below 32 random bits; the last one is never reached."""
-    cumulative = np.cumsum(law, axis=-1)[..., :-1]
+    cumulative = np.cumsum(distribution, axis=-1)[..., :-1]
     return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
 
 

@@ -55,7 +55,7 @@ def _numbers(mechanism: Attracting) -> float:
 
 
 def total_variation(mechanism: Attracting) -> float:
-    """How far the drawn law is from that of the tables.
+    """How far the drawn distribution is from that of the tables.
 
     Every step rounds five probabilities at most and that of a cut to multiples of 2^-32, and the start 2 b.
     """
@@ -83,12 +83,12 @@ def _chain(labelled: Labelled) -> Chain:
     mechanism, chances = labelled.mechanism, np.array(labelled.chances)
     scheme = mechanism.scheme
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
-    counts, law = np.array([0, *labelled.counts]), np.stack([1 - chances, chances], axis=1)
+    counts, distribution = np.array([0, *labelled.counts]), np.stack([1 - chances, chances], axis=1)
     s = np.arange(1, b)
     with np.errstate(over="ignore", invalid="ignore"):
         # Of one participation with each label, (iterations, 2).
         further = np.exp(np.outer(labelled.pulls or np.zeros(n), counts[1:]))
-        joins = law * further
+        joins = distribution * further
         logs = log_attractions(mechanism)
         both = np.exp(logs[:, :1] * counts[1:] ** 2)  # (ends, 2)
         pulls = np.exp(logs[:, b - s, None, None] * np.outer(counts, counts[1:]))  # (ends, b - 1, 3, 2)
@@ -97,14 +97,14 @@ def _chain(labelled: Labelled) -> Chain:
         """The free replica waits, takes part uncut, or cut."""
         found = np.empty((b - 1, LABELS, LABELS))
         found[:, :, 0] = (1 - p) * weights[i + 1, : b - 1]
-        # It is barred when the other is free again, s steps on.
+        # It is locked out when the other is free again, s steps on.
         after = weights[i + s, b - s, 1:][:, None, :]
         found[:, :, 1:] = p * joins[i] * after * pulls[min(n - 1 - i, len(pulls) - 1)]
         return found
 
     def together(weights, i):
         """(5,): nobody, one with label 1, one with label 2, both with label 1, both with label 2."""
-        one = weights[i + 1, b - 1, 1:]  # barred for b - 1 more steps from the next one on
+        one = weights[i + 1, b - 1, 1:]  # locked out for b - 1 more steps from the next one on
         two = weights[i + b, 0, 0] * both[min(n - 1 - i, len(both) - 1)]
         nobody = (1 - p) ** 2 * weights[i + 1, 0, 0]
         two = two * further[i]

@@ -44,7 +44,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the law that `draw_counts` draws from.
+    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Of two: a float32 probability against a uniform of 2^-32 steps at each site, and the phases' thresholds.
     """

@@ -3,8 +3,8 @@
 Given m phases in ascending order, the possible participations in order of time are a chain that visits the
 phases in turn. Each is less than b steps from the m - 1 before it, of the other replicas, and touches
 no earlier one; so the state is which of the last m - 1 took part. Z_m is a mean over all tuples of phases. A
-draw picks the phases from their joint law, then goes forward through the chain with the weight of what
-remains, which is computed for the phases that were drawn (proofs/proposals.md, section 2.4).
+draw picks the phases from their joint distribution, then goes forward through the chain with the weight of
+what remains, which is computed for the phases that were drawn (proofs/proposals.md, section 2.4).
 """
 
 import functools
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.kernels.bars import rank, states
+from jaxacct.kernels.lockouts import rank, states
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attractions, log_lift, thresholds_of
 
@@ -42,7 +42,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the law that `draw_with_one` draws from.
+    """(relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     The weights ahead are off, but the same at one site as at the next: the product of the probabilities of
     all sites is off by the roundings of each sum alone. Logarithms there are at most those of the two chances

@@ -1,10 +1,10 @@
-"""Two replicas where a state also holds with which label the barred one took part.
+"""Two replicas where a state also holds with which label the locked out one took part.
 
 A label is a count, or whether the step was cut: what a participation attracts depends on it. It is 1 and on
 for a participation, 0 for none, and for the virtual history of a warm start, which does not interact.
-`U_i(s, a)` is the total weight from step i on when one replica is free and the other, of label a, barred for
-s more steps; s = 0 when both are free. A module says what may happen at a step (`Chain`), and has weights,
-tables and draws from here.
+`U_i(s, a)` is the total weight from step i on when one replica is free and the other, of label a, locked out
+for s more steps; s = 0 when both are free. A module says what may happen at a step (`Chain`), and has
+weights, tables and draws from here.
 """
 
 import math
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.base import draw_indices, start_law, starts_locked_out, thresholds_of
+from jaxacct.schemes.replicas.base import draw_indices, start_distribution, starts_locked_out, thresholds_of
 
 
 class Chain(NamedTuple):
@@ -55,27 +55,30 @@ def backward(chain: Chain) -> tuple[float, np.ndarray]:
 def tables(chain: Chain, weights: np.ndarray) -> dict:
     """The arrays that `walk` needs, from the weights of `backward`."""
     n, b = chain.sampling.iterations, chain.sampling.min_separation
-    together = np.stack([_law(chain.together(weights, i)) for i in range(n)])
+    together = np.stack([_distribution(chain.together(weights, i)) for i in range(n)])
     arrays: dict[str, Any] = {"together": thresholds_of(together), "alone": None, "starts": None}
     if b > 1:
-        arrays["alone"] = thresholds_of(np.stack([_law(chain.alone(weights, i)) for i in range(n)]))
+        arrays["alone"] = thresholds_of(np.stack([_distribution(chain.alone(weights, i)) for i in range(n)]))
     if starts_locked_out(chain.sampling):
         joint = _starts(chain.sampling, weights)
-        arrays["starts"] = [thresholds_of(_law(joint.sum(axis=1))), thresholds_of(_law(joint))]
+        arrays["starts"] = [
+            thresholds_of(_distribution(joint.sum(axis=1))),
+            thresholds_of(_distribution(joint)),
+        ]
     return arrays
 
 
-def _law(weights: np.ndarray) -> np.ndarray:
+def _distribution(weights: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def _starts(sampling, weights: np.ndarray) -> np.ndarray:
-    """(b, b): the weights of the two replicas' initial bars under a warm start."""
+    """(b, b): the weights of the two replicas' initial lockouts under a warm start."""
     b, n = sampling.min_separation, sampling.iterations
-    law = start_law(sampling)
+    distribution = start_distribution(sampling)
     first, second = np.indices((b, b))
     reach = weights[np.minimum(np.minimum(first, second), n), np.abs(first - second), 0]
-    return law[:, None] * law * reach
+    return distribution[:, None] * distribution * reach
 
 
 def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
@@ -93,28 +96,28 @@ def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
       What `seen` gives, the steps as a new first axis.
     """
     n, b = sampling.iterations, sampling.min_separation
-    bars = jnp.zeros((2, num_samples), jnp.int32)
+    lockouts = jnp.zeros((2, num_samples), jnp.int32)
     if arrays["starts"] is not None:
-        bars = jnp.stack(draw_indices(keys[:2], arrays["starts"], num_samples))
+        lockouts = jnp.stack(draw_indices(keys[:2], arrays["starts"], num_samples))
     steps = {"bits": threefry.bits_32_at_once(keys[2], (n, num_samples, 1)), "together": arrays["together"]}
     if arrays["alone"] is not None:
         steps["alone"] = arrays["alone"]
 
     def step(state, at):
-        bars, labels = state
-        free = bars == 0
+        lockouts, labels = state
+        free = lockouts == 0
         outcome = jnp.sum(at["bits"] >= at["together"][None], axis=-1).astype(jnp.int32)
         joined = jnp.where(free.all(axis=0), labels_of(outcome), 0)
         if b > 1:
-            # The other one's bar and label decide; whoever is barred does not join.
-            other, history = bars[::-1], labels[::-1]
+            # The other one's lockout and label decide; whoever is locked out does not join.
+            other, history = lockouts[::-1], labels[::-1]
             waits = free & (other > 0)
-            row = jnp.maximum(bars.max(axis=0), 1) - 1
+            row = jnp.maximum(lockouts.max(axis=0), 1) - 1
             thresholds = at["alone"][row, jnp.where(waits, history, 0).max(axis=0)]
             alone = jnp.sum(at["bits"] >= thresholds, axis=-1).astype(jnp.int32)
             joined = jnp.where(waits, alone, joined)
         labels = jnp.where(joined > 0, joined, labels)
-        bars = jnp.maximum(jnp.where(joined > 0, b, bars) - 1, 0)
-        return (bars, labels), seen(joined)
+        lockouts = jnp.maximum(jnp.where(joined > 0, b, lockouts) - 1, 0)
+        return (lockouts, labels), seen(joined)
 
-    return jax.lax.scan(step, (bars, jnp.zeros_like(bars)), steps)[1]
+    return jax.lax.scan(step, (lockouts, jnp.zeros_like(lockouts)), steps)[1]

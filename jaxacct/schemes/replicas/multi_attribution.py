@@ -33,7 +33,7 @@ def most_replicas(mechanism: Attracting) -> int:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the law that `draw_counts` draws from.
+    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Every step rounds at most (k_u + 1)^2 probabilities to multiples of 2^-32, and the start 2 b.
     """
@@ -61,17 +61,19 @@ def _chain(mechanism: Attracting) -> Chain:
     counts, s = np.arange(k + 1), np.arange(1, b)
     with np.errstate(over="ignore", invalid="ignore"):
         attraction = attractions(mechanism)
-        law = scheme.count_probabilities() * np.exp(log_lift(mechanism, 2) * counts)
+        distribution = scheme.count_probabilities() * np.exp(log_lift(mechanism, 2) * counts)
         # Powers before products: an infinite attraction to the power 0 is 1.
-        pairs = law[:, None] * law * attraction[:, 0, None, None] ** np.outer(counts, counts)
+        pairs = (
+            distribution[:, None] * distribution * attraction[:, 0, None, None] ** np.outer(counts, counts)
+        )
         # (ends, b - 1, k + 1, k + 1)
-        pulls = law * attraction[:, b - s, None, None] ** np.outer(counts, counts)
+        pulls = distribution * attraction[:, b - s, None, None] ** np.outer(counts, counts)
 
     def alone(weights, i):
         """The free replica joins with j."""
         parts = np.empty((b - 1, k + 1, k + 1))
         parts[:, :, 0] = weights[i + 1, : b - 1]
-        # It is barred when the other is free again, s steps on.
+        # It is locked out when the other is free again, s steps on.
         parts[:, :, 1:] = weights[i + s, b - s, 1:][:, None, :]
         return parts * pulls[min(n - 1 - i, len(pulls) - 1)]
 

@@ -27,7 +27,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the law that `draw_counts` draws from.
+    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Each of m thresholds is off by half a step of 2^-32, or by one where it would be 2^32, at each of n
     iterations; that one is counted as two.
@@ -36,10 +36,10 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=256)
-def _law(mechanism: Attracting, m: int):
+def _distribution(mechanism: Attracting, m: int):
     k = np.arange(m + 1)
     p = mechanism.scheme.sampling_probability
-    log_weights = np.log([math.comb(m, taking) for taking in k])  # of the binomial law, at p = 1 too
+    log_weights = np.log([math.comb(m, taking) for taking in k])  # of the binomial distribution, at p = 1 too
     log_weights = log_weights + scipy.special.xlogy(k, p) + scipy.special.xlog1py(m - k, -p)
     log_weights = log_weights + k * (k - 1) / 2 / mechanism.noise_multiplier**2 + k * log_lift(mechanism, m)
     log_total = scipy.special.logsumexp(log_weights)
@@ -48,13 +48,13 @@ def _law(mechanism: Attracting, m: int):
 
 def log_normalizer(mechanism: Attracting, m: int) -> float:
     """ln Z_m, float64."""
-    return float(mechanism.scheme.iterations * _law(mechanism, m)[0])
+    return float(mechanism.scheme.iterations * _distribution(mechanism, m)[0])
 
 
 def tables(mechanism: Attracting, m: int) -> dict:
     """The arrays that `draw_counts` needs."""
     # The probability of at least k, k = 1..m, against 32 random bits; rare counts round to 2^-32 steps.
-    tail = np.cumsum(_law(mechanism, m)[1][::-1])[::-1][1:]
+    tail = np.cumsum(_distribution(mechanism, m)[1][::-1])[::-1][1:]
     return {"tail": jnp.asarray(np.minimum(np.round(tail * 2.0**32), 2.0**32 - 1), jnp.uint32)}
 
 

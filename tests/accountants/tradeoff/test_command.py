@@ -122,7 +122,7 @@ def test_plans_are_written(capsys, tmp_path):
 
 
 def test_plans_by_draws_and_what_they_say(capsys, tmp_path):
-    """A law by draws needs hardly more noise than the exact one; `show` computes it all again."""
+    """A distribution by draws needs hardly more noise than the exact one; `show` computes it all again."""
     path = tmp_path / "plan.json"
     words = ["general", "--dataset-size", "24", "--num-epochs", "2", "--delta", "1e-3", "--group-size", "3"]
     words += ["--num-microbatches", "2", "--microbatch-size", "3", "--epsilon", "6", "--json"]

@@ -111,16 +111,19 @@ def test_symmetrisation_by_double_conjugate_is_the_subsampling_operator():
 
 def test_mixture_is_the_average_of_profiles_not_of_tradeoffs():
     parts = (Gaussian(1.0), Gaussian(2.0))
-    curve, law = Mixture((0.5, 0.5), parts), GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
+    curve, distribution = (
+        Mixture((0.5, 0.5), parts),
+        GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5])),
+    )
     assert curve.delta(1.0) == pytest.approx(0.3183991988, rel=1e-9)
     for alpha, expected, average in (
         (0.05, 0.5502549912, 0.5508644729),
         (0.1, 0.4221788696, 0.4235483621),
         (0.5, 0.0668072013, 0.0907026929),
     ):
-        assert law(alpha) == pytest.approx(expected, rel=1e-9) == curve(alpha)
+        assert distribution(alpha) == pytest.approx(expected, rel=1e-9) == curve(alpha)
         mean = sum(0.5 * part(alpha) for part in parts)
-        assert mean == pytest.approx(average, rel=1e-9) and mean > law(alpha)
+        assert mean == pytest.approx(average, rel=1e-9) and mean > distribution(alpha)
 
 
 def test_groups():

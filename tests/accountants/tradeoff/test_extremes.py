@@ -354,7 +354,7 @@ def test_mixtures_are_of_probabilities(mus, weights, lost, name):
         tradeoff.GaussianMixture(np.array(mus), np.array(weights), lost)
 
 
-def test_curves_without_a_law_of_losses_are_not_composed():
+def test_curves_without_a_distribution_of_losses_are_not_composed():
     for curve in (tradeoff.EpsilonDelta(1.0, 1e-6).group(3), tradeoff.Gaussian(1.0).compose().inverse()):
         if isinstance(curve, tradeoff.Gaussian):
             continue

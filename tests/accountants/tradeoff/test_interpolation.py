@@ -377,7 +377,8 @@ def test_contraction():
 
 
 def walk(steps, drift, noise, width, cells=400):
-    """The law of the projected walk from the middle of `[-width/2, width/2]`, as (below or at 0, above 0).
+    """The distribution of the projected walk from the middle of `[-width/2, width/2]`, as (below or at 0,
+    above 0).
 
     Probabilities of cells are carried exactly from their middles: a walk whose place is rounded to the middle
     of its cell at every step. Two end cells of no width hold what is projected.
@@ -390,11 +391,11 @@ def walk(steps, drift, noise, width, cells=400):
     for shift in {drift(step) for step in range(steps)}:
         below = stats.norm.cdf(edges, middles[:, None] + shift, noise)
         kernels[shift] = np.concatenate([below[:, :1], np.diff(below), 1 - below[:, -1:]], axis=1)
-    law = np.zeros(cells + 2)
-    law[1 + cells // 2 - 1 : 1 + cells // 2 + 1] = 0.5  # about 0
+    distribution = np.zeros(cells + 2)
+    distribution[1 + cells // 2 - 1 : 1 + cells // 2 + 1] = 0.5  # about 0
     for step in range(steps):
-        law = law @ kernels[drift(step)]
-    return law[: 1 + cells // 2].sum(), law[1 + cells // 2 :].sum()
+        distribution = distribution @ kernels[drift(step)]
+    return distribution[: 1 + cells // 2].sum(), distribution[1 + cells // 2 :].sum()
 
 
 @pytest.mark.parametrize(("n", "cycle"), [(1, 1), (4, 4)])

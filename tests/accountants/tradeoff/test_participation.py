@@ -1,4 +1,4 @@
-"""Laws of participation against enumeration, printed claims that fail, and draws of the sampler itself."""
+"""Distributions of participation against enumeration, printed claims that fail, and draws of the sampler."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ from jaxacct.accountants.tradeoff import (
 
 
 def enumerate_epoch(n, m, s, g):
-    """The law of c^2 of one shuffled epoch, by all places that g records can have."""
+    """The distribution of c^2 of one shuffled epoch, by all places that g records can have."""
     counts = Counter()
     for places in itertools.combinations(range(n), g):
         terms = {place // s for place in places}
@@ -42,22 +42,22 @@ def enumerate_epoch(n, m, s, g):
 
 
 def enumerate_rounds(n, m, s, g, rounds):
-    """The law of c^2 of independent rounds, by all places of g records in each."""
+    """The distribution of c^2 of independent rounds, by all places of g records in each."""
     one = Counter()
     for places in itertools.combinations(range(n), g):
         hit = {place // s for place in places if place < m * s}
         one[len(hit) ** 2] += 1
-    law = {0: Fraction(1)}
+    distribution = {0: Fraction(1)}
     for _ in range(rounds):
         after = Counter()
-        for y, p in law.items():
+        for y, p in distribution.items():
             for z, k in one.items():
                 after[y + z] += p * Fraction(k, math.comb(n, g))
-        law = dict(after)
-    return dict(sorted(law.items()))
+        distribution = dict(after)
+    return dict(sorted(distribution.items()))
 
 
-def assert_law(pmf, expected):
+def assert_distribution(pmf, expected):
     assert list(pmf.squared_sensitivity) == list(expected)
     np.testing.assert_allclose(pmf.prob, [float(p) for p in expected.values()], rtol=1e-12)
     assert pmf.truncated_mass == 0
@@ -77,7 +77,7 @@ def assert_law(pmf, expected):
     ],
 )
 def test_shuffled_epoch_by_enumeration(n, m, s, g):
-    assert_law(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
+    assert_distribution(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_shuffled_epoch_by_enumeration(n, m, s, g):
 )
 def test_subsampling_by_enumeration(n, m, s, g, epochs):
     expected = enumerate_rounds(n, m, s, g, epochs * n // (m * s))
-    assert_law(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
+    assert_distribution(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
 
 
-def test_printed_numbers_of_the_laws():
+def test_printed_numbers_of_the_distributions():
     pmf = participation_pmf(12, 3, 2, 1, 4, "shuffling")
     expected = {2: (1, 55), 4: (2, 165), 5: (24, 55), 8: (16, 55), 9: (8, 165), 10: (32, 165)}
-    assert_law(pmf, {y: Fraction(*p) for y, p in expected.items()})
+    assert_distribution(pmf, {y: Fraction(*p) for y, p in expected.items()})
     from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import round_hits
 
     hits = round_hits(12, 3, 2, 4)
@@ -110,7 +110,7 @@ def test_printed_numbers_of_the_laws():
     assert 100 * (1 - float(round_hits(1000, 1, 10, 5)[0])) == pytest.approx(4.9106294283, rel=1e-6)
 
 
-def test_printed_occupancy_law_fails():
+def test_printed_occupancy_distribution_fails():
     """Theorem F.1's q_j counts multisets as equally likely; it overstates privacy (errata)."""
     n, s, g = 4, 2, 2
     batches = n // s
@@ -119,10 +119,10 @@ def test_printed_occupancy_law_fails():
     }
     assert printed == pytest.approx({1: 2 / 3, 2: 1 / 3})
     assert enumerate_epoch(n, 1, s, g) == {1: Fraction(1, 3), 2: Fraction(2, 3)}
-    # At N = 1000, s = 100, g = 4, sigma 2: delta(1) is .10233, the printed law says .08642.
+    # At N = 1000, s = 100, g = 4, sigma 2: delta(1) is .10233, the printed distribution says .08642.
     wrong = {j: math.comb(10, j) * math.comb(3, j - 1) / math.comb(13, 4) for j in range(1, 5)}
-    law = ParticipationPMF(np.array(list(wrong)), np.array(list(wrong.values())))
-    assert mixture_delta(1.0, law, 2.0) == pytest.approx(0.08642, abs=1e-5)
+    distribution = ParticipationPMF(np.array(list(wrong)), np.array(list(wrong.values())))
+    assert mixture_delta(1.0, distribution, 2.0) == pytest.approx(0.08642, abs=1e-5)
     true = mixture_delta(1.0, participation_pmf(1000, 1, 100, 1, 4, "shuffling"), 2.0)
     assert true == pytest.approx(0.1023300451, rel=1e-8)
 
@@ -161,14 +161,14 @@ def test_mixture_numbers():
 
 
 def test_zero_atom():
-    law = ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
+    distribution = ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
     np.testing.assert_allclose(
-        mixture_tradeoff([0.1, 0.2, 0.5, 0.9], law, 1.0),
+        mixture_tradeoff([0.1, 0.2, 0.5, 0.9], distribution, 1.0),
         [0.7185395861, 0.6085375387, 0.3085375387, 0.0163826432],
         rtol=1e-8,
     )
-    assert mixture_tradeoff(0.0, law, 1.0) == 1 and mixture_tradeoff(1.0, law, 1.0) == 0
-    assert mixture_delta(0.5, law, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
+    assert mixture_tradeoff(0.0, distribution, 1.0) == 1 and mixture_tradeoff(1.0, distribution, 1.0) == 0
+    assert mixture_delta(0.5, distribution, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +242,10 @@ def test_order_in_everything():
 
 
 def test_truncated_mass_is_delta():
-    law = ParticipationPMF(np.array([1]), np.array([1 - 1e-6]), 1e-6)
-    assert mixture_delta(50.0, law, 1.0) == pytest.approx(1e-6, rel=1e-6)
+    distribution = ParticipationPMF(np.array([1]), np.array([1 - 1e-6]), 1e-6)
+    assert mixture_delta(50.0, distribution, 1.0) == pytest.approx(1e-6, rel=1e-6)
     with pytest.raises(ValueError, match="truncated mass"):
-        mixture_epsilon(1e-7, law, 1.0)
+        mixture_epsilon(1e-7, distribution, 1.0)
     long = participation_pmf(2000, 20, 1, 40, 3, "subsampling")
     assert 0 < long.truncated_mass < 1e-20 and abs(long.prob.sum() - 1) < 1e-9
 
@@ -254,8 +254,8 @@ def test_truncated_mass_is_delta():
     ("n", "m", "s", "g", "sampling"),
     [(12, 3, 2, 4, "shuffling"), (12, 3, 2, 4, "subsampling")],
 )
-def test_draws_follow_the_law(key, n, m, s, g, sampling):
-    """A chi-square test at false alarm 1e-6; the printed law of the m = 1 case would fail it."""
+def test_draws_follow_the_distribution(key, n, m, s, g, sampling):
+    """A chi-square test at false alarm 1e-6; the printed distribution of the m = 1 case would fail it."""
     pmf = participation_pmf(n, m, s, 1, g, sampling)
     drawn = np.asarray(sample_participation(key, n, m, s, 1, g, sampling, 20000))
     assert set(np.unique(drawn)) <= set(pmf.squared_sensitivity.tolist())
@@ -327,10 +327,10 @@ def test_other_bad_input():
         mixture_delta(1.0, None, 1.0)
 
 
-def thinned(law, m, least):
-    """A law of {(hit terms of each round): probability}, every term of every round kept by a coin."""
+def thinned(distribution, m, least):
+    """{(hit terms of each round): probability}, every term of every round kept by a coin."""
     found = Counter()
-    for hits, p in law.items():
+    for hits, p in distribution.items():
         for kept in itertools.product(*[itertools.product((0, 1), repeat=m) for _ in hits]):
             counts = [
                 sum(coins[:k]) if sum(coins) >= least else 0 for coins, k in zip(kept, hits, strict=True)
@@ -342,7 +342,7 @@ def thinned(law, m, least):
 @pytest.mark.parametrize(
     ("n", "m", "s", "g", "least"), [(4, 1, 2, 2, 1), (8, 2, 2, 3, 1), (8, 2, 2, 3, 2), (6, 3, 1, 3, 2)]
 )
-def test_filtered_laws_by_enumeration(n, m, s, g, least):
+def test_filtered_distributions_by_enumeration(n, m, s, g, least):
     """All places of the group and all coins, one epoch shuffled and one of independent rounds."""
     rounds, shuffled, one = n // (m * s), Counter(), Counter()
     for places in itertools.combinations(range(n), g):
@@ -351,15 +351,15 @@ def test_filtered_laws_by_enumeration(n, m, s, g, least):
         one[(len({place // s for place in places if place < m * s}),)] += Fraction(1, math.comb(n, g))
     sizes = (n, m, s, 1, g)
     found = filtered_participation_pmf(*sizes, "shuffling", least_kept=least)
-    assert_law(found, thinned(shuffled, m, least))
-    law = {0: Fraction(1)}
+    assert_distribution(found, thinned(shuffled, m, least))
+    distribution = {0: Fraction(1)}
     for _ in range(rounds):
         after = Counter()
-        for y, p in law.items():
+        for y, p in distribution.items():
             for z, q in thinned(one, m, least).items():
                 after[y + z] += p * q
-        law = dict(sorted(after.items()))
-    assert_law(filtered_participation_pmf(*sizes, "subsampling", least_kept=least), law)
+        distribution = dict(sorted(after.items()))
+    assert_distribution(filtered_participation_pmf(*sizes, "subsampling", least_kept=least), distribution)
     # Fewer terms count than without coins, and fewer still where rounds are skipped.
     assert found.mean < participation_pmf(*sizes, "shuffling").mean
 
@@ -382,6 +382,6 @@ def test_half_of_mu_is_no_bound_for_filtered_batches():
 @pytest.mark.parametrize(
     ("n", "m", "s", "g"), [(6, 2, 1, 2), (6, 1, 2, 2), (8, 2, 2, 3), (6, 3, 1, 2), (4, 1, 1, 3)]
 )
-def test_the_largest_is_the_largest_of_the_law(n, m, s, g, sampling):
+def test_the_largest_is_the_largest_of_the_distribution(n, m, s, g, sampling):
     run = GeneralDPSGD(n, m, s, 2, sampling, g)
     assert run.most() == max(run.pmf().squared_sensitivity)

@@ -1,4 +1,4 @@
-"""Plans by draws of a participation law: against the exact law, wrong laws that fail, and forged draws."""
+"""Sampled participation plans: against the exact distribution, wrong distributions, and forged draws."""
 
 import dataclasses
 import json
@@ -24,12 +24,12 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd.mixture_certificate import (
     digest,
     replayed,
 )
-from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SamplerLaw
+from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SampledDistribution
 from jaxacct.accountants.tradeoff.plan import PLANS, SampledGeneralPlan
 
 SIZES = dict(dataset_size=24, num_microbatches=2, microbatch_size=3, num_epochs=2, sampling="shuffling")
 SIZES |= dict(group_size=3)
-LAW = SamplerLaw(GeneralDPSGD(**SIZES))
+DISTRIBUTION = SampledDistribution(GeneralDPSGD(**SIZES))
 KEY = jax.random.key(7)
 
 
@@ -38,9 +38,9 @@ def plan():
     return SampledGeneralPlan.calibrate(6.0, 1e-3, num_samples=8 * BLOCK, key=KEY, **SIZES)
 
 
-def test_a_plan_costs_hardly_more_noise_than_the_exact_law(plan):
-    """The promise holds by the exact law, whose epsilon is a few per cent below."""
-    exact = mixture_epsilon(1e-3, LAW.run.pmf(), plan.sigma)
+def test_a_plan_costs_hardly_more_noise_than_the_exact_distribution(plan):
+    """The promise holds by the exact distribution, whose epsilon is a few per cent below."""
+    exact = mixture_epsilon(1e-3, DISTRIBUTION.run.pmf(), plan.sigma)
     assert plan.certified and 0.9 * 6 < exact < 6 and plan.replay()
     assert "Certified by" in plan.statement() and "sees which records" in plan.statement()
     assert plan.terms.kind == "certified" and plan.terms.adversary == "sampling-revealed"
@@ -62,12 +62,12 @@ def test_a_plan_is_hardly_ever_refused(seeds):
         SampledGeneralPlan.calibrate(6.0, 1e-3, num_samples=2 * BLOCK, key=jax.random.key(seed), **SIZES)
 
 
-def test_draws_follow_the_law():
-    """Counts of a block against the exact law, chi-square at false alarm 1e-6; c^2 is never above `most`."""
+def test_draws_follow_the_distribution():
+    """Counts of a block against the exact distribution, chi-square, false alarm 1e-6; c^2 <= `most`."""
     from scipy import stats
 
-    pmf, drawn = LAW.run.pmf(), LAW.draw(KEY, BLOCK)
-    assert drawn.max() <= LAW.most() and set(drawn) <= set(pmf.squared_sensitivity)
+    pmf, drawn = DISTRIBUTION.run.pmf(), DISTRIBUTION.draw(KEY, BLOCK)
+    assert drawn.max() <= DISTRIBUTION.most() and set(drawn) <= set(pmf.squared_sensitivity)
     seen = np.array([(drawn == y).sum() for y in pmf.squared_sensitivity])
     likely = pmf.prob * BLOCK > 5
     observed = np.append(seen[likely], seen[~likely].sum())
@@ -86,27 +86,29 @@ def test_bad_arguments_are_refused():
         ({"num_samples": 0}, "num_samples"),
     ):
         with pytest.raises(ValueError, match=word):
-            certify_mixture(**dict(law=LAW, sigma=1.0, epsilon=1.0, delta=0.1) | change)
+            certify_mixture(**dict(distribution=DISTRIBUTION, sigma=1.0, epsilon=1.0, delta=0.1) | change)
 
 
 def test_wrong_acceptance_is_as_rare_as_it_says():
-    """A law whose delta is at the limit is accepted about never: by 2000 runs of draws with q = 0.01."""
+    """A distribution whose delta is at the limit is rarely accepted: 2000 runs of draws with q = 0.01."""
     values, chance, q = (1, 16), (0.95, 0.05), 0.01
     epsilon, sigma = 1.0, 2.0
     exact = mixture_delta(epsilon, ParticipationPMF(np.array(values), np.array(chance)), sigma)
 
-    class Two(SamplerLaw):
+    class Two(SampledDistribution):
         def most(self):
             return 16
 
-    law, rng, accepted = Two(LAW.run), np.random.default_rng(0), 0
+    distribution, rng, accepted = Two(DISTRIBUTION.run), np.random.default_rng(0), 0
     budget = certificate.Budget(1.0 - 1e-9, float(exact), q)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certificate.Budget, "split", lambda delta: budget)
         for high, times in Counter(rng.binomial(2000, chance[1], size=2000).tolist()).items():
-            accepted += times * certificate.accepts(((1, 2000 - high), (16, high)), law, sigma, epsilon, 0.5)
+            accepted += times * certificate.accepts(
+                ((1, 2000 - high), (16, high)), distribution, sigma, epsilon, 0.5
+            )
         # A hundredth less noise than that is told apart by more draws.
-        assert certificate.accepts(((1, 97_000), (16, 3_000)), law, sigma, epsilon, 0.5)
+        assert certificate.accepts(((1, 97_000), (16, 3_000)), distribution, sigma, epsilon, 0.5)
     # 2000 q = 20 on the average at most; above 48 with probability 1e-6 at most.
     assert accepted <= 48
 
@@ -135,16 +137,16 @@ def test_forged_and_relabelled_draws_are_refused(plan, tmp_path):
         assert "\n" not in str(caught.value)
     # Less noise, relabelled with counts that would be enough: only drawing shows it.
     sigma = plan.sigma / 1.2
-    target = digest(LAW, sigma, plan.epsilon, plan.delta)
+    target = digest(DISTRIBUTION, sigma, plan.epsilon, plan.delta)
     forged = dataclasses.replace(plan.draws, target=target, counts=((2, 256 * BLOCK),))
     cheat = dataclasses.replace(plan, sigma=sigma, evidence=forged)
-    assert cheat.certified and not cheat.replay() and not replayed(forged, LAW)
+    assert cheat.certified and not cheat.replay() and not replayed(forged, DISTRIBUTION)
     # More or fewer than the key draws, by whole blocks or not.
-    assert replayed(plan.draws, LAW)
+    assert replayed(plan.draws, DISTRIBUTION)
     value, number = plan.draws.counts[0]
     for other in (number + BLOCK, number + 1, number - 1):
         changed = ((value, other), *plan.draws.counts[1:])
-        assert not replayed(dataclasses.replace(plan.draws, counts=changed), LAW)
+        assert not replayed(dataclasses.replace(plan.draws, counts=changed), DISTRIBUTION)
     with pytest.raises(ValueError, match="could not be certified"):
         cheat.verify(num_samples=4 * BLOCK, key=jax.random.key(8))
 
@@ -166,7 +168,7 @@ def test_fit_trains_under_it_and_draws_anew(plan, tmp_path):
 
 
 class Skewed:
-    """A law of one value, of which draws may be up to `off` likelier than they are drawn."""
+    """A distribution of one value, of which draws may be up to `off` likelier than they are drawn."""
 
     def __init__(self, off):
         self.off = off

@@ -58,7 +58,7 @@ def user_sets(graph: Attribution) -> list[set[int]]:
 
 
 def batches(scheme, graph, key) -> list[set[int]]:
-    """Of algorithm 3, on any graph: its law holds where its guarantee does not."""
+    """Of algorithm 3, on any graph: its distribution holds where its guarantee does not."""
     generator = np.random.default_rng(key)
     pool = AttributionPool(scheme, graph, generator)
     return [set(pool.draw(step, generator).tolist()) for step in range(scheme.iterations)]
@@ -91,8 +91,8 @@ def runs_of_copies(scheme, graph, runs: int, key):
             yield run, step, copy, example
 
 
-def naive_law(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
-    """Law of the membership vector (steps x examples) by algorithm 3 word for word, over all coins.
+def naive_distribution(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
+    """Distribution of the membership vector (steps x examples) by algorithm 3 word for word, over all coins.
 
     Phantoms are written out as examples of one user each.
     """
@@ -102,7 +102,7 @@ def naive_law(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
     for user, missing in enumerate(graphs.phantoms(graph, scheme.examples_per_user)):
         sets += [{user}] * int(missing)
     steps = burn_in + scheme.iterations
-    law = collections.defaultdict(float)
+    distribution = collections.defaultdict(float)
     subsets = list(itertools.product((0, 1), repeat=len(sets)))
     for coins in itertools.product(subsets, repeat=steps):
         batches_ = []
@@ -113,8 +113,10 @@ def naive_law(graph, scheme, burn_in: int) -> dict[tuple[int, ...], float]:
                 excluded |= {e for e in range(len(sets)) if sets[e] & owners}
             batches_.append([int(coins[i][e] and e not in excluded) for e in range(real)])
         heads = sum(map(sum, coins))
-        law[tuple(itertools.chain(*batches_[burn_in:]))] += p**heads * (1 - p) ** (len(sets) * steps - heads)
-    return dict(law)
+        distribution[tuple(itertools.chain(*batches_[burn_in:]))] += p**heads * (1 - p) ** (
+            len(sets) * steps - heads
+        )
+    return dict(distribution)
 
 
 # A shared paper between two authors of two; one author of one paper with a phantom.
@@ -133,20 +135,21 @@ ONE = from_edges([7], [0], dataset_size=1)
     ],
 )
 def test_the_sampler_is_algorithm_3(graph, scheme, burn_in):
-    """The law of whole runs against all coins written out; two chi-squares, false alarm 1e-6 together.
+    """The distribution of whole runs against all coins written out; two chi-squares, false alarm 1e-6
+    together.
 
     Samples of a fixed size would hardly show on copies side by side: so there are runs of the graph alone.
     """
-    law = naive_law(graph, scheme, burn_in)
+    distribution = naive_distribution(graph, scheme, burn_in)
     alone = []
     for seed in range(600):
         drawn = batches(scheme, graph, (seed, 1, 2, 3))
         alone.append([int(e in batch) for batch in drawn for e in range(graph.num_examples)])
-    assert chi_square_p_value(np.array(alone), law) > FALSE_ALARM / 2
+    assert chi_square_p_value(np.array(alone), distribution) > FALSE_ALARM / 2
     many = np.zeros((120, COPIES, scheme.iterations, graph.num_examples), int)
     for run, step, copy, example in runs_of_copies(scheme, graph, len(many), (1, 2, 3)):
         many[run, copy, step, example] = 1
-    assert chi_square_p_value(many.reshape(120 * COPIES, -1), law) > FALSE_ALARM / 2
+    assert chi_square_p_value(many.reshape(120 * COPIES, -1), distribution) > FALSE_ALARM / 2
 
 
 @pytest.mark.parametrize(("k_u", "b", "p"), [(3, 5, 0.05), (4, 2, 0.3), (2, 9, 0.03), (6, 1, 0.2)])
@@ -343,10 +346,10 @@ def write_edges(graph: Attribution, path) -> None:
 
 
 def test_independent_draws_on_a_shared_graph():
-    """Two examples with a user in common: the law of both vectors is the product; false alarm 1e-6."""
+    """Two examples with a user in common: both vectors are independent; false alarm 1e-6."""
     scheme = IndependentAttribution(4, 3, 0.4, 2)
-    law = enumeration.pattern_law(scheme.one)
-    pairs = {x + y: v * w for x, v in law.items() for y, w in law.items()}
+    distribution = enumeration.pattern_distribution(scheme.one)
+    pairs = {x + y: v * w for x, v in distribution.items() for y, w in distribution.items()}
     for graph, number in ((TINY, 400), (side_by_side(TINY), 80)):  # 400 and 4,000 pairs
         size = graph.num_examples
         runs = np.zeros((number, size, 4), int)

@@ -1,4 +1,4 @@
-"""Real batches: the law of every example against enumeration, separation, batch sizes, resuming, speed."""
+"""Real batches: participation against enumeration, separation, batch sizes, resuming, speed."""
 
 import collections
 
@@ -33,21 +33,22 @@ ALONE = [s for s, _ in SMALL if not isinstance(s, MultiAttribution)]
 
 
 @pytest.mark.parametrize("scheme", ALONE, ids=str)
-def test_each_example_follows_the_accounted_law(scheme):
+def test_each_example_follows_the_accounted_distribution(scheme):
     """Examples are independent, so one run of many is a sample; false alarm 1e-6."""
     drawn = participation(scheme, 40_000)
-    assert chi_square_p_value(drawn, enumeration.pattern_law(scheme)) > FALSE_ALARM
+    assert chi_square_p_value(drawn, enumeration.pattern_distribution(scheme)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4)])
 def test_examples_are_independent(scheme):
-    """Pairs of examples: the law of both vectors is the product, where they are alone and among a hundred.
+    """Pairs of examples: the distribution of both vectors is the product, where they are alone and among a
+    hundred.
 
     8,000 pairs in 160 runs of 50, as examples that follow each other are drawn; alone 800 tell batches of a
     fixed size, which a hundred examples would hide. False alarm 1e-6 together.
     """
-    law = enumeration.pattern_law(scheme)
-    pairs = {x + y: v * w for x, v in law.items() for y, w in law.items()}
+    distribution = enumeration.pattern_distribution(scheme)
+    pairs = {x + y: v * w for x, v in distribution.items() for y, w in distribution.items()}
     alone = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(800)])
     assert chi_square_p_value(alone, pairs) > FALSE_ALARM / 2
     width = 2 * scheme.iterations
@@ -68,11 +69,11 @@ def test_batch_sizes_are_stationary_under_a_warm_start():
     """Every step's size is Binomial(size, rate); Bonferroni over 300 steps, false alarm 1e-6 in all."""
     scheme, size = BMinSep(300, 20, 0.05), 20_000
     sizes = participation(scheme, size).sum(axis=0)
-    law = stats.binom(size, scheme.participation_rate)
-    tails = np.minimum(law.cdf(sizes), law.sf(sizes - 1))
+    distribution = stats.binom(size, scheme.participation_rate)
+    tails = np.minimum(distribution.cdf(sizes), distribution.sf(sizes - 1))
     assert tails.min() > FALSE_ALARM / 2 / 300
     cold = participation(BMinSep(300, 20, 0.05, warm_start=False), size).sum(axis=0)
-    assert law.sf(cold[0] - 1) < FALSE_ALARM
+    assert distribution.sf(cold[0] - 1) < FALSE_ALARM
 
 
 def test_an_overfull_batch_is_an_error_that_says_what_to_raise():

@@ -236,7 +236,7 @@ def test_rounding_is_of_the_whole_release():
     """round(g + x) = g + round(x) for whole g, in float64 up to 2^52, at halves too."""
     generator = np.random.default_rng(0)
     g = generator.integers(-(2**46), 2**46, 100_000).astype(float)
-    g *= 2  # ties go to even numbers, so an odd g moves them: probability 0 under a continuous law
+    g *= 2  # ties go to even numbers, so an odd g moves them: probability 0 under a continuous distribution
     x = np.r_[generator.normal(scale=2**20, size=99_000), np.arange(-500, 500) + 0.5]
     np.testing.assert_array_equal(np.round(g + np.round(x * 64) / 64), g + np.round(np.round(x * 64) / 64))
 

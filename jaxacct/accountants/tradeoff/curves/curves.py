@@ -38,10 +38,10 @@ class TradeOff(abc.ABC):
         """Return `(Q(L > eps), P(L > eps))` of the loss `L = log dQ/dP`; infinite losses count.
 
         Raises:
-          ValueError: for curves whose losses have no known law.
+          ValueError: for curves whose losses have no known distribution.
         """
         raise ValueError(
-            f"parts must have a law of losses to be composed, {type(self).__name__} has none: compose the "
+            f"{type(self).__name__} has no distribution of losses and cannot be composed: compose the "
             "parts first"
         )
 

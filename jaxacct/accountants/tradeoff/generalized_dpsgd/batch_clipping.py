@@ -64,7 +64,7 @@ class GeneralDPSGD:
         return self.dataset_size // (self.num_microbatches * self.microbatch_size)
 
     def pmf(self) -> ParticipationPMF:
-        """Return the exact law of c^2."""
+        """Return the exact distribution of c^2."""
         return participation_pmf(**dataclasses.asdict(self))
 
     def most(self) -> int:
@@ -81,7 +81,7 @@ class GeneralDPSGD:
         return mixture_curve(self.pmf(), sigma)
 
     def worst_case(self, sigma: float) -> Gaussian:
-        """Return G of the largest c: looser, without a law."""
+        """Return G of the largest c: looser, without a distribution."""
         arrays.scale("sigma", sigma)
         return Gaussian(math.sqrt(self.most()) / sigma)
 
@@ -126,7 +126,7 @@ def mixture_tradeoff(alpha, pmf: ParticipationPMF, sigma: float):
 
 
 def mixture_delta(epsilon, pmf: ParticipationPMF, sigma: float):
-    """Return `delta(epsilon)` of `mixture_curve`, epsilon >= 0; truncated mass of the law is delta."""
+    """Return `delta(epsilon)` of `mixture_curve`, epsilon >= 0; truncated mass counts as delta."""
     return mixture_curve(pmf, sigma).delta(epsilon)
 
 
@@ -192,5 +192,5 @@ def calibrate_sigma(
 
 
 def generic_group_epsilon(delta: float, mu: float, group_size: int) -> float:
-    """Return epsilon by `G_{g mu}`: the cost of group privacy without the mechanism's own law."""
+    """Return epsilon by `G_{g mu}`: the cost of group privacy without the mechanism's own distribution."""
     return float(gdp_epsilon(delta, mu * group_size))

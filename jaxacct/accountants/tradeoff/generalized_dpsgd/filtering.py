@@ -1,4 +1,4 @@
-"""Batches whose terms are kept by fair coins (arXiv 2212.05796, appendix D): the exact law of c^2.
+"""Batches whose terms are kept by fair coins (arXiv 2212.05796, appendix D): the exact distribution of c^2.
 
 Every term of a round is kept with probability 1/2, and a round of which fewer than tau are kept is skipped.
 Of L terms that hold records of the group, Bin(L, 1/2) count. The coins do not depend on data, so they may be
@@ -17,7 +17,7 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
     ParticipationPMF,
     binomial_pmf,
     check_sizes,
-    epoch_law,
+    epoch_distribution,
     from_exact,
     round_hits,
     self_compose_pmf,
@@ -37,7 +37,7 @@ def filtered_participation_pmf(
     *,
     least_kept: int = 1,
 ) -> ParticipationPMF:
-    """The law of c^2 over a run whose terms are kept with probability 1/2 each.
+    """The distribution of c^2 over a run whose terms are kept with probability 1/2 each.
 
     Args:
       dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling: as
@@ -57,23 +57,23 @@ def filtered_participation_pmf(
         return kept_of(hit, m, least_kept)
 
     if sampling == "shuffling":
-        return self_compose_pmf(from_exact(epoch_law(n, m, s, g, counted)), num_epochs)
-    law: dict[int, Fraction] = {}
+        return self_compose_pmf(from_exact(epoch_distribution(n, m, s, g, counted)), num_epochs)
+    distribution: dict[int, Fraction] = {}
     for hit, chance in enumerate(round_hits(n, m, s, g)):
         for count, share in counted(hit).items():
-            law[count**2] = law.get(count**2, Fraction(0)) + chance * share
+            distribution[count**2] = distribution.get(count**2, Fraction(0)) + chance * share
     rounds = n // (m * s) * num_epochs
-    if set(law) <= {0, 1}:
-        return binomial_pmf(rounds, law.get(1, Fraction(0)))
-    return self_compose_pmf(from_exact(law), rounds)
+    if set(distribution) <= {0, 1}:
+        return binomial_pmf(rounds, distribution.get(1, Fraction(0)))
+    return self_compose_pmf(from_exact(distribution), rounds)
 
 
 def kept_of(hit: int, terms: int, least_kept: int) -> dict[int, Fraction]:
     """`{how many of `hit` terms count: probability}`: those that are kept; none in a skipped round."""
-    law = {0: Fraction(0)}
+    distribution = {0: Fraction(0)}
     for kept in range(hit + 1):
         for others in range(terms - hit + 1):
             ways = math.comb(hit, kept) * math.comb(terms - hit, others)
             count = kept if kept + others >= least_kept else 0
-            law[count] = law.get(count, Fraction(0)) + Fraction(ways, 2**terms)
-    return {count: share for count, share in law.items() if share}
+            distribution[count] = distribution.get(count, Fraction(0)) + Fraction(ways, 2**terms)
+    return {count: share for count, share in distribution.items() if share}

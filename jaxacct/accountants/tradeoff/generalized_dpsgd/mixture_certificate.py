@@ -1,10 +1,11 @@
-"""Certify a mixture over a participation law by samples of it: the Monte Carlo twin of `mixture_delta`.
+"""Certify a mixture over a participation distribution by samples of it: the Monte Carlo twin of
+`mixture_delta`.
 
 With the batches revealed a run has `delta(eps) = E delta_{G_{c/sigma}}(eps)`, a mean of numbers between 0 and
 that of the largest c. Samples of c^2 test that it is at most delta_v by the anytime rule of
-`statistics.bounds`, with bets fixed beforehand; a law with a larger mean is accepted with a probability of at
-most q, and `delta_v + q (1 - delta_v)` is the guarantee (arXiv 2602.09338, theorem A.1). Only counts of c^2
-are stored: everything else is recomputed.
+`statistics.bounds`, with bets fixed beforehand; a distribution with a larger mean is accepted with a
+probability of at most q, and `delta_v + q (1 - delta_v)` is the guarantee (arXiv 2602.09338, theorem A.1).
+Only counts of c^2 are stored: everything else is recomputed.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SamplerLaw
+from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SampledDistribution
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import to_json
 from jaxacct.common.progress import Progress
@@ -30,10 +31,10 @@ _PILOT, _DRAWS = 0, 1
 
 @dataclass(frozen=True)
 class MixtureEvidence:
-    """Samples of a participation law.
+    """Samples of a participation distribution.
 
     Attributes:
-      target: digest of the law, sigma, epsilon and delta that they were drawn for.
+      target: digest of the distribution, sigma, epsilon and delta that they were drawn for.
       key: two 32-bit words; block i has the key `fold_in(key, i)`.
       counts: (c^2, how many draws had it), ascending.
     """
@@ -63,33 +64,39 @@ class MixtureEvidence:
         return sum(number for _, number in self.counts)
 
 
-def digest(law: SamplerLaw, sigma: float, epsilon: float, delta: float) -> str:
+def digest(distribution: SampledDistribution, sigma: float, epsilon: float, delta: float) -> str:
     """Return the SHA-256 of the claim that samples were drawn for."""
-    described = {"law": law.describe(), "sigma": sigma, "epsilon": epsilon, "delta": delta}
+    described = {"law": distribution.describe(), "sigma": sigma, "epsilon": epsilon, "delta": delta}
     return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()
 
 
-def flaws(evidence: MixtureEvidence, law: SamplerLaw, sigma: float, epsilon: float, delta: float) -> list:
-    """Return why the samples do not show (epsilon, delta) for this law and noise; empty if they do."""
-    if evidence.target != digest(law, sigma, epsilon, delta):
-        return ["it is about another law, noise, epsilon or delta"]
-    if evidence.counts[-1][0] > law.most():
-        return [f"a draw has c^2 {evidence.counts[-1][0]}, which is above the law's {law.most()}"]
-    return [] if accepts(evidence.counts, law, sigma, epsilon, delta) else ["the draws do not show delta"]
+def flaws(
+    evidence: MixtureEvidence, distribution: SampledDistribution, sigma: float, epsilon: float, delta: float
+) -> list:
+    """Return why the samples do not show (epsilon, delta) at this noise; empty if they do."""
+    if evidence.target != digest(distribution, sigma, epsilon, delta):
+        return ["it is about another distribution, noise, epsilon or delta"]
+    if evidence.counts[-1][0] > distribution.most():
+        return [f"a draw has c^2 {evidence.counts[-1][0]}, above the largest possible {distribution.most()}"]
+    return (
+        []
+        if accepts(evidence.counts, distribution, sigma, epsilon, delta)
+        else ["the draws do not show delta"]
+    )
 
 
-def accepts(counts, law: SamplerLaw, sigma: float, epsilon: float, delta: float) -> bool:
+def accepts(counts, distribution: SampledDistribution, sigma: float, epsilon: float, delta: float) -> bool:
     """Return whether samples `(c^2, number)` prove `delta(epsilon) <= delta`, with failure probability."""
-    return _Test(law, sigma, epsilon, delta).accepts(counts)
+    return _Test(distribution, sigma, epsilon, delta).accepts(counts)
 
 
 class _Test:
     """Test of `mean of delta_{G_{c/sigma}}(epsilon) <= delta_v`, in units of the largest term."""
 
-    def __init__(self, law: SamplerLaw, sigma: float, epsilon: float, delta: float):
+    def __init__(self, distribution: SampledDistribution, sigma: float, epsilon: float, delta: float):
         self._sigma, self._epsilon, self._budget = sigma, epsilon, Budget.split(delta)
-        self._scale = max(float(gdp_delta(epsilon, math.sqrt(law.most()) / sigma)), 1e-300)
-        self._theta = self._budget.delta_v / (self._scale * (1 + law.draw_error()))
+        self._scale = max(float(gdp_delta(epsilon, math.sqrt(distribution.most()) / sigma)), 1e-300)
+        self._theta = self._budget.delta_v / (self._scale * (1 + distribution.draw_error()))
 
     def accepts(self, counts) -> bool:
         if self._theta >= 1:
@@ -112,7 +119,7 @@ class _Test:
 
 
 def certify_mixture(
-    law: SamplerLaw,
+    distribution: SampledDistribution,
     sigma: float,
     epsilon: float,
     delta: float,
@@ -121,10 +128,10 @@ def certify_mixture(
     key=None,
     progress: Progress | None = None,
 ) -> MixtureEvidence:
-    """Draw samples of a law that show `delta(epsilon) <= delta` at noise sigma (relative to 2 C).
+    """Draw samples of a distribution that show `delta(epsilon) <= delta` at noise sigma (relative to 2 C).
 
     Args:
-      law: of the participations.
+      distribution: of the participations.
       sigma: noise std over twice the clip norm.
       epsilon, delta: the guarantee, the failure probability of the draws included.
       num_samples: at most that many, in whole blocks of 4096.
@@ -140,17 +147,17 @@ def certify_mixture(
     stream = randomness.stream_key(randomness.checked_key(key), _DRAWS)
     drawn, look = np.zeros(0, np.int64), 1
     for done in range(1, blocks + 1):
-        drawn = np.concatenate([drawn, _block(law, stream, done - 1)])
+        drawn = np.concatenate([drawn, _block(distribution, stream, done - 1)])
         if progress:
             progress("participations", len(drawn), blocks * BLOCK)
         if done < min(look, blocks):
             continue
         look = done + max(1, done // 8)  # the rule allows looking at any time
         counts = _counts(drawn)
-        test = _Test(law, sigma, epsilon, delta)
+        test = _Test(distribution, sigma, epsilon, delta)
         if test.accepts(counts):
             key_words = tuple(randomness.key_words(stream))
-            return MixtureEvidence(digest(law, sigma, epsilon, delta), key_words, counts)
+            return MixtureEvidence(digest(distribution, sigma, epsilon, delta), key_words, counts)
         if test.hopeless(counts):
             break
     raise ValueError(
@@ -160,7 +167,7 @@ def certify_mixture(
 
 
 def calibrate_mixture(
-    law: SamplerLaw, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
+    distribution: SampledDistribution, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
 ) -> float:
     """Return a sigma that as many samples most likely certify, and hardly any more: from samples of its own.
 
@@ -170,7 +177,7 @@ def calibrate_mixture(
     _validate.positive_integer("num_samples", num_samples)
     stream = randomness.stream_key(randomness.checked_key(key), _PILOT)
     blocks = max(1, min(16, num_samples // BLOCK))
-    pilot = np.concatenate([_block(law, stream, block) for block in range(blocks)])
+    pilot = np.concatenate([_block(distribution, stream, block) for block in range(blocks)])
     pairs = _counts(pilot)
     values, numbers = np.array(pairs, float).T
     # As if there were as many draws as there will be.
@@ -182,7 +189,7 @@ def calibrate_mixture(
         deviation = math.sqrt(np.cov(terms, fweights=numbers.astype(int)))
         # The mean of the draws to come differs from the pilot's by chance: five standard errors are left.
         left = delta - 5 * deviation * math.sqrt(1 / len(pilot) + 1 / num_samples)
-        return left > 0 and accepts(scaled, law, sigma, epsilon, left)
+        return left > 0 and accepts(scaled, distribution, sigma, epsilon, left)
 
     low, high = roots.bracket(is_enough, 0.0, 1.0, lowest=-50.0, highest=50.0)
     if high == math.inf:
@@ -190,21 +197,21 @@ def calibrate_mixture(
     return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-4)[1])
 
 
-def replayed(evidence: MixtureEvidence, law: SamplerLaw) -> bool:
+def replayed(evidence: MixtureEvidence, distribution: SampledDistribution) -> bool:
     """Return whether the stored key draws the stored counts: integers, the same on any machine."""
     stream = randomness.key_from_words(list(evidence.key))
     blocks, rest = divmod(evidence.num_samples, BLOCK)
     left = dict(evidence.counts)
     for block in range(0 if rest else blocks):
-        for value, number in _counts(_block(law, stream, block)):
+        for value, number in _counts(_block(distribution, stream, block)):
             left[value] = left.get(value, 0) - number
             if left[value] < 0:  # more than are stored: the others need not be drawn
                 return False
     return not any(left.values())
 
 
-def _block(law: SamplerLaw, stream, block: int) -> np.ndarray:
-    return np.asarray(law.draw(jax.random.fold_in(stream, block), BLOCK), np.int64)
+def _block(distribution: SampledDistribution, stream, block: int) -> np.ndarray:
+    return np.asarray(distribution.draw(jax.random.fold_in(stream, block), BLOCK), np.int64)
 
 
 def _counts(drawn: np.ndarray) -> tuple[tuple[int, int], ...]:

@@ -1,9 +1,11 @@
-"""How often a group of g records is touched: the exact law of `c^2 = sum over rounds of (terms hit)^2`.
+"""How often a group of g records is touched: the exact distribution of
+`c^2 = sum over rounds of (terms hit)^2`.
 
 In generalised DP-SGD (arXiv 2212.05796) a round has m separately clipped terms of s records each. If L of
 them hold a record of the group, the round is a Gaussian mechanism of sensitivity 2 C L beside noise 2 C
-sigma; the sampling does not depend on data, so with the sampling revealed a run is G_{c / sigma}. The laws
-are computed in integers (`Fraction`), which alternate without rounding, and only then become float64.
+sigma; the sampling does not depend on data, so with the sampling revealed a run is G_{c / sigma}. The
+distributions are computed in integers (`Fraction`), which alternate without rounding, and only then become
+float64.
 """
 
 import functools
@@ -20,13 +22,13 @@ from jaxacct.common import validate as _validate
 SAMPLING = ("shuffling", "subsampling")
 MAX_GROUP, MAX_GROUP_OF_TERMS = 400, 64  # with one term a round, and with several
 _MAX_PRODUCTS = 2 * 10**9  # of one convolution: some seconds
-_MAX_VALUES = 2**24  # of a binomial law
+_MAX_VALUES = 2**24  # of a binomial distribution
 _CUT = 1e-30  # probabilities below this are moved to the truncated mass, never dropped
 
 
 @dataclass(frozen=True)
 class ParticipationPMF:
-    """A law of c^2.
+    """A distribution of c^2.
 
     Attributes:
       squared_sensitivity: int64, ascending, without repeats; in units of (2C)^2.
@@ -105,7 +107,7 @@ def participation_pmf(
     group_size: int,
     sampling: str,
 ) -> ParticipationPMF:
-    """The exact law of c^2 over a run.
+    """The exact distribution of c^2 over a run.
 
     Args:
       dataset_size: N records.
@@ -148,10 +150,10 @@ def _all_hit(k: int, within: list[int]) -> int:
 
 
 def check_group(group_size: int, most: int) -> None:
-    """Refuse a group whose exact law takes more than a minute or so."""
+    """Refuse a group whose exact distribution takes more than a minute or so."""
     if group_size > most:
         raise ValueError(
-            f"group_size must be at most {most} for the exact law of these batches, was {group_size}: "
+            f"group_size must be at most {most} for an exact distribution, got {group_size}: "
             "certify by draws (SampledGeneralPlan, or --draws)"
         )
 
@@ -160,11 +162,11 @@ def check_group(group_size: int, most: int) -> None:
 def shuffled_epoch(
     dataset_size: int, num_microbatches: int, microbatch_size: int, group_size: int
 ) -> ParticipationPMF:
-    """The law of c^2 of one shuffled epoch.
+    """The distribution of c^2 of one shuffled epoch.
 
     `P(c^2 = y) = [x^g t^y] (sum_k t^(k^2) C(m,k) ((1+x)^s - 1)^k)^R / C(N,g)`: x marks records of the
-    group, t the squares of the numbers of terms that they hit. It replaces the printed law of theorem F.1,
-    which counts multisets as if they were equally likely (proofs/errata.md).
+    group, t the squares of the numbers of terms that they hit. It replaces the printed distribution of
+    theorem F.1, which counts multisets as if they were equally likely (proofs/errata.md).
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     rounds = n // (m * s)
@@ -172,12 +174,14 @@ def shuffled_epoch(
         check_group(g, MAX_GROUP)
         whole = math.comb(n, g)
         within = [math.comb(j * s, g) for j in range(min(g, rounds) + 1)]
-        law = {j: Fraction(math.comb(rounds, j) * _all_hit(j, within), whole) for j in range(1, len(within))}
-        return from_exact({j: p for j, p in law.items() if p})
-    return from_exact(epoch_law(n, m, s, g, lambda k: {k: 1}))
+        distribution = {
+            j: Fraction(math.comb(rounds, j) * _all_hit(j, within), whole) for j in range(1, len(within))
+        }
+        return from_exact({j: p for j, p in distribution.items() if p})
+    return from_exact(epoch_distribution(n, m, s, g, lambda k: {k: 1}))
 
 
-def epoch_law(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[int, Any]]):
+def epoch_distribution(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[int, Any]]):
     """`{c^2: probability}` of one shuffled epoch in exact numbers.
 
     Args:
@@ -210,7 +214,7 @@ def epoch_law(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[i
 
 
 def compose_pmf(a: ParticipationPMF, b: ParticipationPMF) -> ParticipationPMF:
-    """The law of the sum of two independent c^2."""
+    """The distribution of the sum of two independent c^2."""
     low = int(a.squared_sensitivity[0] + b.squared_sensitivity[0])
     prob = _convolve(_dense(a), _dense(b))
     truncated = 1 - (1 - a.truncated_mass) * (1 - b.truncated_mass)
@@ -218,7 +222,7 @@ def compose_pmf(a: ParticipationPMF, b: ParticipationPMF) -> ParticipationPMF:
 
 
 def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
-    """The law of the sum of `num_epochs` independent copies of c^2."""
+    """The distribution of the sum of `num_epochs` independent copies of c^2."""
     _validate.positive_integer("num_epochs", num_epochs)
     values, prob = a.squared_sensitivity.astype(float), a.prob
     spread = math.sqrt(max(0.0, float(prob @ (values - prob @ values) ** 2)) * num_epochs)
@@ -247,7 +251,7 @@ def _times(a, b, most):
 
 
 def binomial_pmf(trials: int, p: Fraction) -> ParticipationPMF:
-    """The law of a count in float64; tails below 1e-30 are truncated."""
+    """The distribution of a count in float64; tails below 1e-30 are truncated."""
     from scipy import stats
 
     rate = float(p)
@@ -259,16 +263,18 @@ def binomial_pmf(trials: int, p: Fraction) -> ParticipationPMF:
     reach = 40 * math.sqrt(trials * rate * (1 - rate)) + 400
     first, last = max(0, math.floor(trials * rate - reach)), min(trials, math.ceil(trials * rate + reach))
     if last - first > _MAX_VALUES:
-        raise ValueError(f"num_epochs must be smaller: the law of {trials:.3g} rounds has too many values")
+        raise ValueError(
+            f"num_epochs must be smaller: the distribution of {trials:.3g} rounds has too many values"
+        )
     beyond = 0.0 if (first, last) == (0, trials) else 1e-200
     return _sparse(stats.binom.pmf(np.arange(first, last + 1), trials, rate), first, beyond)
 
 
-def from_exact(law: dict[int, Fraction]) -> ParticipationPMF:
-    """A law of exact probabilities that sum to 1."""
-    values = sorted(y for y, p in law.items() if p)
-    assert sum(law.values()) == 1
-    return ParticipationPMF(np.array(values, np.int64), np.array([float(law[y]) for y in values]))
+def from_exact(distribution: dict[int, Fraction]) -> ParticipationPMF:
+    """A distribution of exact probabilities that sum to 1."""
+    values = sorted(y for y, p in distribution.items() if p)
+    assert sum(distribution.values()) == 1
+    return ParticipationPMF(np.array(values, np.int64), np.array([float(distribution[y]) for y in values]))
 
 
 def _dense(a: ParticipationPMF) -> np.ndarray:
@@ -281,7 +287,7 @@ def _dense(a: ParticipationPMF) -> np.ndarray:
 def _refuse_products(first: float, second: float) -> None:
     if first * second > _MAX_PRODUCTS:
         raise ValueError(
-            f"num_epochs or group_size must be smaller: the exact law has some {first + second:.3g} values; "
+            f"num_epochs or group_size must be smaller: c^2 has {first + second:.3g} values; "
             "certify by draws (SampledGeneralPlan, or --draws)"
         )
 

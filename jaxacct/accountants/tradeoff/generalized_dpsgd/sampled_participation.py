@@ -1,7 +1,8 @@
 """The Monte Carlo twin of `participation`: samples of c^2 on the accelerator, and an upper bound on delta.
 
 Every sample follows the sampler itself (positions of the group's records, cut into terms and rounds), not its
-law, so it also checks the law. A delta averages the exact deltas of the samples' Gaussians, in [0, 1].
+distribution, so it also checks the distribution. A delta averages the exact deltas of the samples' Gaussians,
+in [0, 1].
 """
 
 import functools
@@ -22,8 +23,8 @@ from jaxacct.statistics import bounds
 
 
 @dataclass(frozen=True)
-class SamplerLaw:
-    """The law of c^2 of a run, to be sampled; batches must not depend on data (proofs/tradeoff.md)."""
+class SampledDistribution:
+    """Sampled distribution of c^2 of a run; batches must not depend on data (proofs/tradeoff.md)."""
 
     run: GeneralDPSGD
 

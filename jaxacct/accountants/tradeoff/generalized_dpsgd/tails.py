@@ -1,4 +1,4 @@
-"""Bounds from tails of a participation law (arXiv 2212.05796, definitions 5.3 and 5.4).
+"""Bounds from tails of a participation distribution (arXiv 2212.05796, definitions 5.3 and 5.4).
 
 A lower bound on T is a guarantee; an upper one only limits what can be proved, and only for the adversary who
 sees the sampling. `l` must bound `P(c > cut)` and `u` must bound `P(c < cut)`: take them from

@@ -1,11 +1,11 @@
 """Several b-min-sep processes side by side: states, and what may happen at a step.
 
 Between events at least one of m processes is free to take part, so a state is how long each of the other
-m - 1 stays barred, in ascending order. One that is barred for s more steps took part b - s steps ago.
+m - 1 stays locked out, in ascending order. One that is locked out for s more steps took part b - s steps ago.
 
-A barred process has the *code* s in 1..b-1; one whose history is virtual (warm start: it bars and has no part
-in the outputs) has b - 1 + s; a free one 0. States are numbered in colexicographic order, so those without
-virtual history come first and have the same numbers in both tables.
+A locked out process has the *code* s in 1..b-1; one whose history is virtual (warm start: it bars and has no
+part in the outputs) has b - 1 + s; a free one 0. States are numbered in colexicographic order, so those
+without virtual history come first and have the same numbers in both tables.
 """
 
 import functools
@@ -81,13 +81,13 @@ def moves(b: int, m: int, num_codes: int) -> tuple[Move, ...]:
         remaining = np.where(virtual, codes - (b - 1), codes)
         real = (codes > 0) & ~virtual
         ago = np.where(real, b - remaining, 0)
-        # The first j free processes take part: barred for b steps from this one on.
-        bars = np.concatenate([np.zeros((len(codes), 1), np.int32), remaining], axis=1)
-        bars[:, :j] = b
-        delta = np.maximum(1, bars.min(axis=1))
-        bars = np.maximum(bars - delta[:, None], 0)
-        flags = np.concatenate([np.zeros((len(codes), 1), bool), virtual], axis=1) & (bars > 0)
-        after = np.sort(bars + (b - 1) * flags, axis=1)[:, 1:]
+        # The first j free processes take part: locked out for b steps from this one on.
+        lockouts = np.concatenate([np.zeros((len(codes), 1), np.int32), remaining], axis=1)
+        lockouts[:, :j] = b
+        delta = np.maximum(1, lockouts.min(axis=1))
+        lockouts = np.maximum(lockouts - delta[:, None], 0)
+        flags = np.concatenate([np.zeros((len(codes), 1), bool), virtual], axis=1) & (lockouts > 0)
+        after = np.sort(lockouts + (b - 1) * flags, axis=1)[:, 1:]
         free = 1 + (codes == 0).sum(axis=1)
         none = np.zeros(len(codes), np.int64)  # `rank` of no other process is a plain 0
         numbers, after = none + rank(codes.astype(np.int64)), none + rank(after.astype(np.int64))
@@ -95,23 +95,25 @@ def moves(b: int, m: int, num_codes: int) -> tuple[Move, ...]:
     return tuple(found)
 
 
-def start_states(b: int, m: int, law: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(first step with a free process, number of the state there, probability) of every set of initial bars.
+def start_states(b: int, m: int, distribution: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(first step with a free process, number of the state there, probability) of every set of initial
+    lockouts.
 
     Args:
-      law: (b,) probabilities that a process is barred for 0..b-1 first steps, with virtual history.
+      distribution: (b,) probabilities that a process is locked out for 0..b-1 first steps, with virtual
+        history.
     """
-    bars = states(b, m).astype(np.int64)
-    earliest = bars[:, 0]
-    left = bars[:, 1:] - earliest[:, None]
+    lockouts = states(b, m).astype(np.int64)
+    earliest = lockouts[:, 0]
+    left = lockouts[:, 1:] - earliest[:, None]
     # Ascending tuples stand for all their orders: m! over the factorials of the lengths of their runs.
-    orders = np.full(len(bars), float(math.factorial(m)))
-    run = np.ones(len(bars))
+    orders = np.full(len(lockouts), float(math.factorial(m)))
+    run = np.ones(len(lockouts))
     for place in range(1, m):
-        run = np.where(bars[:, place] == bars[:, place - 1], run + 1, 1)
+        run = np.where(lockouts[:, place] == lockouts[:, place - 1], run + 1, 1)
         orders /= run
-    number = np.zeros(len(bars), np.int64) + rank(np.where(left > 0, left + b - 1, 0))
-    return earliest, number, orders * law[bars].prod(axis=1)
+    number = np.zeros(len(lockouts), np.int64) + rank(np.where(left > 0, left + b - 1, 0))
+    return earliest, number, orders * distribution[lockouts].prod(axis=1)
 
 
 def _wait(codes, steps, b: int):
@@ -125,8 +127,8 @@ def shares_of_one(key, positions, counts, m: int, b: int):
     """(num_samples, slots) float32: 1 where the first of m replicas is among those that take part.
 
     Replicas are alike, so whoever is free takes part with the same probability. The virtual history of those
-    that did not take part yet is not known, and need not be: while one of them may be barred, the first b - 1
-    steps, all that did take part are barred.
+    that did not take part yet is not known, and need not be: while one of them may be locked out, the first b
+    - 1 steps, all that did take part are locked out.
 
     Args:
       positions, counts: of `draw_positions`.
@@ -154,7 +156,7 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
 
     Positions are distinct, ascending and in the first slots; n is no participation.
 
-    Waits are drawn from a rate that no hazard of the state exceeds (a geometric law, exact) and then
+    Waits are drawn from a rate that no hazard of the state exceeds (a geometric distribution, exact) and then
     thinned to the hazard of the step at hand, so that no small difference of large numbers is ever taken in
     float32.
 
@@ -200,14 +202,14 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
         positions = positions.at[rows, slot].set(jnp.where(joined, here, n), mode="drop")
         counts = counts.at[rows, slot].set(taking.astype(jnp.float32), mode="drop")
         slot = slot + joined.astype(jnp.int32)
-        # The first `taking` replicas, all free, are barred; then time runs on until one is free.
-        bars = jnp.concatenate([jnp.zeros((num_samples, 1), jnp.int32), codes], axis=1)
-        barred = jnp.where(bars >= b, bars - (b - 1), bars)
+        # The first `taking` replicas, all free, are locked out; then time runs on until one is free.
+        lockouts = jnp.concatenate([jnp.zeros((num_samples, 1), jnp.int32), codes], axis=1)
+        locked_out = jnp.where(lockouts >= b, lockouts - (b - 1), lockouts)
         joins = jnp.arange(m, dtype=jnp.int32)[None] < taking[:, None]
-        shortest = jnp.min(jnp.where(joins, b, barred), axis=1)
+        shortest = jnp.min(jnp.where(joins, b, locked_out), axis=1)
         advance_by = jnp.where(released, 0, jnp.maximum(1, shortest))[:, None]
-        moved = jnp.where(joins, b - advance_by, _wait(bars, advance_by, b))
-        # Those just barred for b steps have moved at least one, so their codes are below b.
+        moved = jnp.where(joins, b - advance_by, _wait(lockouts, advance_by, b))
+        # Those just locked out for b steps have moved at least one, so their codes are below b.
         codes = _all_but_the_least(moved)
         return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, slot, positions, counts
 
@@ -240,8 +242,8 @@ def _hazard(arrays, j: int, here, codes, b: int):
 def weights_of_two(n: int, p: float, q: float, pull: np.ndarray, ending: np.ndarray) -> np.ndarray:
     """Return U of two processes that attract each other, (n + b, b) float64, b steps at a time.
 
-    While one replica is barred for s steps more, only the other one acts, and at t = i + s both are known:
-    after k steps without participation, or never, so that with r = b - s + k steps left for it at t
+    While one replica is locked out for s steps more, only the other one acts, and at t = i + s both are
+    known: after k steps without participation, or never, so that with r = b - s + k steps left for it at t
 
         U_i(s) = q^s U_t(0) + sum_{r = b-s}^{b-1} p q^{r-(b-s)} E_r U_t(r).
 
@@ -279,7 +281,7 @@ def weights_of_two(n: int, p: float, q: float, pull: np.ndarray, ending: np.ndar
 
 
 def _released(weights, sums, waited, first: int, end: int) -> np.ndarray:
-    """`q^s U_{i+s}(0) + sums_{i+s}(b - s)`, i = first..end-1, s = 1..b-1: what is known as the bar ends."""
+    """Return `q^s U_{i+s}(0) + sums_{i+s}(b - s)`, i = first..end-1, s = 1..b-1: at the end of a lockout."""
     b = weights.shape[1]
     shape, (row, column) = (end - first, b - 1), sums.strides
     # Views by their strides, as `sliding_window_view` takes longer than all else: one row on with every s in
