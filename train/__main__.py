@@ -106,7 +106,7 @@ def train(
     normalize: bool = False,
     steps: int | None = None,
     microbatch_size: int | Literal["auto"] | None = None,
-    clipping: Literal["per_example", "ghost"] = "per_example",
+    clipping: Literal["auto", "ghost", "per_example"] = "auto",
     clip_groups: Literal["layer"] | None = None,
     checkpoint_every: int = 100,
     model_seed: int | None = None,
@@ -135,7 +135,8 @@ def train(
       normalize: automatic clipping.
       steps: number of steps, by default all of the plan's.
       microbatch_size: examples, or terms, whose gradients are in memory at a time; "auto" measures.
-      clipping: "ghost" clips without the gradients of examples, much faster for dense layers.
+      clipping: "ghost" clips without the gradients of examples, much faster for dense layers; "auto" uses it
+        where it applies and pays.
       clip_groups: "layer" clips each layer's gradient to its own norm, clip_norm / sqrt(layers).
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.

@@ -1,5 +1,6 @@
 """Per-example clipped gradients with correlated noise: the procedure of a `jaxacct.Plan`."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,18 @@ from .batches.attribution import expected_batch_sizes
 from .batches.graph import Attribution, check_graph
 from .batches.sampler import Sampler, batch_sizes
 from .clipping import ghost, microbatch
+from .clipping.automatic import AUTO, PER_EXAMPLE, choose
 from .clipping.groups import partition
 from .clipping.per_example import default_microbatch_size
 from .individual.steps import follow
 from .loss import numbered
-from .optimizers import privatize
+from .optimizers import Privatizer, privatize
 from .options import TrainOptions
 from .procedures import Procedure, Request, Result
 from .run import take_steps
-from .step import PER_EXAMPLE, make_step
+from .step import CLIPPINGS, make_step
+
+_log = logging.getLogger("jaxacct.train")
 
 
 def train(plan: Plan, request: Request) -> Result:
@@ -52,16 +56,17 @@ def train(plan: Plan, request: Request) -> Result:
         groups, described_groups = partition(params, options.clip_groups, clip_norm, request.model)
         groups.limits(private.grid)
     shared: dict[str, Any] = dict(normalize=options.normalize, has_aux=options.has_aux)
-    micro = None
+    micro, clipping = None, PER_EXAMPLE
     if options.individual is None:
         batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
-        shared |= dict(skip_padding=_skips_padding(plan, options), clipping=options.clipping)
+        clipping = _clipping(request, loss, params, batch, private)
+        shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping)
         shared |= dict(groups=groups, mesh=mesh)
 
         def make(micro):
             return make_step(loss, private, optimizer, microbatch_size=micro, **shared)
 
-        micro = _microbatch_size(request, make, loss, params, batch)
+        micro = _microbatch_size(request, make, loss, params, batch, clipping)
         parts: dict[str, Any] = dict(
             step=make(micro),
             batch=batch,
@@ -85,7 +90,7 @@ def train(plan: Plan, request: Request) -> Result:
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         frozen=loss.digests,
-        described=dict(clipping=options.clipping, clip_groups=described_groups, microbatch_size=micro),
+        described=dict(clipping=clipping, clip_groups=described_groups, microbatch_size=micro),
         before_first=(lambda: _verify(plan, options.progress)) if options.verify else None,
         **parts,
     )
@@ -109,25 +114,47 @@ def _rows(plan: Plan, request: Request, graph: Attribution | None):
     return GraphRows(request.rows(graph.dataset_size, "graph's"), graph)
 
 
-def _microbatch_size(request: Request, make, loss, params, batch) -> int:
+def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer) -> str:
+    """The kind of clipping: as given, or as the run in the folder began with, or as is chosen and logged."""
+    options = request.options
+    if options.clipping != AUTO:
+        return options.clipping
+    found = microbatch.stored(request.out, "clipping")
+    if found in CLIPPINGS:
+        return found
+    found = choose(
+        loss.at(0),
+        params,
+        batch.take(np.zeros(0, np.int64))[0],
+        grid=private.grid,
+        has_aux=options.has_aux,
+        devices=0 if batch.mesh is None else batch.mesh.size,
+    )
+    _log.info("clipping is %r: %s", *found)
+    return found.clipping
+
+
+def _microbatch_size(request: Request, make, loss, params, batch, clipping: str) -> int:
     """The number of gradients in memory at a time: given, measured, or by the number of parameters."""
     options, (rows, mask) = request.options, batch.take(np.zeros(0, np.int64))
 
     def by_default() -> int:
-        if options.clipping == PER_EXAMPLE:
+        if clipping == PER_EXAMPLE:
             return default_microbatch_size(params)
         return ghost.default_microbatch_size(loss, params, rows, options.has_aux)
 
     if options.microbatch_size == microbatch.AUTO:
-        stored = microbatch.stored(request.out)
-        return stored or microbatch.fastest(make, params, rows, mask, by_default())
+        stored = microbatch.stored(request.out, "microbatch_size")
+        if type(stored) is int and stored >= 1:
+            return stored
+        return microbatch.fastest(make, params, rows, mask, by_default())
     return request.given_microbatch_size() or min(by_default(), batch.size)
 
 
 def _check_individual(options: TrainOptions) -> None:
     if options.mesh is not None:
         raise ValueError("mesh must not be given with individual: its records are on one device")
-    if options.clipping != PER_EXAMPLE:
+    if options.clipping not in (AUTO, PER_EXAMPLE):
         raise ValueError("clipping must be 'per_example' with individual, which needs every example's norm")
     if options.clip_groups is not None:
         raise ValueError("clip_groups must not be given with individual, which follows one clip norm")

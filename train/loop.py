@@ -9,6 +9,7 @@ import optax
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import is_interactive, watch
 
+from . import arguments
 from .options import TrainOptions
 from .plans import read_plan
 from .procedures import Request, Result, TrainingPlan, procedure_of
@@ -67,6 +68,10 @@ def fit(
     options = TrainOptions() if options is None else options
     _validate.instance("options", options, TrainOptions, "a train.TrainOptions")
     procedure = procedure_of(plan)
+    arguments.check_out(out)
+    arguments.check_data(data)
+    if evaluate is not None:
+        arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")
     evaluate = None if evaluate is None else _in_numbers(evaluate)
     show = options.progress is None and is_interactive()
     if isinstance(options.progress, bool):

@@ -113,7 +113,7 @@ def tune(
     layers: int = 2,
     heads: int = 4,
     pretraining_steps: int = 800,
-    clipping: Literal["per_example", "ghost"] = "per_example",
+    clipping: Literal["auto", "ghost", "per_example"] = "auto",
 ) -> int:
     """Train adapters of a language model under a plan for this text.
 
@@ -131,7 +131,7 @@ def tune(
       rank: of the adapters.
       length, width, layers, heads: of the transformer.
       pretraining_steps: on public text, without a checkpoint.
-      clipping: "ghost" clips without the gradients of examples (`train.clipping.ghost`).
+      clipping: as `TrainOptions`: "ghost" clips without the gradients of examples; "auto" where that pays.
     """
     for name, value in dict(rank=rank, length=length, width=width, layers=layers, heads=heads).items():
         _validate.positive_integer(name, value)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, Literal
 
 import jax
 import optax
@@ -10,10 +11,11 @@ import optax
 from jaxacct.common import validate as _validate
 
 from .batches.graph import Attribution
+from .clipping import microbatch
+from .clipping.automatic import AUTO
 from .clipping.groups import ClipGroups
-from .clipping.microbatch import AUTO
 from .individual import IndividualAccounting
-from .step import PER_EXAMPLE, clipping_of
+from .step import CLIPPINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +25,9 @@ class TrainOptions:
     Attributes:
       steps: number of steps, at most the plan's; by default all of them.
       clip: "individual", "batch" or "mixed", to be checked against the plan.
-      clipping: "per_example", or "ghost" (`train.clipping.ghost`): much faster where parameters are many and
-        examples are short; gradients are scaled to slightly less than `clip_norm`. For a `jaxacct.Plan`.
+      clipping: "ghost" (`train.clipping.ghost`) is much faster where parameters are many and examples short;
+        gradients are scaled to slightly less than `clip_norm`. "per_example": gradients of examples. "auto":
+        "ghost" where it applies and pays (`train.clipping.automatic`). For a `jaxacct.Plan`.
       clip_groups: clip each group of parameters to a norm of its own, together at most `clip_norm`: "layer",
         nnx filters (one a group) or a `train.clipping.groups.ClipGroups`. For a `jaxacct.Plan`.
       normalize: automatic clipping: every gradient is scaled to about `clip_norm`.
@@ -58,7 +61,7 @@ class TrainOptions:
 
     steps: int | None = None
     clip: str | None = None
-    clipping: str = PER_EXAMPLE
+    clipping: Literal["auto", "ghost", "per_example"] = AUTO
     clip_groups: str | Sequence[Any] | ClipGroups | None = None
     normalize: bool = False
     inner: optax.GradientTransformation | None = None
@@ -79,10 +82,20 @@ class TrainOptions:
     keys: tuple | None = None
 
     def __post_init__(self):
-        clipping_of(self.clipping)
+        _validate.one_of("clipping", self.clipping, (AUTO, *CLIPPINGS))
         _validate.positive_integer("checkpoint_every", self.checkpoint_every)
         _validate.positive_integer("prefetch", self.prefetch, minimum=0)
+        for name in ("normalize", "has_aux", "verify", "elastic"):
+            _validate.instance(name, getattr(self, name), bool, "True or False")
+        _validate.instance("skip_padding", self.skip_padding, (bool, NoneType), "True, False or None")
+        _validate.instance("mesh", self.mesh, (jax.sharding.Mesh, NoneType), "a jax.sharding.Mesh")
+        for name in ("callback", "progress"):
+            value = getattr(self, name)
+            if not (value is None or callable(value) or (name == "progress" and isinstance(value, bool))):
+                raise ValueError(f"{name} must be a function, was {value!r}")
+        if self.keys is not None and not (isinstance(self.keys, tuple) and len(self.keys) == 2):
+            raise ValueError(f"keys must be (sampler key, noise key), was {type(self.keys).__name__}")
         if self.steps is not None:
             _validate.positive_integer("steps", self.steps)
-        if self.microbatch_size not in (None, AUTO):
+        if self.microbatch_size not in (None, microbatch.AUTO):
             _validate.positive_integer("microbatch_size", self.microbatch_size)

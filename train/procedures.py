@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxacct.common import validate as _validate
 
+from . import arguments
 from .batches import sampler
 from .batches.sources import as_rows
 from .loss import Loss, as_loss, nnx_loss, public_key
@@ -106,13 +107,7 @@ class Request:
 
     def given_optimizer(self) -> optax.GradientTransformation:
         """The optimizer; ValueError where it is missing or none of optax."""
-        given = self.optimizer
-        if given is None:
-            raise ValueError("optimizer must be given")
-        if isinstance(given, nnx.Optimizer) or not (hasattr(given, "init") and hasattr(given, "update")):
-            hint = ": give the transformation that it was made of" if isinstance(given, nnx.Optimizer) else ""
-            raise ValueError(f"optimizer must be an optax transformation, was {type(given).__name__}{hint}")
-        return given
+        return arguments.check_optimizer(self.optimizer)
 
     def given_microbatch_size(self) -> int | None:
         """The number of gradients at a time, where "auto" is not supported."""
@@ -125,6 +120,8 @@ class Request:
 
     def functional(self) -> tuple[Loss, Any]:
         """`(Loss, params)`; parameters are copied, as a step donates its state. Frozen arrays are not."""
+        arguments.check_model(self.model)
+        arguments.check_callable("loss", self.loss, "loss(model, example) -> number")
         key, wrt = public_key(self.options.loss_key), self.options.wrt
         if isinstance(self.loss, Loss) and key is not None:
             raise ValueError("loss_key must not be given with a train.loss.Loss, which has its own")

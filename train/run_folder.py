@@ -82,7 +82,7 @@ class RunFolder:
 
     def __init__(self, folder):
         self.folder = Path(folder).absolute()
-        self._lock = Checkpoint(self.folder)
+        self._lock = Checkpoint(self.folder, "out")
         self._moved: tuple[dict, str] | None = None
         for name in ("checkpoints", "private"):
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)

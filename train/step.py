@@ -15,7 +15,10 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
+from jaxacct.common import validate as _validate
+
 from . import by_device as _by_device
+from .clipping.automatic import AUTO, GHOST, PER_EXAMPLE, choose
 from .clipping.ghost import ghost_gradient_sum
 from .clipping.groups import Groups
 from .clipping.per_example import ClippedSum, clipped_gradient_sum
@@ -25,11 +28,10 @@ from .noise.prefetch import Ahead
 from .noise.recursion import Fresh, NoiseState
 from .optimizers import Privatizer
 
-# How gradients are clipped and added up -> what does it.
-PER_EXAMPLE = "per_example"
+# How gradients are clipped and added up -> what does it; `AUTO` stands for one of them.
 CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
     PER_EXAMPLE: clipped_gradient_sum,
-    "ghost": ghost_gradient_sum,
+    GHOST: ghost_gradient_sum,
 }
 
 
@@ -128,7 +130,7 @@ def make_step(
     normalize: bool = False,
     skip_padding: bool = False,
     has_aux: bool = False,
-    clipping: str = PER_EXAMPLE,
+    clipping: str = AUTO,
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> PrivateStep:
@@ -146,9 +148,9 @@ def make_step(
       optimizer: any; what it does is post-processing.
       microbatch_size, normalize, skip_padding, has_aux, groups, mesh: as in `train.clipping.per_example`;
         groups of parameters are made by `train.clipping.groups.partition`.
-      clipping: "per_example", or "ghost" for `train.clipping.ghost`.
+      clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
     """
-    clip_and_sum = clipping_of(clipping)
+    _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
     if not isinstance(private, Privatizer):
         raise ValueError(
             "private must come from train.optimizers.privatize, which says clip norm and noise once, was "
@@ -159,29 +161,16 @@ def make_step(
         state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs=()
     ) -> tuple[TrainState, StepInfo]:
         _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
-        found = clip_and_sum(
-            loss.at(state.noise.step),
-            state.params,
-            batch,
-            mask,
-            grid=private.grid,
-            microbatch_size=microbatch_size,
-            normalize=normalize,
-            skip_padding=skip_padding,
-            has_aux=has_aux,
-            groups=groups,
-            mesh=mesh,
-        )
+        given = loss.at(state.noise.step), state.params, batch
+        shared: dict[str, Any] = dict(grid=private.grid, microbatch_size=microbatch_size, has_aux=has_aux)
+        kind = clipping
+        if kind == AUTO:
+            kind = choose(*given, **shared, devices=0 if mesh is None else mesh.size).clipping
+        shared |= dict(normalize=normalize, skip_padding=skip_padding, groups=groups, mesh=mesh)
+        found = CLIPPINGS[kind](*given, mask, **shared)
         return advance(private, optimizer, state, found, mask, fresh, mesh, specs)
 
     return PrivateStep(step, as_loss(loss), private, optimizer, mesh)
-
-
-def clipping_of(name: str) -> Callable[..., ClippedSum]:
-    """What clips and adds up; ValueError for another name."""
-    if name not in CLIPPINGS:
-        raise ValueError(f"clipping must be {' or '.join(map(repr, CLIPPINGS))}, was {name!r}")
-    return CLIPPINGS[name]
 
 
 def advance(
@@ -256,7 +245,6 @@ __all__ = [
     "StepInfo",
     "TrainState",
     "advance",
-    "clipping_of",
     "make_step",
     "nnx_loss",
     "refuse_batch_statistics",

@@ -174,20 +174,27 @@ class Checkpoint:
     """A folder that keeps finished batches of one job at a time, locked against a second process.
 
     Entries are small JSON files named by stage; each is written atomically.
+
+    Args:
+      folder: made where it is missing.
+      name: of the argument, for messages.
+
+    Raises:
+      ValueError: where it cannot be used, or another process uses it.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, name: str = "checkpoint_dir"):
         self.folder = Path(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.folder / "lock", "w", encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"checkpoint_dir {folder} cannot be used: {error.strerror}") from None
+            raise ValueError(f"{name} {folder} cannot be used: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise ValueError(f"checkpoint_dir {folder} is in use by another process") from None
+            raise ValueError(f"{name} {folder} is in use by another process") from None
 
     def load(self, name: str) -> dict | None:
         """Return the entry `name`, None if there is none; ValueError where it is damaged."""

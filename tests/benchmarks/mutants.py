@@ -852,7 +852,7 @@ MUTANTS = [
     # Clipping without gradients of examples.
     Mutant("train/clipping/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
     Mutant("train/clipping/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
-    Mutant("train/clipping/ghost.py", "depth = micro * max(", "depth = max(", GHOST),
+    Mutant("train/clipping/ghost.py", "depth = pieces.micro * max(", "depth = max(", GHOST),
     Mutant("train/clipping/ghost.py", "square + _SHARE**2 * most", "square", GHOST),
     Mutant("train/clipping/ghost.py", "[], finite, ~finite", "[], real, ~finite", GHOST),
     Mutant(
@@ -920,7 +920,7 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
-    Mutant(CORRELATED, "described=dict(clipping=options.clipping, ", "described=dict(", GHOST),
+    Mutant(CORRELATED, "described=dict(clipping=clipping, ", "described=dict(", GHOST),
     Mutant(CORRELATED, "clip_groups=described_groups, ", "", GROUPS),
     Mutant(
         "train/noise/normals.py",
@@ -942,7 +942,7 @@ MUTANTS = [
         "left.reshape(len(left), -1) * length",
         GHOST,
     ),
-    Mutant("train/clipping/ghost.py", "min(micro, _ROWS_IN_FLOAT32) + pieces", "1 + pieces", GHOST),
+    Mutant("train/clipping/ghost.py", "min(pieces.micro, _ROWS_IN_FLOAT32) + pieces", "1 + pieces", GHOST),
     Mutant("train/clipping/ghost.py", "range(0, len(left), _ROWS_IN_FLOAT32)", "range(0, 1)", GHOST),
     Mutant("train/clipping/ghost.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
     Mutant("train/noise/keystream.py", "[0, step, 0, 0]", "[0, 0, 0, 0]", NOISE),

@@ -97,7 +97,12 @@ def _length(arrays) -> int:
     """Rows of a pytree of arrays of numbers; ValueError for others."""
     for path, leaf in jax.tree.leaves_with_path(arrays):
         _check_numbers(path, leaf)
-    lengths = {len(leaf) if leaf.ndim else 0 for leaf in jax.tree.leaves(arrays)}
+        if leaf.ndim == 0:
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
+            raise ValueError(
+                f"data must be arrays with a row for each example, had a single number in {name}"
+            )
+    lengths = {len(leaf) for leaf in jax.tree.leaves(arrays)}
     if len(lengths) != 1:
         raise ValueError(f"data must be arrays with the same number of rows, had {sorted(lengths)}")
     return lengths.pop()

@@ -45,6 +45,13 @@ _AT_ONCE = {"cpu": (2**23, 3 * 2**19, 512), "others": (2**30, 2**27, 2**20)}
 _WRITTEN = 24
 
 
+BACKENDS = "cpu", "gpu"  # whose float64 is IEEE's
+
+
+class TooCoarseError(ValueError):
+    """Of the clip norm too little would be left."""
+
+
 class Sizes(NamedTuple):
     """What a part's rounding errors depend on; of one example."""
 
@@ -210,12 +217,14 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, 
       ValueError: where less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
     """
     if not 1e-100 <= grid.clip_norm <= 1e100:
-        raise ValueError(f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was {grid.clip_norm:g}")
+        raise TooCoarseError(
+            f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was {grid.clip_norm:g}"
+        )
     whole, rounding = 2.0**grid.bits, math.sqrt(parameters) * (1 + devices * DEVICE_UNIT)
     errors = 2 * batch * _gamma(depth + 4) / _SHARE + _spent_in_float32(batch, alone)  # of a target of 1
     target = (whole - rounding) / (1 + errors) * (1 - 2.0**-40)
     if not target >= whole / 2:
-        raise ValueError(
+        raise TooCoarseError(
             f"clipping must be 'per_example' here: of a clip norm of {whole:g} grid units rounding "
             f"{parameters} parameters and sums of {batch} examples leave 'ghost' less than half"
         )
@@ -274,7 +283,7 @@ def ghost_gradient_sum(
     _by_device.rows_of_each(size, mesh)
     if size > LARGEST_BATCH:
         raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
-    if jax.default_backend() not in ("cpu", "gpu"):
+    if jax.default_backend() not in BACKENDS:
         raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
     check_rows(batch, size)
     if microbatch_size is not None:
@@ -337,22 +346,15 @@ def _of_rows(
     leaves, structure = jax.tree.flatten(params)
 
     def found_in(rows):
-        with jax.enable_x64(x64):
-            each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example), has_aux))
-            return in_fast_layout(each)(rows)
+        return _found_in(program, leaves, rows, has_aux, x64)
 
     def parts_of(arrays) -> list[Part]:
-        taps = {tap.leaf: tap for tap in program.taps}
-        return [_part(taps.get(leaf), one) for leaf, one in enumerate(arrays)]
+        return _parts_of(program, arrays)
 
     some = jax.tree.map(lambda leaf: leaf[:micro], batch)
     shapes = jax.eval_shape(lambda rows: parts_of(found_in(rows)[0]), some)
-    sizes = [part.sizes for part in shapes]
-    depth = micro * max(each.terms for each in sizes) + pieces.number
-    alone = min(micro, _ROWS_IN_FLOAT32) + pieces.number if any(each.rank_one for each in shapes) else 0
-    alone = alone if _spent_in_float32(size, alone) <= _MOST_SPENT else 0
-    allowed = budget(grid, sum(leaf.size for leaf in leaves), size, depth, alone, devices)
-    upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
+    allowed, alone = _allowed(shapes, grid, size, sum(leaf.size for leaf in leaves), pieces, devices)
+    upward = 1 + 2 * _gamma(sum(part.sizes.squares for part in shapes) + 16)
     groups = Groups.one(len(leaves)) if groups is None else groups
     # The target in the groups' shares: the squares of these are at most its square.
     targets = [allowed.target * (math.sqrt(limit) / 2.0**grid.bits) for limit in groups.limits(grid)]
@@ -385,6 +387,73 @@ def _of_rows(
     inputs = jax.tree.map(pieces.split, (batch, mask))
     total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
     return jax.tree.unflatten(structure, total), jax.tree.map(pieces.join, found)
+
+
+def _found_in(program: _uses.Program, leaves, rows, has_aux: bool, x64: bool):
+    """`_found` of each row."""
+    with jax.enable_x64(x64):
+        each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example), has_aux))
+        return in_fast_layout(each)(rows)
+
+
+def _parts_of(program: _uses.Program, arrays) -> list[Part]:
+    """The part of each parameter."""
+    taps = {tap.leaf: tap for tap in program.taps}
+    return [_part(taps.get(leaf), one) for leaf, one in enumerate(arrays)]
+
+
+def _allowed(shapes, grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
+    """(`Budget`, the `alone` that it was made with) of parts, of a batch of `size` rows of all devices."""
+    depth = pieces.micro * max(part.sizes.terms for part in shapes) + pieces.number
+    one = any(part.rank_one for part in shapes)
+    alone = min(pieces.micro, _ROWS_IN_FLOAT32) + pieces.number if one else 0
+    alone = alone if _spent_in_float32(size, alone) <= _MOST_SPENT else 0
+    return budget(grid, entries, size, depth, alone, devices), alone
+
+
+def suits(
+    loss: Callable[..., Any],
+    params,
+    batch,
+    *,
+    grid: Grid,
+    microbatch_size: int | None = None,
+    has_aux: bool = False,
+    devices: int = 0,
+) -> tuple[float, float]:
+    """Return what decides whether to use this: (fast share, scale), from shapes alone.
+
+    Args:
+      loss, params, grid, has_aux: as in `ghost_gradient_sum`.
+      batch: pytree of arrays (batch, ...) of any values.
+      microbatch_size: as there; by default `default_microbatch_size`.
+      devices: of the mesh; 0 without one.
+
+    Returns:
+      Share of the parameters' entries whose gradients are not written down, and the norm that gradients are
+      scaled to as a share of the clip norm.
+
+    Raises:
+      ValueError: as `ghost_gradient_sum`.
+    """
+    size, x64 = np.shape(jax.tree.leaves(batch)[0])[0], jax.config.read("jax_enable_x64")
+    own = size // max(1, devices)
+    check_loss(loss, params, batch, own, has_aux)
+    program, leaves = _program(loss, params, batch), jax.tree.leaves(params)
+    micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
+    rows = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((micro, *np.shape(leaf)[1:]), jnp.result_type(leaf)), batch
+    )
+    with jax.enable_x64(True):
+        shapes = jax.eval_shape(
+            lambda rows: _parts_of(program, _found_in(program, leaves, rows, has_aux, x64)[0]), rows
+        )
+    entries = sum(np.size(leaf) for leaf in leaves)
+    fast = sum(
+        np.size(leaf) for leaf, part in zip(leaves, shapes, strict=True) if not isinstance(part, Whole)
+    )
+    allowed, _ = _allowed(shapes, grid, size, entries, Microbatches(own, micro, False), devices)
+    return fast / entries, allowed.target / 2.0**grid.bits
 
 
 def _in_memory(function, rows):
@@ -503,4 +572,4 @@ def _plain(array):
     return jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)
 
 
-__all__ = ["Budget", "budget", "default_microbatch_size", "ghost_gradient_sum"]
+__all__ = ["Budget", "budget", "default_microbatch_size", "ghost_gradient_sum", "suits"]

@@ -20,12 +20,11 @@ AUTO = "auto"
 _REPEATS = 3
 
 
-def stored(out) -> int | None:
-    """Return the number that the run in a folder began with, or None."""
+def stored(out, name: str) -> Any:
+    """Return what the run in a folder began with by this name, or None."""
     path = None if out is None else Path(out) / "run.json"
     found = read_json(path, "run") if path is not None and path.exists() else {}
-    size = found.get("microbatch_size") if isinstance(found, dict) else None
-    return size if type(size) is int and size >= 1 else None
+    return found.get(name) if isinstance(found, dict) else None
 
 
 def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None = None) -> int:

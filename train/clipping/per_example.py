@@ -344,10 +344,12 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
             shape = jax.eval_shape(loss, params, of_one(batch))
     except WritingLossError as error:
         raise WritingLossError(*error.args) from None
-    except (TypeError, ValueError, IndexError) as error:
+    except Exception as error:  # whatever the caller's function raises; the traceback shows where
+        kind = "" if isinstance(error, TypeError | ValueError | IndexError) else f"{type(error).__name__}: "
+        first = next(iter(str(error).splitlines()), "")
         raise ValueError(
-            f"loss must take (params, one example without a batch axis): {str(error).splitlines()[0]}"
-        ) from None
+            f"loss must take (params, one example without a batch axis): {kind}{first}"
+        ) from error
     if has_aux:
         two = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], dict)
         if not two or not all(

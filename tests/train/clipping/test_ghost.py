@@ -448,10 +448,10 @@ def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path, shared_programs):
     np.testing.assert_allclose(flat(ours.params), flat(theirs.params), atol=1e-3)
     assert np.any(flat(ours.params) != flat(theirs.params))
     with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'; its noise must not"):
-        run(out=tmp_path / "ghost", steps=4)
+        run(clipping="per_example", out=tmp_path / "ghost", steps=4)
     with pytest.raises(ValueError, match="another clipping: 'per_example', now 'ghost'; its noise must not"):
         run(clipping="ghost", out=tmp_path / "per_example", steps=4)
-    with pytest.raises(ValueError, match="clipping must be 'per_example' or 'ghost', was 'fast'"):
+    with pytest.raises(ValueError, match="clipping must be one of auto, per_example, ghost, was 'fast'"):
         run(clipping="fast")
     with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which needs"):
         run(clipping="ghost", individual=IndividualAccounting())

@@ -1,0 +1,160 @@
+"""`clipping="auto"`: what it stands for, that a guarantee does not depend on it, and that a run keeps it."""
+
+import json
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from tests.train.fitting import fit
+from tests.train.modules import made
+from tests.train.plans import plan
+from tests.train.test_loop import KEYS
+from train.clipping import automatic
+from train.clipping.automatic import choose
+from train.clipping.ghost import ghost_gradient_sum
+from train.clipping.grid import Grid
+from train.clipping.per_example import clipped_gradient_sum
+from train.step import nnx_loss
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
+
+ROWS, WIDTH = 40, 32
+GRID = Grid(1.0, 20)
+
+
+class Mixed(nnx.Module):
+    """A dense layer with a fast path, and a scale, a bias and a kernel used twice, which have none."""
+
+    def __init__(self, rngs, shared=4):
+        self.dense = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.twice = nnx.Linear(shared, shared, rngs=rngs)
+        self.scale = nnx.Param(jnp.ones(WIDTH))
+
+    def __call__(self, x):
+        x = jnp.tanh(self.dense(x) * self.scale)
+        some = x[: self.twice.in_features]
+        return x.sum() + self.twice(self.twice(some)).sum()
+
+
+def squared(model, example):
+    return (model(example["x"]) - example["y"]) ** 2
+
+
+def data(rows=ROWS, scale=1.0):
+    generator = np.random.default_rng(0)
+    x = scale * generator.normal(size=(rows, WIDTH)).astype(np.float32)
+    return {"x": x, "y": np.zeros(rows, np.float32)}
+
+
+def leaves(result):
+    return jax.tree.leaves(result.params)
+
+
+def mixed(shared=4):
+    return nnx_loss(made(lambda: Mixed(nnx.Rngs(0), shared)), squared)
+
+
+def run(**options):
+    covered = options.pop("plan", None) or plan("poisson", dataset_size=ROWS, iterations=4)
+    model = made(lambda: Mixed(nnx.Rngs(0)))
+    return fit(covered, model, squared, data(), optax.sgd(0.05), **(dict(keys=KEYS) | options))
+
+
+def test_ghost_where_it_applies_and_pays(monkeypatch):
+    loss, params = mixed()
+    chosen = choose(loss, params, data(), grid=GRID)
+    assert chosen.clipping == "ghost"
+    assert (
+        chosen.reason == "92.4% of the parameters have a fast path; gradients are scaled to 0.9997 clip_norm"
+    )
+
+    few, weights = (lambda w, example: (example["x"] @ w) ** 2), jnp.zeros(WIDTH)
+    assert choose(few, weights, data(), grid=GRID) == ("per_example", "32 parameters are few")
+    # Most entries are in a kernel that is used twice: ghost clipping writes its gradients down, too.
+    loss, params = mixed(shared=WIDTH)
+    chosen = choose(loss, params, data(), grid=GRID)
+    assert chosen == ("per_example", "48% of the parameters have a fast path of ghost clipping")
+    # Much noise needs a coarse grid, where rounding of the whole sum takes much of the clip norm.
+    loss, params = mixed()
+    chosen = choose(loss, params, data(), grid=Grid(1.0, 9))
+    assert chosen == ("per_example", "ghost clipping would scale gradients to 0.93 clip_norm")
+    chosen = choose(loss, params, data(), grid=Grid(1.0, 5))
+    assert chosen == ("per_example", "ghost clipping would leave less than half of the clip norm")
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert choose(loss, params, data(), grid=GRID) == ("per_example", "ghost clipping is not for tpu")
+
+
+def test_a_loss_that_no_kind_takes_is_refused_as_ever():
+    with pytest.raises(ValueError, match="loss must return one number for one example"):
+        choose(lambda w, example: example["x"] @ w, jnp.zeros((WIDTH, WIDTH)), data(), grid=GRID)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3], ids=["short", "as drawn", "long"])
+def test_the_joint_norm_is_that_of_all_parameters(scale):
+    """Of fast and written-down parameters together: the same norms and sums as gradients of examples.
+
+    Attack: an example whose gradient is long in both parts. Norms by part would let it be sqrt(2) too long.
+    """
+    loss, params = mixed()
+    batch, mask = data(6, scale), np.ones(6, bool)
+    ghost, plain = (
+        jax.jit(lambda rows, sum_of=sum_of: sum_of(loss, params, rows, mask, grid=GRID))
+        for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
+    )
+    ours, theirs = ghost(batch), plain(batch)
+    np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-6)
+    # Of one example alone, the sum is no longer than the clip norm in whole units: the claim of both.
+    alone = jax.tree.map(
+        lambda leaf: np.where(np.arange(6).reshape(-1, *[1] * (leaf.ndim - 1)) == 2, leaf, 0), batch
+    )
+    only = np.arange(6) == 2
+    for sum_of in (ghost_gradient_sum, clipped_gradient_sum):
+        found = jax.jit(lambda rows, sum_of=sum_of: sum_of(loss, params, rows, only, grid=GRID))(alone)
+        square = sum(int((unit.astype(object) ** 2).sum()) for unit in jax.tree.leaves(found.total.units()))
+        assert square <= 4**GRID.bits
+        if scale >= 1:  # it is clipped, so nearly all of the clip norm is used
+            assert square > 0.99 * 4**GRID.bits
+
+
+def test_a_certificate_does_not_depend_on_what_is_chosen(tmp_path, monkeypatch, caplog):
+    """The same statement, digest of the plan, batches and noise; the choice is logged once."""
+    with caplog.at_level(logging.INFO, "jaxacct.train"):
+        ours = run(out=tmp_path / "auto")
+    assert [record.getMessage()[:19] for record in caplog.records] == ["clipping is 'ghost'"]
+    caplog.clear()
+    theirs = run(out=tmp_path / "per_example", clipping="per_example")
+    assert not caplog.records
+    described = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("auto", "per_example")]
+    assert ours.statement == theirs.statement
+    assert [each["clipping"] for each in described] == ["ghost", "per_example"]
+    assert described[0]["plan"] == described[1]["plan"]
+    assert described[0]["generator"] == described[1]["generator"]
+    gap = [float(jnp.abs(a - b).max()) for a, b in zip(leaves(ours), leaves(theirs), strict=True)]
+    assert 0 < max(gap) < 1e-2
+    # The noise is a function of key and step: with gradients of zero both release the same bits.
+    covered = plan("poisson", dataset_size=ROWS, iterations=4)
+    model = made(lambda: Mixed(nnx.Rngs(0)))
+
+    def zero(model, example):
+        return 0.0 * squared(model, example)
+
+    kinds = [
+        fit(covered, model, zero, data(), optax.sgd(0.05), clipping=kind, keys=KEYS, steps=2)
+        for kind in ("auto", "per_example")
+    ]
+    for a, b in zip(*map(leaves, kinds), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_run_keeps_the_kind_that_it_began_with(tmp_path, monkeypatch):
+    """Also where another release would choose otherwise; what was given goes before what was stored."""
+    run(out=tmp_path, steps=4)
+    monkeypatch.setattr(automatic, "MIN_ENTRIES", 10**9)
+    run(out=tmp_path, steps=4)
+    with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'"):
+        run(out=tmp_path, steps=4, clipping="per_example")

@@ -1,0 +1,69 @@
+"""`clipping="auto"`: ghost clipping where it applies and pays, gradients of examples elsewhere.
+
+The choice depends on shapes, the grid and the device, never on data. One choice for the whole model is
+enough: ghost clipping decides by parameter already. A parameter without a fast path has its gradients written
+down, and the norm is that of all parameters together (proofs/released_numbers.md, section 5).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from . import ghost
+from .grid import Grid
+
+PER_EXAMPLE, GHOST, AUTO = "per_example", "ghost", "auto"
+MIN_ENTRIES = 1024
+"""Parameters below which gradients of examples cost little beside the rest of a step."""
+MIN_FAST_SHARE = 0.5
+"""Share of the parameters' entries that need a fast path."""
+MIN_SCALE = 0.95
+"""Share of the clip norm that must be left: a smaller one is like a larger noise multiplier."""
+
+
+class Choice(NamedTuple):
+    """What clips, and why."""
+
+    clipping: str
+    reason: str
+
+
+def choose(
+    loss: Callable[..., Any],
+    params,
+    batch,
+    *,
+    grid: Grid,
+    microbatch_size: int | None = None,
+    has_aux: bool = False,
+    devices: int = 0,
+) -> Choice:
+    """Return the kind of clipping that `"auto"` stands for; a function of shapes alone.
+
+    Args:
+      loss, params, grid, microbatch_size, has_aux: as in `train.clipping.ghost.ghost_gradient_sum`.
+      batch: pytree of arrays (batch, ...) of any values.
+      devices: number of devices of the mesh, 0 without one.
+
+    Raises:
+      ValueError: for a loss that neither kind takes.
+    """
+    entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    if entries < MIN_ENTRIES:
+        return Choice(PER_EXAMPLE, f"{entries} parameters are few")
+    if jax.default_backend() not in ghost.BACKENDS:
+        return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
+    given = dict(grid=grid, microbatch_size=microbatch_size, has_aux=has_aux, devices=devices)
+    try:
+        fast, scale = ghost.suits(loss, params, batch, **given)
+    except ghost.TooCoarseError:
+        return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
+    if fast < MIN_FAST_SHARE:
+        return Choice(PER_EXAMPLE, f"{fast:.0%} of the parameters have a fast path of ghost clipping")
+    if scale < MIN_SCALE:
+        return Choice(PER_EXAMPLE, f"ghost clipping would scale gradients to {scale:.2f} clip_norm")
+    return Choice(
+        GHOST, f"{fast:.1%} of the parameters have a fast path; gradients are scaled to {scale:.4f} clip_norm"
+    )
