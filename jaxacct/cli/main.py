@@ -30,6 +30,7 @@ COMMANDS = {
     "show": "Print a plan after checking it.",
     "check": "Check a plan by the second implementation, with samples of its own.",
     "report": "Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.",
+    "tuning": "Account for tuning: the privacy of releasing the best of K runs, K random.",
     "bench": "Measure draws of the privacy loss per second on this machine.",
     "tradeoff": "Trade-off functions: convert, generalised DP-SGD, last iterates.",
 }
