@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
+    from jaxacct import (  # noqa: F401
+        accountants,
+        checker,
+        individual,
+        interoperation,
+        schemes,
+        strategies,
+    )
     from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
     from jaxacct.core.check import Verdict
     from jaxacct.core.claim import Claim, Target
@@ -26,6 +34,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.proposals.sampling import sample_privacy_loss
     from jaxacct.recommendation.result import Recommendation, Recommended
     from jaxacct.recommendation.search import recommend
+    from jaxacct.report import plots as plot  # noqa: F401
+    from jaxacct.report import risk  # noqa: F401
     from jaxacct.schemes import (
         SCHEMES,
         BalancedMinSep,
@@ -115,14 +125,30 @@ _HOMES = {
     "prefix_sum_error",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+# Modules as attributes, loaded as late; training is there where it is installed with the package.
+_MODULES = {
+    "accountants": "jaxacct.accountants",
+    "checker": "jaxacct.checker",
+    "individual": "jaxacct.individual",
+    "interoperation": "jaxacct.interoperation",
+    "plot": "jaxacct.report.plots",
+    "risk": "jaxacct.report.risk",
+    "schemes": "jaxacct.schemes",
+    "strategies": "jaxacct.strategies",
+    "train": "jaxacct.train",
+}
 
 
 def __getattr__(name: str):
-    if name not in _MODULE_OF:
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
         raise AttributeError(f"module 'jaxacct' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})

@@ -183,9 +183,9 @@ def train(
     return 0
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the command line; exits with the codes in the module's docstring."""
-    _command.run(train, "train", prog=f"python -m {__package__}", argv=argv)
+def main(argv: list[str] | None = None, prog: str = f"python -m {__package__}") -> None:
+    """Run the command line, called `prog` in its help; exits with the codes in the module's docstring."""
+    _command.run(train, "train", prog=prog, argv=argv)
 
 
 if __name__ == "__main__":

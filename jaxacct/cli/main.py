@@ -1,10 +1,11 @@
-"""The `jaxacct` command: recommend, calibrate, verify, run-key, merge, estimate, strategy, show, report, ...
+"""Certified noise for differentially private training: calibrate a run, verify its plan, train under it.
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
 1 not certified, 2 bad input, 130 interrupted, 141 output closed by its reader. Bad input is one line on
 standard error.
 """
 
+import importlib
 import os
 import sys
 
@@ -29,11 +30,16 @@ COMMANDS = {
     "strategy": "Make a strategy matrix, print its prefix-sum error, write its coefficients.",
     "show": "Print a plan after checking it.",
     "check": "Check a plan by the second implementation, with samples of its own.",
+    "train": "Train a model under a plan; the same as `python -m jaxacct.train`.",
     "report": "Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.",
-    "tuning": "Account for tuning: the privacy of releasing the best of K runs, K random.",
     "bench": "Measure draws of the privacy loss per second on this machine.",
     "tradeoff": "Trade-off functions: convert, generalised DP-SGD, last iterates.",
 }
+
+
+TRAIN = "jaxacct.train.__main__"
+_HOMES = {"tradeoff": "jaxacct.cli.commands.tradeoff:app", "train": f"{TRAIN}:train"}
+"""Commands that are not `command` in the module of their name."""
 
 
 def app_for(chosen: str | None) -> App:
@@ -41,10 +47,23 @@ def app_for(chosen: str | None) -> App:
     app = new_app("jaxacct", __doc__, version=f"jaxacct {jaxacct.__version__}")
     app.register_install_completion_command()
     for name, line in COMMANDS.items():
-        module = f"jaxacct.cli.commands.{name.replace('-', '_')}"
-        where = f"{module}:{'app' if name == 'tradeoff' else 'command'}"
+        where = _HOMES.get(name, f"jaxacct.cli.commands.{name.replace('-', '_')}:command")
         app.command(where, name=name, help=None if name == chosen else line)
     return app
+
+
+def train(arguments: list[str]) -> int:
+    """Return the exit code of `python -m jaxacct.train` with these arguments, which has codes of its own."""
+    try:
+        command = importlib.import_module(TRAIN)
+    except ImportError as error:
+        complain(f"training needs `pip install 'jaxacct[train]'`: {error}")
+        return 2
+    try:
+        command.main(arguments, prog="jaxacct train")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -65,6 +84,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Return the exit code of a command."""
+    if arguments[:1] == ["train"]:
+        return train(arguments[1:])
     keep_compiled_programs()
     try:
         return parse(app_for(arguments[0] if arguments else None), arguments)() or 0
@@ -80,7 +101,7 @@ def run(arguments: list[str]) -> int:
     except (ValueError, NotImplementedError, jaxacct.NonFiniteLossError) as error:
         complain(str(error))
     except OSError as error:
-        complain(f"{error.strerror}: {error.filename}")
+        complain(": ".join(str(part) for part in (error.strerror or error, error.filename) if part))
     except MemoryError:
         complain("out of memory: iterations or samples must be smaller for this machine")
     return 2

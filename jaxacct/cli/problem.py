@@ -4,10 +4,10 @@ import dataclasses
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxacct.cli.output import refuse
-from jaxacct.cli.usage import Integer, Number, hint
+from jaxacct.cli.usage import Integer, Number, OfRun, hint
 from jaxacct.common import validate
 from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.schemes import SCHEMES
@@ -55,16 +55,16 @@ class TargetOptions:
 class Problem:
     """Who participates when, and how noise is correlated."""
 
-    iterations: Integer
+    iterations: Annotated[Integer, OfRun]
     """Number of training steps."""
+    dataset_size: Annotated[Integer | None, OfRun] = None
+    """Number of examples."""
+    batch_size: Annotated[Number | None, OfRun] = None
+    """Expected batch size."""
+    sampling_probability: Annotated[Number | None, OfRun] = None
+    """Per eligible step, in place of --dataset-size and --batch-size."""
     scheme: SchemeName | None = None
     """Sampling scheme, b-min-sep by default."""
-    dataset_size: Integer | None = None
-    """Number of examples."""
-    batch_size: Number | None = None
-    """Expected batch size."""
-    sampling_probability: Number | None = None
-    """Per eligible step, in place of --dataset-size and --batch-size."""
     bands: Integer | None = None
     """Bands of the strategy matrix; 1, which is DP-SGD, by default, or those of a file of coefficients."""
     min_separation: Integer | None = None

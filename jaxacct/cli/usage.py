@@ -1,10 +1,15 @@
 """Command lines by cyclopts, whose usage errors become one line; numbers such as 50k and 1e3."""
 
+import itertools
+import os
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from jaxacct.cli.examples import EXAMPLES
+from jaxacct.common.progress import console
 
 SYNONYMS = {
     "--epochs": "--iterations, which are steps: epochs times dataset_size / batch_size",
@@ -31,23 +36,50 @@ SYNONYMS = {
 """What other libraries call options and values of this command line."""
 _SUFFIXES = {"k": 1000, "K": 1000, "M": 1_000_000}
 _MAX_DIGITS = 100
+_WIDTH = 76  # characters of a line of an example
 
 
 def new_app(name: str, description: str | None, **options) -> App:
     """Return a command line without commands, whose flags have no opposite (no --no-json)."""
-    flags = Parameter(negative=())
-    return App(name=name, help=description, help_format="markdown", default_parameter=flags, **options)
+    flags = Parameter(negative=(), show_default=_shown_default)
+    return App(name=name, help=description, default_parameter=flags, **_looks(), **options)
 
 
 def single(command: Callable[..., int | None], name: str, description: str | None = None) -> App:
     """Return a command line of one command; its flag --x has the opposite --no-x."""
-    app = App(name=name, help=description, help_format="markdown")
+    defaults = Parameter(show_default=_shown_default)
+    app = App(name=name, help=description, default_parameter=defaults, **_looks())
     app.default(command)
     return app
 
 
+def examples(command: str) -> str:
+    """Return the `EXAMPLES` of a command in lines that fit a terminal; empty for a command without any."""
+    lines = []
+    for example in EXAMPLES.get(command.replace("-m train", "-m jaxacct.train"), "").strip().splitlines():
+        line, *options = example.split(" --")
+        for option in options:
+            if len(line) + len(option) + 5 > _WIDTH:
+                lines.append(f"{line} \\")
+                line = "   "
+            line += f" --{option}"
+        lines.append(line)
+    return "\n".join(["", "Examples:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _shown_default(value) -> str | None:
+    """Return a default for the help; a flag that is not set and an option left out have none."""
+    return None if value is None or value is False else str(value)
+
+
+def _looks() -> dict[str, Any]:
+    """Return options of a command line for its help; without escape codes where NO_COLOR asks for that."""
+    plain = {"console": console()} if os.environ.get("NO_COLOR") else {}
+    return {"help_format": "markdown", "group_parameters": _OPTIONS} | plain
+
+
 def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:
-    """Return the chosen command with its options, ready to be called; of --help, what prints it.
+    """Return the chosen command with its options, ready to be called, or what prints help.
 
     Raises:
       ValueError: in one line, for arguments that cannot be read.
@@ -56,9 +88,15 @@ def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise ValueError(f"{error}{hint(arguments)}") from None
-    if command == app.help_print and not {"--help", "-h"} & {*arguments}:
-        raise ValueError(f"a command must be given: see {' '.join([*app.name, *arguments])} --help")
-    return lambda: command(*bound.args, **bound.kwargs)
+    if command != app.help_print:
+        return lambda: command(*bound.args, **bound.kwargs)
+    words = itertools.takewhile(lambda word: not word.startswith("-"), arguments)
+
+    def help_with_examples() -> None:
+        command(*bound.args, **bound.kwargs)
+        print(examples(" ".join([*app.name, *words])))
+
+    return help_with_examples
 
 
 def hint(words: list[str]) -> str:
@@ -97,3 +135,8 @@ Integer = Annotated[int, Parameter(converter=_integer)]
 Number = Annotated[float, Parameter(converter=_number)]
 Flat = Parameter(name="*")
 """Of a dataclass whose fields are options of the command."""
+_RUN, _TARGET, _OPTIONS = (
+    Group(name, sort_key=place) for place, name in enumerate(("Run", "Privacy target", "Options"))
+)
+OfRun, OfTarget = Parameter(group=_RUN), Parameter(name="*", group=_TARGET)
+"""Options that come first in a help, `OfTarget` those of a dataclass."""

@@ -23,8 +23,15 @@ def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> No
     """Write as `write_atomically` what `write(file)` writes to a binary file.
 
     A link is followed and stays one; a device or a pipe is written to where it is; a file that was there
-    keeps its mode, a new one has that of the umask, or 0600 where it is `secret`.
+    keeps its mode, a new one has that of the umask, or 0600 where it is `secret`. An OSError names `path`.
     """
+    try:
+        _write_bytes(path, write, secret)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+def _write_bytes(path, write: Callable, secret: bool) -> None:
     number = _standard_stream(path)
     if number is not None:
         # Opened by its name, a redirected stream would be cut to nothing or written from its start.

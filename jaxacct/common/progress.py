@@ -2,10 +2,12 @@
 
 import contextlib
 import importlib.util
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
 PLAIN_SECONDS = 10.0
@@ -35,6 +37,14 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
             yield progress
 
 
+def console(stderr: bool = False):
+    """Return a rich console; its output has no colours and no bold text where NO_COLOR is set."""
+    from rich.console import Console
+
+    colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+    return Console(stderr=stderr, **colours)
+
+
 class _State:
     """What was last reported of the stage that runs."""
 
@@ -54,13 +64,11 @@ class _State:
 
 @contextlib.contextmanager
 def _bar(unit: str):
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     description, detail = TextColumn("{task.description}"), TextColumn("{task.fields[detail]}")
-    console = Console(stderr=not _in_notebook())
     columns = description, BarColumn(), detail, TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console(stderr=not _in_notebook()), transient=True) as bar:
         task, state = bar.add_task("starting", total=None, detail=""), _State(unit)
 
         def progress(what: str, done: int, expected: float) -> None:

@@ -102,7 +102,6 @@ SIZES = ["--dataset-size", "3000", "--batch-size", "50"]
 TARGET = ["--epsilon", "2", "--delta", "1e-2"]
 LINES = [
     # (arguments, a word of the line)
-    ([], "a command must be given: see jaxacct --help"),
     (["calibrat"], 'Did you mean "calibrate"?'),
     (["calibrate"], "--iterations"),
     (["calibrate", "--iteration", "5"], "Did you mean --iterations instead of --iteration?"),

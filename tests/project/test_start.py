@@ -33,6 +33,20 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not loaded_by("import jaxacct").intersection(HEAVY)
 
 
+def test_modules_of_the_package_are_attributes_of_it(as_installed, tmp_path):
+    """Where jaxacct is installed, `jaxacct.train` too; `dir` loads none of them."""
+    program = (
+        "import jaxacct, sys; assert {'plot', 'risk', 'train', 'interoperation'} < set(dir(jaxacct));"
+        "assert not {'jaxacct.report', 'numpy'} & set(sys.modules); print(jaxacct.train.fit.__module__,"
+        "jaxacct.risk.advantage.__module__, jaxacct.plot.profile.__module__,"
+        "jaxacct.interoperation.scheme_of)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(as_installed)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.startswith("jaxacct.train.loop jaxacct.report.risk jaxacct.report.plots <function")
+
+
 def test_help_loads_the_command_line_only():
     program = "from jaxacct.cli import main as cli\ntry:\n cli.main(['--help'])\nexcept SystemExit: pass"
     assert not loaded_by(program).intersection(HEAVY - {"cyclopts", "rich"})
@@ -92,16 +106,27 @@ def test_public_names_are_in_one_agreement():
     tree = ast.parse(Path(jaxacct.__file__).read_text(encoding="utf-8"))
     (checked,) = (node for node in tree.body if isinstance(node, ast.If))
     imports = {
-        alias.name: node.module
+        alias.asname or alias.name: (node.module, alias.name)
         for node in checked.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
+    modules = {
+        name: f"{module}.{inner}"
+        for name, (module, inner) in imports.items()
+        if module in ("jaxacct", "jaxacct.report")
+    }
+    # Training is no part of the checkout's package: it is there where it is installed.
+    assert modules | {"train": "jaxacct.train"} == jaxacct._MODULES
+    imports = {name: module for name, (module, _) in imports.items() if name not in modules}
     assert imports == jaxacct._MODULE_OF
     assert sorted(imports) == sorted(jaxacct.__all__)
     for name in jaxacct.__all__:
         assert getattr(jaxacct, name) is getattr(sys.modules[imports[name]], name)
-    assert set(jaxacct.__all__) <= set(dir(jaxacct))
+    for name, module in modules.items():
+        assert getattr(jaxacct, name) is sys.modules[module]
+    public = {name for name in dir(jaxacct) if not name.startswith("__")}
+    assert public == {*jaxacct.__all__, *jaxacct._MODULES}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         jaxacct.nothing  # noqa: B018
 

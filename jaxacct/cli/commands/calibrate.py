@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.cli import output
 from jaxacct.cli.problem import Problem, TargetOptions
-from jaxacct.cli.usage import Flat, Integer, Number
+from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.recommendation.search import recommend
 from jaxacct.report.facts import describe
@@ -17,7 +17,7 @@ AccountantName = Literal["analytic", "unamplified", "revealed-pattern", "pld", "
 def command(
     problem: Annotated[Problem, Flat],
     *,
-    target: Annotated[TargetOptions | None, Flat] = None,
+    target: Annotated[TargetOptions | None, OfTarget] = None,
     adjacency: Literal["zero-out", "add-or-remove-one"] = "zero-out",
     out: str | None = None,
     noise_multiplier: Number | None = None,

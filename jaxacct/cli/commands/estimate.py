@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from jaxacct.cli import output
 from jaxacct.cli.problem import Problem
-from jaxacct.cli.usage import Flat, Integer, Number
+from jaxacct.cli.usage import Flat, Integer, Number, OfRun
 from jaxacct.common import validate
 from jaxacct.common.progress import watch
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
@@ -14,9 +14,9 @@ from jaxacct.mechanisms.mechanism import Mechanism
 
 
 def command(
-    problem: Annotated[Problem, Flat],
     *,
-    noise_multiplier: Number,
+    noise_multiplier: Annotated[Number, OfRun],
+    problem: Annotated[Problem, Flat],
     epsilon: Number | None = None,
     delta: Number | None = None,
     samples: Integer = 100_000,

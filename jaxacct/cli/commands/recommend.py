@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxacct.cli.output import check_plot, draw, show
 from jaxacct.cli.problem import TargetOptions
-from jaxacct.cli.usage import Flat, Integer, Number
+from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.common.records import exact
 from jaxacct.recommendation.search import recommend
@@ -12,10 +12,10 @@ from jaxacct.recommendation.search import recommend
 
 def command(
     *,
-    dataset_size: Integer,
-    batch_size: Number,
-    iterations: Integer,
-    target: Annotated[TargetOptions | None, Flat] = None,
+    dataset_size: Annotated[Integer, OfRun],
+    batch_size: Annotated[Number, OfRun],
+    iterations: Annotated[Integer, OfRun],
+    target: Annotated[TargetOptions | None, OfTarget] = None,
     memory_copies: Integer = 16,
     scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "balanced-min-sep"]
     | None = None,
