@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "jaxacct/guides").glob("*.md")),
+    *sorted((ROOT / "jaxacct/guides").rglob("*.md")),
     *sorted((ROOT / ".github").rglob("*.md")),
     *sorted((ROOT / "notebooks").glob("*.ipynb")),
 ]
