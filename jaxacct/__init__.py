@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         BallsInBins,
         BMinSep,
         CyclicPoisson,
+        FixedOrder,
         IndependentAttribution,
         MultiAttribution,
         Poisson,
@@ -74,6 +75,7 @@ __all__ = [
     "Estimate",
     "Evidence",
     "FiniteToeplitz",
+    "FixedOrder",
     "IndependentAttribution",
     "Mechanism",
     "MultiAttribution",
@@ -117,8 +119,8 @@ _HOMES = {
     "jaxacct.core.plan": "Plan",
     "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
-    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson IndependentAttribution "
-    "MultiAttribution Poisson TruncatedBMinSep",
+    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson FixedOrder "
+    "IndependentAttribution MultiAttribution Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
     "jaxacct.strategies": "BandedInverse BandedToeplitz BufferedToeplitz Dense FiniteToeplitz Toeplitz "

@@ -45,5 +45,6 @@ def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None) -> f
 def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:
     """Return the accountant that bounds the mechanism's delta from both sides, if there is one."""
     checked(mechanism)
-    found = (member for member in ACCOUNTANTS.values() if member.is_two_sided)
-    return next((member for member in found if member.supports(mechanism, compose_with)), None)
+    arguments = (mechanism, compose_with)
+    found = (member for member in ACCOUNTANTS.values() if member.is_two_sided_for(*arguments))
+    return next((member for member in found if member.supports(*arguments)), None)

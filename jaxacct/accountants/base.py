@@ -39,6 +39,11 @@ class Accountant(abc.ABC):
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
         """Return why no bound is known for the mechanism, a clause of a message; None where one is."""
 
+    def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
+        """Return whether `divergences` covers a mechanism that `supports` covers."""
+        del mechanism, compose_with
+        return self.is_two_sided
+
     @abc.abstractmethod
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         """Return `delta` of a mechanism that is covered and checked."""

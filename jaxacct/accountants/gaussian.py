@@ -6,12 +6,17 @@ from scipy import special
 _UNIT = 2.0**-52
 
 
-def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
-    """Return delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8), rounded up."""
-    return float(gaussian_deltas(epsilon, noise_multiplier, np.array([sensitivity]))[0])
+def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float, side: int = 1) -> float:
+    """Return delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8).
+
+    It is rounded up; down where `side` is -1.
+    """
+    return float(gaussian_deltas(epsilon, noise_multiplier, np.array([sensitivity]), side)[0])
 
 
-def gaussian_deltas(epsilon: float, noise_multiplier: float, sensitivities: np.ndarray) -> np.ndarray:
+def gaussian_deltas(
+    epsilon: float, noise_multiplier: float, sensitivities: np.ndarray, side: int = 1
+) -> np.ndarray:
     """`gaussian_delta` of each sensitivity above 0, float64 of the same shape."""
     mu = sensitivities / noise_multiplier
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
@@ -20,4 +25,5 @@ def gaussian_deltas(epsilon: float, noise_multiplier: float, sensitivities: np.n
     delta = -np.exp(log_first) * np.expm1(np.minimum(log_second - log_first, 0.0))
     # Arguments are off by u of `far`, which the slopes magnify; logarithms by a few u of themselves.
     sizes = 8 + 2 * abs(epsilon) + 4 * np.abs(log_first) + 4 * np.abs(log_second) + 4 * far * (far + 1)
-    return np.minimum(1.0, delta + np.exp(log_first) * np.minimum(sizes * _UNIT, 1.0))
+    error = np.exp(log_first) * np.minimum(sizes * _UNIT, 1.0)
+    return np.clip(delta + side * error, 0.0, 1.0)

@@ -13,6 +13,7 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
 from jaxacct.statistics.loss_curves import GaussianPair, both_directions
+from jaxacct.strategies import worst_pattern
 
 
 class Unamplified(Accountant):
@@ -21,6 +22,10 @@ class Unamplified(Accountant):
     name = "unamplified"
     adjacency = "zero-out"
     reveals_all_coins = True
+
+    def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
+        """Whether nothing of the mechanism is random but its noise."""
+        return mechanism.scheme.patterns is not None and compose_with is None
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> None:
         """Every scheme states the sensitivity that this rests on."""
@@ -32,10 +37,22 @@ class Unamplified(Accountant):
         curves = both_directions(GaussianPair(mechanism.noise_multiplier / length), 1.0)
         return composed_delta(((curves, 1),), epsilon, compose_with)
 
+    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
+        return gaussian_delta(epsilon, mechanism.noise_multiplier, sensitivity(mechanism, side), side)
 
-def sensitivity(mechanism: Mechanism) -> float:
-    """Return the largest norm of `C x` with the participation pattern revealed, per unit of clip norm."""
-    scheme, cross = mechanism.scheme, cross_term(mechanism)
+
+def sensitivity(mechanism: Mechanism, side: int = 1) -> float:
+    """Return the largest norm of `C x` with the participation pattern revealed, per unit of clip norm.
+
+    Args:
+      mechanism: its noise multiplier does not matter.
+      side: 1 for an upper bound; -1 for a lower one, for fixed-order batches.
+    """
+    scheme = mechanism.scheme
+    if scheme.patterns is not None:
+        lower, upper = worst_pattern.squared_sensitivity(mechanism.strategy, scheme.patterns)
+        return math.sqrt(upper if side > 0 else lower)
+    cross = cross_term(mechanism)
     square = scheme.squared_sensitivity(cross)
     if cross > 0 and not scheme.examples_overlap:
         # Such schemes have counts of up to `examples_per_unit`, `min_separation` steps apart or more.

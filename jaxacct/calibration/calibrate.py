@@ -132,6 +132,8 @@ def calibrate(
             raise ValueError(other[0])
     validate.one_of("rule", rule, ("anytime", "fixed"))
     validate.one_of("adjacency", adjacency, ADJACENCIES)
+    if accountant is None and scheme.patterns is not None:  # nothing to sample
+        accountant = "unamplified"
     if accountant is not None:
         validate.one_of("accountant", accountant, ("analytic", *ACCOUNTANTS))
         of_draws = dict(max_samples=max_samples, proposal=proposal, checkpoint_dir=checkpoint_dir, key=key)

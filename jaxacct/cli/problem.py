@@ -23,6 +23,7 @@ SchemeName = Literal[
     "multi-attribution",
     "independent-attribution",
     "truncated-b-min-sep",
+    "fixed-order",
 ]
 """The names of `SCHEMES`; a test compares them."""
 

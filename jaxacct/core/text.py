@@ -33,12 +33,32 @@ def statement(plan: Plan) -> str:
             f"batches above {plan.max_batch_size} are truncated to random subsets of that size (which uses "
             f"{plan.truncation_delta:.3g} of delta), "
         )
+    order = f"batches are drawn exactly as the {scheme.name} scheme says"
+    if scheme.patterns is not None:
+        order = fixed_order_in_words(plan)
     return (
         f"The training run is ({exact(plan.epsilon)}, {exact(plan.delta)})-differentially private for one "
         f"{unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(plan)}."
-        f"{_advantage(plan, unit)} It assumes that batches are drawn exactly as the {scheme.name} scheme "
-        f"says, that each example's gradient is clipped, {truncated}and that only the noisy sums and what "
+        f"{_advantage(plan, unit)} It assumes that {order}, that each "
+        f"example's gradient is clipped, {truncated}and that only the noisy sums and what "
         f"follows from them are released.{_upper_bound(plan)}"
+    )
+
+
+def fixed_order_in_words(plan: Plan) -> str:
+    """Return what is assumed of batches in a fixed order, a clause."""
+    scheme = plan.mechanism.scheme
+    patterns = scheme.patterns
+    epochs = (
+        "" if patterns.steps_per_epoch is None else f", once in {patterns.steps_per_epoch} steps (an epoch)"
+    )
+    absent = (
+        ", in which the place of an absent example stays empty" if plan.mechanism.is_add_or_remove else ""
+    )
+    return (
+        f"batches come in an order that does not depend on the data and may be public{absent}, that each "
+        f"example is in at most {patterns.max_participations} of them{epochs} and "
+        f"{patterns.min_separation} or more steps apart"
     )
 
 

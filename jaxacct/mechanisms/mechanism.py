@@ -71,7 +71,7 @@ class Mechanism:
     @property
     def is_upper_bound(self) -> bool:
         """Whether what is certified is the privacy of a bound rather than of the mechanism itself."""
-        return bool(self.cross_terms.any())
+        return self.scheme.patterns is None and bool(self.cross_terms.any())
 
     @property
     def is_stationary(self) -> bool:

@@ -8,6 +8,7 @@ from jaxacct.schemes.balanced_min_sep import BalancedMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.base import Scheme, SideInformation, scheme_from_fields, scheme_to_json
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
+from jaxacct.schemes.fixed_order import FixedOrder
 from jaxacct.schemes.independent_attribution import IndependentAttribution
 from jaxacct.schemes.multi_attribution import MultiAttribution
 from jaxacct.schemes.poisson import Poisson
@@ -22,6 +23,7 @@ _ALL = (
     MultiAttribution,
     IndependentAttribution,
     TruncatedBMinSep,
+    FixedOrder,
 )
 SCHEMES: dict[str, type[Scheme]] = {scheme.name: scheme for scheme in _ALL}
 
@@ -40,6 +42,7 @@ __all__ = [
     "BalancedMinSep",
     "BallsInBins",
     "CyclicPoisson",
+    "FixedOrder",
     "IndependentAttribution",
     "MultiAttribution",
     "Poisson",

@@ -291,6 +291,7 @@ class Scheme(abc.ABC):
     """Dominating pair whose truncated steps are independent (`schemes.independent_cuts`)."""
     independent_rounds: tuple[float, int] | None = None
     """(probability, rounds) of Poisson steps that are no more private, where columns do not overlap."""
+    patterns: Any = None  # `strategies.worst_pattern.Patterns` of fixed-order batches: nothing is random
     phase_participations: np.ndarray | None = None
     """(phases,) int64: participations of each phase, where nothing but a uniform phase is random."""
     revealed_counts: "tuple[Any, np.ndarray] | None" = None

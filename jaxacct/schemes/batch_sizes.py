@@ -37,7 +37,7 @@ def overflow(
 
     None without a data set size, too: the plan then states no sizes.
     """
-    if dataset_size is None or cut_to is not None or scheme.batch_size_cap is not None:
+    if dataset_size is None or cut_to is not None or scheme.batch_size_cap or scheme.patterns:
         return None
     # Coins of the unit itself may be seen in whether the run stops: under D, and under D' times e^epsilon.
     times = 1.0 if scheme.others_are_independent else 1 + (math.exp(epsilon) if epsilon < 700 else math.inf)
@@ -63,6 +63,8 @@ def batch_sizes(
     check_dataset_size(scheme, size)
     cut_to = cut_to if scheme.batch_size_cap is None else scheme.batch_size_cap
     expected = float(scheme.expected_batch_sizes(size).mean())
+    if scheme.patterns is not None:
+        return expected, math.ceil(expected)
     if cut_to is not None:
         return expected, _validate.positive_integer("max_batch_size", cut_to)
     return expected, max_batch_size(size, scheme.largest_rate, scheme.iterations, overflow)
@@ -74,6 +76,8 @@ def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
         raise ValueError(
             f"dataset_size must be the scheme's {scheme.required_dataset_size}, was {dataset_size}"
         )
+    if scheme.patterns is not None:
+        scheme.expected_batch_sizes(dataset_size)  # which must be whole
 
 
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = OVERFLOW) -> int:

@@ -107,6 +107,14 @@ class Strategy(abc.ABC):
         """`||c_i||^2` of each column of the n x n matrix, (iterations,) float64."""
 
     @abc.abstractmethod
+    def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
+        """Return the columns of the n x n matrix at some steps, (iterations, steps) float64."""
+
+    def farther_products(self, iterations: int) -> np.ndarray:
+        """Return bounds on `<c_i, c_{i-e}>` for all `e >= d`, (iterations,) float64 by d; where Toeplitz."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
     def rows(self, iterations: int) -> int:
         """Of the matrix that `scores_from_normals` is about: n, or more where it goes on past the end."""
 

@@ -71,6 +71,9 @@ class Dense(Strategy):
     def square_norms(self, iterations: int) -> np.ndarray:
         return np.square(self.matrix).sum(axis=0)
 
+    def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
+        return self.matrix[:, steps]
+
     def rows(self, iterations: int) -> int:
         return iterations
 

@@ -101,13 +101,19 @@ def _cross_terms(strategy: "Stationary", iterations: int, min_separation: int) -
     if strategy.bands <= min_separation or iterations <= min_separation:
         return read_only(np.zeros(()))
     lags = np.arange(min_separation, iterations, min_separation)
+    farther = _farther_products(strategy, iterations)
+    # An FFT's error is of the size of its largest number, 1; every lag is raised by more.
+    return read_only(np.array((farther[lags] + 1e-13).sum() * (1 + 1e-9)))
+
+
+@functools.lru_cache(maxsize=64)
+def _farther_products(strategy: "Stationary", iterations: int) -> np.ndarray:
+    """Return the largest `<c_i, c_{i-e}>` over `e >= d`, (iterations,) by d, but for the error of an FFT."""
     c = strategy.array
     length = scipy.fft.next_fast_len(2 * c.size, real=True)
     shared = np.maximum(np.fft.irfft(np.abs(np.fft.rfft(c, length)) ** 2, length)[: c.size], 0.0)
     shared = np.append(shared, np.zeros(max(0, iterations - shared.size)))[:iterations]
-    farther = np.maximum.accumulate(shared[::-1])[::-1]
-    # An FFT's error is of the size of its largest number, 1; every lag is raised by more.
-    return read_only(np.array((farther[lags] + 1e-13).sum() * (1 + 1e-9)))
+    return read_only(np.maximum.accumulate(shared[::-1])[::-1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -168,6 +174,14 @@ class Stationary(Strategy):
         cumulative = np.cumsum(self.array**2)
         remaining = np.minimum(iterations - np.arange(iterations), self.bands)
         return cumulative[remaining - 1]
+
+    def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
+        c = np.append(self.array, np.zeros(max(0, iterations - self.bands)))[:iterations]
+        rows = np.arange(iterations)[:, None] - steps[None]
+        return np.where(rows >= 0, c[np.maximum(rows, 0)], 0.0)
+
+    def farther_products(self, iterations: int) -> np.ndarray:
+        return (_farther_products(self, iterations) + 1e-13) * (1 + 1e-9)
 
     def rows(self, iterations: int) -> int:
         return iterations + self.bands - 1

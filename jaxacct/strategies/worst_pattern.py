@@ -1,0 +1,150 @@
+"""Largest `||C x||^2` over the participation patterns of fixed-order batches (proofs/fixed_order.md).
+
+The gradients are vectors of norm at most 1 that an adversary chooses. No entry of C is negative, so they move
+the outputs most where all point the same way, and x is then a vector of zeros and ones.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.strategies.base import Strategy
+
+MAX_ROWS = 2048
+"""Size of a Gram matrix that is made; of longer runs pairs of participations are bounded."""
+MAX_PRODUCTS = 4e8
+"""Products of the dynamic program, about two seconds of one core."""
+_UNIT = 2.0**-52
+
+
+class Patterns(NamedTuple):
+    """Participation patterns: at most `participations` steps, any two `min_separation` steps apart or more.
+
+    Attributes:
+      iterations: n.
+      min_separation: b.
+      participations: k.
+      steps_per_epoch: e: at most one participation at steps 0 .. e - 1, at most one at e .. 2 e - 1, and so
+        on; None where epochs do not matter.
+    """
+
+    iterations: int
+    min_separation: int
+    participations: int
+    steps_per_epoch: int | None = None
+
+    @property
+    def max_participations(self) -> int:
+        """Upper bound on the number of participations for which there is room in n steps."""
+        n, epoch = self.iterations, self.steps_per_epoch or 1
+        return min(self.participations, -(-n // self.min_separation), -(-n // epoch))
+
+    def latest(self, steps: np.ndarray, number: int) -> np.ndarray:
+        """Return the latest step of the `number`-th participation before one at `steps`; below 0 is none."""
+        latest = steps - number * self.min_separation
+        if self.steps_per_epoch is not None:
+            e = self.steps_per_epoch
+            latest = np.minimum(latest, (steps // e - number + 1) * e - 1)
+        return latest
+
+    def least_gap(self, number: int) -> int:
+        """Return the smallest distance between a participation and the `number`-th one after it."""
+        gap = number * self.min_separation
+        return gap if self.steps_per_epoch is None else max(gap, (number - 1) * self.steps_per_epoch + 1)
+
+    def examples(self) -> tuple[np.ndarray, ...]:
+        """Return patterns of which one is often the worst: the earliest steps, and pairs at ends of epochs."""
+        n, b, e = self.iterations, self.min_separation, self.steps_per_epoch or 1
+        gap = max(b, e)
+        earliest = gap * np.arange(min(self.participations, -(-n // gap)))
+        pairs = earliest + (e - b) * (np.arange(earliest.size) % 2 == 0) if b < e else earliest
+        return earliest, pairs[pairs < n]
+
+
+@functools.lru_cache(maxsize=64)
+def squared_sensitivity(strategy: Strategy, patterns: Patterns) -> tuple[float, float]:
+    """Return (lower, upper) bounds on the largest `||C x||^2` of the n x n matrix.
+
+    The lower one is that of a pattern. They agree but for rounding where columns do not overlap, and for a
+    Toeplitz C whose first column never rises where epochs do not matter.
+
+    Source: proofs/fixed_order.md, sections 2 and 3.
+    """
+    n, k = patterns.iterations, patterns.max_participations
+    if strategy.bands <= patterns.min_separation:
+        upper, steps = _dynamic_program(np.zeros((n, 0)), strategy.square_norms(n), patterns)
+    elif n <= MAX_ROWS and k * n * n <= MAX_PRODUCTS:
+        columns = strategy.columns(n, np.arange(n))
+        gram = columns.T @ columns
+        upper, steps = _dynamic_program(gram, np.diag(gram), patterns)
+    else:
+        upper, steps = _by_pairs(strategy, patterns), np.arange(1)
+    lower = max(_square(strategy, n, each) for each in (steps, *patterns.examples()))
+    # All terms of all sums are nonnegative: relative errors add up.
+    slack = 4 * (n + k * k + 16) * _UNIT
+    return lower * (1 - slack), upper * (1 + slack)
+
+
+def _square(strategy: Strategy, n: int, steps: np.ndarray) -> float:
+    return float(np.square(strategy.columns(n, steps).sum(axis=1)).sum())
+
+
+def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[float, np.ndarray]:
+    """Return (bound, the pattern that it is of where it is attained).
+
+    F_m(i) bounds the square of the first m + 1 participations where the last of them is at i. What the last
+    shares with the one before it is exact; with earlier ones it is the largest that their places allow.
+
+    Args:
+      gram: (n, n) float64, `C^T C`; or (n, 0) where no columns overlap.
+      norms: (n,) float64, the diagonal.
+    """
+    n = norms.size
+    steps = np.arange(n)
+    before = p.latest(steps, 1)
+    shared = 2 * gram if gram.size else np.zeros((1, n))
+    allowed = np.where(np.arange(n)[None] <= before[:, None], shared, -np.inf) if gram.size else None
+    farther = np.maximum.accumulate(gram, axis=1) if gram.size else gram
+    best, own, parents = norms, norms, []
+    values = [norms]
+    for m in range(1, p.max_participations):
+        if gram.size and m > 1:
+            place = p.latest(steps, m)
+            own = own + np.where(place >= 0, 2 * farther[steps, np.maximum(place, 0)], 0.0)
+        if allowed is None:
+            parent = _first_largest(best)[np.maximum(before, 0)]
+            reached = np.where(before >= 0, best[parent], -np.inf)
+        else:
+            together = allowed + best[None]
+            parent = together.argmax(axis=1)
+            reached = together[steps, parent]
+        best = own + reached
+        parents.append(parent)
+        values.append(best)
+    m = int(np.argmax([value.max() for value in values]))
+    found = [int(np.argmax(values[m]))]
+    for parent in reversed(parents[:m]):
+        found.append(int(parent[found[-1]]))
+    return float(values[m].max()), np.array(found[::-1])
+
+
+def _first_largest(values: np.ndarray) -> np.ndarray:
+    """Return for each place that of the largest of the values up to it."""
+    top = np.maximum.accumulate(values)
+    is_new = np.concatenate([[True], values[1:] > top[:-1]])
+    return np.maximum.accumulate(np.where(is_new, np.arange(values.size), 0))
+
+
+def _by_pairs(strategy: Strategy, p: Patterns) -> float:
+    """Return the bound in which every pair of participations shares as much as its distance allows."""
+    n, b, k = p.iterations, p.min_separation, p.max_participations
+    if p.steps_per_epoch is None or not strategy.is_toeplitz:
+        return strategy.squared_sensitivity(n, b, k)
+    farther = np.append(strategy.farther_products(n), 0.0)
+    two = p.least_gap(2)  # from a participation to the next but one
+    gaps = np.arange(b, max(two, b) + 1)
+    both = farther[np.minimum(gaps, n)] + farther[np.clip(two - gaps, b, n)]
+    neighbours = (k - 1) // 2 * float(both.max()) + (k - 1) % 2 * float(farther[min(b, n)])
+    others = sum((k - d) * float(farther[min(p.least_gap(d), n)]) for d in range(2, k))
+    return k + 2 * (neighbours + others)
