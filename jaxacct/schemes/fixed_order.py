@@ -120,9 +120,12 @@ class FixedOrder(ExampleScheme):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> "Epochs":
         del generator, graph
         size = self.size_of_batches(dataset_size)
-        steps, apart = dataset_size // size, max(self.min_separation, self.steps_per_epoch or 1)
-        if apart > steps or -(-self.iterations // steps) > self.participations:
-            raise ValueError("batches must be given: epochs of the whole data set break the scheme's limits")
+        steps = dataset_size // size
+        if -(-self.iterations // steps) > self.participations:
+            raise ValueError(
+                f"batches must be given: epochs of {steps} steps have more than {self.participations} "
+                f"participations in {self.iterations} steps"
+            )
         if self.steps_per_epoch not in (None, steps):
             raise ValueError(f"batches must be given: epochs have {self.steps_per_epoch} steps, not {steps}")
         return Epochs(dataset_size, size, steps, anew=self.min_separation == 1)

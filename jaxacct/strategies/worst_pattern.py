@@ -54,7 +54,7 @@ class Patterns(NamedTuple):
         return gap if self.steps_per_epoch is None else max(gap, (number - 1) * self.steps_per_epoch + 1)
 
     def examples(self) -> tuple[np.ndarray, ...]:
-        """Return patterns of which one is often the worst: the earliest steps, and pairs at ends of epochs."""
+        """Return patterns that are often the worst: the earliest steps, and pairs at ends of epochs."""
         n, b, e = self.iterations, self.min_separation, self.steps_per_epoch or 1
         gap = max(b, e)
         earliest = gap * np.arange(min(self.participations, -(-n // gap)))

@@ -1,0 +1,201 @@
+"""Fixed-order batches: numbers, batches, certificates without samples, and what refuses to sample them."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    BufferedToeplitz,
+    Claim,
+    Dense,
+    FixedOrder,
+    Mechanism,
+    Plan,
+    Target,
+    Toeplitz,
+    calibrate,
+    estimate_delta,
+    estimate_epsilon,
+    privacy_loss,
+)
+from jaxacct.accountants import analytic, unamplified
+from jaxacct.core import evidence as data
+from jaxacct.core.check import check
+from jaxacct.proposals.base import ProposalSpec
+from jaxacct.schemes import scheme_from_json, scheme_to_json
+from jaxacct.schemes.numbers import Numbers
+from tests.stored_plans import as_json
+
+EPOCHS = FixedOrder.from_batch_size(dataset_size=100, batch_size=20, iterations=15)
+TARGET = dict(epsilon=2.0, delta=1e-5)
+
+
+def gaussian(epsilon: float, mu: float) -> float:
+    """Delta of a Gaussian mechanism (Balle and Wang), by another library."""
+    first, second = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.cdf(-mu / 2 - epsilon / mu)
+    return float(first - math.exp(epsilon) * second)
+
+
+def test_fields_and_defaults():
+    assert FixedOrder(15, 1, 3, 20, 5) == EPOCHS and EPOCHS.max_participations == 3
+    assert FixedOrder(16, 1, 9, 20, 5).max_participations == 4
+    assert FixedOrder(10, 4, 9).max_participations == 3
+    assert scheme_from_json(scheme_to_json(EPOCHS)) == EPOCHS
+    same = FixedOrder.from_batch_size(dataset_size=110, batch_size=20, iterations=15, min_separation=5)
+    assert same == FixedOrder(15, 5, 3, 20, 5)
+    numbers = Numbers(iterations=15, separation=4, dataset_size=100, batch_size=20.0)
+    assert FixedOrder.from_numbers(numbers) == EPOCHS  # the bands are not its separation
+    assert FixedOrder.from_numbers(dataclasses.replace(numbers, min_separation=5)) == FixedOrder(
+        15, 5, 3, 20, 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(iterations=0), "iterations"),
+        (dict(min_separation=0), "min_separation"),
+        (dict(participations=1.5), "participations"),
+        (dict(batch_size=0), "batch_size"),
+        (dict(steps_per_epoch=True), "steps_per_epoch"),
+    ],
+)
+def test_bad_fields(changes, said):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(EPOCHS, **changes)
+
+
+def test_bad_numbers():
+    good = dict(dataset_size=100, batch_size=20, iterations=15)
+    for changes, said in (
+        (dict(batch_size=20.5), "whole number"),
+        (dict(batch_size=101), "at most dataset_size 100"),
+        (dict(min_separation=6), "at most 5, the batches of an epoch"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            FixedOrder.from_batch_size(**(good | changes))
+    with pytest.raises(ValueError, match="sampling_probability does not apply"):
+        FixedOrder.from_numbers(Numbers(iterations=15, separation=1, sampling_probability=0.1))
+    with pytest.raises(ValueError, match="cold_start does not apply"):
+        FixedOrder.from_numbers(Numbers(iterations=15, separation=1, warm_start=False))
+
+
+def test_batch_sizes_are_whole_and_fit():
+    assert FixedOrder(30, 1, 3).size_of_batches(100) == 10
+    with pytest.raises(ValueError, match="is no whole number"):
+        FixedOrder(30, 1, 3).size_of_batches(101)
+    for scheme in (FixedOrder(15, 1, 3, 21), FixedOrder(15, 6, 9, 20), FixedOrder(15, 1, 9, 21, 5)):
+        with pytest.raises(ValueError, match="more often than the scheme allows"):
+            scheme.size_of_batches(100)
+        with pytest.raises(ValueError, match="more often than the scheme allows"):
+            calibrate(scheme, BandedToeplitz.identity(), **TARGET, dataset_size=100)
+    plan = calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, dataset_size=100)
+    assert (plan.expected_batch_size, plan.max_batch_size, plan.overflow_delta) == (20.0, 20, None)
+
+
+@pytest.mark.parametrize("separation", [1, 5])
+def test_own_batches_keep_the_limits(separation):
+    scheme = FixedOrder(17, separation, 4, 20, 5)
+    generator = np.random.default_rng(0)
+    batches = scheme.batches(107, generator)
+    steps = [batches.draw(step, generator) for step in range(17)]
+    assert all(len(np.unique(each)) == 20 for each in steps)
+    for example in range(107):
+        places = np.array([i for i, each in enumerate(steps) if example in each])
+        assert len(places) <= 4 and len(set(places // 5)) == len(places)
+        assert (np.diff(places) >= separation).all()
+    assert (np.array_equal(steps[0], steps[5])) == (separation == 5)
+    for other in (FixedOrder(10, 1, 3, 30), FixedOrder(17, 1, 4, 20, 4)):
+        with pytest.raises(ValueError, match="batches must be given"):
+            other.batches(107, generator)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "strategy"),
+    [
+        (EPOCHS, BandedToeplitz.identity()),
+        (FixedOrder(15, 5, 3, 20), BandedToeplitz.square_root(4)),
+        (EPOCHS, BufferedToeplitz((0.9, 0.3), (0.2, 0.4), 15)),
+        (EPOCHS, Dense(np.tril(np.ones((15, 15))))),
+        (FixedOrder(15, 1, 2), Toeplitz((1.0, 2.0, 1.0))),
+    ],
+    ids=str,
+)
+def test_calibration_is_a_gaussian_mechanism(scheme, strategy):
+    """No samples; delta by another implementation is above 1e-5 one per cent of noise below the plan's."""
+    plan = calibrate(scheme, strategy, **TARGET)
+    assert plan.certified and not plan.is_sampled and plan.evidence == data.Bound("unamplified")
+    length = unamplified.sensitivity(plan.mechanism)
+    found = gaussian(2.0, length / plan.noise_multiplier)
+    assert plan.verdict.bound == pytest.approx(found, rel=1e-8) and found <= 1e-5
+    assert gaussian(2.0, length / plan.noise_multiplier * 1.0101) > 1e-5
+    assert Plan.from_json(as_json(plan)).claim == plan.claim
+    assert f"at most {scheme.max_participations} of them" in plan.statement()
+    stated = estimate_delta(plan.mechanism, 2.0)
+    assert stated.num_samples == 0 and stated.low <= stated.high == plan.verdict.bound
+    assert estimate_epsilon(plan.mechanism, 1e-5).high <= 2.0 + 1e-6
+
+
+def test_lower_bounds_are_rounded_down():
+    mechanism = Mechanism(FixedOrder(8, 4, 2), BandedToeplitz.square_root(4), 3.0)
+    for epsilon in (0.0, 1e-3, 1.0, 5.0):
+        for low, high in analytic.two_sided(mechanism).divergences(mechanism, epsilon).values():
+            assert low <= gaussian(epsilon, math.sqrt(2) / 3.0) <= high
+            assert high <= low * (1 + 1e-6)
+    assert analytic.two_sided(mechanism, dp_accounting.GaussianDpEvent(5.0)) is None
+    random = Mechanism(BMinSep(8, 4, 0.2), BandedToeplitz.square_root(4), 3.0)
+    assert analytic.two_sided(random) is None
+
+
+def test_adjacencies():
+    plan = calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, adjacency="add-or-remove-one")
+    assert "the place of an absent example stays empty" in plan.statement()
+    zero_out = calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET)
+    assert plan.noise_multiplier == zero_out.noise_multiplier
+    assert "stays empty" not in zero_out.statement()
+
+
+def test_composition_costs_noise():
+    event = dp_accounting.GaussianDpEvent(5.0)
+    alone, both = (
+        calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, compose_with=other).noise_multiplier
+        for other in (None, event)
+    )
+    length = math.sqrt(3)
+    assert alone < both
+    assert gaussian(2.0, math.hypot(length / both, 1 / 5)) <= 1e-5
+
+
+def test_what_samples_is_refused():
+    """Attack: sampled evidence for a pattern that is not random, though an adversary may choose it."""
+    mechanism = Mechanism(EPOCHS, BandedToeplitz.identity(), 0.3)
+    for call in (
+        lambda: privacy_loss(mechanism, np.zeros(15)),
+        lambda: EPOCHS.draw_participation(None, 1),
+        lambda: EPOCHS.participation_probabilities(),
+        lambda: EPOCHS.log_probability_of_none(),
+        lambda: EPOCHS.sums,
+    ):
+        with pytest.raises(ValueError, match="no random participations to sample"):
+            call()
+    claim = Claim(mechanism, Target.at(2.0, 1e-5), None, None)
+    counts = data.Mean(ProposalSpec("plain", ()), 1.0, (1, 2), ((0, 2**20),), ((0, 2**20),), (0.5,), (1.0,))
+    forged = data.Sampled(claim.digest, "anytime", 1.0, counts, data.WeightBound(ProposalSpec("plain", ())))
+    verdict = check(claim, forged)
+    assert not verdict.certified and "samples prove nothing" in verdict.flaws[0]
+    for option, said in ((dict(max_samples=10**6), "max_samples"), (dict(rule="fixed"), "rule")):
+        with pytest.raises(ValueError, match=f"{said} must not be given"):
+            calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, **option)
+    with pytest.raises(ValueError, match="max_batch_size"):
+        calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, dataset_size=100, max_batch_size=30)
+
+
+def test_bands_above_the_separation_are_refused():
+    with pytest.raises(ValueError, match="bands must be at most"):
+        Mechanism(EPOCHS, BandedToeplitz.square_root(2), 1.0)
