@@ -108,6 +108,7 @@ def train(
     microbatch_size: int | Literal["auto"] | None = None,
     clipping: Literal["auto", "ghost", "per_example"] = "auto",
     clip_groups: Literal["layer"] | None = None,
+    average: float | None = None,
     checkpoint_every: int = 100,
     model_seed: int | None = None,
     graph: str | None = None,
@@ -138,6 +139,7 @@ def train(
       clipping: "ghost" clips without the gradients of examples, much faster for dense layers; "auto" uses it
         where it applies and pays.
       clip_groups: "layer" clips each layer's gradient to its own norm, clip_norm / sqrt(layers).
+      average: decay of an exponential moving average of the parameters, which is then what is published.
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `python -m train.batches.attribution`, for an attribution plan.
@@ -163,6 +165,7 @@ def train(
             clip=clip,
             clipping=clipping,
             clip_groups=clip_groups,
+            average=average,
             normalize=normalize,
             inner=recipe.pop("inner", None),
             microbatch_size=microbatch_size,

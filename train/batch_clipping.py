@@ -177,7 +177,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
 
 
 PROCEDURE = Procedure(
-    _train, frozenset("optimizer clip_norm clip inner steps microbatch_size wrt loss_key".split())
+    _train, frozenset("optimizer clip_norm clip inner steps microbatch_size wrt loss_key average".split())
 )
 
 

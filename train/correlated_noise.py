@@ -100,7 +100,7 @@ PROCEDURE = Procedure(
     train,
     frozenset(
         "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding has_aux clipping clip_groups".split()
+        "skip_padding has_aux clipping clip_groups average".split()
     ),
 )
 

@@ -384,4 +384,6 @@ def _train(plan: DicePlan, request: Request) -> Result:
     )
 
 
-PROCEDURE = Procedure(_train, frozenset("optimizer clip_norm steps microbatch_size wrt loss_key".split()))
+PROCEDURE = Procedure(
+    _train, frozenset("optimizer clip_norm steps microbatch_size wrt loss_key average".split())
+)

@@ -31,6 +31,9 @@ class TrainOptions:
       clip_groups: clip each group of parameters to a norm of its own, together at most `clip_norm`: "layer",
         nnx filters (one a group) or a `train.clipping.groups.ClipGroups`. For a `jaxacct.Plan`.
       normalize: automatic clipping: every gradient is scaled to about `clip_norm`.
+      average: decay of an exponential moving average of the parameters, in (0, 1), or a function `(optimizer
+        state, params) -> params` such as `optax.contrib.schedule_free_eval_params`. `evaluate` then receives
+        the average, and it is what is published. It has no privacy cost. Not for a `LastIteratePlan`.
       inner: optimizer that goes through the records of each term of a `GeneralPlan`, with a new state in each
         term; by default a term is the mean gradient of its records.
       microbatch_size: gradients of examples (or terms) in memory at a time; by default derived from the
@@ -64,6 +67,7 @@ class TrainOptions:
     clipping: Literal["auto", "ghost", "per_example"] = AUTO
     clip_groups: str | Sequence[Any] | ClipGroups | None = None
     normalize: bool = False
+    average: float | Callable[[Any, Any], Any] | None = None
     inner: optax.GradientTransformation | None = None
     microbatch_size: int | str | None = None
     skip_padding: bool | None = None
@@ -95,6 +99,8 @@ class TrainOptions:
                 raise ValueError(f"{name} must be a function, was {value!r}")
         if self.keys is not None and not (isinstance(self.keys, tuple) and len(self.keys) == 2):
             raise ValueError(f"keys must be (sampler key, noise key), was {type(self.keys).__name__}")
+        if self.average is not None and not callable(self.average):
+            _validate.open_probability("average", self.average)
         if self.steps is not None:
             _validate.positive_integer("steps", self.steps)
         if self.microbatch_size not in (None, microbatch.AUTO):

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxacct.common import validate as _validate
 
 from . import arguments
+from .averages import average_of, averaging
 from .batches import sampler
 from .batches.sources import as_rows
 from .loss import Loss, as_loss, nnx_loss, public_key
@@ -55,11 +56,14 @@ class Result:
     """A finished run.
 
     Attributes:
-      params: pytree like the given parameters; of an nnx model, the state of its trained variables.
+      params: pytree like the given parameters; of an nnx model, the state of its trained variables. With
+        `average`, the average.
       steps: number of steps.
       evaluation: what `evaluate` returned at the end.
       statement: the guarantee, in a sentence.
       private_individual: with `individual`, every example's own loss. **Private**: not covered.
+      opt_state: the optimizer's last state, None without an optimizer. A function of noisy gradients, so the
+        guarantee covers it.
     """
 
     params: Any
@@ -67,6 +71,7 @@ class Result:
     evaluation: dict[str, float]
     statement: str
     private_individual: "PrivateLosses | None" = field(default=None, repr=False)
+    opt_state: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,15 @@ class Request:
 
     def given_optimizer(self) -> optax.GradientTransformation:
         """The optimizer; ValueError where it is missing or none of optax."""
-        return arguments.check_optimizer(self.optimizer)
+        optimizer, average = arguments.check_optimizer(self.optimizer), self.options.average
+        return optimizer if average is None or callable(average) else averaging(optimizer, average)
+
+    def shown(self, state):
+        """The parameters of a state that may be shown: its own, or their average."""
+        average = self.options.average
+        if average is None:
+            return state.params
+        return (average if callable(average) else average_of)(state.opt_state, state.params)
 
     def given_microbatch_size(self) -> int | None:
         """The number of gradients at a time, where "auto" is not supported."""

@@ -91,14 +91,16 @@ def take_steps(
         seen = None if only_last else evaluate
         if folder and seen and 0 < source.state.step < steps and not folder.has_logged(source.state.step):
             # The run was interrupted between the checkpoint and its evaluation.
-            folder.log({"step": source.state.step, "evaluation": _finite(seen(state.params))})
+            folder.log({"step": source.state.step, "evaluation": _finite(seen(request.shown(state)))})
         coming = prefetching.batches(source, batch, source.state.step, steps)
         with prefetching.ahead(coming, options.prefetch) as ready:
-            state = _loop(step, state, ready, steps, folder, seen, options)
-        params = released(state.params)
+            shown = None if seen is None else lambda state: seen(request.shown(state))
+            state = _loop(step, state, ready, steps, folder, shown, options)
+        params = released(request.shown(state))
         evaluation = evaluate(params) if evaluate else {}
         losses = None if report is None else report(state, steps)
-        result = Result(params, steps, evaluation, statement, losses)
+        opt_state = getattr(state, "opt_state", None)
+        result = Result(params, steps, evaluation, statement, losses, opt_state)
         if folder:
             folder.save_model(params)
             folder.finish({"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement})
@@ -123,7 +125,7 @@ def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
         if folder and keep:
             folder.save(state, drawn)
             if evaluate and done < steps:
-                folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
+                folder.log({"step": done, "evaluation": _finite(evaluate(state))})
         if options.progress:
             options.progress("training", done, steps)
     return state
