@@ -136,7 +136,7 @@ class Renewal:
             self.log_p, self.log_q, self.pairs = np.log(self.p)[:, None], np.log1p(-self.p), RenewalPairs
 
     def _ahead(self, r):
-        """ln f of what follows each step, (virtual + steps + b, samples)."""
+        """Return ln f of what follows each step, (virtual + steps + b, samples)."""
         total, b, v = self.p.size, self.b, self.virtual
         ahead = np.zeros((total + b, r.shape[1]))
         for start in range((total - 1) // b * b, -1, -b):
@@ -153,7 +153,7 @@ class Renewal:
         return self._ahead(r)[0]
 
     def tilted(self, r):
-        """(ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
+        """Return (ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
         ahead, v = self._ahead(r[:, None])[:, 0], self.virtual
         reach, lift = np.full(ahead.size, -np.inf), np.append(np.zeros(v), r) + self.log_p[:, 0]
         reach[0] = 0.0
@@ -197,7 +197,7 @@ class RenewalPairs:
         self.log_z = float(np.log(self.sums[self.end, 0]))
 
     def draw(self, rng, samples: int):
-        """(2, steps, samples) participations of both."""
+        """Return (2, steps, samples) participations of both."""
         b, sums, x = self.dist.b, self.sums, np.zeros((2, self.p.size, samples), np.int8)
         at, state, who = np.full(samples, self.end), np.zeros(samples, int), np.zeros(samples, int)
         for t in range(self.end, 0, -1):  # who: the replica that is locked out
@@ -231,7 +231,7 @@ class Phases:
         self.log_p, self.log_q = math.log(p), math.log1p(-p) if p < 1 else -math.inf
 
     def _by_phase(self, r):
-        """ln of the likelihood ratio at each step, and its sums over each phase."""
+        """Return ln of the likelihood ratio at each step, and its sums over each phase."""
         steps, padded = np.logaddexp(self.log_q, r + self.log_p), np.zeros((self.turns * self.b, r.shape[1]))
         padded[: self.steps] = steps
         return steps, padded.reshape(self.turns, self.b, -1).sum(0)
@@ -241,7 +241,7 @@ class Phases:
         return special.logsumexp(self._by_phase(r)[1], axis=0) - math.log(self.b)
 
     def tilted(self, r):
-        """(ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
+        """Return (ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
         steps, sums = self._by_phase(r[:, None])
         log_f = float(special.logsumexp(sums))
         phases = np.tile(np.exp(sums[:, 0] - log_f), self.turns)[: self.steps]
@@ -281,7 +281,7 @@ class PhasePairs:
         return sites, found
 
     def draw(self, rng, samples: int):
-        """(2, steps, samples) participations of both."""
+        """Return (2, steps, samples) participations of both."""
         chosen = np.minimum(np.searchsorted(self.cdf, rng.random(samples)), self.cdf.size - 1)
         sites, chain = self._chain(self.first[chosen], self.second[chosen])
         x, later = np.zeros((2, len(self.met), samples), np.int8), np.ones(samples)
@@ -294,7 +294,7 @@ class PhasePairs:
 
 
 def distribution_of(scheme: dict):
-    """The sampling scheme that a plan names."""
+    """Return the sampling scheme that a plan names."""
     name, steps = scheme["name"], _number(scheme["iterations"], "iterations", 1, 1e6, (int,))
     if name not in ("poisson", "b-min-sep", "cyclic-poisson", "balls-in-bins"):
         raise NotCovered(f"scheme {name!r:.60}")
@@ -310,7 +310,7 @@ def distribution_of(scheme: dict):
 
 
 def columns_of(strategy: dict, dist) -> Columns:
-    """The strategy matrix that a plan names: n + bands - 1 rows unless it states a finite horizon."""
+    """Return the strategy matrix that a plan names: n + bands - 1 rows unless it states a finite horizon."""
     kind, c = strategy.get("kind", "banded-toeplitz"), strategy.get("coefficients")
     if kind not in ("banded-toeplitz", "finite-toeplitz"):
         raise NotCovered(f"strategy {kind!r:.60}")
@@ -461,7 +461,7 @@ class Bets:
         return special.logsumexp(grown, axis=1) - math.log(FRACTIONS.size)
 
     def estimate(self, scale: float) -> tuple[float, float]:
-        """(scale times the mean of the terms, its standard error)."""
+        """Return (scale times the mean of the terms, its standard error)."""
         mean = float(self.sum) / self.count
         square = max(float(self.squares) / self.count - mean**2, 0.0)
         return scale * mean, scale * math.sqrt(square / self.count)
@@ -517,14 +517,14 @@ def _lattice(p: float, sigma: float, h: float, reach: float):
 
 
 def _tilted(logs, losses, t):
-    """(ln of the mass, the distribution, its mean) of masses times e^(t loss)."""
+    """Return (ln of the mass, the distribution, its mean) of masses times e^(t loss)."""
     top = special.logsumexp(logs + t * losses)
     weights = np.exp(logs + t * losses - top)
     return top, weights, float(weights @ losses)
 
 
 def _composed(first, masses, h, n, epsilon, sign, t=None):
-    """(a divergence of n independent steps, its tilt) by one transform of the tilted masses.
+    """Return (a divergence of n independent steps, its tilt) by one transform of the tilted masses.
 
     The tilt centres the sum at sign * epsilon, where the mean comes from, so that the transform's rounding is
     relative to it. Rounding is added, and so is what lies beyond the window (Chernoff).
@@ -570,7 +570,7 @@ def poisson_delta(n: int, p: float, sigma: float, epsilon: float, delta: float) 
 
 
 def analytic_delta(claim: Claim, dist) -> float:
-    """The bound that the named accountant is to give, by another way."""
+    """Return the bound that the named accountant is to give, by another way."""
     if claim.accountant == "unamplified":
         return gaussian_delta(claim.epsilon, math.sqrt(-(-dist.steps // dist.b)) / claim.sigma)
     if claim.accountant == "pld" and hasattr(dist, "turns"):  # independent given the phase
@@ -612,7 +612,7 @@ def stored_flaws(side: dict, claim: Claim, zero: bool, scales: dict, log_scale: 
 
 
 def _direction(name: str, claim: Claim, mechanism: Mechanism, rng, max_steps: float):
-    """(what was found, where the stored evidence differs) of one direction."""
+    """Return (what was found, where the stored evidence differs) of one direction."""
     zero, choices = name == ADD and claim.epsilon + mechanism.log_none >= 0, []
     said, log_scale, bets = {"verdict": "certified", "proposal": "exactly zero", "samples": 0}, 0.0, None
     for choice in mechanism.remove() if name == REMOVE else () if zero else mechanism.add():
@@ -664,7 +664,7 @@ def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
 
 
 def check_file(path) -> tuple[int, dict]:
-    """(exit code, what `check` found or {"verdict": .., "reason": ..}) of a plan file."""
+    """Return (exit code, what `check` found or {"verdict": .., "reason": ..}) of a plan file."""
     try:
         with open(path, encoding="utf-8") as file:
             found = check(json.load(file))

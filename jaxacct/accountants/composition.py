@@ -65,7 +65,7 @@ def event_profile(event) -> TabulatedProfile:
 
 
 def _key(event) -> str:
-    """An event as text, by which tables and bounds are kept."""
+    """Return an event as text, by which tables and bounds are kept."""
     from dp_accounting import dp_event
 
     if not isinstance(event, dp_event.DpEvent):
@@ -156,7 +156,7 @@ _REVEALED = ChordCurve(np.array([0.0]), np.array([1.0]))
 
 
 def _by_dp_accounting(event, count: int) -> list:
-    """One step by dp-accounting's distribution, which is not composed there."""
+    """Return one step by dp-accounting's distribution, which is not composed there."""
     from dp_accounting import dp_event, pld
 
     kinds = (dp_event.MixtureOfGaussiansDpEvent, dp_event.TruncatedSubsampledGaussianDpEvent)
@@ -208,7 +208,7 @@ def curve_of_pld(pld, interval: float) -> ChordCurve:
 
 
 def event_to_json(event) -> dict | None:
-    """A `DpEvent` as JSON values by its fields, None for None; ValueError where it has other values."""
+    """Return a `DpEvent` as JSON values by its fields, None for None; ValueError for other values."""
     if event is None:
         return None
     import attrs
@@ -218,7 +218,7 @@ def event_to_json(event) -> dict | None:
 
 
 def event_from_json(data: dict | None):
-    """The inverse of `event_to_json`; ValueError for an unknown event or fields."""
+    """Return the inverse of `event_to_json`; ValueError for an unknown event or fields."""
     if data is None:
         return None
     from dp_accounting import dp_event

@@ -103,7 +103,7 @@ class DicePlan(StoredPlan):
 
     @property
     def max_batch_size(self) -> int:
-        """The largest batch."""
+        """Largest batch."""
         reserve = self.overflow
         largest = (
             batch_sizes(self.scheme, self.dataset_size, None, reserve.probability)[1] if reserve else None
@@ -112,7 +112,7 @@ class DicePlan(StoredPlan):
 
     @property
     def mu(self) -> float:
-        """The released history is mu-GDP."""
+        """Released history is mu-GDP."""
         return dice_mu(noise_std=self.noise_std, **self._steps)
 
     @property

@@ -17,7 +17,7 @@ def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float, 
 def gaussian_deltas(
     epsilon: float, noise_multiplier: float, sensitivities: np.ndarray, side: int = 1
 ) -> np.ndarray:
-    """`gaussian_delta` of each sensitivity above 0, float64 of the same shape."""
+    """Return `gaussian_delta` of each sensitivity above 0, float64 of the same shape."""
     mu = sensitivities / noise_multiplier
     near, far = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     # In logarithms: far out both terms underflow long before their difference matters.

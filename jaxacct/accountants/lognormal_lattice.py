@@ -72,7 +72,7 @@ class Lattice:
 
     @property
     def end(self) -> float:
-        """The first sum that is not told apart from a smaller one."""
+        """First sum that is not told apart from a smaller one."""
         return self.terms * self.low + self.step * self.points
 
     @property
@@ -94,7 +94,7 @@ class Distribution:
 
 
 def tails_of(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """(P(X beyond x), E[X; X beyond x], relative error): above for `sign` -1, below for 1."""
+    """Return (P(X beyond x), E[X; X beyond x], relative error): above for `sign` -1, below for 1."""
     logs = np.log(x)
     z = (logs + mu * mu / 2) / mu
     # x, ln x, the sum and z are rounded, and the slope of ln ndtr at z is at most |z| + 1.
@@ -104,8 +104,10 @@ def tails_of(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndar
 
 
 def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int) -> Distribution:
-    """The distribution of X on the lattice: means of convex functions that rise ("remove") or fall ("add") in
-    every X are at least what they are for X itself (`side` 1), or at most (-1).
+    """Return a distribution of X on the lattice that bounds means of convex functions on one side.
+
+    Means of convex functions that increase ("remove") or decrease ("add") in every X are at least those of X
+    itself (`side` 1), or at most (-1).
 
     Written for rising ones, by the tail T(x) = P(X >= x) and its mean over each cell; for falling ones it is
     the same with the order turned round and T(x) = P(X <= x).
@@ -166,7 +168,7 @@ class Rough:
         return cls(tuple(parts))
 
     def log_moment(self, tilt: float) -> tuple[float, float]:
-        """(ln E e^{tilt S}, mean of S under that tilt)."""
+        """Return (ln E e^{tilt S}, mean of S under that tilt)."""
         log, mean = 0.0, 0.0
         for number, x, log_weights in self.parts:
             exponents = tilt * x + log_weights

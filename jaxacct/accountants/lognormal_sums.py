@@ -45,7 +45,7 @@ _TABLE_CUT, _TABLE_STEP, _FEWEST_TABLE_POINTS = 1e-9, 0.02, 2**16
 def divergence_bound(
     mixture: Mixture, epsilon: float, direction: str, side: int, points: int | None = None
 ) -> float:
-    """The upper (`side` 1) or lower (-1) bound on one direction's divergence, in [0, 1].
+    """Return the upper (`side` 1) or lower (-1) bound on one direction's divergence, in [0, 1].
 
     Args:
       mixture: what `f` is.
@@ -90,11 +90,11 @@ class _Sums:
     """Masses of the X that is size-biased, not weighted yet; None where none is."""
 
     def log_masses(self, tilt: float) -> list[float]:
-        """ln sum e^{tilt x} mass(x) of each distribution."""
+        """Return ln sum e^{tilt x} mass(x) of each distribution."""
         return [log_sum(tilt * self.lattice.places, dist.masses) for dist in self.dists]
 
     def log_first(self, tilt: float) -> float:
-        """ln sum_t (number_t / b) E[X_t e^{tilt X_t}], or 0 where none is size-biased."""
+        """Return ln sum_t (number_t / b) E[X_t e^{tilt X_t}], or 0 where none is size-biased."""
         if self.firsts is None:
             return 0.0
         x, total = self.lattice.places, self.mixture.total
@@ -135,7 +135,7 @@ class _Sums:
         return masses, plain.rounding + running + plain.relative + (plain.wrapped if steep > 0 else 0.0)
 
     def mean(self, weights: np.ndarray, tilts: tuple[float, ...], steep: float) -> tuple[float, float]:
-        """(lower, upper) bounds on the mean of weights in [0, 1] over sums up to the end."""
+        """Return (lower, upper) bounds on the mean of weights in [0, 1] over sums up to the end."""
         tilted = [_Tilted.by(self, weights, tilt, steep) for tilt in tilts]
         best = min(tilted, key=lambda one: one.rounding + one.wrapped)
         value, off = best.value(), best.relative
@@ -210,7 +210,7 @@ def _log_add(logs: list[float]) -> float:
 
 
 def _threshold(mixture: Mixture, direction: Direction, epsilon: float, side: int) -> float:
-    """The sum beyond which (remove) or below which (add) a weight is above 0, rounded to the side."""
+    """Return the sum beyond which (remove) or below which (add) a weight is above 0, rounded to the side."""
     sign = direction.sign
     factor = math.exp(sign * epsilon)
     found = mixture.total * factor - mixture.unused
@@ -218,7 +218,7 @@ def _threshold(mixture: Mixture, direction: Direction, epsilon: float, side: int
 
 
 def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
-    """`E_P (1 - K / S)_+`, K = alpha b less the phases not used: one X is size-biased, `E[X; .]`."""
+    """Return `E_P (1 - K / S)_+`, K = alpha b less the phases not used: one X is size-biased, `E[X; .]`."""
     threshold = _threshold(mixture, Direction.REMOVE, epsilon, side)
     # What may be booked follows from a rough lattice's result, until it no longer matters.
     allowed = _BOOKED
@@ -235,7 +235,7 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
 def _remove_up_to(
     mixture: Mixture, threshold: float, cut: "_Cut", side: int, points: int
 ) -> tuple[float, float]:
-    """(counted on the lattice or in closed form, booked besides); their sum is the bound."""
+    """Return (counted on the lattice or in closed form, booked besides); their sum is the bound."""
     lattice = cut.lattice(points)
     dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, side) for part in mixture.phases)
     firsts = tuple(dist.masses for dist in dists)
@@ -305,7 +305,7 @@ class _Cut:
 
 
 def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
-    """`(alpha / b) E_Q (K - S)_+`, K = b / alpha less the phases not used."""
+    """Return `(alpha / b) E_Q (K - S)_+`, K = b / alpha less the phases not used."""
     threshold = _threshold(mixture, Direction.ADD, epsilon, side)
     if threshold <= 0:
         return 0.0

@@ -64,7 +64,7 @@ def tail_bound(scheme, epsilon: float) -> float:
 
 
 def covers(mechanism: Mechanism, epsilon: float) -> bool:
-    """Whether `reserve` holds for this noise: its E_P f = Z_2 is at most what was allowed for."""
+    """Return whether `reserve` holds for this noise: its E_P f = Z_2 is at most what was allowed for."""
     _validate.nonnegative_number("epsilon", epsilon)
     if mechanism.scheme.log_probability_of_none() == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
         return True

@@ -28,7 +28,7 @@ class Unamplified(Accountant):
         return mechanism.scheme.patterns is not None and compose_with is None
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> None:
-        """Every scheme states the sensitivity that this rests on."""
+        """Return every scheme states the sensitivity that this rests on."""
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         length = sensitivity(mechanism)

@@ -1,1 +1,1 @@
-"""Files, records, checks of plain values and progress: what every other folder may use."""
+"""Files, records, checks of plain values and progress: usable from every package."""

@@ -1,8 +1,8 @@
-"""Compiled programs kept between runs of the commands, in JAX's own persistent cache.
+"""Compiled programs stored between runs of the commands, in JAX's own persistent cache.
 
-A second `jaxacct calibrate` of the same shape then draws at once. Commands switch it on; `import jaxacct`
-leaves JAX as it is. Programs hold the public numbers of a mechanism or a model; keys, data and who was in a
-batch are arguments of them and never stored.
+A second `jaxacct calibrate` of the same shape then starts drawing at once. Commands enable it;
+`import jaxacct` leaves JAX as it is. Programs hold the public numbers of a mechanism or a model; keys, data
+and the members of a batch are arguments and never stored.
 
     JAX_COMPILATION_CACHE_DIR   another folder (JAX's own variable)
     JAXACCT_NO_CACHE=1          no cache
@@ -16,15 +16,15 @@ from pathlib import Path
 
 import platformdirs
 
-_MIN_COMPILE_SECONDS = "0.1"  # JAX would keep only what takes a second or longer to compile
+_MIN_COMPILE_SECONDS = "0.1"  # JAX would store only programs that take a second or longer to compile
 
 
 def keep_compiled_programs() -> Path | None:
     """Point JAX's persistent cache at the user's cache folder.
 
     Returns:
-      The folder, made for its owner only; None where the environment chose or refused a cache, or where no
-      folder can be made.
+      The folder, created for its owner only; None where the environment chose or refused a cache, or where no
+      folder can be created.
     """
     environment = os.environ
     if environment.get("JAXACCT_NO_CACHE") or "JAX_COMPILATION_CACHE_DIR" in environment:
@@ -35,7 +35,7 @@ def keep_compiled_programs() -> Path | None:
         owner = folder.stat().st_uid
     except (OSError, RuntimeError):  # RuntimeError: there is no home
         return None
-    if hasattr(os, "getuid") and owner != os.getuid():  # what another user wrote would run as ours
+    if hasattr(os, "getuid") and owner != os.getuid():  # programs of another user would run as ours
         return None
     environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     seconds = environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _MIN_COMPILE_SECONDS)

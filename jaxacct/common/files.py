@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Atomic file writes, JSON and checkpoints."""
 
 import contextlib
 import fcntl
@@ -20,10 +20,15 @@ def write_atomically(path, text: str, *, secret: bool = False) -> None:
 
 
 def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> None:
-    """Write as `write_atomically` what `write(file)` writes to a binary file.
+    """Write atomically what `write(file)` writes to a binary file.
 
-    A link is followed and stays one; a device or a pipe is written to where it is; a file that was there
-    keeps its mode, a new one has that of the umask, or 0600 where it is `secret`. An OSError names `path`.
+    A link is followed and kept; a device or a pipe is written to in place; an existing file keeps its mode, a
+    new one has that of the umask, or 0600 where it is `secret`. An OSError names `path`.
+
+    Args:
+      path: of the file.
+      write: called with a binary file.
+      secret: whether a new file has mode 0600.
     """
     try:
         _write_bytes(path, write, secret)
@@ -34,7 +39,7 @@ def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> No
 def _write_bytes(path, write: Callable, secret: bool) -> None:
     number = _standard_stream(path)
     if number is not None:
-        # Opened by its name, a redirected stream would be cut to nothing or written from its start.
+        # Opened by its name, a redirected stream would be truncated or written from its start.
         (sys.stdout if number == 1 else sys.stderr).flush()
         with os.fdopen(os.dup(number), "wb") as file:
             write(file)
@@ -63,7 +68,7 @@ def _write_bytes(path, write: Callable, secret: bool) -> None:
 
 
 def create_secret(path, text: str, name: str = "out") -> None:
-    """Write `text` to a new file of mode 0600; ValueError naming `name` where there is one already."""
+    """Write `text` to a new file of mode 0600; ValueError naming `name` where the file exists."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -77,17 +82,17 @@ def create_secret(path, text: str, name: str = "out") -> None:
 def check_target(
     path, is_ours: Callable[[Path], bool] | None, kind: str, name: str = "out", *, may_force: bool = True
 ) -> None:
-    """Check that a file can be written to `path`, before the work that it is for; leaves no trace.
+    """Check that a file can be written to `path`, before the work that produces it; leaves no trace.
 
     Args:
       path: None for no file.
       is_ours: whether an existing file may be replaced; None to replace any.
-      kind: what may be replaced, "a plan".
+      kind: description of replaceable files, "a plan".
       name: of the argument.
-      may_force: whether the command has --force, to be named where another file is in the way.
+      may_force: whether the command has --force, which the message then names.
 
     Raises:
-      ValueError: in one line.
+      ValueError: with a one-line message.
     """
     if path is None or _standard_stream(path) is not None:
         return
@@ -136,7 +141,7 @@ def _mode_of(path: Path) -> int | None:
 
 
 def _umask() -> int:
-    # There is no way to look at it without setting it.
+    # It cannot be read without setting it.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -152,7 +157,7 @@ def _refuse(constant: str):
 
 
 def _object(pairs: list) -> dict:
-    """Return a JSON object; ValueError for a key that comes twice, of which readers take either value."""
+    """Return a JSON object; ValueError for a repeated key, for which readers differ."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -178,7 +183,7 @@ def read_json(path, what: str) -> dict:
 
 
 class Checkpoint:
-    """A folder that keeps finished batches of one job at a time, locked against a second process.
+    """Folder that stores finished batches of one job at a time, locked against a second process.
 
     Entries are small JSON files named by stage; each is written atomically.
 

@@ -1,4 +1,4 @@
-"""A progress line with a rate and a time left; a line now and then where no terminal shows it."""
+"""Progress bar with a rate and the remaining time; an occasional line without a terminal."""
 
 import contextlib
 import importlib.util
@@ -15,18 +15,18 @@ PLAIN_SECONDS = 10.0
 
 @contextlib.contextmanager
 def watch(enabled: bool | None = None, unit: str = "samples"):
-    """Yield a `progress(what, done, expected)` callback, or None when it is turned off.
+    """Yield a `progress(what, done, expected)` callback, or None when it is disabled.
 
     Draws on standard error of a terminal, or in the cell of a notebook that has ipywidgets; elsewhere it
-    writes a line on standard error every `PLAIN_SECONDS`, whether it was called since or not.
+    writes a line to standard error every `PLAIN_SECONDS`, even between calls.
 
     Args:
-      enabled: True for the bar, False for nothing; by default what suits the output.
-      unit: what is counted.
+      enabled: True for the bar, False for no output; by default depending on the output.
+      unit: of the counter.
     """
     has_bar = enabled or (enabled is None and is_interactive())
     if _in_notebook() and importlib.util.find_spec("ipywidgets") is None:
-        has_bar = False  # rich would warn in every cell that it needs them
+        has_bar = False  # rich would warn in every cell that it needs ipywidgets
     if enabled is False:
         yield None
     elif has_bar:
@@ -46,7 +46,7 @@ def console(stderr: bool = False):
 
 
 class _State:
-    """What was last reported of the stage that runs."""
+    """Last report of the running stage."""
 
     def __init__(self, unit: str):
         self.unit, self.what, self.done, self.expected = unit, "working", 0, 0.0
@@ -81,7 +81,7 @@ def _bar(unit: str):
 
 @contextlib.contextmanager
 def _plain_lines(unit: str):
-    """For logs: what takes long says so even while it computes in one piece."""
+    """Yield a callback for logs: a long stage is reported even while it computes in one call."""
     started, over, state = time.monotonic(), threading.Event(), _State(unit)
 
     def speak():
@@ -99,7 +99,7 @@ def _plain_lines(unit: str):
 
 
 def describe(done: int, expected: float, rate: float, unit: str = "samples") -> str:
-    """Return such as "12,288 samples, 11,300/s, about 0:42 left"; nothing before the first."""
+    """Return text such as "12,288 samples, 11,300/s, about 0:42 left"; empty before the first."""
     if done == 0:
         return ""
     text = f"{done:,} {unit}"
@@ -112,7 +112,7 @@ def describe(done: int, expected: float, rate: float, unit: str = "samples") -> 
 
 
 def is_interactive() -> bool:
-    """Return whether standard error is a terminal, or this a cell of a notebook."""
+    """Return whether standard error is a terminal, or this is a cell of a notebook."""
     return sys.stderr.isatty() or _in_notebook()
 
 

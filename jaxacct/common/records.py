@@ -15,8 +15,8 @@ def exact(value: float) -> str:
 def read(kind, value, name: str) -> Any:
     """Return plain JSON values as a `kind`, the type of every leaf checked strictly.
 
-    Numbers are finite, texts are printable, an int may stand for a float, and nothing else stands for
-    anything else. A dataclass must have all of its fields and no others.
+    Numbers are finite, texts are printable, an int is accepted for a float, and no other conversion is made.
+    A dataclass must have all of its fields and no others.
 
     Args:
       kind: a type that msgspec converts to, such as a dataclass.
@@ -24,7 +24,7 @@ def read(kind, value, name: str) -> Any:
       name: of the value, for the error.
 
     Raises:
-      ValueError: in one line, with the name of the leaf.
+      ValueError: with a one-line message that names the leaf.
     """
     try:
         found = msgspec.convert(value, kind)
@@ -36,7 +36,7 @@ def read(kind, value, name: str) -> Any:
 
 
 def _check(value, read_as, name: str) -> None:
-    """Refuse what msgspec lets pass: other fields, numbers that are not finite, text of several lines."""
+    """Refuse values that msgspec accepts: other fields, non-finite numbers, text of several lines."""
     if isinstance(value, dict):
         missing, unknown = sorted(read_as.keys() - value.keys()), sorted(value.keys() - read_as.keys())
         if missing or unknown:
@@ -50,12 +50,12 @@ def _check(value, read_as, name: str) -> None:
             _check(*pair, f"{name}[{place}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name} must be a finite number, was {value!r}")
-    elif isinstance(value, str) and not value.isprintable():  # it could pass for other lines of what is shown
+    elif isinstance(value, str) and not value.isprintable():  # it could imitate other lines of the output
         raise ValueError(f"{name} must be printable text in one line, was {value!r:.80}")
 
 
 def differences(stored, expected, name: str = "") -> list[str]:
-    """Return where two records differ, one line a leaf; numbers may differ by 1e-9 of themselves.
+    """Return where two records differ, one line per leaf; numbers may differ by a relative 1e-9.
 
     The allowance is for the mathematical functions of another machine. NaN differs from everything.
     """

@@ -8,11 +8,11 @@ from jaxacct.common.records import exact, read
 
 
 class StoredPlan:
-    """Plan that loads only with its schema, all of its fields, no others, and a guarantee that holds."""
+    """Plan that loads only with its schema, exactly its fields, and a guarantee that holds."""
 
     schema: ClassVar[str] = ""
     training: ClassVar[str] = ""
-    """Name of the procedure of `train.procedures` that realises it."""
+    """Name of the procedure of `train.procedures` that realises the plan."""
     epsilon: float
     delta: float
 
@@ -32,7 +32,7 @@ class StoredPlan:
 
     @classmethod
     def from_json(cls, data: dict) -> Self:
-        """Return the plan in JSON values; ValueError for another thing, or a promise that does not hold."""
+        """Return the plan in JSON values; ValueError for other values, or a guarantee that does not hold."""
         schema = data.get("schema") if isinstance(data, dict) else data
         if schema != cls.schema:
             raise ValueError(f"plan must have schema {cls.schema}, had {schema!r:.80}")
@@ -46,10 +46,10 @@ class StoredPlan:
         return found
 
     def save(self, path) -> None:
-        """Write it to a file, whole or not at all."""
+        """Write the plan to a file, atomically."""
         write_atomically(path, to_json(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path) -> Self:
-        """Return the plan in a file, checked; ValueError in one line otherwise."""
+        """Return the plan in a file, checked; a one-line ValueError otherwise."""
         return cls.from_json(read_json(path, "plan"))

@@ -1,17 +1,17 @@
-"""Checks of plain Python values, each failing with one line: the name, what is allowed, what it was."""
+"""Checks of plain Python values; each failure is one line: the name, the allowed values, the value."""
 
 import math
 import numbers
 
-# Where arrays of that length, or their product with a block of samples, are beyond any machine.
+# Largest integer: arrays of that length, or times a block of samples, exceed any machine.
 _MOST = {"iterations": 2**20, "bands": 2**20, "examples_per_user": 1000}
 
 MIN_SCALE, MAX_SCALE = 1e-30, 1e30
-LEAST_NOISE, MOST_NOISE = 1e-9, 1e9  # whose squares float32 holds with room to spare
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e9  # their squares are well within float32
 
 
 def positive_integer(name: str, value, *, minimum: int = 1) -> int:
-    """Return `value` as an int from `minimum` to what can be computed with, or raise ValueError."""
+    """Return `value` as an int from `minimum` to the largest supported one, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}, was {_shown(value)}")
     most = _MOST.get(name, 2**50)
@@ -22,7 +22,7 @@ def positive_integer(name: str, value, *, minimum: int = 1) -> int:
 
 
 def instance(name: str, value, kinds: type | tuple[type, ...], allowed: str):
-    """Return `value` if it is one of `kinds`, which `allowed` says in words, or raise ValueError."""
+    """Return `value` if it is one of `kinds`, described by `allowed`, or raise ValueError."""
     if not isinstance(value, kinds):
         raise ValueError(f"{name} must be {allowed}, was {_shown(value)}")
     return value
@@ -50,7 +50,7 @@ def probability(name: str, value) -> float:
 
 
 def noise_multiplier(name: str, value) -> float:
-    """Return `value` as a float whose square float32 holds with room to spare, or raise ValueError."""
+    """Return `value` as a float whose square is well within float32, or raise ValueError."""
     number = positive_number(name, value)
     return _within(name, number, "between 1e-9 and 1e9", lambda x: LEAST_NOISE <= x <= MOST_NOISE)
 
@@ -58,7 +58,7 @@ def noise_multiplier(name: str, value) -> float:
 def filter_budget(name: str, value) -> float:
     """Return `value` as a float in [1e-9, 1e9], or raise ValueError.
 
-    Costs whose squares float32 takes for 0 are then below the slack of a filter for 2^31 steps together.
+    Costs whose squares underflow in float32 are then below the slack of a filter for 2^31 steps together.
     """
     return noise_multiplier(name, value)
 
@@ -79,7 +79,7 @@ def scale_or_zero(name: str, value) -> float:
 
 
 def target_epsilon(name: str, value) -> float:
-    """Return `value` as a float in (0, 100], or raise ValueError; above that nothing is protected."""
+    """Return `value` as a float in (0, 100], or raise ValueError; larger values protect nothing."""
     return _within(name, positive_number(name, value), "at most 100", lambda x: x <= 100)
 
 
@@ -96,7 +96,7 @@ def target(epsilon, delta, advantage=None) -> tuple[float, float]:
     (proofs/derivations.md section 4).
 
     Raises:
-      ValueError: for numbers out of range, for both or for neither.
+      ValueError: numbers out of range, both or neither.
     """
     if advantage is None:
         if epsilon is None or delta is None:
@@ -129,7 +129,7 @@ def _within(name: str, value, allowed: str, holds) -> float:
 
 
 def _shown(value) -> str:
-    """`value` in one line that is not long."""
+    """Return `value` as short text in one line."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # an integer of thousands of digits

@@ -1,1 +1,1 @@
-"""The trusted core: what is claimed, what was drawn, and the check that one proves the other."""
+"""The trusted core: the claim, the evidence, and the check that the evidence proves the claim."""

@@ -1,8 +1,8 @@
 """The only function that turns evidence into a guarantee.
 
-`check` is pure: it draws nothing and believes nothing but counts. From the claim it computes scale, budget
-items, margin, threshold and the verdict of the test on the stored counts. That the counts are those of the
-stored key, and that key and bets were fixed before, only drawing can show (`core.verify`,
+`check` is pure: it draws nothing and trusts only counts. From the claim it computes scale, budget items,
+margin, threshold and the verdict of the test on the stored counts. Only drawing again can show that the
+counts are those of the stored key, and that key and bets were fixed beforehand (`core.verify`,
 `verification.replay`).
 """
 
@@ -25,7 +25,7 @@ from jaxacct.statistics.lines import BudgetLine, total
 
 
 class Outcome(enum.StrEnum):
-    """What the check of one direction found."""
+    """Result of the check of one direction."""
 
     EXACTLY_ZERO = "exactly-zero"
     WEIGHT_BOUND = "weight-bound"
@@ -47,12 +47,12 @@ class DirectionVerdict:
       direction: "remove" or "add".
       side: the evidence.
       outcome: what the check found.
-      proposal: the specification as text; "line" for a line, "none" where nothing was run.
+      proposal: the specification as text; "line" for a line, "none" without a run.
       scale: M; the divergence is M times the mean term.
       replicas: order of the proposal; samples have weights proportional to e^{(1 - replicas) L} (remove).
-      items: the budget items; all other numbers rest on exactly their sums.
+      items: the budget items; all other numbers depend on their sums alone.
       margin: subtracted from epsilon, natural log.
-      threshold: what the mean term must stay below.
+      threshold: upper limit of the mean term.
       estimate: M times the mean term, rounded up; the bound itself for a line. An estimate, not a bound.
     """
 
@@ -69,7 +69,7 @@ class DirectionVerdict:
 
     @property
     def certified(self) -> bool:
-        """Whether the divergence of this direction is at most delta_v, but for the failure probability."""
+        """Whether the divergence of this direction is at most delta_v, up to the failure probability."""
         return self.outcome in _CERTIFIED
 
     @property
@@ -79,23 +79,25 @@ class DirectionVerdict:
 
     @property
     def relative_error(self) -> float:
-        """All "relative" items together."""
+        """Sum of the "relative" items."""
         return total(self.items, "relative")
 
     @property
     def total_variation(self) -> float:
-        """All "total variation" items together."""
+        """Sum of the "total variation" items."""
         return total(self.items, "total variation")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, its evidence, and whether the one proves the other.
+    """Claim, its evidence, and whether the evidence proves the claim.
 
     Attributes:
-      claim, evidence: what was checked.
-      flaws: why the claim is not certified, a line each; empty where it is.
-      remove, add: the two directions; None for an accountant, or where a flaw comes before.
+      claim: the checked claim.
+      evidence: the checked evidence.
+      flaws: why the claim is not certified, one line each; empty where it is.
+      remove: verdict of the remove direction; None for an accountant, or after an earlier flaw.
+      add: verdict of the add direction, as `remove`.
       bound: the accountant's upper bound on delta; None for samples.
     """
 
@@ -118,14 +120,14 @@ class Verdict:
 
     @property
     def directions(self) -> tuple[DirectionVerdict, ...]:
-        """The verdicts of the directions that were checked, remove first."""
+        """Verdicts of the directions that were checked, remove first."""
         return tuple(each for each in (self.remove, self.add) if each is not None)
 
 
 def check(claim: Claim, evidence: Evidence) -> Verdict:
     """Return whether the evidence proves the claim, with every number that follows from the two.
 
-    The failure probability of what was drawn is in the claim's budget: if the mechanism is not
+    The failure probability of the samples is in the claim's budget: if the mechanism is not
     (epsilon, delta_v)-DP, evidence that `core.verify` makes is certified with probability at most q.
     """
     try:
@@ -181,7 +183,7 @@ def resolve(claim: Claim, direction: Direction, spec: ProposalSpec) -> Resolved:
     """Return the proposal of a specification with its threshold for a claim.
 
     Raises:
-      ValueError: for a specification that does not cover the claim.
+      ValueError: the specification does not cover the claim.
     """
     target = claim.target
     setting = Setting(claim.mechanism, target.epsilon, direction, target.composition)
@@ -200,10 +202,13 @@ def check_direction(
     """Return the verdict of one direction.
 
     Args:
-      evidence: for the rule and the share of the failure probability.
+      claim: the checked claim.
+      direction: "remove" or "add".
+      side: evidence of this direction.
+      evidence: gives the rule and the share of the failure probability.
 
     Raises:
-      ValueError: for evidence that no verification of this claim makes.
+      ValueError: evidence that no verification of this claim makes.
     """
     q = evidence.share * claim.target.budget.failure_probability
     match side:
@@ -252,7 +257,7 @@ def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights)
     """Return whether the counts of terms prove that their mean is below `theta`; wrong with probability q."""
     if rule == "anytime":
         return bounds.accepts(terms, theta, q, np.array(bets), np.array(weights))
-    # In the units of the terms: scale 1, delta_v = theta, delta' the mean that was seen.
+    # In the units of the terms: scale 1, delta_v = theta, delta' the sample mean.
     bound = bounds.failure_probability(
         delta_v=theta, delta_prime=bounds.mean_upper(terms), samples=int(terms.sum())
     )
@@ -295,11 +300,11 @@ def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: 
 def check_margin(margin: float, needed: float) -> None:
     """Check that terms were computed with at least the margin that rounding needs.
 
-    A larger one is valid: terms at a smaller epsilon are larger. 1e-9 of it is for the functions of another
-    machine.
+    A larger one is valid: terms at a smaller epsilon are larger. A relative 1e-9 is allowed for the functions
+    of another machine.
 
     Raises:
-      ValueError: for a smaller one.
+      ValueError: a smaller margin.
     """
     if not (math.isfinite(margin) and margin >= needed * (1 - 1e-9)):
         raise ValueError(
@@ -333,10 +338,10 @@ def _verdict(
 
 
 def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.ndarray) -> bool:
-    """Whether plain samples, whose terms are functions of their losses, may have both histograms.
+    """Return whether plain samples, whose terms are functions of their losses, may have both histograms.
 
-    Each bin of losses has a smallest and a largest term; as many terms are above any edge as the bins allow.
-    So samples that were counted for one epsilon are not believed of another.
+    Each bin of losses has a smallest and a largest term; the number of terms above any edge must agree with
+    the bins. So samples that were counted for one epsilon are rejected for another.
     """
     sign, number = of.proposal.direction.sign, losses.size
     lower = (np.arange(number) - number // 2) * hockey_stick.LOSS_BIN_WIDTH

@@ -1,4 +1,4 @@
-"""What is claimed: a mechanism has a target, for a data set and batches of given sizes."""
+"""Claim: a mechanism meets a target, for a data set and batches of given sizes."""
 
 import dataclasses
 import functools
@@ -24,13 +24,13 @@ from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The (epsilon, delta) that a mechanism has to have.
+    """Target (epsilon, delta) of a mechanism.
 
     Attributes:
       epsilon: natural log, at least 0; at 0 delta bounds the advantage of every test.
       delta: in (0, 1).
-      budget: how delta is split between what is verified and the failure probability; at most delta in all.
-      compose_with: the dp-accounting `DpEvent` that the guarantee covers as well, or None.
+      budget: split of delta between verified divergence and failure probability; at most delta in total.
+      compose_with: the dp-accounting `DpEvent` that the guarantee also covers, or None.
     """
 
     epsilon: float
@@ -46,39 +46,39 @@ class Target:
 
     @classmethod
     def at(cls, epsilon: float, delta: float, compose_with=None, *, reserved: float = 0.0) -> "Target":
-        """Return the target with the default split of all of delta that is not `reserved` otherwise."""
+        """Return the target with the default split of all of delta that is not `reserved`."""
         _validate.open_probability("delta", delta)
         return cls(epsilon, delta, Budget.split(delta - reserved), compose_with)
 
     @property
     def composed(self) -> bool:
-        """Whether another mechanism is composed in."""
+        """Whether the claim composes another mechanism."""
         return self.compose_with is not None
 
     @functools.cached_property
     def profile(self) -> Callable:
-        """g of the terms `w g(t)`, of float64 `t` (num,): the hockey stick, or the composed profile.
+        """Function g of the terms `w g(t)`, of float64 `t` (num,): the hockey stick, or the composed profile.
 
         Raises:
-          ValueError: for an event that dp-accounting does not support.
+          ValueError: an event that dp-accounting does not support.
         """
         return _event_profile(self.compose_with) if self.composed else hockey_stick
 
     @functools.cached_property
     def composition(self) -> Composed | None:
-        """What is composed in, for proposals; None where nothing is. ValueError as `profile`."""
+        """Composed mechanism, for proposals, or None. ValueError as `profile`."""
         return Composed(_event_profile(self.compose_with), self.budget.delta_v) if self.composed else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A mechanism, the target that it is claimed to have, and the data set that it is for.
+    """Mechanism, its claimed target, and the data set.
 
     Attributes:
       mechanism: scheme, strategy, noise multiplier and adjacency.
       target: epsilon, delta, budget, composition.
-      dataset_size: number of examples; None where it is not stated, and then no batch size is.
-      truncate_to: batches above this size are truncated to a random subset; None where they never are.
+      dataset_size: number of examples; None where it is unspecified, and then all batch sizes are.
+      truncate_to: batches above this size are truncated to a random subset; None to never truncate.
     """
 
     mechanism: Mechanism
@@ -103,14 +103,14 @@ class Claim:
 
     @functools.cached_property
     def overflow(self) -> Overflow | None:
-        """The reserve for runs that stop at a batch too large; None for truncated or unknown sizes."""
+        """Reserve for runs that stop at an oversized batch; None for truncated or unknown sizes."""
         target = self.target
         scheme = self.mechanism.scheme
         return overflow(scheme, target.epsilon, target.delta, self.dataset_size, self.truncate_to)
 
     @functools.cached_property
     def truncation_delta(self) -> float | None:
-        """The reserve for truncated batches (`accountants.truncation`); None where none are."""
+        """Reserve for truncated batches (`accountants.truncation`); None without truncation."""
         if self.truncate_to is None:
             return None
         scheme, epsilon = self.mechanism.scheme, self.target.epsilon
@@ -118,7 +118,7 @@ class Claim:
 
     @property
     def reserved(self) -> float:
-        """The part of delta that is not for the verification: truncated batches and runs that stop."""
+        """Part of delta that is not for the verification: truncated batches and stopped runs."""
         return (self.truncation_delta or 0.0) + (self.overflow.delta if self.overflow else 0.0)
 
     @functools.cached_property
@@ -131,7 +131,7 @@ class Claim:
         """Check that delta covers the budget of the verification and all reserves.
 
         Raises:
-          ValueError: where it does not, or where truncated batches are not covered at this noise multiplier.
+          ValueError: it does not, or truncated batches are not covered at this noise multiplier.
         """
         available = self.target.delta - self.reserved
         if not self.target.budget.delta <= available:
@@ -159,13 +159,13 @@ class Claim:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the claim: evidence names it, so that it cannot stand for another claim."""
+        """SHA-256 of the claim: evidence contains it, so that it cannot be used for another claim."""
         return hashlib.sha256(to_json(self.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Written:
-    """The fields of a claim as `Claim.to_json` writes them."""
+    """Fields of a claim as `Claim.to_json` writes them."""
 
     adjacency: str
     scheme: dict[str, Any]
@@ -183,7 +183,7 @@ def claim_from_json(data) -> Claim:
     """Return the claim that `Claim.to_json` wrote.
 
     Raises:
-      ValueError: for a field that is missing, unknown, malformed or not as `to_json` writes it.
+      ValueError: a field is missing, unknown, malformed or not as `to_json` writes it.
     """
     read = records.read(_Written, data, "plan claim")
     scheme = scheme_from_fields(_kind("scheme", read.scheme.get("name"), SCHEMES), read.scheme)
@@ -203,7 +203,7 @@ def _kind(what: str, name, kinds):
     return kinds[name]
 
 
-# `accountants.composition` is entered only for a claim that composes another mechanism.
+# `accountants.composition` is imported only for a claim that composes another mechanism.
 
 
 def _event_profile(event):

@@ -1,7 +1,7 @@
-"""What was drawn, as data: everything else follows from the claim (`core.check`).
+"""Samples as data: everything else follows from the claim (`core.check`).
 
-Nothing here is derived and nothing is a sentence. A `Mean` or `Line` names the stream that it was drawn from,
-so that anybody can draw it again.
+No field is derived and none is a sentence. A `Mean` or `Line` names the stream of its samples, so that
+anybody can draw them again.
 """
 
 import dataclasses
@@ -23,12 +23,13 @@ class Mean:
 
     Attributes:
       proposal: the proposal distribution.
-      margin: what was subtracted from epsilon when terms were computed; natural log.
+      margin: subtracted from epsilon when terms were computed; nats.
       key: two 32-bit words; samples of block i have the key `fold_in(key, i)`.
       term_counts: terms rounded up to `bounds.TERM_EDGES`.
       loss_counts: privacy losses in the bins of `hockey_stick.loss_bounds`.
-      bets, bet_weights: of the anytime rule, as fractions of the largest bet `1 / (1 - threshold)`, fixed
-        from an independent pilot; empty for the fixed rule.
+      bets: of the anytime rule, as fractions of the largest bet `1 / (1 - threshold)`, fixed from an
+        independent pilot; empty for the fixed rule.
+      bet_weights: one per bet.
     """
 
     proposal: ProposalSpec
@@ -50,10 +51,12 @@ class Line:
     """Samples at two distances, for the line through their means (add direction; `proposals.extrapolation`).
 
     Attributes:
-      near_distance, far_distance: where the two distributions stand, in standard deviations.
-      margin: what was subtracted from epsilon at the near point and added at the far one; natural log.
+      near_distance: distance of the near distribution, in standard deviations.
+      far_distance: distance of the far distribution, in standard deviations.
+      margin: subtracted from epsilon at the near point and added at the far one; nats.
       key: as of `Mean`.
-      near_counts, far_counts: terms in the bins of `bounds.TERM_EDGES`.
+      near_counts: terms at the near distance in the bins of `bounds.TERM_EDGES`.
+      far_counts: terms at the far distance in the bins of `bounds.TERM_EDGES`.
     """
 
     near_distance: float
@@ -71,7 +74,7 @@ class Line:
 
 @dataclass(frozen=True)
 class WeightBound:
-    """No samples: the bound on a proposal's terms alone is below delta_v, or zero.
+    """No samples: the bound on a proposal's terms alone is below delta_v, or the divergence is exactly zero.
 
     Attributes:
       proposal: the proposal distribution.
@@ -81,17 +84,17 @@ class WeightBound:
 
     @property
     def num_samples(self) -> int:
-        """0."""
+        """Always 0."""
         return 0
 
 
 @dataclass(frozen=True)
 class NotRun:
-    """No samples, as the other direction was not certified."""
+    """No samples: the other direction was not certified."""
 
     @property
     def num_samples(self) -> int:
-        """0."""
+        """Always 0."""
         return 0
 
 
@@ -107,7 +110,8 @@ class Sampled:
       claim: digest of the claim that the samples are for.
       rule: "anytime" or "fixed".
       share: share of the failure probability q that this verification may use, in (0, 1].
-      remove, add: evidence of the two directions.
+      remove: evidence of the remove direction.
+      add: evidence of the add direction.
     """
 
     claim: str
@@ -134,7 +138,7 @@ class Bound:
 
     @property
     def num_samples(self) -> int:
-        """0."""
+        """Always 0."""
         return 0
 
 
@@ -154,7 +158,7 @@ def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Written:
-    """The fields of `Sampled` as JSON values."""
+    """Fields of `Sampled` as JSON values."""
 
     claim: str
     rule: str
@@ -167,7 +171,7 @@ def evidence_from_json(data) -> Evidence:
     """Return the evidence that `evidence_to_json` wrote.
 
     Raises:
-      ValueError: for another kind, or a field that is missing, unknown or malformed.
+      ValueError: another kind, or a field that is missing, unknown or malformed.
     """
     kind, fields = _untagged(data, _KINDS, "plan evidence")
     if kind is Bound:

@@ -1,4 +1,4 @@
-"""Evidence by a line: samples at two distances, and the bound on H(Q, P) that their means give.
+"""Evidence by a line: samples at two distances, and the bound on H(Q, P) from their means.
 
 If H(Q, P) exceeds delta_v, the bound is at most delta_v with probability at most q at any stopping time: one
 of two confidence bounds, each valid at all times with probability 1 - q / 2, would have to be wrong
@@ -18,7 +18,7 @@ from jaxacct.statistics.hockey_stick import add_counts, dense_counts, draw_histo
 
 
 def bound_from_counts(line: Extrapolation, q: float, near: np.ndarray, far: np.ndarray) -> float:
-    """Return the upper bound on H(Q, P) from dense histograms; infinite before anything was drawn."""
+    """Return the upper bound on H(Q, P) from dense histograms; infinite without samples."""
     if not (near.sum() and far.sum()):
         return math.inf
     near_upper = bounds.upper_confidence_bound(near, q / 2)
@@ -40,11 +40,11 @@ def draw_line(
 
     Args:
       line: the two distributions.
-      delta_v: what H(Q, P) has to stay below.
+      delta_v: upper limit of H(Q, P).
       q: failure probability.
-      stream: JAX key of its own, independent of the one the distances were planned with.
+      stream: JAX key of its own, independent of the one that planned the distances.
       max_samples: at both distances together.
-      kept: what `keep` was last called with, to resume from there.
+      kept: last argument of `keep`, to resume from there.
       keep: called with the state after every batch, plain JSON values.
     """
     margin, state = margin_of_line(line), kept or {"blocks": 0, "near": [], "far": []}

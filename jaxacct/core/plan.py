@@ -1,4 +1,4 @@
-"""A plan: a claim and its evidence, as JSON to read, to check and to verify again."""
+"""Plan: a claim and its evidence, as JSON to read, to check and to verify again."""
 
 import dataclasses
 import datetime
@@ -28,11 +28,11 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "dp-accounting")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a plan comes from; the guarantee does not depend on it.
+    """Origin of a plan; the guarantee does not depend on it.
 
     Attributes:
       created: time of certification, ISO 8601, UTC.
-      device: the platform JAX drew on.
+      device: the platform JAX used.
       versions: package versions.
     """
 
@@ -42,7 +42,7 @@ class Provenance:
 
     @classmethod
     def here(cls) -> "Provenance":
-        """Return that of a plan made now, on this machine."""
+        """Return the provenance of a plan made here and at this time."""
         from jaxacct import __version__
 
         versions = {"jaxacct": __version__, "python": platform.python_version()}
@@ -53,7 +53,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Plan:
-    """A mechanism, its (epsilon, delta) guarantee and what proves it.
+    """Mechanism, its (epsilon, delta) guarantee and the evidence.
 
     Attributes:
       claim: the mechanism, the target and the data set.
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def flaws(self) -> tuple[str, ...]:
-        """Why the plan is not certified, a line each; empty where the evidence proves the claim."""
+        """Why the plan is not certified, one line each; empty where the evidence proves the claim."""
         return self.verdict.flaws
 
     @property
@@ -95,17 +95,17 @@ class Plan:
 
     @property
     def target(self) -> Target:
-        """Epsilon, delta, the budget of the verification, and what is composed in."""
+        """Epsilon, delta, the budget of the verification, and the composed mechanism."""
         return self.claim.target
 
     @property
     def epsilon(self) -> float:
-        """Of the guarantee, natural log; 0 where delta bounds the advantage of every test."""
+        """Epsilon of the guarantee, nats; 0 where delta bounds the advantage of every test."""
         return self.target.epsilon
 
     @property
     def delta(self) -> float:
-        """Of the guarantee; the failure probability of the verification is in it."""
+        """Delta of the guarantee, including the failure probability of the verification."""
         return self.target.delta
 
     @property
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def dataset_size(self) -> int | None:
-        """Number of examples, None where it is not stated."""
+        """Number of examples, None where it is unspecified."""
         return self.claim.dataset_size
 
     @property
@@ -125,22 +125,22 @@ class Plan:
 
     @property
     def max_batch_size(self) -> int | None:
-        """Batches above this stop a run, or are truncated to it; None without a data set size."""
+        """Size above which batches stop a run, or are truncated; None without a data set size."""
         return self.claim.batch_sizes[1]
 
     @property
     def truncation_delta(self) -> float | None:
-        """The reserve of delta for truncated batches; None where batches are never truncated."""
+        """Reserve of delta for truncated batches; None without truncation."""
         return self.claim.truncation_delta
 
     @property
     def overflow_delta(self) -> float | None:
-        """The reserve of delta for runs that stop at a batch too large; None where there is none."""
+        """Reserve of delta for runs that stop at an oversized batch; None without it."""
         return None if self.claim.overflow is None else self.claim.overflow.delta
 
     @property
     def training(self) -> str:
-        """Name of the procedure of `train.procedures` that realises it."""
+        """Name of the procedure of `train.procedures` that realises the plan."""
         return "correlated-noise"
 
     @property
@@ -157,7 +157,7 @@ class Plan:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the evidence is samples, which `verify` draws afresh."""
+        """Whether the evidence is samples, which `verify` draws again with a fresh key."""
         return isinstance(self.evidence, Sampled)
 
     @property
@@ -196,13 +196,21 @@ class Plan:
         progress: Progress | None = None,
         key=None,
     ) -> Verdict:
-        """Repeat the verification with fresh randomness, by the proposals of the plan's own evidence.
+        """Repeat the verification with a fresh key, by the proposals of the plan's own evidence.
 
         Args:
-          rule, max_samples, proposal, checkpoint, progress, key: as of `jaxacct.verify`.
+          rule: as in `jaxacct.verify`.
+          max_samples: as in `jaxacct.verify`.
+          proposal: as in `jaxacct.verify`.
+          checkpoint: as in `jaxacct.verify`.
+          progress: as in `jaxacct.verify`.
+          key: as in `jaxacct.verify`.
+
+        Returns:
+          The verdict on the fresh samples.
 
         Raises:
-          ValueError: for a plan whose guarantee is analytic: loading computes its bound again.
+          ValueError: an analytic plan: loading recomputes its bound.
         """
         if not isinstance(self.evidence, Sampled):
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
@@ -220,7 +228,7 @@ class Plan:
         printer.text(self.statement())
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, readable by `from_json`; it reads no "notes"."""
+        """Return plain JSON values, readable by `from_json`, which ignores "notes"."""
         from jaxacct.core import text
 
         claim, evidence = self.claim.to_json(), evidence_to_json(self.evidence)
@@ -237,7 +245,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, data) -> "Plan":
-        """Read what `to_json` wrote, and check it: all that follows from the claim is computed anew.
+        """Read the output of `to_json`, and check it: everything that follows from the claim is recomputed.
+
+        Args:
+          data: JSON values.
 
         Raises:
           ValueError: another schema or version, a field that is missing, unknown or of another type, or
@@ -267,18 +278,18 @@ class Plan:
         return plan
 
     def save(self, path) -> None:
-        """Write the plan to `path`, whole or not at all."""
+        """Write the plan to `path`, atomically."""
         write_atomically(path, to_json(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path) -> "Plan":
-        """Read and check a plan; ValueError in one line otherwise."""
+        """Read and check a plan; a one-line ValueError otherwise."""
         return cls.from_json(read_json(path, "plan"))
 
 
 @dataclass(frozen=True)
 class _Written:
-    """The fields of a plan as `Plan.to_json` writes them."""
+    """Fields of a plan as `Plan.to_json` writes them."""
 
     schema: str
     schema_version: int
@@ -291,12 +302,12 @@ class _Written:
 
 
 def _digest(claim, evidence) -> str:
-    """SHA-256 of claim and evidence as JSON values: it shows accidents, not a forger, who writes it too."""
+    """Return the SHA-256 of claim and evidence as JSON: it detects accidents, not forgeries."""
     return hashlib.sha256(to_json([claim, evidence], sort_keys=True).encode()).hexdigest()
 
 
 def _read(data: dict) -> Plan:
-    """The plan in JSON values, their types checked."""
+    """Return the plan in JSON values, their types checked."""
     read = records.read(_Written, data, "plan")
     datetime.datetime.fromisoformat(read.provenance.created)
     claim, evidence = claim_from_json(read.claim), evidence_from_json(read.evidence)

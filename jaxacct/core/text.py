@@ -1,4 +1,4 @@
-"""What a plan says to people, rendered from its verdict; nothing reads it back."""
+"""Text of a plan, rendered from its verdict; no code reads it back."""
 
 import dataclasses
 import html
@@ -192,7 +192,7 @@ def budget_items(plan: Plan) -> list[tuple[str, float]]:
 
 
 def checked(plan: Plan) -> list[str]:
-    """Return what loading computed again, and what only drawing can show, a line each."""
+    """Return which fields loading recomputed, and which only drawing can show, one line each."""
     if isinstance(plan.evidence, Sampled):
         lines = [
             "computed again: scale, budget items, rounding margin, threshold, the verdict from the stored "
@@ -209,9 +209,9 @@ def checked(plan: Plan) -> list[str]:
 
 
 def notes(plan: Plan) -> dict[str, Any]:
-    """Return what a plan file says beside its claim and evidence, all of which follows from the two.
+    """Return the notes of a plan file, all of which follow from claim and evidence.
 
-    Loading reads none of it; `jaxacct.checker` compares the numbers with its own.
+    Loading ignores them; `jaxacct.checker` compares the numbers with its own.
     """
     return {
         "statement": statement(plan),

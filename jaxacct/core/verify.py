@@ -1,7 +1,7 @@
 """Draw evidence for a claim: batches of samples until they suffice, then `core.check`.
 
 Everything that decides is an exact histogram of terms rounded up (`statistics.bounds`), so the verdict can be
-computed again from the stored evidence alone, and does not depend on how samples were batched.
+recomputed from the stored evidence alone, and does not depend on the batching of samples.
 """
 
 import dataclasses
@@ -44,16 +44,16 @@ PILOT_BLOCKS = 16
 
 @dataclass(frozen=True)
 class Stop:
-    """When a verification ends.
+    """Stopping rule of a verification.
 
     Attributes:
-      rule: "anytime" stops as soon as the evidence suffices; "fixed" always draws `max_samples` a direction
+      rule: "anytime" stops as soon as the evidence suffices; "fixed" always draws `max_samples` per direction
         and applies the fixed-sample test of arXiv 2602.09338, appendix A.
-      max_samples: number of samples after which a direction is given up.
-      share: share of the failure probability q that this verification may use, in (0, 1]; the rest is for
+      max_samples: number of samples after which a direction is not certified.
+      share: share of the failure probability q of this verification, in (0, 1]; the rest is for
         other candidates (`core.shares`).
-      patience: a direction is also given up where the samples so far, an eighth of `max_samples` at least,
-        predict that it takes more than this many further ones; the anytime rule only.
+      patience: a direction also stops where the samples so far, at least an eighth of `max_samples`, predict
+        that it needs more than this many further ones; the anytime rule only.
     """
 
     rule: str = "anytime"
@@ -87,17 +87,18 @@ def verify(
     """Verify that the mechanism is (epsilon, delta)-DP, both directions, by sampling.
 
     If the mechanism is not (epsilon, delta_v)-DP then this certifies it with probability at most q, with
-    `delta_v + q (1 - delta_v) <= delta` from the budget. A verdict that is not certified says nothing.
+    `delta_v + q (1 - delta_v) <= delta` from the budget. A verdict that is not certified proves nothing.
 
     Args:
       mechanism: scheme, strategy and noise multiplier.
-      epsilon, delta: the target; epsilon a natural log.
-      budget: how delta is split; `Budget.split(delta)` by default.
+      epsilon: target, nats.
+      delta: target, in (0, 1).
+      budget: split of delta; `Budget.split(delta)` by default.
       rule: "anytime" or "fixed"; see `Stop`.
-      max_samples: number of samples after which a direction is given up.
+      max_samples: number of samples after which a direction is not certified.
       proposal: the proposal to use, such as "plain" or "replicas:2"; the cheapest by default.
-      compose_with: a dp-accounting `DpEvent` that the guarantee shall cover as well.
-      checkpoint: where finished batches are kept; the same call then resumes.
+      compose_with: a dp-accounting `DpEvent` that the guarantee also covers.
+      checkpoint: stores finished batches; the same call then resumes.
       progress: called with (what, samples done, samples expected).
       key: JAX key; from the operating system by default. Only tests should fix it.
 
@@ -128,11 +129,16 @@ def verify_claim(
     """Draw evidence for a claim and check it.
 
     Args:
-      claim: what is verified.
-      stop: when to end.
-      proposal: as of `verify`.
+      claim: to verify.
+      stop: stopping rule.
+      proposal: as in `verify`.
       again: evidence whose proposals are used again, with fresh samples.
-      checkpoint, progress, key: as of `verify`.
+      checkpoint: as in `verify`.
+      progress: as in `verify`.
+      key: as in `verify`.
+
+    Returns:
+      The verdict, with the evidence.
     """
     job = _job_digest(claim, stop, proposal)
     run_key = _run_key(job, checkpoint, key)
@@ -145,17 +151,17 @@ def verify_claim(
         evidence = Sampled(claim.digest, stop.rule, stop.share, sides[Direction.REMOVE], sides[Direction.ADD])
         verdict = check(claim, evidence)
         if verdict.remove is None or not verdict.remove.certified:
-            break  # one direction that is not certified settles it
+            break  # one direction that is not certified decides the verdict
     return verdict
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One direction of a verification, before anything is drawn.
+    """One direction of a verification, before sampling.
 
     Attributes:
       of: the proposal to draw from.
-      line: the line to draw in its place, or None.
+      line: the line to draw instead, or None.
       predicted: number of samples expected, for progress.
     """
 
@@ -165,7 +171,7 @@ class Run:
 
 
 def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal: str | None = None) -> Run:
-    """Return the run with the named proposal, or with what is expected to need the fewest samples."""
+    """Return the run with the named proposal, or with the one expected to need the fewest samples."""
     from jaxacct.proposals.candidates import choose_candidate
 
     target = claim.target
@@ -186,7 +192,7 @@ def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal
 
 
 def run_again(claim: Claim, direction: Direction, side: Side) -> Run | None:
-    """Return the run that draws from the proposal of stored evidence; None where nothing was run."""
+    """Return the run that draws from the proposal of stored evidence; None without a run."""
     match side:
         case Mean() | WeightBound():
             return Run(resolve(claim, direction, side.proposal))
@@ -215,9 +221,10 @@ def draw(
       run: what to draw.
       budget: of the claim.
       stop: when to end.
-      job: digest of what is verified; names what is kept.
+      job: digest of the verification; names the stored state.
       run_key: key of the whole verification.
-      checkpoint, progress: as of `verify`.
+      checkpoint: as in `verify`.
+      progress: as in `verify`.
     """
     level = stop.share * budget.failure_probability
     if run.line is not None:
@@ -266,7 +273,7 @@ def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint
 
 
 def mean_evidence(of: Resolved, stream, margin: float, terms, losses, bets, weights) -> Mean:
-    """Return the evidence of dense histograms that a stream drew, with bets fixed before."""
+    """Return the evidence of dense histograms of a stream, with bets fixed beforehand."""
     words = randomness.key_words(stream)
     counts = sparse_counts(terms), sparse_counts(losses)
     return Mean(of.proposal.spec, margin, (words[0], words[1]), *counts, tuple(bets), tuple(weights))
@@ -301,13 +308,13 @@ def _draw_line(
 
 
 def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | None:
-    """Return the state kept under that name, None where there is none.
+    """Return the state stored under that name, or None.
 
-    Terms are in units of the scale of the proposal that they were drawn from. Another version, or another
-    machine where two cost the same, may choose another proposal: its samples must not be added to these.
+    Terms are in units of the scale of their proposal. Another version, or another machine where two proposals
+    cost the same, may choose another proposal: its samples must not be added to these.
 
     Raises:
-      ValueError: for samples of another proposal, or of one that is missing.
+      ValueError: samples of another proposal, or of an unnamed one.
     """
     state = checkpoint.load(name) if checkpoint else None
     if state is not None and (flaws := differences(state.get("law"), metadata, "the proposal")):
@@ -318,10 +325,17 @@ def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | No
 def _is_settled(
     of: Resolved, stop: Stop, level: float, terms, blocks: int, limit: int, bets, weights
 ) -> bool:
-    """Whether the samples so far settle the verdict; the fixed rule looks at the end only.
+    """Return whether the samples so far decide the verdict; the fixed rule tests at the end only.
 
     Args:
-      level: probability with which this verification may certify wrongly.
+      of: resolved proposal.
+      stop: stopping rule.
+      level: failure probability of this verification.
+      terms: counts.
+      blocks: done.
+      limit: maximum number of blocks.
+      bets: of the anytime rule.
+      weights: of the bets.
     """
     if blocks >= limit:
         return True
@@ -329,20 +343,20 @@ def _is_settled(
         return False
     if accepts(terms, of.threshold, stop.rule, level, bets, weights) or bounds.hopeless(terms, of.threshold):
         return True
-    # Not earlier: chance decides what few terms predict.
+    # Not earlier: predictions from few terms are random.
     if stop.patience < math.inf and 8 * blocks >= limit:
         return bool(bounds.samples_left(terms, of.threshold, level, bets, weights) > stop.patience)
     return False
 
 
 def next_check(blocks: int) -> int:
-    """Return when the anytime rule looks next: of the blocks so far alone, about an eighth more."""
+    """Return when the anytime rule tests next: a function of the blocks so far, about an eighth more."""
     step = max(16, 1 << max(0, (blocks // 8).bit_length() - 1))
     return blocks + step
 
 
 def pilot_bets(of: Resolved, run_key) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (bets, weights) from samples of a stream of their own, so that they are fixed in advance."""
+    """Return (bets, weights) from samples of a separate stream, so that they are fixed in advance."""
     stream = randomness.stream_key(run_key, Stream.REMOVE_PILOT.at(of.proposal.direction.place))
     margin, counts = of.margin, np.zeros(len(bounds.TERM_EDGES), np.int64)
     for draws in base.draw_in_batches(of.proposal, stream, 0, PILOT_BLOCKS):
@@ -352,7 +366,7 @@ def pilot_bets(of: Resolved, run_key) -> tuple[tuple[float, ...], tuple[float, .
 
 
 def _run_key(job: str, checkpoint: Checkpoint | None, key):
-    """Return the run's key: given, or the one this job began with, or a fresh one."""
+    """Return the run's key: the given one, the stored one of this job, or a fresh one."""
     stored = checkpoint.load(f"key-{job[:16]}") if checkpoint else None
     if stored is not None:
         return randomness.key_from_words(stored["key"])
@@ -363,6 +377,6 @@ def _run_key(job: str, checkpoint: Checkpoint | None, key):
 
 
 def _job_digest(claim: Claim, stop: Stop, proposal: str | None) -> str:
-    """Return a name for exactly this verification: another claim, rule, limit or share is another job."""
+    """Return the digest of exactly this verification: another claim, rule, limit or share is another job."""
     about = [claim.digest, stop.rule, stop.max_samples, stop.share, proposal]
     return hashlib.sha256(to_json(about).encode()).hexdigest()

@@ -24,36 +24,37 @@ from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
-# Where delta is what is asked for, proposals are looked for until one has a scale far below this.
+# For a target delta, proposals are searched until one has a scale far below it.
 _SMALLEST_DELTA = 1e-12
-# The delta of which a thousandth may be left out of a composed profile, where it is delta that is asked for.
+# Nominal delta of `estimate_delta`: a thousandth of it may be left out of a composed profile.
 _COMPOSED_DELTA = 1e-9
-# Distributions for an epsilon that is yet to be found: draws of up to so many pilots, in streams of their
-# own, until epsilon moves by less than a fiftieth.
+# `estimate_epsilon` draws up to this many pilots, in streams of their own, until epsilon changes by less than
+# a fiftieth.
 _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
 _LARGEST_EPSILON = 1e9
-# Draws of a bound are for divergences below this; larger ones plain draws of the mechanism itself may see.
+# Proposals of a bound are for divergences below this; plain draws of the mechanism resolve larger ones.
 _BOUNDED_BELOW = 1e-3
-# Of the way from the remove direction's upper end to the add direction's: where a line is tried.
+# Fractions of the way from the remove direction's upper end to the add direction's at which a line is tried.
 _LINE_SHARES = (0.0, 0.02, 0.1, 0.3)
 EXTRAPOLATED = "extrapolated"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate, not a guarantee.
+    """Estimate with a confidence interval; not a guarantee.
 
     Attributes:
-      quantity: "delta" or "epsilon" (natural log).
+      quantity: "delta" or "epsilon" (nats).
       value: the estimate, the larger of both directions.
-      low, high: ends of the confidence interval. Where several examples of a user are bounded from above,
-        low is of draws of a bound from below, and the value lies halfway. Low is 0 where none is known (a
-        strategy that is not banded, cuts drawn independently); the value is then that of the bound.
+      low: lower end of the confidence interval. Where several examples of a user are bounded from above, low
+        belongs to draws of a lower bound, and the value lies halfway. Low is 0 without a lower bound (a
+        strategy that is not banded, independent cuts); the value is then that of the upper bound.
+      high: upper end of the confidence interval.
       confidence: its coverage.
       directions: the estimate of each direction.
-      proposals: the distribution each direction was drawn from.
-      num_samples: draws a direction, without those of a line in the add direction; 0 where an accountant
-        knows both ends without a draw, `proposals` then naming it.
+      proposals: the proposal distribution of each direction.
+      num_samples: per direction, without those of a line in the add direction; 0 where an accountant gives
+        both ends without sampling; `proposals` then names it.
     """
 
     quantity: str
@@ -82,12 +83,11 @@ def estimate_delta(
     Args:
       mechanism: the mechanism.
       epsilon: natural log, at least 0.
-      num_samples: draws a direction, at least 1.
+      num_samples: per direction, at least 1.
       key: JAX key; from the operating system by default.
       confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds). Where
-        the add direction's draws see nothing, as many draws again bound it from two common events.
-      proposal: "plain" to draw from the mechanism itself; by default the distribution with the smallest
-        scale.
+        the add direction's samples have no positive term, as many again bound it from two common events.
+      proposal: "plain" to draw from the mechanism itself; by default the proposal with the smallest scale.
       compose_with: a dp-accounting `DpEvent` to compose with.
       progress: called with (what, samples done, samples expected).
     """
@@ -110,7 +110,7 @@ def estimate_delta(
             found[direction] = np.zeros(3)
             continue
         below = from_below(chosen) if composed is None else chosen
-        # Half of the risk is for the line, whether it is needed or not.
+        # Half of the failure probability is for the line, even where it is not needed.
         share = risk / 2 if direction == Direction.ADD and has_line else risk
         draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
         at = np.array([epsilon])
@@ -123,7 +123,7 @@ def estimate_delta(
     return Estimate(
         quantity="delta",
         value=value,
-        # The profile of a composed event is a bound from above.
+        # The profile of a composed event is an upper bound.
         low=low if composed is None else 0.0,
         high=high,
         confidence=confidence,
@@ -144,15 +144,17 @@ def estimate_epsilon(
 ) -> Estimate:
     """Estimate the smallest epsilon with delta(epsilon) <= delta, both directions.
 
-    The interval inverts that of `estimate_delta` on draws of a distribution made for an epsilon near the
-    answer, which small draws of their own find; it is valid at any sample size. Its upper end is never above
-    what holds without a draw: where the scale of a distribution is below delta, or with the participation
-    pattern revealed. Where the draws do not reach down to delta that is the upper end, and the value as well.
+    The interval inverts that of `estimate_delta` on samples of a proposal made for an epsilon near the
+    answer, which small pilots find; it is valid at any sample size. Its upper end never exceeds the bounds
+    without
+    sampling: where the scale of a proposal is below delta, or with the participation pattern revealed. Where
+      the
+    samples do not resolve delta, that bound is both the upper end and the value.
 
     Args:
       mechanism: the mechanism.
       delta: in (0, 1).
-      num_samples: draws a direction, at least 1.
+      num_samples: per direction, at least 1.
       key: JAX key; from the operating system by default.
       confidence: of the interval, in (0, 1).
       progress: called with (what, samples done, samples expected).
@@ -203,7 +205,7 @@ def estimate_epsilon(
 def _known(
     quantity: str, ends: dict[str, tuple[float, float]], known: Accountant, confidence: float
 ) -> Estimate:
-    """Both ends of each direction from an accountant; the value between them."""
+    """Return both ends of each direction from an accountant; the value is between them."""
     low, high = np.max(list(ends.values()), axis=0)
     return Estimate(
         quantity=quantity,
@@ -218,7 +220,7 @@ def _known(
 
 
 def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> dict[str, tuple[float, float]]:
-    """(lower, upper) end of the epsilon at `delta`, each rounded outwards."""
+    """Return the (lower, upper) ends of epsilon at `delta`, each rounded outwards."""
     most = unamplified.epsilon_at(mechanism, delta)
     return {
         direction: (
@@ -230,7 +232,7 @@ def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> di
 
 
 def _crossing(known: Accountant, mechanism: Mechanism, delta: float, direction: str, side: int, most: float):
-    """Where one direction's bound from above (`side` 1) or below (-1) is `delta`, rounded to that side."""
+    """Return where one direction's upper (`side` 1) or lower (-1) bound is `delta`, rounded to that side."""
 
     def excess(epsilon):
         return math.log(max(known.one_sided(mechanism, epsilon, direction, side), 1e-300) / delta)
@@ -239,7 +241,7 @@ def _crossing(known: Accountant, mechanism: Mechanism, delta: float, direction: 
         return 0.0
     if most < math.inf and excess(most) < 0:
         root = float(scipy.optimize.brentq(excess, 0.0, most, xtol=1e-5, rtol=1e-5))
-        # Bounds are not smooth to the last digit: the end is one that has been looked at.
+        # Bounds are not smooth in the last digit: the end is an evaluated point.
         for width in (1e-4, 1e-3, 1e-2):
             end = root + side * max(width * root, width / 10)
             if end > 0 and side * excess(end) <= 0:
@@ -250,9 +252,9 @@ def _crossing(known: Accountant, mechanism: Mechanism, delta: float, direction: 
 def _line_epsilon(
     mechanism: Mechanism, delta: float, least: float, most: float, num_samples: int, q: float, key
 ) -> float:
-    """An epsilon between both at which the add direction is below `delta` by the line; inf where none is.
+    """Return an epsilon between both at which the line bounds the add direction by `delta`; inf without one.
 
-    A few are looked at, which share q.
+    A few candidates are tried, which share q.
     """
     reach = min(most, 2 * least + 1) - least
     points = least + reach * np.array(_LINE_SHARES)
@@ -265,7 +267,7 @@ def _line_epsilon(
 
 @functools.lru_cache(maxsize=64)
 def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
-    """An epsilon at which one direction's divergence is at most `delta` without a draw; inf if none is found.
+    """Return an epsilon at which one direction's divergence is at most `delta` without sampling; else inf.
 
     With the participation pattern revealed, or where the scale of a proposal is below `delta`.
     """
@@ -289,10 +291,9 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
 def _distribution_near(
     mechanism: Mechanism, direction: str, delta: float, most: float, key
 ) -> tuple[Proposal, float]:
-    """A distribution for this direction's answer, and the epsilon that it is made for, somewhat below the
-    answer.
+    """Return a proposal for this direction's answer, and its epsilon, somewhat below the answer.
 
-    Found by small draws of their own: only the width of the interval hangs on them.
+    Small pilots find it: only the width of the interval depends on them.
     """
     anchor = 0.95 * most if most < math.inf else 1.0
     for pilot in range(_PILOTS):
@@ -306,9 +307,9 @@ def _distribution_near(
 
 
 def _distribution_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) -> Proposal:
-    """The proposal with the smallest scale at `epsilon`, of those that are drawn well enough for `delta`."""
+    """Return the proposal with the smallest scale at `epsilon`, of those that resolve `delta`."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(delta))
-    # In logs: a scale may be beyond float64.
+    # In logs: a scale may exceed float64.
     most = math.log(delta / 8) if delta / 8 > 0 else -math.inf
     resolving = [
         p for p in found if p.total_variation <= 0 or p.log_scale + math.log(p.total_variation) <= most
@@ -317,7 +318,7 @@ def _distribution_at(mechanism: Mechanism, epsilon: float, direction: str, delta
 
 
 def _samples_for(delta: float):
-    """Draws that tell a divergence of `delta` from none, about; none where the scale is far below it."""
+    """Return a cost function: samples that distinguish `delta` from 0; 0 where the scale is far below."""
 
     def samples_needed(proposal: Proposal) -> float:
         ratio = proposal.log_scale - math.log(delta)
@@ -327,30 +328,31 @@ def _samples_for(delta: float):
 
 
 def is_uninformative(remove: np.ndarray, add: np.ndarray) -> np.ndarray:
-    """Where draws of the add direction that see nothing keep the upper end up.
+    """Return where add-direction samples without positive terms determine the upper end.
 
     Args:
-      remove, add: (lower, estimate, upper) of each direction.
+      remove: (lower, estimate, upper) of the remove direction.
+      add: the same of the add direction.
     """
     return (add[0] == 0) & (add[2] > remove[2])
 
 
 def composition_of(compose_with) -> Composed | None:
-    """What is composed in, for proposals; None for None."""
+    """Return the composed mechanism for proposals; None for None."""
     return None if compose_with is None else Composed(event_profile(compose_with), _COMPOSED_DELTA)
 
 
 def best_proposal(
     mechanism: Mechanism, epsilon: float, direction: str, name: str | None, composed: Composed | None
 ) -> Proposal:
-    """The proposal called `name`, or the one with the smallest scale; a name must exist for "remove"."""
+    """Return the proposal called `name`, or the one with the smallest scale; for "remove" it must exist."""
     found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
     exact = [p for p in found if not p.of_a_bound or p.log_scale <= math.log(_BOUNDED_BELOW)]
     return choose_proposal(found, direction, name, min(exact, key=_preferred))
 
 
 def _preferred(proposal: Proposal):
-    """The smallest first; among equals those that have more to say than plain draws."""
+    """Sort by scale; of equal scales plain draws come last."""
     return proposal.log_scale, proposal.name == "plain"
 
 

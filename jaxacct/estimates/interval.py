@@ -1,12 +1,12 @@
-"""Confidence intervals of a divergence from draws of a proposal, and of the epsilon that has a given one.
+"""Confidence intervals of a divergence from a proposal's samples, and of the epsilon at a given delta.
 
-Rounding of float32 losses and errors of the drawn distribution are in all of them (proofs/derivations.md
-section 5).
+All intervals include the rounding of float32 losses and errors of the drawn distribution
+(proofs/derivations.md section 5).
 
-A distribution that is good at one epsilon serves all larger ones: its weighted terms
-`w (1 - e^{epsilon - L})_+` (add
-direction: `epsilon + L`) only fall with epsilon, so its scale still bounds them, and it covers where they are
-positive. At smaller ones its terms, cut at the scale, have too small a mean, so a lower bound stays one.
+A proposal that is good at one epsilon is valid at all larger ones: its weighted terms
+`w (1 - e^{epsilon - L})_+` (add direction: `epsilon + L`) decrease in epsilon, so its scale still bounds
+them, and it covers their support. At smaller epsilons its terms, truncated at the scale, have too small a
+mean, so a lower bound stays one.
 """
 
 import math
@@ -20,9 +20,9 @@ from jaxacct.statistics import bounds, hockey_stick, roots
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import total
 
-# A part in a thousand of this is the probability of outputs whose losses may be off by more than is booked.
+# A thousandth of this is the probability of outputs whose loss error may exceed the reserve.
 _DELTA = 1e-12
-_AT_ONCE = 1 << 16  # draws
+_AT_ONCE = 1 << 16  # samples
 
 
 def side_counts(
@@ -34,7 +34,7 @@ def side_counts(
     side: int,
     profile=hockey_stick.hockey_stick,
 ) -> np.ndarray:
-    """Histogram of the terms over their scale, as large (`side` 1) or small (-1) as rounding allows."""
+    """Return the histogram of the terms over their scale, rounded up (`side` 1) or down (-1)."""
     shift = side * chosen.weight_error(margin) - log_scale
     scaled = draws._replace(log_weight=draws.log_weight + shift)
     terms = hockey_stick.weighted_terms(scaled, chosen.direction, epsilon - side * margin, profile)
@@ -44,15 +44,15 @@ def side_counts(
 def bands(
     chosen: Proposal, grid: np.ndarray, parts, q: float, profile=hockey_stick.hockey_stick
 ) -> np.ndarray:
-    """(3, points): lower, estimate, upper of the divergence; each interval is wrong with probability <= q.
+    """Return (3, points): lower, estimate, upper divergence; each interval is wrong with probability <= q.
 
     Args:
-      chosen: its scale has to hold at every point: replicas, plain draws, or a distribution made for the
-        first point.
+      chosen: its scale must hold at every point: replicas, plain draws, or a proposal made for the first
+        point.
       grid: (points,) epsilons, ascending, natural logs.
-      parts: iterable of the draws of `chosen`, in batches.
+      parts: iterable of the samples of `chosen`, in batches.
       q: in (0, 1).
-      profile: of another mechanism that is composed in.
+      profile: of a composed mechanism.
     """
     log_scales = np.full(len(grid), chosen.log_scale)
     if chosen.scale_at is not None:
@@ -63,7 +63,7 @@ def bands(
     high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
     for draws in in_large_parts(parts):
         num_samples += draws.loss.size
-        # All of them are looked at once, so that a loss or weight that is no number is not passed over.
+        # All samples are checked, so that a loss or weight that is NaN is found.
         hockey_stick.weighted_terms(draws, chosen.direction, grid[0], profile)
         signed = Direction(chosen.direction).sign * draws.loss
         order = np.argsort(-signed)
@@ -94,12 +94,17 @@ def bands_of_both(
     q: float,
     profile=hockey_stick.hockey_stick,
 ) -> np.ndarray:
-    """`bands`, whose lower ends are those of `below` (`mean_overlaps.from_below`); 0 where that is None.
+    """Return `bands` with the lower ends of `below` (`mean_overlaps.from_below`); 0 where that is None.
 
-    Each end is wrong with probability q / 2 at most, so together with q, whatever their draws share.
+    Each end is wrong with probability at most q / 2, so together with q, for any dependence.
 
     Args:
-      draw: (proposal) -> draws of it, in batches.
+      chosen: as in `bands`.
+      below: proposal of a lower bound, or None.
+      grid: as in `bands`.
+      draw: (proposal) -> its samples, in batches.
+      q: in (0, 1).
+      profile: of a composed mechanism.
     """
     found = bands(chosen, grid, draw(chosen), q, profile)
     if below is chosen:
@@ -113,7 +118,7 @@ def bands_of_both(
 
 
 def in_large_parts(parts) -> Iterator[Draws]:
-    """The same draws, many at a time: what is done with them at every epsilon is quick for each draw."""
+    """Yield the same samples in large batches: the work per epsilon is fast for each sample."""
     waiting: list[Draws] = []
     for draws in parts:
         waiting.append(draws)
@@ -136,26 +141,35 @@ def crossing(
     q: float,
     lower: tuple[Proposal, Draws] | None,
 ) -> tuple[float, float]:
-    """(low, high): the epsilon whose divergence is `delta` lies between, wrong with probability at most q.
+    """Return (low, high) around the epsilon whose divergence is `delta`, wrong with probability at most q.
 
     Args:
-      lower: of `mean_overlaps.from_below`, and its draws; None where nothing is known from below.
+      chosen: proposal, made for `anchor`.
+      draws: its samples.
+      anchor: epsilon, nats.
+      delta: in (0, 1).
+      q: in (0, 1).
+      lower: of `mean_overlaps.from_below`, and its samples; None without a lower bound.
     """
     low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)
     return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2))
 
 
 def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float) -> float:
-    """At least the epsilon whose divergence is `delta`, wrong with probability at most q.
+    """Return an upper bound on the epsilon whose divergence is `delta`, wrong with probability at most q.
 
-    A pointwise bound as those of `bands`, inverted. It has to hold at that one epsilon alone, since it falls
-    with epsilon; so the draws may be used at every epsilon at no cost in q.
+    It inverts a pointwise bound as in `bands`, which has to hold at that one epsilon only, since it decreases
+    in epsilon; so the samples may be used at every epsilon at no cost in q.
 
     Args:
-      chosen: the sampling distribution, made for `anchor`; chosen without looking at them.
-      draws: all of them.
+      chosen: proposal, made for `anchor`, chosen independently of the samples.
+      draws: all samples.
+      anchor: epsilon, nats.
+      delta: in (0, 1).
+      q: in (0, 1).
 
-    Returns a natural log, infinite where the draws do not say.
+    Returns:
+      A natural log; infinite where the samples give no bound.
     """
     margin, _, _ = _booked(chosen)
     furthest = _furthest(chosen, draws) + 2 * margin
@@ -176,7 +190,7 @@ def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: f
 
 
 def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float) -> float:
-    """At most the epsilon of `_crossing_from_above`, likewise; 0 where the draws do not say."""
+    """Return a lower bound on the epsilon of `_crossing_from_above`; 0 where the samples give no bound."""
     margin, relative, variation = _booked(chosen)
     furthest = _furthest(chosen, draws) + 2 * margin
     above = delta * math.exp(-chosen.log_scale) * (1 + relative) + variation
@@ -188,13 +202,13 @@ def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float)
 
 
 def _booked(chosen: Proposal) -> tuple[float, float, float]:
-    """(nats, relative error, total variation) of arithmetic and of the drawn distribution."""
+    """Return (nats, relative error, total variation) of arithmetic and of the drawn distribution."""
     lines = budget_lines(chosen, _DELTA)
     return total(lines, "epsilon"), total(lines, "relative"), total(lines, "total variation")
 
 
 def mean_crossing(chosen: Proposal, draws: Draws, delta: float) -> float:
-    """The epsilon at which the mean of the weighted terms falls below `delta`; 0 if it is below it there."""
+    """Return the epsilon at which the mean weighted term falls below `delta`; 0 if it is below at 0."""
 
     def is_above(epsilon):
         return float(np.mean(hockey_stick.weighted_terms(draws, chosen.direction, epsilon))) > delta
@@ -203,11 +217,11 @@ def mean_crossing(chosen: Proposal, draws: Draws, delta: float) -> float:
 
 
 def _furthest(chosen: Proposal, draws: Draws) -> float:
-    """The largest epsilon at which any of the draws has a term, at least 0."""
+    """Return the largest epsilon at which any sample has a positive term, at least 0."""
     losses = draws.loss if chosen.direction == Direction.REMOVE else -draws.loss
     return max(0.0, float(losses.max()))
 
 
 def last_true(holds, low: float, high: float, precision: float = 1e-6) -> tuple[float, float]:
-    """Ends of a short interval in which a property, true at `low` and not beyond `high`, ends to hold."""
+    """Return a short interval around the end of a property that is true at `low` and not beyond `high`."""
     return roots.bisect(lambda x: not holds(x), low, high, absolute=1e-3 * precision, relative=precision)

@@ -1,4 +1,4 @@
-"""Upper bounds on the add direction where draws of it see nothing: by the line through two common events.
+"""Upper bounds on the add direction where its samples have no positive term: the line through two events.
 
 Estimates and verification share the theorem and the distributions
 (`jaxacct.proposals.families.extrapolation`, proofs/add_direction.md, section 4).
@@ -25,7 +25,7 @@ from jaxacct.proposals.families.plain_bounded import least_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 
-_MANY = 5  # points, from which on two pairs of distances are used
+_MANY = 5  # number of points from which on two pairs of distances are used
 
 
 def line_bounds(
@@ -37,22 +37,26 @@ def line_bounds(
     composed: Composed | None = None,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """(points,) float64: at least H(Q, P) at each of `epsilons`; 1 where no line is known.
+    """Return (points,) float64: upper bounds on H(Q, P) at each of `epsilons`; 1 where no line exists.
 
-    Each is wrong with probability q at most: the draws serve all points, each with confidence bounds of its
-    own. The distances are chosen for one of the first points, which need the most, and where there are many
-    for a later one too, from draws of another stream.
+    Each is wrong with probability at most q: the samples serve all points, each with confidence bounds of its
+    own. The distances are chosen for one of the first points, which need the most samples, and with many
+    points for a later one, too, from another stream.
 
     Args:
-      epsilons: natural logs, ascending; where nothing is composed none at which H(Q, P) is exactly zero.
+      mechanism: the mechanism.
+      epsilons: nats, ascending; without a composed mechanism none at which H(Q, P) is exactly zero.
       num_samples: of all distributions together, rounded up to whole blocks.
-      key: of the estimate; streams of their own are taken from it.
+      q: in (0, 1).
+      key: of the estimate; separate streams are derived from it.
+      composed: another mechanism.
+      progress: called with (what, samples done, samples expected).
     """
     best, open_ = np.ones(len(epsilons)), np.ones(len(epsilons), bool)
     if not supports(mechanism):
         return best
     if composed is not None:
-        # No term exceeds the profile at the least exponent, and from its end on no line says more.
+        # No term exceeds the profile at the smallest exponent, and beyond its end a line does not help.
         least = [least_exponent(mechanism, float(epsilon)) for epsilon in epsilons]
         best = np.array([math.exp(composed.log_at(t)) for t in least])
         open_ = np.array([t < composed.end < math.inf for t in least])
@@ -72,7 +76,7 @@ def line_bounds(
 
 
 def _bounds(lines: list[Extrapolation], blocks: int, q: float, key, progress: Progress | None) -> np.ndarray:
-    """The bounds of lines of the same two distributions, which are drawn once."""
+    """Return the bounds of lines of the same two distributions, which are drawn once."""
     first = lines[0]
     margin = margin_of_line(first)
     stream = randomness.stream_key(key, Stream.EXTRAPOLATION)

@@ -1,4 +1,4 @@
-"""The privacy profile delta(epsilon) with simultaneous confidence bands, both directions."""
+"""Privacy profile delta(epsilon) with simultaneous confidence bands, both directions."""
 
 import functools
 import math
@@ -28,27 +28,29 @@ from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 
-# An accountant that knows both ends takes half a second a point; of more points draws are sooner done.
+# An accountant that gives both ends takes half a second a point; with more points sampling is faster.
 _COMPUTED_POINTS = 16
-# For one direction, where a distribution serves the points from one on.
+# Maximum number of proposals of one direction; each serves the points from one on.
 _MAX_PROPOSALS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """delta(epsilon) on a grid. With probability `confidence` all bands hold at once.
+    """Values of delta(epsilon) on a grid. With probability `confidence` all bands hold at once.
 
-    Since delta falls with epsilon, between two points of the grid `upper` of the left one and `lower` of the
-    right one hold as well.
+    Since delta decreases in epsilon, between two points of the grid `upper` of the left one and `lower` of
+    the right one hold, too.
 
     Attributes:
       epsilons: (points,) float64, ascending, natural logs.
-      lower, estimate, upper: (points,) float64, of the larger of both directions; `lower` is 0 where all
-        that is drawn is a bound from above (`mean_overlaps.from_below`).
+      lower: (points,) float64, of the larger of both directions; 0 where only an upper bound is drawn
+        (`mean_overlaps.from_below`).
+      estimate: as `lower`.
+      upper: as `lower`.
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
       confidence: of both directions and all points together.
-      num_samples: draws a direction; 0 where an accountant knows both ends, `proposals` then naming it.
-      proposals: the distribution each direction was drawn from.
+      num_samples: per direction; 0 where an accountant gives both ends; `proposals` then names it.
+      proposals: the proposal distribution of each direction.
     """
 
     epsilons: np.ndarray
@@ -71,26 +73,28 @@ def privacy_profile(
     key=None,
     progress: Progress | None = None,
 ) -> Profile:
-    """The profile on a grid of epsilon from draws of its own.
+    """Compute the profile on a grid of epsilon from fresh samples.
 
     Rounding of float32 losses and errors of the drawn distributions are in the bands (proofs/derivations.md
-    section 5). They are confidence bounds on delta, not a plan: `calibrate` books its failure probability in
-    delta.
+    section 5). They are confidence bounds on delta, not a plan: `calibrate` includes its failure probability
+    in delta.
 
-    The remove direction uses replicas and resolves small deltas. The add direction is drawn plainly, until it
-    is exactly zero; where that sees nothing, as many draws again bound it from two common events, where the
-    mechanism has one Gaussian without participation (`proposals.extrapolation.supports`). Where losses are
-    bounds it is drawn from the distributions that `calibrate` has, made for up to four of the points,
-    `num_samples` each. Elsewhere its upper band ends near 10 / num_samples.
+    The remove direction uses replicas and resolves small deltas. The add direction is drawn plainly, up to
+    where its divergence is exactly zero; where samples have no positive term, as many again bound it from two
+    common events, if the mechanism has one Gaussian without participation
+    (`proposals.extrapolation.supports`). Where losses are bounds it is drawn from the proposals of
+    `calibrate`, made for up to four of the points, `num_samples` each. Elsewhere its upper band ends near 10
+    / num_samples.
 
-    Balls-in-bins with one band (C = I) needs no draw: at up to 16 points an accountant knows both ends.
+    Balls-in-bins with one band (C = I) needs no samples: at up to 16 points an accountant gives both ends.
 
     Args:
+      mechanism: the mechanism.
       epsilons: at least one, each at least 0, ascending.
-      num_samples: draws of each distribution.
+      num_samples: of each proposal.
       confidence: in (0, 1), of all bands together.
-      compose_with: a dp-accounting `DpEvent`, for the profile of both together. Nothing is known from below
-        then, as its own profile is a bound.
+      compose_with: a dp-accounting `DpEvent`, for the profile of both together. There is no lower bound then,
+        as its own profile is an upper bound.
       key: JAX key; from the operating system by default.
       progress: called with (what, samples done, samples expected).
 
@@ -135,10 +139,10 @@ def privacy_profile(
         most = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
         names[Direction.ADD] += f", {EXTRAPOLATED}" if (most < upper[wide]).any() else ""
         upper[wide] = np.minimum(upper[wide], most)
-        # It falls with epsilon, and so does what bounds it.
+        # The divergence decreases in epsilon, and so does its bound.
         found[Direction.ADD] = np.minimum(found[Direction.ADD], np.minimum.accumulate(upper))
     if composed is not None:
-        # The profile of what is composed in is a bound from above.
+        # The composed profile is an upper bound.
         for bands in found.values():
             bands[0] = 0.0
     lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
@@ -146,12 +150,12 @@ def privacy_profile(
 
 
 def _known(known: Accountant, mechanism: Mechanism, grid: np.ndarray, confidence: float) -> Profile:
-    """Both ends at every point from an accountant, without a draw; the estimate between them."""
+    """Return both ends at every point from an accountant, without sampling; the estimate between them."""
     ends = [known.divergences(mechanism, float(epsilon)) for epsilon in grid]
     found = {}
     for direction in DIRECTIONS:
         lower, upper = np.array([both[direction] for both in ends]).T
-        # The divergence falls with epsilon.
+        # The divergence decreases in epsilon.
         lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
         found[direction] = np.stack([lower, (lower + upper) / 2, upper])
     lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
@@ -160,12 +164,12 @@ def _known(known: Accountant, mechanism: Mechanism, grid: np.ndarray, confidence
 
 
 def _chosen(mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None) -> Proposal:
-    """Replicas have a known weight at every epsilon; the add direction's proposals serve only their own."""
+    """Choose a proposal: replicas bound every epsilon; the add direction's proposals only their own."""
     if direction == Direction.ADD:
         return proposals.plain(mechanism, direction)
     chosen = best_proposal(mechanism, float(grid[-1]), direction, None, composed)
     if composed is not None and chosen.scale_at is not None and chosen.scale_at(float(grid[0])) > 0:
-        # Draws that resolve the last point alone: the profile of what is composed falls slowly.
+        # A proposal that resolves the last point suffices: the composed profile decreases slowly.
         return proposals.plain(mechanism, direction)
     return chosen
 
@@ -186,7 +190,7 @@ def _distributions(
 def _bands(
     chosen: Proposal, grid: np.ndarray, q: float, draw, other, composed: Composed | None
 ) -> np.ndarray:
-    """(3, points): lower, estimate and upper; each interval wrong with probability q at most."""
+    """Return (3, points): lower, estimate and upper; each interval wrong with probability at most q."""
     mechanism, direction = chosen.mechanism, chosen.direction
     if chosen.log_scale == -math.inf:
         return np.zeros((3, len(grid)))

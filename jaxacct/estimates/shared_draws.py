@@ -1,12 +1,11 @@
-"""Many noise multipliers from the same draws: the scores are signal plus sigma times noise.
+"""Many noise multipliers from the same samples: the scores are signal plus sigma times noise.
 
-Participations, random bits and both FFTs are paid once; what remains for each noise multiplier is the
+Participations, random bits and both FFTs are computed once; what remains for each noise multiplier is the
 recurrence, in linear scale (`kernels.linear_scale`). Thirty take two to four times as long as one
-(`sample_privacy_loss`; beside one by the same code up to thirteen times, where examples are drawn
-independently: tests/benchmarks/RESULTS.md says why). For
-exploring and for choosing candidates: theorem A.1 of arXiv 2602.09338 would allow it for verifying too
-(proofs/derivations.md section 4), but the verifier has better proposals than plain ones, and those depend on
-sigma.
+(`sample_privacy_loss`; up to thirteen times as long as one by the same code, where examples are drawn
+independently; see tests/benchmarks/RESULTS.md). Use it for exploration and candidates: theorem A.1 of arXiv
+2602.09338 would allow it for verification (proofs/derivations.md section 4), but the verifier has better
+proposals than plain ones, and those depend on sigma.
 """
 
 import math
@@ -28,8 +27,8 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
-# Noise multipliers that a CPU works on at once: a step is then long beside its call, a block near in cache;
-# and the numbers that likelihoods of so many may keep.
+# Noise multipliers that a CPU processes at once: a step is then long beside its call, a block stays in cache;
+# and how many numbers their likelihoods may keep.
 _TOGETHER = 15
 _KEPT = 2**20
 
@@ -38,8 +37,10 @@ class DeltaCurve(NamedTuple):
     """Estimates of delta at each noise multiplier, (count,) float64 each; no guarantee.
 
     Attributes:
-      low, value, high: the larger of both directions; each interval holds with the confidence asked for, but
-        all share their draws. `low` is 0 where losses are upper bounds themselves.
+      low: lower end, the larger of both directions; each interval holds with the requested confidence, but
+        all share their samples. 0 where losses are upper bounds.
+      value: estimate, as `low`.
+      high: upper end, as `low`.
     """
 
     noise_multipliers: np.ndarray
@@ -59,15 +60,17 @@ def sample_privacy_losses(
     """Privacy losses at several noise multipliers, from the same participations and noise.
 
     Args:
-      key: a JAX key. Row j is what `sample_privacy_loss` draws with this key at the j-th noise multiplier, up
-        to rounding.
+      key: JAX key. Row j has the samples of `sample_privacy_loss` with this key at the j-th noise multiplier,
+        up to rounding.
+      scheme: any scheme without side information.
+      strategy: strategy matrix.
       noise_multipliers: (count,) above 0.
       num_samples: at least 1.
       direction: "remove" or "add".
 
     Returns:
       (count, num_samples) float32, natural log. Besides these, memory is that of a few blocks of 128 samples,
-      for any count and number of samples.
+      for for any count and number of samples.
 
     Raises:
       ValueError: bad arguments; a scheme with side information, whose Q is no Gaussian.
@@ -77,7 +80,7 @@ def sample_privacy_losses(
     direction = Direction.of(direction)
     stream = direction_key(key, direction)
     num_blocks = -(-num_samples // randomness.BLOCK_SIZE)
-    # An accelerator holds the log-ratios of all noise multipliers, and what the recurrence makes of them.
+    # An accelerator holds the log-ratios of all noise multipliers, and the state of their recurrences.
     batches = -(-num_blocks // blocks_at_once(mechanism, arrays=12 + 2 * len(sigmas)))
     # The same number for every thread.
     at_once = -(-num_blocks // (batches + -batches % workers()))
@@ -92,7 +95,7 @@ def sample_privacy_losses(
         return np.concatenate(parts, axis=1)[:, :num_samples]
 
     found = losses(sigmas, False)
-    # In linear scale small noise is out of range; in logarithms nothing is.
+    # In linear scale small noise is out of range; logarithms always work.
     beyond = ~np.isfinite(found).all(axis=1)
     if beyond.any():
         found[beyond] = losses(sigmas[beyond], True)
@@ -109,7 +112,17 @@ def delta_curve(
     confidence: float = 0.95,
     key=None,
 ) -> DeltaCurve:
-    """Estimate delta(epsilon) at every noise multiplier from one set of plain draws, both directions."""
+    """Estimate delta(epsilon) at every noise multiplier from one set of plain samples, both directions.
+
+    Args:
+      scheme: any scheme without side information.
+      strategy: strategy matrix.
+      noise_multipliers: (count,) above 0.
+      epsilon: nats, at least 0.
+      num_samples: per direction.
+      confidence: of each interval, in (0, 1).
+      key: JAX key; from the operating system by default.
+    """
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
     key = randomness.checked_key(key)
@@ -143,13 +156,13 @@ def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]
         _validate.noise_multiplier("noise_multipliers", float(sigma))
     if scheme.side_information is not None:
         raise ValueError(f"scheme must not be {scheme.name}: its draws are not signal plus noise alone")
-    # The mechanism refuses what does not go together.
+    # The mechanism refuses incompatible pairs.
     return jnp.asarray(given, jnp.float32), Mechanism(scheme, strategy, float(given[0]))
 
 
 @compiled(static=4)
 def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
-    """(count, samples of the blocks `keys`) losses; not finite where only logarithms have room."""
+    """Return (count, samples of the blocks `keys`) losses; not finite where linear scale overflows."""
     by_sums = scheme.many_multipliers is not None and not in_logs
 
     def losses(keys):
@@ -167,7 +180,7 @@ def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
 
     number = len(jax.tree.leaves(keys)[0])
     if jax.default_backend() == "cpu":
-        # Side by side only what is short beside its call, and stays in cache.
+        # Vectorized only where a step is short beside its call, and stays in cache.
         wide = _together(scheme, sigmas.shape[0]) if by_sums else 1
         most = min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
         if by_sums:
@@ -180,7 +193,7 @@ def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
 
 
 def _signal_and_noise(scheme, strategy, direction, key):
-    """Of the scores of one block at sigma = 1, (BLOCK_SIZE, iterations) float32 each."""
+    """Return the signal and noise scores of one block at sigma = 1, (BLOCK_SIZE, iterations) float32 each."""
     normals_key, counts_key = threefry.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = strategy.draw_normals(normals_key, n, size, jnp.float32)
@@ -195,7 +208,7 @@ def _signal_and_noise(scheme, strategy, direction, key):
 
 
 def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
-    """(count, num_samples) losses: log-ratios are `(signal - lowered) / sigma^2 + noise / sigma`."""
+    """Return (count, num_samples) losses: log-ratios are `(signal - lowered) / sigma^2 + noise / sigma`."""
     lowered = jax.lax.broadcast_to_rank(lowered_norms(scheme, strategy, direction, noise.dtype), 2)
     arrays = (signal - lowered).T, noise.T
     factors = jnp.stack([sigmas**-2, 1 / sigmas], axis=1)
@@ -212,10 +225,10 @@ def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
 
 
 def _together(scheme, count: int) -> int:
-    """Noise multipliers that a CPU works on at once: groups of one size, with the last padded."""
+    """Return how many noise multipliers a CPU processes at once: equal groups, the last one padded."""
     return math.ceil(count / math.ceil(count / min(_TOGETHER, _most_together(scheme))))
 
 
 def _most_together(scheme) -> int:
-    """Blocks of samples, each at one noise multiplier, whose likelihoods stay in cache."""
+    """Return how many blocks of samples, each at one noise multiplier, stay in cache."""
     return max(1, _KEPT // (randomness.BLOCK_SIZE * scheme.many_multipliers.numbers_kept))

@@ -1,9 +1,9 @@
-"""Individual accountants: a small state for every example, updated in the training step, asked afterwards.
+"""Individual accountants: a small state per example, updated in the training step, queried afterwards.
 
 Everything they return is **private**: a function of the data that no guarantee covers.
 
-`update` takes the norms of *all* examples at the current parameters, whether they were sampled or not: what
-an example is charged depends on its gradient and on what was released, never on the draw of the batch.
+`update` takes the norms of *all* examples at the current parameters, whether they were sampled or not: the
+cost of an example depends on its gradient and on previous releases, never on the draw of the batch.
 """
 
 import functools
@@ -21,24 +21,26 @@ from jaxacct.individual.filters import FilterState, add_exactly, spent_of
 from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.rdp import ORDERS, rdp_to_epsilon, subsampled_gaussian_rdp
 
-# Norms may exceed the clip norm by so much of it, for rounding; every bucket is charged for it.
+# Norms may exceed the clip norm by this fraction, for rounding; every bucket is charged for it.
 NORM_SLACK = 1e-6
 
 
 class CountState(NamedTuple):
-    """Steps of each example in each bucket. **Private.**"""
+    """Steps of each example in each bucket (**private**)."""
 
     counts: Any
     """(num_examples, buckets) int32."""
     refused: Any
-    """(num_examples,) int32: norms that were not numbers in [0, clip norm]; such an example has no
-    guarantee."""
+    """(num_examples,) int32: number of norms that were not in [0, clip norm].
+
+    Such an example has no guarantee.
+    """
 
 
 def _after_all(accountant, norms):
-    """The state after the steps of `norms`, (steps, num_examples), checked on the host.
+    """Return the state after the steps of `norms`, (steps, num_examples), checked on the host.
 
-    One clear line in place of a state that says infinity later.
+    A one-line error replaces a state that becomes infinite later.
     """
     norms, clip_norm = np.asarray(norms), accountant.clip_norm
     if not np.all(norms >= 0) or not np.all(norms <= clip_norm * (1 + NORM_SLACK)):
@@ -70,14 +72,18 @@ class GDPIndividualAccountant:
             object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
 
     def init(self, num_examples: int) -> FilterState:
-        """Nothing spent."""
+        """Return the state before the first step."""
         n = _validate.positive_integer("num_examples", num_examples)
         return FilterState(jnp.zeros(n), jnp.zeros(n), jnp.ones(n, bool), jnp.zeros((), jnp.int32))
 
     def update(self, state: FilterState, norms) -> FilterState:
-        """After a step in which every example's clipped gradient had the norm `norms`; jittable.
+        """Return the state after a step in which clipped gradients had these norms; jittable.
 
         A norm that is not a number of at least 0 makes the example's mu infinite.
+
+        Args:
+          state: before the step.
+          norms: (num_examples,) float.
         """
         norms = jnp.asarray(norms, state.spent.dtype)
         norms = jnp.where(norms >= 0, norms, jnp.inf)
@@ -89,7 +95,10 @@ class GDPIndividualAccountant:
         )
 
     def from_norms(self, norms) -> FilterState:
-        """The state after the steps of `norms`, (steps, num_examples).
+        """Return the state after the steps of `norms`.
+
+        Args:
+          norms: (steps, num_examples) float.
 
         Raises:
           ValueError: a negative or unclipped norm.
@@ -97,21 +106,21 @@ class GDPIndividualAccountant:
         return _after_all(self, norms)
 
     def mu(self, state: FilterState) -> np.ndarray:
-        """(num_examples,) float64. **Private.**"""
+        """Return (num_examples,) float64 (**private**)."""
         return np.sqrt(spent_of(state))
 
     def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
-        """(num_examples,) float64 at delta. **Private.**"""
+        """Return (num_examples,) float64 at delta (**private**)."""
         return gdp_epsilon(delta, self.mu(state))
 
     def delta(self, state: FilterState, epsilon: float) -> np.ndarray:
-        """(num_examples,) float64 at epsilon. **Private.**"""
+        """Return (num_examples,) float64 at epsilon (**private**)."""
         return gdp_delta(epsilon, self.mu(state))
 
 
 @dataclass(frozen=True)
 class _Bucketed:
-    """What accountants of Poisson-sampled steps share: each step is a count in a bucket of norms."""
+    """Base of accountants of Poisson-sampled steps: each step is a count in a bucket of norms."""
 
     sampling_probability: float
     noise_multiplier: float
@@ -131,19 +140,22 @@ class _Bucketed:
 
     @property
     def charged_sigmas(self) -> np.ndarray:
-        """(buckets,) float64: the noise that each bucket is charged as, the slack of norms taken off."""
+        """(buckets,) float64: the noise ratio at which each bucket is charged, with the slack of norms."""
         return self.grid.sigmas / (1 + NORM_SLACK)
 
     def init(self, num_examples: int) -> CountState:
-        """No steps."""
+        """Return the state without steps."""
         n = _validate.positive_integer("num_examples", num_examples)
         return CountState(jnp.zeros((n, self.grid.sigmas.size), jnp.int32), jnp.zeros(n, jnp.int32))
 
     def bucket_of(self, norms) -> tuple[jax.Array, jax.Array]:
-        """The bucket of each norm, rounded to the side that charges more; whether it is known; jittable.
+        """Return the bucket of each norm, rounded to the expensive side, and whether it is valid; jittable.
+
+        Args:
+          norms: (num_examples,) float.
 
         Returns:
-          bucket: (num_examples,) int; bucket 0, the dearest, where a norm is not in [0, clip norm].
+          bucket: (num_examples,) int; bucket 0, the most expensive, where a norm is not in [0, clip norm].
           known: (num_examples,) bool: False there.
         """
         norms = jnp.asarray(norms)
@@ -152,29 +164,33 @@ class _Bucketed:
         dtype, bits = (np.float64, np.int64) if wide else (np.float32, np.int32)
         limits = self.grid.norm_limits(self.noise_multiplier, self.clip_norm, dtype)
         known = (norms >= 0) & (norms <= jnp.asarray(self.clip_norm * (1 + NORM_SLACK), dtype))
-        # Limits fall: a norm belongs to the last bucket whose limit it keeps; within the slack, to the first.
-        # Compared as integers, which order numbers of at least 0 alike: a subnormal norm, which the
-        # hardware may take for 0, must not be charged as nothing.
+        # Limits decrease: a norm belongs to the last bucket whose limit it keeps; within the slack, to the
+        # first. Compared as integers, which have the same order for numbers of at least 0: hardware may flush
+        # a subnormal norm to 0, and it must not be charged 0.
         pattern = jax.lax.bitcast_convert_type(jnp.abs(norms), bits)
         reached = pattern[:, None] <= jnp.asarray(limits.view(bits))[None]
         return jnp.where(known, jnp.maximum(0, reached.sum(axis=1) - 1), 0), known
 
     def update(self, state: CountState, norms) -> CountState:
-        """One step; jittable, memory linear in examples times buckets.
+        """Return the state after one step; jittable, memory linear in examples times buckets.
 
         Args:
+          state: before the step.
           norms: (num_examples,) float, of the clipped gradients of *all* examples.
         """
         return self.count(state, *self.bucket_of(norms))
 
     def count(self, state: CountState, bucket, known) -> CountState:
-        """One step of examples in the buckets that `bucket_of` gave."""
+        """Return the state after one step of examples in the buckets of `bucket_of`."""
         rows = jnp.arange(state.counts.shape[0])
         counts = state.counts.at[rows, bucket].add(known.astype(jnp.int32))
         return CountState(counts, state.refused + (~known).astype(state.refused.dtype))
 
     def from_norms(self, norms) -> CountState:
-        """The state after the steps of `norms`, (steps, num_examples).
+        """Return the state after the steps of `norms`.
+
+        Args:
+          norms: (steps, num_examples) float.
 
         Raises:
           ValueError: a negative or unclipped norm.
@@ -183,13 +199,13 @@ class _Bucketed:
 
 
 def _for_each_vector(state: CountState, ask, unknown: float) -> np.ndarray:
-    """`ask(vectors)` once for every different count vector; `unknown` where a norm was refused."""
+    """Return `ask(vectors)`, called once per distinct count vector; `unknown` where a norm was invalid."""
     vectors, inverse = _grouped(np.asarray(state.counts))
     return np.where(np.asarray(state.refused) > 0, unknown, ask(vectors)[inverse])
 
 
 def _grouped(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(different rows, which of them each row is): a million rows in a second, where sorting takes twenty."""
+    """Return (distinct rows, index of each row): a million rows in a second, where sorting takes twenty."""
     with np.errstate(over="ignore"):
         weights = np.cumprod(np.full(counts.shape[1], 0x9E3779B97F4A7C15, np.uint64))
     chunks = [counts[first : first + 2**16] for first in range(0, len(counts), 2**16)]
@@ -203,10 +219,10 @@ def _grouped(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class PLDIndividualAccountant(_Bucketed):
-    """Poisson-sampled Gaussian steps: counts in buckets of norms, then the Fourier accountant.
+    """Accountant of Poisson-sampled Gaussian steps: counts in buckets of norms, then the Fourier accountant.
 
-    An upper bound, all errors booked, for norms that do not depend on what was released before. Where norms
-    are chosen adaptively, as in training, the privacy-loss distribution of the realised norms is *not* known
+    An upper bound, with all errors reserved, for norms that do not depend on previous releases. Where norms
+    are chosen adaptively, as in training, the privacy-loss distribution of the realised norms is *not* proven
     to bound the adaptive composition, and these values are estimates (proofs/individual.md). The rigorous
     adaptive statements are those of `IndividualRDPFilter` and `RDPIndividualAccountant`'s orders.
 
@@ -215,7 +231,8 @@ class PLDIndividualAccountant(_Bucketed):
       noise_multiplier: sigma, noise standard deviation per unit of clip norm; the grid's smallest ratio.
       clip_norm: C.
       grid: buckets of effective noise.
-      half_width, num_points: of the Fourier accountant.
+      half_width: of the Fourier accountant.
+      num_points: of the Fourier accountant.
     """
 
     half_width: float = 10.0
@@ -226,39 +243,42 @@ class PLDIndividualAccountant(_Bucketed):
         self.fourier()
 
     def fourier(self) -> FourierAccountant:
-        """The accountant behind it."""
+        """Return the Fourier accountant of these buckets."""
         sigmas = tuple(map(float, self.charged_sigmas))
         return FourierAccountant(self.sampling_probability, sigmas, self.half_width, self.num_points)
 
     def epsilon(self, state: CountState, delta: float) -> np.ndarray:
-        """(num_examples,) float64 at delta: one query for each different count vector. **Private.**"""
+        """Return (num_examples,) float64 at delta: one query per distinct count vector (**private**)."""
         return _for_each_vector(state, lambda counts: self.fourier().epsilon(delta, counts), np.inf)
 
     def delta(self, state: CountState, epsilon: float) -> np.ndarray:
-        """(num_examples,) float64 at epsilon. **Private.**"""
+        """Return (num_examples,) float64 at epsilon (**private**)."""
         return _for_each_vector(state, lambda counts: self.fourier().delta(epsilon, counts), 1.0)
 
 
 @dataclass(frozen=True)
 class RDPIndividualAccountant(_Bucketed):
-    """Poisson-sampled Gaussian steps at Renyi orders.
+    """Accountant of Poisson-sampled Gaussian steps at Renyi orders.
 
     At an order fixed beforehand this is rigorous for adaptively chosen norms whose sums are bounded by a
-    filter; the best order of each example, chosen after looking, is a report and not a guarantee.
+    filter; the best order of each example, chosen from the values, is a report and not a guarantee.
 
     Attributes:
-      sampling_probability, noise_multiplier, clip_norm, grid: as in `PLDIndividualAccountant`.
+      sampling_probability: as in `PLDIndividualAccountant`.
+      noise_multiplier: as in `PLDIndividualAccountant`.
+      clip_norm: as in `PLDIndividualAccountant`.
+      grid: as in `PLDIndividualAccountant`.
       orders: whole numbers of at least 2.
     """
 
     orders: tuple[int, ...] = ORDERS
 
     def costs(self) -> np.ndarray:
-        """(buckets, orders) float64: the divergence of one step."""
+        """Return (buckets, orders) float64: the divergence of one step."""
         return subsampled_gaussian_rdp(self.sampling_probability, self.charged_sigmas, self.orders)
 
     def epsilon(self, state: CountState, delta: float) -> np.ndarray:
-        """(num_examples,) float64 at delta, the best order of each. **Private.**"""
+        """Return (num_examples,) float64 at delta, the best order of each (**private**)."""
         return _for_each_vector(
             state, lambda counts: rdp_to_epsilon(counts @ self.costs(), self.orders, delta)[0], np.inf
         )

@@ -13,8 +13,7 @@ from jaxacct.individual.rdp import rdp_to_epsilon
 
 @dataclass(frozen=True, eq=False)
 class ApproximateBlackwell:
-    """**Approximate.** The smallest mu whose curve lies above the accountant's on a *finite* range of
-    epsilon.
+    """**Approximate** fit: the smallest mu whose curve is above the accountant's on a *finite* epsilon range.
 
     Condition (5.1) of arXiv 2209.15596 asks for all real epsilon. There the smallest mu tends to `sqrt(T) /
     sigma`, the value without subsampling, so the printed condition gives no amplification at all
@@ -23,8 +22,8 @@ class ApproximateBlackwell:
 
     Attributes:
       accountant: of the composition.
-      epsilon_range: (lowest, highest) epsilon that is fitted, natural logs; must be given.
-      points: on that range.
+      epsilon_range: (lowest, highest) epsilon of the fit, nats; required.
+      points: number of points on that range.
     """
 
     accountant: FourierAccountant
@@ -41,13 +40,13 @@ class ApproximateBlackwell:
         _validate.positive_integer("points", self.points)
 
     def mu(self, counts) -> np.ndarray:
-        """(groups,) the fitted mu. **Private**, and an approximation."""
+        """Return (groups,) the fitted mu. **Private**, and an approximation."""
         epsilons = np.linspace(*self.epsilon_range, self.points)
         curves = np.stack([self.accountant.delta(float(e), counts) for e in epsilons])
         return np.array([max(map(fitted_mu, epsilons, curve)) for curve in curves.T])
 
     def epsilon(self, counts, delta: float) -> np.ndarray:
-        """(groups,) epsilon at delta by the Renyi route; an approximation. **Private.**"""
+        """Return (groups,) epsilon at delta by the Renyi route; an approximation (**private**)."""
         orders = np.concatenate(
             [np.geomspace(1.01, 2, 60), np.linspace(2.05, 64, 1240), np.geomspace(65, 4096, 200)]
         )
@@ -56,7 +55,7 @@ class ApproximateBlackwell:
 
 
 def fitted_mu(epsilon: float, delta: float) -> float:
-    """The mu whose curve passes through (epsilon, delta)."""
+    """Return the mu whose curve passes through (epsilon, delta)."""
     high = 1.0
     while gdp_delta(epsilon, high) < delta:
         high *= 2

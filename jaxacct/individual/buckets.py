@@ -1,4 +1,4 @@
-"""Buckets of effective noise: an example's norm becomes a bucket, rounded to the side that charges more."""
+"""Buckets of effective noise: a norm becomes a bucket, rounded to the more expensive side."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,14 @@ SPACINGS = ("uniform", "geometric")
 
 @dataclass(frozen=True)
 class SigmaGrid:
-    """Effective noise ratios `sigma C / norm` that are told apart; each step costs what its bucket's edge
-    costs.
+    """Grid of effective noise ratios `sigma C / norm`; each step costs as much as its bucket's edge.
 
     Attributes:
-      smallest: the noise multiplier itself: no clipped gradient has a smaller ratio.
-      largest: what the smallest norms are charged as; a tiny gradient still costs this much.
-      num: of edges, both ends included.
+      smallest: the noise multiplier; no clipped gradient has a smaller ratio.
+      largest: ratio of the smallest norms; a tiny gradient still costs this much.
+      num: number of edges, including both ends.
       spacing: "uniform" (as in the paper) or "geometric", which is finer where it matters.
-      zero_bucket: whether a norm of exactly 0 has a bucket of its own that costs nothing.
+      zero_bucket: whether a norm of exactly 0 has a bucket of its own, of cost 0.
     """
 
     smallest: float
@@ -48,14 +47,17 @@ class SigmaGrid:
 
     @property
     def sigmas(self) -> np.ndarray:
-        """(num,) or (num + 1,) float64: what each bucket is charged as; infinity for the bucket of zeros."""
+        """(num,) or (num + 1,) float64: the ratio of each bucket; infinity for the bucket of zeros."""
         return np.append(self.edges, np.inf) if self.zero_bucket else self.edges
 
     def encode(self, sigma) -> np.ndarray:
-        """The bucket of each effective noise ratio, rounded down: int32, like `sigma`.
+        """Return the bucket of each effective noise ratio, rounded down: int32, of the shape of `sigma`.
+
+        Args:
+          sigma: effective noise ratios.
 
         Raises:
-          ValueError: NaN, or below `smallest`: a norm that was not clipped, which must not go uncounted.
+          ValueError: NaN, or below `smallest`: an unclipped norm, which must not be ignored.
         """
         sigma = np.asarray(sigma, float)
         if np.any(np.isnan(sigma)) or np.any(sigma < self.smallest):
@@ -68,7 +70,7 @@ class SigmaGrid:
         return found.astype(np.int32)
 
     def norm_limits(self, noise_multiplier: float, clip_norm: float, dtype: type = np.float32) -> np.ndarray:
-        """(buckets,) the largest norm of each bucket, rounded down to `dtype`; 0 for the bucket of zeros."""
+        """Return (buckets,) the largest norm of each bucket, rounded down to `dtype`; 0 for zeros."""
         with np.errstate(divide="ignore"):
             exact = noise_multiplier * clip_norm / self.sigmas
         rounded = exact.astype(dtype)

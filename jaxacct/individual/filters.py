@@ -1,11 +1,11 @@
 """Privacy filters as pure functions: `init`, then `step` with the cost of every example; jittable.
 
-A filter says who may take part *before* a step runs, from costs that depend on the example and on what was
-released earlier alone, never on who is in the batch. It fails closed: an example whose cost is NaN, negative
-or infinite is inactive, and nothing of it enters the sum.
+A filter decides which examples may participate *before* a step runs, from costs that depend on the example
+and on previous releases alone, never on the batch. It fails closed: an example whose cost is NaN, negative or
+infinite is inactive, and contributes nothing to the sum.
 
-Sums are kept in two parts (`spent` and what rounding left over, `rest`), so that a million steps cost
-no accuracy in float32 either. Comparisons allow a relative slack, which every reported value includes.
+Sums have two parts (`spent` and its rounding compensation `rest`), so a million steps lose no accuracy, even
+in float32. Comparisons allow a relative slack, which every reported value includes.
 
 Source: arXiv 2209.15596, algorithms 1 and 2; proofs/individual.md.
 """
@@ -23,14 +23,14 @@ from jaxacct.individual.rdp import checked_orders, rdp_to_epsilon
 
 
 class FilterState(NamedTuple):
-    """What a filter remembers; **private** where it is one of examples."""
+    """State of a filter; **private** for filters of examples."""
 
     spent: Any
-    """(num_examples,) or (num_examples, orders), float: what was charged so far, squared mu or Renyi."""
+    """(num_examples,) or (num_examples, orders), float: charged so far, squared mu or Renyi divergence."""
     rest: Any
-    """Like `spent`: what the roundings of the additions left over."""
+    """Like `spent`: the rounding errors of the additions."""
     active: Any
-    """(num_examples,) bool: who took part in the last step."""
+    """(num_examples,) bool: participants of the last step."""
     step: Any
     """() int32: steps so far."""
 
@@ -40,12 +40,12 @@ def slack(dtype) -> float:
     return 1e-12 if jnp.dtype(dtype) == jnp.float64 else 2.0**-20
 
 
-# Of the budget of a target: so much less that float32's slack and its rounding of costs stay inside of it.
+# Fraction of a target's budget that is reserved for float32's slack and its rounding of costs.
 _BELOW = 1 - 2.0**-19
 
 
 def add_exactly(total, rest, amount):
-    """(total, rest) with `amount` added: Knuth's two-sum, then renormalised, so that nothing is lost."""
+    """Return (total, rest) with `amount` added: Knuth's two-sum, renormalised, without rounding error."""
     rough = total + amount
     shadow = rough - total
     lost = (total - (rough - shadow)) + (amount - shadow)
@@ -55,7 +55,7 @@ def add_exactly(total, rest, amount):
 
 
 def _of_the_examples(state: FilterState, cost):
-    """`cost` as an array of the filter's dtype; a filter of another data set is refused by its size."""
+    """Return `cost` as an array of the filter's dtype; refuse another number of examples."""
     cost = jnp.asarray(cost, state.spent.dtype)
     if cost.shape not in ((), state.spent.shape):
         raise ValueError(f"costs must have the shape {state.spent.shape} of the filter, had {cost.shape}")
@@ -63,10 +63,10 @@ def _of_the_examples(state: FilterState, cost):
 
 
 def _charge(state: FilterState, cost, budget):
-    """The state after a step, a row an example: active where the sum with `cost` stays within `budget`."""
+    """Return the state after a step: active where the sum with `cost` is within `budget`."""
     cost = _of_the_examples(state, cost)
     total, rest = add_exactly(state.spent, state.rest, cost)
-    # Written so that NaN compares false: an unknown cost never takes part.
+    # Written so that NaN compares false: an example with an unknown cost is inactive.
     fits = (total <= budget * (1 + slack(state.spent.dtype))) & (cost >= 0) & jnp.isfinite(cost)
     return fits, total, rest
 
@@ -84,22 +84,21 @@ def _empty(shape, num_examples: int) -> FilterState:
 
 
 def spent_of(state: FilterState) -> np.ndarray:
-    """What was charged, float64 on the host, with the slack of its arithmetic added: never too little."""
+    """Return the charged cost, float64 on the host, with the slack of its arithmetic: an upper bound."""
     exact = np.asarray(state.spent, np.float64) + np.asarray(state.rest, np.float64)
     return exact * (1 + slack(state.spent.dtype))
 
 
 @dataclass(frozen=True)
 class GDPFilter:
-    """One budget for the whole data set (algorithm 2): `step` gets the worst case over *all possible*
-    examples.
+    """Filter with one budget for the data set (algorithm 2); steps cost that of the worst *possible* example.
 
-    The cost must not be the largest over the examples at hand, as the paper's example has it: then the moment
-    of halting would depend on the data.
+    The cost must not be the maximum over the present examples, as in the paper's example: the halting step
+    would then depend on the data.
 
     Attributes:
-      budget_mu: B; what was released before the filter halts is `B sqrt(1 + slack)`-GDP, `slack` that of the
-        dtype. `from_epsilon_delta` leaves room for it.
+      budget_mu: B; everything released before the filter halts is `B sqrt(1 + slack)`-GDP, `slack` that of
+        the dtype. `from_epsilon_delta` includes it.
     """
 
     budget_mu: float
@@ -109,11 +108,11 @@ class GDPFilter:
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float):
-        """The filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
+        """Return the filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
         return cls(gdp_mu(epsilon, delta) * _BELOW)
 
     def init(self, num_examples: int = 1) -> FilterState:
-        """Nothing spent; `active` (1,)."""
+        """Return the state before the first step; `active` (1,)."""
         if num_examples != 1:
             raise ValueError(
                 f"num_examples must be 1 for a filter of the whole data set, was {num_examples!r}"
@@ -121,8 +120,8 @@ class GDPFilter:
         return _empty(1, 1)
 
     def step(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
-        """(state, () bool: go on) for a mechanism that is mu-GDP for every example there could be."""
-        # Once halted, halted: a later, cheaper mechanism is not asked for by the algorithm.
+        """Return (state, () bool: continue) for a mechanism that is mu-GDP for every possible example."""
+        # A halted filter stays halted: the algorithm does not allow a later, cheaper mechanism.
         mu = _of_the_examples(state, mu)
         mu = jnp.where(state.active & (mu >= 0), mu, jnp.nan)
         active, total, rest = _charge(state, jnp.square(mu), self.budget_mu**2)
@@ -131,15 +130,16 @@ class GDPFilter:
 
 @dataclass(frozen=True)
 class IndividualGDPFilter:
-    """A budget for every example (algorithm 1), for full batches or any Gaussian pair.
+    """Filter with a budget for every example (algorithm 1), for full batches or any Gaussian pair.
 
     Attributes:
       budget_mu: B; everything released is `B sqrt(1 + slack)`-GDP for the removal of any example, `slack`
-        that of the dtype. `from_epsilon_delta` leaves room for it.
-      readmit: whether an example that did not fit may come back when it costs less; sound either way, as the
-        charged squares add up to at most B^2 always.
-      spend_exactly: scale the contribution of an example that would cross so that it spends exactly what is
-        left; `step_and_scale` then returns scales below 1 (remark 3, whose sum of mu should be of squares).
+        that of the dtype. `from_epsilon_delta` includes it.
+      readmit: whether an excluded example may return when it costs less; valid either way, as the charged
+        squares always add up to at most B^2.
+      spend_exactly: scale the contribution of an example that would cross such that it spends exactly the
+        remaining budget; `step_and_scale` then returns scales below 1 (remark 3, whose sum of mu should be of
+        squares).
     """
 
     budget_mu: float
@@ -151,18 +151,22 @@ class IndividualGDPFilter:
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float, **options):
-        """The filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
+        """Return the filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
         return cls(gdp_mu(epsilon, delta) * _BELOW, **options)
 
     def init(self, num_examples: int) -> FilterState:
-        """Nothing spent by `num_examples` examples."""
+        """Return the state of `num_examples` examples before the first step."""
         return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
 
     def step(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
-        """(state, (num_examples,) bool: may take part). mu: (num_examples,), `clipped norm / noise std`.
+        """Return (state, (num_examples,) bool: may participate).
+
+        Args:
+          state: before the step.
+          mu: (num_examples,), `clipped norm / noise std`.
 
         Raises:
-          ValueError: with `spend_exactly`, whose scales must not be thrown away.
+          ValueError: with `spend_exactly`, whose scales must be applied.
         """
         if self.spend_exactly:
             raise ValueError("spend_exactly needs step_and_scale: contributions have to be scaled")
@@ -172,16 +176,20 @@ class IndividualGDPFilter:
         return _keep(state, active, total, rest), active
 
     def step_and_scale(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
-        """(state, (num_examples,) scales in [0, 1]): multiply each clipped contribution by its scale.
+        """Return (state, (num_examples,) scales in [0, 1]): multiply each clipped contribution by its scale.
 
-        An example that fits has scale 1; one that would cross has the scale that spends what is left, rounded
-        down; one that has nothing left, or whose mu is not a number of at least 0, has scale 0.
+        An example that fits has scale 1; one that would cross has the scale that spends the remaining budget,
+        rounded down; one without budget, or whose mu is not a number of at least 0, has scale 0.
+
+        Args:
+          state: before the step.
+          mu: (num_examples,), `clipped norm / noise std`.
         """
         dtype = state.spent.dtype
         mu = _of_the_examples(state, mu)
         known = (mu >= 0) & jnp.isfinite(mu)
         left = (self.budget_mu**2 - state.spent) - state.rest
-        # What rounding left of a budget that was spent exactly is nothing.
+        # The rounding residue of an exactly spent budget counts as 0.
         left = jnp.where(left > self.budget_mu**2 * slack(dtype), left, 0.0)
         crossing = jnp.sqrt(left) / jnp.where(mu > 0, mu, 1)
         partial = jnp.maximum(0.0, crossing * (1 - 4 * jnp.finfo(dtype).eps))
@@ -190,30 +198,30 @@ class IndividualGDPFilter:
             scale = jnp.where(state.active, scale, 0.0)
         charged = jnp.where(known, jnp.square(scale * jnp.where(known, mu, 0)), 0)
         total, rest = add_exactly(state.spent, state.rest, charged)
-        # After a partial step nothing is left, so such an example is no longer active.
+        # After a partial step no budget is left, so such an example becomes inactive.
         return _keep(state, scale > 0, total, rest)._replace(active=(scale == 1)), scale
 
     def mu(self, state: FilterState) -> np.ndarray:
-        """(num_examples,) float64: the mu that each example has spent. **Private.**"""
+        """Return (num_examples,) float64: the mu that each example has spent (**private**)."""
         return np.sqrt(spent_of(state))
 
     def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
-        """(num_examples,) float64: individual epsilons at delta. **Private.**"""
+        """Return (num_examples,) float64: individual epsilons at delta (**private**)."""
         return gdp_epsilon(delta, self.mu(state))
 
 
 @dataclass(frozen=True)
 class IndividualRDPFilter:
-    """A Renyi budget for every example: rigorous for Poisson-sampled steps with adaptive norms.
+    """Filter with a Renyi budget for every example: rigorous for Poisson-sampled steps with adaptive norms.
 
     An example is active while the divergences charged to it at one order, fixed beforehand, stay within the
-    budget. What is released is then (order, budget)-RDP for the removal and the addition of any example
+    budget. The release is then (order, budget)-RDP for the removal and the addition of any example
     (Feldman and Zrnic 2021), where each charge covers both directions, as `subsampled_gaussian_rdp` does.
 
     Attributes:
       order: a, above 1, fixed before the first step.
       budget: of the Renyi divergence at that order.
-      readmit: whether an example that did not fit may come back when it costs less; sound either way.
+      readmit: whether an excluded example may return when it costs less; valid either way.
     """
 
     order: int
@@ -226,10 +234,16 @@ class IndividualRDPFilter:
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float, order: int, **options):
-        """The largest budget at `order` that is (epsilon, delta)-DP with all roundings in float32.
+        """Return the filter of the largest budget at `order` that is (epsilon, delta)-DP in float32.
+
+        Args:
+          epsilon: target, nats.
+          delta: target, in (0, 1).
+          order: above 1.
+          **options: other fields.
 
         Raises:
-          ValueError: where there is none.
+          ValueError: no budget is small enough.
         """
         order = int(checked_orders([order])[0])
         epsilon = _validate.positive_number("epsilon", epsilon)
@@ -240,16 +254,21 @@ class IndividualRDPFilter:
         return cls(order, float(budget) * _BELOW, **options)
 
     def init(self, num_examples: int) -> FilterState:
-        """Nothing spent by `num_examples` examples."""
+        """Return the state of `num_examples` examples before the first step."""
         return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
 
     def step(self, state: FilterState, rdp) -> tuple[FilterState, jax.Array]:
-        """(state, (num_examples,) bool); rdp: (num_examples,), the divergence of this step at `order`."""
+        """Return (state, (num_examples,) bool: may participate).
+
+        Args:
+          state: before the step.
+          rdp: (num_examples,), the divergence of this step at `order`.
+        """
         rdp = _of_the_examples(state, rdp)
         rdp = jnp.where(self.readmit | state.active, rdp, jnp.nan)
         active, total, rest = _charge(state, rdp, self.budget)
         return _keep(state, active, total, rest), active
 
     def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
-        """(num_examples,) float64: individual epsilons at delta. **Private.**"""
+        """Return (num_examples,) float64: individual epsilons at delta (**private**)."""
         return rdp_to_epsilon(spent_of(state)[:, None], [self.order], delta)[0]

@@ -1,10 +1,9 @@
 """Composition of privacy-loss distributions by discrete Fourier transforms, for many count vectors at once.
 
 `counts[b]` steps at the noise of bucket b have the spectrum `prod_b F_b^counts[b]`: the transform of each
-bucket is computed once, a query costs one product and one inverse transform. The delta that comes out is an
-upper
-bound with every error booked: cells are split so that they dominate, what wraps around the grid is bounded by
-Chernoff's inequality, and rounding is bounded in the 2-norm (proofs/individual.md).
+bucket is computed once, a query costs one product and one inverse transform. The resulting delta is an upper
+bound with every error reserved: cells are split so that they dominate, wrapped mass is bounded by Chernoff's
+inequality, and rounding is bounded in the 2-norm (proofs/individual.md).
 
 Source: arXiv 2209.15596, section 4 and appendix D; Koskela, Jalkoe and Honkela 2020.
 """
@@ -21,19 +20,19 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.subsampled_gaussian import grid_distribution
 
 _UNIT = 2.0**-52
-# Orders at which wrapped mass is bounded.
+# Orders of the Chernoff bounds on wrapped mass.
 _TILTS = np.geomspace(0.25, 512.0, 34)
 _GROUPS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, eq=False)
 class FourierAccountant:
-    """Deltas and epsilons of Poisson-subsampled Gaussian steps with noise that changes from step to step.
+    """Accountant of Poisson-subsampled Gaussian steps with varying noise, by discrete Fourier transforms.
 
     Attributes:
       sampling_probability: q in (0, 1].
-      sigmas: (buckets,) effective noise ratios, above 0; infinity for a step that spends nothing.
-      half_width: L: losses of the composition are told apart in [-L, L).
+      sigmas: (buckets,) effective noise ratios, above 0; infinity for a step of cost 0.
+      half_width: L: losses of the composition are resolved in [-L, L).
       num_points: n, even.
     """
 
@@ -63,7 +62,7 @@ class FourierAccountant:
 
     @property
     def step(self) -> float:
-        """Distance of the grid's losses, natural log."""
+        """Distance of the grid's losses, nats."""
         return 2 * self.half_width / self.num_points
 
     @functools.cached_property
@@ -116,7 +115,7 @@ class FourierAccountant:
         return found
 
     def compose(self, counts) -> np.ndarray:
-        """(2, groups, n/2 + 1) complex spectra of remove and add, for (groups, buckets) whole counts."""
+        """Return (2, groups, n/2 + 1) complex spectra of remove and add, for (groups, buckets) counts."""
         counts = self._checked(counts)
         return np.stack([self._composed(counts, direction) for direction in DIRECTIONS])
 
@@ -140,7 +139,7 @@ class FourierAccountant:
         return found.view(complex)[..., 0]
 
     def booked_error(self, counts) -> np.ndarray:
-        """(2, groups): what is added to delta: infinite losses, wrapped mass, rounding; remove and add."""
+        """Return (2, groups): the reserve in delta: infinite losses, wrapped mass, rounding."""
         counts = self._checked(counts)
         n, rows = self.num_points, []
         for direction in DIRECTIONS:
@@ -162,7 +161,7 @@ class FourierAccountant:
         return np.stack(rows)
 
     def delta(self, epsilon: float, counts) -> np.ndarray:
-        """(groups,) float64: an upper bound on delta at epsilon, the worse direction.
+        """Return (groups,) float64: an upper bound on delta at epsilon, the larger of both directions.
 
         By Plancherel's identity: an inner product with the transform of the hockey-stick weights.
         """
@@ -177,10 +176,9 @@ class FourierAccountant:
         return np.clip((np.maximum(deltas, 0.0) + booked).max(axis=0), 0.0, 1.0)
 
     def epsilon(self, delta: float, counts) -> np.ndarray:
-        """(groups,) float64: the smallest epsilon on the grid whose delta, all errors booked, is at most
-        `delta`.
+        """Return (groups,) float64: the smallest grid epsilon whose delta, with errors, is at most `delta`.
 
-        Infinity where the grid holds none: widen it, or ask for a larger delta.
+        Infinity where the grid has none: widen it, or use a larger delta.
         """
         delta = _validate.open_probability("delta", delta)
         counts = self._checked(counts)
@@ -194,7 +192,7 @@ class FourierAccountant:
         return found
 
     def _smallest(self, masses: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-        """(2, groups): the first grid loss e with `sum_{x > e} (1 - e^{e - x}) mass(x) <= allowed`."""
+        """Return (2, groups): the first grid loss e with `sum_{x > e} (1 - e^{e - x}) mass(x) <= allowed`."""
         losses = self.step * np.arange(masses.shape[-1])
         tail = np.cumsum(masses[..., ::-1], axis=-1)[..., ::-1]
         discounted = np.cumsum((masses * np.exp(-losses))[..., ::-1], axis=-1)[..., ::-1]

@@ -12,7 +12,7 @@ class PrivacyOdometer:
     """Spent budget, rounded up to the end of the current piece (arXiv 2209.15596, section 3.3).
 
     After m pieces the release is `sqrt(D_1^2 + .. + D_m^2)`-GDP. Values between the ends of pieces would
-    depend on the data through the moment of looking, so they are not offered.
+    depend on the data through the time of the query, so they are not available.
 
     Args:
       pieces: the mu of each piece, fixed before the first step.

@@ -9,13 +9,13 @@ ORDERS = tuple(range(2, 65)) + (80, 96, 128, 192, 256, 384, 512, 1024)
 
 
 def subsampled_gaussian_rdp(sampling_probability: float, sigma, orders=ORDERS) -> np.ndarray:
-    """Renyi divergence of one step, both directions covered: (..., len(orders)) float64.
+    """Return the Renyi divergence of one step, covering both directions: (..., len(orders)) float64.
 
     `1/(a-1) ln sum_k binom(a, k) (1-q)^(a-k) q^k e^{(k^2 - k) / (2 sigma^2)}` for whole orders a.
 
     Args:
       sampling_probability: q in (0, 1].
-      sigma: noise multipliers, above 0; infinity spends nothing.
+      sigma: noise multipliers, above 0; infinity for a step of cost 0.
       orders: whole numbers of at least 2.
 
     Source: Mironov, Talwar and Zhang 2019 (whose section 3.1 shows that remove dominates add).
@@ -37,7 +37,7 @@ def subsampled_gaussian_rdp(sampling_probability: float, sigma, orders=ORDERS) -
 
 
 def checked_orders(orders) -> np.ndarray:
-    """Whole orders of at least 2 as integers; ValueError otherwise."""
+    """Return whole orders of at least 2 as integers; ValueError otherwise."""
     orders = np.asarray(orders)
     if orders.ndim != 1 or not orders.size or np.any(orders != np.round(orders)) or np.any(orders < 2):
         raise ValueError("orders must be whole numbers of at least 2")
@@ -45,7 +45,7 @@ def checked_orders(orders) -> np.ndarray:
 
 
 def rdp_to_epsilon(rdp, orders, delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """(epsilon, the order that gives it): arrays of the leading shape of `rdp`, (..., len(orders)).
+    """Return (epsilon, best order): arrays of the leading shape of `rdp`, (..., len(orders)).
 
     `eps = rho + ln(1 - 1/a) - (ln delta + ln a) / (a - 1)`, at least 0.
 

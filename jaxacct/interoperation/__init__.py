@@ -1,4 +1,4 @@
-"""What other libraries read and write: privacy loss distributions, events, samplers of jax-privacy."""
+"""Interoperation with other libraries: privacy loss distributions, events, samplers of jax-privacy."""
 
 from jaxacct.interoperation.events import dominating_event
 from jaxacct.interoperation.jax_privacy import batch_selection, scheme_of, strategy_of

@@ -1,4 +1,4 @@
-"""A mechanism as a `DpEvent` of dp-accounting: itself where there is one, else one that dominates it."""
+"""Mechanisms as `DpEvent`s of dp-accounting: exact where one exists, else a dominating one."""
 
 from typing import Any, NamedTuple
 
@@ -8,12 +8,12 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 
 
 class DominatingEvent(NamedTuple):
-    """An event for dp-accounting's accountants, with zero-out neighbours (`REPLACE_SPECIAL`).
+    """Event for dp-accounting's accountants, with zero-out neighbours (`REPLACE_SPECIAL`).
 
     Attributes:
       event: `dp_accounting.DpEvent`.
-      exact: whether it is the mechanism itself; else it is no more private.
-      why: for people, what it reveals.
+      exact: whether it is the mechanism itself; otherwise it is at most as private.
+      why: explanation of what it reveals, as text.
     """
 
     event: Any
@@ -22,13 +22,16 @@ class DominatingEvent(NamedTuple):
 
 
 def dominating_event(mechanism: Mechanism) -> DominatingEvent:
-    """Poisson-sampled Gaussians where rounds are independent once the phase is revealed, else one Gaussian.
+    """Return Poisson-sampled Gaussians where rounds are independent given the phase, else one Gaussian.
 
     With several steps between participations the event of a correlated mechanism is much less private than
-    what draws certify: for that, see `dominating_pld`.
+    what sampling certifies: for that, see `dominating_pld`.
+
+    Args:
+      mechanism: of any scheme and strategy.
 
     Raises:
-      ValueError: for something that is not a mechanism.
+      ValueError: not a mechanism.
     """
     import dp_accounting
 
@@ -36,7 +39,7 @@ def dominating_event(mechanism: Mechanism) -> DominatingEvent:
     rounds = scheme.independent_rounds
     if rounds is None or cross_term(mechanism):
         event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / sensitivity(mechanism))
-        return DominatingEvent(event, False, "who took part when is revealed")
+        return DominatingEvent(event, False, "the participation pattern is revealed")
     gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
     sampled = dp_accounting.PoissonSampledDpEvent(rounds[0], gaussian)
     event = dp_accounting.SelfComposedDpEvent(sampled, rounds[1])

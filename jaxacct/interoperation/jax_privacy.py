@@ -1,7 +1,7 @@
-"""Schemes and matrices from and to jax-privacy: the distributions that both have, and no others.
+"""Schemes and matrices from and to jax-privacy, where both libraries have the same distribution.
 
-Its samplers draw from NumPy generators and its noise is float32: a certificate covers neither seeds that
-somebody knows nor the low bits of such noise (proofs/released_numbers.md).
+Its samplers draw from NumPy generators and its noise is float32: a certificate does not cover seeds that an
+adversary may learn, nor the low bits of such noise (proofs/released_numbers.md).
 """
 
 import math
@@ -15,10 +15,13 @@ from jaxacct.strategies import BandedToeplitz
 
 
 def batch_selection(scheme: Scheme) -> Any:
-    """The `jax_privacy.batch_selection` strategy that draws batches by the distribution of a scheme.
+    """Return the `jax_privacy.batch_selection` strategy with the distribution of a scheme.
+
+    Args:
+      scheme: one that jax-privacy has a sampler for.
 
     Raises:
-      ValueError: for a scheme that jax-privacy has no sampler for, or where it is not installed.
+      ValueError: jax-privacy has no sampler for the scheme, or is not installed.
     """
     module = _module()
     writers = {name: write for name, (_, write, _) in _distributions(module).items()}
@@ -29,16 +32,16 @@ def batch_selection(scheme: Scheme) -> Any:
 
 
 def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
-    """The scheme whose distribution a `jax_privacy.batch_selection` strategy draws by.
+    """Return the scheme with the distribution of a `jax_privacy.batch_selection` strategy.
 
     Args:
       selection: the strategy.
-      dataset_size: how many examples, for truncated batches.
+      dataset_size: number of examples, for truncated batches.
 
     Raises:
-      ValueError: for a distribution that no scheme here has. A cycle of more than one part that splits the
-        examples evenly (`PartitionType.EQUAL_SPLIT`) is one: who is in the other parts tells where an example
-        is.
+      ValueError: no scheme has this distribution. A cycle of more than one part with evenly split examples
+        (`PartitionType.EQUAL_SPLIT`) is an example: the members of the other parts determine the part of an
+        example.
     """
     module = _module()
     for kind, _, read in _distributions(module).values():
@@ -49,13 +52,17 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
 
 
 def strategy_of(coefficients) -> BandedToeplitz:
-    """The strategy of jax-privacy's Toeplitz coefficients, (bands,); not column-normalized ones.
+    """Return the strategy of jax-privacy's Toeplitz coefficients, (bands,); not column-normalized ones.
 
-    jax-privacy's noise multiplier is for the coefficients as they are, ours for a first column of norm 1.
+    jax-privacy's noise multiplier is relative to the coefficients as they are, ours to a first column of norm
+    1.
+
+    Args:
+      coefficients: (bands,), of norm 1.
 
     Raises:
-      ValueError: for coefficients whose norm is not 1, whose noise multiplier would not be ours: at most 1,
-        as a larger one has less noise than is certified.
+      ValueError: the norm is not 1, so jax-privacy's noise multiplier would differ from ours: with a larger
+        norm there is less noise than certified.
     """
     found = np.asarray(coefficients, np.float64)
     norm = math.sqrt(float(np.dot(found, found))) if found.ndim == 1 else math.nan
@@ -75,7 +82,7 @@ def _module():
 
 
 def _distributions(module) -> dict:
-    """Name of a scheme -> (class of jax-privacy, scheme -> selection, (selection, size) -> scheme)."""
+    """Return {name of a scheme: (class of jax-privacy, scheme -> selection, (selection, size) -> scheme)}."""
     cyclic, independent = module.CyclicPoissonSampling, module.PartitionType.INDEPENDENT
 
     def write_cyclic(scheme):
@@ -89,14 +96,14 @@ def _distributions(module) -> dict:
             return Poisson(given.iterations, given.sampling_prob)
         if given.partition_type != independent:
             raise ValueError(
-                "selection must have PartitionType.INDEPENDENT: in parts of equal size the others' places "
-                "tell an example's, so no accounting that hides it holds"
+                "selection must have PartitionType.INDEPENDENT: with parts of equal size the other examples "
+                "determine an example's part, so no accounting that hides it holds"
             )
         return CyclicPoisson(given.iterations, given.cycle_length, given.sampling_prob)
 
     def write_b_min_sep(scheme):
         p, n, b = scheme.sampling_probability, scheme.iterations, scheme.min_separation
-        # Without barring both starts are one distribution, and jax-privacy fails to make the warm one.
+        # Without lockouts both starts are one distribution, and jax-privacy fails to create the warm one.
         return module.BMinSepSampling(p, n, b, scheme.warm_start and b > 1, scheme.batch_size_cap)
 
     def read_b_min_sep(given, dataset_size):

@@ -1,14 +1,14 @@
-"""A mechanism as a privacy loss distribution of dp-accounting that dominates it, for composition with others.
+"""Mechanisms as dominating privacy loss distributions of dp-accounting, for composition with others.
 
-Draws give upper bounds on the hockey-stick divergences H_r (P against Q) and H_a (Q against P) at points
+Samples give upper bounds on the hockey-stick divergences H_r (P against Q) and H_a (Q against P) at points
 epsilon_i >= 0. Each is a convex, non-increasing function of e^epsilon, which is 1 at 0, and
 
     H_r(-epsilon) = 1 - e^-epsilon + e^-epsilon H_a(epsilon),
 
-so both are known on all of the line. The largest convex function that is nowhere above the bounds lies above
-the divergence, which is one such function; a distribution that has it for its divergences dominates
-(Doroshenko et al., arXiv 2207.04380, algorithm 1, "Connect the Dots"). What lies beyond the last point is
-an infinite loss.
+so both are bounded on the whole line. The largest convex function below the bounds lies above the divergence,
+which is one such function; a distribution with it as its divergence dominates
+(Doroshenko et al., arXiv 2207.04380, algorithm 1, "Connect the Dots"). Losses beyond the last point count as
+infinite.
 
 dp-accounting does not add the rounding error of its Fourier transforms to delta (proofs/errata.md), so
 `statistics.composed_losses` computes the deltas and epsilons of compositions.
@@ -30,19 +30,19 @@ from jaxacct.statistics import roots
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
-INTERVAL = 1e-3  # of epsilons; what is composed must have the same
-LARGEST = 500.0  # epsilon; e to it is still a number
+INTERVAL = 1e-3  # of epsilons; composed distributions must have the same
+LARGEST = 500.0  # epsilon; e^LARGEST is finite
 _EPSILON_ERROR = 1e-9  # relative
 
 
 @dataclass(frozen=True, eq=False)
 class PessimisticPLD:
-    """A distribution that dominates with probability at least 1 - `failure_probability` over the draws made.
+    """Distribution that dominates with probability at least 1 - `failure_probability` over the samples.
 
     Attributes:
-      steps: ((remove, add) curves, count) of what is composed.
+      steps: ((remove, add) curves, count) of the composed mechanisms.
       distributions: of dp-accounting, the same steps for export.
-      failure_probability: part of every `delta` and `epsilon`; add it to what is derived from `pld`.
+      failure_probability: included in every `delta` and `epsilon`; add it to results derived from `pld`.
       interval: `value_discretization_interval` of the distributions.
     """
 
@@ -61,12 +61,12 @@ class PessimisticPLD:
         return functools.reduce(lambda one, other: one.compose(other), self.distributions)
 
     def delta(self, epsilon: float) -> float:
-        """Delta at `epsilon` (natural log), the failure probability in it."""
+        """Return delta at `epsilon` (nats), including the failure probability."""
         _validate.nonnegative_number("epsilon", epsilon)
         return min(1.0, composed_delta(self.steps, epsilon) + self.failure_probability)
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, of which the failure probability is a part; infinite where none is found."""
+        """Return epsilon at `delta`, which includes the failure probability; infinite where none is found."""
         left = _validate.open_probability("delta", delta) - self.failure_probability
         if not left > 0 or not composed_delta(self.steps, LARGEST) <= left:
             return math.inf
@@ -77,8 +77,10 @@ class PessimisticPLD:
         )[1]
 
     def compose(self, other) -> "PessimisticPLD":
-        """With another of these, or with a PLD of dp-accounting that is not composed there and has the same
-        discretization.
+        """Compose with another of these, or with a PLD of dp-accounting of the same discretization.
+
+        Args:
+          other: a PLD of dp-accounting must not be composed already.
         """
         if not isinstance(other, PessimisticPLD):
             self.distributions[0].compose(other)  # refuses another discretization
@@ -102,18 +104,18 @@ def dominating_pld(
     key=None,
     progress: Progress | None = None,
 ) -> PessimisticPLD:
-    """The distribution of a mechanism from fresh draws.
+    """Return a dominating distribution of a mechanism from fresh samples.
 
-    Both directions resolve small deltas (`Profile`); the add direction where a line bounds it. Elsewhere an
-    infinite loss has about 20 / num_samples there, or nothing where `largest_epsilon` reaches beyond the last
+    Both directions resolve small deltas (`Profile`); the add direction where a line bounds it. Elsewhere the
+    mass of an infinite loss is about 20 / num_samples there, or 0 where `largest_epsilon` exceeds the last
     possible loss.
 
     Args:
       mechanism: of any scheme and strategy.
-      largest_epsilon: natural log, where the points end; all that is beyond is an infinite loss.
-      failure_probability: that a bound is wrong, of all bounds together.
-      points: how many, at least 2; rounded to multiples of `interval`.
-      num_samples: draws a direction.
+      largest_epsilon: nats, the last point; larger losses count as infinite.
+      failure_probability: that any of the bounds is wrong.
+      points: their number, at least 2; rounded to multiples of `interval`.
+      num_samples: per direction.
       interval: `value_discretization_interval` of dp-accounting.
       key: JAX key; from the operating system by default.
       progress: called with (what, samples done, samples expected).
@@ -145,10 +147,14 @@ def dominating_pld(
 
 
 def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticPLD:
-    """The distribution of bands that are known already: of both directions' upper ends.
+    """Return the distribution of given bands: of the upper ends of both directions.
+
+    Args:
+      profile: of both directions.
+      interval: `value_discretization_interval` of dp-accounting.
 
     Raises:
-      ValueError: where the first epsilon is not 0, or one is no multiple of `interval`.
+      ValueError: the first epsilon is not 0, or one is no multiple of `interval`.
     """
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -162,7 +168,7 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
         raise ValueError(f"profile must have epsilons that are multiples of {interval}")
     remove, add = (profile.directions[direction][2] for direction in DIRECTIONS)
     if not all(np.any(bounds < 1) for bounds in (remove, add)):
-        raise ValueError("profile must have a bound below 1 in both directions: nothing is known otherwise")
+        raise ValueError("profile must have a bound below 1 in both directions, had none")
     points = whole * interval
     curves = dominating_curves((points, remove), (points, add))
     exported = (_distribution(curve, interval) for curve in curves)
@@ -172,7 +178,7 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
 
 
 def _distribution(curve: ChordCurve, interval: float):
-    """The distribution of dp-accounting whose divergences are the curve."""
+    """Return the distribution of dp-accounting whose divergences are the curve."""
     from dp_accounting.pld import pld_pmf
 
     whole = np.round(curve.losses / interval).astype(np.int64)

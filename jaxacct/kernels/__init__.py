@@ -1,1 +1,1 @@
-"""Jittable kernels: JAX only, no knowledge of mechanisms, loops over batches, devices or files."""
+"""Jittable kernels: JAX only, independent of mechanisms, batch loops, devices and files."""

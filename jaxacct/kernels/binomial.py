@@ -1,14 +1,14 @@
 """Binomials whose number of trials varies within a window, drawn on the device without rounding.
 
 `jax.random.binomial` in float32 does not draw Binomial(m, p) for m = 1.4e7: its acceptance test evaluates
-`(m + 1) ln((m - mode + 1) / (m - k + 1))`, off by about 1 there. Here m is written as the first number of a
+`(m + 1) ln((m - mode + 1) / (m - k + 1))`, with an error of about 1 there. Here m is the first number of a
 window and digits, `Binomial(m, p) = Binomial(first + digit * unit, p) + sum of Binomial(digit * unit, p)`.
-Each part is looked up in an alias table of 62-bit integers made in float64: no step of the draw itself
-rounds.
+Each part is looked up in an alias table of 62-bit integers made in float64: the draw itself has no rounding
+error.
 
-A look-up takes more time than all that is computed, so a window is as narrow as may be, its tables fit a
-cache, and all tables of one digit have equally many cells. The last 30 bits of a threshold decide where 32
-bits are a tie, once in a million draws: only then are words made for them, and looked up (`Arrays`).
+A look-up takes more time than all computation, so a window is as narrow as possible, its tables fit a cache,
+and all tables of one digit have equally many cells. The last 30 bits of a threshold matter only where 32 bits
+are a tie, once in a million draws: only then are words drawn and looked up for them (`Arrays`).
 """
 
 import functools
@@ -23,7 +23,7 @@ import numpy as np
 _TOTAL_BITS = 62
 _LOW_BITS = 30
 _TAIL_EXPONENT = 66 * math.log(2)  # tails below 2^-66 are not tabulated
-# Cells: of one probability, such that they stay in a core's cache; of all; and of what is not built at all.
+# Maximum cells: of one probability, so that they fit a core's cache; of all; beyond which tables are refused.
 _CACHED_CELLS = 2**16
 _MOST_CELLS = 2**21
 _TOO_MANY_CELLS = 2**24
@@ -31,7 +31,7 @@ _MOST_DIGIT_BITS = 12
 
 
 class Level(NamedTuple):
-    """The alias tables of one digit, of every probability and every value of the digit.
+    """Alias tables of one digit, of every probability and every value of the digit.
 
     Attributes:
       cells: (probabilities, digits, cells) uint32: the threshold's high 32 - k bits, and the alias in the
@@ -46,10 +46,10 @@ class Level(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What `binomial_of_words` looks up.
+    """Tables that `binomial_of_words` looks up.
 
     Attributes:
-      first: (probabilities,) int32: the least number of trials of every window.
+      first: (probabilities,) int32: the minimum number of trials of every window.
       levels: of the highest digit first.
     """
 
@@ -58,7 +58,7 @@ class Arrays(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Alias tables and what they are off by in one draw: ln of a density ratio, total variation."""
+    """Alias tables and their error in one draw: ln of a density ratio, total variation."""
 
     arrays: Arrays
     relative: float
@@ -66,17 +66,17 @@ class Tables(NamedTuple):
 
 
 def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
-    """Binomial(trials, p) draws: the sum of one table look-up per digit of `trials`.
+    """Return Binomial(trials, p) draws: the sum of one table look-up per digit of `trials`.
 
     Args:
       words: of every level, (num_samples,) uniform uint32.
-      trials: (num_samples,) int32; what is out of the window is taken for its nearest end.
+      trials: (num_samples,) int32; a value outside the window is replaced by the nearest end.
       arrays: of `binomial_tables`.
-      at: which of the probabilities, and of the windows.
+      at: index of the probability and of its window.
       low_words: of every level, (num_samples,) uniform uint32; by default a tie goes to the alias.
 
     Returns:
-      `(drawn, tie)`, (num_samples,) int32 and bool: whether the draw hangs on `low_words`.
+      `(drawn, tie)`, (num_samples,) int32 and bool: the draw, and whether it depends on `low_words`.
     """
     chex.assert_type([trials, *words], [jnp.int32, *[jnp.uint32] * len(words)])
     chex.assert_equal_shape([trials, *words])
@@ -107,13 +107,13 @@ def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
 
 
 def _at(table, index):
-    """Elements of an array of any shape by their place in it; a look-up that checks nothing."""
+    """Return elements of an array of any shape by flat index, without a bounds check."""
     return jnp.asarray(table).reshape(-1).at[index].get(mode="promise_in_bounds")
 
 
 @functools.lru_cache(maxsize=8)
 def binomial_tables(windows: tuple[tuple[int, int], ...], probabilities: tuple[float, ...]) -> Tables:
-    """Tables of Binomial(m, p), p in (0, 1), for every m in a window (first, last) of every p."""
+    """Return tables of Binomial(m, p), p in (0, 1), for every m in a window (first, last) of every p."""
     first = np.array([low for low, _ in windows])
     p = np.array(probabilities)
     size = max(high - low for low, high in windows) + 1
@@ -127,18 +127,17 @@ def binomial_tables(windows: tuple[tuple[int, int], ...], probabilities: tuple[f
         # A probability is a product of at most that many ratios from the mode, each of three roundings and
         # an odds p / (1-p) of two, then normalised by a sum of the same.
         relative += 2 * 6 * 2.0**-53 * min(widest, farthest + 2)
-        # Every value is rounded by half a unit at most, and the mode by what that leaves; a unit for tails.
+        # Every value is rounded by at most half a unit, and the mode by the sum of these; a unit for tails.
         variation += (widest / 2 + 1) * 2.0**-_TOTAL_BITS
     return Tables(Arrays(first.astype(np.int32), tuple(levels)), relative, variation)
 
 
 @functools.lru_cache(maxsize=8)
 def digit_errors(most: int, probabilities: tuple[float, ...]) -> tuple[float, float]:
-    """What the first tables were off by, those of all digits of a number up to `most`: as in `Tables`.
+    """Return the errors (see `Tables`) of the first version of tables, for numbers up to `most`.
 
-    Plans hold it, and as a rule it covers the tables of today: not those of some wide windows of less than
-    two hundred examples, which are off by up to a fifth more. Digits were of 8 bits, or fewer for many
-    probabilities.
+    Stored plans hold this error. It covers today's tables except for some wide windows of fewer than 200
+    examples, whose error is up to a fifth larger. Digits had 8 bits, or fewer for many probabilities.
     """
     bits = max(1, most.bit_length())
     for digit_bits in (8, 4, 2, 1):
@@ -159,14 +158,14 @@ def digit_errors(most: int, probabilities: tuple[float, ...]) -> tuple[float, fl
 
 
 def _used(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of every row the place of the first that is not zero, and how many there are up to the last."""
+    """Return, per row, the index of the first nonzero entry and the number of entries up to the last."""
     used = weights > 0
     start = np.argmax(used, axis=1)
     return start, used.shape[1] - np.argmax(used[:, ::-1], axis=1) - start
 
 
 def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tuple[int, ...]:
-    """Bits of every digit, the highest first: few digits whose tables fit a cache, else the fewest cells."""
+    """Return the bits of every digit, highest first: few digits whose tables fit a cache."""
     p, width = max(probabilities, key=lambda p: p * (1 - p)), functools.lru_cache(_most_width)
     all_bits = (size - 1).bit_length()
 
@@ -192,12 +191,12 @@ def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tupl
             return fewest
     if cells(fewest) * len(probabilities) > _TOO_MANY_CELLS:
         number = f"{cells(fewest):,} cells"
-        raise ValueError(f"batches of {first:,} examples must need smaller tables, was {number}")
+        raise ValueError(f"batches of {first:,} examples must need smaller tables, got {number} cells")
     return fewest
 
 
 def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int, int]:
-    """The tables of Binomial(counts, p), how many values the widest has, how far any is from the likeliest.
+    """Return the tables of Binomial(counts, p), their largest width, and the largest distance from the mode.
 
     Args:
       counts: (probabilities, digits) int.
@@ -217,7 +216,7 @@ def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int, int]:
         inside, np.take_along_axis(weights, places.clip(0, weights.shape[1] - 1), axis=1), 0
     )
     limits, alias = alias_tables(distribution)
-    # A cell that is all its own: with itself as alias, a threshold that fits the bits draws the same.
+    # A full cell: with itself as alias, a threshold that fits the bits draws the same.
     capacity = 2**_TOTAL_BITS >> log_cells
     alias = np.where(limits == capacity, np.arange(1 << log_cells), alias)
     limits = np.minimum(limits, capacity - 1)
@@ -230,7 +229,7 @@ def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int, int]:
 
 
 def _most_width(count: int, p: float) -> int:
-    """How many values of Binomial(count, p) the Bernstein bound leaves above a probability 2^-66."""
+    """Return how many values of Binomial(count, p) have a Bernstein bound above 2^-66."""
     spread = float(_spread(np.array(count), np.array(p)))
     low, high = max(0, math.floor(count * p - spread)), min(count, math.ceil(count * p + spread))
     return high - low + 1
@@ -241,7 +240,7 @@ def _spread(counts, p):
 
 
 def integer_weights(counts: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Binomial(counts, p) times 2^62, integers of that sum: (rows,) first value, (rows, values) of all.
+    """Return Binomial(counts, p) times 2^62 in integers: (rows,) first value, (rows, values) weights.
 
     Args:
       counts: (rows,) int.
@@ -264,10 +263,10 @@ def integer_weights(counts: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def alias_tables(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's tables of the rows: cell j gives j below `limits[j]` and `alias[j]` above, of 2^62 / cells.
+    """Return Walker's tables of the rows: of 2^62 / cells, cell j gives j below `limits[j]`, else `alias[j]`.
 
-    Heavy cells fill the light ones in order; one that has given too much is filled by the next heavy one.
-    Integer arithmetic throughout, so a table has exactly its weights' distribution.
+    Heavy cells fill the light ones in order; an exhausted one is filled by the next heavy one.
+    Integer arithmetic throughout, so a table has exactly the distribution of its weights.
 
     Args:
       weights: (rows, cells) int64, each row of the sum 2^62; cells a power of two.
@@ -279,13 +278,13 @@ def alias_tables(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     missing = np.cumsum(np.where(light, capacity - weights, 0), axis=1)
     excess = np.cumsum(np.where(heavy, weights - capacity, 0), axis=1)
     before = missing - np.where(light, capacity - weights, 0)
-    # All in one order: a heavy cell where it runs out, a light one where it begins to be filled.
+    # In one order: a heavy cell where it is exhausted, a light one where filling begins.
     ends = np.concatenate([np.where(heavy, excess, most), np.where(light, before, most)], axis=1)
     order = np.argsort(ends, axis=1, kind="stable")
     filled, emptied = (np.cumsum(kind, axis=1) for kind in (order >= cells, order < cells))
     place = np.empty_like(order)
     np.put_along_axis(place, order, np.broadcast_to(np.arange(2 * cells), order.shape), axis=1)
-    # The n-th light cell is filled by the first heavy one that has not run out before.
+    # The n-th light cell is filled by the first heavy one that is not exhausted.
     used_up = np.take_along_axis(emptied, place[:, cells:], axis=1)
     begun = np.take_along_axis(filled, place[:, :cells], axis=1)
     heavy_cells = np.argsort(~heavy, axis=1, kind="stable")
@@ -293,7 +292,7 @@ def alias_tables(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     limits, alias = np.full(weights.shape, capacity), np.broadcast_to(np.arange(cells), weights.shape).copy()
     limits[light] = weights[light]
     alias[light] = np.take_along_axis(heavy_cells, used_up.clip(0, cells - 1), axis=1)[light]
-    # The light cell at which a heavy one ran out; the last heavy one comes out even.
+    # The light cell at which a heavy one is exhausted; the last heavy one comes out even.
     ran_out = np.take_along_axis(light_cells, (begun - 1).clip(0), axis=1)
     overdrawn = np.take_along_axis(missing, ran_out, axis=1) - excess
     rank = np.cumsum(heavy, axis=1)

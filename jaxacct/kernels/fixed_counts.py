@@ -6,9 +6,9 @@ sum over the participations j, .., k - 1 at columns from v on,
 
     W(j) at v  =  W(j) at v + 1  +  e^{r at step v + j (b - 1)} (W(j + 1) at v + 1),        W(k) = 1,
 
-so a sample takes m k additions of logarithms. On a cycle of n steps the last gap has to be b as well, which
-is `v_{k-1} - v_0 <= m - b`: the patterns whose first column is a are chains in the columns a .. a + m - b.
-Columns are cut into blocks so that such a window is the end of one block and the beginning of the next
+so a sample takes m k additions of logarithms. On a cycle of n steps the last gap has to be at least b, too,
+which is `v_{k-1} - v_0 <= m - b`: the patterns whose first column is a are chains in the columns a .. a + m -
+b. Columns are cut into blocks so that such a window is the end of one block and the beginning of the next
 (proofs/fixed_counts.md, sections 1 and 2).
 """
 
@@ -110,7 +110,7 @@ def _chains(log_ratios, rows, inside):
 
     Returns:
       (width + 1, lanes, k, num_samples), j = 1 .. k in the third axis, columns from the first axis on; and
-      whether there is such a chain, (width + 1, lanes, k) bool. Where there is none the number means nothing.
+      whether there is such a chain, (width + 1, lanes, k) bool. Where there is none the number is undefined.
     """
     _, lanes, size = rows.shape
     # Chains of the participations i .. i + length - 1, the shortest first, each length by its first one.
@@ -123,7 +123,7 @@ def _chains(log_ratios, rows, inside):
     def step(carry, given):
         g, lost = carry
         ratios, order = given
-        # What follows the first participation of a chain is the chain that is one shorter, or nothing.
+        # The chain after its first participation is one participation shorter, possibly empty.
         rest = [g[place + 1 : place + number] for place, number in zip(places, numbers, strict=True)]
         ahead = jnp.concatenate([jnp.zeros_like(ratios), *rest[:-1]])
         ratios = jnp.concatenate([ratios[:number] for number in numbers])
@@ -142,11 +142,13 @@ def _chains(log_ratios, rows, inside):
 def _extended(g, lost, log_ratios, ahead, order):
     """Return (g, lost) one column earlier; `g + lost` are logarithms of sums over chains.
 
-    Args:
-      log_ratios: of the first participation of a chain at this column.
-      ahead: ln of the sum over the rest of the chain from the next column on.
-      order: below 0 where chains begin later as well, 0 where this is the last column at which one can
-        begin, above 0 where none can.
+    g: (see `lost`) main part of the logarithms.
+    lost: compensation of the rounding error of `g`.
+    log_ratios: of the first participation of a chain at this column.
+    log_ratios: of the first participation of a chain at this column.
+    ahead: ln of the sum over the rest of the chain from the next column on.
+    order: below 0 where chains begin later as well, 0 where this is the last column at which one can
+      begin, above 0 where none can.
     """
     more, rounded = compensated_step(g, lost, log_ratios, ahead)
     only = jnp.where(order == 0, log_ratios + ahead, 0)
@@ -161,7 +163,7 @@ def log_mean_over_patterns(log_ratios, count: int, separation: int, rotated: boo
 
 
 def rounding_bound(sums, largest_ratio: float, ratio_error: float) -> float:
-    """Return a bound on the float32 error of `log_mean_over_patterns` (proofs/fixed_counts.md, section 3).
+    """Bound the float32 error of `log_mean_over_patterns` (proofs/fixed_counts.md, section 3).
 
     Args:
       sums: of the scheme (`Scheme.sums`).

@@ -1,13 +1,14 @@
 """The recurrence of `kernels.recurrence` as one Pallas (Triton) kernel: a thread a sample, down the steps.
 
 The scan moves every step through memory several times on a GPU (`gpu_traffic.py` in the benchmarks counts
-them). Here a thread keeps `g_{i+1}` and what its sum has lost in registers and the last `b` values in a ring
-of its own, so a log-ratio is read once. Rings stay in the L2 cache while they fit: 50 MB on an H200, which is
-forty thousand samples under way at b = 256. Where they do not, they are two more passes over memory.
+them). Here a thread keeps `g_{i+1}` and its rounding compensation in registers and the last `b` values in a
+ring of its own, so a log-ratio is read once. Rings stay in the L2 cache while they fit: 50 MB on an H200,
+which is forty thousand samples in flight at b = 256. Where they do not fit, they cost two more passes over
+memory.
 
-At many noise multipliers the log-ratios are sums of the same two arrays; a thread makes them itself.
+At many noise multipliers the log-ratios are sums of the same two arrays; a thread computes them itself.
 
-Pallas is imported where the kernel is built: machines without a GPU have no use for it.
+Pallas is imported where the kernel is built, so machines without a GPU do not import it.
 """
 
 import functools
@@ -23,22 +24,22 @@ from jax import lax
 
 from jaxacct.kernels.recurrence import blocked_log_recurrence, compensated_step, first_offsets, weighted_sums
 
-# Samples a program: one a thread of four warps, so that every load of the kernel has the same layout.
+# Samples per program: one per thread of four warps, so that every load of the kernel has the same layout.
 _SAMPLES = 128
-# Loads of a ring that are under way at once.
+# Loads of a ring in flight at once.
 _LOADS = 8
-# Noise multipliers that a thread works on at once, each with a ring of its own.
+# Noise multipliers per thread, each with a ring of its own.
 _TOGETHER = 6
 
 
 def serves(dtype) -> bool:
-    """Whether the kernel can take the place of the scan for log-ratios of this dtype on this machine."""
+    """Return whether the kernel can replace the scan for log-ratios of this dtype on this machine."""
     return jax.default_backend() == "gpu" and dtype == jnp.float32 and _works()
 
 
 @functools.cache
 def _works() -> bool:
-    """Small kernels against the scan: Triton may be missing, or fail on this GPU."""
+    """Compare small kernels with the scan: Triton may be missing, or fail on this GPU."""
     options: dict[str, Any] = dict(log_p=float(np.log(0.1)), log_q=float(np.log(0.9)), block=7)
 
     def difference(array, other, factors):
@@ -55,20 +56,22 @@ def _works() -> bool:
         )
         try:
             return bool(jax.jit(difference)(*given) < 1e-4)
-        except Exception:  # whatever the compiler raises: the scan needs none of it
+        except Exception:  # any error of the compiler: the scan is used instead
             return False
 
-    # Called while another program is traced; a thread of its own is outside of that.
+    # Called while another program is traced; a separate thread is outside of that trace.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(check).result()
 
 
 def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret: bool = False):
-    """`blocked_log_recurrence` of many samples.
+    """Return `blocked_log_recurrence` of many samples.
 
     Args:
       log_ratios: (n, num_samples) float32.
-      log_p, log_q, block: as there.
+      log_p: as there.
+      log_q: as there.
+      block: as there.
       interpret: run the kernel's program without a GPU, for tests.
 
     Returns:
@@ -83,18 +86,21 @@ def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret
 
 
 def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: int, interpret: bool = False):
-    """`blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, which are never stored.
+    """Return `blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, never stored.
 
     Args:
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32.
-      log_p, log_q, block, interpret: as for `first_block`.
+      log_p: as for `first_block`.
+      log_q: as for `first_block`.
+      block: as for `first_block`.
+      interpret: as for `first_block`.
 
     Returns:
       (block, count, num_samples) float32.
     """
     chex.assert_type([*arrays, factors], jnp.float32)
-    if log_q == -np.inf:  # then nothing is added up inside a block
+    if log_q == -np.inf:  # nothing is added up inside a block
         sums = weighted_sums(arrays, factors)
         return blocked_log_recurrence(sums, log_p=log_p, log_q=log_q, block=block)
     from jax.experimental import pallas as pl
@@ -124,13 +130,13 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
 
 
 def _kernel(table, *refs, log_p, log_q, interpret):
-    """`ring[i mod b]` holds `g_i` of the last b steps, so it ends as the first block."""
+    """Fill `ring[i mod b]` with `g_i` of the last b steps, so that it ends as the first block."""
     from jax.experimental.pallas import triton
 
     *arrays, ring = refs
     steps, (block, together, _) = arrays[0].shape[0], ring.shape
-    each = [np.int32(v) for v in range(together)]  # the interpreter wants indices with a shape
-    # A ring must hold all the steps that are under way.
+    each = [np.int32(v) for v in range(together)]  # the interpreter needs indices with a shape
+    # A ring must hold all the steps that are in flight.
     unroll = min(max(1, _LOADS // together), 1 << (block.bit_length() - 1))
     factors = [[triton.load(table.at[v, np.int32(k)]) for k in range(len(arrays))] for v in each]
     # The interpreter has no barrier, and no threads to need one.
@@ -148,7 +154,7 @@ def _kernel(table, *refs, log_p, log_q, interpret):
     barrier()
 
     def several(last, number, states):
-        """The steps last, last - 1, .. and `(g, lost)` after them."""
+        """Return the steps last, last - 1, .. and `(g, lost)` after them."""
         rows = [last - j for j in range(number)]
         slots = [lax.rem(row, block) for row in rows]
         inputs = []

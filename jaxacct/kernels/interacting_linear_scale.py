@@ -1,13 +1,13 @@
 """The likelihood of several independent b-min-sep processes at many noise multipliers, in linear scale.
 
-As in `kernels.linear_scale` the increments of the recurrence are positive and added up as they are: an
+As in `kernels.linear_scale` the increments of the recurrence are positive and added up without logarithms: an
 exponential a step, and a multiplication and an addition for every state, where
 `kernels.interacting_recurrence` takes an exponential and a logarithm for each. A state's value is
-`V = P/Q (1 - p)^-(free steps)`, a sum of positive terms over all that may happen from there on, and what is
-kept of a block is `V / S - 1`, S being the value with all processes free at the first step of the block after
-the next. No state of the block has less: that all processes wait until then is one of its terms.
+`V = P/Q (1 - p)^-(free steps)`, a sum of positive terms over all continuations. A block stores `V / S - 1`,
+S being the value with all processes free at the first step of the block after the next. No state of the block
+has a smaller value: that all processes wait until then is one of its terms.
 
-What lies beyond float32's range comes out as infinite or NaN, never as a wrong finite number.
+Values outside float32's range become infinite or NaN, never wrong finite numbers.
 """
 
 import math
@@ -43,21 +43,25 @@ def interacting_ratios_of_sums(
     processes: int,
     start_distribution=None,
 ):
-    """`interacting_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`.
+    """Return `interacting_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`.
 
     Args:
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32.
-      overlaps: (block,) or (n, block) float32, as there, where the first of the factors is 1; times that.
-      log_p, log_q, block, processes, start_distribution: as there.
+      overlaps: (block,) or (n, block) float32, as there, for a first factor of 1; multiplied by that factor.
+      log_p: as there.
+      log_q: as there.
+      block: as there.
+      processes: as there.
+      start_distribution: as there.
 
     Returns:
-      (count, num_samples) float32; not finite where float32 has no room.
+      (count, num_samples) float32; not finite where the value is outside float32's range.
     """
     chex.assert_type([*arrays, factors, overlaps], jnp.float32)
     chex.assert_axis_dimension(overlaps, -1, block)
     options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
-    if log_q == -math.inf:  # for certain, so what happens is linear in the log-ratios
+    if log_q == -math.inf:  # every free process participates, so the result is linear in the log-ratios
         parts = [
             log_values_at_the_start(
                 array, 0 * overlaps if i else overlaps, start_distribution=start_distribution, **options
@@ -67,7 +71,7 @@ def interacting_ratios_of_sums(
         return log_mean_of_starts(weighted_sums([values for values, _ in parts], factors), parts[0][1])
     n, num_samples = arrays[0].shape
     num_blocks, each = -(-n // block), (factors.shape[0], num_samples)
-    # A padded step has r = 0 and shares nothing, so all that may happen there adds up to 1.
+    # A padded step has r = 0 and no overlap, so its probabilities add up to 1.
     padded = [jnp.pad(array, ((0, num_blocks * block - n), (0, 0))) for array in arrays]
     given = [array.reshape(num_blocks, block, num_samples) for array in padded]
     given.append(overlaps_by_block(overlaps, n, block, jnp.float32))
@@ -79,7 +83,7 @@ def interacting_ratios_of_sums(
         lambda state, at: (real(state, at), None), state, [part[warm:] for part in given], reverse=True
     )
     if warm:
-        # The first block has virtual histories too. Nothing refers to one from there beyond it.
+        # The first block has virtual histories, too. Nothing beyond it refers to them.
         few, size = len(states(block, processes - 1)), math.comb(2 * block + processes - 3, processes - 1)
         state = with_room(table, few, size), with_room(row, few, size), following, scale
         early = _block_of(moves(block, processes, 2 * block - 1), factors, log_p, log_q, block)
@@ -94,7 +98,7 @@ def interacting_ratios_of_sums(
 
 
 def _past_the_end(block: int, processes: int, log_q: float, each):
-    """The likelihood is 1 there, but the free steps that lie beyond the end were counted."""
+    """Return the values past the end: the likelihood is 1, but the free steps beyond the end were counted."""
     steps = processes * np.arange(block)[:, None] + states(block, processes - 1).sum(axis=1)
     two_blocks = 2 * block * processes
     with np.errstate(over="ignore"):
@@ -106,10 +110,10 @@ def _past_the_end(block: int, processes: int, log_q: float, each):
 
 
 def _block_of(all_moves, factors, log_p: float, log_q: float, block: int):
-    """`(state of the next block, arrays and overlaps of this block) -> state of this block`.
+    """Return `(state of the next block, arrays and overlaps of this block) -> state of this block`.
 
-    A state is the `V / S - 1` of the block in every state, (block * states, count, num_samples), those of its
-    first step, S over the S of the block before less 1, and ln S in two parts.
+    A state is the `V / S - 1` of the block in every state, (block * states, count, num_samples), the same of
+    its first step, S over the S of the block before less 1, and ln S in two parts.
     """
     all_moves = [Move(*(part.astype(np.int32) for part in move)) for move in all_moves]
     size, idle = len(all_moves[0].which), all_moves[0].after
@@ -118,7 +122,7 @@ def _block_of(all_moves, factors, log_p: float, log_q: float, block: int):
 
     def one_block(state, given):
         table, row, following, (log_scale, lost) = state
-        # Divided before it is multiplied with e^r, the product of two of which may be out of range.
+        # Divided before the multiplication with e^r: the product of both may be out of range.
         over = over_the_scale(following)
 
         def step(carry, at):
@@ -151,9 +155,9 @@ def _block_of(all_moves, factors, log_p: float, log_q: float, block: int):
 
 
 def _factor(j: int, move: Move, overlap, factors):
-    """(states, count) float32: in how many ways j participate, times e^- what they share with all others."""
+    """Return (states, count) float32: the number of ways in which j participate, times e^-(their overlap)."""
     ways = np.array([math.log(math.comb(int(free), j)) for free in move.free])
-    apart = overlap.at[0].set(0.0)  # [0] stands for those that nothing is shared with
+    apart = overlap.at[0].set(0.0)  # [0] stands for processes without overlap
     shared = j * apart[move.ago].sum(axis=-1) + j * (j - 1) // 2 * overlap[0]
     return above_least(jnp.asarray(ways, jnp.float32)[:, None] - shared[:, None] * factors[None, :, 0])
 

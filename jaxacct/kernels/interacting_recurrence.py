@@ -1,6 +1,6 @@
-"""The likelihood of several independent b-min-sep processes whose signals add up, in logarithms.
+"""Likelihood of several independent b-min-sep processes whose signals add up, in logarithms.
 
-With counts `x = x^1 + .. + x^m`, two participations d steps apart share `<c_i, c_{i-d}>`, so
+With counts `x = x^1 + .. + x^m`, two participations d steps apart overlap by `<c_i, c_{i-d}>`, so
 
     P/Q = E prod_{participations} e^{r_i} prod_{pairs of different processes} e^{-<c_i, c_{i'}> / sigma^2},
 
@@ -9,9 +9,9 @@ step i weighed by `e^{r_i}`. The state is how long each of the other processes s
 (`kernels.lockouts`); a participation meets those of the last b - 1 steps, earlier ones of a process being b
 steps and more away (proofs/shared_examples.md).
 
-As in `kernels.recurrence`, what runs is ln P/Q less ln(1 - p) for every step at which a process is free.
-A step without participation leaves that alone, so thousands of steps round no more than one
-(proofs/rounding.md, section 7).
+As in `kernels.recurrence`, the recurrence runs on ln P/Q less ln(1 - p) for every step at which a process is
+free. A step without participation leaves it unchanged, so the rounding error does not grow with thousands of
+steps (proofs/rounding.md, section 7).
 """
 
 import math
@@ -28,16 +28,16 @@ from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, log_add_exp, softplus
 
 
 def compensates_all(block: int) -> bool:
-    """Whether what rounding leaves out is kept in every state, and not only where all processes are free.
+    """Return whether rounding is compensated in every state, and not only where all processes are free.
 
-    States with locked out processes are passed a block at a time. Where blocks are short that rounds little,
-    and the second sum would cost a fifth of the speed; where they are long it is memory that takes the time.
+    States with locked-out processes are passed a block at a time. In short blocks that rounds little, and the
+    compensation would cost a fifth of the speed; in long blocks memory traffic takes the time.
     """
     return block >= 32
 
 
 def numbers_kept(block: int, processes: int, warm: bool) -> int:
-    """Numbers that the recurrence holds at a time for one sample."""
+    """Return how many numbers the recurrence holds at a time for one sample."""
     codes = 2 * block - 1 if warm else block
     return block * math.comb(codes + processes - 2, processes - 1)
 
@@ -45,18 +45,19 @@ def numbers_kept(block: int, processes: int, warm: bool) -> int:
 def interacting_log_recurrence(
     log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_distribution=None
 ):
-    """ln P/Q of the sum of `processes` independent b-min-sep vectors.
+    """Return ln P/Q of the sum of `processes` independent b-min-sep vectors.
 
     Time comes first and samples last, as for `recurrence.blocked_log_recurrence`.
 
     Args:
       log_ratios: (n, ...) float, `r_i` of a single participation.
       overlaps: (block,) or (n, block) of the same dtype: `<c_i, c_{i-d}> / sigma^2` at [.., d].
-      log_p, log_q: ln p and ln(1 - p), -inf at p = 1; static.
+      log_p: ln p; static.
+      log_q: ln(1 - p), -inf at p = 1; static.
       block: minimum separation b >= 1; static.
       processes: m >= 1; static.
-      start_distribution: (block,) probabilities of being locked out for 0..b-1 first steps, static; None is
-        cold.
+      start_distribution: (block,) probabilities of being locked out for 0..b-1 first steps, static; None is a
+        cold start.
 
     Returns:
       (...) of the same dtype. Exact up to rounding.
@@ -70,7 +71,7 @@ def interacting_log_recurrence(
 
 
 def log_mean_of_starts(values, log_weights: np.ndarray):
-    """`ln sum e^{values + log_weights}` over the first axis."""
+    """Return `ln sum e^{values + log_weights}` over the first axis."""
     terms = values + _column(log_weights, values.dtype, values.ndim - 1)
     if len(terms) == 1:
         return terms[0]
@@ -82,32 +83,41 @@ def log_mean_of_starts(values, log_weights: np.ndarray):
 def log_values_at_the_start(
     log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_distribution=None
 ):
-    """`interacting_log_recurrence` before the mean over how long each process is locked out at the start.
+    """Return the values of `interacting_log_recurrence` before the mean over the initial lockouts.
+
+    Args:
+      log_ratios: as there.
+      overlaps: as there.
+      log_p: as there.
+      log_q: as there.
+      block: as there.
+      processes: as there.
+      start_distribution: as there.
 
     Returns:
       (starts, ...) values, linear in `log_ratios` and `overlaps` together where p = 1, and (starts,) float64,
-      ln of what each is weighed with.
+      the log of its weight.
     """
     n, samples = log_ratios.shape[0], log_ratios.shape[1:]
     num_blocks, dtype = -(-n // block), log_ratios.dtype
-    # A padded step has r = 0 and shares nothing, so all that may happen there adds up to 1.
+    # A padded step has r = 0 and no overlap, so its probabilities add up to 1.
     spare = num_blocks * block - n
     ratios = jnp.pad(log_ratios, [(0, spare)] + [(0, 0)] * len(samples))
     ratios = ratios.reshape(num_blocks, block, *samples)
     shared = overlaps_by_block(overlaps, n, block, dtype)
     one_step = _certain_step if log_q == -math.inf else _step
     real = _block_of(one_step, moves(block, processes, block), log_p, log_q, block)
-    # Gradients keep one state a block and make the others again.
+    # Gradients keep one state a block and recompute the others.
     remade = jax.checkpoint(lambda later, step: (real(later, *step), None))  # pyright: ignore
     end = _past_the_end(block, processes, log_q, samples, dtype)
-    # All steps of all processes, but those that are locked out to begin with.
+    # All steps of all processes, without those that are locked out at the start.
     free = num_blocks * block * processes
     if start_distribution is None or block == 1:
         (values, lost), _ = lax.scan(remade, end, (ratios, shared), reverse=True)
         values = values[0] + (lost[0] + jnp.asarray(free_steps(np.array(free), log_q), dtype))
         return values[None], np.zeros(1)
     later, _ = lax.scan(remade, end, (ratios[1:], shared[1:]), reverse=True)
-    # The first block has virtual histories too. Nothing refers to one from there beyond it.
+    # The first block has virtual histories, too. Nothing beyond it refers to them.
     size = math.comb(2 * block + processes - 3, processes - 1)
     later = _Later(*(with_room(part, len(states(block, processes - 1)), size) for part in later))
     early = _block_of(one_step, moves(block, processes, 2 * block - 1), log_p, log_q, block)
@@ -118,18 +128,18 @@ def log_values_at_the_start(
 
 
 def overlaps_by_block(overlaps, n: int, block: int, dtype):
-    """(blocks, block, block) of `overlaps` as for `interacting_log_recurrence`, 0 at padded steps."""
+    """Return (blocks, block, block) of `overlaps` as of `interacting_log_recurrence`, 0 at padded steps."""
     num_blocks = -(-n // block)
     shared = jnp.broadcast_to(jnp.asarray(overlaps, dtype), (n, block))
     return jnp.pad(shared, [(0, num_blocks * block - n), (0, 0)]).reshape(num_blocks, block, block)
 
 
 class Starts(NamedTuple):
-    """How the processes may begin.
+    """Initial states of the processes.
 
     Attributes:
       where: (starts,) the first step at which one is free times the number of states, plus its state.
-      locked out: (starts,) steps that all are locked out for, added up.
+      locked_out: (starts,) total number of steps for which the processes are locked out.
       chance: (starts,) float64 probabilities.
     """
 
@@ -139,7 +149,7 @@ class Starts(NamedTuple):
 
 
 def starts_of(block: int, processes: int, start_distribution) -> Starts:
-    """All that `start_distribution` allows, with virtual histories; all free without it."""
+    """Return all starts of `start_distribution`, with virtual histories; all processes free without it."""
     if start_distribution is None or block == 1:
         return Starts(np.zeros(1, int), np.zeros(1, int), np.ones(1))
     size = math.comb(2 * block + processes - 3, processes - 1)
@@ -150,9 +160,9 @@ def starts_of(block: int, processes: int, start_distribution) -> Starts:
 
 
 class _Later(NamedTuple):
-    """ln of the values of the next block in every state, (rows * states, ...), and what rounding left out.
+    """Natural log of the values of the next block in every state, (rows * states, ...), with compensation.
 
-    Of `lost` there is one row, that of the step after, or of that only the state in which all are free
+    `lost` has one row, that of the step after, possibly only for the state in which all are free
     (`compensates_all`); at p = 1 one row for every step.
     """
 
@@ -161,17 +171,17 @@ class _Later(NamedTuple):
 
 
 def _column(numbers, dtype, ndim: int):
-    """One number a state, for `ndim` axes of samples."""
+    """Reshape one number per state, for `ndim` axes of samples."""
     return jnp.asarray(numbers, dtype).reshape(-1, *[1] * ndim)
 
 
 def free_steps(count: np.ndarray, log_q: float) -> np.ndarray:
-    """What so many steps at which processes are free were left out with, float64; nothing at p = 1."""
+    """Return the log-probability of so many free steps without participation, float64; 0 at p = 1."""
     return count * (log_q if log_q > -math.inf else 0.0)
 
 
 def _past_the_end(block: int, processes: int, log_q: float, samples, dtype) -> _Later:
-    """The likelihood is 1 there, but the free steps that lie beyond the end were counted."""
+    """Return the values past the end: the likelihood is 1, but the free steps beyond the end were counted."""
     steps = processes * np.arange(block)[:, None] + states(block, processes - 1).sum(axis=1)
     values = _column(free_steps(steps, log_q), dtype, len(samples))
     values = jnp.broadcast_to(values, (steps.size, *samples))
@@ -180,7 +190,7 @@ def _past_the_end(block: int, processes: int, log_q: float, samples, dtype) -> _
 
 
 def with_room(part, size: int, room: int):
-    """Rows of `size` states become rows of `room`, the first `size` of which they keep; one state is left."""
+    """Pad rows of `size` states to rows of `room`; a single state stays one."""
     if len(part) == 1 < size:
         return part
     rows = part.reshape(-1, size, *part.shape[1:])
@@ -189,9 +199,8 @@ def with_room(part, size: int, room: int):
 
 
 def _block_of(one_step, all_moves, log_p: float, log_q: float, block: int):
-    """`(_Later of the next block, ratios, overlaps) -> _Later of this block`."""
-
-    # New arrays of 32 bits: JAX remembers those it has seen with the width of that moment.
+    """Return `(_Later of the next block, ratios, overlaps) -> _Later of this block`."""
+    # New arrays of 32 bits: JAX caches arrays with the width of the first use.
     all_moves = [Move(*(part.astype(np.int32) for part in move)) for move in all_moves]
     step = one_step(all_moves, log_p, log_q, block)
 
@@ -203,16 +212,19 @@ def _block_of(one_step, all_moves, log_p: float, log_q: float, block: int):
 
 
 def _log_factor(counts, free, ago, log_one: float, overlap, ratio):
-    """ln of what `counts` participations multiply the value with in every state, (states, ...).
+    """Return ln of the factor of `counts` participations in every state, (states, ...).
 
     Args:
-      counts, free: (states,) int: how many take part, of how many that are free.
+      counts: (states,) int: how many participate.
+      free: (states,) int: how many are free.
       ago: (states, processes - 1) int, as in `Move`.
-      log_one: ln of what each of them is weighed with besides `e^ratio`.
+      log_one: ln of the weight of each participation besides `e^ratio`.
+      overlap: of this step with the b - 1 last steps.
+      ratio: log-ratio of one participation at this step.
     """
     dtype, ndim = ratio.dtype, ratio.ndim
     ways = np.array([math.log(math.comb(int(f), int(j))) for f, j in zip(free, counts, strict=True)])
-    apart = overlap.at[0].set(0.0)  # [0] stands for those that nothing is shared with
+    apart = overlap.at[0].set(0.0)  # [0] stands for processes without overlap
     own = jnp.asarray(counts, dtype) * apart[ago].sum(axis=-1)
     own = own + jnp.asarray(counts * (counts - 1) // 2, dtype) * overlap[0]
     fixed = jnp.asarray(ways + counts * log_one, dtype) - own
@@ -220,7 +232,7 @@ def _log_factor(counts, free, ago, log_one: float, overlap, ratio):
 
 
 def _step(all_moves, log_p: float, log_q: float, block: int):
-    """One step back in time, for p < 1.
+    """Return the update of one step back in time, for p < 1.
 
     `g(s) = g_0 + ln(1 + sum_j e^{a_j})`, g_0 that of the next step without participation.
     """
@@ -256,7 +268,7 @@ def _step(all_moves, log_p: float, log_q: float, block: int):
 
 
 def _certain_step(all_moves, log_p: float, log_q: float, block: int):
-    """One step back in time at p = 1: all that are free take part, so nothing is added up."""
+    """Return the update of one step back in time at p = 1: all free processes participate."""
     free = all_moves[0].free
     size = len(free)
     ago, delta, after = (np.zeros_like(part) for part in all_moves[0][2:])
@@ -288,19 +300,19 @@ def rounding_bound(
     ratio_error: float,
     log_largest: float,
 ) -> float:
-    """Return a bound on the float32 error of `interacting_log_recurrence` (proofs/rounding.md, section 7).
+    """Bound the float32 error of `interacting_log_recurrence` (proofs/rounding.md, section 7).
 
     Args:
       sums: of the scheme (`Scheme.sums`).
       block: minimum separation b.
       variance: of the noise, sigma^2.
-      counts: participations of a vector, and the most that one may have.
+      counts: participations of a vector, and their maximum.
       largest_ratio: largest |log-ratio| of one participation.
       ratio_error: of one log-ratio, in units of 2^-24.
-      log_largest: natural log of the likelihood ratio, at most.
+      log_largest: upper bound on the natural log of the likelihood ratio.
 
     Returns:
-      The error of ln of the summand of a vector of `counts[0]` participations, natural log; infinity where no
+      The error of ln of the summand of a vector of `counts[0]` participations, in nats; infinity where no
       bound is known.
     """
     count, most = counts
@@ -324,7 +336,7 @@ def rounding_bound(
     local += lockout_steps * growth
     steps = SOFTPLUS_ROUNDINGS + 2  # of an increment
     ends = (steps + number * lockout_steps) * growth + 2 * sums.steps * unit * growth + 3 * free
-    # Computed increments add up to a little more than exact ones: d grows with the d of all vectors.
+    # Computed increments exceed the exact ones by a little: d grows with the d of all vectors.
     each = 4 + 3 * number + lockout_steps
     slope = unit * ((most + number) * each + steps * (2 * most + 1))
     if not slope < 0.5:

@@ -1,13 +1,11 @@
-"""Likelihood ratios at several noise multipliers together, in linear scale: an exponential a step and little
-more.
+"""Likelihood ratios at several noise multipliers at once, in linear scale: about one exponential a step.
 
-In logarithms (`kernels.recurrence`) a step takes an exponential, a logarithm and sums with their rounding
-carried along. Here the increments are positive and added up as they are, relative to a scale that is renewed
-once a block, in a fifth of the time. Rounding stays as small, since only increments round. The price is
-range: what grows by more than 2^100 = e^69 in a block, or beyond float32's largest number, e^88, comes out as
-infinite or NaN, never as a wrong finite number, and must be made again in logarithms. That takes one
-participation with a log-ratio of about 70 (noise multipliers near 0.1), or nearly certain participations:
-b |ln(1 - p)| above 69.
+In logarithms (`kernels.recurrence`) a step takes an exponential, a logarithm and compensated sums. Here the
+increments are positive and added up without logarithms, relative to a scale that is renewed once a block, in
+a fifth of the time. The rounding error is as small, since only increments round. The price is range: growth
+by more than 2^100 = e^69 in a block, or beyond float32's largest number, e^88, gives infinity or NaN, never a
+wrong finite number, and must be recomputed in logarithms. That requires one participation with a log-ratio of
+about 70 (noise multipliers near 0.1), or nearly certain participations: b |ln(1 - p)| above 69.
 """
 
 import math
@@ -22,24 +20,26 @@ from jax import lax
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import corrected_log1p, first_offsets, phase_totals, two_sum, weighted_sums
 
-# Rounds, at most, whose factors are multiplied before a logarithm is taken, which takes as long as three.
+# Maximum number of factors multiplied before a logarithm is taken, which takes as long as three of them.
 _ROUNDS = 16
-# Counts up to this are written out in the program, more are a loop in it, which compiles sooner.
+# Counts up to this are unrolled in the program; more are a loop, which compiles faster.
 _WRITTEN_OUT = 16
-# ln of the least coefficient of a count that is told from none, above the least float32 with all its digits.
+# ln of the smallest coefficient of a count that is resolved, above the smallest normal float32.
 _LEAST = -80.0
-# Numbers up to this may be divided by and lose nothing that matters.
+# Numbers up to this may be divisors without a relevant loss.
 _ROOM = 2.0**100
 
 
 class Counts(NamedTuple):
-    """How many examples of a unit take part at a step at which some do; `j` have the log-ratio
-    `j r_i - j (j - 1) h_i`, `h_i` half the square norm of a column over the variance of the noise.
+    """Distribution of the number of a unit's examples at a step, given at least one.
+
+    `j` examples have the log-ratio `j r_i - j (j - 1) h_i`, `h_i` half the square norm of a column over the
+    variance of the noise.
 
     Attributes:
-      log_one: ln probability of one.
-      log_more: (k - 1,) float64, ln of the probability of 2, 3, .. over that of one less.
-      halves: () or (n,) float32, h_i for the first of `factors` 1.
+      log_one: ln of the probability of one.
+      log_more: (k - 1,) float64, ln of the probability of 2, 3, .. over the probability of one less.
+      halves: () or (n,) float32, h_i for a first factor of 1.
     """
 
     log_one: float
@@ -50,20 +50,22 @@ class Counts(NamedTuple):
 def first_block_of_sums(
     arrays, factors, *, log_p: float, log_q: float, block: int, counts: Counts | None = None
 ):
-    """`blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, which are never stored.
+    """Return `blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, never stored.
 
     With `G_i = f_i q^-(n+1-i)` the recurrence is a sum of positive terms, `G_i = G_{i+1} + w_i G_{i+b}`,
-    `w_i = p q^-b e^{r_i}`. What is kept of a block is `H_i = G_i / S - 1`, S being G at the first step of the
+    `w_i = p q^-b e^{r_i}`. A block stores `H_i = G_i / S - 1`, S being G at the first step of the
     next block; H is at most the sum of w over one block, however many participations there are in all.
 
     Args:
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32.
-      log_p, log_q, block: as there; `log_q` above -inf where there are `counts`.
-      counts: how many take part, where it may be several.
+      log_p: as there.
+      log_q: as there; above -inf where there are `counts`.
+      block: as there.
+      counts: distribution of the number of examples, where it may be above 1.
 
     Returns:
-      (block, count, num_samples) float32; not finite where float32 has no room.
+      (block, count, num_samples) float32; not finite where the value is outside float32's range.
 
     Source: arXiv 2602.09338, eq. (1) and theorem 5.1.
     """
@@ -74,7 +76,7 @@ def first_block_of_sums(
     n, num_samples = arrays[0].shape
     num_blocks = -(-n // block)
     each = factors.shape[0], num_samples
-    # A padded step has r = 0 and looks at f = 1, so it gives f = 1.
+    # A padded step has r = 0 and reads f = 1, so it gives f = 1.
     padded = [jnp.pad(array, ((0, num_blocks * block - n), (0, 0))) for array in arrays]
     by_block = [array.reshape(num_blocks, block, num_samples) for array in padded]
     weights = _weights(factors, log_p - block * log_q, counts)
@@ -83,7 +85,7 @@ def first_block_of_sums(
 
     def one_block(carry, given):
         later, following, (log_scale, lost) = carry
-        # Divided before it is multiplied with e^r, the product of two of which may be out of range.
+        # Divided before the multiplication with e^r: the product of both may be out of range.
         over = over_the_scale(following)
 
         def step(carry, at):
@@ -92,7 +94,7 @@ def first_block_of_sums(
             ahead = lax.dynamic_index_in_dim(block_of, k, keepdims=False)
             ratios = weighted_sums([value[None] for value in values], factors)[0]
             added = added + weights(ratios, half) * (over + ahead * over)
-            # In the place of what no step refers to any more: a second array would be out of cache.
+            # In place of a value that no step reads again: a second array would be out of cache.
             return (added, lax.dynamic_update_index_in_dim(block_of, added, k, 0)), None
 
         start = jnp.zeros(each, jnp.float32), later
@@ -104,7 +106,7 @@ def first_block_of_sums(
         past = np.expm1((np.arange(block) - (block - 1)) * log_q).astype(np.float32)
     later = jnp.broadcast_to(jnp.asarray(past)[:, None, None], (block, *each))
     scales = jnp.broadcast_to(number((block - 1) * log_q), each), jnp.zeros(each, jnp.float32)
-    # Its first step by itself too: sliced out of a block that is changed in place, it costs copies of all.
+    # Its first step separately, too: sliced out of a block that is changed in place, it costs copies of all.
     following = jnp.broadcast_to(number(past[0]), each)
     (first, _, scales), _ = lax.scan(one_block, (later, following, scales), by_block, reverse=True)
     log_scale, lost = scales
@@ -113,18 +115,20 @@ def first_block_of_sums(
 
 
 def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block: int):
-    """`blocked_log_recurrence` for several kinds of factors of a participation, no exponentials as a rule.
+    """Return `blocked_log_recurrence` for several kinds of factors of a participation, without exponentials.
 
-    As `first_block_of_sums`, what rounding leaves out of the sums carried along.
+    As `first_block_of_sums`, with compensated sums.
 
     Args:
       given: several (n, num_samples), (n or 1, 1) or () arrays, the first (n, num_samples) float32.
       factors: of a step of `given`, (num_samples,), (1,) or () each, a tuple of (num_samples,) float32, one a
         kind.
-      log_p, log_q, block: as there; `log_q` above -inf.
+      log_p: as there.
+      log_q: as there; above -inf.
+      block: as there.
 
     Returns:
-      One (block, num_samples) float32 a kind; not finite where float32 has no room.
+      One (block, num_samples) float32 per kind; not finite where the value is outside float32's range.
     """
     n, num_samples = given[0].shape
     num_blocks = -(-n // block)
@@ -161,9 +165,9 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
                     of_step(given, first + k), inverses, blocks, sums, strict=True
                 ):
                     ahead = lax.dynamic_index_in_dim(values, k, keepdims=False)
-                    # Divided before it is multiplied with e^r, the product of two of which may have no room.
+                    # Divided before the multiplication with e^r: the product of both may be out of range.
                     found.append(two_sum(total, (shift * factor) * (inverse + ahead * inverse) + lost))
-                # In the place of what no step refers to any more: a second array would be out of cache.
+                # In place of a value that no step reads again: a second array would be out of cache.
                 blocks = [
                     lax.dynamic_update_index_in_dim(values, total, k, 0)
                     for values, (total, _) in zip(blocks, found, strict=True)
@@ -180,7 +184,7 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
 
         blocks = [jnp.broadcast_to(jnp.asarray(past)[:, None], (block, num_samples))] * kinds
         scales = [(nothing + number((block - 1) * log_q), nothing)] * kinds
-        # The first step of a block by itself too, as in `first_block_of_sums`.
+        # The first step of a block separately, too, as in `first_block_of_sums`.
         start = blocks, [nothing + number(past[0])] * kinds, scales
         firsts, _, scales = lax.fori_loop(0, num_blocks, one_block, start)
         return firsts, scales
@@ -195,13 +199,13 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
 
 
 def _of_steps(counts: Counts | None, steps: int, n: int):
-    """(steps,) float32: h_i of n steps, and 0 at those beyond, where all counts have the log-ratio 0."""
+    """Return (steps,) float32: h_i of n steps, and 0 beyond, where all counts have the log-ratio 0."""
     halves = jnp.zeros(()) if counts is None else counts.halves
     return jnp.pad(jnp.broadcast_to(jnp.asarray(halves, jnp.float32), (n,)), (0, steps - n))
 
 
 def _weights(factors, shift: float, counts: Counts | None):
-    """(ratios of (.., count, num_samples), h of (..)) -> e^shift times the likelihood ratio of taking part.
+    """Return (ratios of (.., count, num_samples), h of (..)) -> e^shift times the likelihood ratio.
 
     With several it is `w_1 x (1 + c_1 x (1 + c_2 x (..)))`, `c_j = w_{j+1} / w_j e^{-2 j h}`, x = e^r: one
     exponential for all counts.
@@ -210,7 +214,7 @@ def _weights(factors, shift: float, counts: Counts | None):
     added = number(log_one)
     if counts is None:
         return lambda ratios, half: jnp.exp(ratios + added)
-    # x is only known with its shift.
+    # Only e^shift x is available.
     log_more = jnp.asarray(counts.log_more - log_one, jnp.float32)
     js = jnp.arange(1, len(counts.log_more) + 1, dtype=jnp.float32)
 
@@ -234,38 +238,38 @@ def _weights(factors, shift: float, counts: Counts | None):
 
 
 def over_the_scale(following):
-    """1 / (1 + following), `following` a new scale over the old one, less 1; NaN where it is too large.
+    """Return 1 / (1 + following), `following` a new scale over the old one, less 1; NaN if it is too large.
 
-    Reciprocals of the largest float32 numbers are taken for 0, as if nobody took part in what is multiplied
-    with them.
+    Reciprocals of the largest float32 numbers are flushed to 0, which would drop all participations that they
+    multiply.
     """
     return jnp.where(following < _ROOM, 1 / (1 + following), jnp.nan)
 
 
 def above_least(log):
-    """e^log for coefficients of many samples; NaN where float32 has less than all digits of it.
+    """Return e^log for coefficients of many samples; NaN where it is below the normal float32 range.
 
-    What it multiplies may be so large that it matters all the same.
+    Its factor may be so large that the lost digits would matter.
     """
-    # Else it is made for every sample again.
+    # Otherwise it would be recomputed for every sample.
     return lax.optimization_barrier(jnp.exp(jnp.where(log > _LEAST, log, jnp.nan)))
 
 
 def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int, counts: Counts | None = None):
-    """`sum_k ln(1 + e^{log_odds + r_k})` over the steps of each phase, r `weighted_sums(arrays, factors)`.
+    """Return `sum_k ln(1 + e^{log_odds + r_k})` per phase, r = `weighted_sums(arrays, factors)`.
 
     A few factors are multiplied before a logarithm is taken, as `(1 + h)(1 + w) = 1 + (h + w + h w)`, which
-    loses nothing where they are near 1.
+    is exact to rounding where they are near 1.
 
     Args:
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32, the first of each above 0.
       log_odds: ln of p / (1 - p); static.
       cycle_length: steps from one round to the next; 1 is one phase of all steps; static.
-      counts: how many take part, where it may be several.
+      counts: distribution of the number of examples, where it may be above 1.
 
     Returns:
-      (cycle_length, count, num_samples) float32; not finite where float32 has no room.
+      (cycle_length, count, num_samples) float32; not finite where the value is outside float32's range.
     """
     chex.assert_type([*arrays, factors], jnp.float32)
     n, num_samples = arrays[0].shape
@@ -285,7 +289,7 @@ def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int, c
         for k in range(group):
             weight = weights(weighted_sums([value[k] for value in values], factors), halves[k])
             grown = grown + weight + grown * weight
-        # Else it is made once for the sum and once for what rounds.
+        # Otherwise it is computed once for the sum and once for the rounding.
         added = lax.optimization_barrier(corrected_log1p(grown))
         total, lost = carry
         return two_sum(total, added + lost), None

@@ -1,11 +1,12 @@
-"""Several b-min-sep processes side by side: states, and what may happen at a step.
+"""Several parallel b-min-sep processes: states and transitions.
 
-Between events at least one of m processes is free to take part, so a state is how long each of the other
-m - 1 stays locked out, in ascending order. One that is locked out for s more steps took part b - s steps ago.
+Between events at least one of m processes is free to participate, so a state is how long each of the other
+m - 1 stays locked out, in ascending order. A process locked out for s more steps participated b - s steps
+ago.
 
-A locked out process has the *code* s in 1..b-1; one whose history is virtual (warm start: it bars and has no
-part in the outputs) has b - 1 + s; a free one 0. States are numbered in colexicographic order, so those
-without virtual history come first and have the same numbers in both tables.
+A locked-out process has the *code* s in 1..b-1; one with a virtual history (warm start: it is locked out but
+has no part in the outputs) has b - 1 + s; a free one 0. States are numbered in colexicographic order, so
+those without virtual history come first and have the same numbers in both tables.
 """
 
 import functools
@@ -22,7 +23,7 @@ from jaxacct.kernels.randomness import exponential_64, uniform_64
 
 
 def rank(codes):
-    """Number of the state with `codes` ascending along the last axis (NumPy or JAX integers)."""
+    """Return the number of the state with `codes` ascending along the last axis (NumPy or JAX integers)."""
     total = 0
     for place in range(codes.shape[-1]):
         term = codes[..., place]
@@ -33,7 +34,7 @@ def rank(codes):
 
 
 def states(num_codes: int, others: int) -> np.ndarray:
-    """(number of states, others) int32: every ascending tuple of codes, in the order of `rank`."""
+    """Return (number of states, others) int32: every ascending tuple of codes, in the order of `rank`."""
     if others == 0:
         return np.zeros((1, 0), np.int32)
     shorter = states(num_codes, others - 1)
@@ -45,13 +46,13 @@ def states(num_codes: int, others: int) -> np.ndarray:
 
 
 class Move(NamedTuple):
-    """j of the free processes take part at a step.
+    """Transition in which j of the free processes participate.
 
     Attributes:
       which: (states,) numbers of the states with at least j free processes.
       free: (states,) how many are free.
-      ago: (states, m - 1) int: how many steps ago each of the others took part, 1..b-1; 0 where it is free or
-        its history is virtual.
+      ago: (states, m - 1) int: how many steps ago each of the others participated, 1..b-1; 0 where it is free
+        or its history is virtual.
       delta: (states,) steps until the next state, in which again one is free.
       after: (states,) its number.
     """
@@ -65,7 +66,7 @@ class Move(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def moves(b: int, m: int, num_codes: int) -> tuple[Move, ...]:
-    """What j = 0..m processes taking part means for every state; those of j >= 2 are the first ones.
+    """Return the transitions of j = 0..m participations for every state; j >= 2 has the first ones only.
 
     Args:
       b: minimum separation.
@@ -74,14 +75,14 @@ def moves(b: int, m: int, num_codes: int) -> tuple[Move, ...]:
     """
     found = []
     for j in range(m + 1):
-        given = max(0, j - 1)  # free processes besides the one that always is
+        given = max(0, j - 1)  # free processes besides the first one
         rest = states(num_codes, m - 1 - given) if j < m else np.zeros((1, 0), np.int32)
         codes = np.concatenate([np.zeros((len(rest), given), np.int32), rest], axis=1)
         virtual = codes >= b
         remaining = np.where(virtual, codes - (b - 1), codes)
         real = (codes > 0) & ~virtual
         ago = np.where(real, b - remaining, 0)
-        # The first j free processes take part: locked out for b steps from this one on.
+        # The first j free processes participate: locked out for b steps from this one on.
         lockouts = np.concatenate([np.zeros((len(codes), 1), np.int32), remaining], axis=1)
         lockouts[:, :j] = b
         delta = np.maximum(1, lockouts.min(axis=1))
@@ -96,10 +97,11 @@ def moves(b: int, m: int, num_codes: int) -> tuple[Move, ...]:
 
 
 def start_states(b: int, m: int, distribution: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(first step with a free process, number of the state there, probability) of every set of initial
-    lockouts.
+    """Return (first step with a free process, state number, probability) of every set of initial lockouts.
 
     Args:
+      b: minimum separation.
+      m: number of processes.
       distribution: (b,) probabilities that a process is locked out for 0..b-1 first steps, with virtual
         history.
     """
@@ -117,21 +119,25 @@ def start_states(b: int, m: int, distribution: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _wait(codes, steps, b: int):
-    """Codes after `steps` more steps without an event."""
+    """Return the codes after `steps` more steps without an event."""
     virtual = codes >= b
     remaining = jnp.maximum(jnp.where(virtual, codes - (b - 1), codes) - steps, 0)
     return remaining + jnp.where(virtual & (remaining > 0), b - 1, 0)
 
 
 def shares_of_one(key, positions, counts, m: int, b: int):
-    """(num_samples, slots) float32: 1 where the first of m replicas is among those that take part.
+    """Return (num_samples, slots) float32: 1 where the first of m replicas is among the participants.
 
-    Replicas are alike, so whoever is free takes part with the same probability. The virtual history of those
-    that did not take part yet is not known, and need not be: while one of them may be locked out, the first b
-    - 1 steps, all that did take part are locked out.
+    Replicas are exchangeable, so all free ones participate with the same probability. The virtual history of
+    those without a participation is not stored: while one of them may be locked out, the first b - 1 steps,
+    all that have participated are locked out.
 
     Args:
-      positions, counts: of `draw_positions`.
+      key: JAX key.
+      positions: of `draw_positions`.
+      counts: of `draw_positions`.
+      m: number of replicas.
+      b: minimum separation.
     """
     rows, slots = positions.shape
     words = threefry.bits_32(key, (slots, rows, m))
@@ -156,14 +162,17 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
 
     Positions are distinct, ascending and in the first slots; n is no participation.
 
-    Waits are drawn from a rate that no hazard of the state exceeds (a geometric distribution, exact) and then
-    thinned to the hazard of the step at hand, so that no small difference of large numbers is ever taken in
-    float32.
+    Waits are drawn at a rate that no hazard of the state exceeds (a geometric distribution, exact) and then
+    thinned to the hazard of the step, so that float32 never takes a small difference of large numbers.
 
     Args:
+      key: JAX key.
       step: (num_samples,) int32, first step with an eligible process.
       codes: (num_samples, m - 1) int32, the state there.
       arrays: "hazards", "virtual_hazards" and "rate" of `schemes.replicas.b_min_sep.tables`.
+      n: number of steps.
+      b: minimum separation.
+      slots: columns of the result.
     """
     m, num_samples = len(arrays["hazards"]), len(step)
     positions = jnp.full((num_samples, slots), n, jnp.int32)
@@ -188,7 +197,7 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
         at = step + wait
         codes = _ascending(_wait(codes, wait[:, None], b))
         here = jnp.minimum(at, n - 1)
-        # u times the rate's probability against the hazards of m, m-1, .., 1 taking part, added up.
+        # u times the rate's probability against the hazards of m, m-1, .., 1 participations, added up.
         uniforms = uniform_64(thin_key, (num_samples,), bits=threefry.drawn(words[1]))
         level = uniforms * -jnp.expm1(-rate)
         reached = jnp.zeros(num_samples)
@@ -202,14 +211,14 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
         positions = positions.at[rows, slot].set(jnp.where(joined, here, n), mode="drop")
         counts = counts.at[rows, slot].set(taking.astype(jnp.float32), mode="drop")
         slot = slot + joined.astype(jnp.int32)
-        # The first `taking` replicas, all free, are locked out; then time runs on until one is free.
+        # The first `taking` replicas, all free, are locked out; then time runs until one is free.
         lockouts = jnp.concatenate([jnp.zeros((num_samples, 1), jnp.int32), codes], axis=1)
         locked_out = jnp.where(lockouts >= b, lockouts - (b - 1), lockouts)
         joins = jnp.arange(m, dtype=jnp.int32)[None] < taking[:, None]
         shortest = jnp.min(jnp.where(joins, b, locked_out), axis=1)
         advance_by = jnp.where(released, 0, jnp.maximum(1, shortest))[:, None]
         moved = jnp.where(joins, b - advance_by, _wait(lockouts, advance_by, b))
-        # Those just locked out for b steps have moved at least one, so their codes are below b.
+        # Those just locked out for b steps advance by at least one, so their codes are below b.
         codes = _all_but_the_least(moved)
         return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, slot, positions, counts
 
@@ -218,17 +227,17 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
 
 
 def _ascending(codes):
-    """Each row of (num, number) in ascending order."""
+    """Sort each row of (num, number) in ascending order."""
     return codes if codes.shape[1] == 1 else jnp.sort(codes, axis=1)
 
 
 def _all_but_the_least(codes):
-    """(num, number - 1), each row in ascending order. Of two a maximum: XLA sorts row by row."""
+    """Return (num, number - 1), each row in ascending order. Of two a maximum: XLA sorts row by row."""
     return codes.max(axis=1, keepdims=True) if codes.shape[1] == 2 else jnp.sort(codes, axis=1)[:, 1:]
 
 
 def _hazard(arrays, j: int, here, codes, b: int):
-    """Probability that j replicas take part at step `here`; 0 where fewer are free."""
+    """Return the probability that j replicas participate at step `here`; 0 where fewer are free."""
     free = jnp.all(codes[:, : j - 1] == 0, axis=1)
     number = rank(codes[:, j - 1 :])
     hazard = arrays["hazards"][j - 1]
@@ -242,15 +251,17 @@ def _hazard(arrays, j: int, here, codes, b: int):
 def weights_of_two(n: int, p: float, q: float, pull: np.ndarray, ending: np.ndarray) -> np.ndarray:
     """Return U of two processes that attract each other, (n + b, b) float64, b steps at a time.
 
-    While one replica is locked out for s steps more, only the other one acts, and at t = i + s both are
-    known: after k steps without participation, or never, so that with r = b - s + k steps left for it at t
+    While one replica is locked out for s more steps, only the other one acts, and at t = i + s both states
+    are
+    determined: it participated k steps later, or never, so that with r = b - s + k steps left for it at t
 
         U_i(s) = q^s U_t(0) + sum_{r = b-s}^{b-1} p q^{r-(b-s)} E_r U_t(r).
 
-    Then t + r is at least i + b: what a sum needs of its own b steps looks beyond them itself. So two passes
-    over b steps make all of them, and U_i(0) is a linear recurrence of what is b steps ahead.
+    Then t + r is at least i + b: the terms of a sum within its own b steps refer beyond them. So two passes
+    over b steps compute all of them, and U_i(0) is a linear recurrence of values b steps ahead.
 
     Args:
+      n: number of steps.
       p: weight of a participation.
       q: probability of no participation.
       pull: (b + 1,) `E_d` of participations d steps apart.
@@ -284,7 +295,7 @@ def _released(weights, sums, waited, first: int, end: int) -> np.ndarray:
     """Return `q^s U_{i+s}(0) + sums_{i+s}(b - s)`, i = first..end-1, s = 1..b-1: at the end of a lockout."""
     b = weights.shape[1]
     shape, (row, column) = (end - first, b - 1), sums.strides
-    # Views by their strides, as `sliding_window_view` takes longer than all else: one row on with every s in
+    # Views by strides, as `sliding_window_view` takes longer than all the rest: one row on with every s in
     # the first, and one column back besides in the second.
     free = np.ndarray(shape, float, weights, (first + 1) * weights.strides[0], 2 * weights.strides[:1])
     along = np.ndarray(shape, float, sums, (first + 1) * row + (b - 1) * column, (row, row - column))
@@ -292,7 +303,7 @@ def _released(weights, sums, waited, first: int, end: int) -> np.ndarray:
 
 
 def _suffix_sums(weights: np.ndarray, chances: np.ndarray, q: float) -> np.ndarray:
-    """`sum_{r >= v} q^{r-v} chances_r U(r)` for v = 0..b-1, of (steps, b) weights U."""
+    """Return `sum_{r >= v} q^{r-v} chances_r U(r)` for v = 0..b-1, of (steps, b) weights U."""
     scale = q ** np.arange(len(chances))
     return np.cumsum((weights * (scale * chances))[:, ::-1], axis=1)[:, ::-1] / scale
 

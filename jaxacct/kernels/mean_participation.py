@@ -1,9 +1,9 @@
-"""Where an example of b-min-sep takes part given the outputs, on average.
+"""Mean participation vector of an example of b-min-sep, given the outputs.
 
 Given log-ratios r, participation vectors have the distribution `p(x) e^{<x, r>} / f(r)`, in which a free
-example takes part at step i with the odds `e^{c + r_i} f_{i+b} / f_{i+1}` (`kernels.recurrence`). Backwards
-in time these odds are found, forwards how likely it is free. All that is added up is positive, so means are
-right to a relative error of some roundings a step, however small they are (proofs/rounding.md, section 7).
+example participates at step i with the odds `e^{c + r_i} f_{i+b} / f_{i+1}` (`kernels.recurrence`). A
+backward pass computes these odds, a forward pass the probability of being free. All terms are positive, so
+means have a relative error of some roundings a step, however small they are (proofs/rounding.md, section 7).
 """
 
 import jax
@@ -16,13 +16,14 @@ from jaxacct.kernels.recurrence import compensated_step, first_offsets
 
 
 def mean_participation(log_ratios, *, log_p: float, log_q: float, block: int, start_log_weights=None):
-    """(ln of the likelihood ratio, the mean participation vector of one example given the outputs).
+    """Return (ln of the likelihood ratio, mean participation vector of one example) given the outputs.
 
     Args:
       log_ratios: (n, num_samples) float, time first.
-      log_p, log_q: ln p and ln(1 - p), p below 1; static.
+      log_p: ln p, p below 1; static.
+      log_q: ln(1 - p); static.
       block: minimum separation b; static.
-      start_log_weights: (block,) ln probabilities of being free first at step 1, 2, .., b; None is step 1.
+      start_log_weights: (block,) ln probabilities of being first free at step 1, 2, .., b; None is step 1.
 
     Returns:
       (num_samples,) and (n, num_samples) of the same dtype.
@@ -31,7 +32,7 @@ def mean_participation(log_ratios, *, log_p: float, log_q: float, block: int, st
     """
     n, num_samples = log_ratios.shape
     num_blocks, dtype = -(-n // block), log_ratios.dtype
-    # A padded step has r = 0 and looks at f = 1, which gives f = 1.
+    # A padded step has r = 0 and reads f = 1, which gives f = 1.
     padded = jnp.pad(log_ratios, [(0, num_blocks * block - n), (0, 0)]).reshape(num_blocks, block, -1)
     shift = number(log_p - block * log_q, dtype)
 
@@ -71,7 +72,7 @@ def mean_participation(log_ratios, *, log_p: float, log_q: float, block: int, st
 
     def block_forth(carry, log_odds):
         stays, taking = lax.scan(forth, carry[0], (log_odds, carry[1]))
-        # Who takes part is free again b steps later.
+        # A participant is free again b steps later.
         return (stays, taking), taking
 
     _, means = lax.scan(block_forth, (jnp.zeros(num_samples, dtype), free), log_odds)

@@ -1,7 +1,7 @@
 """Bytes that a compiled XLA program reads and writes, counted from its text.
 
 Every instruction outside fusions reads its operands from memory and writes its result there; a loop counts
-as often as it runs. XLA's own `cost_analysis` counts a loop once, and has nothing to say on a GPU.
+with its number of turns. XLA's own `cost_analysis` counts a loop once, and reports nothing on a GPU.
 """
 
 import math
@@ -10,7 +10,7 @@ import re
 _WIDTH = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 _WIDTH |= {"s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16}
 _FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "iota"}
-# These touch only a part of their first operand, in place.
+# These access only a part of their first operand, in place.
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is written
 
 _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\{$")
@@ -19,13 +19,13 @@ _NAME = re.compile(r"%([\w.\-]+)")
 
 
 def bytes_moved(text: str) -> float:
-    """Bytes read and written by one run of the program with this HLO text (`compiled.as_text()`)."""
+    """Return the bytes that one run of a program reads and writes, from its HLO (`compiled.as_text()`)."""
     computations, entry = _parse(text)
     return _computation(computations, computations.get(entry, []))
 
 
 def _parse(text: str):
-    """{computation: [(name, type, operation, operands, attributes)]} and the name of the entry."""
+    """Return {computation: [(name, type, operation, operands, attributes)]} and the name of the entry."""
     computations: dict[str, list] = {}
     current, entry = [], ""
     for line in text.splitlines():
@@ -40,7 +40,7 @@ def _parse(text: str):
 
 
 def _size(type_: str) -> int:
-    """Bytes of an array or a tuple of arrays."""
+    """Return the bytes of an array or a tuple of arrays."""
     total = 0
     for element, shape in re.findall(r"(\w+)\[([\d,]*)\]", type_):
         total += _WIDTH.get(element, 0) * math.prod(int(d) for d in shape.split(",") if d)
@@ -68,7 +68,7 @@ def _computation(computations, instructions) -> float:
 
 
 def _fusion(body, result: int) -> float:
-    """The result and the operands in full, except where only slices are read or a part is overwritten."""
+    """Return the result and the operands in full, except for slices and partial writes."""
     sizes, users = {}, {}
     for name, type_, operation, arguments, _ in body:
         sizes[name] = _size(type_)

@@ -1,8 +1,8 @@
 """Keys: from the operating system by default, one per fixed block of samples.
 
 A block of `BLOCK_SIZE` samples has the key `fold_in(fold_in(run, stream), block index)`. What a block
-draws does not depend on how many blocks share a batch, on the number of devices or on the other shards,
-and any block can be drawn again alone.
+draws is independent of the batch of blocks, the number of devices and the other shards, and any block can be
+drawn again alone.
 """
 
 import enum
@@ -24,7 +24,7 @@ BLOCK_SIZE = 128
 
 
 class Stream(enum.IntEnum):
-    """What the independent streams of a run are for. Stored evidence is drawn again by these numbers."""
+    """Independent streams of a run, by purpose. Stored evidence is drawn again by these numbers."""
 
     REMOVE = 0
     ADD = 1
@@ -33,19 +33,19 @@ class Stream(enum.IntEnum):
     EXTRAPOLATION_PILOT = 4
     EXTRAPOLATION = 5
     ESTIMATE_PILOT = 100
-    """And on: one for each pilot of an estimate."""
+    """And onwards: one for each pilot of an estimate."""
     SEARCH = 500_000
-    """And on: one for each noise multiplier that a calibration looks at."""
+    """And onwards: one for each noise multiplier of a calibration's search."""
     CANDIDATE = 1_000_000
-    """And on, and below: one for each noise multiplier that a calibration verifies."""
+    """And onwards, and below: one for each noise multiplier that a calibration verifies."""
 
     def at(self, place: int) -> "Stream":
-        """The stream of the same purpose in the direction of that `place`, this being that of the first."""
+        """Return this stream's counterpart for the direction of that `place` (0 or 1)."""
         return Stream(self + place)
 
 
 class SearchStream(enum.IntEnum):
-    """What the independent streams of one noise multiplier of a search are for."""
+    """Independent streams of one noise multiplier of a search, by purpose."""
 
     REMOVE = 0
     ADD = 1
@@ -53,12 +53,12 @@ class SearchStream(enum.IntEnum):
 
 
 def fresh_key():
-    """A threefry key of 64 bits from the operating system's generator."""
+    """Return a threefry key of 64 bits from the operating system's generator."""
     return key_from_words(np.frombuffer(os.urandom(8), np.uint32).tolist())
 
 
 def checked_key(key):
-    """A fresh key for None, else `key` if it is one JAX key; ValueError otherwise."""
+    """Return a fresh key for None, else `key` if it is one JAX key; ValueError otherwise."""
     if key is None:
         return fresh_key()
     try:
@@ -70,20 +70,20 @@ def checked_key(key):
 
 
 def key_from_words(words):
-    """The threefry key of two 32-bit words, as stored in evidence so that draws can be repeated."""
-    # By NumPy: of a list JAX would compile a program that makes it an array.
+    """Return the threefry key of two 32-bit words, as stored in evidence to repeat draws."""
+    # By NumPy: for a list JAX would compile a program that makes it an array.
     return jax.random.wrap_key_data(jnp.asarray(np.asarray(words, np.uint32)), impl="threefry2x32")
 
 
 def key_words(key) -> list[int]:
-    """The two 32-bit words of a key."""
+    """Return the two 32-bit words of a key."""
     return [int(word) for word in np.asarray(jax.random.key_data(key))]
 
 
 def stream_key(key, stream: int):
-    """The key of one independent stream of a run (a direction, a pilot, ...): that of `jax.random.fold_in`.
+    """Return the key of one independent stream of a run (a direction, a pilot, ...), as `jax.random.fold_in`.
 
-    Made here where it can be: JAX would compile two programs for it first, a fiftieth of README's job.
+    In Python where possible: JAX would compile two programs for it first, 2 % of README's job.
     """
     if isinstance(key, jax.core.Tracer) or not _is_one_of_threefry(key):
         return jax.random.fold_in(key, int(stream))
@@ -97,12 +97,12 @@ def _is_one_of_threefry(key) -> bool:
 
 
 def block_keys(key, first_block: int, num_blocks: int):
-    """(num_blocks,) keys of consecutive blocks of one stream."""
+    """Return (num_blocks,) keys of consecutive blocks of one stream."""
     return _block_keys(key, np.uint32(first_block), num_blocks)
 
 
 def block_trees(key, first_block: int, num_blocks: int):
-    """`threefry.trees` of `block_keys`, by one program."""
+    """Return `threefry.trees` of `block_keys`, by one program."""
     return _block_trees(key, np.uint32(first_block), num_blocks)
 
 
@@ -111,14 +111,14 @@ def _block_trees(key, first_block, num_blocks: int):
     return trees(_block_keys(key, first_block, num_blocks))
 
 
-@functools.partial(jax.jit, static_argnums=2)  # one call where its parts took a twelfth of a batch of draws
+@functools.partial(jax.jit, static_argnums=2)  # one call: its parts took a twelfth of a batch of draws
 def _block_keys(key, first_block, num_blocks: int):
     indices = jnp.arange(num_blocks, dtype=jnp.uint32) + first_block
     return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
 def _minus_log1p_coefficients() -> np.ndarray:
-    """`-log(1 + t) / t` on [-1/4, 1/2] by Chebyshev interpolation of degree 11: a relative error of 2e-9."""
+    """Return coefficients of `-log(1 + t) / t` on [-1/4, 1/2], Chebyshev degree 11: relative error 2e-9."""
     series = chebyshev.Chebyshev.interpolate(lambda t: -np.log1p(t) / t, 11, domain=[-0.25, 0.5])
     return series.convert(kind=Polynomial).coef.astype(np.float32)
 
@@ -129,7 +129,7 @@ _THREE_QUARTERS = 0x3F400000  # the bits of the float32 0.75
 
 @jax.jit
 def minus_log_uniform(high, low):
-    """`-ln u`, `u = (high + low) 2^-32`, float32 with a small *relative* error at both ends.
+    """Return `-ln u`, `u = (high + low) 2^-32`, float32 with a small *relative* error at both ends.
 
     Near u = 1 the logarithm is taken of 1 - (1 - u), and 1 - u is formed from the bits; elsewhere of
     `m 2^e` with m in [3/4, 3/2).
@@ -160,19 +160,20 @@ _NORMAL_ROUNDINGS = 15  # of a radius times a sine, relative to the radius
 
 
 def normal_pairs(key, shape, dtype):
-    """Two independent arrays of `shape` of standard normals.
+    """Return two independent arrays of `shape` of standard normals.
 
     In float32 by the method of Box and Muller: radius from 40 bits; two bits for the quadrant and 22 for the
-    angle in it, whose sine and cosine are Taylor polynomials good to 3e-8 on [-pi/4, pi/4]. A radius beyond
-    6.2, whose index is among the lowest 4096 of 2^40, takes 64 bits more from a word that its row (the first
-    axis) has: there is no last radius, and only two of them in one row depend on each other. What the
-    distribution is off by: proofs/rounding.md, section 5.
+    angle in it, whose sine and cosine are Taylor polynomials with an error of 3e-8 on [-pi/4, pi/4]. A radius
+    beyond 6.2, whose index is among the lowest 4096 of 2^40, takes 64 bits more from a word of its row (the
+    first axis): there is no maximum radius, and only two of them in one row depend on each other. Error of
+    the
+    distribution: proofs/rounding.md, section 5.
     """
     if jnp.dtype(dtype) != jnp.float32:
         return tuple(jax.random.normal(whole(part), shape, dtype) for part in split(key))
     key, row_key = split(key)
     words = two_words(key, shape)
-    # Compiled together with what follows, they take XLA of JAX 0.12 20 s on a CPU, for no gain.
+    # Compiled together with their use, they take XLA of JAX 0.12 20 s on a CPU, for no gain.
     radius_bits, angle_bits = lax.optimization_barrier(words) if jax.default_backend() == "cpu" else words
     row_words = bits_32(row_key, (2, shape[0], *[1] * (len(shape) - 1))).astype(jnp.float32)
     return _box_muller(radius_bits, angle_bits, row_words)
@@ -180,7 +181,7 @@ def normal_pairs(key, shape, dtype):
 
 @jax.jit  # as `threefry._rounds`
 def _box_muller(radius_bits, angle_bits, row_words):
-    """Standard normals of the words of `normal_pairs`."""
+    """Return standard normals from the words of `normal_pairs`."""
     row_low = (row_words[0] + (row_words[1] + 0.5) * jnp.float32(2.0**-32)) * jnp.float32(2.0**-32)
     rest = jnp.where(radius_bits < _RARE_RADII, row_low, jnp.float32(0.5))
     low = ((angle_bits >> 24).astype(jnp.float32) + rest) * jnp.float32(2.0**-8)
@@ -197,7 +198,7 @@ def _box_muller(radius_bits, angle_bits, row_words):
 
 
 def normals(key, shape, dtype):
-    """(num_samples, size) standard normals, pairs side by side."""
+    """Return (num_samples, size) standard normals, pairs side by side."""
     num_samples, size = shape
     pairs = normal_pairs(key, (num_samples, -(-size // 2)), dtype)
     return jnp.concatenate(pairs, axis=1)[:, :size]
@@ -205,30 +206,30 @@ def normals(key, shape, dtype):
 
 @functools.lru_cache(maxsize=64)
 def normals_error(pairs: int, rare: float) -> float:
-    """Return a bound on the norm of the error of one sample's `normal_pairs` in float32.
+    """Bound the norm of the error of one sample's `normal_pairs` in float32.
 
     Args:
       pairs: of normals in the sample.
-      rare: the bound holds but for events of three times this probability.
+      rare: the bound holds except for events of three times this probability.
 
     Source: proofs/rounding.md, section 5.
     """
     norm = math.sqrt(2 * pairs) + math.sqrt(-2 * math.log(rare))
     square = (_NORMAL_ROUNDINGS * 2.0**-24 * norm) ** 2
-    # The grid of 2^-40 of u. A radius R = sqrt(-2 ln u) with index j is off by 1 / ((2 j + 1) R).
+    # The grid of 2^-40 of u. A radius R = sqrt(-2 ln u) with index j has an error of 1 / ((2 j + 1) R).
     index, steps = RARE_RADII, 2.0**40
     while index < steps / 4:
         below = min(1.0, 4 * index / steps)
         each = 1 / ((2 * index + 1) * math.sqrt(-2 * math.log(below)))
         square += _rarely_exceeded(pairs, below, rare) * each**2
         index *= 4
-    # u above 1/4: half a step of u moves -ln u by 2^-39 at most, and R by that over R, or by its square root.
+    # u above 1/4: half a step of u moves -ln u by at most 2^-39, and R by that over R, or by its square root.
     square += pairs * (2.0**-39 * 2**8) ** 2 + _rarely_exceeded(pairs, 2.0**-16, rare) * 2 * 2.0**-39
     return math.sqrt(square)
 
 
 def _rarely_exceeded(trials: int, probability: float, rare: float) -> int:
-    """Return a number of successes that is exceeded with probability `rare` / 16 at most."""
+    """Return a number of successes that is exceeded with probability at most `rare` / 16."""
     if trials * probability > 50:
         return trials  # the error of such levels is small
     count, log = 0, scipy.special.gammaln
@@ -242,9 +243,9 @@ def _rarely_exceeded(trials: int, probability: float, rare: float) -> int:
 
 
 def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
-    """Uniform on (0, 1] with steps of 2^-64, as exact near zero as `dtype` allows.
+    """Draw uniforms on (0, 1] with steps of 2^-64, as exact near zero as `dtype` allows.
 
-    `bits` makes the words: `threefry.bits_32_at_once` the same ones sooner, where there are many.
+    `bits` makes the words: `threefry.bits_32_at_once` makes the same ones faster, where there are many.
 
     `jax.random.uniform` in float32 has steps of 2^-23, which would bias a probability of 1e-4 by up to a
     thousandth of itself.
@@ -255,7 +256,7 @@ def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
 
 
 def exponential_64(key, shape, bits=None):
-    """Unit exponential draws in float32 from 64 bits each, with a small relative error at both ends.
+    """Draw unit exponentials in float32 from 64 bits each, with a small relative error at both ends.
 
     `bits` makes the words, `bits_32` by default.
     """
@@ -263,25 +264,25 @@ def exponential_64(key, shape, bits=None):
     return minus_log_uniform(high, (low.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32))
 
 
-# A coin rarer than this (or its other side) is thrown with 64 bits, else with 32.
+# Minimum probability of either side of a Bernoulli draw of 32 bits; below it a draw has 64 bits.
 _RARE = 2.0**-10
-# Below this even 64 bits leave a relative error, and schemes refuse it.
+# Below this even 64 bits have a relevant relative error, and schemes refuse it.
 LEAST_PROBABILITY = 2.0**-48
 
 
 def coin_bits(probability: float) -> int:
-    """Random bits of one throw of `bernoulli`."""
+    """Return the number of random bits of one draw of `bernoulli`."""
     return 32 if _RARE <= probability <= 1 - _RARE or probability == 1 else 64
 
 
 def bernoulli_error(probability: float, trials: int) -> float:
-    """Relative error of the density of `trials` draws of `bernoulli`.
+    """Return the relative error of the density of `trials` draws of `bernoulli`.
 
-    The threshold is off by half a step of 2^-bits: each success by `2^-(bits+1) / p` of itself and each
-    failure by `2^-(bits+1) / (1 - p)`, and there are `trials` at most of both together.
+    The threshold has an error of half a step of 2^-bits: relatively `2^-(bits+1) / p` for each success and
+    `2^-(bits+1) / (1 - p)` for each failure, and there are at most `trials` of both together.
 
     Raises:
-      ValueError: for a probability below `LEAST_PROBABILITY`, or one that only rounds to 1.
+      ValueError: a probability below `LEAST_PROBABILITY`, or one that only rounds to 1.
     """
     if probability == 1:
         return 0.0
@@ -295,19 +296,19 @@ def bernoulli_error(probability: float, trials: int) -> float:
 
 
 def thresholds_64(probabilities) -> np.ndarray:
-    """(2, number) uint32: high and low words of `probabilities`, in (0, 1), as multiples of 2^-64."""
+    """Return (2, number) uint32: high and low words of `probabilities`, in (0, 1), as multiples of 2^-64."""
     whole = [min(round(float(p) * 2**64), 2**64 - 1) for p in probabilities]
     return np.array([[word >> 32 for word in whole], [word & (2**32 - 1) for word in whole]], np.uint32)
 
 
 def below_64(key, threshold, shape):
-    """Bernoulli draws, exact to 2^-64, of a probability that may be traced: (2,) words of `thresholds_64`."""
+    """Draw Bernoullis, exact to 2^-64, of a probability that may be traced: (2,) words of `thresholds_64`."""
     high, low = bits_32(key, (2, *shape))
     return (high < threshold[0]) | ((high == threshold[0]) & (low < threshold[1]))
 
 
 def bernoulli(key, probability: float, shape, draw_words=None):
-    """Bernoulli draws, exact to half of 2^-32, or of 2^-64 for a rare side; `probability` 1 is always true.
+    """Draw Bernoullis, exact to half of 2^-32, or of 2^-64 for a rare side; `probability` 1 is always true.
 
     `probability` is static; `draw_words` makes the words, `bits_32` by default.
     """

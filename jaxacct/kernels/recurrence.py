@@ -1,11 +1,11 @@
-"""The blocked dynamic program over a min-separated participation process, in logarithms.
+"""Blocked dynamic program over a min-separated participation process, in logarithms.
 
 `f_i = (1-p) f_{i+1} + p e^{r_i} f_{i+b}` with `f_i = 1` past the end (arXiv 2602.09338, eq. 1). The second
-term looks a whole block of `b` steps ahead, so a `lax.scan` over blocks knows it for every step of a block at
-once, and what is left inside the block is a first-order linear recurrence.
+term refers to the next block of `b` steps, so a `lax.scan` over blocks has it for every step of a block at
+once, and the recurrence inside the block is linear of first order.
 
-All values are natural logarithms: `f` spans hundreds of orders of magnitude at small noise, inside one
-block too, so no common scale per block would do.
+All values are natural logarithms: `f` spans hundreds of orders of magnitude at small noise, even inside one
+block, so one common scale per block would not suffice.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jaxacct.kernels.programs import number
 
 
 def _log1p_coefficients() -> np.ndarray:
-    """`log(1 + t) / t` on [0, 1] by Chebyshev interpolation of degree 9: a relative error of 5e-9."""
+    """Return coefficients of `log(1 + t) / t` on [0, 1], Chebyshev degree 9: relative error 5e-9."""
     series = chebyshev.Chebyshev.interpolate(lambda t: np.log1p(t) / t, 9, domain=[0, 1])
     return series.convert(kind=Polynomial).coef.astype(np.float32)
 
@@ -33,10 +33,10 @@ SOFTPLUS_ROUNDINGS = 8
 
 
 def log_add_exp(a, b):
-    """`log(e^a + e^b)`, elementwise; both arguments may not be -inf at once.
+    """Return `log(e^a + e^b)`, elementwise; at most one argument may be -inf.
 
     In float32 `log(1 + t)`, t in [0, 1], is a polynomial: cheaper than a logarithm by a third of the whole
-    recurrence. Else it is one `log` with its first-order correction, which is as exact as `log1p` here,
+    recurrence. Otherwise it is one `log` with its first-order correction, which is as exact as `log1p` here,
     because `1 + t` loses at most half an ulp and the loss is recovered.
     """
     high = jnp.maximum(a, b)
@@ -44,7 +44,7 @@ def log_add_exp(a, b):
 
 
 def _log1p(t):
-    """`log(1 + t)` for t in [0, 1]."""
+    """Return `log(1 + t)` for t in [0, 1]."""
     if t.dtype == jnp.float32:
         ratio = jnp.full_like(t, _LOG1P[-1])
         for coefficient in _LOG1P[-2::-1]:
@@ -54,27 +54,27 @@ def _log1p(t):
 
 
 def corrected_log1p(t):
-    """`log(1 + t)` for t >= 0, by `log` and its first-order correction for the rounding of `1 + t`."""
+    """Return `log(1 + t)` for t >= 0, by `log` and its first-order correction for the rounding of `1 + t`."""
     u = 1 + t
     return jnp.log(u) + (t - (u - 1)) / u
 
 
 def softplus(d):
-    """`log(1 + e^d)` elementwise, to a relative `SOFTPLUS_ROUNDINGS` units of the dtype; d may be -inf."""
+    """Return `log(1 + e^d)` elementwise, relative error `SOFTPLUS_ROUNDINGS` units; d may be -inf."""
     # One branch for both parts, so that the derivative at 0 is that of the branch, 1/2, and not 0.
     positive = d >= 0
     return jnp.where(positive, d, 0) + _log1p(jnp.exp(jnp.where(positive, -d, d)))
 
 
 def two_sum(a, b):
-    """`(s, e)` with s the rounded sum of a and b and `s + e = a + b` exactly (Knuth)."""
+    """Return `(s, e)` with s the rounded sum of a and b and `s + e = a + b` exactly (Knuth)."""
     s = a + b
     part = s - a
     return s, (a - (s - part)) + (b - part)
 
 
 def tree_sum(values, axis: int):
-    """Sum over an axis by halving: a rounding for every halving, where a plain sum has one for every term."""
+    """Sum over an axis by halving: one rounding per halving, where a plain sum has one per term."""
     values = jnp.moveaxis(values, axis, 0)
     size = 1 << max(values.shape[0] - 1, 0).bit_length()
     values = jnp.pad(values, [(0, size - values.shape[0])] + [(0, 0)] * (values.ndim - 1))
@@ -90,9 +90,10 @@ def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int
     Time comes first and samples last, so that a step of many samples is one stretch of memory: mapped over
     samples with `jax.vmap` instead, a CPU spends a third of the time on transposing blocks.
 
-    What runs is `g_i = ln f_i - (n + 1 - i) ln q`, which a step without participation leaves alone:
-    `g_i = g_{i+1} + softplus(c + r_i + g_{i+b} - g_{i+1})`, `c = ln p - b ln q`. Its increments are positive
-    and added with their rounding carried along, so thousands of steps round no more than one
+    The recurrence runs on `g_i = ln f_i - (n + 1 - i) ln q`, which a step without participation leaves
+    unchanged: `g_i = g_{i+1} + softplus(c + r_i + g_{i+b} - g_{i+1})`, `c = ln p - b ln q`. Its increments
+      are positive
+    and added in compensated sums, so the rounding error does not grow with thousands of steps
     (proofs/rounding.md, section 3).
 
     Args:
@@ -108,7 +109,7 @@ def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int
     """
     n, samples = log_ratios.shape[0], log_ratios.shape[1:]
     num_blocks = -(-n // block)
-    # A padded step has r = 0 and looks at f = 1, so it gives (1-p) + p = 1: the boundary condition.
+    # A padded step has r = 0 and reads f = 1, so it gives (1-p) + p = 1: the boundary condition.
     padding = [(0, num_blocks * block - n)] + [(0, 0)] * len(samples)
     padded = jnp.pad(log_ratios, padding).reshape(num_blocks, block, *samples)
     ahead = jnp.zeros((block, *samples), log_ratios.dtype)
@@ -145,10 +146,11 @@ def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int
 
 
 def compensated_step(g, lost, log_input, ahead):
-    """One step of the recurrence for `g + lost`: `(g, lost)` of the step before it.
+    """Return `(g, lost)` of the previous step: one compensated step of the recurrence for `g + lost`.
 
     Args:
-      g, lost: of the step after; any shape.
+      g: of the next step; any shape.
+      lost: compensation of `g`.
       log_input: `c + r_i`.
       ahead: g of the step b ahead.
     """
@@ -157,12 +159,12 @@ def compensated_step(g, lost, log_input, ahead):
 
 
 def first_offsets(log_q: float, block: int, steps: int) -> np.ndarray:
-    """(b,) float64: `ln f - g` at the first b of `steps` steps."""
+    """Return (b,) float64: `ln f - g` at the first b of `steps` steps."""
     return (steps - np.arange(block)) * log_q
 
 
 def phase_totals(values, cycle_length: int):
-    """Sums over the steps of each phase, (cycle_length, ...), of (n, ...) values of the steps."""
+    """Return sums over the steps of each phase, (cycle_length, ...), of (n, ...) values of the steps."""
     n, samples = values.shape[0], values.shape[1:]
     num_rounds = -(-n // cycle_length)
     padding = [(0, num_rounds * cycle_length - n)] + [(0, 0)] * len(samples)
@@ -170,7 +172,7 @@ def phase_totals(values, cycle_length: int):
 
 
 def log_mean_of_phases(per_phase, each: float = 0.0, *, iterations: int):
-    """`ln (1/b) sum_phase e^{per_phase}` over the first axis, `each` added for every step of a phase."""
+    """Return `ln (1/b) sum_phase e^{per_phase}` over the first axis; `each` is added for every step."""
     cycle_length = per_phase.shape[0]
     rounds = np.ceil((iterations - np.arange(cycle_length)).clip(0) / cycle_length)
     rounds = rounds.reshape(-1, *[1] * (per_phase.ndim - 1))
@@ -179,7 +181,7 @@ def log_mean_of_phases(per_phase, each: float = 0.0, *, iterations: int):
 
 
 def weighted_sums(arrays, factors):
-    """(n, count, num_samples): `sum_k factors[v, k] arrays[k]` for arrays of (n, num_samples)."""
+    """Return (n, count, num_samples): `sum_k factors[v, k] arrays[k]` for arrays of (n, num_samples)."""
     chex.assert_shape(factors, (None, len(arrays)))
     chex.assert_equal_shape(arrays)
     return functools.reduce(
@@ -188,7 +190,7 @@ def weighted_sums(arrays, factors):
 
 
 def serves_gpu(dtype) -> bool:
-    """Return whether the kernel of `gpu_recurrence` can take the place of the scan on this machine."""
+    """Return whether the kernel of `gpu_recurrence` can replace the scan on this machine."""
     if jax.default_backend() != "gpu":
         return False
     from jaxacct.kernels import gpu_recurrence

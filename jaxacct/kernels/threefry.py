@@ -1,12 +1,12 @@
 """Words, keys and integers of the counter-based generator Threefry-2x32-20, for use inside kernels.
 
-All are the bits of `jax.random`. `two_words` has the twenty rounds written out, so that XLA makes them where
+All have the bits of `jax.random`. `two_words` has the twenty rounds unrolled, so that XLA computes them where
 they are used; JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65 microseconds a sample at
-n = 7200. The others keep JAX's loop: written out as well, they are computed anew for every use, and some
-programs no longer end compiling.
+n = 7200. The others keep JAX's loop: unrolled, they are recomputed for every use, and some programs no longer
+finish compiling.
 
-Keys are JAX keys of the implementation "threefry2x32", or `Branch`es of trees of them: what a program
-splits off its keys was half of its random loops, and a loop takes 25 milliseconds to lower and compile.
+Keys are JAX keys of the implementation "threefry2x32", or `Branch`es of trees of them: splitting keys was
+half of a program's random loops, and a loop takes 25 milliseconds to lower and compile.
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
 """
@@ -24,7 +24,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def two_words(key, shape):
-    """Two independent arrays of `shape` of uniform uint32 words: those of `jax.extend.random.threefry_2x32`.
+    """Return two independent arrays of `shape` of uniform uint32 words, as `jax.extend.random.threefry_2x32`.
 
     Both words of a counter are used, where `bits_32` keeps one of them.
     """
@@ -35,18 +35,18 @@ def two_words(key, shape):
 
 
 def as_one(first, second):
-    """Two arrays of uint32 words as the bits of the parts of a complex64 one, which is not computed with."""
+    """Pack two arrays of uint32 words as the bits of one complex64 array, which is not computed with."""
     return lax.complex(*(lax.bitcast_convert_type(words, jnp.float32) for words in (first, second)))
 
 
 def as_two(both):
-    """The two arrays of uint32 words of `as_one`."""
+    """Return the two arrays of uint32 words of `as_one`."""
     return tuple(lax.bitcast_convert_type(part, jnp.uint32) for part in (lax.real(both), lax.imag(both)))
 
 
-@jax.jit  # traced once for a shape, not once for a program: else a third of what tracing a program takes
+@jax.jit  # traced once per shape, not once per program: a third of a program's tracing time otherwise
 def _rounds(first, second, x, y):
-    """The words of the counters (x, y) under the key of two words; all of one shape, or such as broadcast."""
+    """Return the words of the counters (x, y) under the key of two words; all shapes broadcast."""
     keys = (first, second, first ^ second ^ jnp.uint32(0x1BD11BDA))
     x, y = jnp.broadcast_arrays(x + keys[0], y + keys[1])
 
@@ -66,7 +66,7 @@ def _rounds(first, second, x, y):
 
 
 def bits_32_of(keys, size: int):
-    """(number of keys, size) uint32: what `bits_32` draws with each of the keys, all at once.
+    """Return (number of keys, size) uint32: the draws of `bits_32` with each of the keys, all at once.
 
     Inside a loop over steps every step would run JAX's loop over the rounds on a few hundred numbers: half of
     the time of drawing batch sizes.
@@ -80,7 +80,7 @@ def bits_32_of(keys, size: int):
 
 
 def bits_32(key, shape):
-    """Uniform uint32 words of `shape`: the bits of `jax.random.bits`, drawn flat.
+    """Return uniform uint32 words of `shape`: the bits of `jax.random.bits`, drawn flat.
 
     XLA compiles the rounds of threefry over one long axis in half the time it takes over several.
     """
@@ -88,9 +88,9 @@ def bits_32(key, shape):
 
 
 def bits_32_each(keys, sizes) -> list:
-    """What `bits_32` draws flat with each of a few keys, `sizes` of them: all in one loop over the rounds.
+    """Return the flat draws of `bits_32` with each of a few keys, `sizes` of them: one loop over the rounds.
 
-    Every loop takes 25 milliseconds to lower and compile, the second one for a few hundred words as well.
+    Every loop takes 25 milliseconds to lower and compile, even for a few hundred words.
     """
     if not _splits_are_foldings():
         return [bits_32(key, (size,)) for key, size in zip(keys, sizes, strict=True)]
@@ -100,12 +100,12 @@ def bits_32_each(keys, sizes) -> list:
 
 
 def drawn(words):
-    """A stand-in for `bits_32` that gives these words, drawn already, in the shape that is asked for."""
+    """Return a replacement of `bits_32` that gives these words, already drawn, in the requested shape."""
     return lambda _, shape: words.reshape(shape)
 
 
 def bits_32_at_once(key, shape):
-    """The words of `bits_32` by rounds that are written out: a quarter of the time for many, on a CPU.
+    """Return the words of `bits_32` by unrolled rounds: a quarter of the time for many, on a CPU.
 
     For words that are used once, and not in a loop (see above).
     """
@@ -113,7 +113,7 @@ def bits_32_at_once(key, shape):
 
 
 def bits_32_at(key, size: int, places):
-    """uint32 of the shape of `places`: the words of `bits_32(key, (size,))` at these, without the others."""
+    """Return uint32 of the shape of `places`: these words of `bits_32(key, (size,))`, without the others."""
     if not _splits_are_foldings():
         return bits_32(key, (size,))[places]
     first, second = _words_of(key)
@@ -121,14 +121,14 @@ def bits_32_at(key, size: int, places):
     return x ^ y
 
 
-# How many keys are split off each key of a tree, level by level; the draws of a block seldom take more.
+# Keys split off each key of a tree, level by level; a block's draws seldom need more.
 _WIDTHS = (3, 3, 2, 2, 2)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["level", "leaf"])
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A key whose descendants are in a table already: `split` and `fold_in` only look them up.
+    """Key whose descendants are tabulated: `split` and `fold_in` only look them up.
 
     Attributes:
       words: (levels, leaves, 2) uint32: the key at each level on the way to each leaf of the tree.
@@ -142,19 +142,19 @@ class Branch:
 
     @property
     def children(self) -> int:
-        """How many keys of `split` are known."""
+        """Number of keys of `split` that are tabulated."""
         return (*_WIDTHS, 0)[self.level]
 
     def child(self, number: int) -> "Branch":
-        """The key that `fold_in` has for this number, below `children`."""
+        """Return the key that `fold_in` has for this number, below `children`."""
         leaves = math.prod(_WIDTHS[self.level + 1 :])
         return Branch(self.words, self.level + 1, self.leaf + number * leaves)
 
 
 def trees(keys):
-    """The (number of keys,) trees of JAX keys, as one `Branch`: made once for all that a program splits off.
+    """Return the (number of keys,) trees of JAX keys as one `Branch`, computed once for a whole program.
 
-    The keys themselves where JAX splits in another way.
+    The keys themselves where JAX splits differently.
     """
     return _trees(keys) if _splits_are_foldings() else keys
 
@@ -176,50 +176,50 @@ def _trees(keys):
 
 
 def _splits_are_foldings() -> bool:
-    """Whether the keys of `jax.random.split` are those of `fold_in` with 0, 1, .."""
+    """Return whether the keys of `jax.random.split` are those of `fold_in` with 0, 1, .."""
     return jax.config.jax_threefry_partitionable  # pyrefly: ignore[missing-attribute]
 
 
 def _words_of(key):
-    """(2,) uint32: the words of a key."""
+    """Return (2,) uint32: the words of a key."""
     if isinstance(key, Branch):
         return key.words[key.level, key.leaf]
     return jax.random.key_data(key)
 
 
 def whole(key):
-    """The JAX key of one that may be a `Branch`."""
+    """Return the JAX key of one that may be a `Branch`."""
     if isinstance(key, Branch):
         return jax.random.wrap_key_data(_words_of(key), impl="threefry2x32")
     return key
 
 
 def split(key, num: int = 2):
-    """`num` keys, to be taken apart: those of `jax.random.split`, looked up where they are known."""
+    """Return `num` keys as a sequence: those of `jax.random.split`, looked up where tabulated."""
     if isinstance(key, Branch) and num <= key.children:
         return tuple(map(key.child, range(num)))
     return jax.random.split(whole(key), num)
 
 
 def split_array(key, num: int):
-    """(num,) JAX keys, those of `split`, as one array."""
+    """Return (num,) JAX keys, those of `split`, as one array."""
     return jax.random.split(whole(key), num)
 
 
 def key_of_words(words):
-    """The keys of (..., 2) uint32 words: the inverse of `jax.random.key_data`."""
+    """Return the keys of (..., 2) uint32 words: the inverse of `jax.random.key_data`."""
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def fold_in(key, number):
-    """The key of `jax.random.fold_in`, for a number below 2^32."""
+    """Return the key of `jax.random.fold_in`, for a number below 2^32."""
     if isinstance(key, Branch) and isinstance(number, int) and 0 <= number < key.children:
         return key.child(number)
     return jax.random.fold_in(whole(key), number)
 
 
 def folded(words, number: int) -> list[int]:
-    """The words of the key of `jax.random.fold_in` for this number, of the two of a key, by Python alone."""
+    """Return the words of the key of `jax.random.fold_in`, from the two words of a key, in pure Python."""
     if not 0 <= number < 2**32:
         raise ValueError(f"number must be from 0 to 2^32 - 1, was {number}")
     keys = (*words, words[0] ^ words[1] ^ 0x1BD11BDA)
@@ -234,9 +234,11 @@ def folded(words, number: int) -> list[int]:
 
 
 def integers(key, shape, below: int):
-    """Uniform integers 0 .. below - 1 of `shape`, int32: those of `jax.random.randint`.
+    """Draw uniform integers 0 .. below - 1 of `shape`, int32: those of `jax.random.randint`.
 
     Args:
+      key: JAX key.
+      shape: of the result.
       below: 1 .. 2^31 - 1, static.
     """
     size = math.prod(shape)
@@ -244,7 +246,7 @@ def integers(key, shape, below: int):
 
 
 def integers_of(words, below):
-    """The integers of `integers`, of the shape of its two `words`: of the keys that its own splits into.
+    """Return the integers of `integers` from two `words`, of their shape, of the keys of its split.
 
     Args:
       words: two arrays of uint32.
@@ -252,16 +254,16 @@ def integers_of(words, below):
     """
     spans = np.asarray(below, np.uint64)
     span = jnp.asarray(spans, jnp.uint32)
-    # 2^32 modulo `below`, as JAX makes it.
+    # 2^32 modulo `below`, as JAX computes it.
     shift = jnp.asarray((2**16 % spans) ** 2 % 2**32 % spans, jnp.uint32)
     return ((words[0] % span * shift + words[1] % span) % span).astype(jnp.int32)
 
 
 def integers_error(below: int) -> float:
-    """Relative error of the distribution of `integers`, at least.
+    """Bound the relative error of the distribution of `integers`.
 
-    Up to 2^16 nothing overflows, and 64 bits modulo `below` are off by `below 2^-64`. Above, the low word
-    modulo `below` is off by `below 2^-32`; the sum overflows with a probability of that at most, and no
+    Up to 2^16 nothing overflows, and 64 bits modulo `below` have an error of `below 2^-64`. Above, the low
+    word modulo `below` has an error of `below 2^-32`; the sum overflows with at most that probability, and no
     value is then twice as likely as it should be.
     """
     return below * (2.0**-32 if below <= 2**16 else 2.0**-31)

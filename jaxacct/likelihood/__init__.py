@@ -1,1 +1,1 @@
-"""Scores of the outputs, their privacy loss, and what float32 costs it."""
+"""Scores of the outputs, their privacy loss, and the bound on its float32 rounding error."""

@@ -1,4 +1,4 @@
-"""From outputs or from keys to privacy losses `L = ln P/Q`."""
+"""Privacy losses `L = ln P/Q` from outputs or from keys."""
 
 import chex
 import jax
@@ -16,7 +16,7 @@ _LARGEST = 2**31 - 1
 
 
 def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
-    """ln P/Q of given outputs of the mechanism.
+    """Return ln P/Q of given outputs of the mechanism.
 
     P is the distribution of `C x + sigma z` when one example participates by the scheme, Q the distribution
     with x = 0.
@@ -25,15 +25,15 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
       mechanism: the mechanism.
       outputs: (batch, iterations) or (iterations,) float32 or float64, per unit of clip norm.
       batch_sizes: of the shape of `outputs`, int32: how many other examples were sampled at each step; for
-        `TruncatedBMinSep` only, under whose adversary they are public.
+        `TruncatedBMinSep` only, whose adversary sees them.
 
     Returns:
       (batch,) or () of the same dtype, natural log. Exact up to rounding for the n x n matrix C; an upper
       bound where C is not banded within the minimum separation (`Mechanism.is_upper_bound`).
 
     Raises:
-      ValueError: when the last axis is not the number of iterations, or for batch sizes that are missing, not
-        asked for or no whole numbers.
+      ValueError: the last axis is not the number of iterations; batch sizes are missing, not expected or no
+        whole numbers.
 
     Source: arXiv 2602.09338, theorem 5.1 and its corollary for the warm start.
     """
@@ -64,7 +64,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
 
 
 def _as_array(name: str, values):
-    """A JAX array as it is, else one of NumPy of JAX's dtype: to make one of JAX is a program a shape."""
+    """Return a JAX array as it is, else a NumPy array of JAX's dtype: JAX compiles a program per shape."""
     numbers = _as_numbers(name, values)
     if isinstance(numbers, jax.Array):
         return numbers
@@ -72,7 +72,7 @@ def _as_array(name: str, values):
 
 
 def _as_sizes(name: str, values):
-    """Whole numbers as int32; those that are being traced are taken as they are."""
+    """Return whole numbers as int32; traced values are returned as they are."""
     numbers = _as_numbers(name, values)
     if not isinstance(numbers, jax.core.Tracer):
         numbers = np.asarray(numbers)
@@ -88,7 +88,7 @@ def _as_numbers(name: str, values):
         return values
     try:
         array = np.asarray(values)
-    except jax.errors.TracerArrayConversionError:  # a list of what is being traced
+    except jax.errors.TracerArrayConversionError:  # a list of traced values
         return jnp.asarray(values)
     except (TypeError, ValueError):
         array = np.asarray(None)
@@ -120,13 +120,13 @@ def loss_of_scores(
     positions=None,
     counts=None,
 ):
-    """L of (num_samples, iterations) scores, on the horizon of `jaxacct.strategies.stationary`.
+    """Return L of (num_samples, iterations) scores, on the horizon of `jaxacct.strategies.stationary`.
 
     Participations at `positions`, `counts` each, are added to the scores first
     (`Strategy.add_signal_windows`).
 
-    Where C is not banded within the separation, a bound on L: from above for `direction` "remove" and from
-    below for "add", so that both divergences come out too large (proofs/non_banded.md).
+    Where C is not banded within the separation, the result is an upper bound on L for `direction` "remove"
+    and a lower bound for "add", so that both divergences are overestimated (proofs/non_banded.md).
     """
     chex.assert_shape(scores_, (None, scheme.iterations))
     sigma = jnp.asarray(sigma, scores_.dtype)
@@ -139,7 +139,7 @@ def loss_of_scores(
 
 
 def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
-    """At least L of (num_samples, iterations) scores, where the scheme has a `pair_bound`."""
+    """Return an upper bound on L of (num_samples, iterations) scores, where the scheme has a `pair_bound`."""
     chex.assert_shape(scores_, (None, scheme.iterations))
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
@@ -151,7 +151,7 @@ def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
 
 
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
-    """What a likelihood needs of the columns at sigma = 1, float64, on the horizon of `loss_of_scores`.
+    """Return the column products that a likelihood needs at sigma = 1, float64, on `loss_of_scores`' horizon.
 
     Half their square norms, () or (iterations,); or where `scheme.examples_overlap` the products of columns d
     steps apart, (min_separation,) or (iterations, min_separation).
@@ -162,7 +162,7 @@ def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
 
 
 def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
-    """What a score is lowered by for its log-ratio, () or (iterations,) in the unit of the scores.
+    """Return the decrease of a score for its log-ratio, () or (iterations,) in the unit of the scores.
 
     `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
     """

@@ -1,17 +1,17 @@
-"""A proven bound on |float32 loss - exact loss|, for every scheme and proposal (proofs/rounding.md).
+"""Proven bound on |float32 loss - exact loss| for every scheme and proposal (proofs/rounding.md).
 
 Every rounding of a loss `L = ln sum_x p(x) e^{<x, r>}` is a relative error of the summands of participation
-vectors x that pass through it. Steps without participation cost next to nothing (`kernels.recurrence`), so a
-vector of k participations is off by at most
+vectors x that pass through it. Steps without participation add almost no error (`kernels.recurrence`), so a
+vector of k participations has an error of at most
 
     D(k) = k local + sqrt(k) joint + common,
 
-and L by D(k) where k is so large that vectors of more participations carry a share `_SHARE` of the sum at
-most, but for outputs of a probability that is booked. `local` are roundings of one score and its log-ratio,
-`joint` are norm-wise errors of the normals and the Fourier transform, spread over the scores by Cauchy and
-Schwarz.
+and L one of D(k) where k is so large that vectors of more participations carry at most a share `_SHARE` of
+the sum, except for outputs of a probability that is reserved. `local` are roundings of one score and its
+log-ratio, `joint` are norm-wise errors of the normals and the Fourier transform, spread over the scores by
+Cauchy and Schwarz.
 
-Nothing is measured here; what a draw is really off by is for tests (`tests/rounding_errors.py`).
+Nothing is measured here; tests measure the actual error (`tests/rounding_errors.py`).
 """
 
 import functools
@@ -32,30 +32,30 @@ from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies import stationary
 
 UNIT = 2.0**-24  # half a unit in the last place
-RARE = 2.0**-50  # probability of each event that is ruled out and booked as total variation
+RARE = 2.0**-50  # probability of each event that is excluded and reserved as total variation
 _FOURIER_ROUNDINGS = (4, 6)  # of a transform of length N, norm-wise: 4 log2 N + 6
 _SPECTRUM_ROUNDINGS = 5
-_PRODUCT_ROUNDINGS = 4  # of a spectrum with that of C's column, rounded to float32: sqrt 5 + 1, and a little
+_PRODUCT_ROUNDINGS = 4  # of a spectrum times that of C's column, rounded to float32: above sqrt 5 + 1
 _RATIO_ROUNDINGS = 7  # sigma, its square, the difference, the quotient
-_SHARE = 2.0**-20  # of a likelihood ratio that participation vectors beyond the count may carry
-DELTA_SHARE = 1e-3  # of delta_v that outputs with more may have
+_SHARE = 2.0**-20  # maximum share of a likelihood ratio of participation vectors beyond the count
+DELTA_SHARE = 1e-3  # maximum share of delta_v of outputs with more
 SOURCE = "proofs/rounding.md, section "
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the bound depends on.
+    """Quantities that determine the bound.
 
     Attributes:
-      count: participations k of the vectors that count; of independent examples those of all together.
-      beyond: probability under the target distribution of outputs at which more of them count.
+      count: maximum number of participations k, in total over independent examples.
+      beyond: probability under the target distribution of outputs at which vectors with more count.
       drawn: norm of the drawn counts.
       largest: ln of the likelihood ratio, exceeded with probability `above` under the target distribution; of
         one example, where several are bounded by its power.
       noise: largest |score of the noise| / sigma.
       score: largest |score|.
       ratio: largest |log-ratio of one participation|.
-      transformed: whether drawn participations are added by a Fourier transform, however few they are.
+      transformed: whether drawn participations are added by a Fourier transform.
     """
 
     count: int
@@ -77,7 +77,7 @@ def loss_lines(
 
     Args:
       mechanism: the mechanism.
-      delta_v: what the divergence has to stay below; rare outputs are excluded at its expense.
+      delta_v: upper limit of the divergence; rare outputs are excluded at its expense.
       direction: "remove" (samples have participations) or "add".
       replicas: participation vectors added up in the drawn outputs, m >= 1.
       push: by how many standard deviations the proposal shifts normalised scores.
@@ -127,13 +127,13 @@ class Bounded(NamedTuple):
 
     size: Size
     share: float
-    """Part of a likelihood ratio that vectors of more participations than `size.count` carry, at most."""
+    """Upper bound on the share of a likelihood ratio of vectors of more participations than `size.count`."""
     errors: tuple[float, float, float]
-    """From the normals, the scores and the recurrence, natural log."""
+    """From the normals, the scores and the recurrence, in nats."""
 
 
 def bounded(mechanism, direction, replicas, size_of: Callable[[float], Size]) -> Bounded:
-    """Return the errors of the log-likelihood ratio, with what vectors beyond the count add.
+    """Return the errors of the log-likelihood ratio, including that of vectors beyond the count.
 
     `size_of` returns the `Size` for a share; the other arguments are those of `loss_lines`.
     """
@@ -146,7 +146,7 @@ def bounded(mechanism, direction, replicas, size_of: Callable[[float], Size]) ->
     share = _SHARE
     size, parts, of_most = at(share)
     if sum(of_most) > 1 and size.count < most:
-        # Vectors beyond the count are off by more, so their share must be smaller.
+        # Vectors beyond the count have larger errors, so their share must be smaller.
         share = _SHARE * math.exp(-min(sum(of_most), 600.0))
         size, parts, of_most = at(share)
     if size.count >= most:
@@ -161,7 +161,7 @@ def exp_or_inf(exponent: float) -> float:
 
 
 def relative_line(name: str, error: float, source: str) -> BudgetLine:
-    """Return the budget item of weights whose logarithm is off by at most `error`."""
+    """Return the budget item of weights whose log has an error of at most `error`."""
     return BudgetLine(name, "relative", math.expm1(error) if error < 600 else math.inf, source)
 
 
@@ -198,7 +198,7 @@ def log_coincidence(mechanism, power: int) -> float:
     if not sharper.is_stationary or one.replicas.most_replicas(sharper) < 2:
         return math.inf
     found = one.replicas.log_normalizer(sharper, 2)
-    return found if found < math.inf else math.inf  # for nan as well
+    return found if found < math.inf else math.inf  # for NaN, too
 
 
 def magnitudes(mechanism, direction, replicas, push) -> tuple[float, float, float]:
@@ -217,16 +217,13 @@ def _mixed(scheme) -> bool:
 
 
 def _multiplicity(scheme) -> tuple[int, int]:
-    """Return the most that one participation counts, and the most of a unit's at one step.
-
-    Independent examples participate one by one.
-    """
+    """Return the maximum count of one participation (1 for independent examples), and of a unit at a step."""
     each = 1 + _mixed(scheme) if scheme.examples_per_unit == 1 else scheme.examples_per_unit
     return (each, each) if scheme.parts is None else (1, each)
 
 
 def most_participations(scheme) -> int:
-    """Return the most participations of one sum over vectors."""
+    """Return the maximum number of participations of one sum over vectors."""
     return scheme.max_participations * scheme.sums.processes
 
 
@@ -237,9 +234,9 @@ def reach_of(scheme, count) -> float:
 
 
 def log_count_tail(scheme, count: int) -> float:
-    """Return ln of a bound on the probability of `count` participations or more: all sets of so many steps.
+    """Return ln of a bound on the probability of at least `count` participations: all sets of so many steps.
 
-    With several processes these are all ways to divide the participations, of which an even one is likeliest.
+    With several processes these are all ways to divide the participations; an even division is likeliest.
     """
     sums = scheme.sums
     if sums.probability == 1:
@@ -252,7 +249,7 @@ def log_count_tail(scheme, count: int) -> float:
 
 
 def _log_sets(scheme, count: int) -> float:
-    """Return ln of `p^count` times the number of sets of so many steps, as far apart as participations."""
+    """Return ln of `p^count` times the number of sets of so many admissible steps."""
     sums = scheme.sums
     places = sums.steps if sums.phases else scheme.iterations - (count - 1) * (scheme.min_separation - 1)
     if count > places:
@@ -279,7 +276,7 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
 
 
 def fewest_participations(scheme, allowed: float) -> int:
-    """Return the least k >= 1 that is exceeded with probability e^allowed at most, or the largest k."""
+    """Return the smallest k >= 1 that is exceeded with probability at most e^allowed, or the largest k."""
     found = bisect_left(
         range(most_participations(scheme)), True, key=lambda k: log_count_tail(scheme, k + 1) <= allowed
     )
@@ -335,15 +332,16 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
     windows = stationary.adds_windows(scheme, strategy, replicas) and not size.transformed
     if not windows and (direction == Direction.REMOVE or _mixed(scheme)):
         window = stationary.window_norm(strategy, n, scheme.min_separation)
-        # The participations' transform, seen through C^T C x, and their part of the inverse one.
+        # The participations' transform, projected on C^T C x, and their part of the inverse one.
         error += 2 * reach * (transform + 2 * UNIT) * window * size.drawn
     return local + error / variance
 
 
 def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
-    """Of the scores of n outputs, by two transforms each: what |x| = 1 sees of it, in the unit of the scores.
+    """Return the error of scores of n outputs, by two transforms each, projected on |x| = 1.
 
     Args:
+      mechanism: the mechanism.
       drawn: norm of the drawn counts.
       transform: relative error of one transform.
     """
@@ -355,7 +353,7 @@ def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
         sigma * stationary.noise_norm(strategy, n, RARE)
         + stationary.window_norm(strategy, n, mechanism.scheme.min_separation) * drawn
     )
-    # sigma, its product with the noise, the sum; errors of errors are below a thousandth.
+    # sigma, its product with the noise, the sum; second-order errors are below a thousandth.
     return (signal + (transform + 3 * UNIT) * outputs + product * scores) * (1 + 1e-3)
 
 
@@ -382,7 +380,7 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
     log_q = -math.log1p(-sums.probability)
     growth = size.largest + sums.steps * log_q + (together if sums.phases else 0.0)
     shift = -math.log(sums.probability) + scheme.min_separation * log_q
-    # One participation: c + r, what is ahead, and its part of g that is not carried along.
+    # One participation: c + r, the value b steps ahead, and its uncompensated part of g.
     local += 3 * (shift + size.ratio * each) + 4 * growth
     depth = math.ceil(math.log2(max(sums.steps, 2)))
     common = (SOFTPLUS_ROUNDINGS + 3 + depth) * growth + 3 * sums.steps * log_q + 3 * growth

@@ -1,1 +1,1 @@
-"""What is accounted for: a scheme, a strategy and a noise multiplier."""
+"""Mechanism: a scheme, a strategy and a noise multiplier."""

@@ -52,17 +52,17 @@ class Mechanism:
 
     @property
     def pair_adjacency(self) -> str:
-        """The adjacency that the dominating pair was derived for: both here share that of zero-out."""
+        """Adjacency of the derived dominating pair: both supported adjacencies share that of zero-out."""
         return ADJACENCIES[0]
 
     @property
     def unit(self) -> str:
-        """Whom the guarantee protects: "example" or "user"."""
+        """Privacy unit: "example" or "user"."""
         return self.scheme.unit
 
     @property
     def cross_terms(self) -> np.ndarray:
-        """() or (iterations,): most that a participation shares with later ones; 0 where losses are exact."""
+        """() or (iterations,): maximum overlap with later participations; 0 where losses are exact."""
         scheme = self.scheme
         if scheme.examples_overlap:
             return np.array(scheme.overlap_bound(self.strategy))
@@ -70,22 +70,22 @@ class Mechanism:
 
     @property
     def is_upper_bound(self) -> bool:
-        """Whether what is certified is the privacy of a bound rather than of the mechanism itself."""
+        """Whether the certified mechanism is an upper bound rather than the mechanism itself."""
         return self.scheme.patterns is None and bool(self.cross_terms.any())
 
     @property
     def is_stationary(self) -> bool:
-        """Whether losses are exact and the columns of C shifts of one another, but for their ends."""
+        """Whether losses are exact and the columns of C are shifts of one another, up to their ends."""
         return self.strategy.is_toeplitz and not self.is_upper_bound
 
 
 def checked(mechanism) -> Mechanism:
-    """`mechanism` if it is one; ValueError otherwise."""
+    """Return `mechanism` if it is a `Mechanism`; ValueError otherwise."""
     return _validate.instance("mechanism", mechanism, Mechanism, "a jaxacct.Mechanism")
 
 
 def check_pair(scheme, strategy) -> None:
-    """Refuse what is no scheme or no strategy, as the two in the wrong order, and pairs that cannot be."""
+    """Refuse values that are no scheme or strategy, swapped arguments, and incompatible pairs."""
     kinds = tuple(SCHEMES.values())
     _validate.instance("scheme", scheme, kinds, "one of jaxacct's schemes, such as jaxacct.BMinSep(...)")
     shown = "a strategy matrix, such as jaxacct.BandedToeplitz.square_root(2)"

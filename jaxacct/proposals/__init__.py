@@ -1,1 +1,1 @@
-"""Distributions to draw from, and the bound on their weighted terms."""
+"""Proposal distributions, and the bounds on their weighted terms."""

@@ -1,4 +1,4 @@
-"""Proposals: what to draw so that few samples resolve a small hockey-stick divergence.
+"""Proposals: distributions whose samples resolve a small hockey-stick divergence.
 
 With `t = epsilon - L` in the remove direction (P against Q) and `t = epsilon + L` in the add direction
 (Q against P), both divergences are `E_target[(1 - e^t)_+]`, the target being P or Q. A proposal draws from
@@ -10,7 +10,7 @@ so the divergence is `M` times the mean of a term in [0, 1] (proofs/derivations.
 concentration bound for means of such terms then applies with its threshold divided by M. Plain sampling is R
 = target, M = 1.
 
-The verifier knows of a proposal only what `Proposal` holds.
+The verifier reads only the fields of `Proposal`.
 """
 
 import functools
@@ -34,10 +34,10 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows, has_windows
 
-# Numbers of one array that a CPU core keeps at hand; measured at n = 1024 and n = 7200.
+# Maximum numbers of one array that a CPU core keeps in cache; measured at n = 1024 and n = 7200.
 CACHE_NUMBERS = 8 * 128 * 1024
-# Four blocks of long rows are faster than eight, which short rows need to hide their loops. One block alone
-# is another program, which may round differently, and drawing evidence again reproduces the same bits.
+# Four blocks of long rows are faster than eight, which short rows need to hide their loops. A single block is
+# another program, which may round differently, and replayed evidence must reproduce the same bits.
 _LONG_ROW, _MAX_LONG_ROWS = 512, 4
 
 
@@ -71,13 +71,13 @@ class ProposalSpec:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a proposal distribution is built for.
+    """Setting that a proposal distribution is built for.
 
     Attributes:
       mechanism: the mechanism that is verified.
       epsilon: natural log.
       direction: "remove" or "add".
-      composed: the other mechanism that is composed in, or None.
+      composed: the composed mechanism, or None.
     """
 
     mechanism: Mechanism
@@ -101,24 +101,24 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """A distribution to sample from in place of the target, and the bound on its weighted terms.
+    """Distribution that is sampled in place of the target, and the bound on its weighted terms.
 
     All fields that the guarantee depends on are required.
 
     Attributes:
-      spec: family and parameters, from which `registry.build` makes it again.
+      spec: family and parameters, from which `registry.build` rebuilds it.
       direction: "remove" or "add".
-      mechanism: what is accounted for.
+      mechanism: the accounted mechanism.
       log_scale: ln M for the epsilon (and direction) it was built for; 0 for plain sampling.
       draw_block: `(key, scheme, strategy, sigma, tables, dtype) -> Draws` of `BLOCK_SIZE` samples; a module
         level function, jittable, `scheme`, `strategy` and `dtype` static.
-      tables: makes the pytree of arrays that `draw_block` needs, so that another noise multiplier does not
-        recompile; called when drawing, as large tables are made for the chosen proposal only.
+      tables: function that returns the pytree of arrays of `draw_block`, so that another noise multiplier
+        does not recompile; called when drawing, as large tables are made for the chosen proposal only.
       replicas: participation vectors added up in the drawn outputs, 0 in the add direction; the weight
         is proportional to e^{(1 - replicas) L} in the remove direction.
-      push: how far the distribution moves normalised scores at most, in standard deviations.
+      push: maximum shift of normalised scores, in standard deviations.
       log_normalizer: ln Z of a replica distribution.
-      relative_error: bound on the relative error of the drawn distribution's density (rounded tables, the
+      relative_error: bound on the relative error of the drawn density (rounded tables, the
         2^-32 grid of uniforms); thresholds are divided by 1 + this.
       total_variation: further distance between the drawn distribution and the intended one; subtracted from
         thresholds.
@@ -136,27 +136,26 @@ class Proposal:
     left_out: float
     """Upper bound on the divergence that `profile` leaves out; subtracted from delta_v."""
     lowest: float
-    """Terms may be positive down to a loss of minus this, natural log."""
+    """Lower limit of the support of the terms is a loss of minus this, in nats."""
     profile: Callable[[np.ndarray], np.ndarray] | None
-    """g of its terms `w g(t)`, where another mechanism is composed in and only a part of its profile is drawn
-    for; None for all of what a target has (`Target.profile`)."""
+    """Function g of the terms `w g(t)` for a part of a composed profile; None for all of `Target.profile`."""
     tables: Callable[[], Any] = tuple
     scale_at: Callable[[float], float] | None = None
-    """ln M at another epsilon, where it is known there too."""
+    """Function that returns ln M at another epsilon, where it is known there, too."""
     rounding_lines: Callable[[float], tuple[BudgetLine, ...]] | None = None
-    """All that is booked for float32 at a delta_v, weights too, where those are no function of L alone."""
+    """Function delta_v -> all float32 reserves, including weights that are no function of L alone."""
     log_normalizer: float = 0.0
     of_a_bound: bool = False
-    """Whether what is drawn is a bound on the divergence: a lower bound on that says nothing."""
+    """Whether samples bound the divergence from above; a lower bound on that bound proves nothing."""
     below: Callable[[], "Proposal"] | None = None
-    """The same distribution, with losses that make terms at most the exact ones; None where losses are exact,
-    or nothing is known from below. `mean_overlaps.from_below` asks for it."""
+    """Function that returns the same distribution with terms that are lower bounds; None if losses are exact
+    or have no lower bound (`mean_overlaps.from_below`)."""
     words: int = 1
-    """How draws are made of random words, as a number: kept draws go on only where it is the same."""
+    """Number of the method that makes draws from random words; a resumed run must have the same one."""
 
     @property
     def name(self) -> str:
-        """The specification as text, such as "replicas:2"."""
+        """Specification as text, such as "replicas:2"."""
         return str(self.spec)
 
     @property
@@ -166,9 +165,9 @@ class Proposal:
         return distribution if self.words == 1 else distribution | {"words": self.words}
 
     def weight_error(self, loss_error: float) -> float:
-        """How far ln w can be from exact, downwards, when L is within `loss_error`; natural log.
+        """Return an upper bound on the decrease of ln w when L has an error of `loss_error`; in nats.
 
-        0 where `rounding_lines` have it.
+        0 where `rounding_lines` include it.
         """
         if self.rounding_lines is not None:
             return 0.0
@@ -192,16 +191,16 @@ class Proposal:
 
 @compiled(static=4)
 def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
-    """The draws of the blocks `keys`, or of `threefry.trees` of them, over all devices; see `Proposal`."""
+    """Return the draws of the blocks `keys`, or of `threefry.trees` of them, over all devices."""
 
     def one_block(key, sigma, tables):
         return draw_block(key, scheme, strategy, sigma, tables, dtype)
 
     def one_device(keys, sigma, tables):
-        # A CPU runs out of cache when blocks run side by side, an accelerator out of work when they do not.
+        # Parallel blocks exceed a CPU's cache, sequential ones leave an accelerator idle.
         if jax.default_backend() == "cpu":
             at_once = blocks_side_by_side(scheme.iterations * scheme.arrays_kept)
-            # One by itself is not mapped at all: XLA would copy arrays for an axis of one.
+            # A single block is not mapped at all: XLA would copy arrays for an axis of one.
             size = at_once if at_once > 1 else None
             return jax.lax.map(lambda key: one_block(key, sigma, tables), keys, batch_size=size)
         return jax.vmap(one_block, (0, None, None))(keys, sigma, tables)
@@ -209,7 +208,7 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
     devices = jax.local_devices()
     if len(devices) == 1 or len(jax.tree.leaves(keys)[0]) % len(devices):
         return one_device(keys, sigma, tables)
-    # Blocks over all local devices; what a block draws depends on its key alone.
+    # Blocks over all local devices; the draws of a block depend on its key alone.
     mesh = jax.sharding.Mesh(np.array(devices), ("blocks",))
     spread, everywhere = jax.sharding.PartitionSpec("blocks"), jax.sharding.PartitionSpec()
     return jax.shard_map(
@@ -222,13 +221,13 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
 
 
 def blocks_side_by_side(iterations: int) -> int:
-    """How many blocks of so many steps a CPU core draws at once."""
+    """Return how many blocks of so many steps a CPU core draws at once."""
     most = max(1, CACHE_NUMBERS // (randomness.BLOCK_SIZE * iterations))
     return min(most, _MAX_LONG_ROWS) if iterations >= _LONG_ROW else most
 
 
 def direction_key(key, direction: str):
-    """The key of one direction's stream of a run."""
+    """Return the key of one direction's stream of a run."""
     return randomness.stream_key(key, randomness.Stream.REMOVE.at(Direction(direction).place))
 
 
@@ -244,7 +243,7 @@ def draw_in_batches(
 
     def draw(start):
         wanted = min(at_once, first_block + num_blocks - start)
-        # Always the same shape, so that a short last batch does not compile anew.
+        # Always the same shape, so that a short last batch does not recompile.
         draws = proposal.draw(stream, start, at_once, dtype)
         keep = wanted * randomness.BLOCK_SIZE
         return Draws(*(part[:keep] for part in draws))
@@ -264,24 +263,24 @@ def draw_in_batches(
 
 
 def workers() -> int:
-    """Threads that dispatch work: XLA leaves cores idle inside one CPU computation, not on a GPU."""
+    """Return the number of threads that dispatch work: XLA leaves cores idle inside one CPU computation."""
     return min(8, os.cpu_count() or 1) if jax.default_backend() == "cpu" else 2
 
 
 def blocks_at_once(mechanism: Mechanism, dtype=jnp.float32, arrays: int = 12) -> int:
-    """How many blocks go to the devices in one call, a multiple of their number.
+    """Return how many blocks go to the devices in one call, a multiple of their number.
 
-    A CPU works through them one after the other, so few are enough to hide the call; an accelerator draws
+    A CPU processes them sequentially, so few suffice to hide the call; an accelerator draws
     them side by side, in about `arrays` arrays of the length of the circulant, in a quarter of its memory.
     """
     devices = len(jax.local_devices())
     if jax.default_backend() == "cpu":
-        # Of very short samples the calls themselves take longer than what they draw.
+        # For very short samples the calls take longer than the draws.
         return (16 if mechanism.scheme.iterations <= 64 else 8) * devices
     length = mechanism.strategy.numbers_per_sample(mechanism.scheme.iterations)
     per_block = arrays * randomness.BLOCK_SIZE * length * jnp.dtype(dtype).itemsize
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 4e9)
-    # No more than have their rings in a GPU's L2 cache at b = 256 (`gpu_recurrence`).
+    # At most as many as have their rings in a GPU's L2 cache at b = 256 (`gpu_recurrence`).
     return int(min(256, max(1, memory / 4 // per_block))) * devices
 
 
@@ -296,10 +295,10 @@ def draw_block_at(
     batch_sizes=None,
     draw_positions=None,
 ) -> jax.Array:
-    """Losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
+    """Return losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
-    The shared body of every proposal that shifts the outputs by a drawn participation count vector; one of
-    few may be given by `draw_positions(key, size)` instead, positions and counts
+    The shared body of every proposal that shifts the outputs by a drawn participation count vector; a sparse
+    one may be given by `draw_positions(key, size)` instead, positions and counts
     (`Strategy.add_signal_windows`).
     """
     normals_key, counts_key = threefry.split(key)
@@ -316,7 +315,7 @@ PLAIN = ProposalSpec("plain", ())
 
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
-    """Draw from the target itself: weight 1, scale 1."""
+    """Return plain sampling, from the target itself: weight 1, scale 1."""
     scheme = mechanism.scheme
     seen = scheme.side_information
     if seen is None:
@@ -356,7 +355,7 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 
 
 def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
-    """Draw the side information that the adversary sees, if any, then outputs given it."""
+    """Draw the adversary's side information, if any, then outputs given it."""
     seen, side = scheme.side_information, None
     if seen is not None:
         side_key, key = threefry.split(key)
@@ -388,7 +387,7 @@ _DRAW_PLAIN = {direction: functools.partial(_plain, direction=direction) for dir
 
 
 def few_windows(scheme, strategy) -> bool:
-    """Whether participations are added as windows: unless they are few, an FFT is faster on a CPU."""
+    """Return whether participations are added as windows: an FFT is faster on a CPU unless they are few."""
     windows = scheme.sparse_positions is not None and has_windows(scheme, strategy)
     elsewhere = jax.default_backend() != "cpu" and windows
     return adds_windows(scheme, strategy, 1) or elsewhere

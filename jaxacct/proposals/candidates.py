@@ -1,6 +1,6 @@
-"""Choose a proposal distribution for a direction by the number of samples that each is predicted to need.
+"""Choose a proposal for a direction by its predicted number of samples.
 
-Choosing costs time or samples, never the guarantee: every proposal is valid.
+The choice affects time or samples, never the guarantee: every proposal is valid.
 """
 
 import math
@@ -15,13 +15,13 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
-# Number of samples, below which one more replica is not considered.
+# Number of samples below which one more replica is not considered.
 FEW_SAMPLES = 60_000
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A proposal and the number of samples predicted before anything is drawn."""
+    """Proposal and its predicted number of samples, before any are drawn."""
 
     proposal: Proposal
     predicted_samples: float
@@ -35,13 +35,17 @@ def candidates(
     *,
     composed: Composed | None = None,
 ) -> list[Candidate]:
-    """Every proposal for one direction, cheapest first.
+    """Return every proposal for one direction, cheapest first.
 
-    The prediction takes terms for coin flips: an upper guess, the same for all, so that only the scales
+    The prediction models terms as coin flips: an overestimate, the same for all, so that only the scales
     decide.
 
     Args:
-      composed: the other mechanism that is composed in, if one is.
+      mechanism: the mechanism.
+      epsilon: nats.
+      direction: "remove" or "add".
+      budget: of the verification.
+      composed: the composed mechanism, or None.
     """
 
     def samples_needed(proposal):
@@ -56,7 +60,7 @@ def candidates(
         for p, theta in thresholds
         if theta > 0
     ]
-    # Among equals the earlier, simpler one: `sorted` is stable and plain comes first.
+    # Of equals the first, simpler one: `sorted` is stable and plain comes first.
     return sorted(priced, key=lambda candidate: candidate.predicted_samples)
 
 
@@ -82,7 +86,7 @@ def choose_candidate(
     *,
     composed: Composed | None = None,
 ) -> tuple[Proposal, dict[str, float]]:
-    """(the proposal to verify a direction with, samples predicted for each by name): `choose_proposal`."""
+    """Return (proposal that verifies a direction, predicted samples by name); see `choose_proposal`."""
     found = candidates(mechanism, epsilon, direction, budget, composed=composed)
     predicted = {candidate.proposal.name: candidate.predicted_samples for candidate in found}
     return choose_proposal([candidate.proposal for candidate in found], direction, name), predicted
@@ -91,12 +95,18 @@ def choose_candidate(
 def choose_proposal(
     found: Sequence[Proposal], direction: str, name: str | None = None, best: Proposal | None = None
 ) -> Proposal:
-    """The proposal of that name; without a name the `best`, which is the first by default.
+    """Return the proposal of that name; without a name the `best`, which is the first by default.
 
-    A name is for the remove direction: where the add direction has none so called, it takes the first.
+    A name applies to the remove direction: where the add direction has none of that name, it takes the first.
+
+    Args:
+      found: available proposals.
+      direction: "remove" or "add".
+      name: requested proposal, or None.
+      best: default without a name.
 
     Raises:
-      ValueError: for a name that the remove direction does not have, or where nothing was found.
+      ValueError: the remove direction has no proposal of that name, or there is no proposal.
     """
     if not found:
         raise ValueError(f"delta must be larger: no proposal resolves it in the {direction} direction")
@@ -110,7 +120,7 @@ def choose_proposal(
 
 
 def predicted_samples(theta: float, failure_probability: float) -> float:
-    """Draws until the anytime rule accepts when the truth is half of the threshold `theta`."""
+    """Return the samples until the anytime rule accepts when the mean is half of the threshold `theta`."""
     if theta >= 1:
         return 0.0
     return math.log(1 / failure_probability) / bounds.kl(theta / 2, theta)

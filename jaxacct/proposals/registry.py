@@ -1,4 +1,4 @@
-"""Registered families of proposal distributions; a new one is one file and one line here.
+"""Registered families of proposal distributions; a new family is one file and one line here.
 
 The module of a family has `build(setting, *parameters) -> Proposal`, which raises ValueError where the family
 does not cover the setting, and `candidates(setting, samples_needed) -> list[Proposal]`. A module is imported
@@ -17,7 +17,7 @@ _REMOVE, _ADD, _BOTH = (Direction.REMOVE,), (Direction.ADD,), (Direction.REMOVE,
 
 
 class Family(NamedTuple):
-    """Where a family is defined, and what it is for."""
+    """Module of a family, and what it covers."""
 
     module: str
     directions: tuple[Direction, ...]
@@ -25,7 +25,7 @@ class Family(NamedTuple):
     num_parameters: int
 
 
-# Of proposals with the same predicted cost the one listed first is chosen.
+# Of proposals with the same predicted cost the first one is chosen.
 FAMILIES: dict[str, Family] = {
     "plain": Family("base", _BOTH, (False, True), 0),
     "replicas": Family("families.replicas", _REMOVE, (False,), 1),
@@ -55,7 +55,7 @@ def build(setting: Setting, spec: ProposalSpec) -> Proposal:
     """Return the proposal of a specification.
 
     Raises:
-      ValueError: for an unknown family, a wrong number of parameters, or a setting that it does not cover.
+      ValueError: an unknown family, a wrong number of parameters, or a setting that it does not cover.
     """
     family = FAMILIES.get(spec.family)
     if family is None:
@@ -74,7 +74,7 @@ def build(setting: Setting, spec: ProposalSpec) -> Proposal:
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded = None) -> list[Proposal]:
-    """Return every proposal that is worth considering for a setting, plain sampling first."""
+    """Return every proposal worth considering for a setting, plain sampling first."""
     return [
         proposal
         for family in FAMILIES.values()

@@ -1,4 +1,4 @@
-"""Privacy losses drawn in bulk."""
+"""Privacy losses in bulk."""
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,13 @@ def sample_privacy_loss(
 ):
     """Draw privacy losses L = ln P/Q: under P for `direction` "remove", under Q for "add".
 
-    The draws are of the mechanism that also releases the bands - 1 rows after the last step, which can
-    only be less private (see `jaxacct.strategies.stationary`); of the n rows alone for a `FiniteToeplitz`.
+    The samples are of the mechanism that also releases the bands - 1 rows after the last step, which is at
+    most as private (see `jaxacct.strategies.stationary`); of the n rows alone for a `FiniteToeplitz`.
 
     Args:
-      key: a JAX key; the same key gives the same losses on any device and in any batching.
-      num_samples: how many, at least 1.
+      key: JAX key; the same key gives the same losses on any device and in any batching.
+      mechanism: the mechanism.
+      num_samples: at least 1.
       direction: "remove" (P against Q) or "add" (Q against P).
       dtype: float32, or float64 when JAX has x64 enabled.
 

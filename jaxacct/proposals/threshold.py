@@ -1,4 +1,4 @@
-"""A proposal with all that its test needs: budget items, margin, threshold, and terms of its samples.
+"""Proposal with everything its test needs: budget items, margin, threshold, and terms of its samples.
 
 The mean term must stay below delta_v in the proposal's units, less every budget item.
 """
@@ -19,9 +19,9 @@ from jaxacct.statistics.lines import BudgetLine, total
 
 
 def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
-    """Everything that is booked for the draws of a proposal; a function of its arguments alone.
+    """Return all reserves for the samples of a proposal; a function of its arguments alone.
 
-    Nothing for a divergence that is exactly zero.
+    Empty for a divergence of exactly zero.
     """
     if proposal.log_scale == -math.inf:
         return ()
@@ -54,7 +54,7 @@ def weight_line(
       delta_v: as for `loss_lines`, which exclude the same outputs.
       replicas: m.
       log_normalizer: ln Z.
-      lowest: such losses are at least minus this, natural log.
+      lowest: lower limit of such losses is minus this, in nats.
     """
     size = rounding.bounded(
         mechanism,
@@ -69,16 +69,16 @@ def weight_line(
 
 
 def end_lines(left_out: float) -> tuple[BudgetLine, ...]:
-    """What is booked for the part of a composed profile that terms leave out; nothing for nothing."""
+    """Return the reserve for the part of a composed profile that terms leave out; empty for 0."""
     name, source = "end of the composed profile", "proofs/composition.md, section 2"
     return (BudgetLine(name, "delta", left_out, source),) if left_out > 0 else ()
 
 
 def threshold(proposal: Proposal, delta_v: float) -> float:
-    """The mean of terms to stay below: `delta_v` in the proposal's units, all `budget_lines` spent."""
+    """Return the upper limit of the mean term: `delta_v` in the proposal's units, less all `budget_lines`."""
     if proposal.log_scale == -math.inf:
         return math.inf
-    # min and max below would swallow a NaN, and e^100 certifies anything.
+    # min and max below would drop a NaN, and e^100 certifies anything.
     if math.isnan(proposal.log_scale):
         raise ValueError(f"{proposal.name}: the scale must be a number, was nan")
     lines = budget_lines(proposal, delta_v)
@@ -92,14 +92,14 @@ def threshold(proposal: Proposal, delta_v: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """A proposal to draw from, for one direction of a target.
+    """Proposal for one direction of a target, resolved to its threshold.
 
     Attributes:
       proposal: the proposal distribution.
       epsilon: of the target, natural log.
       profile: g of the terms `w g(t)` of the target; the proposal may have its own.
       items: the budget items of its samples.
-      threshold: the mean term to stay below; at least 1 where no samples are needed.
+      threshold: upper limit of the mean term; at least 1 where no samples are needed.
     """
 
     proposal: Proposal
@@ -110,12 +110,12 @@ class Resolved:
 
     @property
     def needs_samples(self) -> bool:
-        """Whether the bound on terms alone does not certify: a mean of terms in [0, 1] never exceeds 1."""
+        """Whether the bound on terms alone does not certify: a mean of terms in [0, 1] is at most 1."""
         return not self.threshold >= 1
 
     @property
     def margin(self) -> float:
-        """What must be subtracted from epsilon for float32 losses, natural log."""
+        """Reserve in epsilon for float32 losses, in nats."""
         return finite_margin(total(self.items, "epsilon"))
 
     def terms(self, draws, margin: float) -> np.ndarray:
@@ -140,7 +140,7 @@ def resolved(proposal: Proposal, epsilon: float, delta_v: float, profile: Callab
     """Return the proposal with its threshold for a target.
 
     Raises:
-      ValueError: where the proposal resolves no such delta.
+      ValueError: the proposal does not resolve this delta.
     """
     theta = threshold(proposal, delta_v)
     if not theta > 0:

@@ -5,8 +5,8 @@ The certified quantity is `H = scale * mean`, the mean of independent terms X in
 (eps, delta_v + q (1 - delta_v))-DP (arXiv 2602.09338, Theorem A.1). Everywhere `theta = delta_v / scale` is
 the mean to be excluded; `theta >= 1` needs no samples, since H never exceeds `scale`.
 
-The evidence is an exact integer histogram of terms rounded *up*: what it proves small is smaller
-still. Lower bounds use the lower ends of the same bins.
+The evidence is an exact integer histogram of terms rounded *up*, so an upper bound of the histogram's mean is
+one of the terms' mean. Lower bounds use the lower ends of the same bins.
 """
 
 import math
@@ -26,16 +26,19 @@ _ROUNDING = 2.0**-40  # allowance for float64 in the wealth, times 1 + the sum o
 
 
 def bin_terms(terms) -> np.ndarray:
-    """Count terms by bin: int64 counts, `TERM_EDGES[k-1] < term <= TERM_EDGES[k]`; zeros in bin 0.
+    """Return int64 counts of terms by bin, `TERM_EDGES[k-1] < term <= TERM_EDGES[k]`; zeros in bin 0.
+
+    Args:
+      terms: floats in [0, 1], of any shape.
 
     Raises:
-      ValueError: for a term that is not a number or is outside [0, 1].
+      ValueError: a term is not a number or is outside [0, 1].
     """
     terms = np.asarray(terms).ravel()
     counts = np.zeros(len(TERM_EDGES), np.int64)
     if terms.size == 0:
         return counts
-    if not (terms.min() >= 0 and terms.max() <= 1):  # false for nan as well
+    if not (terms.min() >= 0 and terms.max() <= 1):  # false for NaN, too
         raise ValueError(f"terms must be in [0, 1], were in [{terms.min()}, {terms.max()}]")
     positive = terms[terms > 0].astype(np.float64)
     counts += np.bincount(bins_of(positive), minlength=len(TERM_EDGES))
@@ -44,17 +47,17 @@ def bin_terms(terms) -> np.ndarray:
 
 
 def bins_of(positive: np.ndarray) -> np.ndarray:
-    """The k with `TERM_EDGES[k-1] < term <= TERM_EDGES[k]` of each of float64 terms in (0, 1]."""
+    """Return the bin k with `TERM_EDGES[k-1] < term <= TERM_EDGES[k]` of each float64 term in (0, 1]."""
     index = np.log2(positive)
     index *= RESOLUTION
     index = np.maximum(np.ceil(index, out=index).astype(np.int32) + (len(TERM_EDGES) - 1), 1)
-    index += TERM_EDGES[index] < positive  # log2 may be off by a rounding, hence by one bin
+    index += TERM_EDGES[index] < positive  # log2 may have a rounding error, hence an error of one bin
     index -= _LOWER_EDGES[index] >= positive
     return index
 
 
 def mean_upper(counts) -> float:
-    """Mean of the rounded-up terms: at least the mean of the terms, and at most 0.55 % above it."""
+    """Return the mean of the rounded-up terms: at least their mean, and at most 0.55 % above it."""
     values, counts = _occupied(counts, TERM_EDGES)
     if not counts.size:
         raise ValueError("counts must hold at least one term, was empty")
@@ -62,7 +65,7 @@ def mean_upper(counts) -> float:
 
 
 def kl(a: float, b: float) -> float:
-    """Divergence KL(Bernoulli(a) || Bernoulli(b)) in nats, free of cancellation."""
+    """Return KL(Bernoulli(a) || Bernoulli(b)) in nats, without cancellation."""
     if not (0 <= a <= 1 and 0 <= b <= 1):
         raise ValueError(f"a and b must be in [0, 1], were {a!r} and {b!r}")
     if a == b:
@@ -81,10 +84,10 @@ def kl(a: float, b: float) -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """How delta is spent: `delta_v + failure_probability * (1 - delta_v) <= delta`, all in (0, 1).
+    """Split of delta: `delta_v + failure_probability * (1 - delta_v) <= delta`, all in (0, 1).
 
-    Each direction is verified against `delta_v`, and a mechanism whose divergence exceeds it is
-    accepted with probability at most `failure_probability`.
+    Each direction is verified against `delta_v`. A mechanism whose divergence exceeds `delta_v` is accepted
+    with probability at most `failure_probability`.
     """
 
     delta: float
@@ -99,12 +102,12 @@ class Budget:
 
     @property
     def total(self) -> float:
-        """The delta that is guaranteed."""
+        """Guaranteed delta."""
         return self.delta_v + self.failure_probability * (1 - self.delta_v)
 
     @classmethod
     def split(cls, delta: float, failure_fraction: float = 0.01) -> "Budget":
-        """Spend `failure_fraction * delta` on wrong acceptance and all the rest on `delta_v`."""
+        """Reserve `failure_fraction * delta` for false acceptance and the rest for `delta_v`."""
         delta = _validate.open_probability("delta", delta)
         q = delta * _validate.open_probability("failure_fraction", failure_fraction)
         delta_v = (delta - q) / (1 - q)
@@ -131,14 +134,14 @@ def failure_probability(*, delta_v, delta_prime, samples, scale=1.0) -> float:
 
 
 def default_bets(theta=None, pilot_counts=None) -> tuple[np.ndarray, np.ndarray]:
-    """Bets and weights for `log_wealth`: a log grid, half replaced by one tuned bet given a pilot.
+    """Return bets and weights for `log_wealth`: a log grid, half replaced by one tuned bet given a pilot.
 
     A bet is a fraction f in [0, 1] of the largest lambda allowed, `lambda = f / (1 - theta)`; the
     last is all-in (`f = 1`, lost at the first term of 1). The tuned bet comes first: it maximises
-    the log growth on the pilot plus 1/theta imagined coins of mean theta/2, which keeps it below 1.
+    the log growth on the pilot plus 1/theta imaginary coin tosses of mean theta/2, which keeps it below 1.
 
-    Bets must be fixed before the data: `pilot_counts` has to be **independent** of the counts that
-    are tested, drawn with randomness of its own. A poor pilot costs power, never validity.
+    Bets must be fixed before the data: `pilot_counts` must be **independent** of the tested counts, drawn
+    with a key of its own. A poor pilot costs power, never validity.
     """
     odds = np.exp2(np.arange(-20, 15) / 2)
     bets = np.append(odds / (1 + odds), 1.0)
@@ -155,7 +158,7 @@ def default_bets(theta=None, pilot_counts=None) -> tuple[np.ndarray, np.ndarray]
 
 
 def log_wealth(counts, theta, bets, weights) -> float:
-    """Log of the wealth `sum_j w_j prod_i (1 + f_j (theta - X_i) / (1 - theta))`, rounded down.
+    """Return the log of the wealth `sum_j w_j prod_i (1 + f_j (theta - X_i) / (1 - theta))`, rounded down.
 
     If the mean is at least theta, each factor is >= 0 with expectation <= 1, so each product is a
     non-negative supermartingale, and so is a mixture with fixed weights: by Ville's inequality it
@@ -175,19 +178,19 @@ def log_wealth(counts, theta, bets, weights) -> float:
 
 
 def accepts(counts, theta, q, bets, weights) -> bool:
-    """Whether the terms prove `mean < theta`; wrong with probability <= q at any stopping time."""
+    """Return whether the terms prove `mean < theta`; wrong with probability <= q at any stopping time."""
     return log_wealth(counts, theta, bets, weights) >= _log_inverse("q", q)
 
 
 def hopeless(counts, theta, q=1e-3) -> bool:
-    """Whether the terms prove `mean > theta` at level q; giving up then is always safe."""
+    """Return whether the terms prove `mean > theta` at level q; to stop then is always valid."""
     return _log_wealth_above(counts, theta) >= _log_inverse("q", q)
 
 
 def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
-    """Bound above the mean, at all times at once with probability 1 - q; 1 without evidence.
+    """Return an upper bound on the mean, at all times at once with probability 1 - q; 1 without evidence.
 
-    The least theta that `accepts`, rounded up: for fixed fractions the wealth is monotone in theta.
+    It is the smallest theta that `accepts`, rounded up: for fixed fractions the wealth is monotone in theta.
     """
     if bets is None:
         bets, weights = default_bets()
@@ -200,7 +203,7 @@ def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
 
 
 def lower_confidence_bound(counts, q) -> float:
-    """Bound below the mean, at all times at once with probability 1 - q; 0 without evidence."""
+    """Return a lower bound on the mean, at all times at once with probability 1 - q; 0 without evidence."""
     needed = _log_inverse("q", q)
 
     def excess(theta):
@@ -208,20 +211,21 @@ def lower_confidence_bound(counts, q) -> float:
 
     if excess(1e-300) > 0:
         return 0.0
-    # What is proven is not above the mean of the terms: looked at from there.
+    # The bound is at most the mean of the terms, so the search starts there.
     return roots.root(excess, 1e-300, 1.0, _mean_of(counts, _LOWER_EDGES))[0]
 
 
 def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
-    """Interval that holds the mean with probability at least `confidence`, at all times at once."""
+    """Return an interval that holds the mean with probability at least `confidence`, at all times at once."""
     q = (1 - _validate.open_probability("confidence", confidence)) / 2
     return lower_confidence_bound(counts, q), upper_confidence_bound(counts, q)
 
 
 def predicted_samples(theta, pilot_counts, q) -> float:
-    """Terms the anytime rule will need if the truth is as the pilot: `ln(2/q) / best log growth`.
+    """Return how many terms the anytime rule needs if the truth equals the pilot.
 
-    The 2 is for the weight of the tuned bet. 0 for theta >= 1, inf for a mean of theta or more.
+    It is `ln(2/q) / best log growth`; the 2 is the weight of the tuned bet. 0 for theta >= 1, inf for a mean
+    of theta or more.
     """
     theta, q = _validate.positive_number("theta", theta), _validate.open_probability("q", q)
     if theta >= 1:
@@ -231,9 +235,9 @@ def predicted_samples(theta, pilot_counts, q) -> float:
 
 
 def samples_left(counts, theta, q, bets, weights) -> float:
-    """Terms that `accepts` will need beyond these if the truth is as they are, about.
+    """Estimate how many more terms `accepts` needs if the truth equals these counts.
 
-    inf for a mean of theta or more. To give up by such a prediction costs power, never validity.
+    inf for a mean of theta or more. Stopping early on such a prediction costs power, never validity.
     """
     theta = _validate.positive_number("theta", theta)
     short = _log_inverse("q", q) - log_wealth(counts, theta, bets, weights)
@@ -242,14 +246,14 @@ def samples_left(counts, theta, q, bets, weights) -> float:
 
 
 def _growth(counts, theta: float) -> float:
-    """Log growth a term of the bet that is best for these, theta below 1."""
+    """Return the log growth per term of the best bet for these counts, theta below 1."""
     values, counts = _occupied(counts, TERM_EDGES)
     payoffs, bet = (theta - values) / (1 - theta), _best_bet(values, counts, theta)
     return float(counts @ np.log1p(bet * payoffs)) / max(counts.sum(), 1)
 
 
 def _log_wealth_above(counts, theta):
-    """As `log_wealth`, against "mean <= theta": factors `1 + lambda (X - theta)`, X rounded down.
+    """Return `log_wealth` against "mean <= theta": factors `1 + lambda (X - theta)`, X rounded down.
 
     `lambda = min(2^j, 1/theta)`; where capped a factor is X/theta, so none increases with theta.
     """
@@ -266,12 +270,12 @@ def _log_mixture(payoffs, counts, bets, weights):
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log1p(np.maximum(np.outer(bets, payoffs), -1.0))
         wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts) + np.log(weights)
-    # Of a few dozen bets: the sum of exponentials that SciPy has takes twice as long as all the rest.
+    # SciPy's logsumexp takes twice as long as all the rest for a few dozen bets.
     return float(np.logaddexp.reduce(np.where(np.isnan(wealth), -math.inf, wealth)))
 
 
 def _best_bet(values, counts, theta):
-    """The f in [0, 1] that maximises the concave `sum counts log(1 + f payoffs)`."""
+    """Return the f in [0, 1] that maximises the concave `sum counts log(1 + f payoffs)`."""
     payoffs = (theta - values) / (1 - theta)
     if payoffs @ counts <= 0:
         return 0.0
@@ -293,14 +297,14 @@ def _occupied(counts, edges):
 
 
 def _excess(u):
-    """`u - log(1 + u)`, by its series where the two nearly cancel."""
+    """Return `u - log(1 + u)`, by its series where the two nearly cancel."""
     if abs(u) > 0.01:
         return u - math.log1p(u)
     return sum((-u) ** n / n for n in range(8, 1, -1))
 
 
 def _mean_of(counts, edges) -> float:
-    """Mean of the terms at `edges` of their bins, 0 without terms."""
+    """Return the mean of the terms at `edges` of their bins, 0 without terms."""
     values, counts = _occupied(counts, edges)
     return float(values @ counts / counts.sum()) if counts.size else 0.0
 

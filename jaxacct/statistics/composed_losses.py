@@ -1,9 +1,9 @@
 """Upper bounds on the hockey-stick divergence of composed steps, with a relative error at any delta.
 
-Each step's loss is moved to a lattice by chords in `e^x`, which dominates it; its masses are tilted to where
-delta comes from; their transforms are multiplied. Everything that is cut off, wraps around or is rounded is
-added to the bound. The search for the tilt and the lattice moves only the width of the bound, never its side
-(proofs/composed_losses.md).
+Each step's loss is moved to a lattice by chords in `e^x`, which dominates it; its masses are tilted to the
+region that determines delta; their transforms are multiplied. Everything that is cut off, wraps around or is
+rounded is added to the bound. The choice of tilt and lattice affects only the width of the bound, never its
+validity (proofs/composed_losses.md).
 """
 
 import functools
@@ -17,24 +17,24 @@ from jaxacct.statistics.loss_curves import LossCurve
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
 SMALLEST = 1e-200
-"""No bound is below this: a smaller delta cannot be shown."""
-_TINY = 1e-290  # what underflow may hide in one value of a curve
-# Natural log of the largest factor of tilted weights, and what underflow may then hide in their sum.
+"""Smallest bound that is returned: a smaller delta cannot be shown."""
+_TINY = 1e-290  # bound on what underflow may remove from one value of a curve
+# Natural log of the largest factor of tilted weights, and what underflow may then remove from their sum.
 _LARGEST_SCALE, _UNDERFLOW = 200.0, 1e-210
-# Parts of delta: what lattices may add to it; what each of the three cuts may.
+# Shares of delta: of the lattices; of each of the three cuts.
 _LATTICE, _CUT = 1e-3, 1e-5
-# Of the tilt whose bound is smallest: with less, far fewer sums wrap around, and rounding hardly grows.
+# Fraction of the best tilt that is used: far fewer sums wrap around, and rounding hardly grows.
 _TILT_SHARE = 0.85
 _MIN_POINTS, _MAX_POINTS = 2**15, 2**22
 _LARGEST_EPSILON = 1e6
 _LEAST_WIDTH = 1e-9  # of lattices, where all losses are one
-# Tables end where delta is this small. Within one lattice ln delta falls by about so much.
+# Tables end where delta is this small. Within one lattice ln delta falls by about this much.
 _TABLE_FLOOR, _TABLE_FALL = 1e-60, 4.0
-_TILTS = np.geomspace(1e-12, 1e12, 97)  # that are searched
+_TILTS = np.geomspace(1e-12, 1e12, 97)  # candidates of the search
 
 
 class Part(NamedTuple):
-    """So many independent steps of one curve."""
+    """Independent steps of one curve, `count` of them."""
 
     curve: LossCurve
     count: int
@@ -73,12 +73,12 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
 
 
 def _bounded(bound: float) -> float:
-    """In [SMALLEST, 1]; what is not a number says nothing."""
+    """Clip to [SMALLEST, 1]; NaN becomes 1."""
     return min(1.0, max(SMALLEST, bound)) if bound >= 0 else 1.0
 
 
 def chord_masses(deltas, errors, gaps) -> np.ndarray:
-    """Return P(loss > x_i) of the chords through a curve's deltas, or more.
+    """Return upper bounds on P(loss > x_i) from the chords through a curve's deltas.
 
     Args:
       deltas: (points,) of the curve at ascending x.
@@ -86,7 +86,7 @@ def chord_masses(deltas, errors, gaps) -> np.ndarray:
       gaps: (points - 1,) or one number, distances of the x.
 
     Returns:
-      (points,) at most 1, not rising; the last is the mass of infinite losses.
+      (points,) at most 1, not increasing; the last is the mass of infinite losses.
     """
     upper, lower = np.minimum(1.0, deltas + errors), np.maximum(0.0, deltas - errors)
     with np.errstate(over="ignore"):
@@ -95,7 +95,7 @@ def chord_masses(deltas, errors, gaps) -> np.ndarray:
     return np.maximum.accumulate(beyond[::-1])[::-1]
 
 
-# -- Where the lattice should be: a rough model, on which only the width of bounds depends ---------------
+# -- Where the lattice should be: a rough model, which affects only the width of bounds --------------------
 
 
 class _RoughPart(NamedTuple):
@@ -108,7 +108,7 @@ class _RoughPart(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Rough:
-    """The steps' losses at the nodes of their curves."""
+    """Losses of the steps at the nodes of their curves."""
 
     parts: list[_RoughPart]
 
@@ -122,12 +122,12 @@ class _Rough:
             beyond = chord_masses(deltas, 0.0 * deltas, np.diff(losses))
             with np.errstate(divide="ignore"):
                 logs = np.log(np.append(1.0, beyond[:-1]) - beyond)
-            logs[0] = max(logs[0], -1e4)  # so that there is one
+            logs[0] = max(logs[0], -1e4)  # so that one mass is positive
             found.append(_RoughPart(curve, count, losses, logs, deltas))
         return cls(found)
 
     def log_moments(self, tilts: np.ndarray) -> np.ndarray:
-        """ln E e^{tilt S} of all steps together, for (k,) tilts of either sign."""
+        """Return ln E e^{tilt S} of all steps together, for (k,) tilts of either sign."""
         total = np.zeros(tilts.size)
         for part in self.parts:
             exponents = np.multiply.outer(tilts, part.losses) + part.log_masses
@@ -136,7 +136,7 @@ class _Rough:
         return total
 
     def variance(self, tilt: float) -> tuple[float, float]:
-        """(variance of the sum, sum of the steps' squared deviations weighted for rounding), tilted."""
+        """Return (variance of the tilted sum, sum of the steps' squared deviations weighted for rounding)."""
         total = rounded = 0.0
         for part in self.parts:
             exponents = tilt * part.losses + part.log_masses
@@ -150,12 +150,12 @@ class _Rough:
 
     @functools.cached_property
     def log_floor(self) -> float:
-        """ln of a delta that is small beside the infinite losses, or beside `SMALLEST`."""
+        """Natural log of a delta that is small beside the infinite losses, or beside `SMALLEST`."""
         infinite = math.fsum(part.count * float(part.deltas[-1]) for part in self.parts)
         return math.log(max(SMALLEST, _CUT * infinite))
 
     def tilt_for(self, epsilon: float) -> float:
-        """The tilt whose Chernoff-like bound on H(epsilon) is smallest, about."""
+        """Return the tilt of approximately the smallest Chernoff-like bound on H(epsilon)."""
         tilts = _TILTS
         for _ in range(2):
             found = self.log_moments(tilts) - tilts * epsilon - np.log(tilts) - np.log1p(tilts)
@@ -185,7 +185,7 @@ class _Step:
         return cls(first, np.append(1.0, beyond[:-1]) - beyond, float(beyond[-1]), count)
 
     def exponents(self, tilt: float, step: float) -> float:
-        """At least the sizes of all exponents that make one tilted mass, and 64 for what is not one."""
+        """Return an upper bound on all exponents of one tilted mass, 64 for their other operations."""
         largest = max(abs(self.first), abs(self.first + self.masses.size)) * step
         return 4 * abs(tilt) * largest + 750 + 64
 
@@ -209,7 +209,7 @@ class _Sums:
     logs: list[float]
     booked: float
     usable: float
-    """Up to about this epsilon the tilt serves."""
+    """Largest epsilon, approximately, for which the tilt is adequate."""
     points: int
 
     @classmethod
@@ -222,7 +222,7 @@ class _Sums:
         log_guess = min(0.0, max(log_guess - math.log(2 * math.pi * curvature) / 2, rough.log_floor))
         log_cut = math.log(_CUT) + log_guess
         tilt = _TILT_SHARE * saddle
-        # Chernoff's bounds: on the sum beyond the end, on the tilted sum before the start and far beyond it.
+        # Chernoff bounds on the sum beyond the end, on the tilted sum before the start and far beyond it.
         steep, lower = tilt * np.geomspace(1.01, 100, 40), tilt * (1 - np.geomspace(0.01, 100, 40))
         log_moments = rough.log_moments(steep)
         ends = (log_moments - log_cut) / steep
@@ -272,7 +272,7 @@ class _Sums:
 
     @functools.cached_property
     def _masses(self) -> np.ndarray:
-        """(points,) tilted masses of the sum, in the order of its places; off by rounding of either sign."""
+        """(points,) tilted masses of the sum, ordered by place, with rounding errors of either sign."""
         found = sums([self._factors], self.points)
         offset = sum(one.count * one.first for one in self.steps)
         return np.roll(found, (offset - self.first) % self.points)
@@ -287,13 +287,13 @@ class _Sums:
 
     @functools.cached_property
     def _rounding(self) -> float:
-        """Of a mean of weights, per 2-norm of the weights; its sum has at most `points` roundings."""
+        """Rounding error of a mean of weights per 2-norm of the weights, for at most `points` additions."""
         summed = self.points * UNIT * float(np.linalg.norm(self._masses))
         return rounding_error(self._factors, 1.0, self.points) + summed
 
     @functools.cached_property
     def _relative(self) -> float:
-        """Of every term, but for what depends on epsilon."""
+        """Relative error of every term, without the part that depends on epsilon."""
         each = math.fsum(one.count * one.exponents(self.tilt, self.step) for one in self.steps)
         return 4 * UNIT * (each + abs(self.log_scale) + self.tilt * self.step * self.points)
 
@@ -303,12 +303,12 @@ class _Sums:
         relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
         exponent = self.log_scale - self.tilt * epsilon
         if not exponent <= _LARGEST_SCALE:
-            return math.inf  # weights may underflow that count
+            return math.inf  # weights of relevant size may underflow
         scale = math.exp(exponent)
         return (max(0.0, value) + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.booked
 
     def bound(self, epsilon: float) -> float:
-        """On H(epsilon)."""
+        """Return an upper bound on H(epsilon)."""
         if self.log_scale == -math.inf:
             return self.booked  # all losses are infinite
         epsilon -= 8 * UNIT * (1 + epsilon)
@@ -320,7 +320,7 @@ class _Sums:
         return self._bound(epsilon, value, float(np.linalg.norm(weights)))
 
     def bounds(self, epsilons: np.ndarray) -> np.ndarray:
-        """On H at epsilons that the lattice reaches, each rounded down to it."""
+        """Return upper bounds on H at epsilons that the lattice reaches, each rounded down to it."""
         if self.log_scale == -math.inf:
             return np.full(epsilons.size, self.booked)
         past = self.step * np.arange(self.points)

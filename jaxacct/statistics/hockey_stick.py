@@ -1,9 +1,9 @@
 """Directions, hockey-stick terms of privacy losses, and histograms of both.
 
 A direction's divergence is `E_target[g(t)]` with `t = epsilon - L` (remove) or `t = epsilon + L` (add).
-For the mechanism alone `g(t) = (1 - e^t)_+`; composed with another mechanism it is that one's privacy
-profile (see `jaxacct.accountants.composition`). Histograms are kept sparse in files, and added up block by
-block in the one loop that all drawing goes through.
+For the mechanism alone `g(t) = (1 - e^t)_+`; composed with another mechanism g is that mechanism's privacy
+profile (see `jaxacct.accountants.composition`). Files hold sparse histograms; the one sampling loop adds them
+up block by block.
 """
 
 import enum
@@ -17,9 +17,9 @@ from jaxacct.common import validate as _validate
 
 
 class Direction(enum.StrEnum):
-    """Which hockey-stick divergence is meant, and with it which distribution is drawn from.
+    """Direction of the hockey-stick divergence, which also fixes the distribution that is sampled.
 
-    Members are their names in evidence and JSON.
+    Evidence and JSON hold the member names.
     """
 
     REMOVE = "remove"
@@ -29,18 +29,18 @@ class Direction(enum.StrEnum):
 
     @classmethod
     def of(cls, direction: str) -> Self:
-        """The member of that name; ValueError for another."""
+        """Return the member of that name; ValueError for another name."""
         _validate.one_of("direction", direction, tuple(member.value for member in cls))
         return cls(direction)
 
     @property
     def sign(self) -> int:
-        """1 or -1: the divergence is the mean of `(1 - e^t)_+` with `t = epsilon - sign L`."""
+        """Sign 1 or -1: the divergence is the mean of `(1 - e^t)_+` with `t = epsilon - sign L`."""
         return 1 if self is Direction.REMOVE else -1
 
     @property
     def place(self) -> int:
-        """0 or 1: its place among streams and tables of both."""
+        """Index 0 or 1 among streams and tables of both directions."""
         return DIRECTIONS.index(self)
 
 
@@ -48,11 +48,11 @@ DIRECTIONS = tuple(Direction)
 
 
 class NonFiniteLossError(ArithmeticError):
-    """A privacy loss was NaN or infinite: nothing may be averaged, so the run stops."""
+    """Privacy loss that is NaN or infinite: it cannot be averaged, so the run stops."""
 
 
 def exponent(loss: np.ndarray, direction: str, epsilon: float) -> np.ndarray:
-    """`t` of float64 losses (num,), natural log. Raises NonFiniteLossError."""
+    """Return `t` of float64 losses (num,), in nats. Raises NonFiniteLossError."""
     if not np.all(np.isfinite(loss)):
         raise NonFiniteLossError(
             f"{np.sum(~np.isfinite(loss))} of {loss.size} privacy losses are not finite: nothing certified"
@@ -61,14 +61,14 @@ def exponent(loss: np.ndarray, direction: str, epsilon: float) -> np.ndarray:
 
 
 def hockey_stick(t: np.ndarray) -> np.ndarray:
-    """`(1 - e^t)_+` in float64."""
+    """Return `(1 - e^t)_+` in float64."""
     return -np.expm1(np.minimum(t, 0.0))
 
 
 def weighted_terms(draws, direction: str, epsilon: float, profile=hockey_stick) -> np.ndarray:
-    """`w g(t)` of a proposal's draws, (num,) float64: its mean is the divergence."""
+    """Return `w g(t)` of a proposal's draws, (num,) float64: its mean is the divergence."""
     values = profile(exponent(draws.loss, direction, epsilon))
-    # `values > 0` is false for NaN, which would then count as 0, the safest-looking value there is.
+    # `values > 0` is false for NaN, which would then count as 0, the most favourable value.
     if np.isnan(values).any() or np.isnan(draws.log_weight).any():
         raise NonFiniteLossError("a term or its weight is not a number; nothing was certified")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -85,7 +85,7 @@ _LOSS_BINS = 4096
 
 
 def bin_losses(loss: np.ndarray) -> np.ndarray:
-    """Counts of float64 losses in `len(LOSS_EDGES) - 1` bins, int64."""
+    """Return int64 counts of float64 losses in `len(LOSS_EDGES) - 1` bins."""
     if not np.all(np.isfinite(loss)):
         raise NonFiniteLossError("a privacy loss is not finite; nothing was certified")
     index = np.floor(loss / LOSS_BIN_WIDTH).astype(np.int64) + _LOSS_BINS // 2
@@ -93,7 +93,7 @@ def bin_losses(loss: np.ndarray) -> np.ndarray:
 
 
 def loss_bounds(direction: str) -> np.ndarray:
-    """The pessimistic loss of each bin, (bins,) float64; infinite for the open end it must cover."""
+    """Return the pessimistic loss of each bin, (bins,) float64; infinite for the open end it must cover."""
     lower = (np.arange(_LOSS_BINS) - _LOSS_BINS // 2) * LOSS_BIN_WIDTH
     if direction == Direction.REMOVE:
         bounds = lower + LOSS_BIN_WIDTH
@@ -121,18 +121,22 @@ def draw_histograms(
     counts: Any = None,
     keep: Callable[[int, Any], None] = lambda done, counts: None,
 ):
-    """Draw blocks one stretch after the other until what was counted settles something; returns that.
+    """Draw blocks, one stretch after the other, until `settled` returns an answer; return it.
 
-    What settles is asked before anything is drawn, so that a resumed run ends where the whole one did.
+    `settled` is called before anything is drawn, so that a resumed run ends where an uninterrupted run did.
 
     Args:
-      count: (first, last) -> what the blocks first..last-1 hold; a function of the blocks alone.
-      settled: (blocks done, counts) -> the answer, or None to go on.
-      next_stop: blocks done -> where the next stretch ends; of the blocks alone, so that a resumed run stops
-        at the same places.
-      add: (counts, what a stretch holds) -> counts; counts are None before the first.
-      done, counts: what `keep` was last called with, to go on from there.
+      count: (first, last) -> counts of the blocks first..last-1; a function of the blocks alone.
+      settled: (blocks done, counts) -> the answer, or None to continue.
+      next_stop: blocks done -> end of the next stretch; of the blocks alone, so that a resumed run stops at
+        the same places.
+      add: (counts, counts of a stretch) -> counts; the first argument is None before the first stretch.
+      done: blocks done when `keep` was last called, to continue from there.
+      counts: counts of these blocks.
       keep: called with (blocks done, counts) after each stretch.
+
+    Returns:
+      The first value of `settled` that is not None.
     """
     while (answer := settled(done, counts)) is None:
         stop = next_stop(done)
@@ -144,12 +148,12 @@ def draw_histograms(
 
 
 def add_counts(counts, more):
-    """The sums of histograms, one by one."""
+    """Return the sums of histograms, one by one."""
     return tuple(more) if counts is None else tuple(map(np.add, counts, more))
 
 
 def dense_counts(sparse, size: int) -> np.ndarray:
-    """(size,) int64 counts from (index, count) pairs."""
+    """Return (size,) int64 counts from (index, count) pairs."""
     counts = np.zeros(size, np.int64)
     for index, count in sparse:
         counts[index] = count
@@ -157,15 +161,20 @@ def dense_counts(sparse, size: int) -> np.ndarray:
 
 
 def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """(index, count) pairs of the non-zero counts."""
+    """Return (index, count) pairs of the non-zero counts."""
     return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
 
 
 def checked_counts(sparse, size: int, name: str) -> np.ndarray:
-    """(size,) int64 counts from stored (index, count) pairs of strictly ascending indices and counts above 0.
+    """Return (size,) int64 counts from stored (index, count) pairs.
+
+    Args:
+      sparse: pairs of strictly ascending indices and counts above 0.
+      size: number of counts.
+      name: of the field, for messages.
 
     Raises:
-      ValueError: for anything else: a repeated index would hide all but its last count.
+      ValueError: anything else; a repeated index would hide all but its last count.
     """
     counts, before = np.zeros(size, np.int64), -1
     for pair in sparse:

@@ -1,8 +1,8 @@
-"""Lines of the error budget: what arithmetic and draws may be off by, and what pays for it.
+"""Items of the error budget: errors of arithmetic and of sampling, and the quantity that pays for each.
 
-A term is evaluated at `epsilon - (sum of "epsilon" lines)`, and a mean of terms has to stay below
+A term is evaluated at `epsilon - (sum of "epsilon" items)`, and a mean of terms has to stay below
 
-    (delta_v - sum of "delta" lines) / (M prod(1 + "relative" lines)) - sum of "total variation" lines
+    (delta_v - sum of "delta" items) / (M prod(1 + "relative" items)) - sum of "total variation" items
 
 (proofs/rounding.md, section 1).
 """
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Kinds of lines, and what each is taken off.
+# Kinds of items, and the quantity that each one reduces.
 _OFF = {
     "epsilon": "nats off epsilon",
     "relative": "of itself off the threshold",
@@ -23,10 +23,10 @@ KINDS = tuple(_OFF)
 
 @dataclass(frozen=True)
 class BudgetLine:
-    """One booked error.
+    """One item of the error budget.
 
     Attributes:
-      name: what is off.
+      name: source of the error.
       kind: "epsilon" (nats off epsilon), "relative" (of the threshold), "total variation" (off the threshold)
         or "delta" (off delta_v).
       amount: at least 0.
@@ -46,12 +46,12 @@ class BudgetLine:
 
     @property
     def in_words(self) -> str:
-        """For people, a line."""
+        """One line of text."""
         return f"{self.amount:.2g} {_OFF[self.kind]}: {self.name}"
 
 
 def total(lines: Sequence[BudgetLine], kind: str) -> float:
-    """The sum of one kind, rounded up; "relative" lines as factors, less one."""
+    """Return the sum of one kind, rounded up; "relative" items as factors, less one."""
     amounts = [line.amount for line in lines if line.kind == kind]
     if kind == "relative":
         return math.expm1(math.fsum(map(math.log1p, amounts))) * (1 + 1e-14)

@@ -15,24 +15,27 @@ import scipy
 
 from jaxacct.statistics.tilted_sums import UNIT
 
-# Standard deviations beyond which the tail of a Gaussian is 0 in float64, about.
+# Standard deviations beyond which a Gaussian tail is about 0 in float64.
 _REACH = 38.0
 _NODES = 1521
-_ROUNDINGS = 1e-12  # bounds are raised by this, far more than float64 loses
+_ROUNDINGS = 1e-12  # bounds are raised by this, far more than the float64 rounding error
 
 
 class Values(NamedTuple):
-    """A curve at ascending losses; the exact value is within `error * tails` of `deltas`, tails of one loss
-    before (1 before the first)."""
+    """A curve at ascending losses.
+
+    The exact value is within `error * tails` of `deltas`, where `tails` is that of the loss before (1 before
+    the first).
+    """
 
     deltas: np.ndarray
     tails: np.ndarray
-    """P(loss > x), or more."""
+    """Upper bounds on P(loss > x)."""
     error: np.ndarray
 
 
 class LossCurve(abc.ABC):
-    """One direction of one step."""
+    """Divergence curve of one direction of one step."""
 
     @abc.abstractmethod
     def at(self, losses: np.ndarray) -> Values:
@@ -40,12 +43,14 @@ class LossCurve(abc.ABC):
 
     @abc.abstractmethod
     def nodes(self) -> np.ndarray:
-        """Return ascending losses between which the curve hardly bends: only the width of bounds depends on
-        them."""
+        """Return ascending losses between which the curve is nearly straight.
+
+        They affect only the width of bounds.
+        """
 
 
 class Tails(NamedTuple):
-    """Of events under both distributions of a pair."""
+    """Probabilities of events under both distributions of a pair."""
 
     p: np.ndarray
     q: np.ndarray
@@ -60,11 +65,11 @@ class GaussianPair:
     sigma: float
 
     def events(self, losses: np.ndarray, above: bool) -> Tails:
-        """Of the loss of the pair being above (or below) these."""
+        """Return the probabilities that the loss of the pair is above (or below) these."""
         sign = -1.0 if above else 1.0
         place = losses * self.sigma + 0.5 / self.sigma
         nearer = place - 1 / self.sigma
-        # Of SciPy's normal distribution function, measured: tests/statistics/test_composed_losses.py.
+        # SciPy's normal distribution function, measured: tests/statistics/test_composed_losses.py.
         far = np.minimum(np.maximum(np.abs(place), np.abs(nearer)), _REACH)
         error = (3 + 2 * (far + 1 / self.sigma) * (1 + far)) * UNIT
         return Tails(scipy.special.ndtr(sign * nearer), scipy.special.ndtr(sign * place), error)
@@ -107,7 +112,7 @@ class DiscreteLaplacePair:
     shift: int
 
     def events(self, losses: np.ndarray, above: bool) -> Tails:
-        # The loss is a (shift - 2 y) between 0 and the shift; ties weigh nothing.
+        # The loss is a (shift - 2 y) between 0 and the shift; ties have no weight.
         most = self.a * self.shift
         last = np.clip(np.ceil((self.shift - losses / self.a) / 2) - 1, 0, self.shift - 1)
         share = 1 / (1 + math.exp(-self.a))
@@ -127,7 +132,7 @@ class DiscreteLaplacePair:
 
 @dataclass(frozen=True)
 class Sampled(LossCurve):
-    """`q P + (1 - q) Q` against Q (remove), or Q against it (add); q = 1 is the pair itself."""
+    """Pair `q P + (1 - q) Q` and Q (remove), or Q and that mixture (add); q = 1 is the pair itself."""
 
     pair: GaussianPair | LaplacePair | DiscreteLaplacePair
     q: float
@@ -145,7 +150,7 @@ class Sampled(LossCurve):
         return Values(np.minimum(deltas, 1.0), np.minimum(1.0, first), error)
 
     def _unsampled(self, losses: np.ndarray) -> np.ndarray:
-        """The loss of the pair at which that of the sampled one is this; -inf where it is always larger."""
+        """Return the loss of the pair at which the sampled loss is this; -inf where it is always larger."""
         if self.q == 1:
             return losses
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -163,7 +168,7 @@ class Sampled(LossCurve):
 def both_directions(
     pair: GaussianPair | LaplacePair | DiscreteLaplacePair, q: float
 ) -> tuple[LossCurve, LossCurve]:
-    """(remove, add) of a step that is taken with probability q, in (0, 1]; the pair is symmetric."""
+    """Return (remove, add) of a step that is taken with probability q, in (0, 1]; the pair is symmetric."""
     remove = Sampled(pair, q)
     return remove, (remove if q == 1 else Sampled(pair, q, remove=False))
 
@@ -171,11 +176,12 @@ def both_directions(
 def dominating_curves(remove, add) -> tuple["ChordCurve", "ChordCurve"]:
     """Return the (remove, add) curves of a pair that dominates all pairs with divergences below these bounds.
 
-    `H(P, Q)(-e) = 1 - alpha^-1 (1 - H(Q, P)(e))`, so that each direction is bounded on the whole line.
+    `H(P, Q)(-e) = 1 - alpha^-1 (1 - H(Q, P)(e))`, so each direction is bounded on the whole line.
 
     Args:
-      remove, add: (epsilons, upper bounds) of a direction, (points,) float64 each; epsilons natural log, the
-        first of them 0, ascending; a bound that is not a number counts as 1.
+      remove: (epsilons, upper bounds), (points,) float64 each; epsilons in nats, ascending from 0; a bound
+        that is NaN counts as 1.
+      add: the same for the other direction.
     """
     falling = [(epsilons, _falling(bounds)) for epsilons, bounds in (remove, add)]
     # One number, the total variation distance, bounded twice.
@@ -184,7 +190,7 @@ def dominating_curves(remove, add) -> tuple["ChordCurve", "ChordCurve"]:
 
 
 def _falling(bounds) -> np.ndarray:
-    """Return the bounds as numbers in [0, 1] that do not rise."""
+    """Return the bounds as non-increasing numbers in [0, 1]."""
     found = np.asarray(bounds, np.float64)
     found = np.where(np.isfinite(found) & (found >= 0), found * (1 + _ROUNDINGS), 1.0)
     return np.minimum.accumulate(np.minimum(found, 1.0))
@@ -204,7 +210,7 @@ class ChordCurve(LossCurve):
 
     Attributes:
       losses: (corners,) ascending.
-      heights: (corners,) of a convex function of `e^x` in [0, 1] that falls.
+      heights: (corners,) of a convex, decreasing function of `e^x` in [0, 1].
     """
 
     losses: np.ndarray
@@ -212,9 +218,9 @@ class ChordCurve(LossCurve):
 
     @classmethod
     def below(cls, losses: np.ndarray, bounds: np.ndarray) -> "ChordCurve":
-        """Return the largest convex function of `e^x` that is nowhere above these bounds, and 1 at `e^x` = 0.
+        """Return the largest convex function of `e^x` that is at most these bounds everywhere, and 1 at 0.
 
-        A divergence is convex in `e^x`, so it is nowhere above it either.
+        A divergence is convex in `e^x`, so that function is an upper bound, too.
         """
         alphas = np.exp(losses)
         corners: list[int] = []
@@ -242,7 +248,7 @@ class ChordCurve(LossCurve):
         fall = self._slopes[inside] * np.expm1(np.where(place < 0, 0.0, losses - self.losses[inside]))
         first = -np.expm1(np.minimum(losses - self.losses[0], 0.0)) * (1 - self.heights[0])
         deltas = self.heights[inside] - fall + np.where(place < 0, first, 0.0)
-        # P(loss > x) is the height plus e^x times what falls.
+        # P(loss > x) is the height plus e^x times the slope.
         beyond = np.where(
             place < 0, 1.0, deltas + self._slopes[inside] * np.exp(losses - self.losses[inside])
         )

@@ -1,7 +1,7 @@
-"""Where a monotone predicate or function changes: every returned end has been evaluated.
+"""Roots of monotone predicates and functions: every returned end has been evaluated.
 
-A caller on whose result a guarantee rests takes the end at which the predicate is known to hold. Where the
-side does not matter use `scipy.optimize.brentq`; among integers `bisect.bisect_left(range(n), True, key=f)`.
+A caller whose guarantee depends on the result takes the end at which the predicate holds. Where the side does
+not matter use `scipy.optimize.brentq`; for integers `bisect.bisect_left(range(n), True, key=f)`.
 """
 
 import math
@@ -20,9 +20,11 @@ def bisect(
 
     Args:
       is_past: False at `low`, True at `high`; neither is evaluated again.
-      low, high: ends to start from.
-      absolute, relative: the search stops at a width of `max(absolute, relative |high|)`, or where no float64
-        lies between the ends.
+      low: lower end to start from.
+      high: upper end to start from.
+      absolute: the search stops at a width of `max(absolute, relative |high|)`, or where no float64 lies
+        between the ends.
+      relative: see `absolute`.
 
     Returns:
       `low`, where the predicate is False, and `high`, where it is True.
@@ -49,7 +51,8 @@ def bracket(
       is_past: a predicate that turns from False to True.
       start: in [lowest, highest]; integers stay integers.
       step: the first step, above 0.
-      lowest, highest: the farthest values to evaluate.
+      lowest: smallest value to evaluate.
+      highest: largest value to evaluate.
 
     Returns:
       The ends; -inf for `low` where the predicate is True at `lowest`, inf for `high` where it is False at
@@ -68,19 +71,20 @@ def bracket(
 def root(excess: Callable[[float], float], low: float, high: float, near: float) -> tuple[float, float]:
     """Return the ends of a short interval in which an increasing function turns from below 0 to at least 0.
 
-    Evaluates about a fifth of the points that `bisect` does, by Chandrupatla's method, which bisects wherever
-    the inverse is not nearly a parabola.
+    Chandrupatla's method evaluates about a fifth of the points of `bisect`. It bisects wherever the inverse
+    is not nearly a parabola.
 
     Args:
-      excess: increasing, maybe infinite; negative at `low`, at least 0 at `high`.
-      low, high: ends to start from, 0 < low.
+      excess: increasing, possibly infinite; negative at `low`, at least 0 at `high`.
+      low: lower end to start from, above 0.
+      high: upper end to start from.
       near: evaluated first.
 
     Returns:
       Ends of relative distance 1e-14: negative at the first, at least 0 at the second.
 
     Raises:
-      ArithmeticError: where the function is nan.
+      ArithmeticError: the function returns NaN.
 
     Source: Chandrupatla, A new hybrid quadratic/bisection algorithm, 1997.
     """
@@ -109,14 +113,14 @@ def root(excess: Callable[[float], float], low: float, high: float, near: float)
         else:
             before, opposite = opposite, newest
         newest = middle
-        # No nearer to either end than half the final width.
+        # At least half the final width from either end.
         least = min(0.5, 0.5e-14 * high / (high - low))
         share = min(max(_inverse_parabola(at, newest, opposite, before), least), 1 - least)
     return low, high
 
 
 def _inverse_parabola(at: dict[float, float], a: float, b: float, c: float) -> float:
-    """Return where between a (0) and b (1) the parabola of x by the values at three points is 0; else 1/2."""
+    """Return where between a (0) and b (1) the inverse parabola of three points is 0; else 1/2."""
     of_a, of_b, of_c = at[a], at[b], at[c]
     if not all(map(math.isfinite, (of_a, of_b, of_c))) or of_a == of_c or of_b == of_c:
         return 0.5

@@ -1,10 +1,9 @@
-"""The Poisson-subsampled Gaussian pair of one step: its curves and its privacy-loss distribution on a grid.
-And an estimate for many steps.
+"""Poisson-subsampled Gaussian pair of one step: its curves and its privacy-loss distribution on a grid.
 
 `P = q N(1, s^2) + (1-q) N(0, s^2)`, `Q = N(0, s^2)`: P is the distribution with the example (remove is P
-against Q, add is Q against P). The loss `L(t) = ln(1 - q + q e^{(2t-1)/(2 s^2)})` grows with t, so all
+against Q, add is Q against P). The loss `L(t) = ln(1 - q + q e^{(2t-1)/(2 s^2)})` increases with t, so all
 distributions of L are normal tails. Lemma 8 of arXiv 2209.15596 prints the removal pair with P and Q
-exchanged in the mixture; appendix D.3 has it right.
+exchanged in the mixture; appendix D.3 has it right. The module also estimates delta of many steps.
 """
 
 import math
@@ -20,24 +19,25 @@ _UNIT = 2.0**-52
 
 
 class GridDistribution(NamedTuple):
-    """A privacy-loss distribution on an equidistant grid that dominates the one it came from."""
+    """Privacy-loss distribution on an equidistant grid that dominates the original one."""
 
     masses: np.ndarray
-    """(n,) float64, of the distribution in the first place of the pair."""
+    """(n,) float64, of the first distribution of the pair."""
     infinite: float
     """Mass at an infinite loss."""
     error: float
-    """Bound on what rounding can have moved, in delta of one step."""
+    """Upper bound on the effect of rounding on delta of one step."""
 
 
 def subsampled_gaussian_delta(
     sampling_probability: float, sigma: float, epsilon, direction: str
 ) -> np.ndarray:
-    """delta of one step at epsilon (natural logs; any real epsilon), float64, like `epsilon`.
+    """Return delta of one step at epsilon, float64, of the shape of `epsilon`.
 
     Args:
       sampling_probability: q in (0, 1].
-      sigma: noise multiplier over the example's share of the clip norm, above 0.
+      sigma: noise multiplier over the example's fraction of the clip norm, above 0.
+      epsilon: any real numbers, in nats.
       direction: "remove" (P against Q) or "add" (Q against P).
     """
     q = _validate.probability("sampling_probability", sampling_probability)
@@ -48,7 +48,7 @@ def subsampled_gaussian_delta(
         raise ValueError("epsilon must not be NaN")
     if direction == Direction.REMOVE:
         place = _place(epsilon, q, sigma)
-        # In logarithms: e^epsilon may be beyond float64 where the other factor is below it.
+        # In logarithms: e^epsilon may exceed float64 where the other factor underflows.
         delta = _above(place, q, sigma) - np.exp(epsilon + special.log_ndtr(-place / sigma))
     else:
         place = _place(-epsilon, q, sigma)
@@ -60,7 +60,7 @@ def subsampled_gaussian_delta(
 
 
 def _place(loss, q: float, sigma: float) -> np.ndarray:
-    """The t with L(t) = loss; -inf where the loss is never so small."""
+    """Return the t with L(t) = loss; -inf where the loss is never so small."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.expm1(loss) / q
         found = sigma**2 * np.where(ratio > -1, np.log1p(ratio), -np.inf) + 0.5
@@ -68,32 +68,33 @@ def _place(loss, q: float, sigma: float) -> np.ndarray:
 
 
 def _above(place, q: float, sigma: float) -> np.ndarray:
-    """P(t > place) under P."""
+    """Return P(t > place) under P."""
     return q * special.ndtr((1 - place) / sigma) + (1 - q) * special.ndtr(-place / sigma)
 
 
 def _below(place, q: float, sigma: float) -> np.ndarray:
-    """P(t <= place) under P."""
+    """Return P(t <= place) under P."""
     return q * special.ndtr((place - 1) / sigma) + (1 - q) * special.ndtr(place / sigma)
 
 
 def _cell_masses(below: np.ndarray, above: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Masses between neighbouring edges, from whichever tail is the smaller one, and rounding errors."""
+    """Return masses between neighbouring edges, from the smaller tail, and their rounding errors."""
     upper = above[:-1] < below[:-1]
     masses = np.where(upper, above[:-1] - above[1:], below[1:] - below[:-1])
-    # ndtr is good to a few units of its own size.
+    # ndtr has a relative error of a few units.
     return np.maximum(masses, 0.0), 8 * _UNIT * np.where(upper, above[:-1], below[1:])
 
 
 def grid_distribution(q: float, sigma: float, grid: np.ndarray, direction: str) -> GridDistribution:
-    """The one-step loss with each cell's mass split between its ends, so that P- and Q-mass stay what they
-    are.
+    """Split the mass of each cell of the one-step loss between its ends, such that P- and Q-mass are kept.
 
-    A pair that keeps both masses of every cell and moves them to its ends is a less noisy experiment: the
-    pair it came from is a randomisation of it. So deltas, of compositions too, are from above
+    A pair that keeps both masses of every cell and moves them to the ends is a less noisy experiment: the
+    original pair is a randomisation of it. So deltas, of compositions too, are upper bounds
     (proofs/individual.md). Mass above the grid becomes an infinite loss, mass below it the lowest loss.
 
     Args:
+      q: sampling probability.
+      sigma: noise multiplier.
       grid: (n,) float64, equidistant, increasing.
       direction: "remove" or "add".
     """
@@ -120,35 +121,35 @@ def grid_distribution(q: float, sigma: float, grid: np.ndarray, direction: str) 
     masses[:-1] += lower_share
     masses[1:] += p - lower_share
     masses[0] += lowest
-    # A share that is off by e moves e by one cell: e (1 - exp(-step)) of delta; e is the error over
+    # An error e of a share moves mass e by one cell: e (1 - exp(-step)) of delta; e is the error over
     # expm1(step).
     error = float(np.sum(np.where(p > 0, m_error * upper, 0.0) + 2 * p_error))
     return GridDistribution(masses, infinite, error + 8 * _UNIT * infinite)
 
 
-# Of `composed_subsampled_gaussian`: how far below delta what it leaves out is, natural log; its most grid
-# points, and the farthest that losses may reach.
+# Limits of `composed_subsampled_gaussian`: nats below delta of what it leaves out; its maximum number of grid
+# points, and the largest absolute loss.
 _BELOW, _MOST_POINTS, _FARTHEST = 7.0, 2**20, 1e4
 
 
 def composed_subsampled_gaussian(
     q: float, sigma: float, steps: int, epsilon: float, *, delta: float, interval: float
 ) -> float:
-    """About delta(epsilon) of so many steps, remove direction; an estimate, where it is near a given `delta`.
+    """Estimate delta(epsilon) of `steps` steps, remove direction, near a given `delta`.
 
-    Losses on a grid as of `grid_distribution`, multiplied by a Fourier transform whose rounding is not
-    bounded here (`individual.fourier` does that). What wraps around is a thousandth of `delta`.
+    Losses on the grid of `grid_distribution` are composed by a Fourier transform whose rounding error is not
+    bounded here (`individual.fourier` bounds it). A thousandth of `delta` may wrap around.
 
     Args:
       q: sampling probability, in (0, 1).
       sigma: noise multiplier.
-      steps: how many are composed.
-      epsilon: natural log.
-      delta: says how far losses are followed.
+      steps: number of steps.
+      epsilon: nats.
+      delta: determines the range of losses.
       interval: of the grid; coarser where there would be too many points.
 
     Returns:
-      The estimate; inf where losses reach too far to be followed.
+      The estimate; inf where the range of losses is too large.
     """
     with np.errstate(over="ignore"):
         log_second = steps * float(np.log1p(q**2 * np.expm1(sigma**-2.0)))

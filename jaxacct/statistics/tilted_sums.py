@@ -12,12 +12,12 @@ import numpy as np
 import scipy
 
 UNIT = 2.0**-52
-# Relative perturbation of a product of spectra up to which its error is taken to first order.
+# Relative perturbation of a product of spectra up to which its error is expanded to first order.
 _MAX_PERTURBATION = 0.05
 
 
 class Factor(NamedTuple):
-    """One of the independent variables, `count` copies of it."""
+    """One independent variable, `count` copies of it."""
 
     masses: np.ndarray
     """(cells,) float64, at least 0, at the first places of the lattice."""
@@ -89,7 +89,7 @@ def _power(spectrum: np.ndarray, exponent: int) -> np.ndarray:
 
 
 def tilted(masses: np.ndarray, exponents: np.ndarray) -> np.ndarray:
-    """Return `masses e^exponents`, where one may be 0 and the other beyond float64."""
+    """Return `masses e^exponents`, where one may be 0 and the other exceed float64."""
     with np.errstate(divide="ignore"):
         return np.exp(np.log(masses) + exponents)
 

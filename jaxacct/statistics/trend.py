@@ -1,7 +1,8 @@
-"""How a divergence falls with the noise, from pilots at several noise multipliers: an estimate, no guarantee.
+"""Estimate how a divergence decreases with the noise, from pilots at several noise multipliers.
 
-A pilot of one noise multiplier sees ten or thirty terms above 0 and knows its divergence to a third or a
-fifth. The log of the divergence is nearly linear in the log of the noise, so neighbours know as much of it.
+A pilot at one noise multiplier has 10 to 30 nonzero terms and estimates its divergence to 20 to 30 %. The log
+of the divergence is nearly linear in the log of the noise, so pilots at nearby noise multipliers add
+information.
 """
 
 import math
@@ -12,11 +13,11 @@ import numpy as np
 
 from jaxacct.statistics import bounds
 
-# Divergences fall about so fast, natural logs, and surely within three times the second number of it.
+# Prior mean and standard deviation of the slope; the slope is within three deviations of the mean.
 _SLOPE, _DOUBT = -30.0, 15.0
-# Of the pilots together, in terms of the usual size: fewer say too little.
+# Minimum sum of terms over all pilots, in terms of the usual size.
 _LEAST_SEEN = 3.0
-# Terms that the distribution of a trend is written out as.
+# Number of terms that represent the distribution of a trend.
 _WRITTEN_OUT = 10**9
 
 
@@ -27,7 +28,7 @@ class Pilot:
     Attributes:
       log_noise: natural log of the noise multiplier.
       theta: the mean to stay below.
-      counts: of terms, as `bounds.bin_terms` has them.
+      counts: of terms, as of `bounds.bin_terms`.
     """
 
     log_noise: float
@@ -36,7 +37,7 @@ class Pilot:
 
     @property
     def total(self) -> float:
-        """The sum of the terms, rounded up."""
+        """Sum of the terms, rounded up."""
         return float(self.counts @ bounds.TERM_EDGES)
 
 
@@ -50,11 +51,11 @@ class Trend:
     shape: np.ndarray
 
     def ratio(self, log_noise: float) -> float:
-        """Of the divergence to what it is to stay below."""
+        """Return the divergence over its threshold."""
         return math.exp(self.level + self.slope * (log_noise - self.about))
 
     def samples(self, log_noise: float, theta: float, q: float) -> float:
-        """As `bounds.predicted_samples`, of terms as the trend has them."""
+        """Return `bounds.predicted_samples` of terms of this trend."""
         size = float(self.shape @ bounds.TERM_EDGES)  # of a term above 0
         share = min(1.0, self.ratio(log_noise) * theta / size)
         counts = np.round(_WRITTEN_OUT * share * self.shape).astype(np.int64)
@@ -63,9 +64,9 @@ class Trend:
 
 
 def trend(pilots: Sequence[Pilot]) -> Trend | None:
-    """The likeliest one, None where the pilots saw too little.
+    """Fit the likeliest trend; None where the pilots have too few terms.
 
-    Sums of terms are taken for Poisson numbers of terms of one size, `E X^2 / E X`.
+    Sums of terms are modelled as Poisson numbers of terms of one size, `E X^2 / E X`.
     """
     counts = sum(pilot.counts for pilot in pilots) + np.zeros(len(bounds.TERM_EDGES), np.int64)
     counts[0] = 0
@@ -83,7 +84,7 @@ def trend(pilots: Sequence[Pilot]) -> Trend | None:
 
 
 def _likeliest(places: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> tuple[float, float]:
-    """(level, slope) of Poisson means `expected e^(level + slope places)`, by Newton's method."""
+    """Return (level, slope) of Poisson means `expected e^(level + slope places)`, by Newton's method."""
     slope = _SLOPE
     level = math.log(float(seen.sum()) / float(expected @ np.exp(slope * places)))
     for _ in range(50):

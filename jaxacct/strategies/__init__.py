@@ -1,4 +1,4 @@
-"""Strategy matrices C, one file a kind; what all say of themselves is in `strategies.base.Strategy`."""
+"""Strategy matrices C, one kind per file; `strategies.base.Strategy` is their interface."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, BufferedToeplitz, Dense)
 }
 
-# Strategies by name, from the number of bands, the scheme they are for and the workload.
+# Strategies by name, from the number of bands, the scheme and the workload.
 _OPTIMISED = {
     "optimal": BandedToeplitz.optimal,
     "optimal-inverse": BandedInverse.optimal,
@@ -40,14 +40,13 @@ NAMES = ("optimal", "square-root", "bisr", "optimal-inverse", "buffered")
 
 
 def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> Stationary:
-    """A strategy by one of `NAMES`, or from the file of coefficients of that name; ValueError otherwise.
+    """Return a strategy by one of `NAMES`, or from a file of coefficients; ValueError otherwise.
 
     Args:
       name: of `NAMES` or a file.
       bands: of C, of its inverse, or buffers.
-      scheme: what it is for.
-      workload: what an optimised matrix is made for; for others it must be prefix sums, as it changes
-        nothing there.
+      scheme: of the mechanism.
+      workload: of an optimised matrix; for others it must be prefix sums, as it has no effect there.
     """
     _validate.positive_integer("bands", bands)
     if name in _OPTIMISED:
@@ -68,12 +67,12 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
 
 
 def strategy_to_json(strategy: Strategy) -> dict:
-    """Plain JSON values."""
+    """Return plain JSON values."""
     return strategy.to_json()
 
 
 def strategy_from_json(data: dict) -> Strategy:
-    """The inverse of `strategy_to_json`; ValueError for another kind."""
+    """Return the inverse of `strategy_to_json`; ValueError for another kind."""
     kind = data.get("kind", BandedToeplitz.kind)
     if kind not in STRATEGIES:
         raise ValueError(f"strategy kind must be one of {', '.join(STRATEGIES)}, was {kind!r}")

@@ -1,15 +1,15 @@
-"""Banded Toeplitz matrices made for the noise that they need with sampling.
+"""Banded Toeplitz matrices optimised for the noise that they need with sampling.
 
-With every participation revealed noise follows the norm of a column alone. With sampling it follows what
-columns share as well: an adversary's doubt is which of the steps it was. For f the likelihood ratio,
+With every participation revealed the noise depends on the norm of a column alone. With sampling it also
+depends on the overlap of columns: the steps of a participation are uncertain. For f the likelihood ratio,
 `E_Q f^2 = E exp(<C x, C x'> / sigma^2)` over two independent participation vectors. Where they seldom
-meet, and where they do then `repeats` times with the same lag,
+coincide, and then `repeats` times with the same lag,
 
     ln E_Q f^2  ~  K sum_{|d| < bands} (exp(repeats a_d / sigma^2) - 1),     a_d = sum_t c_t c_{t+d},
 
-with K a matter of the scheme alone. So the sum is kept at what it is for the square-root matrix at its noise
-multiplier, and error x sigma^2 is minimised. A guide to good matrices, nothing more: what is certified does
-not rest on it.
+with K a function of the scheme alone. So the sum is kept at its value for the square-root matrix at its noise
+multiplier, and error x sigma^2 is minimised. This is a heuristic for good matrices; the certificate does not
+depend on it.
 """
 
 import math
@@ -31,18 +31,18 @@ def amplified(
     repeats: float,
     workload: Workload = PREFIX_SUMS,
 ) -> BandedToeplitz:
-    """The banded Toeplitz matrix of least error x noise^2 under sampling, as far as the sum above tells.
+    """Return the banded Toeplitz matrix of approximately the smallest error x noise^2 under sampling.
 
     Args:
       iterations: n, at least `bands`.
-      bands: most; trailing zeros are left out.
-      noise_multiplier: that the square-root matrix of so many bands needs.
-      repeats: how often two participation vectors meet at the same lag once they have: 1 where participation
+      bands: maximum; trailing zeros are dropped.
+      noise_multiplier: of the square-root matrix with as many bands.
+      repeats: how often two participation vectors coincide at the same lag, given once: 1 where participation
         is rare, up to the number of participations where it is regular.
-      workload: A; what the optimizer makes of noise, prefix sums by default.
+      workload: A; effect of the noise on the optimizer's iterates, prefix sums by default.
 
     Raises:
-      ValueError: for bad numbers, or more steps than a changing learning rate allows.
+      ValueError: invalid numbers, or more steps than a varying learning rate allows.
     """
     n = _validate.positive_integer("iterations", iterations)
     bands = _validate.positive_integer("bands", bands)
@@ -74,12 +74,12 @@ def amplified(
 
 
 def _lags(c: np.ndarray) -> np.ndarray:
-    """`a_d` for d = 0 .. bands - 1."""
+    """Return `a_d` for d = 0 .. bands - 1."""
     return sums_at_lags(c, c, c.size)
 
 
 def _log_sum(lags: np.ndarray, rate: float) -> tuple[float, np.ndarray]:
-    """Log of the sum over all lags of `exp(rate a_d) - 1`, and its gradient in `rate a_d`, d > 0 for both."""
+    """Return the log of the sum over lags d of `exp(rate a_d) - 1`, and its gradient in `rate a_d`, d > 0."""
     top = rate * lags.max()
     both = np.where(np.arange(lags.size) > 0, 2.0, 1.0) * np.exp(rate * lags - top)
     total = -np.dot(both, np.expm1(-rate * lags))
@@ -87,7 +87,7 @@ def _log_sum(lags: np.ndarray, rate: float) -> tuple[float, np.ndarray]:
 
 
 def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[float, np.ndarray]:
-    """Log of sigma^2 at which c, scaled to norm 1, has that sum; and its gradient in c."""
+    """Return the log of sigma^2 at which c, scaled to norm 1, has that sum; and its gradient in c."""
     square = float(np.dot(c, c))
     lags = _lags(c) / square
     log_rate = scipy.optimize.brentq(
@@ -95,14 +95,14 @@ def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[fl
     )
     rate = math.exp(log_rate)
     slope = rate * _log_sum(lags, rate)[1]
-    slope /= np.dot(slope, lags)  # of log sigma^2 in a_d: the rate falls as a_d grows
+    slope /= np.dot(slope, lags)  # of log sigma^2 in a_d: the rate decreases as a_d increases
     both_ways = np.concatenate([slope[:0:-1] / 2, [slope[0]], slope[1:] / 2])
     of_lags = product(c, both_ways)[c.size - 1 : 2 * c.size - 1]
     return math.log(repeats) - log_rate, 2 * of_lags / square - 2 * c / square
 
 
 def _bracket(lags: np.ndarray, log_sum: float) -> tuple[float, float]:
-    """Logs of rates on either side of the solution: the sum is at least `rate sum a_d` and `e^rate - 1`."""
+    """Return logs of rates around the solution: the sum is at least `rate sum a_d` and `e^rate - 1`."""
     high = math.log(math.exp(min(log_sum, 700.0)) / (2 * lags.sum() - lags[0]))
     largest = math.log(math.log1p(math.exp(log_sum))) if log_sum < 700 else math.log(log_sum)
     low = math.log(math.log1p(math.exp(min(log_sum, 700.0)) / (2 * lags.size - 1)))

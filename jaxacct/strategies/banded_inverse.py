@@ -1,5 +1,6 @@
-"""Toeplitz strategy matrices with a banded inverse (arXiv 2602.09338, appendix B.3); losses are bounds as in
-`strategies.toeplitz`.
+"""Toeplitz strategy matrices with a banded inverse (arXiv 2602.09338, appendix B.3).
+
+Losses are bounds as in `strategies.toeplitz`.
 """
 
 import functools
@@ -19,16 +20,16 @@ from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 @dataclass(frozen=True)
 class BandedInverse(Stationary):
-    """A lower-triangular Toeplitz strategy matrix whose inverse is banded.
+    """Lower-triangular Toeplitz strategy matrix whose inverse is banded.
 
-    The noise `C^{-1} z` of a step mixes the last few `z`, as many as the inverse has bands.
+    The noise `C^{-1} z` of a step combines the last few `z`, as many as the inverse has bands.
 
     Attributes:
       inverse: (inverse bands,) first column of `C^{-1}`, scaled so that C has column norm 1.
       iterations: n, the size of C.
 
     Raises:
-      ValueError: when C has a negative entry, or for bad numbers.
+      ValueError: C has a negative entry, or invalid numbers.
     """
 
     inverse: tuple[float, ...]
@@ -46,19 +47,19 @@ class BandedInverse(Stationary):
         if not (np.isfinite(first).all() and (first >= 0).all()):
             raise ValueError("inverse must give a C without negative entries")
         norm = float(np.linalg.norm(first))
-        if abs(norm - 1) > 1e-12:  # dividing again would change what was read back from a plan
+        if abs(norm - 1) > 1e-12:  # dividing again would change numbers read from a plan
             given = given * norm
         object.__setattr__(self, "iterations", n)
         object.__setattr__(self, "inverse", tuple(np.trim_zeros(given, "b").tolist()))
 
     @property
     def bands(self) -> int:
-        """Of C itself."""
+        """Bands of C itself."""
         return len(self.array)
 
     @property
     def named_bands(self) -> int:
-        """Of the inverse."""
+        """Bands of the inverse."""
         return len(self.inverse)
 
     @property
@@ -68,8 +69,13 @@ class BandedInverse(Stationary):
 
     @classmethod
     def bisr(cls, *, iterations: int, bands: int) -> "BandedInverse":
-        """The inverse square root of the prefix-sum matrix cut to `bands` (BISR; arXiv 2602.09338, app.
-        B.3).
+        """Return the inverse square root of the prefix-sum matrix with `bands` bands (BISR).
+
+        Source: arXiv 2602.09338, appendix B.3.
+
+        Args:
+          iterations: n.
+          bands: of the inverse.
         """
         bands = _validate.positive_integer("bands", bands)
         return cls(tuple(_inverse_square_root(bands)), iterations)
@@ -84,21 +90,21 @@ class BandedInverse(Stationary):
         participations: int = 1,
         workload: Workload = PREFIX_SUMS,
     ) -> "BandedInverse":
-        """The banded inverse with the least error at a given unamplified sensitivity, as found.
+        """Return the banded inverse of locally minimal error at a given unamplified sensitivity.
 
-        Minimises `(1/n) ||A C^-1||_F^2` times `squared_sensitivity`: a local minimum, and never worse than
+        Minimises `(1/n) ||A C^-1||_F^2` times `squared_sensitivity`: a local minimum, at least as good as
         BISR.
 
         Args:
           iterations: n.
-          bands: of the inverse; n is as good as more.
-          min_separation: fewest steps between two participations; must be given for more than one.
+          bands: of the inverse; n is equivalent to more.
+          min_separation: minimum number of steps between two participations; required for more than one.
           participations: at most `ceil(iterations / min_separation)`. With many a matrix near the identity is
             best, with one a matrix near the square root of prefix sums.
-          workload: A; what the optimizer makes of noise, prefix sums by default.
+          workload: A; effect of the noise on the optimizer's iterates, prefix sums by default.
 
         Raises:
-          ValueError: for a schedule that cannot be, or more steps than a changing learning rate allows.
+          ValueError: an impossible schedule, or more steps than a varying learning rate allows.
         """
         n = _validate.positive_integer("iterations", iterations)
         bands = min(_validate.positive_integer("bands", bands), n)
@@ -137,13 +143,13 @@ def _inverse_series(coefficients: np.ndarray, n: int) -> np.ndarray:
 
 
 def _inverse_square_root(bands: int) -> np.ndarray:
-    """Coefficients of (1 - x)^(1/2)."""
+    """Return the coefficients of (1 - x)^(1/2)."""
     k = np.arange(1, bands)
     return np.append(1.0, np.cumprod((2 * k - 3) / (2 * k)))
 
 
 def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: int, participations: int):
-    """Log of error x squared norm of C x, and its gradient in all but the first number.
+    """Return the log of error x squared norm of C x, and its gradient in all but the first number.
 
     x has `participations` ones, `min_separation` steps apart. `C x` solves `h * y = x` as power series, so
     `dy / dh_k = -c * y` delayed by k.
@@ -152,7 +158,7 @@ def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: 
     error, error_gradient = error_of(inverse)
     x = np.zeros(n)
     x[: participations * min_separation : min_separation] = 1.0
-    with np.errstate(over="ignore", invalid="ignore"):  # far from a solution; no number is then refused
+    with np.errstate(over="ignore", invalid="ignore"):  # far from a solution; NaN is then rejected
         y = scipy.signal.lfilter([1.0], inverse, x)
         moved = scipy.signal.lfilter([1.0], inverse, y)
         square = np.dot(y, y)
@@ -161,15 +167,15 @@ def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: 
         return value, (error_gradient / error + square_gradient / square)[1:]
 
 
-# Entries of C that are kept at least 0 while searching; those far below the diagonal follow the largest pole.
+# Number of entries of C that the search keeps at least 0; later ones follow the largest pole.
 _KEPT_POSITIVE = 256
 
 
 def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, participations: int):
-    """Inverses (bands,) to choose from; the first two have a C without negative entries.
+    """Return candidate inverses (bands,); the first two have a C without negative entries.
 
-    BISR. The best with a tail of at most 0 that sums to -1 or more: C then has entries of 0 to 1, so that no
-    step of the search can overflow. From there, for several participations, the best with C of at least 0.
+    BISR; the best with a tail of at most 0 that sums to -1 or more (C then has entries of 0 to 1, so no step
+    of the search can overflow); from there, for several participations, the best with C of at least 0.
     """
     start = _inverse_square_root(bands)
     yield start
@@ -193,7 +199,7 @@ def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, par
     ones = np.ones(bands - 1)
     bounded = {"type": "ineq", "fun": lambda tail: 1 + tail.sum(), "jac": lambda tail: ones}
     falling = search(start[1:], bounded, [(-1.0, 0.0)] * (bands - 1))
-    falling = np.where(falling < -1e-12, falling, 0.0)  # what is nothing costs no copy of the noise
+    falling = np.where(falling < -1e-12, falling, 0.0)  # a zero costs no copy of the noise
     yield np.append(1.0, falling)
     polished = scipy.optimize.minimize(
         objective,
@@ -220,7 +226,7 @@ def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, par
         return slope[1:]
 
     free = search(falling, {"type": "ineq", "fun": entries, "jac": slopes})
-    # The search meets its constraints up to rounding: back toward what meets them all, until they are met.
+    # The search meets its constraints up to rounding: move back towards a feasible point until they hold.
     for share in (0.0, 1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 0.1):
         inverse = np.append(1.0, (1 - share) * free + share * falling)
         if _is_positive(inverse, n):

@@ -1,6 +1,6 @@
 """Banded Toeplitz strategy matrices, given by the non-zero entries of the first column.
 
-Nothing here ever forms an n x n matrix.
+No function forms an n x n matrix.
 """
 
 import functools
@@ -22,14 +22,14 @@ from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 @dataclass(frozen=True)
 class BandedToeplitz(FirstColumn):
-    """A banded Toeplitz strategy matrix, given by the non-zero entries of its first column.
+    """Banded Toeplitz strategy matrix, given by the non-zero entries of its first column.
 
     Attributes:
       coefficients: (bands,) non-negative numbers, the first above 0, of any positive scale; stored in
         float64 scaled to norm 1, without trailing zeros.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: anything else.
 
     Example:
       >>> BandedToeplitz((4, 3)).coefficients
@@ -51,7 +51,7 @@ class BandedToeplitz(FirstColumn):
         if not 1e-100 < peak < 1e100:  # squares would over- or underflow
             values = values / peak
         norm = np.linalg.norm(values)
-        # Dividing again by a norm of one ulp off 1 would change what was read back from a plan.
+        # Dividing again by a norm of one ulp off 1 would change numbers read from a plan.
         if abs(norm - 1) > 1e-14:
             values = values / norm
         if values[0] <= 0:
@@ -60,7 +60,7 @@ class BandedToeplitz(FirstColumn):
         object.__setattr__(self, "coefficients", tuple(values.tolist()))
 
     def check(self, scheme) -> None:
-        """Two participations must not overlap."""
+        """Refuse overlapping participations."""
         if self.bands > scheme.min_separation:
             raise ValueError(
                 f"bands must be at most the minimum separation {scheme.min_separation} of the scheme, "
@@ -77,12 +77,12 @@ class BandedToeplitz(FirstColumn):
 
     @classmethod
     def identity(cls) -> "BandedToeplitz":
-        """One band: independent noise, DP-SGD."""
+        """Return one band: independent noise, DP-SGD."""
         return cls((1.0,))
 
     @classmethod
     def square_root(cls, bands: int) -> "BandedToeplitz":
-        """The square root of the prefix-sum matrix cut to `bands`: `c_k = binom(2k, k) / 4^k` (BSR)."""
+        """Return the banded square root of the prefix-sum matrix: `c_k = binom(2k, k) / 4^k` (BSR)."""
         return cls(tuple(_square_root(_validate.positive_integer("bands", bands))))
 
     @classmethod
@@ -95,22 +95,22 @@ class BandedToeplitz(FirstColumn):
         participations: int,
         workload: Workload = PREFIX_SUMS,
     ) -> "BandedToeplitz":
-        """The banded Toeplitz matrix with the least error at a given unamplified sensitivity.
+        """Return the banded Toeplitz matrix with the smallest error at a given unamplified sensitivity.
 
         Minimises `(1/n) ||A C^-1||_F^2` times the squared sensitivity. With `min_separation >= bands` the
         columns of one example's participations are disjoint, so the sensitivity is sqrt(participations)
         times the column norm and the minimiser depends on `iterations` and `bands` alone; the other two are
-        checked, because a matrix for a schedule that cannot be is a mistake.
+        checked, because a matrix for an impossible schedule is a mistake.
 
         Args:
           iterations: n, at least `bands`: otherwise no column of C would have its full norm.
           bands: at most `min_separation`.
-          min_separation: fewest steps between two participations of one example.
+          min_separation: minimum number of steps between two participations of one example.
           participations: at most `ceil(iterations / min_separation)`.
-          workload: A; what the optimizer makes of noise, prefix sums by default.
+          workload: A; effect of the noise on the optimizer's iterates, prefix sums by default.
 
         Raises:
-          ValueError: for a schedule that cannot be, or more steps than a changing learning rate allows.
+          ValueError: an impossible schedule, or more steps than a varying learning rate allows.
 
         Source: arXiv 2602.09338, section 7.1; Choquette-Choo et al. 2023. Found by L-BFGS from the square
         root.
@@ -144,10 +144,16 @@ class BandedToeplitz(FirstColumn):
 
     @classmethod
     def from_file(cls, path) -> "BandedToeplitz":
-        """Coefficients from a text file (one number a line), a JSON list or an .npy array.
+        """Read coefficients from a text file (one number a line), a JSON list or an .npy array.
 
-        A JSON list or .npy array cut short is refused. Text has no end mark, so text cut short reads as
-        fewer bands.
+        A truncated JSON list or .npy array is refused. Text has no end mark, so truncated text reads as fewer
+        bands.
+
+        Args:
+          path: of the file.
+
+        Raises:
+          ValueError: an unreadable file, or invalid coefficients.
         """
         path = Path(path)
         try:
@@ -164,7 +170,7 @@ class BandedToeplitz(FirstColumn):
             raise ValueError(f"strategy file {path}: {error}") from None
 
     def save(self, path) -> None:
-        """Write the coefficients, one a line, whole or not at all."""
+        """Write the coefficients, one a line, atomically."""
         write_atomically(path, "".join(f"{value!r}\n" for value in self.coefficients))
 
 
@@ -174,20 +180,21 @@ def _square_root(bands: int) -> np.ndarray:
 
 
 def log_error_of(workload: Workload, n: int) -> Callable:
-    """For a search: coefficients -> log of error x squared column norm, its gradient in all but the first."""
+    """Return the objective of a search: coefficients -> log of error x squared column norm, its gradient."""
     if workload == PREFIX_SUMS:
         return functools.partial(_log_error, n=n)
     return functools.partial(_log_workload_error, n=n, error_of=workload.error_of(n, n))
 
 
 def _log_error(coefficients: np.ndarray, n: int):
-    """Log of prefix-sum error x squared column norm, and its gradient in all coefficients but the first.
+    """Return the log of prefix-sum error x squared column norm, and its gradient.
 
-    `g = C^-1 1` solves `c * g = 1`, and `dg/dc_k = -C^-1 (g delayed by k)`, so the gradient is one adjoint
+    The gradient is in all coefficients but the first. `g = C^-1 1` solves `c * g = 1`, and
+    `dg/dc_k = -C^-1 (g delayed by k)`, so it is one adjoint
     solve, `C^T h = w g`, and the correlation of h with g.
 
-    Where C^-1 grows without bound, as it may in the first steps of a search, the log is a number above all
-    others and the gradient 0: the search then goes back part of the way.
+    Where C^-1 diverges, as in the first steps of a search, the log is a large number and the gradient 0: the
+    search then steps back.
     """
     ones = np.ones(n)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -205,9 +212,11 @@ def _log_error(coefficients: np.ndarray, n: int):
 
 
 def _log_workload_error(coefficients: np.ndarray, n: int, error_of: Callable):
-    """`_log_error` for any workload: through g, the whole first column of C^-1; `dg/dc_k` is -g * g delayed.
+    """Return `_log_error` for any workload, through g, the first column of C^-1; `dg/dc_k` is -g * g delayed.
 
     Args:
+      coefficients: (bands,).
+      n: number of steps.
       error_of: from g, (n,), to the error and its gradient in g.
     """
     impulse = np.zeros(n)

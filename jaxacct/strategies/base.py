@@ -1,8 +1,8 @@
-"""What every strategy matrix says of itself. A new one is one new file and one line in `STRATEGIES`.
+"""Interface of strategy matrices. A new one is one new file and one line in `STRATEGIES`.
 
-C is lower triangular without negative entries, and its largest column norm is 1: one participation moves
-`C x` by at most one unit of clip norm, so a noise multiplier means the same for every strategy. All that the
-privacy loss sees of the outputs are their scores `s = C^T y`.
+C is lower triangular without negative entries, and its largest column norm is 1: one participation changes
+`C x` by at most one unit of clip norm, so a noise multiplier means the same for every strategy. The privacy
+loss depends on the outputs through their scores `s = C^T y` alone.
 """
 
 import abc
@@ -17,25 +17,25 @@ from jaxacct.strategies.workload import Workload, checked
 
 
 class NoiseRecursion(NamedTuple):
-    """How `w = C^{-1} z` is streamed: by the coefficients of C, or of its inverse where that is banded.
+    """Streaming of `w = C^{-1} z` by the coefficients of C, or of its inverse where that is banded.
 
     Of C: `c_0 w_t = z_t - c_1 w_{t-1} - ..`. Of the inverse h: `w_t = h_0 z_t + h_1 z_{t-1} + ..`.
     """
 
     coefficients: np.ndarray
-    """(copies + 1,) float64: a step needs as many earlier vectors, w or z, as there are copies."""
+    """(copies + 1,) float64: a step needs `copies` earlier vectors, w or z."""
     of_inverse: bool
 
     @property
     def copies(self) -> int:
-        """Of the parameters, int32 each, that are kept between steps."""
+        """Copies of the parameters, int32 each, that are kept between steps."""
         return len(self.coefficients) - 1
 
 
 class BufferedRecursion(NamedTuple):
-    """How `w = C^{-1} z` is streamed by running sums, where C has the first column `first` times
-    `1, c_1, c_2, ..` with `c_t = sum_j weights_j decays_j^(t-1)`.
+    """Streaming of `w = C^{-1} z` by running sums.
 
+    C has the first column `first` times `1, c_1, c_2, ..` with `c_t = sum_j weights_j decays_j^(t-1)`. Then
     `w_t = z_t / first - sum_j weights_j s_j`, then `s_j <- decays_j s_j + w_t`, from `s = 0`.
     """
 
@@ -45,23 +45,23 @@ class BufferedRecursion(NamedTuple):
     decays: np.ndarray
     """(buffers,) float64, from 0 to below 1."""
     noise_reach: float
-    """`|w_t|` per unit of the largest `|z|`, at most."""
+    """Upper bound on `|w_t|` per unit of the largest `|z|`."""
     reach: np.ndarray
-    """(buffers,) float64: `|s_j|` per unit of the largest `|z|`, at most."""
+    """(buffers,) float64: upper bounds on `|s_j|` per unit of the largest `|z|`."""
 
     @property
     def copies(self) -> int:
-        """Two of 32 bits a running sum: it is no integer, and what rounds it must be far below one."""
+        """Two of 32 bits per running sum: it is no integer, and its rounding must be far below one."""
         return 2 * len(self.weights)
 
 
 class Strategy(abc.ABC):
-    """A strategy matrix C. Arrays of samples have shape (num_samples, iterations)."""
+    """Strategy matrix C. Arrays of samples have shape (num_samples, iterations)."""
 
     kind: ClassVar[str]
     """In JSON."""
     is_toeplitz: ClassVar[bool]
-    """Whether the columns of C are shifts of one another, but for what the last row cuts off."""
+    """Whether the columns of C are shifts of one another, up to truncation at the last row."""
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -75,36 +75,40 @@ class Strategy(abc.ABC):
 
     @property
     def named_bands(self) -> int:
-        """The number that `strategies.by_name` makes it from: its bands, unless a kind says otherwise."""
+        """Argument of `strategies.by_name` for this matrix: by default its bands."""
         return self.bands
 
     @abc.abstractmethod
     def check(self, scheme) -> None:
-        """Refuse a scheme that C cannot be used with; ValueError."""
+        """Refuse an incompatible scheme; ValueError."""
 
     @abc.abstractmethod
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
-        """At least what a participation shares with all later ones, `min_separation` steps apart or more.
+        """Return upper bounds on the overlap of a participation with all later ones.
+
+        Args:
+          iterations: n.
+          min_separation: minimum number of steps between two participations.
 
         Returns:
-          () or (iterations,) float64: `kappa_i >= sum_{j > i} x_j <c_i, c_j>` for every x that may be. It is
+          () or (iterations,) float64: `kappa_i >= sum_{j > i} x_j <c_i, c_j>` for every possible x. It is
           exactly 0 where C has no more bands than the separation.
         """
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
-        """At least `||C x||^2` of the n x n matrix, for x of 0 and 1.
+        """Return an upper bound on `||C x||^2` of the n x n matrix, for x of 0 and 1.
 
         Args:
           iterations: n.
-          min_separation: fewest steps from one participation to the next.
-          participations: at most.
+          min_separation: minimum number of steps between two participations.
+          participations: maximum number.
         """
         k = min(participations, -(-iterations // min_separation))
         return k * (1 + 2 * float(self.cross_terms(iterations, min_separation).max()))
 
     @abc.abstractmethod
     def square_norms(self, iterations: int) -> np.ndarray:
-        """`||c_i||^2` of each column of the n x n matrix, (iterations,) float64."""
+        """Return `||c_i||^2` of each column of the n x n matrix, (iterations,) float64."""
 
     @abc.abstractmethod
     def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
@@ -116,60 +120,60 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, iterations: int) -> int:
-        """Of the matrix that `scores_from_normals` is about: n, or more where it goes on past the end."""
+        """Return the rows of the matrix of `scores_from_normals`: n, or more if it continues past the end."""
 
     @abc.abstractmethod
     def half_square_norms(self) -> np.ndarray:
-        """`||c_i||^2 / 2` on these rows, () or (iterations,) float64."""
+        """Return `||c_i||^2 / 2` on these rows, () or (iterations,) float64."""
 
     def column_products(self, block: int) -> np.ndarray:
-        """`<c_i, c_{i-d}>` on these rows, (block,) or (iterations, block) float64; where C is Toeplitz."""
+        """Return `<c_i, c_{i-d}>` on these rows, (block,) or (iterations, block) float64; for Toeplitz C."""
         raise NotImplementedError
 
     def products_from_end(self, block: int) -> np.ndarray:
-        """`<c_i, c_{i-d}>` on these rows by how far i is from the end, (ends, block) float64; where C is
-        Toeplitz.
+        """Return `<c_i, c_{i-d}>` on these rows by the distance of i from the end, (ends, block) float64.
 
-        Row k is for the column i = n - 1 - k, and the last row for all that are farther away as well.
+        For Toeplitz C. Row k is for the column i = n - 1 - k, and the last row also for all farther ones.
         """
         raise NotImplementedError
 
     def truncated_products(self, iterations: int, block: int) -> np.ndarray:
-        """`<c_i, c_{i-d}>` of the n x n matrix, 0 where there is no i - d, (iterations, block) float64."""
+        """Return `<c_i, c_{i-d}>` of the n x n matrix, 0 for i < d, (iterations, block) float64."""
         raise NotImplementedError
 
     @abc.abstractmethod
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        """Standard normals behind the noise of `num_samples` samples."""
+        """Draw the standard normals of the noise of `num_samples` samples."""
 
     @abc.abstractmethod
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None) -> Any:
-        """Scores of `C x + sigma z`: `C^T C x + sigma C^T z`.
+        """Return the scores of `C x + sigma z`: `C^T C x + sigma C^T z`.
 
         Args:
-          normals: what `draw_normals` returned.
+          normals: of `draw_normals`.
+          iterations: n.
           sigma: noise multiplier, scalar.
           participation: counts or weights x of the normals' dtype, (num_samples, iterations); None is x = 0.
         """
 
     @abc.abstractmethod
     def signal_scores(self, participation) -> Any:
-        """`C^T C x` of (..., iterations) counts or weights, of the same shape and dtype."""
+        """Return `C^T C x` of (..., iterations) counts or weights, of the same shape and dtype."""
 
     @abc.abstractmethod
     def output_scores(self, outputs) -> Any:
-        """`C^T y` of given outputs of the n x n matrix, (..., iterations), of the same shape and dtype."""
+        """Return `C^T y` of outputs of the n x n matrix, (..., iterations), of the same shape and dtype."""
 
     @abc.abstractmethod
     def gram(self, weights: np.ndarray) -> np.ndarray:
-        """`C^T C m` as for `scores_from_normals`, (iterations,) float64 NumPy."""
+        """Return `C^T C m` as for `scores_from_normals`, (iterations,) float64 NumPy."""
 
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion | BufferedRecursion:
-        """How noise is made step by step.
+        """Return the recursion that makes the noise step by step.
 
         Raises:
-          ValueError: where a step needs the noise of all earlier ones.
+          ValueError: a step needs the noise of all earlier ones.
         """
 
     @property
@@ -179,15 +183,15 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def unit_prefix_sum_error(self, iterations: int) -> float:
-        """`(1/n) ||A C^-1||_F^2`, A summing up all steps so far."""
+        """Return `(1/n) ||A C^-1||_F^2`, A the prefix sums."""
 
     @abc.abstractmethod
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
-        """`(1/n) ||A C^-1||_F^2`, A that of the workload."""
+        """Return `(1/n) ||A C^-1||_F^2`, A that of the workload."""
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """For people, a clause."""
+        """Return a short description as text."""
 
     def to_json(self) -> dict:
         """Return the kind and the fields as plain JSON values."""
@@ -200,7 +204,7 @@ class Strategy(abc.ABC):
         return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
     def numbers_per_sample(self, iterations: int) -> int:
-        """Of the longest array that drawing a sample needs, for the use of memory."""
+        """Return the length of the longest array that drawing a sample needs."""
         return iterations
 
     def noise_scores(self, key, iterations: int, num_samples: int, dtype) -> jax.Array:
@@ -210,11 +214,11 @@ class Strategy(abc.ABC):
         )
 
     def add_signal_windows(self, scores, positions, scale, counts=None) -> jax.Array:
-        """Where C is Toeplitz: `scores + scale C^T C x`, x at known steps (`strategies.stationary`)."""
+        """Return `scores + scale C^T C x`, x at known steps, for Toeplitz C (`strategies.stationary`)."""
         raise NotImplementedError
 
     def save(self, path) -> None:
-        """Write the coefficients to a file, where they are few."""
+        """Write the coefficients to a file, if they are few."""
         raise ValueError(f"out must not be given for {self.kind}: it is made again from its bands")
 
 
@@ -229,7 +233,7 @@ def _plain(value):
 
 
 def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: float) -> float:
-    """Mean squared error of prefix sums, `(1/n) ||A C^-1||_F^2 sigma^2`.
+    """Return the mean squared error of prefix sums, `(1/n) ||A C^-1||_F^2 sigma^2`.
 
     Args:
       strategy: C.
@@ -247,13 +251,13 @@ def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: f
 def workload_error(
     strategy: Strategy, *, iterations: int, noise_multiplier: float, workload: Workload
 ) -> float:
-    """Mean squared error of an optimizer's iterates, `(1/n) ||A C^-1||_F^2 sigma^2`.
+    """Return the mean squared error of an optimizer's iterates, `(1/n) ||A C^-1||_F^2 sigma^2`.
 
     Args:
       strategy: C.
       iterations: n; O(n bands) time, and O(n^2) where the learning rate changes (dense: O(n^3)).
       noise_multiplier: sigma per unit of clip norm, above 0.
-      workload: A, what the optimizer makes of noise. `Workload()` is `prefix_sum_error`.
+      workload: A, effect of the noise on the iterates. `Workload()` is `prefix_sum_error`.
 
     Returns:
       Squared noise of the parameters per unit of clip norm squared, the mean over steps and coordinates.
@@ -264,7 +268,7 @@ def workload_error(
 
 
 def schedule_of(iterations: int, min_separation: int | None, participations: int) -> tuple[int, int]:
-    """(separation, participations) as given, n where no separation is; ValueError for what cannot be."""
+    """Return (separation, participations), n without a separation; ValueError for an impossible schedule."""
     k = _validate.positive_integer("participations", participations)
     if min_separation is None and k > 1:
         raise ValueError(f"min_separation must be given for {k} participations")
@@ -285,7 +289,7 @@ def check_iterations(strategy, scheme) -> None:
 
 
 def check_is_bounded(scheme) -> None:
-    """Refuse what the bounds for a C that is not banded do not cover: side information, overlaps."""
+    """Refuse schemes that the bounds for non-banded C do not cover: side information, overlaps."""
     if scheme.side_information is not None:
         raise ValueError(f"strategy must be banded Toeplitz for {scheme.name}: Q is no Gaussian there")
     if scheme.examples_overlap:

@@ -1,8 +1,9 @@
-"""Buffered linear Toeplitz strategy matrices (BLT; arXiv 2404.16706, 2408.08868); losses are bounds as in
-`strategies.toeplitz`.
+"""Buffered linear Toeplitz strategy matrices (BLT; arXiv 2404.16706, 2408.08868).
 
-The first column is 1, then a sum of falling exponentials, up to scale. Its inverse is of the same kind with
-as many, so noise `C^{-1} z` needs a few running sums, however long the run (proofs/buffered.md).
+Losses are bounds as in `strategies.toeplitz`.
+
+The first column is 1, then a sum of decaying exponentials, up to scale. Its inverse has the same form with as
+many terms, so noise `C^{-1} z` needs a few running sums, however long the run (proofs/buffered.md).
 """
 
 import functools
@@ -25,16 +26,16 @@ from jaxacct.strategies.series import product, quotient, sums_at_lags
 from jaxacct.strategies.stationary import Stationary, checked_numbers
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
-_SLOWEST = 1e-3  # (1 - decay) n that the search may go down to: over n steps hardly a decay
-_MIN_ERROR_REDUCTION = 1e-6  # of the error, that is not worth two copies of the noise
-_STEEP = 20.0  # logits of the search: shares of 2e-9
+_SLOWEST = 1e-3  # minimum (1 - decay) n of the search: hardly a decay over n steps
+_MIN_ERROR_REDUCTION = 1e-6  # relative; a smaller one is not worth two copies of the noise
+_STEEP = 20.0  # maximum logit of the search: shares of 2e-9
 
 
 @dataclass(frozen=True)
 class BufferedToeplitz(Stationary):
-    """A lower-triangular Toeplitz C: first column `1, c_1, c_2, ..`, `c_t = sum_j weights_j decays_j^(t-1)`.
+    """Lower-triangular Toeplitz C: first column `1, c_1, c_2, ..`, `c_t = sum_j weights_j decays_j^(t-1)`.
 
-    It never rises, so `squared_sensitivity` is exact. C is this scaled to a first column of norm 1.
+    It is non-increasing, so `squared_sensitivity` is exact. C is this scaled to a first column of norm 1.
 
     Attributes:
       decays: (buffers,) numbers from 0 to below 1.
@@ -42,7 +43,7 @@ class BufferedToeplitz(Stationary):
       iterations: n, the size of C.
 
     Raises:
-      ValueError: for other numbers.
+      ValueError: other numbers.
 
     Example:
       >>> first = BufferedToeplitz((0.5,), (0.5,), iterations=4).array
@@ -74,17 +75,17 @@ class BufferedToeplitz(Stationary):
 
     @property
     def buffers(self) -> int:
-        """Running sums that make the noise."""
+        """Number of running sums that make the noise."""
         return len(self.decays)
 
     @property
     def bands(self) -> int:
-        """Of C itself: as good as all n."""
+        """Bands of C itself: practically all n."""
         return len(self.array)
 
     @property
     def named_bands(self) -> int:
-        """The buffers."""
+        """Number of buffers."""
         return self.buffers
 
     @property
@@ -102,19 +103,19 @@ class BufferedToeplitz(Stationary):
         participations: int = 1,
         workload: Workload = PREFIX_SUMS,
     ) -> "BufferedToeplitz":
-        """The matrix with the least error at a given unamplified sensitivity, as found.
+        """Return the matrix of locally minimal error at a given unamplified sensitivity.
 
         Minimises `(1/n) ||A C^-1||_F^2` times `squared_sensitivity`: a local minimum from several starts.
 
         Args:
           iterations: n; up to 100,000 in seconds.
-          buffers: at most so many; those that would do nothing are left out.
-          min_separation: fewest steps between two participations; must be given for more than one.
+          buffers: maximum; buffers without effect are dropped.
+          min_separation: minimum number of steps between two participations; required for more than one.
           participations: at most `ceil(iterations / min_separation)`.
-          workload: A; what the optimizer makes of noise, prefix sums by default.
+          workload: A; effect of the noise on the optimizer's iterates, prefix sums by default.
 
         Raises:
-          ValueError: for a schedule that cannot be, or more steps than a changing learning rate allows.
+          ValueError: an impossible schedule, or more steps than a varying learning rate allows.
         """
         n = _validate.positive_integer("iterations", iterations)
         buffers = _validate.positive_integer("buffers", buffers)
@@ -154,17 +155,17 @@ class BufferedToeplitz(Stationary):
 
 
 def _column(decays: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
-    """`1, c_1, c_2, ..`, (n,) float64."""
+    """Return `1, c_1, c_2, ..`, (n,) float64."""
     return np.append(1.0, _powers(decays, n) @ weights)
 
 
 def _powers(decays: np.ndarray, n: int) -> np.ndarray:
-    """`decays^(t-1)` for t = 1 .. n - 1, (n - 1, buffers)."""
+    """Return `decays^(t-1)` for t = 1 .. n - 1, (n - 1, buffers)."""
     return decays ** np.arange(n - 1)[:, None]
 
 
 def _poles(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The inverse of `1, c_1, ..` is `1, -sum_j m_j p_j^(t-1)`: its decays p and m >= 0, (buffers,) each.
+    """Return p and m >= 0, (buffers,) each: the inverse of `1, c_1, ..` is `1, -sum_j m_j p_j^(t-1)`.
 
     Running sums of the noise obey `s <- diag(decays) s + 1 w` with `w = z - weights . s`, and
     `diag(decays) - 1 weights^T` has the eigenvalues of a symmetric matrix (proofs/buffered.md, section 1).
@@ -175,7 +176,7 @@ def _poles(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _inverse_column(decays: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
-    """First column of the inverse of the matrix with the column `1, c_1, ..`, (n,) float64."""
+    """Return the first column of the inverse of the matrix with the column `1, c_1, ..`, (n,) float64."""
     poles, masses = _poles(decays, weights)
     return np.append(1.0, -(_powers(poles, n) @ masses))
 
@@ -197,7 +198,7 @@ def _recursion(strategy: BufferedToeplitz) -> BufferedRecursion:
 
 
 def _log_error(decays, weights, error_of: Callable, n: int, min_separation: int, participations: int):
-    """Log of error x squared norm of C x, and its gradients in decays and weights.
+    """Return the log of error x squared norm of C x, and its gradients in decays and weights.
 
     x has `participations` ones, `min_separation` steps apart. With h the column of the inverse,
     `dh / dc_k = -h * h` delayed by k.
@@ -216,7 +217,7 @@ def _log_error(decays, weights, error_of: Callable, n: int, min_separation: int,
 
 
 def _shifted_sums(series: np.ndarray, separation: int, times: int) -> np.ndarray:
-    """The sum of `times` copies of a series, each `separation` later than the one before; as long as it."""
+    """Return the sum of `times` copies of a series, each delayed by `separation`; of its length."""
     n = series.size
     rows = -(-n // separation)
     sums = np.append(series, np.zeros(rows * separation - n)).reshape(rows, separation).cumsum(axis=0)
@@ -226,7 +227,7 @@ def _shifted_sums(series: np.ndarray, separation: int, times: int) -> np.ndarray
 
 
 def _starts(n: int, buffers: int, separation: int, participations: int):
-    """(decays, weights) to search from: decays evenly spaced in logs, weights near the square root of sums.
+    """Yield (decays, weights) to start from: decays log-spaced, weights near the square root of sums.
 
     With many participations a matrix nearer to the identity is best.
     """
@@ -250,7 +251,7 @@ def _starts(n: int, buffers: int, separation: int, participations: int):
 
 
 def _one_fewer(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums with two neighbours merged: similar ones, or one of hardly any weight."""
+    """Return the sums with two neighbours merged: similar ones, or one of negligible weight."""
     together = weights[:-1] + weights[1:]
     missed = weights[:-1] * weights[1:] / together * np.diff(np.log1p(-decays)) ** 2
     i = int(np.argmin(missed))
@@ -261,7 +262,7 @@ def _one_fewer(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _search(start, error_of: Callable, n: int, separation: int, participations: int):
-    """(log error, decays, weights) from one start, by BFGS on logits: weights share 1 with what is left."""
+    """Return (log error, decays, weights) from one start, by BFGS on logits of the weights and a rest."""
     decays, weights = start
     buffers = decays.size
     highest = np.repeat([np.log(n / _SLOWEST), _STEEP], buffers)

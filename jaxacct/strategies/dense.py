@@ -1,4 +1,4 @@
-"""Any lower-triangular strategy matrix; its losses are bounds as those of `strategies.toeplitz` are."""
+"""Arbitrary lower-triangular strategy matrices; losses are bounds as in `strategies.toeplitz`."""
 
 import functools
 import hashlib
@@ -17,14 +17,13 @@ from jaxacct.strategies.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class Dense(Strategy):
-    """Any lower-triangular strategy matrix without negative entries.
+    """Lower-triangular strategy matrix without negative entries.
 
     Attributes:
-      matrix: (n, n) float64, scaled so that the largest column norm is 1. O(n^2) memory, and as much work for
-        a sample.
+      matrix: (n, n) float64, scaled so that the largest column norm is 1. O(n^2) memory and work per sample.
 
     Raises:
-      ValueError: for another shape, entries above the diagonal, negative or non-finite ones.
+      ValueError: another shape, entries above the diagonal, negative or non-finite ones.
     """
 
     matrix: np.ndarray
@@ -78,15 +77,15 @@ class Dense(Strategy):
         return iterations
 
     def half_square_norms(self) -> np.ndarray:
-        """(iterations,): a dense C has no rows past the last step."""
+        """Return (iterations,): a dense C has no rows past the last step."""
         return self.square_norms(len(self.matrix)) / 2
 
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        """One (num_samples, iterations) array: the noise itself."""
+        """Return one (num_samples, iterations) array: the noise itself."""
         return (randomness.normals(key, (num_samples, iterations), dtype),)
 
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
-        """On the n rows that there are, at the full accuracy of the dtype."""
+        """Return scores on the n rows, at the full accuracy of the dtype."""
         matrix = jnp.asarray(self.matrix, normals[0].dtype)
         outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
         if participation is not None:
@@ -126,7 +125,7 @@ def _cross_terms(strategy: Dense, iterations: int, min_separation: int) -> np.nd
     gram = strategy.matrix.T @ strategy.matrix
     bound = np.zeros(iterations)
     for i in range(iterations):
-        # Rows from the diagonal on: the k-th later participation is k separations away or more.
+        # Rows from the diagonal on: the k-th later participation is at least k separations away.
         farther = np.maximum.accumulate(gram[i, i:][::-1])[::-1]
         bound[i] = farther[lags[lags < farther.size]].sum()
     return read_only(bound * (1 + 1e-9))

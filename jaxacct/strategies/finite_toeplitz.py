@@ -1,9 +1,9 @@
-"""Banded Toeplitz strategy matrices of n rows: nothing after the last step (proofs/finite_horizon.md).
+"""Banded Toeplitz strategy matrices with n rows: no rows after the last step (proofs/finite_horizon.md).
 
-What a training run releases are the n rows of `C x + sigma z`. `BandedToeplitz` is accounted for with the
-bands - 1 rows after them as well, a valid bound that costs noise where bands are many of n. Here the last
-columns end at row n: their norms are smaller, and what two of them share depends on how far from the end
-the later one is.
+A training run releases the n rows of `C x + sigma z`. `BandedToeplitz` is accounted for with the bands - 1
+rows after them as well, a valid bound that costs noise where bands are a large part of n. Here the last
+columns end at row n: their norms are smaller, and the overlap of two of them depends on the distance of the
+later one from the end.
 """
 
 import types
@@ -20,21 +20,21 @@ from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 from jaxacct.strategies.base import Strategy, check_iterations
 from jaxacct.strategies.stationary import FirstColumn, circulant_length
 
-# With more steps for each band but the first, the rows after the end are certified along with the others:
-# that costs 0.6 % of the noise or less, and draws are faster.
+# With more steps for each band but the first, the rows after the end are certified, too: that costs at most
+# 0.6 % of the noise, and sampling is faster.
 MOST_STEPS_PER_BAND = 20
 
 
 @dataclass(frozen=True)
 class FiniteToeplitz(FirstColumn):
-    """A banded Toeplitz strategy matrix of n rows and n columns.
+    """Banded Toeplitz strategy matrix with n rows and n columns.
 
     Attributes:
       coefficients: as for `BandedToeplitz`, (bands,); stored scaled to norm 1.
       iterations: n, the size of C, at least `bands`: the first column has norm 1.
 
     Raises:
-      ValueError: as `BandedToeplitz`, or for fewer steps than bands.
+      ValueError: as `BandedToeplitz`, or fewer steps than bands.
 
     Example:
       >>> FiniteToeplitz((4, 3), iterations=2).square_norms(2)
@@ -54,7 +54,7 @@ class FiniteToeplitz(FirstColumn):
         object.__setattr__(self, "coefficients", coefficients)
 
     def check(self, scheme) -> None:
-        """Two participations must not overlap."""
+        """Refuse overlapping participations."""
         check_iterations(self, scheme)
         BandedToeplitz(self.coefficients).check(scheme)
 
@@ -62,28 +62,28 @@ class FiniteToeplitz(FirstColumn):
         return iterations
 
     def half_square_norms(self) -> np.ndarray:
-        """(iterations,): the last bands - 1 columns are cut off."""
+        """Return (iterations,): the last bands - 1 columns are cut off."""
         return self.square_norms(self.iterations) / 2
 
     def column_products(self, block: int) -> np.ndarray:
-        """(iterations, block): the last bands - 1 columns are cut off."""
+        """Return (iterations, block): the last bands - 1 columns are cut off."""
         return self.truncated_products(self.iterations, block)
 
     def products_from_end(self, block: int) -> np.ndarray:
         c = self.array
         products = np.zeros((c.size, block))
         for d in range(min(block, c.size)):
-            # The column k steps before the last one has k + 1 rows, of which all but the last d meet.
+            # The column k steps before the last one has k + 1 rows; all but the last d overlap.
             sums = np.cumsum(c[: c.size - d] * c[d:])
             products[:, d] = sums[np.minimum(np.arange(c.size), c.size - d - 1)]
         return products
 
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        """One (num_samples, iterations) array: the noise itself."""
+        """Return one (num_samples, iterations) array: the noise itself."""
         return (randomness.normals(key, (num_samples, iterations), dtype),)
 
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
-        """On the n rows that there are: outputs, then their scores, by two FFTs each."""
+        """Return scores on the n rows: outputs, then their scores, by two FFTs each."""
         if self.bands == 1:
             return super().scores_from_normals(normals, iterations, sigma, participation)
         outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
@@ -95,7 +95,7 @@ class FiniteToeplitz(FirstColumn):
         return participation if self.bands == 1 else self.output_scores(self._signal(participation))
 
     def _signal(self, participation):
-        """`C x` of (..., iterations) counts or weights, of the same shape and dtype."""
+        """Return `C x` of (..., iterations) counts or weights, of the same shape and dtype."""
         iterations = participation.shape[-1]
         length = circulant_length(iterations, self.bands)
         spectrum = jnp.asarray(np.fft.rfft(self.array, length))
@@ -116,9 +116,9 @@ class FiniteToeplitz(FirstColumn):
 
 
 def ending(strategy: Strategy, scheme) -> Strategy:
-    """The n x n matrix in place of a banded Toeplitz one, where it matters; else the strategy itself.
+    """Return the n x n matrix for a banded Toeplitz one, where it matters; else the strategy itself.
 
-    It matters for n up to `MOST_STEPS_PER_BAND` (bands - 1), where as many replicas can be drawn as before.
+    It matters for n up to `MOST_STEPS_PER_BAND` (bands - 1), if as many replicas have tables.
     """
     if not isinstance(strategy, BandedToeplitz):
         return strategy

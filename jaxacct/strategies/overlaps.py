@@ -1,4 +1,4 @@
-"""The sensitivity of a Toeplitz matrix whose columns overlap (proofs/non_banded.md, "Fallback")."""
+"""Sensitivity of a Toeplitz matrix whose columns overlap (proofs/non_banded.md, "Fallback")."""
 
 import functools
 
@@ -11,18 +11,18 @@ _MOST_PRODUCTS = 2e8  # a second of one core
 def squared_sensitivity(
     first_column: bytes, iterations: int, min_separation: int, participations: int
 ) -> float | None:
-    """At least `||C x||^2` for every x of 0 and 1 with so many participations, so far apart or farther.
+    """Return an upper bound on `||C x||^2` for every x of 0 and 1 with so many separated participations.
 
-    The columns j - d and j share `g(j, d) = sum_{t < n - j} c_t c_{t+d}`. The m-th participation is at step
-    m b or later and (m - l) b steps or more after the l-th, so the two share at most the largest `g(m b, d)`
-    with `d >= (m - l) b`. Where c never rises that is the first of them, and the sum is
+    The columns j - d and j overlap by `g(j, d) = sum_{t < n - j} c_t c_{t+d}`. The m-th participation is at
+    step m b or later and at least (m - l) b steps after the l-th, so the two overlap by at most the largest
+    `g(m b, d)` with `d >= (m - l) b`. Where c is non-increasing that is the first of them, and the sum is
     met by participations at 0, b, 2 b, .. (as in theorem 2 of arXiv 2405.13763).
 
     Args:
       first_column: bytes of (bands,) float64 numbers of at least 0.
       iterations: n, the size of C.
       min_separation: b.
-      participations: at most; of them as many as there are in n steps.
+      participations: maximum; at most as many as fit into n steps.
 
     Returns:
       The bound, above rounding errors; None where it would take too long.
@@ -37,7 +37,7 @@ def squared_sensitivity(
         return None
     ends = n - b * np.arange(k)  # rows of the column of participation m at its earliest
     total = float(np.cumsum(c * c)[ends - 1].sum())
-    shared = np.zeros(k)  # by the m-th participation with the one so much earlier, the most so far
+    shared = np.zeros(k)  # largest overlap of the m-th participation with the one at this distance, so far
     lags = range(n - 1, b - 1, -1) if rises else range((k - 1) * b, 0, -b)
     for d in lags if k > 1 else ():
         sums = np.cumsum(c[: n - d] * c[d:])

@@ -1,20 +1,20 @@
 """Power series in float64: products, quotients and sums at a lag.
 
-What `scipy.signal` has, whose import takes half a second of a command that takes five.
+These replace functions of `scipy.signal`, whose import takes half a second of a command's five.
 """
 
 import numpy as np
 from scipy import fft
 from scipy.linalg import blas
 
-# Products of numbers that are added up one by one; beyond, by FFT.
+# Maximum number of products that are added up directly; beyond, by FFT.
 _FEW = 2**16
-# Numbers of a banded matrix that is written out.
+# Maximum numbers of a banded matrix that is stored.
 _MOST = 2**24
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Coefficients of the product of two series, (len(a) + len(b) - 1,)."""
+    """Return the coefficients of the product of two series, (len(a) + len(b) - 1,)."""
     if min(a.size, b.size) * max(a.size, b.size) <= _FEW:
         return np.convolve(a, b)
     size = a.size + b.size - 1
@@ -23,13 +23,14 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def sums_at_lags(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
-    """`sum_t a_{t+k} b_t` for k = 0 .. lags - 1; lags at most len(a), b no longer than a."""
+    """Return `sum_t a_{t+k} b_t` for k = 0 .. lags - 1; lags at most len(a), b no longer than a."""
     return product(a, b[::-1])[b.size - 1 : b.size - 1 + lags]
 
 
 def quotient(series: np.ndarray, divisor: np.ndarray, transposed: bool = False) -> np.ndarray:
-    """`C^-1 series` for the lower triangular Toeplitz matrix C with the first column `divisor`, as long as
-    `series`, or for its transpose. Infinite or not a number where it overflows.
+    """Return `C^-1 series`, C lower triangular Toeplitz with first column `divisor`, or for its transpose.
+
+    `divisor` has the length of `series`. The result is infinite or NaN on overflow.
     """
     bands = min(divisor.size, series.size)
     if bands * series.size > _MOST:

@@ -1,5 +1,6 @@
-"""Toeplitz strategies: what they share. Scores `s = C^T y` are all that the privacy loss sees of outputs.
+"""Toeplitz strategies: common methods.
 
+The privacy loss depends on outputs y through scores `s = C^T y` alone.
 Sampling never forms `y`. On a circulant of length N >= n + bands - 1 white noise has a white spectrum, so
 the noise part of the scores is drawn in the frequency domain (a stationary Gaussian process whose
 spectrum is |c_hat|^2) and costs one inverse FFT; the signal part is the autocorrelation of `c` around
@@ -41,7 +42,7 @@ def _amplitude(strategy: "Stationary", length: int) -> np.ndarray:
 
 
 def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
-    """Whether the participations of a draw are added as windows: few and far between, on any machine.
+    """Return whether the participations of a draw are added as windows: few and far apart, on any machine.
 
     A window is then faster than its share of a Fourier transform of the whole row, and rounds less. For
     schemes whose draws come as positions.
@@ -53,7 +54,7 @@ def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
 
 
 def has_windows(scheme, strategy: Strategy) -> bool:
-    """Whether every participation adds one and the same window to the scores, none on top of another."""
+    """Return whether every participation adds the same window to the scores, without overlap."""
     if not strategy.is_toeplitz or strategy.bands > scheme.min_separation:
         return False
     return strategy.rows(scheme.iterations) == scheme.iterations + strategy.bands - 1
@@ -61,7 +62,7 @@ def has_windows(scheme, strategy: Strategy) -> bool:
 
 @jax.custom_batching.sequential_vmap
 def _windows_one_by_one(scores, positions, counts, window, used):
-    """On a CPU: each window is a stretch of one row, changed in place."""
+    """Add windows on a CPU: each window is a stretch of one row, changed in place."""
     rows, padded = scores.shape[0], _with_margins(scores, window)
 
     def add(k, padded):
@@ -74,13 +75,13 @@ def _windows_one_by_one(scores, positions, counts, window, used):
 
 
 def _with_margins(scores, window):
-    """With a margin on either side every window is whole; where there is none it is added to the margin."""
+    """Pad scores on either side so that every window is whole; without windows return them as they are."""
     reach = window.shape[0] // 2
     return jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
 
 
 def _windows_by_slot(scores, positions, counts, window, used):
-    """Elsewhere: one window of every row at once, so that no two are added to one place at once."""
+    """Add windows on other devices: one window of every row at once, so that no two overlap."""
     rows, padded = jnp.arange(scores.shape[0])[:, None], _with_margins(scores, window)
     along = jnp.arange(window.shape[0], dtype=jnp.int32)[None]
 
@@ -151,7 +152,7 @@ def largest_amplitude(strategy: "Stationary", iterations: int) -> float:
 
 
 class Stationary(Strategy):
-    """A Toeplitz C, given by its first column."""
+    """Toeplitz C, given by its first column."""
 
     is_toeplitz = True
 
@@ -187,7 +188,7 @@ class Stationary(Strategy):
         return iterations + self.bands - 1
 
     def half_square_norms(self) -> np.ndarray:
-        """() 1/2: the rows go on past the last step."""
+        """Return () 1/2: the rows continue past the last step."""
         return np.asarray(0.5)
 
     def column_products(self, block: int) -> np.ndarray:
@@ -197,13 +198,13 @@ class Stationary(Strategy):
         return products
 
     def products_from_end(self, block: int) -> np.ndarray:
-        """One row: no column is cut off."""
+        """Return one row: no column is truncated."""
         return self.column_products(block)[None]
 
     def truncated_products(self, iterations: int, block: int) -> np.ndarray:
         c = self.array
         products = np.zeros((iterations, block))
-        rows = np.minimum(iterations - np.arange(iterations), c.size)  # of column i that there are
+        rows = np.minimum(iterations - np.arange(iterations), c.size)  # number of rows of column i
         for d in range(min(block, c.size)):
             sums = np.concatenate([[0.0], np.cumsum(c[: c.size - d] * c[d:])])
             products[d:, d] = sums[np.minimum(rows[d:], c.size - d)]
@@ -213,7 +214,7 @@ class Stationary(Strategy):
         return circulant_length(iterations, self.bands)
 
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        """Draw the standard normals behind the noise spectrum: two (num_samples, N / 2 + 1) arrays.
+        """Draw the standard normals of the noise spectrum: two (num_samples, N / 2 + 1) arrays.
 
         For one band one (num_samples, iterations) array: the noise itself.
         """
@@ -271,7 +272,7 @@ class Stationary(Strategy):
     def add_signal_windows(self, scores, positions, scale, counts=None):
         """Return `scores + scale C^T C x` for few participations, each a window of 2 bands - 1 numbers.
 
-        What `signal_scores` does by two FFTs, without passes over whole rows.
+        `signal_scores` does this by two FFTs; windows avoid passes over whole rows.
 
         Args:
           scores: (num_samples, iterations) float.
@@ -318,7 +319,7 @@ class Stationary(Strategy):
 
 
 class FirstColumn(Stationary):
-    """A Toeplitz C whose first column is stored, without trailing zeros."""
+    """Toeplitz C whose first column is stored, without trailing zeros."""
 
     coefficients: tuple[float, ...]
 

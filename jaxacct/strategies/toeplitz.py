@@ -2,8 +2,8 @@
 
 Participations of one example then overlap, and the likelihood ratio no longer factorises. It is bounded from
 both sides instead (proofs/non_banded.md): dropping the cross terms `x_i x_j <c_i, c_j> >= 0` raises it,
-taking `cross_terms` off every participation lowers it. So what is certified is an upper bound, and plans say
-so.
+subtracting `cross_terms` from every participation lowers it. So the certificate is for an upper bound, and
+plans state that.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from jaxacct.strategies.stationary import FirstColumn
 
 @dataclass(frozen=True)
 class Toeplitz(FirstColumn):
-    """A lower-triangular Toeplitz strategy matrix with any number of coefficients.
+    """Lower-triangular Toeplitz strategy matrix with any number of coefficients.
 
     Attributes:
       coefficients: as for `BandedToeplitz`: the first column, stored scaled to norm 1. May be longer than the

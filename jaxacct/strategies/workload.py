@@ -1,7 +1,7 @@
-"""What noise does to the iterates of an optimizer that is linear in its gradients.
+"""Effect of noise on the iterates of an optimizer that is linear in its gradients.
 
-Prefix sums are SGD at a constant rate of 1. Momentum, weight decay and a schedule of learning rates weigh the
-noise of earlier steps otherwise, and another matrix is then best.
+Prefix sums are SGD at a constant rate of 1. With momentum, weight decay or a learning-rate schedule the noise
+of past steps has other weights, and another matrix is optimal.
 """
 
 import functools
@@ -23,15 +23,16 @@ class Workload:
     """SGD, as by `optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(learning_rate, momentum))`.
 
     With gradient g of step t, rate eta_t and parameters u: `m <- momentum m + g + weight_decay u`, then
-    `u <- u - eta_t m`. A is lower triangular: `A[t, j]` is what noise of step j adds to `-u` after step t.
+    `u <- u - eta_t m`. A is lower triangular: `A[t, j]` is the contribution of noise of step j to `-u` after
+    step t.
 
     Attributes:
       learning_rate: a number above 0, or an optax schedule: step, from 0, to a rate of at least 0.
-      momentum: from 0 to below 1, without Nesterov's change.
+      momentum: from 0 to below 1, without Nesterov momentum.
       weight_decay: at least 0, before momentum and rate, as L2 regularisation.
 
     Raises:
-      ValueError: for numbers outside.
+      ValueError: numbers out of range.
 
     Example:
       >>> Workload(momentum=0.5).matrix(3)
@@ -59,16 +60,16 @@ class Workload:
             object.__setattr__(self, name, float(value))
 
     def rates(self, iterations: int) -> np.ndarray:
-        """(iterations,) float64; ValueError for a schedule with what is no rate."""
+        """Return (iterations,) float64; ValueError for a schedule with an invalid rate."""
         return _rates(self, _validate.positive_integer("iterations", iterations))
 
     def matrix(self, iterations: int) -> np.ndarray:
-        """A, (iterations, iterations) float64."""
+        """Return A, (iterations, iterations) float64."""
         rates = self.rates(iterations)
         return np.array(list(self._iterates(np.eye(rates.size), rates)))
 
     def error(self, series: np.ndarray) -> float:
-        """`(1/n) ||A S||_F^2`, S Toeplitz with the first column `series`, (n,).
+        """Return `(1/n) ||A S||_F^2`, S Toeplitz with the first column `series`, (n,).
 
         In O(n) time where the rate is constant, O(n^2) otherwise, and O(n) memory.
         """
@@ -81,10 +82,14 @@ class Workload:
         return float(sum(np.dot(row, row) for row in self._iterates(shifted, rates)) / n)
 
     def error_of(self, iterations: int, bands: int) -> Callable:
-        """For a search: from a first column S of (bands,) to its `error` and the gradient, (bands,).
+        """Return the objective of a search: first column S, (bands,) -> its `error` and gradient, (bands,).
+
+        Args:
+          iterations: n.
+          bands: of S.
 
         Raises:
-          ValueError: where the rate changes and there are too many steps for so many bands.
+          ValueError: the rate varies and there are too many steps for so many bands.
         """
         n, rates = iterations, self.rates(iterations)
         if not _is_constant(rates):
@@ -103,25 +108,25 @@ class Workload:
         return error_and_gradient
 
     def check_size(self, iterations: int, bands: int) -> None:
-        """Refuse what `error_of` has no memory for."""
+        """Refuse sizes for which `error_of` has no memory."""
         changes = not _is_constant(self.rates(iterations))
         if changes and iterations * min(iterations, 2 * bands) > _MOST_NUMBERS:
             what = f"{iterations} iterations and {bands} numbers of C^-1"
             raise ValueError(f"workload must have a constant learning rate for {what}")
 
     def _iterates(self, noise, rates: np.ndarray):
-        """Rows of `A noise`, one a step, from rows of noise."""
-        moment = parameters = 0.0  # parameters with the other sign
+        """Yield rows of `A noise`, one a step, from rows of noise."""
+        moment = parameters = 0.0  # parameters with the opposite sign
         for row, rate in zip(noise, rates, strict=True):
             moment = self.momentum * moment + row - self.weight_decay * parameters
             parameters = parameters + rate * moment
             yield parameters
 
     def _gram(self, rates: np.ndarray, bands: int) -> np.ndarray:
-        """(bands, bands) K with `series K series = ||A S||_F^2`.
+        """Return (bands, bands) K with `series K series = ||A S||_F^2`.
 
-        `K[i, i + d]` is the sum over j >= i of what the columns j and j + d of A share: over all j it is the
-        autocorrelation of the rows, and the first few come off.
+        `K[i, i + d]` is the sum over j >= i of the overlap of the columns j and j + d of A: over all j it is
+        the autocorrelation of the rows, less the first few.
         """
         n = rates.size
         kept = min(n, 2 * bands)
@@ -162,7 +167,7 @@ def _rates(workload: Workload, iterations: int) -> np.ndarray:
 
 
 def checked(workload) -> Workload:
-    """`workload` if it is one; ValueError otherwise."""
+    """Return `workload` if it is one; ValueError otherwise."""
     return _validate.instance("workload", workload, Workload, "a jaxacct.strategies.Workload")
 
 

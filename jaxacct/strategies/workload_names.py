@@ -1,4 +1,4 @@
-"""Workloads in words, as on the command line and in plans: "prefix-sum", "momentum:0.9,cosine,warmup:50"."""
+"""Workloads as text, on the command line and in plans: "prefix-sum", "momentum:0.9,cosine,warmup:50"."""
 
 import math
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ SHAPES = ("constant", "cosine", "linear")
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate that rises in a line for `warmup` steps and then falls to 0 at `iterations`, or stays.
+    """Learning rate: linear warmup for `warmup` steps, then constant or decaying to 0 at `iterations`.
 
-    Cosine with a warmup is `optax.warmup_cosine_decay_schedule(0, rate, warmup, iterations)`; two that are
-    equal compare equal, which functions do not.
+    Cosine with a warmup is `optax.warmup_cosine_decay_schedule(0, rate, warmup, iterations)`; equal schedules
+    compare equal, unlike functions.
 
     Attributes:
       rate: the largest one, above 0.
@@ -42,7 +42,7 @@ class Schedule:
             raise ValueError(f"warmup must be below iterations {n}, was {self.warmup}")
 
     def __call__(self, step) -> float:
-        """The rate of `step`, from 0."""
+        """Return the rate of `step`, from 0."""
         if step < self.warmup:
             return self.rate * step / self.warmup
         part = min(1.0, (step - self.warmup) / (self.iterations - self.warmup))
@@ -51,7 +51,7 @@ class Schedule:
 
 
 def workload_named(text: str, iterations: int) -> Workload:
-    """The workload of that name for a run of so many steps.
+    """Return the workload of that name for a run of so many steps.
 
     Args:
       text: "prefix-sum", or parts with commas between: "momentum:M", "weight-decay:W", "learning-rate:R",
@@ -60,7 +60,7 @@ def workload_named(text: str, iterations: int) -> Workload:
       iterations: number of steps, for schedules.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: anything else.
 
     Example:
       >>> workload_named("momentum:0.9,weight-decay:0.01", 100)
@@ -88,7 +88,7 @@ def workload_named(text: str, iterations: int) -> Workload:
 
 
 def name_of(workload: Workload) -> str | None:
-    """The name that `workload_named` reads as this workload; None for a schedule of another make."""
+    """Return the name that `workload_named` reads as this workload; None for another kind of schedule."""
     rate, parts = workload.learning_rate, []
     if isinstance(rate, Schedule):
         parts += [rate.shape] if rate.shape != "constant" else []

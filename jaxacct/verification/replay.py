@@ -13,13 +13,15 @@ from jaxacct.proposals.families import extrapolation
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, add_counts, draw_histograms, sparse_counts
 
 _CLOSE = 0.05
-"""Share of samples that rounding on another kind of machine may move to another bin: an error of 1e-3 in a
-loss, far above any seen, moves 3 % of the samples across an edge of bins of 1/32."""
+"""Share of samples that rounding on another kind of machine may move to another bin.
+
+An error of 1e-3 in a loss, far above any observed, moves 3 % of the samples across an edge of bins of 1/32.
+"""
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """One direction's samples, drawn again from the stored key.
+    """Samples of one direction, drawn again from the stored key.
 
     Attributes:
       direction: "remove" or "add".
@@ -35,18 +37,22 @@ class Replayed:
 
     @property
     def close(self) -> bool:
-        """Whether no more samples moved than rounding on another kind of machine could explain."""
+        """Whether the number of moved samples is explained by rounding on another kind of machine."""
         return self.moved <= _CLOSE * self.drawn
 
 
 def replay(plan: Plan, progress: Progress | None = None) -> tuple[Replayed, ...]:
-    """Draw again what the stored keys name, both directions; `Plan.verify` uses fresh keys instead.
+    """Draw the samples of the stored keys again, both directions; `Plan.verify` uses fresh keys instead.
 
-    On the kind of machine that drew first, histograms agree bit for bit. On another, float32 rounding may
-    move a few samples to the next bin; the fresh histograms then still have to prove the claim.
+    On the original kind of machine histograms agree bit for bit. On another kind, float32 rounding may move a
+    few samples to the next bin; the fresh histograms must still prove the claim.
+
+    Args:
+      plan: certified with samples.
+      progress: called with (what, samples done, samples expected).
 
     Raises:
-      ValueError: for a plan that is not certified, or certified without samples.
+      ValueError: a plan that is not certified, or certified without samples.
     """
     if not isinstance(plan.evidence, Sampled):
         raise ValueError("plan is certified by an analytic accountant: there are no samples to draw again")

@@ -1,7 +1,7 @@
-"""One verification on many machines: parts that any scheduler can run, and their merging.
+"""Verification on many machines: parts that any scheduler can run, and their merging.
 
 All parts share a run key, and part i of k draws the i-th stretch of the blocks of the run's streams. So the
-merged histograms are those of one machine that drew all of them, whatever the number of parts.
+merged histograms are those of one machine that draws all of them, for any number of parts.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import Direction, checked_counts, draw_histograms, sparse_counts
 
 SCHEMA = "jaxacct-part"
-_STRETCHES = 64  # a part keeps this many histograms a direction, each of which can be drawn again
+_STRETCHES = 64  # histograms per direction of a part, each of which can be drawn again
 
 
 _MOST_PARTS = 2**20
@@ -55,16 +55,18 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Part:
-    """What one shard drew.
+    """Samples of one shard.
 
     Attributes:
-      target: digest of the claim that is verified.
-      version, device: of jaxacct, and the kind of device that drew.
+      target: digest of the verified claim.
+      version: of jaxacct.
+      device: kind of device that drew.
       key: the run key's two words, the same in all parts.
-      index, count: shard `index` of `count`, from 0.
-      blocks: in all parts together, a direction.
-      counts: by direction; no entry where nothing is drawn in parts (an exact zero, a scale below delta_v,
-        the extrapolation, which merging does).
+      index: of the shard, from 0.
+      count: number of shards.
+      blocks: per direction, in all parts together.
+      counts: by direction; no entry where nothing is drawn in parts (a divergence of exactly zero, a scale
+        below delta_v, the extrapolation, which merging draws).
     """
 
     target: str
@@ -86,18 +88,18 @@ class Part:
 
     @property
     def edges(self) -> list[int]:
-        """Ends of its stretches of blocks, from its first block on; a function of index, count and blocks."""
+        """Ends of the stretches of blocks, from the first block on; a function of index, count and blocks."""
         first, last = (self.blocks * (self.index + step) // self.count for step in (0, 1))
         step = max(16, -(-(last - first) // _STRETCHES))
         return [*range(first, last, step), last] if first < last else [first]
 
     def save(self, path) -> None:
-        """Write to `path`, whole or not at all."""
+        """Write to `path`, atomically."""
         write_atomically(path, to_json({"schema": SCHEMA} | dataclasses.asdict(self)) + "\n")
 
     @classmethod
     def load(cls, path) -> "Part":
-        """Read a part, the type of every leaf checked; ValueError in one line otherwise."""
+        """Read a part and check the type of every leaf; a one-line ValueError otherwise."""
         fields = read_json(path, "part")
         if fields.pop("schema", None) != SCHEMA:
             raise ValueError(f"part {path} must have the schema {SCHEMA!r}")
@@ -105,13 +107,13 @@ class Part:
 
 
 def write_run_key(path) -> None:
-    """A fresh run key from the operating system for all shards of one run, as JSON, never over a file."""
+    """Write a fresh run key from the operating system, as JSON; never over an existing file."""
     words = randomness.key_words(randomness.fresh_key())
     create_secret(path, to_json({"run_key": words}) + "\n")
 
 
 def read_run_key(path):
-    """The JAX key in a file of `write_run_key`; ValueError otherwise."""
+    """Return the JAX key in a file of `write_run_key`; ValueError otherwise."""
     words = read_json(path, "run key").get("run_key")
     if isinstance(words, list) and len(words) == 2:
         if all(type(word) is int and 0 <= word < 2**32 for word in words):
@@ -120,7 +122,7 @@ def read_run_key(path):
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """(i, k) from "i/k", 0 <= i < k."""
+    """Return (i, k) from "i/k", 0 <= i < k."""
     index, _, count = text.partition("/")
     digits = text.isascii() and len(text) < 20 and index.isdigit() and count.isdigit()
     if not (digits and int(index) < int(count) <= _MOST_PARTS):
@@ -140,14 +142,15 @@ def draw_part(
     checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> Part:
-    """Draw part `index` of `count` of `samples` draws a direction (rounded up to whole blocks).
+    """Draw part `index` of `count` of `samples` samples per direction (rounded up to whole blocks).
 
     Args:
       plan: its target is verified, with the budget of its evidence if it has any.
       run_key: the same for all parts.
-      index, count: 0 <= index < count.
-      samples: in all parts together, a direction; the same for all parts.
-      checkpoint: where finished stretches are kept; the same call then goes on where it was.
+      index: of the part, from 0.
+      count: number of parts.
+      samples: per direction in all parts together; the same for all parts.
+      checkpoint: stores finished stretches; the same call then resumes.
       progress: called with (what, samples done, samples expected).
 
     Raises:
@@ -202,18 +205,19 @@ def merge(
 ) -> tuple[Plan | None, Verdict]:
     """Return the plan with the evidence of all parts of one run, None unless certified; and the verdict.
 
-    The verdict is the anytime rule's at the total number of draws, its bets from the run's own pilot. What is
-    verified is the plan's target, whatever the parts say; a plan that is returned loads as certified.
+    The verdict is that of the anytime rule at the total number of samples, with bets from the run's own
+    pilot. The verified claim is the plan's target, not that of the parts; a returned plan loads as certified.
 
     Args:
-      plan: that the parts were drawn for. Its data set, batch sizes and cuts are kept.
-      redraw: stretches of blocks to draw again, of randomly chosen parts, and to compare with what they hold:
-        a part that made up one stretch of k is found with probability `redraw / k`.
+      plan: of the parts. Its data set, batch sizes and cuts are kept.
+      parts: all parts of one run.
+      redraw: stretches of blocks to draw again, of randomly chosen parts, and to compare with the stored
+        ones: a part that forged one stretch of k is detected with probability `redraw / k`.
       progress: called with (what, samples done, samples expected) while redrawing.
 
     Raises:
       ValueError: no parts, a duplicate, a gap, parts of another run, plan or version, histograms that are
-        none or not those of the key; it says which.
+        malformed or not those of the key; the message names the reason.
     """
     if not parts:
         raise ValueError("parts must not be empty")
@@ -252,12 +256,13 @@ def merge(
 
 
 def verify_distributed(plan: Plan, samples: int, run_key=None) -> tuple[Plan | None, Verdict]:
-    """Verify on all processes of `jax.distributed`, each drawing its part; every process gets the result.
+    """Verify on all processes of `jax.distributed`, each drawing one part; every process gets the result.
 
     Call it on every process after `jax.distributed.initialize`, with the same arguments.
 
     Args:
-      plan, samples: as in `draw_part`.
+      plan: as in `draw_part`.
+      samples: as in `draw_part`.
       run_key: from the operating system of process 0 by default. Only tests should fix it.
     """
     fresh = randomness.fresh_key() if run_key is None else run_key
@@ -313,7 +318,7 @@ def _side_of_parts(
 
 
 def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, progress) -> None:
-    """Draw random stretches again; ValueError for one that is not what its part holds."""
+    """Draw random stretches again; ValueError for one that differs from the stored one."""
     stream = base.direction_key(run_key, direction)
     places = [(part, k) for part in parts for k in range(len(part.edges) - 1)]
     chosen = secrets.SystemRandom().sample(places, min(number, len(places)))
@@ -333,10 +338,13 @@ def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, 
 
 
 def target_of(plan: Plan) -> str:
-    """Return the digest of what is verified of a plan in parts: its claim.
+    """Return the digest of the claim that parts of a plan verify.
+
+    Args:
+      plan: not composed with another mechanism.
 
     Raises:
-      ValueError: for a plan composed with another mechanism.
+      ValueError: a plan composed with another mechanism.
     """
     if plan.compose_with is not None:
         raise ValueError("plan must not be composed with another mechanism to be verified in parts")
@@ -344,7 +352,7 @@ def target_of(plan: Plan) -> str:
 
 
 def _runs(plan: Plan, blocks: int, run_key):
-    """(direction, what is to be drawn) for both directions, by the anytime rule."""
+    """Return (direction, run) for both directions, by the anytime rule."""
     stop = Stop(max_samples=blocks * randomness.BLOCK_SIZE)
     for direction in DIRECTIONS:
         yield direction, choose_run(plan.claim, direction, run_key, stop)

@@ -56,7 +56,7 @@ class GeneralPlan(StoredPlan):
 
     @property
     def run(self) -> GeneralDPSGD:
-        """The mechanism."""
+        """Mechanism."""
         return GeneralDPSGD(*(getattr(self, size.name) for size in fields(GeneralDPSGD)))
 
     @property
@@ -143,12 +143,12 @@ class SampledGeneralPlan(GeneralPlan):
 
     @property
     def distribution(self) -> SampledDistribution:
-        """The distribution that was sampled."""
+        """Distribution that was sampled."""
         return SampledDistribution(self.run)
 
     @property
     def draws(self) -> MixtureEvidence:
-        """The evidence, which is never missing."""
+        """Evidence, which is never missing."""
         assert self.evidence is not None
         return self.evidence
 

@@ -1,1 +1,1 @@
-"""One file a family of proposal distributions."""
+"""Families of proposal distributions, one per file."""

@@ -1,8 +1,8 @@
-"""Half-spaces where another mechanism is composed in (add direction; proofs/composition.md).
+"""Half-spaces with a composed mechanism (add direction; proofs/composition.md).
 
-With g the privacy profile of the other mechanism, the divergence of the two together is `E_Q[g(t)]`,
+With g the privacy profile of the composed mechanism, the divergence of the two together is `E_Q[g(t)]`,
 `t = epsilon + L`. `f >= P(x = 0)` and every tangent of ln(f - P0) bound t from below, hence g(t) from above,
-and nothing has to be left out.
+and no part of g has to be left out.
 """
 
 import functools
@@ -27,15 +27,18 @@ from jaxacct.statistics.composed import Composed
 
 SPEC = ProposalSpec("composed-half-space", ())
 _TAIL = 2.0**-41  # probability, relative to the scale, at either end of the table of t
-_PLACES = np.linspace(-38.0, 38.0, 1521)  # of t, for the guide to where the table should be
-_SHARES = (0.4, 0.7)  # of the loss, below 0, that terms of 1 would need: where tangents are looked for
+_PLACES = np.linspace(-38.0, 38.0, 1521)  # of t, to estimate where the table should be
+_SHARES = (0.4, 0.7)  # tangent points, as fractions of the (negative) loss that terms of 1 would need
 
 
 def build(setting: Setting) -> Proposal:
     """Return the half-space with the smallest scale.
 
+    Args:
+      setting: with a composed mechanism.
+
     Raises:
-      ValueError: for side information, a matrix whose columns have cross terms of their own, or no tangent.
+      ValueError: side information, a matrix whose columns have cross terms of their own, or no tangent.
     """
     found = _best_half_space(setting)
     if found is None:
@@ -72,7 +75,7 @@ def _best_half_space(setting: Setting) -> Proposal | None:
 
 @functools.lru_cache(maxsize=32)
 def _tangents(mechanism: Mechanism, epsilon: float) -> tuple[Minorant, ...]:
-    """Tangents that may serve: Jensen's, and the best ones of losses that the composed terms come from."""
+    """Return candidate tangents: Jensen's, and the best ones at losses that dominate the composed terms."""
     none = -mechanism.scheme.log_probability_of_none()
     losses = sorted({share * min(none, epsilon) for share in _SHARES})
     found = [jensen(mechanism), *(best_minorant(mechanism, loss) for loss in losses)]
@@ -82,11 +85,10 @@ def _tangents(mechanism: Mechanism, epsilon: float) -> tuple[Minorant, ...]:
 def composed_table(
     mechanism: Mechanism, epsilon: float, composed: Composed, minorant: Minorant
 ) -> tuple[float, float, dict]:
-    """A piecewise constant distribution r of the coordinate t of a tangent with
-    `phi(t) h(t) / r(t) <= scale`.
+    """Return a piecewise constant density r of a tangent's coordinate t with `phi(t) h(t) / r(t) <= scale`.
 
-    h(t) = g(epsilon + ln(P0 + e^{constant + slope t})) bounds the terms and falls in t. Returns what
-    `coordinate_table` does.
+    h(t) = g(epsilon + ln(P0 + e^{constant + slope t})) bounds the terms and decreases in t. The result is
+    that of `coordinate_table`.
     """
     slope = minorant.norm / mechanism.noise_multiplier
     least = least_exponent(mechanism, epsilon)

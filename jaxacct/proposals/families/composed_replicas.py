@@ -1,8 +1,8 @@
-"""Replicas where another mechanism is composed in (remove direction; proofs/composition.md).
+"""Replicas with a composed mechanism (remove direction; proofs/composition.md).
 
-With g the privacy profile of the other mechanism, the divergence of the two together is `E_target[g(t)]`,
-t as in `proposals.base`. g has no end, so against the weight `Z_m f^{1-m}` of m replicas it has no bound; for
-its last part phi it has,
+With g the privacy profile of the composed mechanism, the divergence of the two together is `E_target[g(t)]`,
+t as in `proposals.base`. g never vanishes, so against the weight `Z_m f^{1-m}` of m replicas it has no bound;
+but without its tail phi it has,
 
     w g(t) <= phi w + Z_m e^{(1-m) epsilon} sup_t e^{(m-1) t} (g(t) - phi)_+ ,
 
@@ -20,7 +20,7 @@ from jaxacct.statistics.composed import Composed
 
 
 def composed_replicas(mechanism: Mechanism, m: int, epsilon: float, composed: Composed) -> Proposal:
-    """m replicas, their terms `w (g(t) - phi)_+`, with the scale at `epsilon`.
+    """Return m replicas with terms `w (g(t) - phi)_+` and the scale at `epsilon`.
 
     Raises:
       ValueError: as `replica_proposal`.

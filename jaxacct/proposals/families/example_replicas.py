@@ -6,7 +6,7 @@ weight of a draw is `Z_M f / f_1^M <= Z_M f^{1 - M/k}`, and the weighted term ne
 
     Z_M (1 / (rho - 1)) ((rho - 1) / rho)^rho e^{(1 - rho) epsilon},   rho = M / k.
 
-Where f itself is bounded by f_1^k, that bound takes its place and all of it holds; one from below may, too.
+Where f itself is bounded by f_1^k, that bound replaces it and all of it holds; the same for a lower bound.
 """
 
 import dataclasses
@@ -32,8 +32,13 @@ from jaxacct.statistics.lines import BudgetLine
 def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     """M = m replicas of one example, m above the number of examples, with the scale at `epsilon`.
 
+    Args:
+      mechanism: of several independent examples.
+      m: number of replicas.
+      epsilon: nats.
+
     Raises:
-      ValueError: for an m that there are no tables for, or whose Z_M overflows.
+      ValueError: no tables for this m, or Z_m overflows.
     """
     one, number = _one(mechanism)
     drawn = checked_replicas(one, m, number + 1)
@@ -66,7 +71,7 @@ def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Pr
     def lines_from_below(delta_v):
         lines = example_replica_lines(mechanism, float(delta_v), m, log_z)
         *_, means = more = tilted_to_means(mechanism, lines)
-        # Weights have the loss as well.
+        # Weights contain the loss, too.
         return *more, dataclasses.replace(means, kind="relative", amount=math.expm1(min(means.amount, 600.0)))
 
     return dataclasses.replace(found, below=below)
@@ -103,7 +108,7 @@ def example_replica_lines(
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
-    """The mechanism of one example, and how many examples a unit has."""
+    """Return the mechanism of one example, and the number of examples of a unit."""
     if mechanism.scheme.parts is None:
         raise ValueError(f"scheme must be of independent examples, was {mechanism.scheme.name}")
     one, number = mechanism.scheme.parts

@@ -1,14 +1,14 @@
-"""Add direction with many participations: certify a small H(Q, P) by concavity from two common events.
+"""Add direction with many participations: bound a small H(Q, P) by concavity, from two common events.
 
 Where noise of size 0 already has L <= -epsilon, no half-space excludes it and no bound M is known. Write
-`H(Q, P) = M_0 E X(zeta)`, `X = (1 - e^{epsilon - ln M_0} (f - P0))_+` in [0, 1] (`add_direction`). Pushing
-the noise down, along a fixed non-negative direction, makes the event common, and
+`H(Q, P) = M_0 E X(zeta)`, `X = (1 - e^{epsilon - ln M_0} (f - P0))_+` in [0, 1] (`add_direction`). A shift of
+the noise along a fixed non-negative direction makes the event common, and
 
     G(t) = Phi^{-1}( E X(zeta - t d) )  is concave in t                       (proofs/add_direction.md,
-    theorem 4; proofs/composition.md, theorem 3, where another mechanism is composed in).
+    theorem 4; proofs/composition.md, theorem 3, with a composed mechanism).
 
 So for 0 < t_1 < t_2 the line through t_2 and t_1 lies above G at 0: an upper confidence bound at t_1 and a
-lower one at t_2 bound H(Q, P) with no further assumption, whatever its size. The price is looseness where G
+lower one at t_2 bound H(Q, P) without further assumptions, whatever its size. The cost is looseness where G
 bends, never validity.
 """
 
@@ -35,10 +35,10 @@ from jaxacct.statistics.hockey_stick import Direction, exponent, finite_margin, 
 from jaxacct.statistics.lines import BudgetLine, total
 
 _PILOT_BLOCKS = 16
-_LITTLE = 1e-12  # the delta_v that rare outputs are ruled out by
+_LITTLE = 1e-12  # delta_v at which rare outputs are excluded
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
 PLANNED_SAMPLES = (100_000, 250_000)
-"""At each distance, few first: guides for the choice of distances. More of them stand nearer to 0."""
+"""Candidate numbers of samples at each distance: more samples allow nearer distances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +46,13 @@ class Extrapolation:
     """Two shifted distributions and the line through them.
 
     Attributes:
-      near, far: distributions of the outputs under Q, pushed down by `near_distance < far_distance` standard
-        deviations along C m. **Not** proposals for H(Q, P): their means are E X at two points of G.
-      log_scale: ln M_0; 0 where another mechanism is composed in.
-      log_expected: ln of the bound that the pilot expects after as many draws as it was planned for; a guess,
-        to choose with.
-      planned_samples: at each distance, of that plan; 0 where there was none.
-      composed_terms: X of the exponent where another mechanism is composed in, else None.
+      near: distribution of the outputs under Q, shifted down by `near_distance` standard deviations along C
+        m. **Not** a proposal for H(Q, P): its mean is E X at a point of G.
+      far: the same at `far_distance`, above `near_distance`.
+      log_scale: ln M_0; 0 with a composed mechanism.
+      log_expected: ln of the expected bound after the planned number of samples, for the choice only.
+      planned_samples: at each distance; 0 without a plan.
+      composed_terms: X of the exponent with a composed mechanism, else None.
     """
 
     epsilon: float
@@ -82,20 +82,20 @@ class Extrapolation:
 
     @property
     def left_out(self) -> float:
-        """What X leaves out of the composed profile, as a part of H(Q, P)."""
+        """Part of H(Q, P) that X leaves out of the composed profile."""
         return 0.0 if self.composed_terms is None else self.composed_terms.left_out
 
     def log_bound(self, near_upper: float, far_lower: float) -> float:
-        """`log_bound` of this extrapolation's distances and scale, what is unseen taken for the worst."""
+        """Return `log_bound` of these distances and this scale, with the worst case for unseen outputs."""
         near_upper, far_lower = near_upper + self.unseen, far_lower - self.unseen
         return log_bound(self.near_distance, self.far_distance, self.log_scale, near_upper, far_lower)
 
     def bound(self, near_upper: float, far_lower: float) -> float:
-        """At least H(Q, P), from what is at least the mean at `near` and at most that at `far`."""
+        """Return an upper bound on H(Q, P), from an upper bound at `near` and a lower bound at `far`."""
         return math.exp(self.log_bound(near_upper, far_lower)) + self.left_out
 
     def terms(self, draws: Draws, margin: float) -> np.ndarray:
-        """X in [0, 1] of draws, float64: rounded up for `margin > 0`, down for `margin < 0`."""
+        """Return X in [0, 1] of samples, float64: rounded up for `margin > 0`, down for `margin < 0`."""
         t = exponent(draws.loss, Direction.ADD, self.epsilon - margin)
         if self.composed_terms is not None:
             return self.composed_terms(t)
@@ -103,13 +103,14 @@ class Extrapolation:
 
 
 def log_bound(near: float, far: float, log_scale: float, near_upper: float, far_lower: float) -> float:
-    """ln of the bound on H(Q, P) from bounds on the two means of X (proofs/derivations.md section 9, mended).
+    """Return ln of the bound on H(Q, P) from bounds on both means of X (proofs/add_direction.md, section 4).
 
     Args:
-      near, far: distances of the two distributions.
+      near: distance of the first distribution.
+      far: distance of the second distribution.
       log_scale: ln M_0.
-      near_upper: at least E X at `near`.
-      far_lower: at most E X at `far`.
+      near_upper: upper bound on E X at `near`.
+      far_lower: lower bound on E X at `far`.
     """
     if near_upper >= 1 or far_lower <= 0:
         return log_scale
@@ -120,10 +121,11 @@ def log_bound(near: float, far: float, log_scale: float, near_upper: float, far_
 
 
 def shifted(mechanism: Mechanism, log_scale: float, distance: float, guard: float) -> Proposal:
-    """Q with its noise pushed down by `distance` standard deviations along C mu, mu the mean participation.
+    """Return Q with its noise shifted down by `distance` standard deviations along C mu.
 
-    `guard` changes the distance by a relative 2^-20, up for a mean that may only come out larger and down
-    for one that may only come out smaller: that covers the rounding of the shift to float32.
+    mu is the mean participation. `guard` changes the distance by a relative 2^-20, up where the mean must not
+    be underestimated and down where it must not be overestimated: that covers the rounding of the shift to
+    float32.
     """
     weights = mechanism.scheme.participation_probabilities()
     signal = mechanism.strategy.gram(weights)
@@ -146,7 +148,7 @@ def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def supports(mechanism: Mechanism) -> bool:
-    """Whether theorem 4 covers the mechanism: Q is one Gaussian, and losses are exact."""
+    """Return whether theorem 4 covers the mechanism: Q is one Gaussian, and losses are exact."""
     return mechanism.is_stationary and mechanism.scheme.side_information is None
 
 
@@ -158,9 +160,9 @@ def cheaper_extrapolation(
     samples_otherwise: float,
     key,
 ) -> "Extrapolation | None":
-    """Return an extrapolation that is expected to certify delta_v from fewer samples than otherwise.
+    """Return an extrapolation that is expected to certify delta_v from fewer samples than other proposals.
 
-    The choice rests on pilot samples of `key` alone, so it is independent of the samples that certify.
+    The choice depends on pilot samples of `key` alone, so it is independent of the samples that certify.
     """
     numbers = tuple(samples for samples in PLANNED_SAMPLES if 2 * samples < samples_otherwise)
     if not numbers or not supports(mechanism):
@@ -174,11 +176,17 @@ def cheaper_extrapolation(
 def at_distances(
     mechanism: Mechanism, epsilon: float, near: float, far: float, composed: Composed | None = None
 ) -> Extrapolation:
-    """The extrapolation through two given distances, 0 < near < far, in standard deviations.
+    """Return the extrapolation through two given distances, 0 < near < far, in standard deviations.
+
+    Args:
+      mechanism: the mechanism.
+      epsilon: nats.
+      near: distance of the first distribution.
+      far: distance of the second distribution.
+      composed: composed mechanism, or None.
 
     Raises:
-      ValueError: for other distances, where H(Q, P) is exactly zero, or next to nothing of what is composed
-        is left.
+      ValueError: other distances, H(Q, P) is exactly zero, or almost nothing is left of the composed profile.
     """
     if not supports(mechanism):
         raise ValueError("extrapolation does not cover this scheme and strategy")
@@ -195,7 +203,7 @@ def at_distances(
 def _terms_of(
     mechanism: Mechanism, epsilon: float, composed: Composed | None
 ) -> tuple[float, ConcaveTerms | None]:
-    """(ln M_0, X of the exponent where another mechanism is composed in); -inf where there is no such X."""
+    """Return (ln M_0, X of the exponent with a composed mechanism); -inf where there is no such X."""
     if composed is None:
         return log_remainder_scale(mechanism, epsilon), None
     terms = composed.concave_terms(least_exponent(mechanism, epsilon))
@@ -209,14 +217,17 @@ def plan_extrapolations(
     composed: Composed | None = None,
     numbers: tuple[int, ...] = PLANNED_SAMPLES,
 ) -> list[Extrapolation]:
-    """For each number of draws the two distances with the smallest bound expected after them, from one pilot.
+    """Return, for each number of samples, the two distances with the smallest expected bound, from one pilot.
 
-    None where the event does not become common within 40 standard deviations. The pilot, and the parabola
-    drawn through it, only choose: the bound is valid for any distances that do not depend on the draws that
-    are certified with.
+    Empty where the event is not common within 40 standard deviations. The pilot, and the parabola fitted to
+    it, only choose: the bound is valid for any distances that are independent of the samples that certify.
 
     Args:
-      numbers: samples that may be drawn at each distance.
+      mechanism: the mechanism.
+      epsilon: nats.
+      key: of the pilot.
+      composed: composed mechanism, or None.
+      numbers: candidate numbers of samples at each distance.
     """
     log_scale, terms = _terms_of(mechanism, epsilon, composed)
     if log_scale == -math.inf:
@@ -256,34 +267,35 @@ def plan_extrapolations(
 
 
 def _height_error(height, samples: int):
-    """Standard error of `Phi^{-1}` of a mean estimated from so many coin flips; nan where one is certain."""
+    """Return the standard error of `Phi^{-1}` of a mean of so many coin flips; NaN where it is 0 or 1."""
     deviation = np.sqrt(ndtr(height) * ndtr(-np.asarray(height)) / samples)
     with np.errstate(over="ignore", invalid="ignore"):
         return deviation * math.sqrt(2 * math.pi) * np.exp(np.square(height) / 2)
 
 
 def _expected(near: np.ndarray, far: np.ndarray, ratios: np.ndarray, samples: int) -> np.ndarray:
-    """Phi^{-1} of the bounds expected from pairs of distances, with about six standard errors at either end.
+    """Return Phi^{-1} of the expected bounds of pairs of distances, with six standard errors at either end.
 
     Args:
-      near, far: Phi^{-1} of the means at both, (pairs,) each.
+      near: Phi^{-1} of the means at the near distance, (pairs,).
+      far: Phi^{-1} of the means at the far distance, (pairs,).
       ratios: of the distances, (pairs,).
+      samples: at each distance.
     """
     mean = ndtr(near)
-    # With q = 1e-9 even a mean of 0 is only seen to be below ln(1 / q) / n.
+    # With q = 1e-9 even a sample mean of 0 only shows a mean below ln(1 / q) / n.
     near = ndtri(np.minimum(mean + (6 * np.sqrt(mean * samples) + 20) / samples, 0.999))
     reached = (near - ratios * (far - 6 * _height_error(far, samples))) / (1 - ratios)
     return np.where(np.isnan(reached), np.inf, reached)
 
 
 def margin_of_line(extrapolation: Extrapolation) -> float:
-    """Return what is reserved for float32 losses of both distributions, natural log."""
+    """Return the reserve for float32 losses of both distributions, in nats."""
     return finite_margin(total(extrapolation.lines, "epsilon"))
 
 
 def count_terms(extrapolation: Extrapolation, key, margin: float, first: int, last: int):
-    """Histograms (near, far) of the blocks first..last-1: rounded up at the near point and down at the far
-    one, each the safe way."""
+    """Return histograms (near, far) of the blocks first..last-1: near rounded up, far rounded down."""
     counts = []
     for index, (distribution, rounded) in enumerate(
         ((extrapolation.near, margin), (extrapolation.far, -margin)),

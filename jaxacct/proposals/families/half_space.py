@@ -57,7 +57,7 @@ class Minorant(NamedTuple):
 
 
 def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
-    """The tangent of `ln(f - P0)` at normalised noise scores `noise`, (iterations,) float64.
+    """Return the tangent of `ln(f - P0)` at normalised noise scores `noise`, (iterations,) float64.
 
     None where `f - P0` is lost to rounding there. `noise = ||c_i||^2 / (2 sigma)` is f = 1: Jensen's
     inequality. The constant is lowered by 1e-8 of the size of its parts, which covers float64 rounding.
@@ -84,32 +84,32 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
 
 @compiled(static=1)
 def loss_and_gradient(scheme, excess, norms):
-    """(ln P/Q, its gradient by the log-ratios `excess`)."""
+    """Return (ln P/Q, its gradient by the log-ratios `excess`)."""
     return jax.value_and_grad(scheme.log_likelihood_ratios)(excess, norms)
 
 
 def jensen(mechanism: Mechanism) -> Minorant | None:
-    """The tangent at f = 1: Jensen's inequality."""
+    """Return the tangent at f = 1: Jensen's inequality."""
     sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
     return tangent(mechanism, np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
 
 
 def edge_and_slope(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> tuple[float, float]:
-    """(edge, slope): the term is at most `M_0 (1 - e^{slope (t - edge)})_+`, t the coordinate along C m."""
+    """Return (edge, slope): a term is at most `M_0 (1 - e^{slope (t - edge)})_+`, t along C m."""
     slope = minorant.norm / mechanism.noise_multiplier
     height = epsilon - log_remainder_scale(mechanism, epsilon) + minorant.constant
     return -height / slope, slope
 
 
 def log_half_space_mean(edge: float, slope: float) -> float:
-    """`ln E (1 - e^{slope (t - edge)})_+` for standard normal t, float64 (a guide, not a guarantee)."""
+    """Return `ln E (1 - e^{slope (t - edge)})_+` for standard normal t, float64 (for the choice only)."""
     above = slope**2 / 2 - slope * edge + log_ndtr(edge - slope) - log_ndtr(edge)
     return float(log_ndtr(edge) + math.log(max(-math.expm1(min(above, 0.0)), 1e-300)))
 
 
-@functools.lru_cache(maxsize=64)  # seventy tangents, asked for again by whoever verifies what was chosen
+@functools.lru_cache(maxsize=64)  # seventy tangents, requested again by the verification of the choice
 def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
-    """The tangent with the smallest mean of its bound: Jensen's, and points down along the last gradient.
+    """Return the tangent with the smallest mean bound: Jensen's, or at points down along the last gradient.
 
     The best half-space touches {L <= -epsilon} at its point nearest to 0, where the gradient points back to
     0; alternating the distance and the direction approaches it. Any tangent is valid.
@@ -134,7 +134,7 @@ def search_minorant(
     log_mean: Callable[[Minorant | None], float],
     gram: Callable[[np.ndarray], np.ndarray],
 ) -> Minorant | None:
-    """As `best_minorant`, from the first one, for the tangents at normalised noise scores and their cost."""
+    """Search like `best_minorant`, from `best`, among tangents at normalised noise scores."""
     for _ in range(3):
         if best is None:
             return None
@@ -151,7 +151,7 @@ def search_minorant(
 
 
 def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> Proposal:
-    """The proposal of one minorant. `epsilon` must be below -ln P(x = 0)."""
+    """Return the proposal of one minorant. `epsilon` must be below -ln P(x = 0)."""
     log_scale, tail, cells = coordinate_table(*edge_and_slope(mechanism, epsilon, minorant))
     log_scale += log_remainder_scale(mechanism, epsilon)
     return proposal_along(mechanism, minorant, log_scale, tail, cells)
@@ -167,15 +167,17 @@ def proposal_along(
     draw_block: Callable[..., Draws] | None = None,
     more_lines: Callable[[tuple[BudgetLine, ...]], tuple[BudgetLine, ...]] = tuple,
 ) -> Proposal:
-    """Draws whose coordinate along `C m` is of the distribution of `cells`; `coordinate_table` says what they
-    are.
+    """Return a proposal whose coordinate along `C m` has the distribution of `cells` (`coordinate_table`).
 
     Args:
+      mechanism: the mechanism.
+      minorant: gives the direction m.
       log_scale: ln M.
-      tail: of what the distribution leaves out, over M.
+      tail: part of the bound that the distribution leaves out, over M.
+      cells: of `place_cells`.
       spec: of the proposal.
       draw_block: of the proposal, from `draw_in_half_space`; by default with the losses of `loss_of_scores`.
-      more_lines: the lines that are booked, given those of `coordinate_lines`.
+      more_lines: function of `coordinate_lines` that returns the budget items.
     """
     n = mechanism.scheme.iterations
     # Rounding of the coordinate: a tree of log2(n) additions, products, weights and the shift itself.
@@ -185,7 +187,7 @@ def proposal_along(
         "along": jnp.asarray(mechanism.strategy.gram(minorant.weights) / minorant.norm, jnp.float32),
         "rounding": jnp.float32(roundings * 2.0**-24),
     }
-    # The coordinate along C m is replaced: the old one is a normal of the draw, the new one is in the table.
+    # The coordinate along C m is replaced: the old one is a normal of the draw, the new one from the table.
     push = float(np.abs(np.asarray(cells["upper"])).max() + cells["width"]) + 12
 
     def lines(delta_v):
@@ -220,12 +222,12 @@ def proposal_along(
 def coordinate_lines(
     mechanism: Mechanism, delta_v: float, push: float, relative_norm: float
 ) -> tuple[BudgetLine, ...]:
-    """Return the budget items for losses whose coordinate along `C m` was taken from the scores and replaced.
+    """Return the budget items for losses whose coordinate along `C m` was replaced.
 
-    An error e of the scores is in the old coordinate too, as `<m, e> / |C m|`, and comes back along
-    `C^T C m / |C m|`. The loss sees it along participations x', where `|C x'| <= |x'|` if columns do not
-    overlap, so it sees at most `relative_norm = |m| / |C m|` times what it sees of e itself
-    (proofs/add_direction.md, section 3). Elsewhere C makes x' longer by its norm at most.
+    An error e of the scores is in the old coordinate, too, as `<m, e> / |C m|`, and returns along
+    `C^T C m / |C m|`. Its projection on participations x', where `|C x'| <= |x'|` if columns do not overlap,
+    is at most `relative_norm = |m| / |C m|` times that of e itself
+    (proofs/add_direction.md, section 3). Otherwise C increases |x'| by at most its norm.
     """
     if mechanism.scheme.examples_overlap or float(np.max(mechanism.cross_terms)) > 0:
         relative_norm *= max(1.0, largest_amplitude(mechanism.strategy, mechanism.scheme.iterations))
@@ -236,18 +238,18 @@ def coordinate_lines(
 
 
 def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
-    """A piecewise constant distribution r of t < edge with
-    `phi(t) (1 - e^{slope (t - edge)}) / r(t) <= scale`.
+    """Return a piecewise constant density r of t < edge: `phi(t) (1 - e^{slope (t - edge)}) <= scale r(t)`.
 
-    Cells are of equal width and have probabilities that are multiples of 2^-32, so the distribution that is
-    drawn is the distribution whose density is used, and the scale is a maximum over cells, not an integral.
+    Cells have equal width and probabilities that are multiples of 2^-32, so the drawn distribution is exactly
+    the one whose density is used, and the scale is a maximum over cells, not an integral.
     The largest value in a cell bounds the normal density by its upper end and the other factor by its lower
     end.
 
-    Returns (ln scale, probability left out below the last cell over the scale, arrays of the cells).
+    Returns:
+      (ln scale, probability left out below the last cell over the scale, arrays of the cells).
     """
     log_mean = log_half_space_mean(edge, slope)
-    # phi(edge - depth) / phi(min(edge, 0)) falls at least like a normal; 14 more than suffices.
+    # phi(edge - depth) / phi(min(edge, 0)) decreases at least like a normal; 14 more than suffices.
     depth = max(edge, 0.0) + 14.0
     while depth > 1e-6 and log_ndtr(edge - 0.9 * depth) < log_mean + math.log(_TAIL):
         depth *= 0.9
@@ -265,10 +267,12 @@ def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
 
 
 def place_cells(upper: np.ndarray, width: float, log_peak: np.ndarray) -> tuple[float, dict]:
-    """(ln scale, arrays) of cells of one width below `upper`, drawn about as e^log_peak says.
+    """Return (ln scale, arrays) of cells of one width below `upper`, drawn approximately like e^log_peak.
 
     Args:
-      log_peak: at least ln of the normal density times the bound on the terms, anywhere in the cell.
+      upper: (cells,) upper ends.
+      width: of a cell.
+      log_peak: upper bound on ln of the normal density times the bound on the terms, anywhere in the cell.
     """
     ideal = np.exp(log_peak - logsumexp(log_peak))
     counts = np.floor(ideal * (2.0**32 - CELLS)).astype(np.int64) + 1
@@ -279,7 +283,7 @@ def place_cells(upper: np.ndarray, width: float, log_peak: np.ndarray) -> tuple[
     return log_scale, {
         "last": jnp.asarray(np.cumsum(counts) - 1, jnp.uint32),
         "upper": jnp.asarray(upper, jnp.float32),
-        # Rounded up, so that a weight is never below the exact one.
+        # Rounded up, so that a weight is at least the exact one.
         "log_weight": jnp.asarray(base + 4 * 2.0**-24 * (1 + np.abs(base)), jnp.float32),
         "width": jnp.float32(width),
     }
@@ -291,16 +295,16 @@ def _half_space(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def _from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    """Of losses that examples have which share nothing: at least the exact ones, growing with every score."""
+    """Draw with losses of examples without overlap: at least the exact ones, increasing in every score."""
     noise, log_weight = draw_in_half_space(key, scheme, strategy, tables, dtype, -1)
     return Draws(loss_of_scores(scheme, strategy, sigma * noise, sigma), log_weight)
 
 
 def draw_in_half_space(key, scheme, strategy, tables, dtype, side: int = 1):
-    """Normalised noise scores of a block of `proposal_along`, (BLOCK_SIZE, iterations), and ln of weights.
+    """Return noise scores of a block of `proposal_along`, (BLOCK_SIZE, iterations), and ln of weights.
 
-    Scores are lowered by what the coordinate is rounded: losses have to grow with every score, or be at most
-    ones that do. Weights are rounded up. With `side` -1 scores are raised and weights rounded down.
+    Scores are lowered by the rounding of the coordinate: losses must increase in every score, or be bounded
+    by such losses. Weights are rounded up. With `side` -1 scores are raised and weights rounded down.
     """
     noise_key, cell_key, place_key = threefry.split(key, 3)
     size, n = randomness.BLOCK_SIZE, scheme.iterations
@@ -312,12 +316,12 @@ def draw_in_half_space(key, scheme, strategy, tables, dtype, side: int = 1):
     upper = tables["upper"][cell].astype(dtype)
     # ln phi(t) from its value at the upper end of the cell: no cancellation.
     log_weight = tables["log_weight"][cell].astype(dtype) + below * (upper - below / 2)
-    if side < 0:  # what the table was rounded up by, and all that is rounded here
+    if side < 0:  # the table's rounding up, and all rounding here
         sizes = 1 + jnp.abs(tables["log_weight"][cell]) + jnp.abs(upper * below) + below**2
         log_weight = log_weight - 16 * 2.0**-24 * sizes.astype(dtype)
     products = tables["weights"].astype(dtype)[None] * noise
     slack = tables["rounding"].astype(dtype) * (jnp.abs(products).sum(axis=1) + jnp.abs(upper) + below + 1)
-    # L grows with every score, so an error of the coordinate is covered by lowering it by its bound.
+    # L increases in every score, so lowering the coordinate by its error bound covers that error.
     shift = upper - below - halving_sum(products) - side * slack
     return noise + shift[:, None] * tables["along"].astype(dtype)[None], log_weight
 
@@ -335,9 +339,12 @@ def halving_sum(values):
 def build(setting: Setting) -> Proposal:
     """Return the half-space of the best tangent for a setting.
 
+    Args:
+      setting: of the add direction.
+
     Raises:
-      ValueError: for side information (Q is no Gaussian, and f has no tangents), a matrix whose columns have
-        cross terms of their own, an exact zero, or where no tangent excludes the output of no noise.
+      ValueError: side information (Q is no Gaussian, and f has no tangents), a matrix whose columns have
+        cross terms of their own, a divergence of exactly zero, or no tangent that excludes noise 0.
     """
     found = _best_half_space(setting)
     if found is None:
@@ -348,7 +355,7 @@ def build(setting: Setting) -> Proposal:
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """Return the half-space where its bound is below those of other samples of Q.
 
-    Where noise of size 0 already has L <= -epsilon no half-space excludes it, and none is tried.
+    Where noise 0 already has L <= -epsilon no half-space excludes it, and none is tried.
     """
     del samples_needed
     found = _best_half_space(setting)

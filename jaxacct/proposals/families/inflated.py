@@ -1,11 +1,11 @@
 """Replicas at an inflated sampling probability (remove direction, small probabilities and epsilon).
 
-Where a unit hardly ever participates, f = P/Q is next to 1 and nearly all replicas have no participation: the
-distribution with density `Q f^m / Z_m` is next to Q. Let g be the likelihood ratio of the same scheme at
-several times the sampling probability, P0 and P0' the probabilities of no participation, and c at most the
-ratio of the probabilities of any other participation vector. Then `g >= P0' + c (f - P0)`. A sample of the
-distribution R with density `Q g^m / Z'_m`, which is that of m replicas at the inflated probability, has the
-weight `Z'_m f / g^m` and a term of at most
+Where a unit rarely participates, f = P/Q is close to 1 and nearly all replicas have no participation: the
+distribution with density `Q f^m / Z_m` is close to Q. Let g be the likelihood ratio of the same scheme at
+several times the sampling probability, P0 and P0' the probabilities of no participation, and c a lower bound
+on the ratio of the probabilities of any other participation vector. Then `g >= P0' + c (f - P0)`. A sample of
+the distribution R with density `Q g^m / Z'_m`, which is that of m replicas at the inflated probability, has
+the weight `Z'_m f / g^m` and a term of at most
 
     Z'_m (1 / (c (m - 1))) ((m - 1) / m)^m A^{1 - m},   A = P0' + c (e^epsilon - P0)
 
@@ -30,7 +30,7 @@ from jaxacct.proposals.families.replicas import candidates as replica_candidates
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 
-# -ln P0' that the inflation factor aims at, and the largest factor.
+# Target of -ln P0' for the inflation factor, and the largest factor.
 _WANTED, _MAX_TIMES = 0.5, 32
 _LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
 
@@ -39,7 +39,7 @@ def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) 
     """Return the proposal of m replicas at `times` the sampling probability, with the scale at `epsilon`.
 
     Raises:
-      ValueError: where there are no such replicas, or Z'_m overflows.
+      ValueError: there are no such replicas, or Z'_m overflows.
     """
     found = _inflated(mechanism, times)
     if found is None:
@@ -102,7 +102,7 @@ def inflated_lines(
       delta_v: as for `rounding.loss_lines`.
       replicas: of `inflated`.
       log_normalizer: ln Z'.
-      log_least_ratio: at most ln of the ratio of the probabilities of any participation vector.
+      log_least_ratio: lower bound on ln of the ratio of the probabilities of any participation vector.
     """
     drawn = rounding.bounded(
         inflated,

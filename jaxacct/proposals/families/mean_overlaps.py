@@ -1,15 +1,16 @@
-"""The add direction of a user with several examples: what these share in the mean, and not at most.
+"""Add direction of a user with several examples: their mean overlaps, instead of the maximum ones.
 
-Where the likelihood of k independent examples is too large to be computed, f is bounded from below by taking
-off the most that a participation could share with all others, `Mechanism.cross_terms`, which is much. In the
-mean they share little: with f_1 the likelihood ratio of one example and m its mean participation under the
+Where the likelihood of k independent examples is too large to compute, f is bounded from below by subtracting
+the maximum overlap of a participation with all others, `Mechanism.cross_terms`, which is large. The mean
+overlap is
+small: with f_1 the likelihood ratio of one example and m its mean participation under the
 distribution tilted by log-ratios r_0,
 
     ln f(r)  >=  k (ln f_1(r_0) + <m, r - r_0>)  -  (k (k - 1) / 2) |C m|^2 / sigma^2
 
 for all r, by the Gibbs variational principle (proofs/shared_examples.md, theorem 8). At one r_0 it is linear
-in r, so `(1 - e^epsilon f)_+` is at most that of a half-space, whose mean is known. At r_0 = r, made anew for
-every draw from that half-space, it is nearly exact (theorem 9).
+in r, so `(1 - e^epsilon f)_+` is at most that of a half-space, whose mean is known. At r_0 = r, computed for
+every sample of that half-space, it is nearly exact (theorem 9).
 """
 
 import dataclasses
@@ -47,7 +48,7 @@ _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
 
 
 def mean_overlap_tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
-    """The bound of theorem 8 at normalised noise scores `noise`, (iterations,) float64, one that is on ln f.
+    """Return the bound of theorem 8 on ln f at normalised noise scores `noise`, (iterations,) float64.
 
     The constant is lowered by 1e-8 of the size of its parts, which covers float64 rounding; None where it
     cannot be computed.
@@ -74,7 +75,7 @@ def mean_overlap_tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | 
 
 
 def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | None:
-    """The half-space with the smallest mean that was found; None where all hold the output of no noise."""
+    """Return the half-space with the smallest mean that was found; None where all contain noise 0."""
     sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
 
     def edge_and_slope(minorant):
@@ -90,7 +91,7 @@ def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | No
     jensen = tangent_at(np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
     best = search_minorant(jensen, tangent_at, log_mean, mechanism.strategy.gram)
     if best is None or epsilon + best.constant <= 0:
-        return None  # no noise at all would be in the half-space
+        return None  # noise 0 would be in the half-space
     table = coordinate_table(*edge_and_slope(best))
     # Where every eligible example participates, only the starts are random.
     if mechanism.scheme.sums.probability == 1:
@@ -105,20 +106,23 @@ def _draw(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def loss_of_mean_overlaps(scheme, strategy, noise, sigma):
-    """At most ln P/Q, by theorem 9: (num_samples,) of the dtype of `noise`.
+    """Return a lower bound on ln P/Q, by theorem 9: (num_samples,) of the dtype of `noise`.
 
-    What examples share is rounded up; for the rest there are lines (proofs/rounding.md, section 7).
+    Overlaps are rounded up; other errors have budget items (proofs/rounding.md, section 7).
 
     Args:
+      scheme: of several independent examples.
+      strategy: strategy matrix.
       noise: (num_samples, iterations) normalised scores.
+      sigma: noise multiplier.
     """
     return _loss_of_mean_overlaps(scheme, strategy, sigma * noise, sigma)
 
 
 def loss_from_below(scheme, strategy, scores_, sigma):
-    """At most ln P/Q of (num_samples, iterations) scores of a user with several examples.
+    """Return a lower bound on ln P/Q of (num_samples, iterations) scores of a user with several examples.
 
-    By theorem 9, and by what examples share at most where draws have no means.
+    By theorem 9, and by maximum overlaps where samples have no means.
     """
     if has_means(scheme, strategy):
         return _loss_of_mean_overlaps(scheme, strategy, scores_, sigma)
@@ -126,8 +130,10 @@ def loss_from_below(scheme, strategy, scores_, sigma):
 
 
 def has_means(scheme, strategy) -> bool:
-    """Whether the mean participations of every draw are computed: else starts alone are unknown, or C is not
-    Toeplitz."""
+    """Return whether the mean participations of every sample are computed.
+
+    They are not where only starts are unknown, or C is not Toeplitz.
+    """
     return scheme.sums.probability < 1 and strategy.is_toeplitz
 
 
@@ -146,10 +152,12 @@ def _loss_of_mean_overlaps(scheme, strategy, scores_, sigma):
 
 
 def tilted_to_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tuple[BudgetLine, ...]:
-    """`lines` of k times the loss of one example, and that means are those of a distribution which is only
-    near to the one given the outputs."""
+    """Return `lines` of k times the loss of one example, plus the error of the mean participation.
+
+    Means are those of a distribution that is only near the one given the outputs.
+    """
     one, number = mechanism.scheme.parts  # pyrefly: ignore[not-iterable]
-    # At least three times what ln f_1 is off by from any step on: the odds of a participation.
+    # At least three times the error of ln f_1 from any step on: the odds of a participation.
     odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
     apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2
     source = "proofs/rounding.md, section 7"
@@ -157,7 +165,7 @@ def tilted_to_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tupl
 
 
 def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
-    """Draws of Q itself with the losses of theorem 9; `epsilon` below -ln P(x = 0)."""
+    """Return samples of Q itself with the losses of theorem 9; `epsilon` below -ln P(x = 0)."""
     return dataclasses.replace(
         plain(mechanism, Direction.ADD),
         spec=_PLAIN,
@@ -177,8 +185,10 @@ def _draw_plain(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def plain_from_below(mechanism: Mechanism, direction: str) -> Proposal:
-    """Draws of the target itself, with losses of several examples that are bounds on the safe side for a
-    bound from below: of examples that share nothing in the add direction, of theorem 9 in the other."""
+    """Return samples of the target itself, with losses of several examples for a lower bound.
+
+    Losses are those of examples without overlap in the add direction, of theorem 9 in the other.
+    """
     known = plain(mechanism, direction)
 
     def lines(delta_v):
@@ -203,7 +213,7 @@ def _add_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def drawn_scores(key, scheme, strategy, sigma, dtype, draw_counts=None):
-    """Of outputs with participations or without."""
+    """Return scores of outputs with participations or without."""
     normals_key, counts_key = threefry.split(key)
     normals = strategy.draw_normals(normals_key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, randomness.BLOCK_SIZE).astype(dtype)
@@ -219,11 +229,11 @@ def build(setting: Setting, variant: int) -> Proposal:
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
-    """The one there is where the likelihood of several examples is bounded; none elsewhere.
+    """Return the candidate where the likelihood of several examples is bounded; none elsewhere.
 
-    Where the output of no noise is in every half-space, draws of Q itself.
+    Where noise 0 is in every half-space, samples of Q itself.
     """
-    del samples_needed  # without a half-space draws of Q itself
+    del samples_needed  # without a half-space samples of Q itself
     mechanism, epsilon = setting.mechanism, setting.epsilon
     scheme, strategy = mechanism.scheme, mechanism.strategy
     if scheme.parts is None or not strategy.is_toeplitz or not scheme.overlap_bound(strategy) > 0:
@@ -245,12 +255,16 @@ def from_below(proposal: Proposal) -> Proposal | None:
         H(P, Q) = E_P (1 - alpha / f)_+  >=  E_P (1 - alpha / f_low)_+ ,
         H(Q, P) = E_Q (1 - alpha f)_+    >=  E_Q (1 - alpha F)_+ .
 
-    A distribution and its weights serve any function of the outputs, and its scale, which bounds the exact
-    terms, bounds the smaller ones (proofs/shared_examples.md, theorem 11). Intervals of estimates use it.
+    A distribution and its weights are valid for any function of the outputs, and its scale, which bounds the
+    exact terms, bounds the smaller ones (proofs/shared_examples.md, theorem 11). Intervals of estimates use
+    it.
+
+    Args:
+      proposal: of an upper bound, or exact.
 
     Returns:
-      The given proposal where its losses are exact and its weights are rounded up by less than is booked;
-      None where no lower bound is known.
+      The given proposal where its losses are exact and its weights are rounded up by less than is reserved;
+      None without a lower bound.
     """
     mechanism = proposal.mechanism
     if proposal.of_a_bound:
@@ -259,6 +273,6 @@ def from_below(proposal: Proposal) -> Proposal | None:
         return proposal.below()
     if not mechanism.is_upper_bound:
         return proposal
-    # Samples of the target itself, whose scale is not lower than that of the terms.
+    # Samples of the target itself, whose scale is not below that of the terms.
     is_plain = proposal.spec.family in ("plain", "plain-bounded") and proposal.log_scale > -math.inf
     return plain_from_below(mechanism, proposal.direction) if mechanism.scheme.parts and is_plain else None

@@ -1,15 +1,15 @@
 """Weights of replicas where participations of one example overlap (remove direction).
 
-With C of more bands than the minimum separation b, `f <= f+ = sum_x p(x) e^{<x, r>}`, and f+ is what is
-computed. Two participations b steps apart or more share rows, which the tables of replicas know nothing of:
-they give every participation a factor `e^lift` instead, at least what it shares with all later ones
-(`schemes.replicas.base.log_lift`). What a drawn tuple does share is known, so the weight `Z f+^{1-m}` is
-multiplied by
+With C of more bands than the minimum separation b, `f <= f+ = sum_x p(x) e^{<x, r>}`, and f+ is computed. Two
+participations b steps apart or more share rows, which the tables of replicas do not include:
+they give every participation a factor `e^lift` instead, at least its overlap with all later ones
+(`schemes.replicas.base.log_lift`). The actual overlap of a drawn tuple is computed, so the weight
+`Z f+^{1-m}` is multiplied by
 
     exp( far(x_1 + .. + x_m) - far(x_1) - lift (number of participations) ) <= 1,
 
-far being what all pairs b steps apart or more share, over sigma^2. The mean of that factor given the output
-makes the weight that of f itself (proofs/non_banded.md, "Replicas").
+far being the overlap of all pairs b steps apart or more, over sigma^2. The mean of that factor given the
+output makes the weight that of f itself (proofs/non_banded.md, "Replicas").
 """
 
 import math
@@ -26,7 +26,7 @@ _UNIT = 2.0**-24
 
 
 def overlap_arrays(mechanism, m: int) -> dict:
-    """What `log_factor` needs of a noise multiplier and a number of replicas."""
+    """Return the arrays of `log_factor` for a noise multiplier and a number of replicas."""
     return {
         "lift": jnp.float32(log_lift(mechanism, m)),
         "precision": jnp.float32(mechanism.noise_multiplier**-2),
@@ -34,31 +34,34 @@ def overlap_arrays(mechanism, m: int) -> dict:
 
 
 def overlap_variation(mechanism, m: int) -> float:
-    """How far the distribution of which of the participations are one replica's is off: ties of words of 31
-    bits, or integers below m, at each participation.
+    """Return the total variation error of the choice of one replica's participations.
+
+    It is that of ties of words of 31 bits, or of integers below m, at each participation.
     """
     return m * mechanism.scheme.max_participations * m**2 * 2.0**-31
 
 
 def log_factor(scheme, strategy, arrays: dict, together, alone, lifts):
-    """ln of the factor, (num_samples,) float32, above what it is exactly and at most 0.
+    """Return ln of the factor, (num_samples,) float32, rounded up and at most 0.
 
     Args:
+      scheme: of the replicas.
+      strategy: strategy matrix.
       arrays: `overlap_arrays`.
       together: (num_samples, iterations) float32, the sum of the replicas' counts.
       alone: the counts of one of them.
-      lifts: (num_samples,) float32, how many the tables gave, rounded down.
+      lifts: (num_samples,) float32, the lifts of the tables, rounded down.
     """
     far, off = _far(scheme, strategy, together)
     own, own_off = _far(scheme, strategy, alone)
     lifted = arrays["lift"] * lifts
     known = (far + off - jnp.maximum(own - own_off, 0.0)) * arrays["precision"]
-    # Neither of the two exceeds what is lifted, so roundings here are few of that.
+    # Neither of the two exceeds the lifts, so their roundings are small relative to these.
     return jnp.minimum(known - lifted * (1 - 16 * _UNIT), 0.0)
 
 
 def _far(scheme, strategy, counts):
-    """(what pairs of participations b steps apart or more share, a bound on its error), at sigma = 1.
+    """Return (overlap of pairs of participations b steps apart or more, a bound on its error), at sigma = 1.
 
     By Parseval's identity half the quadratic form of the autocorrelation from lag b on, (num_samples,).
     """
@@ -70,13 +73,13 @@ def _far(scheme, strategy, counts):
     far = tree_sum(squares * jnp.asarray(power, jnp.float32)[None], axis=1)
     roundings = 2 * fourier_roundings(length) + math.log2(length) + 10
     norm = jnp.square(counts).sum(axis=1)
-    # Squares of the whole spectrum add up to `length` times the norm; all but two frequencies stand for two.
+    # Squares of the whole spectrum add up to `length` times the norm; all but two frequencies count twice.
     largest = float(np.abs(power).max()) * length
     return far, jnp.float32(1.01 * largest * roundings * _UNIT) * norm
 
 
 def _far_spectrum(strategy, iterations: int, b: int, length: int) -> np.ndarray:
-    """(length / 2 + 1,) float64: what a square of the half spectrum counts."""
+    """Return (length / 2 + 1,) float64: the weight of a square of the half spectrum."""
     shared = strategy.column_products(iterations)
     shared[:b] = 0.0
     around = np.zeros(length)

@@ -1,4 +1,4 @@
-"""Weights of replicas that are drawn two by two: what their vectors share, and the rounds of the tournament.
+"""Weights of replicas that are drawn in pairs: overlaps of their vectors, and the rounds of the tournament.
 
 `families.pairs` has the proposal, proofs/proposals.md, section 2.7, the derivation.
 """
@@ -16,14 +16,18 @@ _UNIT = 2.0**-24
 
 
 def shared_events(positions, first, second, attractions, m: int, iterations: int):
-    """`shared_rows` from participations at positions, one after the other.
+    """Return `shared_rows` from participations at positions, processed sequentially.
 
-    A participation meets the last of every other vector; those before are b steps earlier still.
+    A participation overlaps the last one of every other vector; previous ones are b steps further away.
 
     Args:
-      positions: (num_samples, slots) int32, of m / 2 pairs one after the other, as many slots for each;
+      positions: (num_samples, slots) int32, of m / 2 pairs one after the other, with equally many slots each;
         iterations and above is none.
-      first, second: (num_samples, slots) float32, whether the first and the second of the pair participate.
+      first: (num_samples, slots) float32, whether the first of the pair participates.
+      second: (num_samples, slots) float32, whether the second of the pair participates.
+      attractions: (ends, b + 1) float32, `log_attractions`.
+      m: number of replicas.
+      iterations: number of steps.
     """
     (ends, width), (size, slots) = attractions.shape, positions.shape
     slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32), positions.shape)
@@ -58,16 +62,18 @@ def shared_events(positions, first, second, attractions, m: int, iterations: int
 
 
 def shared_rows(vectors, attractions, slots: int):
-    """`X_ij`, what the i-th and the j-th vector share over sigma^2: (m, m, num_samples) float32.
+    """Return `X_ij`, the overlap of the i-th and the j-th vector over sigma^2: (m, m, num_samples) float32.
 
-    Participations of one vector are b steps apart or more, so a participation of another meets at most two of
-    them: the first from its step on, and the last before. Sums of at most `2 slots` numbers that are not
-    negative, each of a few roundings.
+    Participations of one vector are b steps apart or more, so a participation of another overlaps at most two
+    of
+    them: the first from its step on, and the last before. Sums of at most `2 slots` non-negative numbers,
+      each of a
+    few roundings.
 
     Args:
       vectors: (m, num_samples, iterations) float32 counts.
       attractions: (ends, b + 1) float32, `log_attractions`.
-      slots: participations of a vector at most.
+      slots: maximum participations of a vector.
     """
     (ends, width), n = attractions.shape, vectors.shape[-1]
     b = width - 1
@@ -104,13 +110,13 @@ def shared_rows(vectors, attractions, slots: int):
 
 
 def log_factor(shared, number: int, slots: int, side: int = 1):
-    """ln of the factor of a weight, (num_samples,) float32, above what it is exactly and at most 0.
+    """Return ln of the factor of a weight, (num_samples,) float32, rounded up and at most 0.
 
     Args:
       shared: `shared_rows`, of pairs in the rows 2 i and 2 i + 1.
-      number: how many vectors are a unit's own.
+      number: number of the unit's own vectors.
       slots: as for `shared_rows`.
-      side: -1 for below what it is exactly.
+      side: -1 to round down.
     """
     m = len(shared)
     meet, own = rounds(m, number)
@@ -118,7 +124,7 @@ def log_factor(shared, number: int, slots: int, side: int = 1):
     def add_up(which):
         return jnp.einsum("lij,ijs->ls", jnp.asarray(which, jnp.float32), shared, precision="highest")
 
-    # No number is negative, and zeros round nothing: 2 slots + m roundings each, and a few of the numbers.
+    # No number is negative, and zeros are exact: 2 slots + m roundings each, and a few of the numbers.
     relative = side * (2 * slots + 2 * m + 20) * _UNIT
     aligned = (m - 1) * add_up(meet)
     total = aligned.sum(axis=0) / (m - 1)
@@ -139,13 +145,18 @@ def _log_mean_exp(values):
 
 @functools.cache
 def rounds(m: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """For the m - 1 rounds of a tournament of m players: who meet, and which pairs are both a unit's own.
+    """Return the pairings of the m - 1 rounds of a tournament, and which pairs are both a unit's own.
 
-    Player m - 1 stays, the others are 0 .. m - 2 in a circle: in round l those meet whose numbers add up to
-    2 l, and l meets the one that stays. Rows 2 i and 2 i + 1 meet in round 0. A unit's own are the players
-    l .. l + number - 1 of round l, so that all rounds are alike.
+    Player m - 1 is fixed, the others are 0 .. m - 2 in a circle: in round l those meet whose numbers add up
+    to 2 l, and l meets the fixed one. Rows 2 i and 2 i + 1 meet in round 0. A unit's own are the players
+    l .. l + number - 1 of round l, so that all rounds have the same distribution.
 
-    Returns two (m - 1, m, m) bool arrays, true for each pair of rows once.
+    Args:
+      m: number of players, even.
+      number: number of the unit's own vectors.
+
+    Returns:
+      Two (m - 1, m, m) bool arrays, true for each pair of rows once.
     """
     circle = m - 1
     player = np.array([m - 1, 0] + [p for i in range(1, m // 2) for p in (i, circle - i)])

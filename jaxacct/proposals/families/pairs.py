@@ -1,21 +1,21 @@
-"""Any number of replicas, drawn two by two (remove direction; proofs/proposals.md, section 2.7).
+"""Any number of replicas, drawn in pairs (remove direction; proofs/proposals.md, section 2.7).
 
 Tables of more than two replicas grow fast. Let `X_ij = <C x_i, C x_j> / sigma^2` and let m players meet in a
-tournament of m - 1 rounds, everybody everybody once. By Jensen's inequality e to the sum of all X_ij is at
-most the mean over rounds of e to m - 1 times the sum of those who meet. The pairs of one round are
+round-robin tournament of m - 1 rounds. By Jensen's inequality e to the sum of all X_ij is at most the mean
+over rounds of e to m - 1 times the sum over that round's pairs. The pairs of one round are
 independent: two replicas at the noise multiplier `sigma / sqrt(m - 1)`, of normalizer Z_2. So vectors are
 drawn pair by pair, outputs are `N(C (x_1 + .. + x_m), sigma^2 I)`, and a draw has the weight
 `Z_2^{m/2} f^{1-m} factor`, with
 
-    factor = e^{sum over i < j of X_ij} / mean over rounds of e^{(m - 1) sum over who meets of X_ij}  <=  1,
+    factor = e^{sum over i < j of X_ij} / mean over rounds of e^{(m - 1) sum over its pairs of X_ij}  <=  1,
 
 so a term is at most that of m replicas with `Z_2^{m/2}` for their Z_m.
 
 Where a user has k examples that are drawn independently, f_1 is the likelihood ratio of one of them, and k of
-the m > k vectors are the user's own. What these share is taken off: a weight is `Z_2^{m/2} f_1^{k-m} factor
-e^{- what they share}`, and m / k takes the place of m in the scale, as `f <= f_1^k`
+the m > k vectors are the user's own. Their overlap is subtracted: a weight is `Z_2^{m/2} f_1^{k-m} factor
+e^{- their overlap}`, and m / k replaces m in the scale, as `f <= f_1^k`
 (proofs/shared_examples.md, theorem 7). Losses of such users are those of pairs of examples where more do not
-fit (theorem 10), and of theorem 9 from below, of the same draws.
+fit (theorem 10), and of theorem 9 for lower bounds, from the same samples.
 """
 
 import dataclasses
@@ -56,18 +56,21 @@ _FAMILY = "pairs"
 
 
 def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool | None = None) -> Proposal:
-    """m replicas drawn two by two, with the scale at `epsilon`; m is in `NUMBERS`, above that of examples.
+    """Return the proposal of m replicas drawn in pairs, with the scale at `epsilon`.
 
     Args:
-      by_pairs: whether losses are those of pairs of examples; None where they can be.
+      mechanism: the mechanism.
+      m: in `NUMBERS`, above the number of examples.
+      epsilon: nats.
+      by_pairs: whether losses are those of pairs of examples; None where possible.
 
     Raises:
-      ValueError: for another m, a scheme without replicas, or a normalizer that overflows.
+      ValueError: another m, a scheme without replicas, or a normalizer that overflows.
     """
     one, number = _one(mechanism)
     if m not in NUMBERS or m <= number:
         raise ValueError(f"m must be one of {NUMBERS} above {number}, was {m!r}")
-    # So few would be booked as windows, which round less than the transform that they are added by.
+    # So few would count as windows, which round less than the transform that adds them.
     if number == 1 and adds_windows(one.scheme, one.strategy, m):
         raise ValueError("participations must be more for replicas in pairs")
     if one.is_upper_bound:
@@ -111,7 +114,8 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
     )
     bounded = mechanism.is_upper_bound
 
-    # Weights are rounded up, by more than other replicas' are off, so lower ends have draws of their own.
+    # Weights are rounded up, by more than the error of other replicas, so lower ends have samples of their
+    # own.
     def below() -> Proposal:
         drawer = _drawer(drawn.module, m, loss_from_below if bounded else loss_of_scores, -1)
         of_losses = lines_from_below if bounded else found.rounding_lines
@@ -129,7 +133,7 @@ def pair_lines(
     """Return the budget items for replicas in pairs, of weights `ln Z - (replicas - number) L_1` and less.
 
     Those of `example_replica_lines`, whose weights have more of both losses. Given the outputs, a user's own
-    vectors have another distribution here than there, so outputs at which they are rare are booked besides.
+    vectors have another distribution here than there, so outputs at which they are rare are reserved, too.
     """
     own = (rounding.DELTA_SHARE * delta_v) ** 2
     line = BudgetLine("outputs of rare participations of a user's own", "delta", own, rounding.SOURCE + "7")
@@ -153,17 +157,20 @@ def plain_lines_by_pairs(mechanism: Mechanism, delta_v: float) -> tuple[BudgetLi
 def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) -> tuple[BudgetLine, ...]:
     """Return `lines` of the loss of all examples by themselves, changed to those for pairs of them.
 
-    Errors of scores move it no more than the other. The recurrence is that of two, whose likelihood ratio is
+    Errors of scores change it at most as much. The recurrence is that of two, whose likelihood ratio is
     at most the square of that of one.
 
     Args:
+      mechanism: the mechanism.
+      delta_v: as for `rounding.loss_lines`.
+      lines: items of the loss of all examples.
       as_units: how many of the unit's participation vectors are in the outputs.
     """
     scheme = mechanism.scheme
     pairs, left = divmod(scheme.parts[1], 2)
     size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0, 0.0)
     size = dataclasses.replace(size, largest=2 * size.largest)
-    # What two share is so many times as much.
+    # The overlap of two counts this many times.
     sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)
     two = Mechanism(scheme.pair_bound.two, mechanism.strategy, sharing)
     amount = pairs * rounding.interacting_error(two, size, rounding.most_participations(two.scheme))
@@ -213,7 +220,7 @@ def _plain_by_pairs(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
-    """(the mechanism whose replicas are drawn, how many of its vectors a unit's counts are the sum of)."""
+    """Return (mechanism whose replicas are drawn, number of its vectors whose sum is a unit's counts)."""
     if mechanism.scheme.parts is None:
         return mechanism, 1
     one, number = mechanism.scheme.parts
@@ -221,14 +228,14 @@ def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
 
 
 def _sharper(one: Mechanism, m: int) -> Mechanism:
-    """Where two replicas attract each other m - 1 times as much."""
+    """Return the mechanism where two replicas attract each other m - 1 times as much."""
     return Mechanism(one.scheme, one.strategy, one.noise_multiplier / math.sqrt(m - 1))
 
 
 def pair_candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
-    """Those worth considering: where other replicas are not cheap already, the one that is drawn soonest.
+    """Return the fastest candidate, where other replicas are not cheap already.
 
-    Without `samples_needed` all, up to the one with the smallest scale.
+    Without `samples_needed`, all orders up to the one with the smallest scale.
     """
     mechanism, epsilon = setting.mechanism, setting.epsilon
     one, number = _one(mechanism)
@@ -262,15 +269,15 @@ def pair_candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Pro
 
 
 def _times(proposal: Proposal) -> float:
-    """How many plain samples take as long as one, about (n = 1000 and 1500, one core)."""
+    """Return how many plain samples take as long as one, approximately (n = 1000 and 1500, one core)."""
     one, number = _one(proposal.mechanism)
     vectors = (0.5 if _by_positions(one.scheme.replicas) else 2.0) * proposal.replicas * number
-    # The likelihood of two examples has a state for each step that one may be locked out for.
+    # The likelihood of two examples has a state for each remaining lockout of one.
     return vectors + (one.scheme.min_separation / 4 if proposal.spec.parameters[1] else 0)
 
 
 def _by_positions(module) -> bool:
-    """Whether a module of replicas gives participations as a few steps."""
+    """Return whether a module of replicas gives participations as a few steps."""
     return hasattr(module, "draw_positions_with_one")
 
 
@@ -282,7 +289,7 @@ def _is_resolved(sharper: Mechanism) -> bool:
 
 @functools.cache  # one function each, so that nothing compiles twice
 def _drawer(module, m: int, loss_of=loss_of_scores, side: int = 1) -> Callable[..., Draws]:
-    """Of a bound on the loss, and of weights that are rounded up (`side` 1) or down (-1)."""
+    """Return the drawer with a bound on the loss, and weights rounded up (`side` 1) or down (-1)."""
     draw = functools.partial(_draw_positions if _by_positions(module) else _draw_vectors, module)
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -303,8 +310,10 @@ def _drawer(module, m: int, loss_of=loss_of_scores, side: int = 1) -> Callable[.
 
 
 def _draw_vectors(module, key, one, tables, m: int, size: int):
-    """(sums of m vectors, (size, iterations) float32; what they share as `shared_rows` has it; whether all
-    vectors are ones of the scheme, (size,) bool, or None where they always are)."""
+    """Return (sums of m vectors, (size, iterations) float32; `shared_rows`; whether all vectors are valid).
+
+    The last is (size,) bool, or None where all vectors always are of the scheme.
+    """
     both, first, _ = module.draw_with_one(key, one, tables["arrays"], m // 2 * size)
     vectors = jnp.stack([first, both - first]).reshape(2, m // 2, size, one.iterations)
     vectors = vectors.swapaxes(0, 1).reshape(m, size, one.iterations)
@@ -313,7 +322,7 @@ def _draw_vectors(module, key, one, tables, m: int, size: int):
 
 
 def _draw_positions(module, key, one, tables, m: int, size: int):
-    """The same from positions, in a fourth of the time."""
+    """Return the same from positions, in a fourth of the time."""
     fits = None
     if hasattr(module, "draw_fitting"):
         *drawn, fits = module.draw_fitting(key, one, tables["arrays"], m // 2 * size)

@@ -1,11 +1,11 @@
-"""Add direction: samples of Q with the bound `1 - e^epsilon P(x = 0)` on their terms, or an exact zero.
+"""Add direction: samples of Q with terms of at most `1 - e^epsilon P(x = 0)`, or exactly zero divergence.
 
 With P0 = P(x = 0) and f = P/Q >= P0 everywhere, no term `(1 - e^epsilon f)_+` exceeds
 
     M_0 = 1 - e^epsilon P0,
 
-so the divergence is exactly zero as soon as M_0 <= 0 (proofs/add_direction.md). Where another mechanism with
-privacy profile g is composed in, no term exceeds g(epsilon + ln P0) (proofs/composition.md).
+so the divergence is exactly zero as soon as M_0 <= 0 (proofs/add_direction.md). With a composed mechanism of
+privacy profile g, no term exceeds g(epsilon + ln P0) (proofs/composition.md).
 """
 
 import dataclasses

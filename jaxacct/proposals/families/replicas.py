@@ -1,5 +1,4 @@
-"""Replica proposals for the remove direction (proofs/proposals.md): draw m participation vectors that
-attract.
+"""Replica proposals for the remove direction (proofs/proposals.md): m attracting participation vectors.
 
 `R_m` has density `Q f^m / Z_m`, `f = P/Q`. It is a mixture: pick `x_1 .. x_m` with probability proportional
 to `prod p(x_i) exp( sum_{i<j} <C x_i, C x_j> / sigma^2 )`, then `y ~ N(C (x_1 + .. + x_m), sigma^2 I)`. A
@@ -39,39 +38,39 @@ def _module(mechanism: Mechanism):
 
 
 def most_replicas(mechanism: Mechanism) -> int:
-    """The largest number of replicas that there are tables for; 1 where C is not Toeplitz, or the scheme has
-    none.
-    """
+    """Return the largest order that has tables; 1 where C is not Toeplitz, or the scheme has none."""
     if mechanism.scheme.replicas is None or not mechanism.strategy.is_toeplitz:
         return 1
     return _module(mechanism).most_replicas(mechanism)
 
 
 def table_samples(mechanism: Mechanism, m: int) -> float:
-    """How many samples are drawn in the time that the tables of m replicas take, about."""
+    """Return how many samples are drawn in the time that the tables of m replicas take, approximately."""
     return _module(mechanism).table_samples(mechanism, m)
 
 
 def log_normalizer(mechanism: Mechanism, m: int) -> float:
-    """ln Z_m = ln E_Q f^m on the rows of the strategy, float64, or more where C is not banded; inf where it
-    overflows.
+    """Return ln Z_m = ln E_Q f^m on the rows of the strategy, float64, or an upper bound; inf on overflow.
+
+    It is an upper bound where C is not banded.
     """
     return _module(mechanism).log_normalizer(mechanism, m)
 
 
 def log_scale(log_normalizer: float, m: float, epsilon: float) -> float:
-    """ln M_m: the Renyi bound on ln delta(epsilon) of order m > 1, natural logs."""
+    """Return ln M_m: the Renyi bound on ln delta(epsilon) of order m > 1, natural logs."""
     return log_normalizer - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """m replicas of a mechanism for which there are tables; what proposals that draw them have in common.
+    """Replicas of a mechanism for which there are tables: fields shared by proposals that draw them.
 
     Attributes:
-      module: the scheme's, which has the tables.
+      module: the scheme's replica module, which has the tables.
       log_normalizer: ln Z_m, finite.
-      relative_error, total_variation: of what is drawn, as `Proposal` has them.
+      relative_error: of the drawn distribution, as in `Proposal`.
+      total_variation: of the drawn distribution, as in `Proposal`.
     """
 
     mechanism: Mechanism
@@ -82,17 +81,17 @@ class Replicas:
     total_variation: float
 
     def tables(self) -> dict:
-        """What `draw_block` needs: ln Z_m and m in float32, and the arrays of the module."""
+        """Return the tables of `draw_block`: ln Z_m and m in float32, and the arrays of the module."""
         arrays = self.module.tables(self.mechanism, self.m)
         known = {"log_z": jnp.float32(self.log_normalizer), "m": jnp.float32(self.m), "arrays": arrays}
         return known | overlap_arrays(self.mechanism, self.m) if self.mechanism.is_upper_bound else known
 
 
 def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
-    """m of them, at least `least`.
+    """Return `Replicas` of order m, at least `least`.
 
     Raises:
-      ValueError: for a number of replicas that the scheme has no tables for, or whose Z_m overflows.
+      ValueError: the scheme has no tables for this order, or Z_m overflows.
     """
     module = _module(mechanism)
     if not least <= m <= most_replicas(mechanism):
@@ -107,7 +106,7 @@ def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
 
 
 def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
-    """The proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
+    """Return the proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
 
     Raises:
       ValueError: as `checked_replicas`.
@@ -151,14 +150,15 @@ def around_the_smallest_scale(
 ) -> list[Proposal]:
     """Proposals of the orders around the one with the smallest scale.
 
-    Orders are looked at from `first` on while their tables fit and Z_m is finite. The scale is log-convex in
-    m, so the first increase ends the search; so does a proposal for which all samples that it needs are
+    Orders are tried from `first` on while their tables fit and Z_m is finite. The scale is log-convex in m,
+    so the first increase ends the search; so does a proposal for which all samples that it needs are
     drawn faster than the tables of one more replica are built.
 
     Args:
       tabled: the mechanism whose replicas are drawn.
+      first: smallest order.
       propose: the proposal of an order.
-      samples_needed: of a proposal; None looks at all orders.
+      samples_needed: of a proposal; None tries all orders.
     """
     found: list[Proposal] = []
     for m in range(first, most_replicas(tabled) + 1):
@@ -197,7 +197,7 @@ def _drawer(module) -> Callable[..., Draws]:
 
 @functools.cache  # as above
 def _fitting_drawer(module, m: int) -> Callable[..., Draws]:
-    """Of draws of weight 0 where a vector is none of the scheme's (proofs/fixed_counts.md, section 4)."""
+    """Return a drawer with weight 0 where a vector is invalid (proofs/fixed_counts.md, section 4)."""
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
         drawn = {}
@@ -238,7 +238,7 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
 
 @functools.cache  # as above
 def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_scores) -> Callable[..., Draws]:
-    """Replicas of `another(scheme)`: of weight `Z_m f / g^m`, g being the likelihood ratio of the other.
+    """Return a drawer of replicas of `another(scheme)`: weight `Z_m f / g^m`, g its likelihood ratio.
 
     Args:
       module: of the other scheme.
@@ -270,7 +270,7 @@ def drawn_sizes(
       replicas: how many.
       rare: probability under the target distribution of each of the two events that are excluded.
       log_rarest: ln of the probability that `drawn` may have of more participations than are counted; -inf
-        counts all.
+      log_rarest: ln of the probability under `drawn` of more participations than are counted; -inf
       log_largest: ln of its likelihood ratio, exceeded with probability `rare` at most.
     """
     count, most, beyond = drawn.scheme.max_participations, drawn.scheme.max_participations, 0.0

@@ -32,7 +32,7 @@ from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 
 REPLICAS = 2
-# Plain samples up to which these are not considered: a few minutes of two cores at n = 1000.
+# Below this number of plain samples these are not considered: a few minutes of two cores at n = 1000.
 _FEW_SAMPLES = 1_000_000
 _SPEC = ProposalSpec("truncated", ())
 
@@ -41,7 +41,7 @@ def truncated_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> 
     """Return two replicas with independent truncation, with the scale at `epsilon` (natural log).
 
     Raises:
-      ValueError: for a scheme that truncates nothing, tables that do not fit, or a normalizer that overflows.
+      ValueError: the scheme does not truncate, tables do not fit, or a normalizer overflows.
     """
     cuts, uncut = checked_truncation(mechanism, _SPEC)
     none = cuts.uncut.log_probability_of_none()
@@ -74,7 +74,7 @@ def checked_truncation(mechanism: Mechanism, spec: ProposalSpec) -> tuple[Indepe
     """Return the independent truncation of a mechanism, and the mechanism without it.
 
     Raises:
-      ValueError: for a scheme that truncates nothing, or tables that do not fit.
+      ValueError: the scheme does not truncate, or tables do not fit.
     """
     cuts = mechanism.scheme.independent_cuts
     if cuts is None:
@@ -103,16 +103,17 @@ def proposal_of_truncation(
 
     Args:
       spec: family.
-      mechanism: what is accounted for.
+      mechanism: the accounted mechanism.
       direction: "remove" or "add".
       epsilon: natural log.
       log_z: ln of the normalizer.
-      lowered: what is added to epsilon in the scale, ln of the floor of the other side's likelihood.
-      draw_block, tables: as in `Proposal`.
+      lowered: added to epsilon in the scale: ln of the floor of the other side's likelihood.
+      draw_block: as in `Proposal`.
+      tables: as in `Proposal`.
       lines: budget items at a delta_v.
 
     Raises:
-      ValueError: for a normalizer that overflows.
+      ValueError: a normalizer overflows.
     """
     if not math.isfinite(log_z - lowered):
         raise ValueError(f"{spec} overflow at noise multiplier {mechanism.noise_multiplier:g}")
@@ -143,7 +144,7 @@ def proposal_of_truncation(
 
 
 def _remove_distribution(uncut: Mechanism, cuts: IndependentCuts, none: float):
-    """Return (what is drawn, ln of what the tilt sums to, ln tilt of a truncated step, ln floor left of f_Q).
+    """Return (mechanism of the draws, ln of the tilt's sum, ln tilt of a truncated step, ln floor of f_Q).
 
     With the floor `(1 - p)^{|K|}` of f_Q, which tilts K, or with P(x = 0): the smaller scale.
     """
@@ -172,15 +173,16 @@ def truncated_lines(
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for weights `ln Z + (1 - m) ln f` of m = `REPLICAS` replicas.
 
-    f is P/R or Q/R alone; the nats booked hold for both together, so for either.
+    f is P/R or Q/R alone; the reserved nats hold for both together, so for either.
 
     Args:
       mechanism: the mechanism.
       delta_v: as for `rounding.loss_lines`.
       direction: "remove" or "add".
-      log_parts: sizes of what else is added up in the log of a weight.
+      log_parts: sizes of the other summands of the log of a weight.
       beyond: probability that the sizes of the others' batches are not covered.
-      mean: sum and length of the mean participation, where draws are moved by it and weights have its scores.
+      mean: sum and length of the mean participation, where draws are shifted by it and weights have its
+        scores.
     """
     added, scheme = REPLICAS + (mean[0] > 0), mechanism.scheme
     size, share, errors = rounding.bounded(
@@ -191,7 +193,7 @@ def truncated_lines(
     )
     normals, transform, recurrence = errors
     logs = log_parts + REPLICAS * size.largest
-    # The mean counts as a replica; its scores are off as a vector's are, for its length and sum.
+    # The mean counts as a replica; its scores have the error of a vector's, for its length and sum.
     times = REPLICAS - 1 + max(mean[0] / size.count, mean[1])
     if mean[1] > 1.5 * rounding.reach_of(scheme, size.count):
         times = math.inf
@@ -220,7 +222,7 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 def offered(
     make: Callable[[Setting], Proposal], setting: Setting, samples_needed: SamplesNeeded
 ) -> list[Proposal]:
-    """Return what `make` gives for truncated batches where plain sampling would take long, if anything.
+    """Return the proposal of `make` for truncated batches where plain sampling would take long, if any.
 
     Plain samples are of the pair itself, and the bound costs noise: 3 % for batches of 80 truncated at the
     mean, at a delta of 0.02 (proofs/truncated_batches.md, section 3).

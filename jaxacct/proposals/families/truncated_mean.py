@@ -1,4 +1,4 @@
-"""Two replicas with independent truncation where participations are many: the mean in place of a floor.
+"""Two replicas with independent truncation for many participations: a mean bound replaces the floor.
 
 As `families.truncated`, but the other side's likelihood is bounded from below by Jensen's inequality rather
 than by the probability of no participation. With mu the mean participation and K the truncated steps,
@@ -8,9 +8,9 @@ than by the probability of no participation. With mu the mean participation and 
 linear in the scores s. So the distribution R has a density proportional to `pi(K) R0(y) f_P^2 e^{m_Q}`
 (remove) or `pi(K) R0(y) f_Q^2 e^{m_P}` (add). Its samples have the weight `Z / (f_P e^{m_Q})`, and a term is
 at most `Z / (4 alpha)`. R is a mixture as there, its outputs shifted by v as well: mu at the steps of K, or
-once at all and again at those of K. What v shares with participations and with itself is replaced by more,
-which is a factor of each participation and of each coin, and every sample has one more factor for that, at
-most 1 (proofs/truncated_batches.md, theorem 5).
+once at every step and again at those of K. The overlap of v with participations and with itself is replaced
+by an upper bound, which is a factor of each participation and of each truncated step, and every sample has
+one more factor for that, at most 1 (proofs/truncated_batches.md, theorem 5).
 """
 
 import functools
@@ -37,7 +37,7 @@ from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies.stationary import circulant_length
 
 _SPEC = ProposalSpec("truncated-mean", ())
-# How often v has mu at every step, and once more at a truncated step.
+# How often v has mu at every step, and how much more at a truncated step.
 _TIMES = {Direction.REMOVE: (0, 1), Direction.ADD: (1, 1)}
 
 
@@ -45,12 +45,12 @@ def truncated_mean_proposal(mechanism: Mechanism, direction: str, epsilon: float
     """Return two replicas and the mean with independent truncation; `epsilon` is a natural log.
 
     Raises:
-      ValueError: for a scheme that truncates nothing, tables that do not fit, or a normalizer that overflows.
+      ValueError: the scheme does not truncate, tables do not fit, or a normalizer overflows.
     """
     cuts, uncut = checked_truncation(mechanism, _SPEC)
     strategy, variance, n = mechanism.strategy, mechanism.noise_multiplier**2, cuts.uncut.iterations
     once, more = _TIMES[Direction(direction)]
-    # Float32 numbers, of which the draws have no others.
+    # Float32 numbers, as the draws have no others.
     mean = cuts.uncut.participation_probabilities().astype(np.float32).astype(np.float64)
     shared = strategy.gram(mean)
     times = once + more
@@ -137,7 +137,11 @@ def log_factor(strategy, tables, cut, counts, moved, direction: Direction):
     """Return ln of a sample's factor times sigma^2, (num_samples,) float32, rounded up and at most 0.
 
     Args:
-      cut, counts: of `TruncatedDraws`.
+      strategy: strategy matrix.
+      tables: of the draws.
+      cut: of `TruncatedDraws`.
+      counts: of `TruncatedDraws`.
+      direction: "remove" or "add".
       moved: v, (num_samples, iterations) float32.
     """
     once, more = _TIMES[direction]
@@ -149,7 +153,7 @@ def log_factor(strategy, tables, cut, counts, moved, direction: Direction):
         once**2 / 2 + (once * more + more**2 / 2) * cut.astype(own.dtype)
     )
     at_most = tree_sum(at_most, axis=1)
-    # At least that of counts + v / 2, which sees the errors of C^T C v.
+    # At least that of counts + v / 2, which includes the errors of C^T C v.
     length = jnp.sqrt(tree_sum(counts**2, axis=1)) + jnp.sqrt(tree_sum(moved**2, axis=1)) / 2
     rounded = (math.log2(counts.shape[1]) + 20) * rounding.UNIT * 2 * at_most
     return jnp.minimum(exact - at_most + rounded + length * tables["margin"] * 1.01, 0.0)

@@ -37,7 +37,7 @@ def filtered_participation_pmf(
     *,
     least_kept: int = 1,
 ) -> ParticipationPMF:
-    """The distribution of c^2 over a run whose terms are kept with probability 1/2 each.
+    """Return the distribution of c^2 over a run whose terms are kept with probability 1/2 each.
 
     Args:
       dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling: as
@@ -69,7 +69,7 @@ def filtered_participation_pmf(
 
 
 def kept_of(hit: int, terms: int, least_kept: int) -> dict[int, Fraction]:
-    """`{how many of `hit` terms count: probability}`: those that are kept; none in a skipped round."""
+    """Return `{how many of `hit` terms count: probability}`: those that are kept; none in a skipped round."""
     distribution = {0: Fraction(0)}
     for kept in range(hit + 1):
         for others in range(terms - hit + 1):

@@ -67,11 +67,11 @@ class ParticipationPMF:
         return math.fsum(self.squared_sensitivity * self.prob)
 
     def tail(self, cut: float) -> float:
-        """`P(c^2 > cut)`, with the truncated mass."""
+        """Return `P(c^2 > cut)`, with the truncated mass."""
         return math.fsum(self.prob[self.squared_sensitivity > cut]) + self.truncated_mass
 
     def head(self, cut: float) -> float:
-        """`P(c^2 < cut)`."""
+        """Return `P(c^2 < cut)`."""
         return math.fsum(self.prob[self.squared_sensitivity < cut])
 
 
@@ -107,7 +107,7 @@ def participation_pmf(
     group_size: int,
     sampling: str,
 ) -> ParticipationPMF:
-    """The exact distribution of c^2 over a run.
+    """Return the exact distribution of c^2 over a run.
 
     Args:
       dataset_size: N records.
@@ -133,7 +133,7 @@ def participation_pmf(
 def round_hits(
     dataset_size: int, num_microbatches: int, microbatch_size: int, group_size: int
 ) -> list[Fraction]:
-    """`P(L = k)`, k = 0.., for one round of subsampling: inclusion and exclusion over which terms are
+    """Return `P(L = k)`, k = 0.., for one round of subsampling: inclusion and exclusion over which terms are
     missed."""
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     most = min(m, g)
@@ -162,7 +162,7 @@ def check_group(group_size: int, most: int) -> None:
 def shuffled_epoch(
     dataset_size: int, num_microbatches: int, microbatch_size: int, group_size: int
 ) -> ParticipationPMF:
-    """The distribution of c^2 of one shuffled epoch.
+    """Return the distribution of c^2 of one shuffled epoch.
 
     `P(c^2 = y) = [x^g t^y] (sum_k t^(k^2) C(m,k) ((1+x)^s - 1)^k)^R / C(N,g)`: x marks records of the
     group, t the squares of the numbers of terms that they hit. It replaces the printed distribution of
@@ -182,7 +182,7 @@ def shuffled_epoch(
 
 
 def epoch_distribution(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[int, Any]]):
-    """`{c^2: probability}` of one shuffled epoch in exact numbers.
+    """Return `{c^2: probability}` of one shuffled epoch in exact numbers.
 
     Args:
       n, m, s, g: as `shuffled_epoch`.
@@ -214,7 +214,7 @@ def epoch_distribution(n: int, m: int, s: int, g: int, counted: Callable[[int], 
 
 
 def compose_pmf(a: ParticipationPMF, b: ParticipationPMF) -> ParticipationPMF:
-    """The distribution of the sum of two independent c^2."""
+    """Return the distribution of the sum of two independent c^2."""
     low = int(a.squared_sensitivity[0] + b.squared_sensitivity[0])
     prob = _convolve(_dense(a), _dense(b))
     truncated = 1 - (1 - a.truncated_mass) * (1 - b.truncated_mass)
@@ -222,7 +222,7 @@ def compose_pmf(a: ParticipationPMF, b: ParticipationPMF) -> ParticipationPMF:
 
 
 def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
-    """The distribution of the sum of `num_epochs` independent copies of c^2."""
+    """Return the distribution of the sum of `num_epochs` independent copies of c^2."""
     _validate.positive_integer("num_epochs", num_epochs)
     values, prob = a.squared_sensitivity.astype(float), a.prob
     spread = math.sqrt(max(0.0, float(prob @ (values - prob @ values) ** 2)) * num_epochs)
@@ -251,7 +251,7 @@ def _times(a, b, most):
 
 
 def binomial_pmf(trials: int, p: Fraction) -> ParticipationPMF:
-    """The distribution of a count in float64; tails below 1e-30 are truncated."""
+    """Return the distribution of a count in float64; tails below 1e-30 are truncated."""
     from scipy import stats
 
     rate = float(p)
@@ -271,7 +271,7 @@ def binomial_pmf(trials: int, p: Fraction) -> ParticipationPMF:
 
 
 def from_exact(distribution: dict[int, Fraction]) -> ParticipationPMF:
-    """A distribution of exact probabilities that sum to 1."""
+    """Return a distribution of exact probabilities that sum to 1."""
     values = sorted(y for y, p in distribution.items() if p)
     assert sum(distribution.values()) == 1
     return ParticipationPMF(np.array(values, np.int64), np.array([float(distribution[y]) for y in values]))

@@ -35,7 +35,7 @@ def contraction_factor(stepsize: float, strong_convexity: float, smoothness: flo
 
 
 def check_run(*, noise_std, grad_sensitivity, num_examples, diameter) -> None:
-    """The arguments that all bounds share."""
+    """Return the arguments that all bounds share."""
     _validate.scale("noise_std", noise_std)
     _validate.scale_or_zero("grad_sensitivity", grad_sensitivity)
     _validate.positive_integer("num_examples", num_examples)
@@ -44,7 +44,7 @@ def check_run(*, noise_std, grad_sensitivity, num_examples, diameter) -> None:
 
 
 def stepsizes(stepsize, steps: int) -> np.ndarray | None:
-    """A schedule as (steps,) float64, None for one number."""
+    """Return a schedule as (steps,) float64, None for one number."""
     if np.ndim(stepsize) == 0:
         return None
     schedule = np.asarray(stepsize, np.float64)

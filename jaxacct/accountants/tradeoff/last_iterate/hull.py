@@ -31,7 +31,7 @@ class Shifts(NamedTuple):
 
 
 def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_gap: float = 0.0) -> Shifts:
-    """The least mu that shifted interpolation gives, for maps that may change from step to step.
+    """Return the least mu that shifted interpolation gives, for maps that may change from step to step.
 
     Args:
       contractions: (t,) Lipschitz constants c_k, in [1e-30, 1e30]; t at most 100,000.
@@ -81,7 +81,7 @@ def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_g
 
 
 def _blocks(log_x: list[float], log_y: list[float]) -> list[tuple[int, float, float]]:
-    """(first step, ln of its length, ln of its rise) of every edge of the lower convex hull, left to right.
+    """Return (first step, ln of its length, ln of its rise) of every edge of the lower convex hull.
 
     The hull of a path is the isotonic regression of its slopes: a neighbour that is not steeper is merged.
     """

@@ -18,7 +18,7 @@ def constrained_gdp_lower_bound(
     diameter: float,
     batches_per_epoch: int = 1,
 ) -> float:
-    """The last iterate is mu-GDP for no smaller mu, whatever the proof: theorem C.16 with its constants.
+    """Return a lower bound on the mu of the last iterate, for any proof: theorem C.16 with its constants.
 
     The paper has `mu = (c1 / sigma) sqrt(LD / (eta n))` with unnamed constants. Here a flat loss is played
     against a sloping one on an interval of length D from its middle: without drift the iterate is above the

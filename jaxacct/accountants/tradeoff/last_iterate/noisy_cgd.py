@@ -24,7 +24,7 @@ def noisy_cgd_gdp(
     num_examples: int | None = None,
     batch_index: int | None = None,
 ) -> GDPBound:
-    """The least valid mu of noisy cyclic gradient descent: batches fixed beforehand, never shuffled.
+    """Return the least valid mu of noisy cyclic gradient descent: batches fixed beforehand, never shuffled.
 
     Args:
       epochs: E passes.

@@ -23,7 +23,7 @@ def noisy_gd_gdp(
     smoothness: float,
     diameter: float | None = None,
 ) -> GDPBound:
-    """The least valid mu of `X <- Proj(X - eta (mean gradient + noise_std N(0, I)))`, `steps` times.
+    """Return the least valid mu of `X <- Proj(X - eta (mean gradient + noise_std N(0, I)))`, `steps` times.
 
     Args:
       steps: t.
@@ -78,7 +78,7 @@ def convex_window_mu(window: int, sensitivity: float, scaled_diameter: float) ->
 
 
 def contracting_window_mu(window: int, sensitivity: float, scaled_diameter: float, c: float) -> float:
-    """The same for c < 1 (our derivation): `[c^w D + S (1-c^w)/(1-c)] sqrt((1-c^2)/(1-c^(2w)))`."""
+    """Return the same for c < 1 (our derivation): `[c^w D + S (1-c^w)/(1-c)] sqrt((1-c^2)/(1-c^(2w)))`."""
     if c == 0:
         return sensitivity
     decay = c**window
@@ -87,7 +87,7 @@ def contracting_window_mu(window: int, sensitivity: float, scaled_diameter: floa
 
 
 def _best_window(mu, steps: int, guess: float | None) -> tuple[float, int]:
-    """The best window found, 1..steps. Every window is valid, so a missed better one costs tightness only."""
+    """Return the best window found, 1..steps. Every window is valid; a better one would only be tighter."""
     if guess is not None:
         tried = {min(steps, max(1, round_(guess))) for round_ in (math.floor, math.ceil)}
     else:

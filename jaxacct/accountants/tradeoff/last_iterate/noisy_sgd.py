@@ -192,7 +192,7 @@ def constrained_bound(
 
 
 def _choose(make, most: int, window: int | None, noise_split: float | None) -> TradeoffBound:
-    """The window and split that are best by the central limit theorem; any are valid."""
+    """Return the window and split that are best by the central limit theorem; any are valid."""
 
     def at(log_w, log_split) -> tuple[int, float]:
         w = window if window is not None else min(most, max(1, round(math.exp(min(log_w, 50.0)))))
@@ -215,7 +215,7 @@ def _choose(make, most: int, window: int | None, noise_split: float | None) -> T
 
 
 def _clt_mus(bounds: Sequence[TradeoffBound]) -> np.ndarray:
-    """`clt_mu` of bounds with equally many parts."""
+    """Return `clt_mu` of bounds with equally many parts."""
     squares = np.array([bound.gaussian_mu for bound in bounds], float) ** 2
     parts = np.array([bound.subsampled for bound in bounds], float).reshape(len(bounds), -1, 3)
     for p, mu, count in parts.transpose(1, 2, 0):
