@@ -99,6 +99,7 @@ def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[
     Args:
       gram: (n, n) float64, `C^T C`; or (n, 0) where no columns overlap.
       norms: (n,) float64, the diagonal.
+      p: patterns of the scheme.
     """
     n = norms.size
     steps = np.arange(n)
