@@ -376,7 +376,7 @@ MUTANTS = [
         EVENTS_COMPOSED,
     ),
     Mutant("jaxacct/accountants/composition.py", "-np.expm1(-positive) + np.exp", "np.exp", EVENTS_COMPOSED),
-    Mutant("jaxacct/accountants/gaussian.py", "(1.0, delta + np", "(1.0, delta - np", ACCOUNTANTS),
+    Mutant("jaxacct/accountants/gaussian.py", "clip(delta + side", "clip(delta - side", ACCOUNTANTS),
     # Accountants.
     Mutant(
         "jaxacct/accountants/dice_plan.py",
@@ -908,7 +908,7 @@ MUTANTS = [
         "pieces = Microbatches(size,",
         BY_DEVICE,
     ),
-    Mutant("train/step.py", "            mesh=mesh,\n", "", BY_DEVICE),
+    Mutant("train/step.py", ", groups=groups, mesh=mesh)", ", groups=groups)", BY_DEVICE),
     Mutant("train/clipping/uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
     Mutant("train/clipping/ghost.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", leaves)', "pass", GHOST),
