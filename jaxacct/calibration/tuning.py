@@ -57,9 +57,9 @@ class Tuned:
             f"differentially private for one {unit} under {mechanism.adjacency} adjacency, by the "
             "certificates of its plans and under their assumptions. It also assumes that K is drawn once "
             f"from the {self.selected.runs}; that each run has fresh randomness and a candidate drawn "
-            "uniformly and independently from a list that does not depend on the data; that runs are ranked by "
-            "a function of what each releases and of public data; and that K, the other runs and the duration of "
-            "tuning are not released."
+            "uniformly and independently from a list that does not depend on the data; that runs are ranked "
+            "by a function of what each releases and of public data; and that K, the other runs and the "
+            "duration of tuning are not released."
         )
 
     def draw(self, num_candidates: int, path) -> None:
