@@ -12,6 +12,7 @@ from jaxacct.core.plan import Plan
 from . import by_device as _by_device
 from .batches import fingerprints
 from .batches.attribution import expected_batch_sizes
+from .batches.given import GivenBatches, Present
 from .batches.graph import Attribution, check_graph
 from .batches.sampler import Sampler, batch_sizes
 from .clipping import ghost, microbatch
@@ -37,7 +38,8 @@ def train(plan: Plan, request: Request) -> Result:
         raise ValueError(f"clip must be 'individual' for this plan, was {options.clip!r}")
     steps = request.steps(plan.mechanism.scheme.iterations)
     _, expected, largest = batch_sizes(plan)
-    rows = _rows(plan, request, graph)
+    given = _given_batches(plan, request, steps)
+    rows = given if given is not None and given.has_rows else _rows(plan, request, graph)
     size = len(rows) if graph is None else None
     if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
@@ -70,7 +72,7 @@ def train(plan: Plan, request: Request) -> Result:
         parts: dict[str, Any] = dict(
             step=make(micro),
             batch=batch,
-            source_at=lambda key, drawn: Sampler.from_plan(plan, key, graph, drawn, size),
+            source_at=lambda key, drawn: _source(plan, graph, size, given, key, drawn),
             statement=plan.statement(),
         )
     else:
@@ -90,7 +92,12 @@ def train(plan: Plan, request: Request) -> Result:
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         frozen=loss.digests,
-        described=dict(clipping=clipping, clip_groups=described_groups, microbatch_size=micro),
+        described=dict(
+            batches=None if given is None else given.described(),
+            clipping=clipping,
+            clip_groups=described_groups,
+            microbatch_size=micro,
+        ),
         before_first=(lambda: _verify(plan, options.progress)) if options.verify else None,
         **parts,
     )
@@ -100,9 +107,39 @@ PROCEDURE = Procedure(
     train,
     frozenset(
         "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding has_aux clipping clip_groups average".split()
+        "skip_padding has_aux batches clipping clip_groups average".split()
     ),
 )
+
+
+def _given_batches(plan: Plan, request: Request, steps: int) -> GivenBatches | None:
+    """Return the batches of the user's own loader; ValueError where the plan draws its own."""
+    scheme, data = plan.mechanism.scheme, request.data
+    if request.batches is None:
+        return None
+    if scheme.patterns is None:
+        raise ValueError(
+            f"batches must not be given for a plan of {scheme.name}, which draws them at random: calibrate "
+            "with --scheme fixed-order for a loader of your own"
+        )
+    size, _, batch_size = batch_sizes(plan)
+    given = GivenBatches(request.batches, scheme.patterns, size, batch_size, steps)
+    if given.has_rows != (data is None):
+        raise ValueError(
+            "data must be None where batches come with their rows"
+            if given.has_rows
+            else "data must be given where batches are ids alone, or batches must be (ids, rows)"
+        )
+    return given
+
+
+def _source(plan: Plan, graph, size: int | None, given: GivenBatches | None, key, drawn):
+    """Return the batches of a run after `drawn`, for `size` rows."""
+    if plan.mechanism.scheme.patterns is None:
+        return Sampler.from_plan(plan, key, graph, drawn, size)
+    # The order is one of the plan's places: those of examples that are absent stay empty.
+    source = Sampler.from_plan(plan, key, state=drawn) if given is None else given.begin(key, drawn)
+    return source if size in (None, plan.dataset_size) else Present(source, size)
 
 
 def _rows(plan: Plan, request: Request, graph: Attribution | None):

@@ -1,7 +1,7 @@
 """`fit`: train under a plan, and refuse whatever the plan does not cover."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import optax
@@ -25,6 +25,7 @@ def fit(
     clip_norm: float | None = None,
     out=None,
     evaluate: Callable[..., dict[str, float]] | None = None,
+    batches: Iterable | None = None,
     options: TrainOptions | None = None,
 ) -> Result:
     """Train under a plan: its batches, its noise, at most its steps, on its number of examples.
@@ -53,6 +54,10 @@ def fit(
       out: folder of the run, see `train.run_folder`.
       evaluate: called with the parameters at checkpoints (with `out`) and at the end (for a `LastIteratePlan`
         only there); returns numbers by name, logged openly: it must use public data only.
+      batches: loader of a plan of `jaxacct.FixedOrder`, from step 0: an iterable of ids, integer arrays
+        (batch_size,) below the plan's dataset_size, or of (ids, rows) in place of `data`, which is then None
+        (`train.batches.given`). Each batch is checked before it is trained on. By default whole epochs in
+        random order. Other plans draw their batches.
       options: everything else.
 
     Returns:
@@ -62,6 +67,8 @@ def fit(
       ValueError: what the plan does not cover, bad arguments, an option that does not apply to this kind of
         plan, a folder of another run, or a plan that fresh draws do not verify.
       BatchOverflowError: see `train.batches.sampler`.
+      BatchesError: a batch of `batches` that the plan does not cover; the run stops before it, with a
+        checkpoint.
     """
     if isinstance(plan, str | os.PathLike):
         plan = read_plan(plan)
@@ -69,14 +76,15 @@ def fit(
     _validate.instance("options", options, TrainOptions, "a train.TrainOptions")
     procedure = procedure_of(plan)
     arguments.check_out(out)
-    arguments.check_data(data)
+    if batches is None or data is not None:
+        arguments.check_data(data)
     if evaluate is not None:
         arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")
     evaluate = None if evaluate is None else _in_numbers(evaluate)
     show = options.progress is None and is_interactive()
     if isinstance(options.progress, bool):
         options = replace(options, progress=None)
-    request = Request(model, loss, data, optimizer, clip_norm, out, evaluate, options)
+    request = Request(model, loss, data, optimizer, clip_norm, out, evaluate, batches, options)
     procedure.check(plan, request)
     if not plan.certified:
         raise ValueError("plan must be certified; its evidence does not support the guarantee")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -85,6 +85,7 @@ class Request:
     clip_norm: float | None = None
     out: Any = None
     evaluate: Callable[[Any], dict[str, float]] | None = None
+    batches: Iterable | None = None
     options: TrainOptions = field(default_factory=TrainOptions)
 
     def steps(self, covered: int) -> int:

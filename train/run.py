@@ -11,6 +11,7 @@ import numpy as np
 from . import machine, run_folder
 from .batches import fingerprints
 from .batches import prefetch as prefetching
+from .batches.given import BatchesError
 from .batches.sampler import SamplerState
 from .procedures import Request, Result
 from .run_folder import RunFolder
@@ -75,7 +76,8 @@ def take_steps(
             described |= {"frozen": frozen(), "generator": run_folder.generator()}
             private = {"data": batch.rows.fingerprint()} | (bound or {})
             sampler_key = folder.begin(described, sampler_key, private, options.elastic)
-            state, drawn = folder.restore(state) or (state, None)
+            replays = described.get("batches") is None
+            state, drawn = folder.restore(state, replays=replays) or (state, None)
             if drawn is not None and drawn.key != tuple(sampler_key):
                 raise ValueError(f"out {request.out} holds checkpoints of another run than its secret.json")
         source = source_at(sampler_key, drawn)
@@ -108,8 +110,16 @@ def take_steps(
 
 
 def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
-    waiting = []
-    for rows, mask, drawn in ready:
+    waiting, ready, drawn = [], iter(ready), None
+    while True:
+        try:
+            rows, mask, drawn = next(ready)
+        except StopIteration:
+            return state
+        except BatchesError:
+            if folder and drawn is not None:
+                folder.save(state, drawn)
+            raise
         state, info = step(state, rows, mask)
         done = drawn.step
         keep = done % options.checkpoint_every == 0 or done == steps
@@ -128,7 +138,6 @@ def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
                 folder.log({"step": done, "evaluation": _finite(evaluate(state))})
         if options.progress:
             options.progress("training", done, steps)
-    return state
 
 
 def _floats(info) -> dict[str, float | None]:

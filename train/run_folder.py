@@ -226,12 +226,17 @@ class RunFolder:
                 f"{_in_one_line(error)}; run the same command again once there is room"
             ) from error
 
-    def restore(self, like):
+    def restore(self, like, *, replays: bool = True):
         """(state, sampler state) of the newest checkpoint, or None before the first; logs are cut to its
         step.
 
         Args:
           like: a state of the same structure, shapes and shardings.
+          replays: whether the batches after the checkpoint are those of before for certain.
+
+        Raises:
+          CheckpointError: for a damaged one.
+          ValueError: for an earlier step than one that was shown, where its batches may be others.
         """
         step = self._manager.latest_step()
         if step is None:
@@ -258,7 +263,12 @@ class RunFolder:
         # Orbax notices a changed byte of its own tables, and not one of a large array.
         if checksum != _checksum(kept, state):
             raise self._damaged(step, "it is not what was written")
-        if (shown := self._shown()) > step:
+        if (shown := self._shown()) > step and not replays:
+            raise ValueError(
+                f"out {self.folder} has shown step {shown} and has no checkpoint of it: another order of "
+                "batches would use its noise twice; begin in a new folder"
+            )
+        if shown > step:
             self.note(shown=shown)  # the lines below are removed, what they showed stays shown
         for name in ("metrics.jsonl", _PRIVATE_LOG):
             path = self.folder / name

@@ -86,7 +86,7 @@ class ArrayRows:
 
     def take(self, indices, size: int):
         """Return the rows at `indices`, padded with zeros to `size`."""
-        return jax.tree.map(lambda leaf: _padded(leaf[indices], size), self.arrays)
+        return jax.tree.map(lambda leaf: padded(leaf[indices], size), self.arrays)
 
     def fingerprint(self) -> str:
         """Return a digest of all content."""
@@ -96,7 +96,7 @@ class ArrayRows:
 def _length(arrays) -> int:
     """Rows of a pytree of arrays of numbers; ValueError for others."""
     for path, leaf in jax.tree.leaves_with_path(arrays):
-        _check_numbers(path, leaf)
+        check_numbers(path, leaf)
         if leaf.ndim == 0:
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
             raise ValueError(
@@ -108,13 +108,15 @@ def _length(arrays) -> int:
     return lengths.pop()
 
 
-def _check_numbers(path, leaf) -> None:
+def check_numbers(path, leaf) -> None:
+    """ValueError for an array that is not of numbers."""
     if leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
         name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
         raise ValueError(f"data must be numbers, had {leaf.dtype} in {name}: turn text into tokens")
 
 
-def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+def padded(rows: np.ndarray, size: int) -> np.ndarray:
+    """Return the rows with zeros after them, `size` in all."""
     found = np.zeros((size, *rows.shape[1:]), rows.dtype)
     found[: len(rows)] = rows
     return found
@@ -225,7 +227,7 @@ def _as_arrays(row):
         raise ValueError("data must have an example at every place, had None: filter before, not in a source")
     row = jax.tree.map(np.asarray, row)
     for path, leaf in jax.tree.leaves_with_path(row):
-        _check_numbers(path, leaf)
+        check_numbers(path, leaf)
     return row
 
 
@@ -315,8 +317,8 @@ class SourceRows:
         """Return the rows at `indices`, padded with zeros to `size`."""
         indices = np.asarray(indices, np.int64)
         if len(indices) == 0:
-            return jax.tree.map(lambda leaf: _padded(leaf, size), self._like)
-        found = jax.tree.map(lambda leaf: _padded(leaf, size), self._gather(indices, size))
+            return jax.tree.map(lambda leaf: padded(leaf, size), self._like)
+        found = jax.tree.map(lambda leaf: padded(leaf, size), self._gather(indices, size))
         self._check(found, indices)
         return found
 

@@ -1,0 +1,355 @@
+"""fit with the user's own loader: what it trains, what it refuses before it trains, and resuming."""
+
+import json
+import shutil
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound
+from jaxacct.core.plan import Plan
+from tests.train.plans import plan, plan_of
+from train import fit
+from train.batches.given import BatchesError, GivenBatches
+from train.options import TrainOptions
+from train.run_folder import CheckpointError
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
+
+KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+ROWS, SIZE, EPOCH, STEPS = 20, 4, 5, 12
+SCHEME = FixedOrder(STEPS, 1, 3, SIZE, EPOCH)
+MATRIX = BufferedToeplitz((0.9, 0.3), (0.2, 0.4), STEPS)
+PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
+
+
+def data(rows=ROWS):
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5], np.float32))}
+
+
+def shuffled(seed=0, epochs=3) -> np.ndarray:
+    """(steps, SIZE) ids of epochs that are shuffled anew."""
+    generator = np.random.default_rng(seed)
+    return np.concatenate([generator.permutation(ROWS).reshape(EPOCH, SIZE) for _ in range(epochs)])[:STEPS]
+
+
+def certified(scheme=SCHEME, strategy=MATRIX, sigma=0.5):
+    return plan_of(Mechanism(scheme, strategy, sigma), ROWS)
+
+
+def run(batches, plan=None, rows=None, **options):
+    out = options.pop("out", None)
+    rows = data() if rows is None else rows
+    options = TrainOptions(keys=KEYS, **({"checkpoint_every": 5} | options))
+    plan = certified() if plan is None else plan
+    return fit(plan, PARAMS, loss, rows, optax.sgd(0.05), out=out, batches=batches, options=options)
+
+
+def given_of(batches, scheme=SCHEME) -> GivenBatches:
+    return GivenBatches(batches, scheme.patterns, ROWS, scheme.size_of_batches(ROWS), STEPS)
+
+
+def flat(result) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.params)])
+
+
+class StandInLoader:
+    """A PyTorch `DataLoader` in what fit sees of it: tensors with `__array__`, a length, no indexing."""
+
+    class Tensor:
+        def __init__(self, values):
+            self.values, self.ndim = np.asarray(values), np.ndim(values)
+
+        def __array__(self, dtype=None, copy=None):
+            return self.values if dtype is None else self.values.astype(dtype)
+
+    def __init__(self, ids, rows=None):
+        self.ids, self.rows = ids, rows
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __iter__(self):
+        for ids in self.ids:
+            if self.rows is None:
+                yield self.Tensor(ids)
+            else:
+                yield [self.Tensor(ids), {name: self.Tensor(each[ids]) for name, each in self.rows.items()}]
+
+
+def grain_loader(ids):
+    """A Grain `DataLoader` of ids in that order, in batches."""
+
+    class Order:
+        def __init__(self, order):
+            self.order = [int(each) for each in order]
+
+        def __len__(self):
+            return len(self.order)
+
+        def __getitem__(self, index):
+            return self.order[index]
+
+    source = Order(ids.ravel())
+    sampler = grain.samplers.IndexSampler(len(source), shuffle=False, num_epochs=1)
+    return grain.DataLoader(data_source=source, sampler=sampler, operations=[grain.transforms.Batch(SIZE)])
+
+
+def test_all_loaders_train_the_same_bits():
+    ids, rows = shuffled(), data()
+    pairs = [(each, {name: values[each] for name, values in rows.items()}) for each in ids]
+    found = [
+        run(ids),
+        run(list(ids)),
+        run(each for each in ids),
+        run(StandInLoader(ids)),
+        run(grain_loader(ids)),
+        run(ids.astype(np.uint16), prefetch=0),
+    ]
+    with_rows = [fit_rows(pairs), fit_rows(iter(pairs)), fit_rows(StandInLoader(ids, rows))]
+    for other in (*found[1:], *with_rows):
+        np.testing.assert_array_equal(flat(other), flat(found[0]))
+    assert not np.array_equal(flat(run(shuffled(1))), flat(found[0]))
+    assert "at most 3 of them" in found[0].statement
+
+
+def fit_rows(batches, **options):
+    """fit with rows from the loader."""
+    out = options.pop("out", None)
+    options = TrainOptions(keys=KEYS, **({"checkpoint_every": 5} | options))
+    return fit(certified(), PARAMS, loss, None, optax.sgd(0.05), out=out, batches=batches, options=options)
+
+
+def test_a_pytorch_loader():
+    torch = pytest.importorskip("torch")
+    order = torch.utils.data.DataLoader(shuffled().ravel().tolist(), batch_size=SIZE)
+    np.testing.assert_array_equal(flat(run(order)), flat(run(shuffled())))
+
+
+def test_the_trainers_own_epochs_keep_the_limits():
+    """Without a loader whole epochs in random order; a resumed run draws the same."""
+    first = run(None)
+    np.testing.assert_array_equal(flat(first), flat(run(None)))
+
+
+# Each is wrong at step 7 (the third of the second epoch), but for those of the first batch.
+def changed(step, place, value):
+    ids = shuffled().copy()
+    ids[step, place] = value
+    return ids
+
+
+def broken():
+    good = shuffled()
+    swapped = good.copy()  # an id of step 6 again in step 7, both of the second epoch
+    swapped[7, 0] = good[6, 0]
+    floats = [each if i != 7 else each.astype(float) for i, each in enumerate(good)]
+    nans = [each if i != 7 else np.full(SIZE, np.nan) for i, each in enumerate(good)]
+    return {
+        "too early": (swapped, "must not have id"),
+        "twice in a batch": (changed(7, 0, good[7, 1]), "every id once"),
+        "too large": (changed(7, 0, ROWS), "ids from 0 to 19"),
+        "negative": (changed(7, 0, -1), "ids from 0 to 19"),
+        "smaller batch": ([*good[:7], good[7][:3], *good[8:]], "the plan's 4 ids, had 3 at step 7"),
+        "larger batch": ([*good[:7], np.arange(5), *good[8:]], "the plan's 4 ids, had 5 at step 7"),
+        "floats": (floats, "arrays of integer ids, was float64"),
+        "not a number": (nans, "arrays of integer ids, was float64"),
+        "text": ([*good[:7], np.array(["a"] * 4), *good[8:]], "arrays of integer ids"),
+        "truth values": ([*good[:7], np.ones(4, bool), *good[8:]], "arrays of integer ids, was bool"),
+        "a matrix": ([*good[:7], good[:4], *good[8:]], "arrays of integer ids"),
+        "ragged": ([*good[:7], [[1], [2, 3], [4]], *good[8:]], "arrays of integer ids"),
+        "ends early": ((each for each in good[:7]), "12 steps of the run, ended after 7"),
+    }
+
+
+@pytest.mark.parametrize("name", broken())
+def test_a_wrong_batch_is_refused(name):
+    """In one line, at its step, and at no earlier one."""
+    batches, said = broken()[name]
+    given = given_of(batches)
+    for _ in range(7):
+        given.next()
+    with pytest.raises(BatchesError, match=said) as raised:
+        given.next()
+    assert "\n" not in str(raised.value) and given.state.step == 7
+
+
+@pytest.mark.parametrize("name", ["too early", "smaller batch", "ends early"])
+def test_a_wrong_batch_stops_before_it_is_trained_on(name, tmp_path):
+    """Nothing of it is trained, nothing before it is lost, and the right batches go on to the same bits."""
+    batches, said = broken()[name]
+    good = shuffled()
+    with pytest.raises(BatchesError, match=said):
+        run(batches, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "model").exists()
+    assert sorted(int(each.name) for each in (tmp_path / "run" / "checkpoints").iterdir())[-1] == 7
+    if name == "ends early":  # a generator has no length, which a resumed run must share
+        good = (each for each in good)
+    np.testing.assert_array_equal(flat(run(good, out=tmp_path / "run")), flat(run(shuffled())))
+
+
+def test_limits_of_the_plan_one_step_off():
+    """Attack: b, k and epochs each broken by one step; the same batches are fine one step later."""
+    same = np.tile(np.random.default_rng(0).permutation(ROWS).reshape(EPOCH, SIZE), (3, 1))[:STEPS]
+    apart = FixedOrder(STEPS, EPOCH, 3, SIZE)
+    given_of(same, apart)
+    early = same.copy()
+    early[4, 0], early[0, 0] = same[0, 0], same[4, 0]
+    early = np.concatenate([early[:5], same[5:]])  # that id is in steps 4 and 5
+    for scheme, batches, step in (
+        (apart, early, 5),
+        (FixedOrder(STEPS, 1, 2, 2), same[:, :2], 10),  # a third time
+        (FixedOrder(STEPS, 1, 3, SIZE, 5), np.concatenate([same[:4], same[:1], same[5:]]), 4),
+    ):
+        given = given_of(batches, scheme)
+        for _ in range(step):
+            given.next()
+        with pytest.raises(BatchesError, match=r"must not have id|times at most"):
+            given.next()
+        assert given.state.step == step
+    given = given_of(same, apart)
+    for _ in range(STEPS):
+        given.next()
+
+
+def test_rows_must_have_one_shape_and_be_finite():
+    ids, rows = shuffled(), data()
+    pairs = [(each, {name: values[each] for name, values in rows.items()}) for each in ids]
+    x = pairs[3][1]["x"]
+    for wrong, said in (
+        ({"x": x}, "same names, shapes and dtypes"),
+        (pairs[3][1] | {"x": x.astype(np.float64)}, "same names, shapes and dtypes"),
+        (pairs[3][1] | {"x": x[:2]}, "a row for each id"),
+        (pairs[3][1] | {"x": np.full_like(x, np.nan)}, "finite rows"),
+        (None, "rows in every batch or in none"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fit_rows([*pairs[:3], (ids[3], wrong), *pairs[4:]])
+    with pytest.raises(ValueError, match="must be numbers"):
+        fit_rows([(each, np.array(["text"] * SIZE)) for each in ids])
+    with pytest.raises(ValueError, match="data must be None"):
+        run(pairs)
+    with pytest.raises(ValueError, match="data must be given"):
+        fit_rows(ids)
+
+
+def test_what_is_no_loader_is_refused_before_anything(tmp_path):
+    for batches, said in (
+        (7, "batches must be an iterable, was int"),
+        (shuffled()[:11], "at least the 12 steps of the run, had 11"),
+        ([], "at least the 12 steps"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(batches, out=tmp_path / "run")
+    with pytest.raises(BatchesError, match="the plan's 4 ids, had 3 at step 0"):
+        run(shuffled()[:, :3], out=tmp_path / "run")
+    assert not (tmp_path / "run" / "secret.json").exists()
+    with pytest.raises(ValueError, match="batches must not be given for a plan of b-min-sep"):
+        run(shuffled(), plan=plan(dataset_size=ROWS))
+    run(shuffled()[:6], steps=6)
+
+
+def interrupted(out, batches, after=8):
+    """A run that ends in the middle, two steps after its checkpoint at the latest."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(step, info):
+        if step >= after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(batches, out=out, callback=stop, checkpoint_every=2)
+
+
+def test_a_resumed_run_skips_what_was_trained_on(tmp_path):
+    interrupted(tmp_path / "run", shuffled())
+    np.testing.assert_array_equal(
+        flat(run(shuffled(), out=tmp_path / "run", checkpoint_every=2)), flat(run(shuffled()))
+    )
+
+
+def test_other_batches_on_resume_are_refused(tmp_path):
+    """Another shuffle, an earlier order of two batches, another length, rows in place of ids."""
+    interrupted(tmp_path / "run", shuffled())
+    swapped = shuffled()
+    swapped[[1, 2]] = swapped[[2, 1]]
+    longer = np.concatenate([shuffled(), np.arange(4)[None]])
+    for batches, said in (
+        (shuffled(1), "the same as before"),
+        (swapped, "the same as before"),
+        (longer, "another batches|'length': 12"),
+        ((each for each in shuffled()), "'length': 12"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(batches, out=tmp_path / "run", checkpoint_every=2)
+    np.testing.assert_array_equal(flat(run(shuffled(), out=tmp_path / "run")), flat(run(shuffled())))
+
+
+@pytest.mark.parametrize("field", ["digest", "step"])
+def test_an_edited_record_of_participations_is_refused(field, tmp_path):
+    """Attack: the record in the checkpoint is changed, so that other batches or more of them would fit."""
+    interrupted(tmp_path / "run", shuffled())
+    (newest,) = sorted((tmp_path / "run" / "checkpoints").iterdir(), key=lambda each: int(each.name))[-1:]
+    (path,) = newest.rglob("sampler/metadata")
+    record = json.loads(path.read_text())
+    record[field] = {"digest": "0" * 32, "step": record["step"] - 1}[field]
+    path.write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="damaged"):
+        run(shuffled(), out=tmp_path / "run", checkpoint_every=2)
+
+
+def test_a_lost_checkpoint_of_a_step_that_was_shown(tmp_path):
+    """Attack: batches after the older checkpoint may be others, and their noise was shown with these."""
+    out = tmp_path / "run"
+    options = TrainOptions(keys=KEYS, checkpoint_every=3)
+
+    def train(ids):
+        return fit(
+            certified(), PARAMS, loss, data(), optax.sgd(0.05), out=out, batches=ids, options=options,
+            evaluate=lambda params: {"w": params["w"].sum()},
+        )  # fmt: skip
+
+    with pytest.raises(BatchesError):
+        train([*shuffled()[:7], np.arange(3), *shuffled()[8:]])
+    checkpoints = sorted((out / "checkpoints").iterdir(), key=lambda each: int(each.name))
+    for each in checkpoints[1:]:
+        shutil.rmtree(each)
+    if int(checkpoints[0].name) < 6:
+        with pytest.raises(ValueError, match="has shown step 6"):
+            train(list(shuffled()))
+
+
+def test_absent_examples_leave_their_places_empty():
+    """Add-or-remove-one: the batches of the others are the same with 18 of 20 examples as with all."""
+    claim = Claim(
+        Mechanism(SCHEME, BandedToeplitz.identity(), 0.5, "add-or-remove-one"),
+        Target.at(1e4, 1e-5),
+        ROWS,
+        None,
+    )
+    absent = Plan(claim, Bound("unamplified"))
+    rows = data()
+    fewer = {name: each[:18] for name, each in rows.items()}
+    zeros = {
+        name: each * (np.arange(ROWS) < 18).reshape(-1, *[1] * (each.ndim - 1)) for name, each in rows.items()
+    }
+    for batches in (shuffled(), None):
+        missing = run(batches, plan=absent, rows=fewer)
+        # A row of zeros has a gradient in b alone; of one with loss 0 it is zero.
+        whole = run(batches, plan=absent, rows=zeros)
+        assert missing.steps == whole.steps
+    with pytest.raises(ValueError, match="data must have"):
+        run(shuffled(), rows=fewer)

@@ -1,0 +1,209 @@
+"""Batches of the user's own loader, for plans of fixed-order batches: each is checked before it is used.
+
+The certificate assumes limits on the order: the batch size, how often an example participates and how far
+apart. A loader is any iterable that begins at step 0 and yields the ids of a batch, (batch_size,) integers
+below the plan's dataset_size: a list or array of index arrays, a PyTorch or Grain `DataLoader` of ids, a
+generator. Or it yields (ids, rows), rows being a pytree of arrays (batch_size, ...), as of `tf.data`; each
+row must then be a function of its record alone, as `train.batches.sources.Source` promises.
+
+A resumed run goes through the loader again and skips what was trained on. The digest of all batches so far is
+in its checkpoints: other batches than those are refused.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxacct.strategies.worst_pattern import Patterns
+
+from .sampler import Batch, SamplerState
+from .sources import check_numbers, padded
+
+
+class BatchesError(ValueError):
+    """A batch that the plan does not cover; nothing was trained on it."""
+
+
+class GivenBatches:
+    """The batches of a loader, from step 0, each checked.
+
+    Args:
+      batches: the loader.
+      patterns: participation patterns that the plan covers.
+      dataset_size: N of the plan.
+      batch_size: of the plan.
+      steps: number of steps of the run.
+
+    Raises:
+      ValueError: for what is no iterable, or one that states that it is too short.
+      BatchesError: for a first batch that is not covered.
+    """
+
+    def __init__(self, batches: Iterable, patterns: Patterns, dataset_size: int, batch_size: int, steps: int):
+        try:
+            found = iter(batches)
+        except TypeError:
+            raise ValueError(f"batches must be an iterable, was {type(batches).__name__}") from None
+        length = getattr(batches, "__len__", None)
+        self.length = None if length is None else int(length())
+        if self.length is not None and self.length < steps:
+            raise ValueError(f"batches must have at least the {steps} steps of the run, had {self.length}")
+        self._patterns, self._size, self._steps = patterns, dataset_size, steps
+        self._batch_size = batch_size
+        self._found = found
+        self._counts = np.zeros(dataset_size, np.int64)
+        self._last = np.full(dataset_size, -1, np.int64)
+        self.state = SamplerState((0, 0, 0, 0), 0, hashlib.blake2b(digest_size=16).hexdigest())
+        self._like, self._rows = None, None
+        self._next: tuple | None = self._read()
+        self._like = self._next[1]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether batches come with their rows."""
+        return self._like is not None
+
+    def described(self) -> dict[str, Any]:
+        """Return JSON values that a resumed run must share."""
+        return {"yields": "rows" if self.has_rows else "ids", "length": self.length}
+
+    def begin(self, key, drawn: SamplerState | None) -> "GivenBatches":
+        """Return itself with the batches of `drawn` skipped; BatchesError where they are others."""
+        self.state = SamplerState(tuple(int(word) for word in key), 0, self.state.digest)
+        while drawn is not None and self.state.step < drawn.step:
+            self.next()
+        if drawn is not None and self.state.digest != drawn.digest:
+            raise BatchesError(
+                f"batches must be the same as before up to step {drawn.step}, where the run continues: give "
+                "the loader from its beginning, with the same seed"
+            )
+        return self
+
+    def next(self) -> Batch:
+        """Return the next batch.
+
+        Raises:
+          BatchesError: for one that the plan does not cover, or where there is none.
+        """
+        step = self.state.step
+        ids, rows = self._next if self._next is not None else self._read()
+        self._next = None
+        if (rows is None) != (self._like is None):
+            raise BatchesError(f"batches must have rows in every batch or in none, not so at step {step}")
+        self._check(ids, step)
+        self._rows = rows
+        self._counts[ids] += 1
+        self._last[ids] = step
+        content = hashlib.blake2b(self.state.digest.encode() + ids.tobytes(), digest_size=16)
+        for leaf in jax.tree.leaves(rows):
+            content.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+        self.state = SamplerState(self.state.key, step + 1, content.hexdigest())
+        return Batch(ids, np.ones(ids.size, bool))
+
+    def _read(self) -> tuple[np.ndarray, Any]:
+        """Return (ids, rows or None) of the next batch, of the right types and shapes."""
+        step = self.state.step
+        try:
+            item = next(self._found)
+        except StopIteration:
+            raise BatchesError(
+                f"batches must have the {self._steps} steps of the run, ended after {step}: an iterable of "
+                "one epoch is not repeated"
+            ) from None
+        ids, rows = item, None
+        try:
+            if isinstance(item, tuple | list) and len(item) == 2 and np.ndim(item[0]) == 1:
+                ids, rows = item
+            ids = np.asarray(ids)
+        except (ValueError, TypeError):  # ragged
+            ids = np.array(None)
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise BatchesError(
+                f"batches must be arrays of integer ids, was {ids.dtype} of shape {ids.shape} at step {step}"
+            )
+        if ids.size != self._batch_size:
+            raise BatchesError(
+                f"batches must have the plan's {self._batch_size} ids, had {ids.size} at step {step}"
+            )
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self._size:
+            raise BatchesError(
+                f"batches must have ids from 0 to {self._size - 1}, had {ids.min()} .. {ids.max()} at step "
+                f"{step}"
+            )
+        return ids.astype(np.int64), None if rows is None else self._checked_rows(rows, step)
+
+    def _checked_rows(self, rows, step: int):
+        rows = jax.tree.map(np.asarray, rows)
+        for path, leaf in jax.tree.leaves_with_path(rows):
+            check_numbers(path, leaf)
+            if leaf.shape[:1] != (self._batch_size,):
+                raise BatchesError(f"batches must have a row for each id, had {leaf.shape} at step {step}")
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise BatchesError(f"batches must have finite rows, had NaN or infinity at step {step}")
+        if self._like is not None and _shapes(rows) != _shapes(self._like):
+            raise BatchesError(
+                f"batches must have rows of the same names, shapes and dtypes, not so at {step}"
+            )
+        return rows
+
+    def _check(self, ids: np.ndarray, step: int) -> None:
+        """BatchesError where an example participates too often or too early."""
+        p = self._patterns
+        if np.unique(ids).size < ids.size:
+            raise BatchesError(f"batches must have every id once, had one twice at step {step}")
+        last = self._last[ids]
+        again = np.where(last >= 0, last + p.min_separation, 0)
+        if p.steps_per_epoch is not None:
+            epoch = p.steps_per_epoch
+            again = np.maximum(again, np.where(last >= 0, (last // epoch + 1) * epoch, 0))
+        early = int(np.argmax(again))
+        if again[early] > step:
+            raise BatchesError(
+                f"batches must not have id {ids[early]} before step {again[early]}, as it was in step "
+                f"{last[early]} (min_separation {p.min_separation}, steps_per_epoch {p.steps_per_epoch}), "
+                f"had it at step {step}"
+            )
+        often = int(np.argmax(self._counts[ids]))
+        if self._counts[ids[often]] >= p.participations:
+            raise BatchesError(
+                f"batches must have an id {p.participations} times at most, had id {ids[often]} again at "
+                f"step {step}"
+            )
+
+    # -- As the data set of loaders that yield rows ---------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, indices, size: int):
+        """Return the rows of the batch that `next` returned last, padded with zeros to `size`."""
+        rows = self._rows if len(indices) else jax.tree.map(lambda leaf: leaf[:0], self._like)
+        return jax.tree.map(lambda leaf: padded(leaf, size), rows)
+
+    def fingerprint(self) -> str:
+        """Return a text; the digest of the batches in the checkpoints covers their rows."""
+        return "rows come with batches"
+
+
+class Present:
+    """The batches of a source, without the places from `size` on: those of absent examples."""
+
+    def __init__(self, source, size: int):
+        self.source, self.size = source, size
+
+    @property
+    def state(self) -> SamplerState:
+        """Where the source stands."""
+        return self.source.state
+
+    def next(self) -> Batch:
+        """Return the next batch."""
+        indices, mask = self.source.next()
+        return Batch(indices, mask & (indices < self.size))
+
+
+def _shapes(rows) -> list:
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree.leaves_with_path(rows)]
