@@ -139,7 +139,7 @@ def _source(plan: Plan, graph, size: int | None, given: GivenBatches | None, key
         return Sampler.from_plan(plan, key, graph, drawn, size)
     # The order is one of the plan's places: those of examples that are absent stay empty.
     source = Sampler.from_plan(plan, key, state=drawn) if given is None else given.begin(key, drawn)
-    return source if size in (None, plan.dataset_size) else Present(source, size)
+    return source if size is None or size == plan.dataset_size else Present(source, size)
 
 
 def _rows(plan: Plan, request: Request, graph: Attribution | None):
