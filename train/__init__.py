@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from .loop import TrainOptions, fit
     from .loss import with_params
     from .saved_model import load_model, save_model
+    from .weights import load_weights
 
 __all__ = [
     "TrainOptions",
@@ -22,6 +23,7 @@ __all__ = [
     "epoch_batches",
     "fit",
     "load_model",
+    "load_weights",
     "noisy_cgd",
     "noisy_gd",
     "noisy_sgd",
@@ -40,6 +42,7 @@ _NAMES = {
     "loop": "TrainOptions fit",
     "loss": "with_params",
     "saved_model": "load_model save_model",
+    "weights": "load_weights",
 }
 
 

@@ -77,8 +77,11 @@ def check_out(out) -> None:
 
 def check_data(data) -> None:
     """ValueError for what has no rows by index."""
-    allowed = "data must be arrays with a row for each example, or have rows by index"
-    if data is None or inspect.isclass(data) or isinstance(data, str | bytes | os.PathLike):
+    allowed = "data must be arrays with a row for each example, have rows by index or be a .parquet file"
+    path = isinstance(data, str | os.PathLike)
+    if path and os.fspath(data).endswith(".parquet"):
+        return
+    if data is None or inspect.isclass(data) or path or isinstance(data, bytes):
         raise ValueError(f"{allowed}, was {_shown(data)}")
     if hasattr(data, "__next__") or (callable(data) and not hasattr(data, "__getitem__")):
         raise ValueError(f"{allowed}, was a {type(data).__name__}: batches are drawn at random")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +35,7 @@ def write_model(folder: Path, params) -> None:
     model = folder / "model"
     # One file a parameter: Orbax's default, OCDBT, stores when each version was written.
     with _without_warnings(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        checkpointer.save(model, args=ocp.args.PyTreeSave(_plain(params)), force=True)
+        checkpointer.save(model, args=ocp.args.PyTreeSave(plain(params)), force=True)
     (model / "commit_success.txt").unlink(missing_ok=True)
     about = model / "_CHECKPOINT_METADATA"
     if about.exists():
@@ -79,21 +80,21 @@ def load_model(run, model):
         with ocp.StandardCheckpointer() as checkpointer:
             found = _shapes(checkpointer.metadata(folder).item_metadata.tree)
             params = _trained(Path(run), model, set(found)) if is_module else model
-            wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, _plain(params))
+            wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, plain(params))
             given = _shapes(wanted)
             if found != given:
                 name = min(set(found.items()) ^ set(given.items()), key=str)[0]
                 raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
-            plain = checkpointer.restore(folder, wanted)
+            restored = checkpointer.restore(folder, wanted)
     except _OtherWeightsError:
         raise
     except (ValueError, KeyError, OSError) as error:
         raise ValueError(f"model must be of the structure that was trained: {error}") from None
     if is_module:
-        nnx.replace_by_pure_dict(params, plain)
+        nnx.replace_by_pure_dict(params, restored)
         nnx.update(model, params)
         return model
-    return plain["params"] if isinstance(model, jax.Array | np.ndarray) else plain
+    return restored["params"] if isinstance(model, jax.Array | np.ndarray) else restored
 
 
 class _OtherWeightsError(ValueError):
@@ -103,7 +104,7 @@ class _OtherWeightsError(ValueError):
 def _trained(run: Path, model: nnx.Module, names: set[str]):
     """The variables of a model that are stored: all parameters, or those of a run that froze the others."""
     params = nnx.state(model, nnx.Param)
-    if set(_shapes(_plain(params))) == names:
+    if set(_shapes(plain(params))) == names:
         return params
     began = read_json(run / "run.json", "run") if (run / "run.json").exists() else {}
     began = began.get("frozen") if isinstance(began, dict) else None
@@ -115,23 +116,28 @@ def _trained(run: Path, model: nnx.Module, names: set[str]):
 
     _, trained, _, frozen = nnx.split(model, stored, nnx.RngState, ...)
     others = digest(frozen) if jax.tree.leaves(frozen) else None
-    if set(_shapes(_plain(trained))) == names and others != began.get("variables"):
+    if set(_shapes(plain(trained))) == names and others != began.get("variables"):
         raise _OtherWeightsError("model must have the frozen variables that the run began with, has others")
     return trained
 
 
-def _plain(params):
-    """Parameters as Orbax stores them: plain nested dictionaries; a single array is the entry "params"."""
-    plain = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
-    return {"params": plain} if isinstance(plain, jax.Array | np.ndarray) else plain
+def plain(params):
+    """Return parameters as Orbax stores them: nested dictionaries; a single array is the entry "params"."""
+    pure = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+    return {"params": pure} if isinstance(pure, jax.Array | np.ndarray) else pure
 
 
-def _shapes(tree) -> dict[str, tuple]:
-    """(shape, dtype) by name, which is the same for attributes, keys and positions."""
+def named(tree) -> dict[str, Any]:
+    """Return the leaves by name, which is the same for attributes, keys and positions."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
     return {
         ".".join(
             str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path
-        ): (tuple(leaf.shape), leaf.dtype)
+        ): leaf
         for path, leaf in leaves
     }
+
+
+def _shapes(tree) -> dict[str, tuple]:
+    """(shape, dtype) by name."""
+    return {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in named(tree).items()}

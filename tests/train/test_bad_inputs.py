@@ -59,11 +59,14 @@ BAD = {
     ),
     "a division": (dict(loss=lambda p, e: 1 / 0), LOSS + "ZeroDivisionError: division by zero"),
     "nothing returned": (dict(loss=lambda p, e: None), "loss must return one number for one example"),
-    "no data": (dict(data=None), DATA + ", or have rows by index, was None"),
-    "a table's name": (dict(data="train.csv"), DATA + ", or have rows by index, was 'train.csv'"),
+    "no data": (dict(data=None), DATA + ", have rows by index or be a .parquet file, was None"),
+    "a table's name": (
+        dict(data="train.csv"),
+        DATA + ", have rows by index or be a .parquet file, was 'train.csv'",
+    ),
     "a generator": (
         dict(data=(row for row in X)),
-        DATA + ", or have rows by index, was a generator: batches",
+        DATA + ", have rows by index or be a .parquet file, was a generator: batches",
     ),
     "numbers": (dict(data=[1, 2, 3]), DATA + ", had a single number in 0"),
     "one number": (dict(data=np.float32(3)), DATA + ", had a single number in data"),

@@ -47,6 +47,10 @@ def as_rows(data):
     """
     if isinstance(data, ArrayRows | SourceRows):
         return data
+    if isinstance(data, str | os.PathLike):
+        from .tables import parquet_table
+
+        return SourceRows(parquet_table(data))
     if hasattr(data, "take") and hasattr(data, "fingerprint"):
         return SourceRows(Taken(data))
     arrow = sys.modules.get("pyarrow")  # imported where there is a table
@@ -54,6 +58,9 @@ def as_rows(data):
         from .tables import ArrowTable
 
         return SourceRows(ArrowTable(data))
+    library = sys.modules.get("datasets")
+    if library is not None and isinstance(data, library.Dataset) and data.format["type"] != "numpy":
+        data = data.with_format("numpy")  # else lists of Python's numbers
     if _is_source(data):
         return SourceRows(data if hasattr(data, "fingerprint") else Indexed(data))
     leaves = jax.tree.leaves(data)

@@ -1,8 +1,11 @@
 """Rows of a `pyarrow.Table`, with which Arrow, Parquet and Hugging Face files are read."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pyarrow
-from pyarrow import compute, types
+from pyarrow import compute, parquet, types
 
 from .sources import Indexed
 
@@ -21,6 +24,21 @@ class ArrowTable(Indexed):
         # Slices copy nothing, while `Table.take` may join a whole column.
         taken = pyarrow.concat_tables([self.source.slice(int(index), 1) for index in indices])
         return {name: _numbers(taken.column(name).combine_chunks(), name) for name in taken.column_names}
+
+
+def parquet_table(path: str | os.PathLike) -> ArrowTable:
+    """Return the rows of a Parquet file, or of a folder of them, in memory.
+
+    Raises:
+      ValueError: no such file, or none of Parquet.
+    """
+    if Path(path).suffix != ".parquet":
+        raise ValueError(f"data must be arrays, rows by index or a .parquet file, was {os.fspath(path)!r}")
+    try:
+        return ArrowTable(parquet.read_table(path))
+    except (OSError, pyarrow.ArrowException) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"data {os.fspath(path)} must be a Parquet file: {first}") from None
 
 
 def _numbers(array, name: str) -> np.ndarray:

@@ -4,11 +4,13 @@ import os
 import time
 import tracemalloc
 
+import datasets
 import grain
 import numpy as np
 import optax
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.train.fitting import fit
 from tests.train.plans import plan
@@ -487,3 +489,40 @@ def test_training_on_fourteen_million_rows_starts_at_once(tmp_path):
 
     fit(covered, PARAMS, small, np.load(path, mmap_mode="r"), optax.sgd(0.1), out=tmp_path / "run", keys=KEYS)
     assert time.process_time() - begun < 60
+
+
+def test_parquet_files(tmp_path):
+    """By path, of a folder of files, and by `datasets`: the rows and the trained bits of arrays."""
+    x = pa.FixedSizeListArray.from_arrays(pa.array(data()["x"].reshape(-1)), 3)
+    table = pa.Table.from_arrays([x, pa.array(data()["y"])], schema=SCHEMA)
+    parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
+    (tmp_path / "many.parquet").mkdir()
+    for part in range(2):
+        parquet.write_table(table.slice(part * 30, 30), tmp_path / f"many.parquet/{part}.parquet")
+    mapped = datasets.Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=tmp_path / "cache")
+    wanted = ArrayRows(data()).take(PLACES, 8)
+    given = str(tmp_path / "rows.parquet"), tmp_path / "rows.parquet", tmp_path / "many.parquet", mapped
+    for source in (*given, mapped.with_format("numpy")):
+        rows = as_rows(source)
+        found = rows.take(PLACES, 8)
+        assert len(rows) == ROWS and found.keys() == wanted.keys()
+        for name in wanted:
+            assert found[name].dtype == wanted[name].dtype
+            np.testing.assert_array_equal(found[name], wanted[name])
+    plain = flat(run(steps=3).params)
+    for source in (given[0], mapped):
+        np.testing.assert_array_equal(flat(run(data=source, steps=3).params), plain)
+
+
+def test_bad_parquet_files(tmp_path):
+    (tmp_path / "text.parquet").write_text("x,y\n1,2\n")
+    parquet.write_table(pa.table({"name": ["a", "b"]}), tmp_path / "names.parquet")
+    for name, message in (
+        ("no.parquet", "must be a Parquet file: "),
+        ("text.parquet", "must be a Parquet file: "),
+        ("names.parquet", "column name must hold numbers or lists of them, holds string: select others"),
+        ("rows.csv", r"data must be arrays, rows by index or a \.parquet file, was "),
+    ):
+        with pytest.raises(ValueError, match=message) as refused:
+            as_rows(tmp_path / name)
+        assert "\n" not in str(refused.value)

@@ -1,0 +1,216 @@
+"""Initial weights from a plain Orbax checkpoint and from safetensors: the same numbers, or one line."""
+
+import json
+import struct
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.flax
+import safetensors.numpy
+from flax import nnx
+
+from tests.train.fitting import fit
+from tests.train.modules import made
+from tests.train.plans import plan
+from tests.train.test_load_model import squared
+from tests.train.test_loop import ROWS, data, flat
+from train import load_weights
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+
+class Network(nnx.Module):
+    def __init__(self, rngs, dtype=jnp.float32, width=3):
+        self.layers = nnx.List(
+            [nnx.Linear(width, 2, rngs=rngs, param_dtype=dtype), nnx.Linear(2, 1, rngs=rngs)]
+        )
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x[..., 0]
+
+
+def network(**options):
+    return made(lambda: Network(nnx.Rngs(0), **options))
+
+
+def weights() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(5)
+    shapes = {
+        "layers.0.kernel": (3, 2),
+        "layers.0.bias": (2,),
+        "layers.1.kernel": (2, 1),
+        "layers.1.bias": (1,),
+    }
+    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def nested(value=lambda array: array):
+    tree = {"layers": {"0": {}, "1": {}}}
+    for name, array in weights().items():
+        _, layer, kind = name.split(".")
+        tree["layers"][layer][kind] = value(array)
+    return tree
+
+
+def orbax(path, tree):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, jax.tree.map(jnp.asarray, tree))
+    return path
+
+
+def managed(path):
+    """As `CheckpointManager` lays it out: steps, and items in them."""
+    with ocp.CheckpointManager(path) as manager:
+        manager.save(100, args=ocp.args.StandardSave(nested()))
+    return path / "100/default"
+
+
+def in_safetensors(path, arrays=None):
+    safetensors.numpy.save_file(weights() if arrays is None else arrays, path)
+    return path
+
+
+FILES = {
+    "safetensors": lambda folder: in_safetensors(folder / "model.safetensors"),
+    "plain orbax": lambda folder: orbax(folder / "plain", nested()),
+    "linen": lambda folder: orbax(folder / "linen", {"params": nested()}),
+    "nnx state": lambda folder: orbax(folder / "state", nested(lambda array: {"value": array})),
+    "a managed step": lambda folder: managed(folder / "managed"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_file_holds_the_same_weights(kind, tmp_path):
+    model = network()
+    streams = jax.random.key_data(model.dropout.rngs.key[...])
+    assert load_weights(FILES[kind](tmp_path), model) is model
+    for name, array in weights().items():
+        _, layer, kind = name.split(".")
+        np.testing.assert_array_equal(getattr(model.layers[int(layer)], kind)[...], array)
+    np.testing.assert_array_equal(jax.random.key_data(model.dropout.rngs.key[...]), streams)
+
+
+def test_a_pytree_and_a_single_array(tmp_path):
+    file = in_safetensors(tmp_path / "a.safetensors")
+    like = jax.tree.map(jnp.zeros_like, nested())
+    found = load_weights(file, like)
+    assert jax.tree.structure(found) == jax.tree.structure(like)
+    np.testing.assert_array_equal(found["layers"]["0"]["kernel"], weights()["layers.0.kernel"])
+    one = in_safetensors(tmp_path / "one.safetensors", {"params": np.ones(3, np.float32)})
+    np.testing.assert_array_equal(load_weights(one, jnp.zeros(3)), np.ones(3))
+
+
+def test_names_and_layouts_of_another_library(tmp_path):
+    """PyTorch: `weight` of (outputs, inputs), prefixes, entries that the model has no use for."""
+    theirs = {"net.0.weight": weights()["layers.0.kernel"].T.copy(), "net.0.bias": weights()["layers.0.bias"],
+              "net.1.weight": weights()["layers.1.kernel"].T.copy(), "net.1.bias": weights()["layers.1.bias"],
+              "net.0.num_batches_tracked": np.int64([3])}  # fmt: skip
+
+    def convert(name, array):
+        if name.endswith("num_batches_tracked"):
+            return None
+        name = name.replace("net.", "layers.")
+        return (name.replace("weight", "kernel"), array.T) if name.endswith("weight") else (name, array)
+
+    model = load_weights(in_safetensors(tmp_path / "torch.safetensors", theirs), network(), convert)
+    np.testing.assert_array_equal(model.layers[0].kernel[...], weights()["layers.0.kernel"])
+
+
+def test_floating_point_numbers_are_cast(tmp_path):
+    half = {name: jnp.asarray(array, jnp.bfloat16) for name, array in weights().items()}
+    safetensors.flax.save_file(half, tmp_path / "half.safetensors")
+    model = load_weights(tmp_path / "half.safetensors", network())
+    assert model.layers[0].kernel[...].dtype == jnp.float32
+    np.testing.assert_array_equal(model.layers[0].kernel[...], half["layers.0.kernel"].astype(jnp.float32))
+    model = load_weights(in_safetensors(tmp_path / "whole.safetensors"), network(dtype=jnp.bfloat16))
+    assert model.layers[0].kernel[...].dtype == jnp.bfloat16
+
+
+def test_a_run_begins_with_them(tmp_path):
+    model = load_weights(in_safetensors(tmp_path / "a.safetensors"), network())
+    covered = plan("poisson", dataset_size=ROWS, iterations=1)
+    result = fit(covered, model, squared, data(), optax.sgd(1e-9))
+    wanted = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(nested())])
+    np.testing.assert_allclose(flat(result.params), wanted, atol=1e-5)
+
+
+def change(**changes):
+    return {name: array for name, array in (weights() | changes).items() if array is not None}
+
+
+BAD = {
+    "a name too few": (
+        change(**{"layers.1.bias": None}),
+        r"weights must have layers\.1\.bias, which the model has: con",
+    ),
+    "a name too many": (
+        change(head=np.ones(1, np.float32)),
+        "weights must not have head, which the model lacks: con",
+    ),
+    "another shape": (
+        change(**{"layers.0.bias": np.ones(5, np.float32)}),
+        r"weights layers\.0\.bias must have the shape \(2,\), had \(5,\)",
+    ),
+    "integers": (
+        change(**{"layers.0.bias": np.ones(2, np.int32)}),
+        r"weights layers\.0\.bias must be of float32, was of int32",
+    ),
+    "NaN": (
+        change(**{"layers.0.bias": np.float32([1, np.nan])}),
+        r"weights layers\.0\.bias must be finite, had NaN",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_weights_leave_the_model_as_it_is(name, tmp_path):
+    arrays, message = BAD[name]
+    model = network()
+    before = flat(nnx.state(model, nnx.Param))
+    with pytest.raises(ValueError, match=f"^{message}") as refused:
+        load_weights(in_safetensors(tmp_path / "bad.safetensors", arrays), model)
+    assert "\n" not in str(refused.value)
+    np.testing.assert_array_equal(flat(nnx.state(model, nnx.Param)), before)
+
+
+def test_bad_files(tmp_path, monkeypatch):
+    (tmp_path / "short.safetensors").write_bytes(b"xx")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
+    (tmp_path / "cut.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 8)
+    (tmp_path / "empty").mkdir()
+    managed(tmp_path / "managed")
+    for path, message in (
+        ("no.safetensors", r"must be a \.safetensors file: No such file"),
+        ("short.safetensors", r"must be a \.safetensors file: "),
+        ("cut.safetensors", r"must be a \.safetensors file: "),
+        ("nothing", r"weights must be a \.safetensors file or the folder of an Orbax checkpoint, was "),
+        ("empty", "must be an Orbax checkpoint of one pytree: "),
+        (
+            "managed",
+            "one pytree: give the folder of one pytree in it, such as 100/default",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message) as refused:
+            load_weights(tmp_path / path, network())
+        assert "\n" not in str(refused.value)
+    file = in_safetensors(tmp_path / "a.safetensors")
+    for convert, message in (
+        (3, r"convert must be a function, convert\(name, array\) -> \(name, array\) or None, was 3"),
+        (lambda name, array: array, "convert must return .* or None, returned ndarray for "),
+        (lambda name, array: ("w", array), "convert must return each name once, returned w twice"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_weights(file, network(), convert)
+    with pytest.raises(ValueError, match=r"model must be .* or a pytree of arrays, was the class Network"):
+        load_weights(file, Network)
+    monkeypatch.setitem(sys.modules, "safetensors.flax", None)
+    with pytest.raises(ValueError, match=r"^weights from \.safetensors need `pip install safetensors`$"):
+        load_weights(file, network())

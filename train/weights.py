@@ -1,0 +1,147 @@
+"""Initial weights from files that others wrote: `load_weights`.
+
+The guarantee does not cover the data that these weights were trained on, so they must be public.
+"""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from .arguments import check_callable, check_model
+from .saved_model import named, plain
+
+_NUM_NAMES = 3  # shown in a message
+
+
+def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, Any] | None] | None = None):
+    """Return the model with the weights of a file; they must be public.
+
+        model = load_weights("pretrained.safetensors", model, convert=renamed)
+
+    Names are those of the model's variables, joined by points: `layers.0.kernel`. A leading `params.` (linen)
+    and a trailing `.value` (nnx states) of all names of a checkpoint are dropped. Floating-point arrays are
+    cast to the dtype that the model has.
+
+    Args:
+      path: a `.safetensors` file, or the folder of an Orbax checkpoint of one pytree.
+      model: an `nnx.Module` or a pytree of parameters, of any values.
+      convert: `(name in the file, array) -> (name in the model, array)`, or None to leave it out; for other
+        names and layouts. The kernel of a dense layer of PyTorch, for instance, is transposed.
+
+    Returns:
+      `model` itself with the variables set, where it is a module; else a pytree like it.
+
+    Raises:
+      ValueError: no such file, a missing library, names that the file or the model lacks, another shape,
+        integers for floating-point numbers, NaN or infinity. Then the model is unchanged.
+    """
+    check_model(model)
+    if convert is not None:
+        check_callable("convert", convert, "convert(name, array) -> (name, array) or None")
+    found = _converted(_read(Path(path).absolute()), convert)
+    state = nnx.state(model, nnx.Not(nnx.RngState)) if isinstance(model, nnx.Module) else model
+    pure = plain(state)
+    wanted = named(pure)
+    required = named(plain(nnx.state(model, nnx.Param))) if isinstance(model, nnx.Module) else wanted
+    _none("weights must have {}, which the model has", required.keys() - found.keys())
+    _none("weights must not have {}, which the model lacks", found.keys() - wanted.keys())
+    leaves = [_fitting(name, leaf, found.get(name)) for name, leaf in wanted.items()]
+    loaded = jax.tree.unflatten(jax.tree.structure(pure), leaves)
+    if isinstance(model, nnx.Module):
+        nnx.replace_by_pure_dict(state, loaded)
+        nnx.update(model, state)
+        return model
+    return loaded["params"] if isinstance(model, jax.Array | np.ndarray) else loaded
+
+
+def _none(problem: str, names) -> None:
+    """ValueError where there are any names."""
+    if names:
+        shown = ", ".join(sorted(names)[:_NUM_NAMES]) + (", ..." if len(names) > _NUM_NAMES else "")
+        raise ValueError(problem.format(shown) + ": convert can rename or leave out")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file by name."""
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if not path.is_dir():
+        raise ValueError(
+            f"weights must be a .safetensors file or the folder of an Orbax checkpoint, was {path}"
+        )
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            item = checkpointer.metadata(path).item_metadata
+            shapes = getattr(item, "tree", None)
+            if shapes is None:
+                raise ValueError("give the folder of one pytree in it, such as 100/default")
+            device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            like = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+                shapes,
+                is_leaf=lambda leaf: hasattr(leaf, "shape"),
+            )
+            found = named(checkpointer.restore(path, like))
+    except Exception as error:  # whatever Orbax and its stores raise
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"weights {path} must be an Orbax checkpoint of one pytree: {first}") from error
+    names = list(found)
+    if all(name.endswith(".value") for name in names):
+        names = [name.removesuffix(".value") for name in names]
+    if all(name.startswith("params.") for name in names):
+        names = [name.removeprefix("params.") for name in names]
+    return {name: np.asarray(leaf) for name, leaf in zip(names, found.values(), strict=True)}
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        library = importlib.import_module("safetensors.flax")
+    except ImportError:
+        raise ValueError("weights from .safetensors need `pip install safetensors`") from None
+    try:
+        return {name: np.asarray(leaf) for name, leaf in library.load_file(path).items()}
+    except Exception as error:  # `safetensors` has its own, derived from Exception
+        raise ValueError(f"weights {path} must be a .safetensors file: {error}") from error
+
+
+def _converted(found: dict[str, np.ndarray], convert) -> dict[str, Any]:
+    if convert is None:
+        return found
+    kept: dict[str, Any] = {}
+    for name, array in found.items():
+        pair = convert(name, array)
+        if pair is None:
+            continue
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ValueError(
+                f"convert must return (name, array) or None, returned {type(pair).__name__} for {name}"
+            )
+        if pair[0] in kept:
+            raise ValueError(f"convert must return each name once, returned {pair[0]} twice")
+        kept[pair[0]] = pair[1]
+    return kept
+
+
+def _fitting(name: str, leaf, array):
+    """An array of the file, as the model has it; the model's own where the file has none."""
+    if array is None:
+        return leaf
+    array = np.asarray(array)
+    if array.shape != leaf.shape:
+        raise ValueError(f"weights {name} must have the shape {tuple(leaf.shape)}, had {array.shape}")
+    kinds = [jnp.issubdtype(each.dtype, jnp.floating) for each in (array, leaf)]
+    if kinds[0] != kinds[1] or not (kinds[0] or array.dtype == leaf.dtype):
+        raise ValueError(f"weights {name} must be of {leaf.dtype}, was of {array.dtype}")
+    if kinds[0] and not np.isfinite(array.astype(np.float64)).all():
+        raise ValueError(f"weights {name} must be finite, had NaN or infinity")
+    return jnp.asarray(array, leaf.dtype)
+
+
+__all__ = ["load_weights"]
