@@ -8,8 +8,9 @@ import numpy as np
 
 from jaxacct import Mechanism
 from jaxacct.kernels import randomness
-from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.loss import loss_of_mirrored, loss_of_scores
 from jaxacct.likelihood.rounding import loss_lines
+from jaxacct.proposals.families import mirrored
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.lines import total
 
@@ -22,7 +23,8 @@ def loss_margin(
     mechanism: Mechanism, replicas: int = 1, *, delta_v: float = 1e-12, direction: str = Direction.REMOVE
 ) -> float:
     """What is booked for float32 losses of samples, natural log."""
-    return total(loss_lines(mechanism, delta_v, direction, replicas), "epsilon")
+    lines = mirrored.loss_lines if mechanism.is_replace_one else loss_lines
+    return total(lines(mechanism, delta_v, direction, replicas), "epsilon")
 
 
 def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:
@@ -38,11 +40,14 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
     normals = _normals(key, strategy, scheme.iterations)
     participations, batch_sizes = _probe(key, tables, scheme, replicas)
     worst = 0.0
+    losses, exact_losses = (
+        (_mirrored, _exact_mirrored) if mechanism.is_replace_one else (_losses, _exact_losses)
+    )
     for participation in participations:
         sigma = mechanism.noise_multiplier
-        single = np.asarray(_losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
+        single = np.asarray(losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
         with jax.enable_x64(True):
-            exact = _exact_losses(
+            exact = exact_losses(
                 scheme,
                 strategy,
                 np.float64(mechanism.noise_multiplier),
@@ -97,8 +102,16 @@ def _losses_of(scheme, strategy, sigma, normals, participation, shift, batch_siz
     return loss_of_scores(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
 
 
+def _mirrored_of(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
+    assert shift is None
+    drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
+    return loss_of_mirrored(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
+
+
 _losses = jax.jit(_losses_of, static_argnums=(0, 1))
 _exact_losses = jax.jit(_losses_of, static_argnums=(0, 1), compiler_options=QUICK)
+_mirrored = jax.jit(_mirrored_of, static_argnums=(0, 1))
+_exact_mirrored = jax.jit(_mirrored_of, static_argnums=(0, 1), compiler_options=QUICK)
 
 
 def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:

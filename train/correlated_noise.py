@@ -76,7 +76,7 @@ def train(plan: Plan, request: Request) -> Result:
             statement=plan.statement(),
         )
     else:
-        if mechanism.is_add_or_remove:
+        if mechanism.adjacency != "zero-out":
             raise ValueError(
                 f"individual must not be given with {mechanism.adjacency}: it is for zero-out adjacency"
             )

@@ -14,7 +14,7 @@ class Accountant(abc.ABC):
 
     Attributes:
       name: on the command line and in plans.
-      adjacency: neighbouring relation of the bound.
+      adjacencies: of the pairs (`Mechanism.pair_adjacency`) that it bounds.
       reveals_all_coins: whether it holds for an adversary who sees all participations, and so however users
         share examples (proofs/shared_examples.md, section 4).
       outdoes_composed: accountants whose bound is never below this one's when another mechanism is composed
@@ -24,14 +24,14 @@ class Accountant(abc.ABC):
     """
 
     name: ClassVar[str]
-    adjacency: ClassVar[str]
+    adjacencies: ClassVar[tuple[str, ...]]
     reveals_all_coins: ClassVar[bool]
     outdoes_composed: ClassVar[frozenset[str]] = frozenset()
     is_two_sided: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
-        for field in ("name", "adjacency", "reveals_all_coins"):
+        for field in ("name", "adjacencies", "reveals_all_coins"):
             if not hasattr(cls, field):
                 raise TypeError(f"accountant {cls.__name__} must state its {field}")
 
@@ -62,8 +62,8 @@ class Accountant(abc.ABC):
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
         """Return why there is no bound, the adjacency included; None where there is one."""
-        if mechanism.pair_adjacency != self.adjacency:
-            return f"it is for {self.adjacency} adjacency, not for {mechanism.adjacency}"
+        if mechanism.pair_adjacency not in self.adjacencies:
+            return f"it is for {' and '.join(self.adjacencies)} adjacency, not for {mechanism.adjacency}"
         return self.why_not_covered(mechanism, compose_with)
 
     def supports(self, mechanism: Mechanism, compose_with=None) -> bool:

@@ -14,7 +14,7 @@ class PrivacyLossDistribution(Accountant):
     """The privacy loss distribution of the scheme's `independent_rounds`."""
 
     name = "pld"
-    adjacency = "zero-out"
+    adjacencies = ("zero-out",)
     reveals_all_coins = False
     # Hiding a pattern that was revealed is post-processing, and both are composed on the same grid.
     outdoes_composed = frozenset({"unamplified"})

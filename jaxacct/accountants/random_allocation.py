@@ -18,7 +18,7 @@ class RandomAllocation(Accountant):
     """Bounds on the mixture over the phases itself, with no side information."""
 
     name = "random-allocation"
-    adjacency = "zero-out"
+    adjacencies = ("zero-out",)
     reveals_all_coins = False
     is_two_sided = True
 

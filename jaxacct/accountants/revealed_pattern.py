@@ -4,7 +4,9 @@ Given the participations the outputs are those of a Gaussian mechanism with sens
 unit's counts. Participations have the same distribution with and without the unit, so by
 joint convexity, in both directions,
 
-    H <= E_x delta_Gauss(epsilon; |C x| / sigma)                    (proofs/shared_examples.md, theorem 6).
+    H <= E_x delta_Gauss(epsilon; |C x| / sigma)                    (proofs/shared_examples.md, theorem 6),
+
+and for replace-one, where the means are `C x` and `-C x`, with twice the length.
 
 It is far below the bound with the most participations where these are rare, and has no amplification by
 sampling within a step.
@@ -44,7 +46,7 @@ class RevealedPattern(Accountant):
     """The mixture over the patterns of a scheme whose `revealed_counts` are known; columns do not overlap."""
 
     name = "revealed-pattern"
-    adjacency = "zero-out"
+    adjacencies = ("zero-out", "replace-one")
     reveals_all_coins = True
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
@@ -64,7 +66,8 @@ class RevealedPattern(Accountant):
         assert counts is not None
         timing, weights = counts
         tail = participation_tail(timing)
-        means = _mean_deltas(weights, mechanism.noise_multiplier, epsilon, tail.size)
+        sigma = mechanism.noise_multiplier / mechanism.gradient_distance
+        means = _mean_deltas(weights, sigma, epsilon, tail.size)
         return float(min(1.0, np.sum(np.diff(means, prepend=0.0) * tail) * (1 + 1e-9)))
 
 

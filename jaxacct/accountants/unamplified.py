@@ -20,7 +20,7 @@ class Unamplified(Accountant):
     """The Gaussian mechanism with all participations of the worst pattern revealed."""
 
     name = "unamplified"
-    adjacency = "zero-out"
+    adjacencies = ("zero-out", "replace-one")
     reveals_all_coins = True
 
     def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
@@ -42,7 +42,9 @@ class Unamplified(Accountant):
 
 
 def sensitivity(mechanism: Mechanism, side: int = 1) -> float:
-    """Return the largest norm of `C x` with the participation pattern revealed, per unit of clip norm.
+    """Return the largest distance of the means with the pattern revealed, per unit of clip norm.
+
+    That of `C x` and 0, or for replace-one of `C x` and `-C x`.
 
     Args:
       mechanism: its noise multiplier does not matter.
@@ -51,7 +53,7 @@ def sensitivity(mechanism: Mechanism, side: int = 1) -> float:
     scheme = mechanism.scheme
     if scheme.patterns is not None:
         lower, upper = worst_pattern.squared_sensitivity(mechanism.strategy, scheme.patterns)
-        return math.sqrt(upper if side > 0 else lower)
+        return mechanism.gradient_distance * math.sqrt(upper if side > 0 else lower)
     cross = cross_term(mechanism)
     square = scheme.squared_sensitivity(cross)
     if cross > 0 and not scheme.examples_overlap:
@@ -60,7 +62,7 @@ def sensitivity(mechanism: Mechanism, side: int = 1) -> float:
             scheme.iterations, scheme.min_separation, scheme.max_participations
         )
         square = min(square, scheme.examples_per_unit**2 * counted)
-    return math.sqrt(square)
+    return mechanism.gradient_distance * math.sqrt(square)
 
 
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:

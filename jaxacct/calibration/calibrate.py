@@ -99,7 +99,7 @@ def calibrate(
         ask for samples.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
       adjacency: "zero-out" or "add-or-remove-one", which have the same dominating pair where examples are
-        sampled independently (proofs/adjacency.md); other mechanisms refuse the second.
+        sampled independently, or "replace-one" (proofs/adjacency.md); other mechanisms allow the first only.
       checkpoint_dir: keeps finished batches; the same call then resumes.
       choice: `Recommendation.choice`, stored in the plan: how scheme and strategy were chosen.
       estimate: noise multiplier at which the search starts, such as `Recommended.noise_multiplier`; the

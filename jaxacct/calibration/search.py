@@ -16,7 +16,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import SearchStream, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
-from jaxacct.proposals.base import DIRECTIONS, Proposal
+from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.candidates import choose_candidate, predicted_samples
 from jaxacct.proposals.families.extrapolation import Extrapolation, cheaper_extrapolation
 from jaxacct.proposals.threshold import threshold
@@ -160,7 +160,7 @@ class Search:
                     return float(line.expected_samples)
             return _fewest(theta, self.target.budget)
 
-        return max(map(fewest, DIRECTIONS))
+        return max(map(fewest, mechanism.directions))
 
     def stream(self, mechanism: Mechanism):
         """Return the key of one candidate; a thousandth of a grid step separates two."""
@@ -253,7 +253,7 @@ class Search:
         mechanism, most = self.at(noise_multiplier), 0.0
         if not self.covered(mechanism):
             return math.inf
-        for direction in DIRECTIONS:
+        for direction in mechanism.directions:
             chosen = self.choose(mechanism, direction)
             theta = threshold(chosen, self.target.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
             if theta >= 1:

@@ -26,6 +26,8 @@ SchemeName = Literal[
     "fixed-order",
 ]
 """The names of `SCHEMES`; a test compares them."""
+AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
+"""Neighbouring data sets: `jaxacct.mechanisms.mechanism.ADJACENCIES`; a test compares them."""
 
 
 @dataclass(frozen=True, kw_only=True)

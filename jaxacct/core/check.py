@@ -31,12 +31,19 @@ class Outcome(enum.StrEnum):
     WEIGHT_BOUND = "weight-bound"
     MEAN_BELOW = "mean-below-threshold"
     LINE_BELOW = "line-below-delta_v"
+    SYMMETRIC = "symmetric"
     MEAN_ABOVE = "mean-not-below-threshold"
     UNDECIDED = "undecided"
     NOT_RUN = "not-run"
 
 
-_CERTIFIED = (Outcome.EXACTLY_ZERO, Outcome.WEIGHT_BOUND, Outcome.MEAN_BELOW, Outcome.LINE_BELOW)
+_CERTIFIED = (
+    Outcome.EXACTLY_ZERO,
+    Outcome.WEIGHT_BOUND,
+    Outcome.MEAN_BELOW,
+    Outcome.LINE_BELOW,
+    Outcome.SYMMETRIC,
+)
 
 
 @dataclass(frozen=True)
@@ -211,7 +218,13 @@ def check_direction(
       ValueError: evidence that no verification of this claim makes.
     """
     q = evidence.share * claim.target.budget.failure_probability
+    symmetric = direction not in claim.mechanism.directions
+    if symmetric != isinstance(side, data.Symmetric):
+        adjacency = claim.mechanism.adjacency
+        raise ValueError(f"a symmetric direction is the second one of replace-one, not of {adjacency}")
     match side:
+        case data.Symmetric():
+            return DirectionVerdict(direction, side, Outcome.SYMMETRIC)
         case data.NotRun():
             return DirectionVerdict(direction, side, Outcome.NOT_RUN)
         case data.WeightBound():

@@ -11,7 +11,7 @@ from jaxacct.accountants import truncation
 from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import to_json
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import ZERO_OUT, Mechanism
 from jaxacct.schemes import SCHEMES
 from jaxacct.schemes.base import scheme_from_fields, scheme_to_json
 from jaxacct.schemes.batch_sizes import OVERFLOW, Overflow, batch_sizes, check_dataset_size, overflow
@@ -88,6 +88,8 @@ class Claim:
 
     def __post_init__(self):
         scheme = self.mechanism.scheme
+        if self.target.composed and self.mechanism.is_replace_one:
+            raise ValueError(f"compose_with must not be given with {self.mechanism.adjacency} adjacency")
         if self.dataset_size is not None:
             check_dataset_size(scheme, _validate.positive_integer("dataset_size", self.dataset_size))
         if self.truncate_to is not None:
@@ -96,7 +98,7 @@ class Claim:
                 raise ValueError("dataset_size must be given with max_batch_size")
             if self.target.composed:
                 raise ValueError("max_batch_size must not be given together with compose_with")
-            if self.mechanism.is_add_or_remove:
+            if self.mechanism.adjacency != ZERO_OUT:
                 raise ValueError(
                     f"max_batch_size must not be given with {self.mechanism.adjacency} adjacency"
                 )

@@ -98,7 +98,17 @@ class NotRun:
         return 0
 
 
-Side = Mean | Line | WeightBound | NotRun
+@dataclass(frozen=True)
+class Symmetric:
+    """No samples, as the pair is symmetric: this direction has the divergence of the other one."""
+
+    @property
+    def num_samples(self) -> int:
+        """0."""
+        return 0
+
+
+Side = Mean | Line | WeightBound | NotRun | Symmetric
 """Evidence of one direction."""
 
 
@@ -144,7 +154,13 @@ class Bound:
 
 Evidence = Sampled | Bound
 
-_SIDES: dict[str, type] = {"mean": Mean, "line": Line, "weight-bound": WeightBound, "not-run": NotRun}
+_SIDES: dict[str, type] = {
+    "mean": Mean,
+    "line": Line,
+    "weight-bound": WeightBound,
+    "not-run": NotRun,
+    "symmetric": Symmetric,
+}
 _KINDS: dict[str, type] = {"sampled": Sampled, "accountant": Bound}
 
 

@@ -10,6 +10,7 @@ from jaxacct.core.evidence import Bound, Sampled
 from jaxacct.core.plan import Plan
 
 INDENT = " " * 22
+_WITHOUT_NUMBERS = (Outcome.NOT_RUN, Outcome.SYMMETRIC)
 
 
 def statement(plan: Plan) -> str:
@@ -21,6 +22,8 @@ def statement(plan: Plan) -> str:
     sizes = ""
     if mechanism.is_add_or_remove and plan.dataset_size is not None:
         sizes = f" (data sets of 1 to {plan.dataset_size} examples)"
+    if mechanism.is_replace_one:  # its pair dominates that of zero-out, too
+        sizes = " (and so under zero-out adjacency)"
     together = "" if plan.compose_with is None else f", composed with {plan.compose_with!r}"
     truncated = ""
     if scheme.batch_size_cap is not None:
@@ -129,7 +132,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         return found | {"accountant": verdict.evidence.accountant, "delta": verdict.bound}
     found |= {"num_samples": verdict.num_samples, "rule": verdict.evidence.rule}
     for each in verdict.directions:
-        ran = each.outcome != Outcome.NOT_RUN
+        ran = each.outcome not in _WITHOUT_NUMBERS
         numbers = ("scale", "margin", "threshold", "estimate", "relative_error", "total_variation")
         found[each.direction] = {
             "certified": each.certified,
@@ -146,7 +149,7 @@ def _flaws(verdict: Verdict) -> list[str]:
 
 
 def _details(of: DirectionVerdict) -> list[str]:
-    if of.outcome == Outcome.NOT_RUN:
+    if of.outcome in _WITHOUT_NUMBERS:
         return []
     lines = [
         f"{INDENT}proposal {of.proposal}, scale {of.scale:.3g}, estimate {of.estimate:.3g}, rounding margin "
@@ -174,6 +177,8 @@ def outcome_in_words(of: DirectionVerdict) -> str:
             return f"not certified: undecided after {samples}"
         case Outcome.NOT_RUN:
             return "not run: the remove direction was not certified"
+        case Outcome.SYMMETRIC:
+            return "that of the remove direction, by symmetry"
 
 
 def budget_items(plan: Plan) -> list[tuple[str, float]]:

@@ -18,7 +18,7 @@ from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
 from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, Target
-from jaxacct.core.evidence import RULES, Line, Mean, NotRun, Sampled, Side, WeightBound
+from jaxacct.core.evidence import RULES, Line, Mean, NotRun, Sampled, Side, Symmetric, WeightBound
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
@@ -142,8 +142,8 @@ def verify_claim(
     """
     job = _job_digest(claim, stop, proposal)
     run_key = _run_key(job, checkpoint, key)
-    sides: dict[Direction, Side] = {Direction.REMOVE: NotRun(), Direction.ADD: NotRun()}
-    for direction in DIRECTIONS:
+    sides = unrun_sides(claim.mechanism)
+    for direction in claim.mechanism.directions:
         run = None if again is None else run_again(claim, direction, getattr(again, direction))
         if run is None:
             run = choose_run(claim, direction, run_key, stop, proposal)
@@ -153,6 +153,11 @@ def verify_claim(
         if verdict.remove is None or not verdict.remove.certified:
             break  # one direction that is not certified decides the verdict
     return verdict
+
+
+def unrun_sides(mechanism: Mechanism) -> dict[Direction, Side]:
+    """Return the evidence before samples: none of each direction, or that it follows by symmetry."""
+    return {each: NotRun() if each in mechanism.directions else Symmetric() for each in DIRECTIONS}
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ def estimate_delta(
     checked(mechanism)
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     num_samples = _validate.positive_integer("num_samples", num_samples)
-    risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
+    risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     known = analytic.two_sided(mechanism, compose_with) if proposal is None else None
     if known is not None:
         return _known("delta", known.divergences(mechanism, epsilon), known, confidence)
@@ -103,7 +103,7 @@ def estimate_delta(
     profile = hockey_stick.hockey_stick if composed is None else composed.profile
     has_line = proposal is None and supports(mechanism)
     found, names = {}, {}
-    for direction in DIRECTIONS:
+    for direction in mechanism.directions:
         chosen = best_proposal(mechanism, epsilon, direction, proposal, composed)
         names[direction] = chosen.name
         if chosen.log_scale == -math.inf:
@@ -162,13 +162,13 @@ def estimate_epsilon(
     checked(mechanism)
     delta = _validate.open_probability("delta", delta)
     num_samples = _validate.positive_integer("num_samples", num_samples)
-    risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
+    risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     known = analytic.two_sided(mechanism)
     if known is not None:
         return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
     key = randomness.checked_key(key)
     values, lows, highs, names = {}, {}, {}, {}
-    for direction in DIRECTIONS:
+    for direction in mechanism.directions:
         most = proven_epsilon(mechanism, direction, delta)
         chosen, anchor = _distribution_near(mechanism, direction, delta, most, key)
         names[direction] = chosen.name

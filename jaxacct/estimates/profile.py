@@ -115,7 +115,7 @@ def privacy_profile(
     ):
         raise ValueError("epsilons must be ascending, finite and at least 0")
     num_samples = _validate.positive_integer("num_samples", num_samples)
-    q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(DIRECTIONS))
+    q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
     known = analytic.two_sided(mechanism, compose_with)
     if known is not None and len(grid) <= _COMPUTED_POINTS:
         return _known(known, mechanism, grid, confidence)
@@ -124,7 +124,7 @@ def privacy_profile(
     other = hockey_stick if composed is None else composed.profile
     found, names = {}, {}
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
-    for direction in DIRECTIONS:
+    for direction in mechanism.directions:
         share = q / 2 if direction == Direction.ADD and supports(mechanism) else q
         distributions = _distributions(mechanism, direction, grid, composed)
         names[direction] = ", ".join(dict.fromkeys(distribution.name for distribution, _ in distributions))
@@ -133,6 +133,8 @@ def privacy_profile(
             for distribution, points in distributions
         ]
         found[direction] = np.concatenate(parts, axis=1)
+    if mechanism.is_replace_one:  # symmetric
+        found[Direction.ADD] = found[Direction.REMOVE].copy()
     wide = is_uninformative(found[Direction.REMOVE], found[Direction.ADD])
     if wide.any():
         upper = found[Direction.ADD][2]

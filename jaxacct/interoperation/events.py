@@ -37,7 +37,7 @@ def dominating_event(mechanism: Mechanism) -> DominatingEvent:
 
     scheme = checked(mechanism).scheme
     rounds = scheme.independent_rounds
-    if rounds is None or cross_term(mechanism):
+    if rounds is None or cross_term(mechanism) or mechanism.is_replace_one:
         event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / sensitivity(mechanism))
         return DominatingEvent(event, False, "the participation pattern is revealed")
     gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)

@@ -19,7 +19,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     """Return ln P/Q of given outputs of the mechanism.
 
     P is the distribution of `C x + sigma z` when one example participates by the scheme, Q the distribution
-    with x = 0.
+    with x = 0, or for replace-one adjacency that of `-C x + sigma z`.
 
     Args:
       mechanism: the mechanism.
@@ -53,13 +53,11 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
         if batch_sizes.shape != outputs.shape:
             raise ValueError(f"batch_sizes must have the shape {outputs.shape}, had {batch_sizes.shape}")
         batch_sizes = batch_sizes.reshape(-1, iterations)
-    losses = _loss_of_outputs(
-        mechanism.scheme,
-        mechanism.strategy,
-        mechanism.noise_multiplier,
-        outputs.reshape(-1, iterations),
-        batch_sizes,
-    )
+    fields = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
+    rows = outputs.reshape(-1, iterations)
+    losses = _loss_of_outputs(*fields, rows, batch_sizes)
+    if mechanism.is_replace_one:
+        losses = losses - _loss_of_outputs(*fields, -rows, batch_sizes, mechanism.cross_terms)
     return losses if outputs.ndim == 2 else losses[0]
 
 
@@ -98,10 +96,11 @@ def _as_numbers(name: str, values):
 
 
 @compiled(static=2)
-def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes):
+def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes, cross_terms=0.0):
     half_norms = strategy.square_norms(scheme.iterations) / 2
     halves = jnp.asarray(half_norms, outputs.dtype)
-    excess = strategy.output_scores(outputs) - lax.broadcast_to_rank(halves, outputs.ndim)
+    lowered = halves + jnp.asarray(cross_terms, outputs.dtype)
+    excess = strategy.output_scores(outputs) - lax.broadcast_to_rank(lowered, outputs.ndim)
     variance = jnp.asarray(sigma, outputs.dtype) ** 2
     norms = halves
     if scheme.examples_overlap:
@@ -136,6 +135,33 @@ def loss_of_scores(
     if positions is not None:
         log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2, counts)
     return scheme.log_likelihood_ratios(log_ratios, norms / sigma**2, batch_sizes)
+
+
+def losses_of_mirrored(
+    scheme: Scheme,
+    strategy: Strategy,
+    scores_,
+    sigma,
+    direction: str = Direction.REMOVE,
+    batch_sizes=None,
+    positions=None,
+    counts=None,
+):
+    """(L, ln f(y)) of replace-one, `L = ln f(y) - ln f(-y)`; f is P/Q of zero-out, y has these scores.
+
+    -y has the negated scores, to the bit. Arguments and shapes are those of `loss_of_scores`; where C is not
+    banded within the separation L is an upper bound, of an upper and of a lower bound on f.
+    """
+    assert direction == Direction.REMOVE and batch_sizes is None
+    if positions is not None:
+        scores_ = strategy.add_signal_windows(scores_, positions, 1.0, counts)
+    log_f = loss_of_scores(scheme, strategy, scores_, sigma)
+    return log_f - loss_of_scores(scheme, strategy, -scores_, sigma, Direction.ADD), log_f
+
+
+def loss_of_mirrored(*arguments):
+    """L of `losses_of_mirrored`."""
+    return losses_of_mirrored(*arguments)[0]
 
 
 def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):

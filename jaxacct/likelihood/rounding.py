@@ -82,6 +82,8 @@ def loss_lines(
       replicas: participation vectors added up in the drawn outputs, m >= 1.
       push: by how many standard deviations the proposal shifts normalised scores.
     """
+    if mechanism.is_replace_one:
+        raise ValueError("losses of replace-one are rounded twice: proposals.families.mirrored")
     bound = bounded(
         mechanism,
         direction,

@@ -6,11 +6,12 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.schemes import SCHEMES, Scheme
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
-# Both have the same dominating pair (proofs/adjacency.md). That of replace-one is not certified.
-ADD_OR_REMOVE_ONE = "add-or-remove-one"
-ADJACENCIES = ("zero-out", ADD_OR_REMOVE_ONE)
+# The dominating pair of each: proofs/adjacency.md.
+ZERO_OUT, ADD_OR_REMOVE_ONE, REPLACE_ONE = "zero-out", "add-or-remove-one", "replace-one"
+ADJACENCIES = (ZERO_OUT, ADD_OR_REMOVE_ONE, REPLACE_ONE)
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Mechanism:
         `strategies`, whose losses are bounds (proofs/non_banded.md).
       noise_multiplier: sigma, the standard deviation of `z` per unit of clip norm x column norm; above 0.
       adjacency: "zero-out": in the neighbouring data set the gradients of one unit (`Scheme.unit`) are zero;
-        or "add-or-remove-one": it lacks one example, and data sets have at most the stated number of them.
+        "add-or-remove-one": it lacks one example, and data sets have at most the stated number of them;
+        "replace-one": another example is in the place of one, with the same participations.
     """
 
     scheme: Scheme
@@ -51,9 +53,24 @@ class Mechanism:
         return self.adjacency == ADD_OR_REMOVE_ONE
 
     @property
+    def is_replace_one(self) -> bool:
+        """Whether another example replaces one: the pair is `a + sigma z` against `-a + sigma z`."""
+        return self.adjacency == REPLACE_ONE
+
+    @property
     def pair_adjacency(self) -> str:
-        """Adjacency of the derived dominating pair: both supported adjacencies share that of zero-out."""
-        return ADJACENCIES[0]
+        """Adjacency of the derived dominating pair: add-or-remove-one shares that of zero-out."""
+        return REPLACE_ONE if self.is_replace_one else ZERO_OUT
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Divergences to bound; one direction of replace-one, as its pair is symmetric."""
+        return (Direction.REMOVE,) if self.is_replace_one else DIRECTIONS
+
+    @property
+    def gradient_distance(self) -> int:
+        """Largest distance of a unit's gradients in neighbouring data sets, in units of the clip norm."""
+        return 2 if self.is_replace_one else 1
 
     @property
     def unit(self) -> str:

@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.programs import compiled
-from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.loss import loss_of_mirrored, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
@@ -294,12 +294,13 @@ def draw_block_at(
     direction: str = Direction.REMOVE,
     batch_sizes=None,
     draw_positions=None,
-) -> jax.Array:
+    loss_of: Callable = loss_of_scores,
+) -> Any:
     """Return losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
     The shared body of every proposal that shifts the outputs by a drawn participation count vector; a sparse
     one may be given by `draw_positions(key, size)` instead, positions and counts
-    (`Strategy.add_signal_windows`).
+    (`Strategy.add_signal_windows`). `loss_of` takes the arguments of `loss_of_scores`.
     """
     normals_key, counts_key = threefry.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
@@ -308,7 +309,7 @@ def draw_block_at(
     counts = None if counts is None else counts.astype(dtype)
     drawn = strategy.scores_from_normals(normals, n, sigma, counts)
     positions, times = (None, None) if draw_positions is None else draw_positions(counts_key, size)
-    return loss_of_scores(scheme, strategy, drawn, sigma, direction, batch_sizes, positions, times)
+    return loss_of(scheme, strategy, drawn, sigma, direction, batch_sizes, positions, times)
 
 
 PLAIN = ProposalSpec("plain", ())
@@ -316,6 +317,8 @@ PLAIN = ProposalSpec("plain", ())
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Return plain sampling, from the target itself: weight 1, scale 1."""
+    if direction not in mechanism.directions:
+        raise ValueError(f"direction must not be {direction}: the pair of {mechanism.adjacency} is symmetric")
     scheme = mechanism.scheme
     seen = scheme.side_information
     if seen is None:
@@ -330,7 +333,7 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
         direction=Direction(direction),
         mechanism=mechanism,
         log_scale=0.0,
-        draw_block=_DRAW_PLAIN[Direction(direction)],
+        draw_block=_DRAW_MIRRORED if mechanism.is_replace_one else _DRAW_PLAIN[Direction(direction)],
         relative_error=relative_error,
         total_variation=variation,
         replicas=1,
@@ -354,36 +357,34 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     return [build(setting)]
 
 
-def _plain(key, scheme, strategy, sigma, tables, dtype, direction: str) -> Draws:
+def draw_plain(
+    key, scheme, strategy, sigma, tables, dtype, direction: str, loss_of: Callable = loss_of_scores
+) -> Draws:
     """Draw the adversary's side information, if any, then outputs given it."""
     seen, side = scheme.side_information, None
     if seen is not None:
         side_key, key = threefry.split(key)
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
+    draw = functools.partial(draw_block_at, key, scheme, strategy, sigma, dtype, loss_of=loss_of)
     if direction == Direction.REMOVE and few_windows(scheme, strategy):
-
-        def draw_positions(key, size):
-            return scheme.sparse_positions.draw(key, size), None
-
-        loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=draw_positions)
-        return Draws(loss, jnp.zeros_like(loss))
-
-    if scheme.sparse_counts is not None and strategy.bands > 1 and has_windows(scheme, strategy):
+        loss = draw(draw_positions=lambda key, size: (scheme.sparse_positions.draw(key, size), None))
+    elif scheme.sparse_counts is not None and strategy.bands > 1 and has_windows(scheme, strategy):
 
         def sparse_counts(key, size):
             return scheme.sparse_counts(key, size, direction, side)
 
-        loss = draw_block_at(key, scheme, strategy, sigma, dtype, None, direction, side, sparse_counts)
-        return Draws(loss, jnp.zeros_like(loss))
+        loss = draw(None, direction, side, sparse_counts)
+    else:
 
-    def draw_counts(counts_key, size):
-        return scheme.draw_counts(counts_key, size, direction, side)
+        def draw_counts(counts_key, size):
+            return scheme.draw_counts(counts_key, size, direction, side)
 
-    loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts, direction, side)
+        loss = draw(draw_counts, direction, side)
     return Draws(loss, jnp.zeros_like(loss))
 
 
-_DRAW_PLAIN = {direction: functools.partial(_plain, direction=direction) for direction in Direction}
+_DRAW_PLAIN = {direction: functools.partial(draw_plain, direction=direction) for direction in Direction}
+_DRAW_MIRRORED = functools.partial(draw_plain, direction=Direction.REMOVE, loss_of=loss_of_mirrored)
 
 
 def few_windows(scheme, strategy) -> bool:

@@ -10,10 +10,12 @@ import importlib
 from types import ModuleType
 from typing import NamedTuple
 
+from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT
 from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.hockey_stick import Direction
 
 _REMOVE, _ADD, _BOTH = (Direction.REMOVE,), (Direction.ADD,), (Direction.REMOVE, Direction.ADD)
+_ALL = (ZERO_OUT, REPLACE_ONE)
 
 
 class Family(NamedTuple):
@@ -23,12 +25,14 @@ class Family(NamedTuple):
     directions: tuple[Direction, ...]
     composed: tuple[bool, ...]
     num_parameters: int
+    adjacencies: tuple[str, ...] = (ZERO_OUT,)
+    """Of the dominating pairs (`Mechanism.pair_adjacency`) that it draws from."""
 
 
 # Of proposals with the same predicted cost the first one is chosen.
 FAMILIES: dict[str, Family] = {
-    "plain": Family("base", _BOTH, (False, True), 0),
-    "replicas": Family("families.replicas", _REMOVE, (False,), 1),
+    "plain": Family("base", _BOTH, (False, True), 0, _ALL),
+    "replicas": Family("families.replicas", _REMOVE, (False,), 1, _ALL),
     "example-replicas": Family("families.example_replicas", _REMOVE, (False,), 1),
     "inflated-replicas": Family("families.inflated", _REMOVE, (False,), 2),
     "pairs": Family("families.pairs", _REMOVE, (False,), 2),
@@ -47,7 +51,13 @@ def _module(family: Family) -> ModuleType:
 
 
 def _covers(family: Family, setting: Setting) -> bool:
-    return setting.direction in family.directions and (setting.composed is not None) in family.composed
+    mechanism = setting.mechanism
+    return (
+        setting.direction in family.directions
+        and setting.direction in mechanism.directions
+        and mechanism.pair_adjacency in family.adjacencies
+        and (setting.composed is not None) in family.composed
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -66,7 +76,10 @@ def build(setting: Setting, spec: ProposalSpec) -> Proposal:
         )
     if not _covers(family, setting):
         composed = "" if setting.composed is None else " with a composed mechanism"
-        raise ValueError(f"proposal {spec} does not cover the {setting.direction} direction{composed}")
+        raise ValueError(
+            f"proposal {spec} does not cover the {setting.direction} direction{composed} under "
+            f"{setting.mechanism.adjacency} adjacency"
+        )
     found = _module(family).build(setting, *spec.parameters)
     if found.spec != spec or found.direction != setting.direction:
         raise ValueError(f"proposal {spec} is not available for this mechanism")

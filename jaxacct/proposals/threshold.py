@@ -29,14 +29,18 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
     if proposal.rounding_lines is not None:
         lines = proposal.rounding_lines(delta_v)
     else:
-        lines = rounding.loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
+        if mechanism.is_replace_one:
+            from jaxacct.proposals.families.mirrored import loss_lines
+        else:
+            loss_lines = rounding.loss_lines
+        lines = loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
         if proposal.direction == Direction.REMOVE and m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
             lines += (weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
     distribution = "sampling distribution"
     return (
         *lines,
-        *end_lines(proposal.left_out),
+        *end_lines(proposal.left_out, _LEFT_OUT[proposal.mechanism.is_replace_one]),
         BudgetLine(distribution, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
         BudgetLine(
             distribution, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"
@@ -68,9 +72,15 @@ def weight_line(
     )
 
 
-def end_lines(left_out: float) -> tuple[BudgetLine, ...]:
-    """Return the reserve for the part of a composed profile that terms leave out; empty for 0."""
-    name, source = "end of the composed profile", "proofs/composition.md, section 2"
+_LEFT_OUT = (
+    ("end of the composed profile", "proofs/composition.md, section 2"),
+    ("outputs without a bound on their weight", "proofs/adjacency.md, section 3"),
+)
+
+
+def end_lines(left_out: float, what: tuple[str, str] = _LEFT_OUT[0]) -> tuple[BudgetLine, ...]:
+    """Return the reserve for the part of the divergence that terms leave out; empty for 0."""
+    name, source = what
     return (BudgetLine(name, "delta", left_out, source),) if left_out > 0 else ()
 
 

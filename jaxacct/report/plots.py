@@ -25,7 +25,7 @@ from jaxacct.report.figure import blank as blank
 from jaxacct.report.figure import save as save
 from jaxacct.report.figure import svg as svg
 from jaxacct.statistics import bounds
-from jaxacct.statistics.hockey_stick import DIRECTIONS, LOSS_BIN_WIDTH, loss_bounds
+from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
 
 DARK, LIGHT = "#1f4e79", "#c55a11"
@@ -169,7 +169,7 @@ def privacy_losses(mechanism: Mechanism, epsilon: float | None = None, num_sampl
     key = randomness.checked_key(key)
     drawn = {
         direction: direction.sign * sample_privacy_loss(key, mechanism, num_samples, direction)
-        for direction in DIRECTIONS
+        for direction in mechanism.directions
     }
     return histogram(drawn, epsilon)
 

@@ -327,7 +327,7 @@ class ExampleScheme(Scheme, abstract=True):
     """Scheme whose unit is one example, sampled independently of all others."""
 
     unit = "example"
-    adjacencies = ("zero-out", "add-or-remove-one")
+    adjacencies = ("zero-out", "add-or-remove-one", "replace-one")
     examples_overlap = False
     holds_for_shared_examples = False
     others_are_independent = True

@@ -10,7 +10,7 @@ from jaxacct.core.evidence import Counts, Line, Mean, Sampled
 from jaxacct.core.plan import Plan
 from jaxacct.kernels import randomness
 from jaxacct.proposals.families import extrapolation
-from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, add_counts, draw_histograms, sparse_counts
+from jaxacct.statistics.hockey_stick import Direction, add_counts, draw_histograms, sparse_counts
 
 _CLOSE = 0.05
 """Share of samples that rounding on another kind of machine may move to another bin.
@@ -58,7 +58,9 @@ def replay(plan: Plan, progress: Progress | None = None) -> tuple[Replayed, ...]
         raise ValueError("plan is certified by an analytic accountant: there are no samples to draw again")
     if plan.flaws:
         raise ValueError(f"plan evidence does not add up: {plan.flaws[0]}")
-    return tuple(_replayed(plan, plan.evidence, direction, progress) for direction in DIRECTIONS)
+    return tuple(
+        _replayed(plan, plan.evidence, direction, progress) for direction in plan.mechanism.directions
+    )
 
 
 def _replayed(plan: Plan, evidence: Sampled, direction: Direction, progress: Progress | None) -> Replayed:

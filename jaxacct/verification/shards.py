@@ -19,12 +19,11 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.files import Checkpoint, create_secret, read_json, to_json, write_atomically
 from jaxacct.common.progress import Progress
 from jaxacct.core.check import Verdict, check, check_margin
-from jaxacct.core.evidence import NotRun, Sampled, Side
+from jaxacct.core.evidence import Sampled, Side
 from jaxacct.core.plan import Plan
-from jaxacct.core.verify import Run, Stop, choose_run, draw, mean_evidence, pilot_bets
+from jaxacct.core.verify import Run, Stop, choose_run, draw, mean_evidence, pilot_bets, unrun_sides
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
-from jaxacct.proposals.base import DIRECTIONS
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import Direction, checked_counts, draw_histograms, sparse_counts
@@ -240,7 +239,7 @@ def merge(
     if gaps:
         raise ValueError(f"parts must be all of {reference.count}, {', '.join(map(str, gaps))} are missing")
     run_key = randomness.key_from_words(list(reference.key))
-    sides: dict[Direction, Side] = {Direction.REMOVE: NotRun(), Direction.ADD: NotRun()}
+    sides = unrun_sides(plan.mechanism)
     for direction, run in _runs(plan, reference.blocks, run_key):
         sides[direction] = _side_of_parts(
             run, direction, plan.target.budget, parts, run_key, redraw, progress
@@ -354,7 +353,7 @@ def target_of(plan: Plan) -> str:
 def _runs(plan: Plan, blocks: int, run_key):
     """Return (direction, run) for both directions, by the anytime rule."""
     stop = Stop(max_samples=blocks * randomness.BLOCK_SIZE)
-    for direction in DIRECTIONS:
+    for direction in plan.mechanism.directions:
         yield direction, choose_run(plan.claim, direction, run_key, stop)
 
 

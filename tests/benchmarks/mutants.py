@@ -515,8 +515,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/families/replicas.py",
-        '(1 - tables["m"]) * loss)',
-        '(2 - tables["m"]) * loss)',
+        '(1 - tables["m"]) * log_f)',
+        '(2 - tables["m"]) * log_f)',
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
@@ -1557,7 +1557,7 @@ MUTANTS = [
     ),
     # Other libraries: what is said to dominate does, and only distributions that are here are read.
     Mutant(EVENTS, "noise_multiplier / sensitivity(mechanism))", "noise_multiplier)", PEERS),
-    Mutant(EVENTS, "if rounds is None or cross_term(mechanism):", "if rounds is None:", PEERS),
+    Mutant(EVENTS, "if rounds is None or cross_term(mechanism) or", "if rounds is None or", PEERS),
     Mutant(EVENTS, "if scheme.min_separation == 1:", "if scheme.min_separation >= 1:", PEERS),
     Mutant(SAMPLERS, "<= norm <= 1 + 1e-12:", "<= norm <= 1 + 1e-5:", PEERS),
     Mutant(SAMPLERS, "if given.partition_type != independent:", "if False:", PEERS),

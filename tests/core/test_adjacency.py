@@ -180,7 +180,7 @@ def test_mechanisms_without_the_pair_are_refused():
     with pytest.raises(ValueError, match="max_batch_size must not be given with add-or-remove-one"):
         Claim(mechanism, Target.at(2.0, 1e-3), 100, 15)
     with pytest.raises(ValueError, match="adjacency must be one of"):
-        Mechanism(Poisson(12, 0.1), white, 1.0, "replace-one")
+        Mechanism(Poisson(12, 0.1), white, 1.0, "replace-two")
 
 
 def test_the_command_line_states_it(tmp_path, capsys):

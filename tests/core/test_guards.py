@@ -114,7 +114,7 @@ def test_nothing_is_drawn_only_where_no_mean_could_be_above():
 def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
     other = dataclasses.replace(MECHANISM)
     assert dataclasses.replace(CLAIM, mechanism=other).digest == CLAIM.digest
-    object.__setattr__(other, "adjacency", "replace-one")  # which there is not yet
+    object.__setattr__(other, "adjacency", "replace-two")  # which there is not
     assert dataclasses.replace(CLAIM, mechanism=other).digest != CLAIM.digest
     with pytest.raises(ValueError, match="budget must spend at most delta"):
         Target(1.0, 0.99e-2, BUDGET)

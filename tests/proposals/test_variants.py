@@ -87,13 +87,14 @@ def test_false_acceptances_stay_within_q(name):
 def test_other_adjacencies_are_refused(tmp_path):
     with pytest.raises(ValueError, match="adjacency must be"):
         calibrate(
-            BMinSep(9, 3, 0.1), BandedToeplitz.identity(), epsilon=1.0, delta=0.1, adjacency="replace-one"
+            BMinSep(9, 3, 0.1), BandedToeplitz.identity(), epsilon=1.0, delta=0.1, adjacency="replace-two"
         )
     stored = some_plan(dataset_size=50).to_json()
     assert Plan.from_json(stored).mechanism.scheme.iterations == 12
-    stored["claim"]["adjacency"] = "replace-one"
+    stored["claim"]["adjacency"] = "replace-two"
     with pytest.raises(
-        ValueError, match="adjacency must be one of zero-out, add-or-remove-one, was 'replace-one'"
+        ValueError,
+        match="adjacency must be one of zero-out, add-or-remove-one, replace-one, was 'replace-two'",
     ):
         Plan.from_json(stored)
 

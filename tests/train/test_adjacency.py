@@ -42,7 +42,13 @@ def test_the_noise_and_the_divisor_are_those_of_the_stated_size():
 
 
 @pytest.mark.parametrize(
-    ("adjacency", "rows"), [("add-or-remove-one", ROWS + 1), ("zero-out", ROWS - 1), ("zero-out", ROWS + 1)]
+    ("adjacency", "rows"),
+    [
+        ("add-or-remove-one", ROWS + 1),
+        ("zero-out", ROWS - 1),
+        ("zero-out", ROWS + 1),
+        ("replace-one", ROWS - 1),
+    ],
 )
 def test_other_sizes_are_refused(adjacency, rows):
     with pytest.raises(ValueError, match="data must have the plan's dataset_size 60 rows"):
@@ -51,7 +57,8 @@ def test_other_sizes_are_refused(adjacency, rows):
         Sampler.from_plan(covered(adjacency), KEYS[0], dataset_size=rows)
 
 
-def test_individual_accounting_is_refused():
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+def test_individual_accounting_is_refused(adjacency):
     accounting = IndividualAccounting(epsilon=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="individual must not be given with add-or-remove-one"):
-        run(plan=covered("add-or-remove-one"), individual=accounting)
+    with pytest.raises(ValueError, match=f"individual must not be given with {adjacency}"):
+        run(plan=covered(adjacency), individual=accounting)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.cli import output
-from jaxacct.cli.problem import Problem, TargetOptions
+from jaxacct.cli.problem import AdjacencyName, Problem, TargetOptions
 from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.recommendation.search import recommend
@@ -18,7 +18,7 @@ def command(
     problem: Annotated[Problem, Flat],
     *,
     target: Annotated[TargetOptions | None, OfTarget] = None,
-    adjacency: Literal["zero-out", "add-or-remove-one"] = "zero-out",
+    adjacency: AdjacencyName = "zero-out",
     out: str | None = None,
     noise_multiplier: Number | None = None,
     max_batch_size: Integer | None = None,
@@ -40,8 +40,8 @@ def command(
     with any of them it selects nothing, and the defaults of the others hold.
 
     Args:
-      adjacency: neighbouring data set: the example's gradients are zero, or the example is absent; the second
-        needs examples that are sampled independently.
+      adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
+        example is in its place; the last two need examples that are sampled independently.
       out: write the plan to this file.
       noise_multiplier: certify this value only, or say why it was not certified.
       max_batch_size: truncate larger batches to this size, and account for it.
@@ -84,7 +84,8 @@ def command(
             )
             choice, estimate = found.choice, found.chosen.noise_multiplier
             scheme, strategy = found.chosen.scheme, found.chosen.strategy
-            if max_samples is None and rule == "anytime" and checkpoint_dir is None:  # no samples asked for
+            asked = max_samples is not None or rule != "anytime" or checkpoint_dir is not None
+            if not asked and adjacency != "replace-one":  # no samples asked for, nor another pair
                 certified_by = found.chosen.accountant
             if not json:
                 print(f"{found.why()}\n", flush=True)

@@ -5,7 +5,7 @@ import math
 from typing import Annotated, Any
 
 from jaxacct.cli import output
-from jaxacct.cli.problem import Problem
+from jaxacct.cli.problem import AdjacencyName, Problem
 from jaxacct.cli.usage import Flat, Integer, Number, OfRun
 from jaxacct.common import validate
 from jaxacct.common.progress import watch
@@ -19,6 +19,7 @@ def command(
     problem: Annotated[Problem, Flat],
     epsilon: Number | None = None,
     delta: Number | None = None,
+    adjacency: AdjacencyName = "zero-out",
     samples: Integer = 100_000,
     confidence: Number = 0.95,
     plot: str | None = None,
@@ -30,6 +31,8 @@ def command(
       noise_multiplier: noise standard deviation per unit of clip norm.
       epsilon: estimate delta here.
       delta: estimate epsilon here.
+      adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
+        example is in its place.
       samples: samples for each direction.
       confidence: of the interval.
       plot: write plain samples of the privacy loss, and where epsilon lies among them, to this PNG.
@@ -45,7 +48,7 @@ def command(
     output.check_plot(plot)
     with watch() as progress:
         options: dict[str, Any] = dict(num_samples=samples, confidence=confidence, progress=progress)
-        mechanism = Mechanism(*problem.build(), noise_multiplier)
+        mechanism = Mechanism(*problem.build(), noise_multiplier, adjacency)
         if epsilon is not None:
             found, given = estimate_delta(mechanism, epsilon, **options), {"epsilon": epsilon}
         else:

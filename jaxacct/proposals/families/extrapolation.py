@@ -149,7 +149,8 @@ def _shifted(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 def supports(mechanism: Mechanism) -> bool:
     """Return whether theorem 4 covers the mechanism: Q is one Gaussian, and losses are exact."""
-    return mechanism.is_stationary and mechanism.scheme.side_information is None
+    is_gaussian = mechanism.scheme.side_information is None and not mechanism.is_replace_one
+    return mechanism.is_stationary and is_gaussian
 
 
 def cheaper_extrapolation(

@@ -5,6 +5,9 @@ to `prod p(x_i) exp( sum_{i<j} <C x_i, C x_j> / sigma^2 )`, then `y ~ N(C (x_1 +
 draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
 `M_m = Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
 
+For replace-one the term is `(1 - e^{epsilon - L})_+` with another loss L of the same outputs, whose scale is
+that of zero-out at a smaller epsilon (`proposals.families.mirrored`, proofs/adjacency.md, section 3).
+
 Where C is not banded, Z_m and f are bounded from above and a weight has one more factor, at most 1
 (`proposals.overlaps`, proofs/non_banded.md).
 """
@@ -20,7 +23,7 @@ import jax.numpy as jnp
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
-from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.likelihood.loss import loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
 from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
@@ -40,6 +43,8 @@ def _module(mechanism: Mechanism):
 def most_replicas(mechanism: Mechanism) -> int:
     """Return the largest order that has tables; 1 where C is not Toeplitz, or the scheme has none."""
     if mechanism.scheme.replicas is None or not mechanism.strategy.is_toeplitz:
+        return 1
+    if mechanism.is_replace_one and mechanism.is_upper_bound:
         return 1
     return _module(mechanism).most_replicas(mechanism)
 
@@ -113,23 +118,30 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     """
     drawn = checked_replicas(mechanism, m)
     log_z = drawn.log_normalizer
+    log_floor, left_out = _floor(mechanism) if mechanism.is_replace_one else (0.0, 0.0)
     return Proposal(
         spec=ProposalSpec("replicas", (m,)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
-        log_scale=log_scale(log_z, m, epsilon),
+        log_scale=log_scale(log_z, m, epsilon + log_floor),
         draw_block=_drawer_of(drawn),
         tables=drawn.tables,
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
         replicas=m,
         push=0.0,
-        left_out=0.0,
-        lowest=0.0,
+        left_out=left_out,
+        lowest=-log_floor,
         profile=None,
-        scale_at=lambda other: log_scale(log_z, m, other),
+        scale_at=lambda other: log_scale(log_z, m, other + log_floor),
         log_normalizer=log_z,
     )
+
+
+def _floor(mechanism: Mechanism) -> tuple[float, float]:
+    from jaxacct.proposals.families.mirrored import floor  # only for this adjacency
+
+    return floor(mechanism)
 
 
 def build(setting: Setting, m: int) -> Proposal:
@@ -173,13 +185,22 @@ def around_the_smallest_scale(
 
 
 def _drawer_of(drawn: Replicas) -> Callable[..., Draws]:
+    losses_of = losses_of_mirrored if drawn.mechanism.is_replace_one else _losses
     if hasattr(drawn.module, "draw_fitting"):
-        return _fitting_drawer(drawn.module, drawn.m)
-    return (_overlapping_drawer if drawn.mechanism.is_upper_bound else _drawer)(drawn.module)
+        return _fitting_drawer(drawn.module, drawn.m, losses_of)
+    if drawn.mechanism.is_upper_bound:
+        return _overlapping_drawer(drawn.module)
+    return _drawer(drawn.module, losses_of)
+
+
+def _losses(*arguments):
+    """(L, ln f) of zero-out, which are the same; arguments as of `loss_of_scores`."""
+    loss = loss_of_scores(*arguments)
+    return loss, loss
 
 
 @functools.cache  # one function a module, so that nothing compiles twice
-def _drawer(module) -> Callable[..., Draws]:
+def _drawer(module, losses_of: Callable) -> Callable[..., Draws]:
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
         def drawn_by(draw):
             return lambda counts_key, size: draw(counts_key, scheme, tables["arrays"], size)
@@ -189,14 +210,14 @@ def _drawer(module) -> Callable[..., Draws]:
             draw = functools.partial(draw_block_at, draw_positions=drawn_by(positions))
         else:
             draw = functools.partial(draw_block_at, draw_counts=drawn_by(module.draw_counts))
-        loss = draw(key, scheme, strategy, sigma, dtype)
-        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss)
+        loss, log_f = draw(key, scheme, strategy, sigma, dtype, loss_of=losses_of)
+        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * log_f)
 
     return draw_block
 
 
 @functools.cache  # as above
-def _fitting_drawer(module, m: int) -> Callable[..., Draws]:
+def _fitting_drawer(module, m: int, losses_of: Callable) -> Callable[..., Draws]:
     """Return a drawer with weight 0 where a vector is invalid (proofs/fixed_counts.md, section 4)."""
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -210,11 +231,12 @@ def _fitting_drawer(module, m: int) -> Callable[..., Draws]:
         def draw_counts(counts_key, size):
             return counts_at(*draw_positions(counts_key, size), scheme.iterations)
 
+        draw = functools.partial(draw_block_at, key, scheme, strategy, sigma, dtype, loss_of=losses_of)
         if adds_windows(scheme, strategy, m):
-            loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_positions=draw_positions)
+            loss, log_f = draw(draw_positions=draw_positions)
         else:
-            loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts)
-        weight = tables["log_z"] + (1 - tables["m"]) * loss
+            loss, log_f = draw(draw_counts)
+        weight = tables["log_z"] + (1 - tables["m"]) * log_f
         return Draws(loss, jnp.where(drawn["fits"], weight, -jnp.inf))
 
     return draw_block

@@ -1,0 +1,376 @@
+"""Replace-one adjacency: the pair `C x + z` against `-C x + z`, by enumeration, quadrature and attacks."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    Claim,
+    CyclicPoisson,
+    Mechanism,
+    MultiAttribution,
+    Plan,
+    Poisson,
+    Target,
+    TruncatedBMinSep,
+    estimate_delta,
+    estimate_epsilon,
+    privacy_loss,
+    privacy_profile,
+    sample_privacy_loss,
+    verify,
+)
+from jaxacct.accountants.analytic import best_accountant, delta_by
+from jaxacct.cli import main
+from jaxacct.core import evidence
+from jaxacct.core.check import Outcome, check, resolve
+from jaxacct.likelihood.rounding import loss_lines
+from jaxacct.proposals.base import ProposalSpec
+from jaxacct.proposals.candidates import proposals_at
+from jaxacct.proposals.families import mirrored
+from jaxacct.schemes import BalancedMinSep
+from jaxacct.statistics.bounds import Budget
+from jaxacct.statistics.lines import total
+from jaxacct.strategies import by_name
+from tests.oracles.enumeration import pattern_distribution
+from tests.rounding_errors import loss_margin, measured_error
+from train.batches.sampler import Sampler
+
+WHITE = BandedToeplitz.identity()
+REPLACE = "replace-one"
+
+
+def one_step(q, sigma, epsilon, distance=2.0):
+    """H of one Poisson step by the rectangle rule in float64: means at 1 and 1 - distance, each with q."""
+    y = np.linspace(-12, 12, 200_001) * max(sigma, 1.0)
+
+    def density(mean):
+        return (1 - q) * stats.norm.pdf(y, 0, sigma) + q * stats.norm.pdf(y, mean, sigma)
+
+    terms = np.maximum(density(1.0) - math.exp(epsilon) * density(1.0 - distance), 0)
+    return float(terms.sum() * (y[1] - y[0]))
+
+
+def likelihood(scheme, matrix, sigma, y):
+    """f(y) of zero-out by enumeration, (samples,) float64; `y` is (samples, n)."""
+    total = 0.0
+    for x, weight in pattern_distribution(scheme).items():
+        mean = matrix @ np.array(x, float)
+        total = total + weight * np.exp((y @ mean - mean @ mean / 2) / sigma**2)
+    return total
+
+
+def toeplitz(strategy, n):
+    column = np.zeros(n)
+    column[: min(n, strategy.bands)] = np.asarray(strategy.array)[:n]
+    return np.array([[column[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
+
+
+SCHEMES = [
+    Poisson(5, 0.3),
+    CyclicPoisson(6, 3, 0.6),
+    BallsInBins(6, 3),
+    BMinSep(6, 3, 0.3),
+    BMinSep(6, 2, 0.4, False),
+    BalancedMinSep(7, 3, 2),
+]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
+def test_losses_are_those_of_enumeration(scheme):
+    """At given outputs, and of drawn ones: `E_P e^-L = 1` at each output as well."""
+    n, sigma = scheme.iterations, 0.8
+    strategy = BandedToeplitz.square_root(1 if scheme.min_separation == 1 else 2)
+    y = np.random.default_rng(1).normal(size=(64, n)) * 1.5
+    matrix = toeplitz(strategy, n)
+    exact = np.log(likelihood(scheme, matrix, sigma, y) / likelihood(scheme, matrix, sigma, -y))
+    mechanism = Mechanism(scheme, strategy, sigma, REPLACE)
+    np.testing.assert_allclose(privacy_loss(mechanism, y), exact, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(privacy_loss(mechanism, -y), -exact, rtol=2e-5, atol=2e-5)
+
+
+def test_losses_of_another_matrix_are_upper_bounds():
+    scheme = BMinSep(6, 2, 0.3)
+    strategy = by_name("bisr", 2, scheme)
+    mechanism = Mechanism(scheme, strategy, 0.9, REPLACE)
+    assert mechanism.is_upper_bound
+    y = np.random.default_rng(2).normal(size=(64, 6))
+    matrix = toeplitz(strategy, 6)
+    exact = np.log(likelihood(scheme, matrix, 0.9, y) / likelihood(scheme, matrix, 0.9, -y))
+    found = np.asarray(privacy_loss(mechanism, y))
+    assert (found >= exact - 1e-5).all() and (found <= exact + 3).all() and (found > exact + 1e-3).any()
+
+
+@pytest.mark.parametrize(("q", "sigma", "epsilon"), [(0.3, 1.0, 1.0), (0.01, 0.5, 2.0), (1.0, 1.5, 1.0)])
+def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
+    exact = one_step(q, sigma, epsilon)
+    mechanism = Mechanism(Poisson(1, q), WHITE, sigma, REPLACE)
+    found = estimate_delta(mechanism, epsilon, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(5))
+    assert found.low <= exact <= found.high < 1.3 * exact
+    assert delta_by("unamplified", mechanism, epsilon) >= exact * (1 - 1e-6)
+    if q == 1.0:  # twice the sensitivity of zero-out
+        assert delta_by("unamplified", mechanism, epsilon) == pytest.approx(exact, rel=1e-5)
+    # Neither zero-out nor the amplification of twice the sensitivity alone is this pair.
+    assert one_step(q, sigma, epsilon, 1.0) < 0.99 * exact
+    profile = privacy_profile(
+        mechanism, [epsilon], num_samples=20_000, confidence=1 - 1e-6, key=jax.random.key(6)
+    )
+    assert profile.lower[0] <= exact <= profile.upper[0]
+    assert set(profile.directions) == {"remove", "add"}
+
+
+def test_dp_accounting_has_half_of_the_sensitivity():
+    """Its issues 378 and 464: under REPLACE_ONE a Gaussian event is that of one clip norm, not of two."""
+    import dp_accounting
+    from dp_accounting import rdp
+
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    accountant = rdp.RdpAccountant(neighboring_relation=relation)
+    accountant.compose(dp_accounting.GaussianDpEvent(2.0))
+    stated = accountant.get_epsilon(1e-3)
+    exact = one_step(1.0, 2.0, stated)
+    assert exact > 5 * 1e-3  # at its epsilon the antipodal pair has far more than its delta
+    assert one_step(1.0, 2.0, stated, 1.0) <= 1e-3  # which is that of zero-out
+    mechanism = Mechanism(Poisson(1, 1.0), WHITE, 2.0, REPLACE)
+    assert best_accountant(mechanism, stated)[1] >= exact * (1 - 1e-6)
+
+
+def composed(q, sigma, steps, epsilon, points=2**17, width=40.0):
+    """H of independent steps: the loss of one step on a lattice, composed by FFT. An oracle to about 1e-4."""
+    y = np.linspace(-9, 9, 200_001) * max(sigma, 1.0)
+    kernels = [stats.norm.pdf(y, mean, sigma) for mean in (0.0, 1.0, -1.0)]
+    p, m = (1 - q) * kernels[0] + q * kernels[1], (1 - q) * kernels[0] + q * kernels[2]
+    step = 2 * width / points
+    places = np.log(p / m) / step
+    low = np.floor(places).astype(int)
+    mass = p * (y[1] - y[0])
+    law = np.bincount((low + points // 2) % points, mass * (low + 1 - places), points)
+    law += np.bincount((low + 1 + points // 2) % points, mass * (places - low), points)
+    whole = np.fft.irfft(np.fft.rfft(np.roll(law, -(points // 2))) ** steps, points)
+    losses = step * np.fft.fftfreq(points, 1 / points)
+    return float(np.sum(whole * -np.expm1(np.minimum(epsilon - losses, 0.0))))
+
+
+def test_composition_of_poisson_steps_against_a_lattice():
+    assert composed(0.3, 1.0, 1, 1.0) == pytest.approx(one_step(0.3, 1.0, 1.0), rel=1e-3)
+    mechanism = Mechanism(Poisson(50, 0.05), WHITE, 0.8, REPLACE)
+    for epsilon in (1.0, 4.0):
+        exact = composed(0.05, 0.8, 50, epsilon)
+        found = estimate_delta(
+            mechanism, epsilon, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(7)
+        )
+        assert found.low <= exact * (1 + 1e-3) and exact * (1 - 1e-3) <= found.high < 1.2 * exact
+    at = estimate_epsilon(mechanism, exact, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(8))
+    assert at.low <= 4.001 and 3.999 <= at.high < 4.2
+
+
+def shown_terms(mechanism, epsilon, name, blocks=200):
+    """Weighted terms over their scale before they are cut at 1, and the scale."""
+    (proposal,) = (p for p in proposals_at(mechanism, epsilon, "remove") if p.name == name)
+    draws = proposal.draw(jax.random.key(11), 0, blocks)
+    terms = np.exp(draws.log_weight - proposal.log_scale) * np.maximum(-np.expm1(epsilon - draws.loss), 0)
+    return terms, math.exp(proposal.log_scale)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "strategy", "sigma", "epsilon"),
+    [
+        (Poisson(50, 0.05), WHITE, 0.8, 4.0),
+        (BMinSep(40, 4, 0.06), BandedToeplitz.square_root(3), 0.9, 3.0),
+        (BallsInBins(20, 20), WHITE, 0.7, 3.0),
+        pytest.param(
+            BalancedMinSep(30, 3, 2), BandedToeplitz.square_root(3), 1.2, 3.0, marks=pytest.mark.slow
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_weighted_terms_of_replicas_are_bounded(scheme, strategy, sigma, epsilon):
+    """No term is above 1 but for rounding, plain samples have the same mean, and some term is not small."""
+    mechanism = Mechanism(scheme, strategy, sigma, REPLACE)
+    terms, scale = shown_terms(mechanism, epsilon, "replicas:2")
+    assert 0.02 < terms.max() <= 1 + 1e-3
+    plain, _ = shown_terms(mechanism, epsilon, "plain")
+    error = math.hypot(plain.std(), scale * terms.std()) / math.sqrt(plain.size)
+    assert abs(plain.mean() - scale * terms.mean()) < 6 * error
+
+
+def test_the_floor_is_below_the_likelihood_ratio():
+    """Of enumeration, at outputs pushed to where f(-y) is small; equality of the tangent at 0."""
+    scheme, strategy, sigma = BMinSep(6, 3, 0.3), BandedToeplitz.square_root(2), 0.8
+    log_floor, left_out = mirrored.floor(Mechanism(scheme, strategy, sigma, REPLACE))
+    assert left_out < 1e-17
+    matrix = toeplitz(strategy, 6)
+    rng = np.random.default_rng(3)
+    y = rng.normal(size=(20_000, 6)) * sigma + (matrix @ np.ones((6, 1))).T * rng.uniform(0, 2, (20_000, 1))
+    lowest = np.log(likelihood(scheme, matrix, sigma, -y).min())
+    assert math.log(pattern_distribution(scheme)[(0,) * 6]) <= log_floor <= lowest
+    # What is certain is that it is not below P(x = 0): large outputs come close to that.
+    assert np.log(likelihood(scheme, matrix, sigma, -y - 30)).min() < log_floor + 1
+
+
+def test_schemes_with_participations_have_a_floor():
+    """Balls-in-bins: every example participates, so f(-y) may be any number, but rarely."""
+    log_floor, left_out = mirrored.floor(Mechanism(BallsInBins(20, 20), WHITE, 0.7, REPLACE))
+    assert -math.inf < log_floor < -0.5 / 0.7**2 and 0 < left_out < 1e-17
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands", "sigma", "replicas"),
+    [(BMinSep(300, 4, 0.02), 3, 0.5, 2), (BallsInBins(64, 8), 4, 0.3, 1), (Poisson(200, 0.03), 1, 0.25, 3)],
+    ids=["b-min-sep", "balls-in-bins", "poisson"],
+)
+def test_rounding_is_within_its_margin(scheme, bands, sigma, replicas):
+    """Of both likelihood ratios together; the margin is more than that of zero-out."""
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma, REPLACE)
+    zero_out = Mechanism(scheme, mechanism.strategy, sigma)
+    margin = loss_margin(mechanism, replicas)
+    assert 0 < measured_error(jax.random.key(3), mechanism, replicas) < margin
+    assert 1.2 * loss_margin(zero_out, replicas) < margin < 5 * loss_margin(zero_out, replicas)
+    lines = mirrored.loss_lines(mechanism, 1e-5, "remove", replicas)
+    assert total(lines, "delta") > total(loss_lines(zero_out, 1e-5, "remove", replicas), "delta")
+
+
+def certified(scheme, strategy, sigma, epsilon, delta, seed, **options):
+    return verify(
+        Mechanism(scheme, strategy, sigma, REPLACE), epsilon, delta, key=jax.random.key(seed), **options
+    )
+
+
+def test_too_little_noise_is_not_certified():
+    """Just below: delta is 1.02 times the target. A wrong certificate has probability q = 1e-3 a run."""
+    epsilon, runs = 1.0, 40
+    target = one_step(0.3, 1.0, epsilon) / 1.02
+    budget = Budget.split(target, 1e-3 / target)
+    wrong = 0
+    for seed in range(runs):
+        found = certified(
+            Poisson(1, 0.3), WHITE, 1.0, epsilon, target, seed, budget=budget, max_samples=20_000
+        )
+        wrong += found.certified
+    # P(Binomial(40, 1e-3) > 3) < 1e-6.
+    assert wrong <= 3
+
+
+@pytest.mark.parametrize("proposal", ["plain", "replicas:2"])
+def test_enough_noise_is_certified(proposal):
+    exact = one_step(0.3, 1.0, 1.0)
+    found = certified(
+        Poisson(1, 0.3), WHITE, 1.0, 1.0, 1.3 * exact, 3, proposal=proposal, max_samples=100_000
+    )
+    assert found.certified and found.remove.proposal == proposal
+    assert found.add.outcome == Outcome.SYMMETRIC and found.add.certified
+
+
+def test_a_practical_target_from_few_samples():
+    """(8, 1e-5) for 1,000 steps with 4 expected participations."""
+    found = certified(Poisson(1000, 1 / 250), WHITE, 0.6, 8.0, 1e-5, 1)
+    assert found.certified and found.num_samples < 50_000
+
+
+def attacked(scheme, sigma, epsilon, seed, runs=1000):
+    """P(S) - e^epsilon Q(S) of losses above epsilon: gradients 1 and -1, the sampler of training."""
+    rng = np.random.default_rng(seed)
+    seen = []
+    for sign in (1, -1):
+        joined = np.zeros((runs, scheme.iterations))
+        for run in range(runs):
+            sampler = Sampler(scheme, 3, 3, key=(seed, run, 7, 8 + sign))
+            for step in range(scheme.iterations):
+                batch = sampler.next()
+                joined[run, step] = np.sum(batch.indices[batch.mask] == 0)
+        y = sign * joined + sigma * rng.normal(size=joined.shape)
+        loss = np.log(likelihood(scheme, np.eye(scheme.iterations), sigma, y))
+        loss -= np.log(likelihood(scheme, np.eye(scheme.iterations), sigma, -y))
+        seen.append((loss > epsilon).mean())
+    return seen[0] - math.exp(epsilon) * seen[1]
+
+
+def test_an_attack_on_the_real_sampler():
+    """It finds the divergence of this pair, which is far above what zero-out allows."""
+    scheme, epsilon, sigma, runs = BallsInBins(4, 2), 1.0, 1.0, 1000
+    options = dict(num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(9))
+    allowed = estimate_delta(Mechanism(scheme, WHITE, sigma, REPLACE), epsilon, **options)
+    of_zero_out = estimate_delta(Mechanism(scheme, WHITE, sigma), epsilon, **options)
+    found = attacked(scheme, sigma, epsilon, 3, runs)
+    # Hoeffding's inequality for a mean of terms in [-e^epsilon, 1], 1e-6 a side.
+    slack = (1 + math.exp(epsilon)) * math.sqrt(math.log(2e6) / (2 * 2 * runs))
+    assert abs(found - allowed.value) < slack
+    assert found > of_zero_out.high + 0.1
+
+
+def plan_of(tmp_path, *more):
+    numbers = "--scheme b-min-sep --iterations 12 --min-separation 3 --sampling-probability 0.1 --bands 3"
+    target = "--epsilon 4 --delta 1e-2 --dataset-size 80 --noise-multiplier 1.5 --adjacency replace-one"
+    with pytest.raises(SystemExit) as done:
+        main.main(
+            ["calibrate", *numbers.split(), *target.split(), "--out", str(tmp_path / "plan.json"), *more]
+        )
+    return done.value.code
+
+
+def test_the_command_line(tmp_path, capsys):
+    assert plan_of(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "for one example under replace-one adjacency" in out and "by symmetry" in out
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.certified and isinstance(plan.evidence.add, evidence.Symmetric)
+    assert Plan.from_json(plan.to_json()).claim == plan.claim
+    for command in (
+        ["verify", str(tmp_path / "plan.json")],
+        ["verify", str(tmp_path / "plan.json"), "--replay"],
+    ):
+        with pytest.raises(SystemExit) as done:
+            main.main(command)
+        assert done.value.code == 0
+    numbers = "--scheme poisson --iterations 1 --sampling-probability 0.3 --noise-multiplier 1 --epsilon 1"
+    with pytest.raises(SystemExit) as done:
+        main.main(["estimate", *numbers.split(), "--adjacency", "replace-one", "--samples", "20000"])
+    assert done.value.code == 0 and "delta = 0.01" in capsys.readouterr().out
+
+
+def test_evidence_of_another_adjacency_proves_nothing(tmp_path):
+    """Stored samples of zero-out, a symmetric direction of zero-out, and a missing one of replace-one."""
+    assert plan_of(tmp_path) == 0
+    plan = Plan.load(tmp_path / "plan.json")
+    mechanism = plan.mechanism
+    zero_out = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier)
+    other = Claim(zero_out, plan.target, plan.dataset_size, None)
+    assert "another mechanism" in check(other, plan.evidence).flaws[0]
+    named = {"claim": other.digest}
+    forged = evidence.Sampled(**vars(plan.evidence) | named)
+    assert any("symmetric" in flaw for flaw in check(other, forged).flaws)
+    for side in (evidence.NotRun(), plan.evidence.remove, evidence.WeightBound(ProposalSpec("plain", ()))):
+        fields = vars(plan.evidence) | {"add": side}
+        assert not check(plan.claim, evidence.Sampled(**fields)).certified
+    nothing = vars(plan.evidence) | {"remove": evidence.Symmetric()}
+    assert not check(plan.claim, evidence.Sampled(**nothing)).certified
+    for family in ("mean-overlaps:1", "half-space", "plain-bounded", "inflated-replicas:2,2", "pairs:2,2"):
+        with pytest.raises(ValueError, match="does not cover"):
+            resolve(plan.claim, "remove", ProposalSpec.parse(family))
+
+
+def test_what_has_no_antipodal_pair_is_refused():
+    for scheme in (
+        TruncatedBMinSep(12, 3, 0.1, max_batch_size=4, dataset_size=20),
+        MultiAttribution(12, 3, 0.1, examples_per_user=2),
+    ):
+        with pytest.raises(ValueError, match="adjacency must be 'zero-out' for scheme"):
+            Mechanism(scheme, WHITE, 1.0, REPLACE)
+    mechanism = Mechanism(Poisson(12, 0.1), WHITE, 1.0, REPLACE)
+    with pytest.raises(ValueError, match="max_batch_size must not be given with replace-one"):
+        Claim(mechanism, Target.at(2.0, 1e-3), 100, 15)
+    import dp_accounting
+
+    with pytest.raises(ValueError, match="compose_with must not be given with replace-one"):
+        Claim(mechanism, Target.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
+    for name in ("pld", "random-allocation"):
+        with pytest.raises(ValueError, match="not for replace-one"):
+            delta_by(name, mechanism, 1.0)
+    with pytest.raises(ValueError, match="the pair of replace-one is symmetric"):
+        sample_privacy_loss(jax.random.key(0), mechanism, 10, "add")
