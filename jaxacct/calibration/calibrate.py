@@ -7,6 +7,7 @@ import dataclasses
 import math
 
 from jaxacct.accountants import ACCOUNTANTS, analytic
+from jaxacct.calibration import targets
 from jaxacct.calibration.choice import Choice
 from jaxacct.calibration.problem import Problem, analytic_exponent
 from jaxacct.calibration.search import Search
@@ -49,6 +50,9 @@ def calibrate(
     epsilon: float | None = None,
     delta: float | None = None,
     advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
+    mu: float | None = None,
     dataset_size: int | None = None,
     max_batch_size: int | None = None,
     noise_multiplier: float | None = None,
@@ -82,6 +86,9 @@ def calibrate(
       delta: target, in (0, 1).
       advantage: in place of both, in (0, 1): no membership test has a true positive rate that is more than
         this above its false positive rate. It is the target (0, advantage).
+      tpr, fpr: in place of these: no membership test with false positive rate `fpr` has a true positive rate
+        above `tpr`. The plan certifies an (epsilon, delta) that implies it (proofs/risk.md).
+      mu: in place of epsilon: the epsilon that the Gaussian mechanism of this mu has at `delta`.
       dataset_size: number of examples, for the plan's batch sizes.
       max_batch_size: truncate larger batches to this, and account for it (`jaxacct.accountants.truncation`);
         by default batches are never truncated, and the plan states a size that none exceeds.
@@ -116,7 +123,9 @@ def calibrate(
     """
     check_pair(scheme, strategy)
     strategy = ending(strategy, scheme)
-    epsilon, delta = validate.target(epsilon, delta, advantage)
+    epsilon, delta = targets.implied(epsilon, delta, advantage, tpr, fpr, mu)
+    if tpr is not None and fpr is not None and choice is None:
+        epsilon, delta = targets.least_noise(scheme, strategy, tpr, fpr)
     if not validate.positive_number("grid_ratio", grid_ratio) > 1:
         raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
     if max_samples is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jaxacct.calibration.targets import implied
 from jaxacct.cli.output import refuse
 from jaxacct.cli.usage import Integer, Number, OfRun, hint
 from jaxacct.common import validate
@@ -32,7 +33,7 @@ AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """Privacy target: epsilon and delta, or an advantage in place of both."""
+    """Privacy target: epsilon and delta; advantage alone; tpr and fpr; or mu and delta."""
 
     epsilon: Number | None = None
     """Privacy target, natural log."""
@@ -41,17 +42,26 @@ class TargetOptions:
     advantage: Number | None = None
     """Privacy target in place of both, such as 0.1: the most that the true positive rate of a membership test
     may be above its false positive rate, whatever the test."""
+    tpr: Number | None = None
+    """With --fpr, privacy target: the most that the true positive rate of a membership test may be."""
+    fpr: Number | None = None
+    """With --tpr: false positive rate of the test, such as 0.01."""
+    mu: Number | None = None
+    """With --delta: the epsilon that the Gaussian mechanism of this mu has at this delta."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `calibrate` and `recommend`, which check them; ValueError for no target."""
-        if self.advantage is None and (self.epsilon is None or self.delta is None):
-            raise ValueError("--epsilon and --delta must be given, or --advantage in their place")
-        return dataclasses.asdict(self)
+        """Return the arguments of `calibrate` and `recommend`; ValueError for no target or several."""
+        found = dataclasses.asdict(self)
+        if not any(value is not None for value in found.values()):
+            raise ValueError(
+                "--epsilon and --delta, --advantage, --tpr and --fpr, or --mu and --delta must be given"
+            )
+        implied(**found)
+        return found
 
     def __str__(self) -> str:
-        if self.advantage is not None:
-            return f"--advantage {self.advantage!r}"
-        return f"--epsilon {self.epsilon!r} --delta {self.delta!r}"
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return " ".join(f"--{name} {value!r}" for name, value in given.items())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,26 +89,6 @@ def calibration_target(epsilon_name: str, epsilon, delta_name: str, delta) -> tu
     return found and target_epsilon(epsilon_name, found), open_probability(delta_name, delta)
 
 
-def target(epsilon, delta, advantage=None) -> tuple[float, float]:
-    """Return (epsilon, delta) as given, or (0, advantage).
-
-    The divergence at epsilon 0 is the total variation, which is the largest advantage of any test
-    (proofs/derivations.md section 4).
-
-    Raises:
-      ValueError: numbers out of range, both or neither.
-    """
-    if advantage is None:
-        if epsilon is None or delta is None:
-            raise ValueError("epsilon and delta must be given, or advantage in their place")
-        return target_epsilon("epsilon", epsilon), open_probability("delta", delta)
-    if epsilon is not None or delta is not None:
-        raise ValueError(
-            "advantage must not be given together with epsilon or delta: it is a target by itself"
-        )
-    return 0.0, open_probability("advantage", advantage)
-
-
 def one_of(name: str, value, allowed):
     """Return `value` if it is one of `allowed`, or raise ValueError."""
     if value not in allowed:

@@ -2,7 +2,10 @@
 
 import dataclasses
 import html
+import math
 from typing import Any
+
+import numpy as np
 
 from jaxacct.common.records import exact
 from jaxacct.core.check import DirectionVerdict, Outcome, Verdict
@@ -42,7 +45,7 @@ def statement(plan: Plan) -> str:
     return (
         f"The training run is ({exact(plan.epsilon)}, {exact(plan.delta)})-differentially private for one "
         f"{unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(plan)}."
-        f"{_advantage(plan, unit)} It assumes that {order}, that each "
+        f"{_risk(plan, unit)} It assumes that {order}, that each "
         f"example's gradient is clipped, {truncated}and that only the noisy sums and what "
         f"follows from them are released.{_upper_bound(plan)}"
     )
@@ -87,13 +90,33 @@ def _how(plan: Plan) -> str:
     )
 
 
-def _advantage(plan: Plan, unit: str) -> str:
-    if plan.epsilon > 0:
-        return ""
+def _risk(plan: Plan, unit: str) -> str:
+    """Return what (epsilon, delta) says of membership tests, where it says something."""
+    test = f"test of whether one {unit} took part"
+    if plan.epsilon == 0:
+        return (
+            f" At epsilon 0 this says: no {test} has a true positive rate more than {exact(plan.delta)} "
+            "above its false positive rate."
+        )
+    from jaxacct.accountants.selection import CertifiedProfile
+
+    profile = CertifiedProfile(np.array([plan.epsilon]), np.array([plan.delta]))
+    most = [(rate, float(profile.most(rate))) for rate in RATES]
+    said = ", ".join(f"{rounded_up(power)} at {rate:g}" for rate, power in most if power <= 0.9)
     return (
-        f" At epsilon 0 this says: no test of whether one {unit} took part has a true positive rate more "
-        f"than {exact(plan.delta)} above its false positive rate."
+        said
+        and f" It implies: true positive rates of any {test} are at most, by false positive rate, {said}."
     )
+
+
+RATES = (0.001, 0.01, 0.1)
+"""False positive rates at which risk is stated."""
+
+
+def rounded_up(bound: float) -> str:
+    """Return three digits that are not below the bound, a probability."""
+    shown = float(f"{bound:.2e}")
+    return f"{shown if shown >= bound else min(1.0, shown + 10.0 ** (math.floor(math.log10(bound)) - 2)):.3g}"
 
 
 def _upper_bound(plan: Plan) -> str:

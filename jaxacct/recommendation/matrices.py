@@ -4,6 +4,7 @@ import functools
 import math
 
 from jaxacct.calibration.choice import SCHEME_NAMES
+from jaxacct.calibration.targets import implied
 from jaxacct.common import validate
 from jaxacct.recommendation.noise_estimate import (
     MAX_TABLE_SIZE,
@@ -46,6 +47,9 @@ def amplified_matrix(
     epsilon: float | None = None,
     delta: float | None = None,
     advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
+    mu: float | None = None,
     workload: Workload = PREFIX_SUMS,
 ) -> Strategy:
     """Return the "amplified" matrix: of least error at the noise multiplier that it needs with sampling.
@@ -54,7 +58,7 @@ def amplified_matrix(
       bands: most.
       scheme: one of `SCHEME_NAMES`.
       epsilon, delta: the target; epsilon a natural log.
-      advantage: another target, in place of both; see `calibrate`.
+      advantage, tpr, fpr, mu: other targets; see `calibrate`.
       workload: what the error is of.
 
     Raises:
@@ -67,7 +71,7 @@ def amplified_matrix(
         raise ValueError(
             f"min_separation must be smaller for strategy amplified, was {scheme.min_separation}"
         )
-    mu = gaussian_sensitivity(*validate.target(epsilon, delta, advantage))
+    mu = gaussian_sensitivity(*implied(epsilon, delta, advantage, tpr, fpr, mu))
     return _amplified(bands, scheme, checked_workload(workload), mu)
 
 

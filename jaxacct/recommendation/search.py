@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from jaxacct.accountants import unamplified
 from jaxacct.calibration.choice import MATRICES, SCHEME_NAMES, SEARCHED, Choice
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
+from jaxacct.calibration.targets import implied
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -58,9 +59,9 @@ class _Numbers:
     workload: Workload
 
     @classmethod
-    def of(cls, dataset_size, batch_size, iterations, epsilon, delta, advantage, workload) -> "_Numbers":
+    def of(cls, dataset_size, batch_size, iterations, target, workload) -> "_Numbers":
         """Return those of arguments of `recommend`; ValueError for invalid ones."""
-        epsilon, delta = _validate.target(epsilon, delta, advantage)
+        epsilon, delta = implied(*target)
         return cls(
             dataset_size=_validate.positive_integer("dataset_size", dataset_size),
             batch_size=_validate.positive_number("batch_size", batch_size),
@@ -81,6 +82,9 @@ def recommend(
     epsilon: float | None = None,
     delta: float | None = None,
     advantage: float | None = None,
+    tpr: float | None = None,
+    fpr: float | None = None,
+    mu: float | None = None,
     memory_copies: int = MEMORY_COPIES,
     scheme: str | None = None,
     bands: int | None = None,
@@ -99,7 +103,7 @@ def recommend(
       batch_size: expected batch size.
       iterations: number of steps.
       epsilon, delta: the target; epsilon a natural log.
-      advantage: another target, in place of both; see `calibrate`.
+      advantage, tpr, fpr, mu: other targets; see `calibrate`.
       memory_copies: the most copies of the parameters (int32 each) that training may keep for the noise; b
         bands keep b - 1 and make one more, so 1 is DP-SGD.
       scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
@@ -120,7 +124,8 @@ def recommend(
       >>> found.chosen.strategy.bands, found.chosen.memory_copies
       (8, 8)
     """
-    numbers = _Numbers.of(dataset_size, batch_size, iterations, epsilon, delta, advantage, workload)
+    target = epsilon, delta, advantage, tpr, fpr, mu
+    numbers = _Numbers.of(dataset_size, batch_size, iterations, target, workload)
     most = _validate.positive_integer("memory_copies", memory_copies)
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)

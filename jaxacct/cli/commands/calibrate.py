@@ -4,6 +4,7 @@ import sys
 from typing import Annotated, Literal
 
 from jaxacct.calibration.calibrate import calibrate
+from jaxacct.calibration.targets import in_words
 from jaxacct.cli import output
 from jaxacct.cli.problem import AdjacencyName, Problem, TargetOptions
 from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
@@ -110,6 +111,9 @@ def command(
     # disk nor a closed output loses it.
     try:
         output.show(plan.to_json() if json else describe(plan, verbose), json)
+        words = in_words(plan.epsilon, plan.delta, wanted)
+        if words is not None and not json:
+            print(f"\n{words}")
         sys.stdout.flush()
     finally:
         if out:

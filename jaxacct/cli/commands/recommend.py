@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from jaxacct.calibration.targets import in_words
 from jaxacct.cli.output import check_plot, draw, show
 from jaxacct.cli.problem import TargetOptions
 from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
@@ -76,6 +77,9 @@ def command(
     aim = f"advantage {exact(found.choice.delta)}"
     if found.choice.epsilon:
         aim = f"({exact(found.choice.epsilon)}, {exact(found.choice.delta)})"
+    words = in_words(found.choice.epsilon, found.choice.delta, asked)
+    if words is not None:
+        print(f"{words}\n")
     print(
         f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
         f"batches of about {batch_size:g} of {dataset_size:,} examples:\n\n"

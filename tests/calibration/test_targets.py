@@ -1,0 +1,151 @@
+"""Targets in words of risk: the (epsilon, delta) that implies them, by enumeration and in closed form."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import BandedToeplitz, Plan, Poisson, calibrate
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.calibration import targets
+from jaxacct.calibration.targets import implied, in_words, least_noise
+from jaxacct.cli.main import main
+from jaxacct.report import risk
+from tests.stored_plans import FOLDER
+
+RATES = [(0.1, 0.01), (0.5, 0.001), (0.95, 0.1), (0.6, 0.4), (0.011, 0.01), (0.3, 1e-5)]
+ONE = BandedToeplitz((1.0,))
+
+
+def worst_pair(epsilon: float, delta: float):
+    """Distributions that attain (epsilon, delta) in both directions."""
+    high, low = (1 - delta) / (1 + math.exp(-epsilon)), (1 - delta) / (1 + math.exp(epsilon))
+    return np.array([delta, high, low, 0.0]), np.array([0.0, low, high, delta])
+
+
+def best_power(first, second, level: float) -> float:
+    """Largest probability under `first` of a randomized test of this level, by enumeration of its sets."""
+    best = 0.0
+    for size in range(len(first) + 1):
+        for chosen in itertools.combinations(range(len(first)), size):
+            inside = sum(second[place] for place in chosen)
+            if inside > level + 1e-15:
+                continue
+            power = sum(first[place] for place in chosen)
+            for extra in set(range(len(first))) - set(chosen):
+                part = min(1.0, (level - inside) / second[extra]) if second[extra] > 0 else 1.0
+                best = max(best, power + part * first[extra])
+            best = max(best, power)
+    return best
+
+
+@pytest.mark.parametrize(("tpr", "fpr"), RATES)
+def test_the_point_implies_the_rates_and_a_larger_delta_does_not(tpr, fpr):
+    """The pair that attains the point has the true positive rate, in both directions and not more."""
+    epsilon, delta = implied(tpr=tpr, fpr=fpr)
+    first, second = worst_pair(epsilon, delta)
+    assert tpr - 1e-6 < best_power(first, second, fpr) <= tpr
+    assert best_power(second, first, fpr) <= tpr
+    assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
+    wrong = worst_pair(epsilon, delta + 1e-3 * (1 - delta))
+    assert best_power(*wrong, fpr) > tpr
+
+
+def test_points_of_every_slope_imply_the_rates():
+    """All lines through the rates, positive slopes and mirrored ones, against enumeration."""
+    for tpr, fpr in RATES:
+        low, high = -math.log((1 - fpr) / (1 - tpr)), math.log(tpr / fpr)
+        for share in (0.03, 0.3, 0.5, 0.8, 0.97):
+            epsilon, delta = targets._line(low + share * (high - low), tpr, fpr)
+            first, second = worst_pair(epsilon, delta)
+            assert best_power(first, second, fpr) <= tpr
+            assert best_power(second, first, fpr) <= tpr
+
+
+@pytest.mark.parametrize(("tpr", "fpr"), RATES)
+def test_the_point_is_the_tangent_of_the_gaussian(tpr, fpr):
+    """The Gaussian mechanism of this risk has exactly this delta: no other point needs less noise of it."""
+    noise = 1 / (stats.norm.ppf(tpr) - stats.norm.ppf(fpr))
+    epsilon, delta = implied(tpr=tpr, fpr=fpr)
+    assert gaussian_delta(epsilon, noise, 1.0) == pytest.approx(delta, rel=1e-6)
+    for slope in (epsilon * 0.9, epsilon * 1.02):
+        other, most = targets._line(math.copysign(slope, 1 - tpr - fpr), tpr, fpr)
+        assert gaussian_delta(other, noise, 1.0) > most
+
+
+def test_a_full_batch_needs_the_noise_of_the_gaussian():
+    """Closed form without amplification: 1 / (z(tpr) - z(fpr)), up to the grid of one per cent."""
+    plan = calibrate(Poisson(1, 1.0), ONE, tpr=0.1, fpr=0.01)
+    exact = 1 / (stats.norm.ppf(0.1) - stats.norm.ppf(0.01))
+    assert exact <= plan.noise_multiplier < 1.0101 * exact
+    assert "0.1 at 0.01" in plan.statement()
+    plan = calibrate(Poisson(1, 1.0), ONE, mu=1.0, delta=1e-5)
+    assert 1 <= plan.noise_multiplier < 1.0101 and plan.delta == 1e-5
+
+
+def test_a_sampled_step_needs_the_noise_of_its_own_curve():
+    """TPR of the best test is (1 - p) FPR + p Phi(z(FPR) + 1 / sigma): another point than the Gaussian's."""
+    rate, tpr, fpr = 0.1, 0.1, 0.01
+    exact = 1 / (stats.norm.ppf((tpr - (1 - rate) * fpr) / rate) - stats.norm.ppf(fpr))
+    epsilon, delta = least_noise(Poisson(1, rate), ONE, tpr, fpr)
+    assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
+    plan = calibrate(Poisson(1, rate), ONE, epsilon=epsilon, delta=delta)
+    assert exact <= plan.noise_multiplier < 1.05 * exact
+    usual = calibrate(
+        Poisson(1, rate), ONE, **dict(zip(("epsilon", "delta"), implied(tpr=tpr, fpr=fpr), strict=True))
+    )
+    assert usual.noise_multiplier > 1.2 * exact
+
+
+def test_what_plain_samples_do_not_resolve_keeps_the_point_of_the_gaussian():
+    assert least_noise(Poisson(1, 1.0), ONE, 3e-6, 1e-6) == implied(tpr=3e-6, fpr=1e-6)
+
+
+def test_statements_are_of_the_certified_point():
+    readme = Plan.load(FOLDER.parent / "readme_plan.json")
+    assert readme.epsilon == 8 and "It implies" not in readme.statement()
+    assert in_words(1.0, 0.1, {"epsilon": 1.0, "delta": 0.1}) is None
+    assert "no other point of its curve is certified" in in_words(4.4, 1e-5, {"mu": 1.0, "delta": 1e-5})
+
+
+@pytest.mark.parametrize(
+    ("target", "match"),
+    [
+        ({}, "target must be given"),
+        ({"epsilon": 1.0}, "target must be one of"),
+        ({"tpr": 0.1}, "target must be one of"),
+        ({"mu": 1.0}, "target must be one of"),
+        ({"epsilon": 1.0, "delta": 1e-5, "mu": 1.0}, "given were epsilon, delta, mu"),
+        ({"advantage": 0.1, "delta": 1e-5}, "advantage must not be given together with delta"),
+        ({"tpr": 0.1, "fpr": 0.1}, "tpr must be above fpr"),
+        ({"tpr": 0.01, "fpr": 0.1}, "tpr must be above fpr"),
+        ({"tpr": 1.0, "fpr": 0.1}, "tpr must be in"),
+        ({"tpr": 0.1, "fpr": 0.0}, "fpr must be in"),
+        ({"tpr": math.nan, "fpr": 0.1}, "tpr must be in"),
+        ({"tpr": "0.1", "fpr": 0.1}, "tpr must be in"),
+        ({"tpr": 0.1 + 2e-16, "fpr": 0.1}, "tpr must be"),
+        ({"mu": -1.0, "delta": 1e-5}, "mu must be"),
+        ({"mu": 1e3, "delta": 1e-5}, "mu must give an epsilon of at most 100"),
+        ({"epsilon": 101.0, "delta": 1e-5}, "epsilon must be"),
+    ],
+)
+def test_bad_targets_are_refused(target, match):
+    with pytest.raises(ValueError, match=match):
+        implied(**target)
+    with pytest.raises(ValueError, match=match):
+        calibrate(Poisson(1, 1.0), ONE, **target)
+
+
+def test_the_command_says_what_implies_the_target(capsys, tmp_path):
+    problem = ["--scheme", "poisson", "--iterations", "1", "--sampling-probability", "1"]
+    with pytest.raises(SystemExit) as stop:
+        main(["calibrate", *problem, "--tpr", "0.1", "--fpr", "0.01", "--out", str(tmp_path / "plan.json")])
+    said = capsys.readouterr().out
+    assert stop.value.code == 0 and "no membership test has a true positive rate above 0.1; (" in said
+    numbers = ["--dataset-size", "600", "--batch-size", "60", "--iterations", "20", "--bands", "1"]
+    with pytest.raises(SystemExit) as stop:
+        main(["recommend", *numbers, "--tpr", "0.1", "--fpr", "0.01"])
+    said = capsys.readouterr().out
+    assert stop.value.code == 0 and "--tpr 0.1 --fpr 0.01" in said and "implies it" in said
