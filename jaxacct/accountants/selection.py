@@ -86,7 +86,7 @@ class NegativeBinomial(RunCount):
 
     @functools.cached_property
     def stop(self) -> float:
-        """The parameter in (0, 1) that gives the mean: gamma of the paper."""
+        """Parameter in (0, 1) that gives the mean: gamma of the paper."""
         _, high = roots.bisect(lambda log: self._mean_at(math.exp(log)) <= self.mean, -60.0, -1e-12)
         return math.exp(high)
 

@@ -24,7 +24,7 @@ class Unamplified(Accountant):
     reveals_all_coins = True
 
     def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
-        """Whether nothing of the mechanism is random but its noise."""
+        """Return whether nothing of the mechanism is random but its noise."""
         return mechanism.scheme.patterns is not None and compose_with is None
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> None:

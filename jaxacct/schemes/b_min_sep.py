@@ -89,11 +89,11 @@ class BMinSep(ExampleScheme):
 
     @property
     def eligible_probability(self) -> float:
-        """The stationary probability of being eligible, 1 / (1 + (b-1) p)."""
+        """Stationary probability of being eligible, 1 / (1 + (b-1) p)."""
         return 1 / (1 + (self.min_separation - 1) * self.sampling_probability)
 
     def participation_probabilities(self) -> np.ndarray:
-        """(iterations,) float64: the probability of taking part at each step, by renewal."""
+        """Return (iterations,) float64: the probability of taking part at each step, by renewal."""
         if self.warm_start:
             return np.full(self.iterations, self.participation_rate)
         p, b = self.sampling_probability, self.min_separation
@@ -112,7 +112,7 @@ class BMinSep(ExampleScheme):
         return Sums(self.sampling_probability, self.log_probability_of_none(), steps, terms)
 
     def inflated(self, times: int) -> "tuple[BMinSep, float] | None":
-        """A vector of k participations passes up at most n - k chances; proofs/proposals.md, section 2.6."""
+        """Return a vector of k participations passes up at most n - k chances; proofs/proposals.md, section 2.6."""
         b, p, more = self.min_separation, self.sampling_probability, times * self.sampling_probability
         if more > 0.5:
             return None
@@ -180,7 +180,7 @@ class BMinSep(ExampleScheme):
         return math.expm1(waits + start)
 
     def draw_participation(self, key, num_samples: int):
-        """(num_samples, iterations) float32 of 0 and 1, by jumping from one participation to the next."""
+        """Return (num_samples, iterations) float32 of 0 and 1, by jumping from one participation to the next."""
         n = self.iterations
         if self.min_separation == 1:
             shape = (num_samples, n)
@@ -188,7 +188,7 @@ class BMinSep(ExampleScheme):
         return counts_at(self.draw_positions(key, num_samples), 1, n)
 
     def draw_positions(self, key, num_samples: int):
-        """(num_samples, max_participations) int32: the steps taken part in, ascending; n and above is none.
+        """Return (num_samples, max_participations) int32: the steps taken part in, ascending; n and above is none.
 
         For a separation of 2 at least. The same draws as those of `draw_participation`.
         """
@@ -227,7 +227,7 @@ class BMinSep(ExampleScheme):
         )
 
     def ratios_in_linear_scale(self, arrays, factors, counts: linear_scale.Counts | None = None):
-        """`log_likelihood_ratios_of_sums` by `kernels.linear_scale`; `counts` where several may take part."""
+        """Return `log_likelihood_ratios_of_sums` by `kernels.linear_scale`; `counts` where several may take part."""
         if self.min_separation == 1:
             return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability, counts)
         recurrence = functools.partial(linear_scale.first_block_of_sums, factors=factors, counts=counts)
@@ -253,7 +253,7 @@ class BMinSep(ExampleScheme):
         return jax.nn.logsumexp(first + weights.reshape(-1, *[1] * (first.ndim - 1)), axis=0)
 
     def loss_and_mean_participation(self, log_ratios):
-        """(ln P/Q, mean participations given the outputs), (num_samples,) and (num_samples, iterations).
+        """Return (ln P/Q, mean participations given the outputs), (num_samples,) and (num_samples, iterations).
 
         Args:
           log_ratios: (num_samples, iterations) float; the sampling probability has to be below 1.
@@ -266,14 +266,14 @@ class BMinSep(ExampleScheme):
         return loss, means.T
 
     def start_log_weights(self) -> np.ndarray:
-        """(b,) float64: ln probability that an example becomes eligible at step 1, 2, .., b."""
+        """Return (b,) float64: ln probability that an example becomes eligible at step 1, 2, .., b."""
         weights = np.full(self.min_separation, self.sampling_probability)
         weights[0] = 1.0
         return np.log(weights * self.eligible_probability)
 
 
 def draw_lockouts(key, scheme: BMinSep, num_samples: int):
-    """(num_samples,) int32: for how many first steps each sample is locked out, 0 under a cold start."""
+    """Return (num_samples,) int32: for how many first steps each sample is locked out, 0 under a cold start."""
     b = scheme.min_separation
     if not scheme.warm_start or b == 1:
         return jnp.zeros(num_samples, jnp.int32)

@@ -184,7 +184,7 @@ class BalancedMinSep(ExampleScheme):
         return SparsePositions(self.draw_positions, self.participation_rate)
 
     def draw_positions(self, key, num_samples: int):
-        """(num_samples, max_participations) int32: the steps participated in, ascending; n is none."""
+        """Return (num_samples, max_participations) int32: the steps participated in, ascending; n is none."""
         n, k, b = self.iterations, self.max_participations, self.min_separation
         subset_key, turn_key, keep_key = threefry.split(key, 3)
         if self.is_linear:
@@ -213,7 +213,7 @@ class BalancedMinSep(ExampleScheme):
 
 
 def draw_subsets(key, columns: int, size: int, num_samples: int):
-    """(num_samples, size) int32: uniform subsets of 0 .. columns - 1, ascending (Floyd's algorithm)."""
+    """Return (num_samples, size) int32: uniform subsets of 0 .. columns - 1, ascending (Floyd's algorithm)."""
     tops = columns - size + np.arange(size)
     words = threefry.bits_32(key, (2, size, num_samples))
     candidates = threefry.integers_of(words, (tops + 1)[:, None])
@@ -228,7 +228,7 @@ def draw_subsets(key, columns: int, size: int, num_samples: int):
 
 
 def _log_choose(n, k):
-    """ln C(n, k), -inf where k > n; float64."""
+    """Return ln C(n, k), -inf where k > n; float64."""
     with np.errstate(invalid="ignore"):
         ways = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(np.maximum(n - k, 0) + 1.0)
     return np.where(n >= k, ways, -np.inf)

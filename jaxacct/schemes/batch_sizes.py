@@ -48,7 +48,7 @@ def overflow(
 def batch_sizes(
     scheme: Scheme, dataset_size: int | None, cut_to: int | None = None, overflow: float = OVERFLOW
 ) -> tuple[float | None, int | None]:
-    """(expected batch size over the run, largest batch size); None and None without a data set size.
+    """Return (expected batch size over the run, largest batch size); None and None without a data set size.
 
     Args:
       cut_to: larger batches are cut to this; by default a size that no step exceeds, but with probability
@@ -81,7 +81,7 @@ def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
 
 
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = OVERFLOW) -> int:
-    """A batch size that no step of the run exceeds, but with probability `overflow` at most."""
+    """Return a batch size that no step of the run exceeds, but with probability `overflow` at most."""
     if not overflow / iterations > 1e-300:
         return dataset_size
 

@@ -10,17 +10,17 @@ class Batches(Protocol):
     """Draws the batches of one run, step by step from 0."""
 
     def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
-        """The positions of the examples of this step, in any order."""
+        """Return the positions of the examples of this step, in any order."""
         ...
 
 
 def choose(generator: np.random.Generator, population: int, number: int) -> np.ndarray:
-    """`number` distinct integers below `population`, uniformly, in O(number)."""
+    """Return `number` distinct integers below `population`, uniformly, in O(number)."""
     return generator.choice(population, number, replace=False, shuffle=False)
 
 
 def subsets(generator: np.random.Generator, population: int, size: int, number: int) -> np.ndarray:
-    """(number, size) integers below `population`: uniform subsets, ascending (Floyd's algorithm)."""
+    """Return (number, size) integers below `population`: uniform subsets, ascending (Floyd's algorithm)."""
     drawn = np.full((number, size), population)
     for i in range(size):
         top = population - size + i

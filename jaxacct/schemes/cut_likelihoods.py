@@ -35,7 +35,7 @@ def log_likelihoods(
     chances: Callable[..., tuple],
     in_logs: Callable[..., tuple[jax.Array, jax.Array]],
 ):
-    """`(ln P/R, ln Q/R)`, (num_samples,) each; in float32 within what logarithms are off by.
+    """Return `(ln P/R, ln Q/R)`, (num_samples,) each; in float32 within what logarithms are off by.
 
     Args:
       uncut: who is sampled when.

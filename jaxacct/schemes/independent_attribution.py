@@ -83,7 +83,7 @@ class IndependentAttribution(Scheme):
 
     @functools.cached_property
     def one(self) -> BMinSep:
-        """The process of each example."""
+        """Process of each example."""
         return BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
 
     @property
@@ -105,7 +105,7 @@ class IndependentAttribution(Scheme):
 
     @property
     def max_participations(self) -> int:
-        """The most steps at which one *example* takes part."""
+        """Most steps at which one *example* takes part."""
         return self.one.max_participations
 
     @property
@@ -121,7 +121,7 @@ class IndependentAttribution(Scheme):
         return Sums(self.sampling_probability, none, one.steps, terms, processes=number)
 
     def participation_probabilities(self) -> np.ndarray:
-        """(iterations,) float64: the probability that some example of a user takes part at each step."""
+        """Return (iterations,) float64: the probability that some example of a user takes part at each step."""
         none = np.log1p(-np.minimum(self.one.participation_probabilities(), 1 - 2.0**-53))
         return -np.expm1(self.examples_per_user * none)
 
@@ -129,12 +129,12 @@ class IndependentAttribution(Scheme):
         return self.examples_per_user * self.one.log_probability_of_none()
 
     def squared_sensitivity(self, cross: float) -> float:
-        """`|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`: overlaps are in it."""
+        """Return `|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`: overlaps are in it."""
         del cross
         return float(self.examples_per_user**2 * self.max_participations)
 
     def draw_participation(self, key, num_samples: int):
-        """(num_samples, iterations) float32 counts 0 .. k_u."""
+        """Return (num_samples, iterations) float32 counts 0 .. k_u."""
         keys = threefry.split(key, self.examples_per_user)
         if self.examples_per_user <= _WRITTEN_OUT:
             return sum(self.one.draw_participation(part, num_samples) for part in keys)
@@ -195,7 +195,7 @@ class IndependentAttribution(Scheme):
 
     @property
     def two(self) -> "IndependentAttribution":
-        """The same draws for a user with two examples."""
+        """Same draws for a user with two examples."""
         return dataclasses.replace(self, examples_per_user=2)
 
     @property
@@ -233,5 +233,5 @@ class IndependentAttribution(Scheme):
         return float(self.one.participation_probabilities().max())
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: the mean batch size at each step, exact on every graph."""
+        """Return (iterations,) float64: the mean batch size at each step, exact on every graph."""
         return self.one.expected_batch_sizes(dataset_size)

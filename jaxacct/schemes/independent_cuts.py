@@ -53,7 +53,7 @@ class IndependentCuts:
         return cls(uncut, tuple(found.tolist()), float(exceeded[where].sum()))
 
     def log_likelihoods(self, log_ratios, half_square_norms, cut):
-        """`(ln P/R, ln Q/R)` given which steps are cut, R the centred Gaussian.
+        """Return `(ln P/R, ln Q/R)` given which steps are cut, R the centred Gaussian.
 
         Args:
           log_ratios: (num_samples, iterations) float; `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
@@ -76,13 +76,13 @@ class IndependentCuts:
 
 
 def time_first(half_square_norms, log_ratios):
-    """() or (iterations,) numbers such that they broadcast with `log_ratios.T`."""
+    """Return () or (iterations,) numbers such that they broadcast with `log_ratios.T`."""
     norms = jnp.asarray(half_square_norms)
     return norms.reshape(-1, *[1] * (log_ratios.ndim - 1)) if norms.ndim else norms
 
 
 def binomial_quantile(number: int, probabilities: np.ndarray, above: float) -> np.ndarray:
-    """The least k with `P(Binomial(number, p) > k) <= above`; SciPy's `isf` takes 1 - above, which is 1."""
+    """Return the least k with `P(Binomial(number, p) > k) <= above`; SciPy's `isf` takes 1 - above, which is 1."""
     low, high = np.full(probabilities.shape, -1.0), np.full(probabilities.shape, float(number))
     while (high - low > 1).any():
         middle = np.floor((low + high) / 2)

@@ -84,13 +84,13 @@ class Poisson(ExampleScheme):
 
 
 def log_bernoulli_product(log_ratios, probability: float):
-    """`sum_i ln(1 - p + p e^{r_i})` over the last axis."""
+    """Return `sum_i ln(1 - p + p e^{r_i})` over the last axis."""
     growth, each = log_bernoulli_growth(log_ratios, probability)
     return tree_sum(growth, axis=-1) + number(log_ratios.shape[-1] * each, growth.dtype)
 
 
 def log_bernoulli_product_of_sums(arrays, factors, probability: float, counts: Counts | None = None):
-    """(count, num_samples): `log_bernoulli_product` of `weighted_sums(arrays, factors)` over the steps."""
+    """Return (count, num_samples): `log_bernoulli_product` of `weighted_sums(arrays, factors)` over the steps."""
     growth, each = phase_growth_of_sums(arrays, factors, probability, 1, counts)
     return growth[0] + number(arrays[0].shape[0] * each)
 
@@ -98,7 +98,7 @@ def log_bernoulli_product_of_sums(arrays, factors, probability: float, counts: C
 def phase_growth_of_sums(
     arrays, factors, probability: float, cycle_length: int, counts: Counts | None = None
 ):
-    """(cycle_length, count, num_samples) and a number: `log_bernoulli_growth` added up over each phase."""
+    """Return (cycle_length, count, num_samples) and a number: `log_bernoulli_growth` added up over each phase."""
     log_p, log_q = log_probabilities(probability)
     if log_q == -np.inf:
         return weighted_sums([phase_totals(array, cycle_length) for array in arrays], factors), 0.0
@@ -109,7 +109,7 @@ def phase_growth_of_sums(
 
 
 def log_bernoulli_growth(log_ratios, probability: float):
-    """`ln(1 - p + p e^r)` elementwise: `ln(1 + p/(1-p) e^r)` as an array, and `ln(1-p)` to add to each.
+    """Return `ln(1 - p + p e^r)` elementwise: `ln(1 + p/(1-p) e^r)` as an array, and `ln(1-p)` to add to each.
 
     Summands of one sign lose nothing to each other (proofs/rounding.md, section 3). At p = 1 `r` and 0.
     """

@@ -95,7 +95,7 @@ class TruncatedBMinSep(ExampleScheme):
 
     @functools.cached_property
     def uncut(self) -> BMinSep:
-        """The same sampling without a maximum: who is sampled when, which cuts do not change."""
+        """Same sampling without a maximum: who is sampled when, which cuts do not change."""
         return BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
 
     @property
@@ -104,7 +104,7 @@ class TruncatedBMinSep(ExampleScheme):
 
     @property
     def participation_rate(self) -> float:
-        """The long-run rate of being sampled, before cutting."""
+        """Long-run rate of being sampled, before cutting."""
         return self.uncut.participation_rate
 
     @property
@@ -141,20 +141,20 @@ class TruncatedBMinSep(ExampleScheme):
         return self.dataset_size
 
     def participation_probabilities(self) -> np.ndarray:
-        """(iterations,) float64: the probability of being sampled at each step, before cutting."""
+        """Return (iterations,) float64: the probability of being sampled at each step, before cutting."""
         return self.uncut.participation_probabilities()
 
     # -- Drawing ------------------------------------------------------------------------------------------
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """(iterations,) float64: the mean size of the cut batches (padding is not counted)."""
+        """Return (iterations,) float64: the mean size of the cut batches (padding is not counted)."""
         rates, most = self.participation_probabilities(), np.arange(self.max_batch_size)
         # E min(R, B) = sum_{k < B} P(R > k), R ~ Binomial(|D|, rate) as examples are independent.
         values, where = np.unique(rates, return_inverse=True)
         return np.array([scipy.stats.binom.sf(most, dataset_size, rate).sum() for rate in values])[where]
 
     def draw_participation(self, key, num_samples: int):
-        """(num_samples, iterations) float32 of 0 and 1: when the example is sampled, before cutting."""
+        """Return (num_samples, iterations) float32 of 0 and 1: when the example is sampled, before cutting."""
         return self.uncut.draw_participation(key, num_samples)
 
     def draw_counts(self, key, num_samples: int, direction: str, side=None):
@@ -222,7 +222,7 @@ class TruncatedBMinSep(ExampleScheme):
     # -- Likelihoods --------------------------------------------------------------------------------------
 
     def log_likelihoods(self, log_ratios, half_square_norms, batch_sizes):
-        """`(ln P/R, ln Q/R)` given the others' batch sizes, R the centred Gaussian.
+        """Return `(ln P/R, ln Q/R)` given the others' batch sizes, R the centred Gaussian.
 
         Args:
           log_ratios: (..., iterations) float32 or float64, of one sample or of an axis of them;
@@ -284,7 +284,7 @@ def _required(batch_sizes):
 
 
 def _multiply_high(a, b):
-    """The high 32 bits of the product of uint32 arrays: floor(a b / 2^32)."""
+    """Return the high 32 bits of the product of uint32 arrays: floor(a b / 2^32)."""
     a_low, a_high, b_low, b_high = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
     middle = a_high * b_low + (a_low * b_low >> 16)
     return a_high * b_high + (middle >> 16) + (((middle & 0xFFFF) + a_low * b_high) >> 16)

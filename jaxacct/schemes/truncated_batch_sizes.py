@@ -66,7 +66,7 @@ class BatchSizes(SideInformation):
 
     @functools.cached_property
     def _first_windows(self) -> tuple[tuple[int, int], ...]:
-        """The same of those not sampled before the first steps t = 0 .. b - 2, under a warm start."""
+        """Same of those not sampled before the first steps t = 0 .. b - 2, under a warm start."""
         left = 1 - np.arange(self.uncut.min_separation - 1) * self.uncut.participation_rate
         low, high = _windows(self.dataset_size - 1, left, _OUTSIDE / (8 * self.uncut.min_separation))
         return tuple(zip(low.astype(int).tolist(), high.astype(int).tolist(), strict=True))
@@ -161,7 +161,7 @@ def _windows(number: int, probabilities: np.ndarray, outside: float) -> tuple[np
 
 
 def _block(keys, pool, arrays, steps, back):
-    """`(pool after, (steps, num_samples) sizes)` of some steps from a pool.
+    """Return `(pool after, (steps, num_samples) sizes)` of some steps from a pool.
 
     Args:
       keys: two, of these steps.

@@ -74,7 +74,7 @@ def _codes(mechanism: Attracting) -> _Codes:
 
 
 def errors(mechanism: Attracting) -> tuple[float, float]:
-    """(relative, total variation) errors of the distribution that `draw_with_one` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     A float32 uniform, as fine near 0, is compared with sums of three float32 weights, each within a dozen
     roundings. A share is off by those of the sum that it ends, over itself; the largest such ratios of all
@@ -87,7 +87,7 @@ def errors(mechanism: Attracting) -> tuple[float, float]:
 
 
 def log_normalizer(mechanism: Attracting) -> float:
-    """ln Z, float64, at least that of two replicas; inf where it overflows."""
+    """Return ln Z, float64, at least that of two replicas; inf where it overflows."""
     return _backward(mechanism).log_z
 
 
@@ -108,7 +108,7 @@ class _Weights(NamedTuple):
 
 
 def _factors(mechanism: Attracting):
-    """(codes, factors of the first taking part alone, of both, of none), these (codes, codes) float64."""
+    """Return (codes, factors of the first taking part alone, of both, of none), these (codes, codes) float64."""
     p = mechanism.scheme.sampling_probability
     q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
     codes = _codes(mechanism)
@@ -158,7 +158,7 @@ def _backward(mechanism: Attracting) -> _Weights:
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting) -> dict:
-    """The arrays that `draw_with_one` needs."""
+    """Return the arrays that `draw_with_one` needs."""
     found = _backward(mechanism)
     if not math.isfinite(found.log_z):
         raise OverflowError("the tables of two replicas overflow")
@@ -178,12 +178,12 @@ def tables(mechanism: Attracting) -> dict:
 
 
 def _after(code, none: int):
-    """`_Codes.after` of any codes, sooner computed than looked up; `none` is that of who never took part."""
+    """Return `_Codes.after` of any codes, sooner computed than looked up; `none` is that of who never took part."""
     return jnp.where(code < none, jnp.minimum(code + 1, none - 1), jnp.maximum(code - 1, none))
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(sums of two participation vectors, one of them, lifts given), float32; see `replicas.base`."""
+    """Return (sums of two participation vectors, one of them, lifts given), float32; see `replicas.base`."""
     first_key, second_key, walk_key = threefry.split(key, 3)
     lockout, other_lockout = draw_indices((first_key, second_key), arrays["starts"], num_samples)
     uniforms = uniform_64(walk_key, (scheme.iterations, num_samples), bits=threefry.bits_32_at_once)

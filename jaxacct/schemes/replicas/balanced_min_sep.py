@@ -60,27 +60,27 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_2, float64; on a cycle that of the linear pairs which are drawn. inf where draws would be too
+    """Return ln Z_2, float64; on a cycle that of the linear pairs which are drawn. inf where draws would be too
     inexact."""
     assert m == 2
     return _summary(mechanism)[0]
 
 
 def log_normalizer_about(mechanism: Attracting, m: int) -> float:
-    """ln Z_2 of linear patterns, also on a cycle: a guide, nothing certified may rest on it."""
+    """Return ln Z_2 of linear patterns, also on a cycle: a guide, nothing certified may rest on it."""
     scheme = mechanism.scheme
     return log_normalizer(mechanism, m) - 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the drawn distribution (proofs/fixed_counts.md, section 5)."""
+    """Return (relative, total variation) errors of the drawn distribution (proofs/fixed_counts.md, section 5)."""
     assert m == 2
     return _summary(mechanism)[1], 2.0**-40 * mechanism.scheme.max_participations
 
 
 @functools.lru_cache(maxsize=256)
 def _summary(mechanism: Attracting) -> tuple[float, float]:
-    """(ln of the normalizer, relative error of the drawn distribution)."""
+    """Return (ln of the normalizer, relative error of the drawn distribution)."""
     scheme = mechanism.scheme
     k = scheme.max_participations
     if k == 1:
@@ -104,7 +104,7 @@ def _log_linear_patterns(scheme) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
-    """(U, how rare an event is at most).
+    """Return (U, how rare an event is at most).
 
     U is (n + b, b, kinds, k + 1, k + 1) float64 by (i, s, kept, f, g), over the squared number of linear
     patterns. The second is the largest ratio of U to a part of it that a participation at that step has, or
@@ -154,14 +154,14 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
 
 
 def _rarest(total, event, parts) -> float:
-    """The largest ratio of `total` to `event`, or of that to one of its parts, where these are positive."""
+    """Return the largest ratio of `total` to `event`, or of that to one of its parts, where these are positive."""
     found = np.where(event > 0, total / event, 0.0).max(initial=0.0)
     return max(float(found), float(np.where(parts > 0, event / parts, 0.0).max(initial=0.0)))
 
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
-    """The arrays that draws need: U in float32, and what it is in units of."""
+    """Return the arrays that draws need: U in float32, and what it is in units of."""
     assert m == 2
     if mechanism.scheme.max_participations == 1:
         return one_participation.tables(mechanism)
@@ -278,13 +278,13 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
 
 
 def _widened(ends_at, at):
-    """(num_samples, 2, 2): the first and the last step of each replica, with one step more."""
+    """Return (num_samples, 2, 2): the first and the last step of each replica, with one step more."""
     first, last = ends_at[:, :, 0], ends_at[:, :, 1]
     return jnp.stack([jnp.minimum(first, at[:, None]), jnp.maximum(last, at[:, None])], axis=2)
 
 
 def draw_positions_with_one(key, scheme, arrays, num_samples: int):
-    """(positions, counts, mine) of `draw_fitting`."""
+    """Return (positions, counts, mine) of `draw_fitting`."""
     return draw_fitting(key, scheme, arrays, num_samples)[:3]
 
 
@@ -295,7 +295,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of the first replica, no lifts), float32."""
+    """Return (`draw_counts`, the participation vector of the first replica, no lifts), float32."""
     positions, counts, mine = draw_positions_with_one(key, scheme, arrays, num_samples)
     n = scheme.iterations
     return counts_at(positions, counts, n), counts_at(positions, mine, n), jnp.zeros(num_samples)

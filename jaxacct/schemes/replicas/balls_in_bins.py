@@ -21,7 +21,7 @@ MOST_TUPLES = 1.0e8
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """The largest m up to 8 with at most `MOST_TUPLES` tuples of phases, but at least 2."""
+    """Return the largest m up to 8 with at most `MOST_TUPLES` tuples of phases, but at least 2."""
     b = mechanism.scheme.min_separation
     return 8 if b == 1 else max(2, min(8, int(math.log(MOST_TUPLES) / math.log(b) + 1e-9)))
 
@@ -32,7 +32,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Each of m phases is drawn with b - 1 thresholds that are multiples of 2^-32.
     """
@@ -41,7 +41,7 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_m, float64; inf where it overflows."""
+    """Return ln Z_m, float64; inf where it overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         lifts = np.exp(log_lift(mechanism, m) * _turns(mechanism.scheme))
         total = _sum_of_tuples(pair_weights(mechanism), lifts, m)
@@ -52,7 +52,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> list:
-    """The thresholds that `draw_counts` needs: of the first phase, of the second given the first, ..."""
+    """Return the thresholds that `draw_counts` needs: of the first phase, of the second given the first, ..."""
     joint = _joint(mechanism, m)
     marginals = [joint]
     for _ in range(m - 1):
@@ -61,7 +61,7 @@ def tables(mechanism: Attracting, m: int) -> list:
 
 
 def pair_weights(mechanism: Attracting) -> np.ndarray:
-    """(b, b) float64: `exp(<C x_f, C x_f'> / sigma^2)` for the participation vectors of two phases."""
+    """Return (b, b) float64: `exp(<C x_f, C x_f'> / sigma^2)` for the participation vectors of two phases."""
     scheme = mechanism.scheme
     n, b = scheme.iterations, scheme.min_separation
     log_attraction = log_attractions(mechanism)
@@ -83,13 +83,13 @@ def pair_weights(mechanism: Attracting) -> np.ndarray:
 
 
 def _turns(scheme) -> np.ndarray:
-    """(b,) int64: how often each phase takes part."""
+    """Return (b,) int64: how often each phase takes part."""
     n, b = scheme.iterations, scheme.min_separation
     return np.ceil(np.maximum(n - np.arange(b), 0) / b).astype(int)
 
 
 def _sum_of_tuples(pairs: np.ndarray, lifts: np.ndarray, m: int) -> float:
-    """The sum of the weights of all tuples of m phases; of three by a product of matrices, without a table.
+    """Return the sum of the weights of all tuples of m phases; of three by a product of matrices, without a table.
 
     Args:
       pairs: (b, b), symmetric.
@@ -107,7 +107,7 @@ def _sum_of_tuples(pairs: np.ndarray, lifts: np.ndarray, m: int) -> float:
 
 
 def _joint(mechanism: Attracting, m: int) -> np.ndarray:
-    """(b,) * m float64: the weight of every tuple of phases."""
+    """Return (b,) * m float64: the weight of every tuple of phases."""
     pairs, b = pair_weights(mechanism), mechanism.scheme.min_separation
     joint = np.ones((b,) * m)
     with np.errstate(over="ignore"):
@@ -125,7 +125,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
+    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     n, b = scheme.iterations, scheme.min_separation
     phases = draw_indices([threefry.fold_in(key, k) for k in range(len(arrays))], arrays, num_samples)
     turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases])

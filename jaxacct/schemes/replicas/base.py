@@ -54,17 +54,17 @@ def log_lift(mechanism: Attracting, m: int) -> float:
 
 
 def starts_locked_out(scheme) -> bool:
-    """Whether vectors may be locked out at the first step; the default is a warm start."""
+    """Return whether vectors may be locked out at the first step; the default is a warm start."""
     return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
 
 
 def start_distribution(scheme) -> np.ndarray:
-    """(b,) float64: the stationary probabilities of being locked out for 0..b-1 more steps."""
+    """Return (b,) float64: the stationary probabilities of being locked out for 0..b-1 more steps."""
     return stationary_lockouts(scheme.min_separation, scheme.sampling_probability)
 
 
 def stationary_lockouts(b: int, p: float) -> np.ndarray:
-    """`start_distribution` of a separation and a sampling probability."""
+    """Return `start_distribution` of a separation and a sampling probability."""
     weights = np.full(b, p)
     weights[0] = 1.0
     return weights / (1 + (b - 1) * p)
@@ -77,7 +77,7 @@ def thresholds_of(distribution: np.ndarray):
 
 
 def draw_indices(keys, thresholds, num: int) -> list:
-    """(num,) int32 indices, one with each key: by the row of its `thresholds` that those before it choose.
+    """Return (num,) int32 indices, one with each key: by the row of its `thresholds` that those before it choose.
 
     Args:
       keys: a few.
@@ -91,12 +91,12 @@ def draw_indices(keys, thresholds, num: int) -> list:
 
 
 def attractions(mechanism: Attracting) -> np.ndarray:
-    """(ends, b + 1) float64: `E_d = exp(<c_i, c_{i-d}> / sigma^2)`, e to the `log_attractions`."""
+    """Return (ends, b + 1) float64: `E_d = exp(<c_i, c_{i-d}> / sigma^2)`, e to the `log_attractions`."""
     return np.exp(log_attractions(mechanism))
 
 
 def log_attractions(mechanism: Attracting) -> np.ndarray:
-    """(ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d < b steps apart, 0 for d = b.
+    """Return (ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d < b steps apart, 0 for d = b.
 
     Row k is for the later one at the step i = n - 1 - k, the last row for all earlier steps as well
     (`Strategy.products_from_end`). Those b steps apart or more are in `log_lift`.

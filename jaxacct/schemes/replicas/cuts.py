@@ -39,7 +39,7 @@ class Labelled(NamedTuple):
 
 
 def fits(mechanism: Attracting) -> bool:
-    """Whether the tables of two replicas fit."""
+    """Return whether the tables of two replicas fit."""
     return 8 * _numbers(mechanism) <= MAX_TABLE_BYTES
 
 
@@ -64,13 +64,13 @@ def total_variation(mechanism: Attracting) -> float:
 
 @functools.lru_cache(maxsize=64)
 def log_normalizer(labelled: Labelled) -> float:
-    """ln of the mean of `e^{<C s, C s'> / sigma^2}` over two replicas' counts; inf where it overflows."""
+    """Return ln of the mean of `e^{<C s, C s'> / sigma^2}` over two replicas' counts; inf where it overflows."""
     return backward(_chain(labelled))[0]
 
 
 @functools.lru_cache(maxsize=2)
 def tables(labelled: Labelled) -> dict:
-    """The arrays that `draw` needs."""
+    """Return the arrays that `draw` needs."""
     chain = _chain(labelled)
     chances = np.round(np.array(labelled.chances) * 2.0**32)
     return walk_tables(chain, backward(chain)[1]) | {
@@ -94,7 +94,7 @@ def _chain(labelled: Labelled) -> Chain:
         pulls = np.exp(logs[:, b - s, None, None] * np.outer(counts, counts[1:]))  # (ends, b - 1, 3, 2)
 
     def alone(weights, i):
-        """The free replica waits, takes part uncut, or cut."""
+        """Return the free replica waits, takes part uncut, or cut."""
         found = np.empty((b - 1, LABELS, LABELS))
         found[:, :, 0] = (1 - p) * weights[i + 1, : b - 1]
         # It is locked out when the other is free again, s steps on.
@@ -103,7 +103,7 @@ def _chain(labelled: Labelled) -> Chain:
         return found
 
     def together(weights, i):
-        """(5,): nobody, one with label 1, one with label 2, both with label 1, both with label 2."""
+        """Return (5,): nobody, one with label 1, one with label 2, both with label 1, both with label 2."""
         one = weights[i + 1, b - 1, 1:]  # locked out for b - 1 more steps from the next one on
         two = weights[i + b, 0, 0] * both[min(n - 1 - i, len(both) - 1)]
         nobody = (1 - p) ** 2 * weights[i + 1, 0, 0]
@@ -114,7 +114,7 @@ def _chain(labelled: Labelled) -> Chain:
 
 
 def draw(key, scheme, arrays, num_samples: int):
-    """`(cut, counts)`: which steps are cut, bool, and the two replicas' counts together, float32.
+    """Return `(cut, counts)`: which steps are cut, bool, and the two replicas' counts together, float32.
 
     Args:
       key: a JAX key.

@@ -44,7 +44,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Of two: a float32 probability against a uniform of 2^-32 steps at each site, and the phases' thresholds.
     """
@@ -56,7 +56,7 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_m, float64; inf where it overflows."""
+    """Return ln Z_m, float64; inf where it overflows."""
     if m > 2:
         return cyclic_many.log_normalizer(mechanism, m)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -66,7 +66,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _chains(mechanism: Attracting):
-    """(edges, `chain_weights`, rounds of each phase, rows of `edges` for two phases, their joint weights)."""
+    """Return (edges, `chain_weights`, rounds of each phase, rows of `edges` for two phases, their joint weights)."""
     scheme = mechanism.scheme
     b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
     with np.errstate(over="ignore", invalid="ignore"):
@@ -85,12 +85,12 @@ def _chains(mechanism: Attracting):
 
 
 def _joins(mechanism: Attracting) -> float:
-    """The weight of taking part at a site: the probability, times e to the `log_lift` of two replicas."""
+    """Return the weight of taking part at a site: the probability, times e to the `log_lift` of two replicas."""
     return float(mechanism.scheme.sampling_probability * np.exp(log_lift(mechanism, 2)))
 
 
 def edge_weights(attraction: np.ndarray) -> np.ndarray:
-    """(b, ends, 3, 2) float64: how a site attracts the one before it if both take part.
+    """Return (b, ends, 3, 2) float64: how a site attracts the one before it if both take part.
 
     Indexed by the phases' distance, how far the last site is from the end, the number of sites left after
     this one (2 stands for more: it is b steps or more from the end), and whether the edge between them is
@@ -111,7 +111,7 @@ def edge_weights(attraction: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
-    """The arrays that `draw_counts` needs."""
+    """Return the arrays that `draw_counts` needs."""
     if m > 2:
         return cyclic_many.tables(mechanism, m)
     scheme = mechanism.scheme
@@ -140,7 +140,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
 
 
 def chain_weights(edges: np.ndarray, most: int, p: float, q: float) -> np.ndarray:
-    """(b, ends, most + 1, 2, 2) float64: weight of the sites after this one, p and q of joining and not.
+    """Return (b, ends, most + 1, 2, 2) float64: weight of the sites after this one, p and q of joining and not.
 
     Indexed by the phases' distance, how far the last site is from the end, the number of sites left, the kind
     of the next edge (0 within a round, 1 across) and this site's value.
@@ -161,7 +161,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
+    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     if "starts" in arrays:
         return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
     b, n = scheme.min_separation, scheme.iterations

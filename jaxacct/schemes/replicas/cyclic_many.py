@@ -24,7 +24,7 @@ _MOST_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states
 
 
 def fits(mechanism: Attracting, m: int) -> bool:
-    """Whether the tables of m replicas are made in seconds, and draws take no longer than their losses."""
+    """Return whether the tables of m replicas are made in seconds, and draws take no longer than their losses."""
     scheme = mechanism.scheme
     sites = m * scheme.max_participations
     few = scheme.min_separation**m <= _MOST_TUPLES and sites <= 2 * scheme.iterations
@@ -42,7 +42,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the distribution that `draw_with_one` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     The weights ahead are off, but the same at one site as at the next: the product of the probabilities of
     all sites is off by the roundings of each sum alone. Logarithms there are at most those of the two chances
@@ -58,7 +58,7 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_m, float64; inf where it overflows."""
+    """Return ln Z_m, float64; inf where it overflows."""
     phases, totals = _totals(mechanism, m)
     with np.errstate(over="ignore"):
         mean = float(totals @ _orders(phases)) / float(mechanism.scheme.min_separation) ** m
@@ -66,7 +66,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 
 def tables(mechanism: Attracting, m: int) -> dict:
-    """The arrays that `draw_with_one` needs."""
+    """Return the arrays that `draw_with_one` needs."""
     p, b = mechanism.scheme.sampling_probability, mechanism.scheme.min_separation
     _, totals = _totals(mechanism, m)
     every = np.sort(np.indices((b,) * m).reshape(m, -1).T, axis=1)
@@ -83,7 +83,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
 
 
 def _orders(phases: np.ndarray) -> np.ndarray:
-    """(tuples,) float64: in how many orders the phases of an ascending tuple may come."""
+    """Return (tuples,) float64: in how many orders the phases of an ascending tuple may come."""
     orders = np.full(len(phases), float(math.factorial(phases.shape[1])))
     run = np.ones(len(phases))
     for place in range(1, phases.shape[1]):
@@ -94,7 +94,7 @@ def _orders(phases: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _totals(mechanism: Attracting, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """(ascending tuples of phases, (tuples, m); the total weight of the chain of each, float64)."""
+    """Return (ascending tuples of phases, (tuples, m); the total weight of the chain of each, float64)."""
     scheme = mechanism.scheme
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
     phases, last = states(b, m), np.arange(2 ** (m - 1))
@@ -124,7 +124,7 @@ def _totals(mechanism: Attracting, m: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(sums of m participation vectors, one of these, lifts given), float32; see `replicas.base`."""
+    """Return (sums of m participation vectors, one of these, lifts given), float32; see `replicas.base`."""
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["starts"])
     phase_key, chain_key = threefry.split(key)
     drawn = draw_indices([threefry.fold_in(phase_key, k) for k in range(m)], arrays["starts"], num_samples)
@@ -152,7 +152,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
 
 
 def _take_probabilities(scheme, arrays, phases, positions):
-    """(sites, states, num_samples) float32: of taking part at each site, by which of the last ones did."""
+    """Return (sites, states, num_samples) float32: of taking part at each site, by which of the last ones did."""
     n, b, m = scheme.iterations, scheme.min_separation, len(phases)
     last = np.arange(2 ** (m - 1))
     stay = (last << 1) & (last.size - 1)

@@ -37,7 +37,7 @@ class Chain(NamedTuple):
 
 
 def backward(chain: Chain) -> tuple[float, np.ndarray]:
-    """(ln Z, U of shape (n + b, b, labels)), backwards in time; float64, inf where Z overflows."""
+    """Return (ln Z, U of shape (n + b, b, labels)), backwards in time; float64, inf where Z overflows."""
     n, b = chain.sampling.iterations, chain.sampling.min_separation
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         weights = np.ones((n + b, b, chain.labels))
@@ -53,7 +53,7 @@ def backward(chain: Chain) -> tuple[float, np.ndarray]:
 
 
 def tables(chain: Chain, weights: np.ndarray) -> dict:
-    """The arrays that `walk` needs, from the weights of `backward`."""
+    """Return the arrays that `walk` needs, from the weights of `backward`."""
     n, b = chain.sampling.iterations, chain.sampling.min_separation
     together = np.stack([_distribution(chain.together(weights, i)) for i in range(n)])
     arrays: dict[str, Any] = {"together": thresholds_of(together), "alone": None, "starts": None}
@@ -73,7 +73,7 @@ def _distribution(weights: np.ndarray) -> np.ndarray:
 
 
 def _starts(sampling, weights: np.ndarray) -> np.ndarray:
-    """(b, b): the weights of the two replicas' initial lockouts under a warm start."""
+    """Return (b, b): the weights of the two replicas' initial lockouts under a warm start."""
     b, n = sampling.min_separation, sampling.iterations
     distribution = start_distribution(sampling)
     first, second = np.indices((b, b))

@@ -33,7 +33,7 @@ def most_replicas(mechanism: Attracting) -> int:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Every step rounds at most (k_u + 1)^2 probabilities to multiples of 2^-32, and the start 2 b.
     """
@@ -44,13 +44,13 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=64)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_2, float64; inf where it overflows."""
+    """Return ln Z_2, float64; inf where it overflows."""
     return backward(_chain(mechanism))[0]
 
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
-    """The arrays that `draw_counts` needs."""
+    """Return the arrays that `draw_counts` needs."""
     chain = _chain(mechanism)
     return walk_tables(chain, backward(chain)[1])
 
@@ -70,7 +70,7 @@ def _chain(mechanism: Attracting) -> Chain:
         pulls = distribution * attraction[:, b - s, None, None] ** np.outer(counts, counts)
 
     def alone(weights, i):
-        """The free replica joins with j."""
+        """Return the free replica joins with j."""
         parts = np.empty((b - 1, k + 1, k + 1))
         parts[:, :, 0] = weights[i + 1, : b - 1]
         # It is locked out when the other is free again, s steps on.
@@ -78,7 +78,7 @@ def _chain(mechanism: Attracting) -> Chain:
         return parts * pulls[min(n - 1 - i, len(pulls) - 1)]
 
     def together(weights, i):
-        """((k + 1)^2,): the counts of both."""
+        """Return ((k + 1)^2,): the counts of both."""
         after = np.empty(pairs.shape[1:])
         after[0, 0] = weights[i + 1, 0, 0]
         # Barred for b - 1 more steps from the next one on, which is not at all where b = 1.
@@ -95,7 +95,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the counts of one of the two, lifts given), float32."""
+    """Return (`draw_counts`, the counts of one of the two, lifts given), float32."""
     size = scheme.examples_per_user + 1
 
     def labels_of(pair):

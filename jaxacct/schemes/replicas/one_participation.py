@@ -25,7 +25,7 @@ def table_bytes(mechanism: Attracting) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _sums(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, float]:
-    """(sums over lags up to each, (ends, n) by `log_attractions`; those of each later step; rarest event)."""
+    """Return (sums over lags up to each, (ends, n) by `log_attractions`; those of each later step; rarest event)."""
     n = mechanism.scheme.iterations
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         weights = np.exp(log_attractions(mechanism)[:, :n])
@@ -45,7 +45,7 @@ def _row(n: int, ends: int, step):
 
 
 def summary(mechanism: Attracting) -> tuple[float, float]:
-    """(ln Z_2, how rare an event is at most)."""
+    """Return (ln Z_2, how rare an event is at most)."""
     scheme = mechanism.scheme
     q, (_, by_step, rarest) = scheme.keep_probability, _sums(mechanism)
     both = q**2 * float(by_step.sum()) / scheme.iterations**2
@@ -57,7 +57,7 @@ def summary(mechanism: Attracting) -> tuple[float, float]:
 
 
 def tables(mechanism: Attracting) -> dict:
-    """The arrays that draws need, float32."""
+    """Return the arrays that draws need, float32."""
     scheme = mechanism.scheme
     q, (by_lag, by_step, _) = scheme.keep_probability, _sums(mechanism)
     both = q**2 * by_step.sum() / scheme.iterations**2
@@ -71,7 +71,7 @@ def tables(mechanism: Attracting) -> dict:
 
 
 def _drawn_steps(key, thresholds, num_samples: int):
-    """(num_samples,) int32: how many of the (2, number) `thresholds_64` are at or below 64 random bits."""
+    """Return (num_samples,) int32: how many of the (2, number) `thresholds_64` are at or below 64 random bits."""
     if thresholds.shape[1] == 0:
         return jnp.zeros(num_samples, jnp.int32)
     high, low = threefry.bits_32(key, (2, num_samples))

@@ -27,7 +27,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """(relative, total variation) errors of the distribution that `draw_counts` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Each of m thresholds is off by half a step of 2^-32, or by one where it would be 2^32, at each of n
     iterations; that one is counted as two.
@@ -47,12 +47,12 @@ def _distribution(mechanism: Attracting, m: int):
 
 
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """ln Z_m, float64."""
+    """Return ln Z_m, float64."""
     return float(mechanism.scheme.iterations * _distribution(mechanism, m)[0])
 
 
 def tables(mechanism: Attracting, m: int) -> dict:
-    """The arrays that `draw_counts` needs."""
+    """Return the arrays that `draw_counts` needs."""
     # The probability of at least k, k = 1..m, against 32 random bits; rare counts round to 2^-32 steps.
     tail = np.cumsum(_distribution(mechanism, m)[1][::-1])[::-1][1:]
     return {"tail": jnp.asarray(np.minimum(np.round(tail * 2.0**32), 2.0**32 - 1), jnp.uint32)}
@@ -71,7 +71,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """(`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
+    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
     counts_key, one_key = threefry.split(key)
     counts = draw_counts(counts_key, scheme, arrays, num_samples)
     # Of k at a step each is among them with probability k / m.
